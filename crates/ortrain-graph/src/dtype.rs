@@ -1,0 +1,128 @@
+//! Element types.
+
+use std::fmt;
+
+/// The type of a tensor's elements. Numbers are those of ONNX's `TensorProto.DataType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(i32)]
+pub enum DType {
+    /// IEEE 754 single precision.
+    F32 = 1,
+    /// Unsigned 8-bit integer.
+    U8 = 2,
+    /// Signed 8-bit integer.
+    I8 = 3,
+    /// Unsigned 16-bit integer.
+    U16 = 4,
+    /// Signed 16-bit integer.
+    I16 = 5,
+    /// Signed 32-bit integer.
+    I32 = 6,
+    /// Signed 64-bit integer.
+    I64 = 7,
+    /// Boolean, one byte, 0 or 1.
+    Bool = 9,
+    /// IEEE 754 half precision.
+    F16 = 10,
+    /// IEEE 754 double precision.
+    F64 = 11,
+    /// Unsigned 32-bit integer.
+    U32 = 12,
+    /// Unsigned 64-bit integer.
+    U64 = 13,
+    /// The upper half of a single-precision number.
+    BF16 = 16,
+}
+
+impl DType {
+    /// Every supported element type.
+    pub const ALL: [DType; 13] = [
+        DType::F32,
+        DType::U8,
+        DType::I8,
+        DType::U16,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::Bool,
+        DType::F16,
+        DType::F64,
+        DType::U32,
+        DType::U64,
+        DType::BF16,
+    ];
+
+    /// The element type with this number in ONNX's `TensorProto.DataType`, if it is supported.
+    #[must_use]
+    pub fn from_onnx(number: i32) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.to_onnx() == number)
+    }
+
+    /// The number in ONNX's `TensorProto.DataType`.
+    #[must_use]
+    pub fn to_onnx(self) -> i32 {
+        self as i32
+    }
+
+    /// Bytes of one element.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            DType::U8 | DType::I8 | DType::Bool => 1,
+            DType::U16 | DType::I16 | DType::F16 | DType::BF16 => 2,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F64 | DType::I64 | DType::U64 => 8,
+        }
+    }
+
+    /// The name NumPy gives the type (`bfloat16` as in `ml_dtypes`).
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "float32",
+            DType::U8 => "uint8",
+            DType::I8 => "int8",
+            DType::U16 => "uint16",
+            DType::I16 => "int16",
+            DType::I32 => "int32",
+            DType::I64 => "int64",
+            DType::Bool => "bool",
+            DType::F16 => "float16",
+            DType::F64 => "float64",
+            DType::U32 => "uint32",
+            DType::U64 => "uint64",
+            DType::BF16 => "bfloat16",
+        }
+    }
+
+    /// Whether values of this type can carry a gradient.
+    #[must_use]
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+    }
+
+    /// Whether the type is a signed or unsigned integer (not `bool`).
+    #[must_use]
+    pub fn is_integer(self) -> bool {
+        !self.is_float() && self != DType::Bool
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_round_trip() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::from_onnx(dtype.to_onnx()), Some(dtype));
+        }
+        assert_eq!(DType::from_onnx(8), None, "strings are not tensors of numbers");
+    }
+}

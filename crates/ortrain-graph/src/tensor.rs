@@ -1,0 +1,259 @@
+//! The one tensor type: an immutable array of numbers.
+
+use std::fmt;
+
+use bytemuck::Pod;
+use bytes::Bytes;
+
+use crate::DType;
+
+/// What is wrong with a tensor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TensorError {
+    /// The number of elements, or of bytes, does not fit the address space.
+    #[error("a tensor of shape {dims:?} and type {dtype} is too large to address")]
+    TooLarge {
+        /// The shape.
+        dims: Vec<usize>,
+        /// The element type.
+        dtype: DType,
+    },
+    /// The bytes do not match shape and type.
+    #[error("a tensor of shape {dims:?} and type {dtype} needs {expected} bytes but has {found}")]
+    WrongLength {
+        /// The shape.
+        dims: Vec<usize>,
+        /// The element type.
+        dtype: DType,
+        /// Bytes that shape and type ask for.
+        expected: usize,
+        /// Bytes there are.
+        found: usize,
+    },
+}
+
+/// An immutable tensor: element type, shape, and little-endian elements in row-major order.
+///
+/// The payload is a reference-counted byte range, so a clone is cheap and a tensor can be a range of a loaded file.
+/// A `bool` is one byte, 0 or 1. The bytes need not be aligned.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Tensor {
+    dtype: DType,
+    dims: Vec<usize>,
+    data: Bytes,
+}
+
+/// The number of bytes of a tensor, or an error when it cannot be addressed.
+///
+/// # Errors
+/// [`TensorError::TooLarge`] when the product overflows `isize`.
+pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
+    // Zeros are left out of the product: [2^40, 2^40, 0] is empty but still absurd.
+    dims.iter()
+        .filter(|&&dim| dim != 0)
+        .try_fold(dtype.size(), |total, &dim| total.checked_mul(dim).filter(|&bytes| isize::try_from(bytes).is_ok()))
+        .map(|bytes| if dims.contains(&0) { 0 } else { bytes })
+        .ok_or_else(|| TensorError::TooLarge { dims: dims.to_vec(), dtype })
+}
+
+impl Tensor {
+    /// A tensor from its little-endian bytes.
+    ///
+    /// # Errors
+    /// When the length of `data` is not what `dtype` and `dims` ask for.
+    pub fn new(dtype: DType, dims: Vec<usize>, data: Bytes) -> Result<Tensor, TensorError> {
+        let expected = byte_length(dtype, &dims)?;
+        if data.len() != expected {
+            return Err(TensorError::WrongLength { dims, dtype, expected, found: data.len() });
+        }
+        Ok(Tensor { dtype, dims, data })
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// [`TensorError::TooLarge`] when it cannot be addressed.
+    pub fn zeros(dtype: DType, dims: Vec<usize>) -> Result<Tensor, TensorError> {
+        let bytes = byte_length(dtype, &dims)?;
+        Tensor::new(dtype, dims, Bytes::from(vec![0; bytes]))
+    }
+
+    /// A tensor of any plain elements whose layout is that of `dtype` (`half::f16` for [`DType::F16`], `u8` for
+    /// [`DType::Bool`]).
+    ///
+    /// # Panics
+    /// When the number of bytes is not what `dtype` and `dims` ask for: a mistake of the caller, not of its input.
+    #[must_use]
+    pub fn from_slice<T: Pod>(dtype: DType, dims: &[usize], elements: &[T]) -> Tensor {
+        let data = Bytes::copy_from_slice(bytemuck::cast_slice(elements));
+        Tensor::new(dtype, dims.to_vec(), data).expect("elements match dtype and dims")
+    }
+
+    /// A float32 tensor.
+    ///
+    /// # Panics
+    /// When the number of elements is not the product of `dims`.
+    #[must_use]
+    pub fn f32(dims: &[usize], elements: &[f32]) -> Tensor {
+        Tensor::from_slice(DType::F32, dims, elements)
+    }
+
+    /// An int64 tensor.
+    ///
+    /// # Panics
+    /// When the number of elements is not the product of `dims`.
+    #[must_use]
+    pub fn i64(dims: &[usize], elements: &[i64]) -> Tensor {
+        Tensor::from_slice(DType::I64, dims, elements)
+    }
+
+    /// A scalar (rank 0) of a float or integer type, rounded to it from `value`.
+    #[must_use]
+    pub fn scalar(dtype: DType, value: f64) -> Tensor {
+        Tensor::filled(dtype, &[], value)
+    }
+
+    /// A tensor whose elements are all `value`, rounded to `dtype` (`bool`: whether it is not zero).
+    ///
+    /// # Panics
+    /// When the tensor cannot be addressed.
+    #[must_use]
+    pub fn filled(dtype: DType, dims: &[usize], value: f64) -> Tensor {
+        let element: Vec<u8> = match dtype {
+            DType::F32 => (value as f32).to_le_bytes().to_vec(),
+            DType::F64 => value.to_le_bytes().to_vec(),
+            DType::F16 => half::f16::from_f64(value).to_le_bytes().to_vec(),
+            DType::BF16 => half::bf16::from_f64(value).to_le_bytes().to_vec(),
+            DType::I8 => (value as i8).to_le_bytes().to_vec(),
+            DType::I16 => (value as i16).to_le_bytes().to_vec(),
+            DType::I32 => (value as i32).to_le_bytes().to_vec(),
+            DType::I64 => (value as i64).to_le_bytes().to_vec(),
+            DType::U8 => vec![value as u8],
+            DType::U16 => (value as u16).to_le_bytes().to_vec(),
+            DType::U32 => (value as u32).to_le_bytes().to_vec(),
+            DType::U64 => (value as u64).to_le_bytes().to_vec(),
+            DType::Bool => vec![u8::from(value != 0.0)],
+        };
+        let bytes = byte_length(dtype, dims).expect("the caller's shape is addressable");
+        Tensor { dtype, dims: dims.to_vec(), data: element.repeat(bytes / dtype.size()).into() }
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The shape.
+    #[must_use]
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.data.len() / self.dtype.size()
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// The elements' little-endian bytes, row-major.
+    #[must_use]
+    pub fn data(&self) -> &Bytes {
+        &self.data
+    }
+
+    /// The same elements under another shape of as many elements.
+    ///
+    /// # Errors
+    /// When the numbers of elements differ.
+    pub fn reshaped(&self, dims: Vec<usize>) -> Result<Tensor, TensorError> {
+        Tensor::new(self.dtype, dims, self.data.clone())
+    }
+
+    /// The elements as `T`, whose layout must be that of the element type.
+    ///
+    /// # Panics
+    /// When the size of `T` is not that of an element.
+    #[must_use]
+    pub fn to_vec<T: Pod>(&self) -> Vec<T> {
+        assert_eq!(size_of::<T>(), self.dtype.size(), "the Rust type has the size of {}", self.dtype);
+        bytemuck::pod_collect_to_vec(&self.data)
+    }
+
+    /// Every element as `f64`, whatever the type (64-bit integers are rounded).
+    #[must_use]
+    pub fn to_f64(&self) -> Vec<f64> {
+        match self.dtype {
+            DType::F32 => self.to_vec::<f32>().into_iter().map(f64::from).collect(),
+            DType::F64 => self.to_vec::<f64>(),
+            DType::F16 => self.to_vec::<half::f16>().into_iter().map(half::f16::to_f64).collect(),
+            DType::BF16 => self.to_vec::<half::bf16>().into_iter().map(half::bf16::to_f64).collect(),
+            DType::I8 => self.to_vec::<i8>().into_iter().map(f64::from).collect(),
+            DType::I16 => self.to_vec::<i16>().into_iter().map(f64::from).collect(),
+            DType::I32 => self.to_vec::<i32>().into_iter().map(f64::from).collect(),
+            DType::I64 => self.to_vec::<i64>().into_iter().map(|v| v as f64).collect(),
+            DType::U8 | DType::Bool => self.to_vec::<u8>().into_iter().map(f64::from).collect(),
+            DType::U16 => self.to_vec::<u16>().into_iter().map(f64::from).collect(),
+            DType::U32 => self.to_vec::<u32>().into_iter().map(f64::from).collect(),
+            DType::U64 => self.to_vec::<u64>().into_iter().map(|v| v as f64).collect(),
+        }
+    }
+
+    /// Every element as `i64` if the type is an integer or `bool` (`uint64` above `i64::MAX` wraps), else `None`.
+    #[must_use]
+    pub fn to_i64(&self) -> Option<Vec<i64>> {
+        Some(match self.dtype {
+            DType::I8 => self.to_vec::<i8>().into_iter().map(i64::from).collect(),
+            DType::I16 => self.to_vec::<i16>().into_iter().map(i64::from).collect(),
+            DType::I32 => self.to_vec::<i32>().into_iter().map(i64::from).collect(),
+            DType::I64 => self.to_vec::<i64>(),
+            DType::U8 | DType::Bool => self.to_vec::<u8>().into_iter().map(i64::from).collect(),
+            DType::U16 => self.to_vec::<u16>().into_iter().map(i64::from).collect(),
+            DType::U32 => self.to_vec::<u32>().into_iter().map(i64::from).collect(),
+            DType::U64 => self.to_vec::<u64>().into_iter().map(|v| v as i64).collect(),
+            DType::F16 | DType::BF16 | DType::F32 | DType::F64 => return None,
+        })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.dtype, self.dims)?;
+        if self.len() <= 8 {
+            write!(f, " = {:?}", self.to_f64())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn length_is_checked() {
+        let error = Tensor::new(DType::F32, vec![2, 3], Bytes::from(vec![0; 20])).unwrap_err();
+        assert_eq!(error.to_string(), "a tensor of shape [2, 3] and type float32 needs 24 bytes but has 20");
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_even_when_empty() {
+        assert!(byte_length(DType::F32, &[1 << 40, 1 << 40]).is_err());
+        assert!(byte_length(DType::F32, &[1 << 40, 1 << 40, 0]).is_err());
+        assert_eq!(byte_length(DType::F64, &[3, 0]), Ok(0));
+    }
+
+    #[test]
+    fn scalars_round_to_their_type() {
+        assert_eq!(Tensor::scalar(DType::BF16, 1.0).to_f64(), [1.0]);
+        assert_eq!(Tensor::scalar(DType::Bool, 2.0).to_f64(), [1.0]);
+        assert_eq!(Tensor::scalar(DType::I8, -3.0).to_i64(), Some(vec![-3]));
+    }
+}
