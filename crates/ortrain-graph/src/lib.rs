@@ -3,8 +3,8 @@
 //! Nothing here knows an operator: what one means is said in `ortrain-ops`.
 #![forbid(unsafe_code)]
 
-mod dtype;
+
 mod tensor;
 
-pub use dtype::DType;
+pub use ortrain_expr::DType;
 pub use tensor::{Tensor, TensorError, byte_length};

@@ -1,0 +1,23 @@
+//! Element types, scalar expressions and loop nests: the language that operators are lowered to and kernels evaluate.
+//!
+//! - [`DType`]: how an element is stored.
+//! - [`Type`]: how a scalar is computed. Narrow floats exist at load and store only.
+//! - [`Expr`]: a pure function of scalars in SSA form, with [`derive`] and reference semantics in [`Scalar`].
+//! - [`Nest`]: an expression evaluated over a space of indices, with optional reductions.
+#![forbid(unsafe_code)]
+
+mod derive;
+mod dtype;
+mod expr;
+mod nest;
+mod philox;
+mod scalar;
+
+pub use derive::derive;
+pub use dtype::DType;
+pub use expr::{
+    BinaryOp, Builder, CompareOp, Evaluation, Expr, Inst, OutOfRange, Reg, RunScalar, Type, UnaryOp,
+};
+pub use nest::{Access, Dims, Nest, ReduceOp, Reduction, Strides};
+pub use philox::philox4x32_10;
+pub use scalar::{Mode, Scalar};
