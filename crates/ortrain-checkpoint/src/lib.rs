@@ -1,1 +1,53 @@
+//! ONNX Runtime's checkpoint file, and safetensors: read, checked and written.
+//!
+//! [`load`] and [`save`] work on files, [`read`] and [`encode`] on bytes; all of them speak [`Checkpoint`], plain data
+//! that owns nothing but names and reference-counted byte ranges.
+//!
+//! # What is checked
+//!
+//! A file of any origin is refused with an [`Error`], never with a panic, and what it can make its reader allocate is
+//! bounded by a multiple of its length. A file that this crate wrote also carries checksums: any flipped byte, in the
+//! file, its trailer or its `.data`, is found.
+//!
+//! # Layout on disk
+//!
+//! ```text
+//! <path>       `FlatBuffers` buffer, identifier ODTC, `extras.has_trailer` set
+//!              trailer: magic (8 bytes), length of the buffer (u64), CRC-32 of all bytes before it (u32)
+//! <path>.data  tensors of a large checkpoint, each at a multiple of 4; its length and CRC-32 are in `extras`
+//! ```
+#![deny(unsafe_code)]
 
+mod checkpoint;
+mod disk;
+mod error;
+#[path = "generated/checkpoint.rs"]
+#[allow(
+    unsafe_code,
+    unreachable_pub,
+    dead_code,
+    missing_docs,
+    rust_2018_idioms,
+    clippy::all,
+    clippy::pedantic
+)]
+#[allow(clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
+mod generated;
+mod read;
+mod safetensors;
+#[cfg(test)]
+mod tests;
+mod trailer;
+mod write;
+
+pub use checkpoint::{
+    Checkpoint, Extras, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState, Property,
+    Scheduler,
+};
+pub use error::Error;
+pub use read::{load, read};
+pub use safetensors::{load_safetensors, read_safetensors, save_safetensors, write_safetensors};
+pub use write::{EXTERNAL_ABOVE, Layout, SaveOptions, encode, save};
+
+/// The result of reading or writing.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -3,8 +3,19 @@
 //! Nothing here knows an operator: what one means is said in `ortrain-ops`.
 #![forbid(unsafe_code)]
 
-
+mod attr;
+mod dump;
+mod error;
+mod export;
+mod graph;
+mod import;
+mod shape;
 mod tensor;
 
+pub use attr::{Attr, AttrError, Attrs};
+pub use error::GraphError;
+pub use export::tensor_to_proto;
+pub use graph::{Graph, Node, Patch, Ports, Value, ValueId, ValueType};
 pub use ortrain_expr::DType;
+pub use shape::{Dim, Shape};
 pub use tensor::{Tensor, TensorError, byte_length};

@@ -1,1 +1,61 @@
+//! ONNX messages: load them, find the numbers of their tensors, save them.
+//!
+//! [`LoadedModel`] is a [`ModelProto`] and the place its external data is found in. Payloads are [`bytes::Bytes`]:
+//! ranges of the buffer the file was read into, not copies of it.
+//!
+//! ```
+//! use ortrain_onnx::{ExternalData, GraphProto, LoadedModel, ModelProto, encode};
+//!
+//! let proto = ModelProto { ir_version: 10, graph: Some(GraphProto::default()), ..Default::default() };
+//! let model = LoadedModel::from_bytes(encode(&proto)?, ExternalData::none())?;
+//! for tensor in &model.proto.graph.as_ref().unwrap().initializer {
+//!     println!("{}: {} bytes", tensor.name, model.tensor_payload(tensor)?.len());
+//! }
+//! # Ok::<(), ortrain_onnx::OnnxError>(())
+//! ```
+//!
+//! # Strangers' files
+//!
+//! Whatever the bytes are, loading returns a model or an [`OnnxError`] that says what is wrong: it does not panic, does
+//! not overflow the stack, and takes no more memory than a small multiple of the file's size. No file outside the
+//! model's folder is opened.
+//!
+//! # What is lost
+//!
+//! Fields that `generate/onnx.proto3` does not define are dropped, and [`LoadedModel::unknown_fields`] counts them.
+//! Scalars that are present but equal to their default (an empty text, a zero, also a float attribute of -0.0) are
+//! written as absent, which means the same to every reader of ONNX.
 
+#![deny(unsafe_code)]
+
+mod error;
+mod external;
+mod generated;
+mod load;
+#[allow(unsafe_code)]
+mod mapped;
+mod payload;
+mod save;
+mod sparse;
+mod tensors;
+mod wire;
+
+/// All messages, enumerations and nested types of ONNX, generated from `onnx.proto3`.
+pub mod proto {
+    pub use crate::generated::onnx::*;
+}
+
+pub use error::OnnxError;
+pub use external::{ExternalData, Storage};
+pub use load::LoadedModel;
+pub use payload::{element_size, element_type, tensor_dims, tensor_payload};
+pub use proto::attribute_proto::AttributeType;
+pub use proto::tensor_proto::DataType;
+pub use proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, SparseTensorProto,
+    StringStringEntryProto, TensorAnnotation, TensorProto, TensorShapeProto, TrainingInfoProto, TypeProto,
+    ValueInfoProto,
+};
+pub use save::{encode, save};
+pub use sparse::densify;
+pub use tensors::{TensorRole, visit_tensors_mut};

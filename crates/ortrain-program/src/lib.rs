@@ -1,1 +1,28 @@
+//! The closed set of instructions, the programs made of them, how they are fused and placed in memory, what a backend
+//! is, and the reference evaluator.
+//!
+//! - [`Step`]: the instructions. Operators are open; this is closed.
+//! - [`ProgramBuilder`] → [`Program`]: fusion, order, memory plan.
+//! - [`Schedule`]: programs, host functions and control flow, in order.
+//! - [`Backend`], [`Executable`]: what runs a program. [`Reference`] is the slow and obvious one.
 #![forbid(unsafe_code)]
+
+mod backend;
+mod builder;
+mod fuse;
+mod memory;
+mod plan;
+mod program;
+pub mod reference;
+mod schedule;
+
+pub use backend::{Backend, Bindings, Executable, RunError, Scalars, UnsupportedOnBackend, Workspace};
+pub use builder::{ProgramBuilder, ProgramError, align};
+pub use memory::{ALIGNMENT, Memory};
+pub use program::{
+    Buffer, BufferId, Entries, Entry, Instruction, Loop, MatMul, Place, PlaneId, Program, ScatterAdd, Step,
+};
+pub use reference::Reference;
+pub use schedule::{
+    Branches, Code, Deliver, Delivered, Given, HostFunction, PlanePlace, Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise,
+};

@@ -8,7 +8,8 @@ use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto};
 
 /// Rare and large fields of frequent messages: boxed, so that a plain attribute stays small.
-const BOXED: [&str; 4] = ["AttributeProto.t", "AttributeProto.g", "AttributeProto.sparse_tensor", "AttributeProto.tp"];
+const BOXED: [&str; 4] =
+    ["AttributeProto.t", "AttributeProto.g", "AttributeProto.sparse_tensor", "AttributeProto.tp"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,0 +1,138 @@
+//! What a checkpoint holds, as plain data.
+
+use std::collections::BTreeMap;
+
+use ortrain_graph::{DType, Tensor};
+
+/// A training state: parameters, optimizer state, properties, and what only ortrain keeps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Checkpoint {
+    /// The parameters.
+    pub module: ModuleState,
+    /// State of the optimizer's parameter groups (ONNX Runtime uses one, `group0`); empty when it was not saved.
+    pub optimizer_groups: Vec<OptimizerGroup>,
+    /// The user's own values, sorted by name.
+    pub properties: BTreeMap<String, Property>,
+    /// What ONNX Runtime's format has no place for.
+    pub extras: Extras,
+}
+
+/// The parameters of a model. No name occurs twice, neither within a list nor across the two.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModuleState {
+    /// Parameters and their values.
+    Full {
+        /// Parameters that are trained.
+        trainable: Vec<NamedTensor>,
+        /// Parameters that are not.
+        frozen: Vec<NamedTensor>,
+    },
+    /// A *nominal* checkpoint: which parameters there are, without values. They are delivered later.
+    Nominal {
+        /// Parameters that are trained.
+        trainable: Vec<NominalTensor>,
+        /// Parameters that are not.
+        frozen: Vec<NominalTensor>,
+    },
+}
+
+impl ModuleState {
+    /// Whether the values are missing.
+    #[must_use]
+    pub fn is_nominal(&self) -> bool {
+        matches!(self, ModuleState::Nominal { .. })
+    }
+}
+
+impl Default for ModuleState {
+    fn default() -> Self {
+        ModuleState::Full { trainable: Vec::new(), frozen: Vec::new() }
+    }
+}
+
+/// A tensor and its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedTensor {
+    /// The name; may be empty.
+    pub name: String,
+    /// The value.
+    pub tensor: Tensor,
+}
+
+impl NamedTensor {
+    /// A tensor with this name.
+    #[must_use]
+    pub fn new(name: impl Into<String>, tensor: Tensor) -> NamedTensor {
+        NamedTensor { name: name.into(), tensor }
+    }
+}
+
+/// A parameter of a nominal checkpoint: a name and an element type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NominalTensor {
+    /// The name; may be empty.
+    pub name: String,
+    /// The type of the elements to come.
+    pub dtype: DType,
+}
+
+/// The optimizer state of one group of parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerGroup {
+    /// The name; `group0` is the only one ONNX Runtime uses.
+    pub name: String,
+    /// Optimizer steps taken.
+    pub step: i64,
+    /// The learning rate a scheduler starts from. The current one is in [`Extras::learning_rate`].
+    pub initial_learning_rate: f32,
+    /// State per trainable parameter.
+    pub states: Vec<ParameterState>,
+}
+
+/// The optimizer state of one parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterState {
+    /// The name of the parameter.
+    pub parameter: String,
+    /// Moments, shaped like the parameter: `momentum0` and, for `AdamW`, `momentum1`.
+    pub moments: Vec<NamedTensor>,
+}
+
+/// A value of the user's own.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Property {
+    /// An integer.
+    Int(i64),
+    /// A number.
+    Float(f32),
+    /// A text.
+    String(String),
+}
+
+/// What ortrain keeps beyond ONNX Runtime's format. Readers of 1.19.2 ignore it, and its files have none of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extras {
+    /// The current learning rate.
+    pub learning_rate: Option<f32>,
+    /// The learning-rate scheduler.
+    pub scheduler: Option<Scheduler>,
+    /// The seed of the random numbers.
+    pub seed: Option<i64>,
+    /// Training steps taken, optimizer steps or not: with the seed, the state of the random numbers.
+    pub train_step: Option<i64>,
+}
+
+/// The state of a learning-rate scheduler.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scheduler {
+    /// Which one: `linear`.
+    pub kind: String,
+    /// Steps over which the learning rate rises.
+    pub warmup_steps: i64,
+    /// Steps after which it has reached zero.
+    pub total_steps: i64,
+    /// The learning rate at the top.
+    pub initial_learning_rate: f32,
+    /// Steps taken.
+    pub step: i64,
+}

@@ -1,0 +1,128 @@
+//! Files read whole, and files that are there entirely or not at all.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use crate::{Error, Result};
+
+/// `path` with `suffix` after its last component.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// The content of a regular file.
+pub(crate) fn read(path: &Path) -> Result<Bytes> {
+    let fail = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => Error::Missing { path: path.to_owned() },
+        io::ErrorKind::IsADirectory => Error::Directory { path: path.to_owned() },
+        _ => Error::Io { action: "read", path: path.to_owned(), source },
+    };
+    // Asked before opening: to open a pipe is to wait for its writer.
+    let kind = fs::metadata(path).map_err(fail)?;
+    if kind.is_dir() {
+        return Err(Error::Directory { path: path.to_owned() });
+    }
+    if !kind.is_file() {
+        return Err(Error::NotAFile { path: path.to_owned() });
+    }
+    fs::read(path).map(Bytes::from).map_err(fail)
+}
+
+/// Makes renames in a folder last through a loss of power.
+pub(crate) fn flush_folder(of: &Path) -> Result<()> {
+    #[cfg(unix)]
+    {
+        let folder = folder(of);
+        let flush = File::open(folder).and_then(|folder| folder.sync_all());
+        flush.map_err(|source| Error::Io { action: "flush the folder", path: folder.to_owned(), source })?;
+    }
+    Ok(())
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A file being written beside its place. It vanishes unless [`Staged::place`] or [`Staged::keep`] is reached.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    file: File,
+    at: PathBuf,
+    kept: bool,
+}
+
+impl Staged {
+    /// An empty file in the folder of `target`, under a name of its own.
+    pub(crate) fn beside(target: &Path) -> Result<Staged> {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        if target.is_dir() {
+            return Err(Error::Directory { path: target.to_owned() });
+        }
+        loop {
+            let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+            let at = with_suffix(target, &format!(".{}-{number}.tmp", std::process::id()));
+            match OpenOptions::new().write(true).create_new(true).open(&at) {
+                Ok(file) => return Ok(Staged { file, at, kept: false }),
+                // Left by a process of the same number that was killed.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => {
+                    return Err(Error::Io { action: "write", path: target.to_owned(), source });
+                }
+            }
+        }
+    }
+
+    /// Appends.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|source| self.fail("write", source))
+    }
+
+    /// Makes what was written last through a loss of power.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.file.sync_all().map_err(|source| self.fail("flush", source))
+    }
+
+    /// Moves the file to `target`, replacing what is there. It still vanishes unless it is kept.
+    pub(crate) fn rename(&mut self, target: &Path) -> Result<()> {
+        fs::rename(&self.at, target).map_err(|source| Error::Io {
+            action: "replace",
+            path: target.to_owned(),
+            source,
+        })?;
+        target.clone_into(&mut self.at);
+        Ok(())
+    }
+
+    /// From here on the file stays.
+    pub(crate) fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// Flushes the file, moves it to `target` and flushes the folder.
+    pub(crate) fn place(mut self, target: &Path) -> Result<()> {
+        self.flush()?;
+        self.rename(target)?;
+        self.keep();
+        flush_folder(target)
+    }
+
+    fn fail(&self, action: &'static str, source: io::Error) -> Error {
+        Error::Io { action, path: self.at.clone(), source }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.kept {
+            // The error that got us here is the one to tell.
+            let _ = fs::remove_file(&self.at);
+        }
+    }
+}

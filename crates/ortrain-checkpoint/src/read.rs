@@ -1,0 +1,320 @@
+//! Reading, of bytes that nobody vouches for.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use bytes::Bytes;
+use ortrain_graph::{DType, Tensor, byte_length};
+use planus::ReadAsRoot;
+
+use crate::generated::ortrain::checkpoint as format;
+use crate::{
+    Checkpoint, Error, Extras, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState,
+    Property, Result, Scheduler, disk, trailer,
+};
+
+/// The version of the format.
+pub(crate) const VERSION: i32 = 2;
+/// The bytes 4 to 7 of every checkpoint.
+pub(crate) const IDENTIFIER: [u8; 4] = *b"ODTC";
+/// `external_data_offset` of a tensor that is not in the `.data` file.
+pub(crate) const INLINE: i64 = -1;
+
+/// How often a file may refer to its own bytes. A plain file refers to each once; sharing of names is common, sharing
+/// on a scale that could fill the memory is an attack.
+const OVERLAP: u64 = 16;
+/// What an entry of any list costs, beside its bytes.
+const ENTRY: usize = 64;
+
+/// Reads a checkpoint from a buffer. Tensors are ranges of it.
+///
+/// # Errors
+/// When it is not a sound checkpoint, and when its tensors lie in a `.data` file ([`Error::ExternalFromBuffer`]).
+#[allow(clippy::needless_pass_by_value, reason = "the checkpoint shares the buffer; passing it says so")]
+pub fn read(bytes: Bytes) -> Result<Checkpoint> {
+    read_with(&bytes, |_| Err(Error::ExternalFromBuffer))
+}
+
+/// Reads the checkpoint at a path, and its `<path>.data` if it has one. Both are read whole; tensors are ranges of them.
+///
+/// # Errors
+/// When there is no file, it cannot be read, or it is not a sound checkpoint; what is wrong with the content comes as
+/// [`Error::InFile`].
+pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
+    let path = path.as_ref();
+    let bytes = disk::read(path)?;
+    read_with(&bytes, |written| load_side(path, written))
+        .map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(source) })
+}
+
+/// Length and CRC-32 of the `.data` file as it was written; the reference does not say.
+pub(crate) struct SideSum {
+    pub(crate) length: u64,
+    pub(crate) checksum: u32,
+}
+
+/// Where a `.data` file lies, and where it waits while its checkpoint is being replaced.
+pub(crate) fn side_path(path: &Path) -> std::path::PathBuf {
+    disk::with_suffix(path, ".data")
+}
+
+/// See [`side_path`].
+pub(crate) fn waiting_side_path(path: &Path, checksum: u32) -> std::path::PathBuf {
+    disk::with_suffix(path, &format!(".data.{checksum:08x}"))
+}
+
+fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {
+    let at = side_path(path);
+    let missing = |error| match error {
+        Error::Missing { path } => Error::ExternalMissing { path },
+        error => error,
+    };
+    let Some(written) = written else { return disk::read(&at).map_err(missing) };
+    let matches =
+        |data: &Bytes| data.len() as u64 == written.length && crc32fast::hash(data) == written.checksum;
+    let data = disk::read(&at);
+    if let Ok(data) = &data
+        && matches(data)
+    {
+        return Ok(data.clone());
+    }
+    // The machine stopped between the two renames of a save: the right file is still waiting.
+    if let Ok(waiting) = disk::read(&waiting_side_path(path, written.checksum))
+        && matches(&waiting)
+    {
+        return Ok(waiting);
+    }
+    data.map_err(missing).and(Err(Error::ExternalDamaged { path: at }))
+}
+
+fn read_with(file: &Bytes, side: impl FnOnce(Option<SideSum>) -> Result<Bytes>) -> Result<Checkpoint> {
+    if file.is_empty() {
+        return Err(Error::Empty);
+    }
+    if file.get(4..8) != Some(&IDENTIFIER) {
+        return Err(Error::NotACheckpoint);
+    }
+    let (body, has_trailer) = trailer::split(file)?;
+    let root = format::CheckpointRef::read_as_root(body)?;
+    let extras = root.extras()?;
+    let wants_trailer = extras.map_or(Ok(false), |extras| extras.has_trailer())?;
+    if wants_trailer && !has_trailer {
+        return Err(Error::NoTrailer);
+    }
+    let version = root.version()?;
+    if version != VERSION {
+        return Err(Error::Version(version));
+    }
+    let module = root.module_state()?.ok_or(Error::NoPart("module state"))?;
+    let side = if module.has_external_data()? {
+        let written = match extras {
+            Some(extras) => extras.data_length()?.zip(extras.data_checksum()?),
+            None => None,
+        };
+        Some(side(written.map(|(length, checksum)| SideSum { length, checksum }))?)
+    } else {
+        None
+    };
+
+    let length = body.len() as u64 + side.as_ref().map_or(0, |side| side.len() as u64);
+    let mut reader = Reader { file, side, length, budget: length.saturating_mul(OVERLAP) };
+    Ok(Checkpoint {
+        module: reader.module(module)?,
+        optimizer_groups: reader.groups(root)?,
+        properties: reader.properties(root)?,
+        extras: extras.map_or_else(|| Ok(Extras::default()), |extras| reader.extras(extras))?,
+    })
+}
+
+struct Reader<'a> {
+    file: &'a Bytes,
+    side: Option<Bytes>,
+    /// Bytes of both files.
+    length: u64,
+    /// Bytes that may still be referred to.
+    budget: u64,
+}
+
+type Tensors<'a> = planus::Vector<'a, planus::Result<format::TensorRef<'a>>>;
+
+impl Reader<'_> {
+    fn charge(&mut self, bytes: usize) -> Result<()> {
+        self.budget =
+            self.budget.checked_sub(bytes as u64).ok_or(Error::Overlapping { length: self.length })?;
+        Ok(())
+    }
+
+    fn name(&mut self, name: Option<&str>, what: &'static str) -> Result<String> {
+        let name = name.ok_or(Error::Unnamed(what))?;
+        self.charge(ENTRY + name.len())?;
+        Ok(name.to_owned())
+    }
+
+    fn module(&mut self, module: format::ModuleStateRef<'_>) -> Result<ModuleState> {
+        let trainable =
+            module.requires_grad_params()?.ok_or(Error::NoPart("list of trainable parameters"))?;
+        let frozen = module.frozen_params()?.ok_or(Error::NoPart("list of frozen parameters"))?;
+        let mut seen = HashSet::new();
+        Ok(if module.is_nominal_state()? {
+            let trainable = self.tensors(trainable, &mut seen, Self::nominal)?;
+            ModuleState::Nominal { trainable, frozen: self.tensors(frozen, &mut seen, Self::nominal)? }
+        } else {
+            let trainable = self.tensors(trainable, &mut seen, Self::tensor)?;
+            ModuleState::Full { trainable, frozen: self.tensors(frozen, &mut seen, Self::tensor)? }
+        })
+    }
+
+    /// The tensors of a list, each name's first.
+    fn tensors<T>(
+        &mut self,
+        tensors: Tensors<'_>,
+        seen: &mut HashSet<String>,
+        mut read: impl FnMut(&mut Self, String, format::TensorRef<'_>) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut list = Vec::new();
+        for tensor in tensors {
+            let tensor = tensor?;
+            let name = self.name(tensor.name()?, "tensor")?;
+            if seen.insert(name.clone()) {
+                list.push(read(self, name, tensor)?);
+            }
+        }
+        Ok(list)
+    }
+
+    fn nominal(&mut self, name: String, tensor: format::TensorRef<'_>) -> Result<NominalTensor> {
+        let dtype = dtype(&name, tensor.data_type()?)?;
+        Ok(NominalTensor { name, dtype })
+    }
+
+    fn tensor(&mut self, name: String, tensor: format::TensorRef<'_>) -> Result<NamedTensor> {
+        let dtype = dtype(&name, tensor.data_type()?)?;
+        let dims = match tensor.dims()? {
+            Some(stored) => {
+                self.charge(stored.len().saturating_mul(size_of::<i64>()))?;
+                let dims: Option<Vec<usize>> = stored.iter().map(|dim| usize::try_from(dim).ok()).collect();
+                dims.ok_or_else(|| Error::BadDims { name: name.clone(), dims: stored.iter().collect() })?
+            }
+            None => Vec::new(),
+        };
+        let offset = tensor.external_data_offset()?;
+        let data = if offset == INLINE {
+            let raw = tensor.raw_data()?.unwrap_or_default();
+            self.file.slice_ref(raw)
+        } else {
+            let Some(side) = &self.side else { return Err(Error::ExternalUnannounced { name }) };
+            let length = match byte_length(dtype, &dims) {
+                Ok(length) => length,
+                Err(source) => return Err(Error::Tensor { name, source }),
+            };
+            let range = usize::try_from(offset)
+                .ok()
+                .and_then(|start| Some(start..start.checked_add(length)?))
+                .filter(|range| range.end <= side.len());
+            let Some(range) = range else {
+                return Err(Error::ExternalRange { name, offset, length, size: side.len() });
+            };
+            side.slice(range)
+        };
+        self.charge(data.len())?;
+        match Tensor::new(dtype, dims, data) {
+            Ok(tensor) => Ok(NamedTensor { name, tensor }),
+            Err(source) => Err(Error::Tensor { name, source }),
+        }
+    }
+
+    fn groups(&mut self, root: format::CheckpointRef<'_>) -> Result<Vec<OptimizerGroup>> {
+        let mut groups = Vec::new();
+        let mut seen = HashSet::new();
+        for group in root.optimizer_groups()?.into_iter().flatten() {
+            let group = group?;
+            let name = self.name(group.group_name()?, "optimizer group")?;
+            if !seen.insert(name.clone()) {
+                continue;
+            }
+            let step = group.step()?;
+            let initial_learning_rate = group.initial_learning_rate()?.unwrap_or_default();
+            let mut states = Vec::new();
+            let mut parameters = HashSet::new();
+            for state in group.optimizer_states()?.into_iter().flatten() {
+                let state = state?;
+                let parameter = self.name(state.param_name()?, "parameter's optimizer state")?;
+                if !parameters.insert(parameter.clone()) {
+                    continue;
+                }
+                let moments = match state.momentums()? {
+                    Some(moments) => self.tensors(moments, &mut HashSet::new(), Self::tensor)?,
+                    None => Vec::new(),
+                };
+                states.push(ParameterState { parameter, moments });
+            }
+            groups.push(OptimizerGroup { name, step, initial_learning_rate, states });
+        }
+        Ok(groups)
+    }
+
+    fn properties(&mut self, root: format::CheckpointRef<'_>) -> Result<BTreeMap<String, Property>> {
+        let mut properties = BTreeMap::new();
+        let Some(bag) = root.property_bag()? else { return Ok(properties) };
+        for property in bag.ints()?.into_iter().flatten() {
+            let property = property?;
+            let name = self.name(property.name()?, "property")?;
+            properties.entry(name).or_insert(Property::Int(property.value()?));
+        }
+        for property in bag.floats()?.into_iter().flatten() {
+            let property = property?;
+            let name = self.name(property.name()?, "property")?;
+            properties.entry(name).or_insert(Property::Float(property.value()?.unwrap_or_default()));
+        }
+        for property in bag.strings()?.into_iter().flatten() {
+            let property = property?;
+            let name = self.name(property.name()?, "property")?;
+            let value = property.value()?.unwrap_or_default();
+            self.charge(value.len())?;
+            properties.entry(name).or_insert_with(|| Property::String(value.to_owned()));
+        }
+        Ok(properties)
+    }
+
+    fn extras(&mut self, extras: format::ExtrasRef<'_>) -> Result<Extras> {
+        let scheduler = match extras.scheduler()? {
+            Some(scheduler) => Some(Scheduler {
+                kind: self.name(scheduler.kind()?, "scheduler")?,
+                warmup_steps: scheduler.warmup_steps()?,
+                total_steps: scheduler.total_steps()?,
+                initial_learning_rate: scheduler.initial_learning_rate()?.unwrap_or_default(),
+                step: scheduler.step()?,
+            }),
+            None => None,
+        };
+        Ok(Extras {
+            learning_rate: extras.learning_rate()?,
+            scheduler,
+            seed: extras.seed()?,
+            train_step: extras.train_step()?,
+        })
+    }
+}
+
+/// The element type with this number in ONNX's `TensorProto.DataType`.
+fn dtype(name: &str, number: i32) -> Result<DType> {
+    if let Some(dtype) = DType::from_onnx(number) {
+        return Ok(dtype);
+    }
+    let dtype = match number {
+        8 => return Err(Error::Strings { name: name.to_owned() }),
+        0 => "UNDEFINED",
+        14 => "COMPLEX64",
+        15 => "COMPLEX128",
+        17 => "FLOAT8E4M3FN",
+        18 => "FLOAT8E4M3FNUZ",
+        19 => "FLOAT8E5M2",
+        20 => "FLOAT8E5M2FNUZ",
+        21 => "UINT4",
+        22 => "INT4",
+        23 => "FLOAT4E2M1",
+        24 => "FLOAT8E8M0",
+        _ => return Err(Error::UnsupportedType { name: name.to_owned(), dtype: format!("number {number}") }),
+    };
+    Err(Error::UnsupportedType { name: name.to_owned(), dtype: dtype.to_owned() })
+}

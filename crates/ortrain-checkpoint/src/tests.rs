@@ -1,0 +1,744 @@
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use bytes::Bytes;
+use ortrain_graph::{DType, Tensor};
+use planus::Builder;
+
+use crate::generated::ortrain::checkpoint as format;
+use crate::read::{IDENTIFIER, SideSum, waiting_side_path};
+use crate::write::header;
+use crate::{
+    Checkpoint, Error, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup,
+    ParameterState, Property, SaveOptions, Scheduler, encode, load, load_safetensors, read, read_safetensors,
+    save, save_safetensors, trailer, write_safetensors,
+};
+
+/// Names in disorder, every element type, every kind of property, all extras.
+fn sample() -> Checkpoint {
+    let mut frozen: Vec<_> = DType::ALL
+        .iter()
+        .map(|&dtype| NamedTensor::new(format!("of {dtype}"), Tensor::filled(dtype, &[2, 1], 1.0)))
+        .collect();
+    frozen.push(NamedTensor::new("empty", Tensor::f32(&[0, 3], &[])));
+    frozen.push(NamedTensor::new("", Tensor::f32(&[], &[-0.0])));
+    let weight = Tensor::f32(&[2, 3], &[1.0, -2.0, 3.5, f32::INFINITY, 0.0, 6.0]);
+    let trainable =
+        vec![NamedTensor::new("w", weight.clone()), NamedTensor::new("b", Tensor::f32(&[1], &[0.25]))];
+    let moments = |tensor: &Tensor| {
+        ["momentum1", "momentum0"].map(|name| NamedTensor::new(name, tensor.clone())).to_vec()
+    };
+    Checkpoint {
+        optimizer_groups: vec![OptimizerGroup {
+            name: "group0".into(),
+            step: 7,
+            initial_learning_rate: 0.001,
+            states: vec![
+                ParameterState { parameter: "w".into(), moments: moments(&weight) },
+                ParameterState { parameter: "b".into(), moments: moments(&Tensor::f32(&[1], &[0.0])) },
+            ],
+        }],
+        module: ModuleState::Full { trainable, frozen },
+        properties: [
+            ("epoch", Property::Int(-(1 << 40))),
+            ("zero", Property::Int(0)),
+            ("minus zero", Property::Float(-0.0)),
+            ("score", Property::Float(0.625)),
+            ("tag", Property::String("grün".into())),
+            ("", Property::String(String::new())),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into(),
+        extras: Extras {
+            learning_rate: Some(0.0),
+            scheduler: Some(Scheduler {
+                kind: "linear".into(),
+                warmup_steps: 3,
+                total_steps: 10,
+                initial_learning_rate: 0.02,
+                step: 4,
+            }),
+            seed: Some(-1),
+            train_step: Some(0),
+        },
+    }
+}
+
+/// A small one, for tests that try every position.
+fn small() -> Checkpoint {
+    Checkpoint {
+        module: ModuleState::Full {
+            trainable: vec![NamedTensor::new("w", Tensor::f32(&[2], &[1.0, 2.0]))],
+            frozen: vec![NamedTensor::new("s", Tensor::i64(&[], &[5]))],
+        },
+        extras: Extras { learning_rate: Some(0.5), ..Extras::default() },
+        ..Checkpoint::default()
+    }
+}
+
+fn sorted(mut checkpoint: Checkpoint) -> Checkpoint {
+    if let ModuleState::Full { trainable, frozen } = &mut checkpoint.module {
+        trainable.sort_by(|a, b| a.name.cmp(&b.name));
+        frozen.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    for group in &mut checkpoint.optimizer_groups {
+        group.states.sort_by(|a, b| a.parameter.cmp(&b.parameter));
+        group.states.iter_mut().for_each(|state| state.moments.sort_by(|a, b| a.name.cmp(&b.name)));
+    }
+    checkpoint
+}
+
+fn data(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn parameters(checkpoint: &Checkpoint) -> Vec<NamedTensor> {
+    let ModuleState::Full { trainable, frozen } = &checkpoint.module else { panic!("values are there") };
+    let mut all = [&trainable[..], frozen].concat();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+mod reference {
+    //! Files of onnxruntime-training.
+
+    use super::*;
+
+    #[test]
+    fn parameters_are_those_the_reference_reports() {
+        for name in ["checkpoint", "checkpoint_step3_optim", "cnn_checkpoint"] {
+            let found = parameters(&load(data(name)).unwrap());
+            let mut expected = load_safetensors(data(&format!("{name}.safetensors"))).unwrap();
+            expected.sort_by(|a, b| a.name.cmp(&b.name));
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn optimizer_state_and_properties_are_read() {
+        let checkpoint = load(data("checkpoint_step3_optim")).unwrap();
+        let [group] = &checkpoint.optimizer_groups[..] else { panic!("one group") };
+        assert_eq!((&*group.name, group.step, group.initial_learning_rate), ("group0", 3, 0.001));
+        let names: Vec<_> = group.states.iter().map(|state| &*state.parameter).collect();
+        assert_eq!(names, ["fc1.weight", "fc2.bias", "fc2.weight"]);
+        for state in &group.states {
+            let names: Vec<_> = state.moments.iter().map(|moment| &*moment.name).collect();
+            assert_eq!(names, ["momentum0", "momentum1"]);
+        }
+        let expected = [
+            ("best_score", Property::Float(0.625)),
+            ("epoch", Property::Int(3)),
+            ("negative", Property::Int(-1_099_511_627_776)),
+            ("tag", Property::String("fixture ünïcode".into())),
+        ];
+        assert_eq!(checkpoint.properties, expected.map(|(name, value)| (name.to_owned(), value)).into());
+        assert_eq!(checkpoint.extras, Extras::default());
+    }
+
+    #[test]
+    fn generated_files_keep_the_order_of_initializers() {
+        let ModuleState::Full { trainable, frozen } = load(data("checkpoint")).unwrap().module else {
+            panic!("values are there")
+        };
+        let names = |list: &[NamedTensor]| list.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&trainable), ["fc1.weight", "fc2.weight", "fc2.bias"]);
+        assert_eq!(names(&frozen), ["fc1.bias"]);
+    }
+
+    #[test]
+    fn nominal_files_hold_names_and_types() {
+        let ModuleState::Nominal { trainable, frozen } = load(data("nominal_checkpoint")).unwrap().module
+        else {
+            panic!("it is nominal")
+        };
+        let entry = |name: &str| NominalTensor { name: name.to_owned(), dtype: DType::F32 };
+        assert_eq!(trainable, ["fc1.weight", "fc2.weight", "fc2.bias"].map(entry));
+        assert_eq!(frozen, [entry("fc1.bias")]);
+    }
+
+    #[test]
+    fn what_is_read_can_be_written_and_read() {
+        for name in ["checkpoint", "checkpoint_step3_optim", "cnn_checkpoint", "nominal_checkpoint"] {
+            let checkpoint = load(data(name)).unwrap();
+            let bytes = encode(&checkpoint, Layout::Artifacts).unwrap();
+            assert_eq!(read(bytes.into()).unwrap(), checkpoint, "{name}");
+        }
+    }
+}
+
+mod round_trip {
+    use super::*;
+
+    #[test]
+    fn everything_survives() {
+        let checkpoint = sample();
+        let bytes = encode(&checkpoint, Layout::Artifacts).unwrap();
+        assert_eq!(read(bytes.into()).unwrap(), checkpoint, "order is kept");
+        let bytes = encode(&checkpoint, Layout::State).unwrap();
+        assert_eq!(read(bytes.into()).unwrap(), sorted(checkpoint), "everything is sorted");
+    }
+
+    #[test]
+    fn zeros_keep_their_sign() {
+        let bytes = encode(&sample(), Layout::State).unwrap();
+        let Property::Float(zero) = read(bytes.into()).unwrap().properties["minus zero"] else {
+            panic!("a float")
+        };
+        assert!(zero.is_sign_negative());
+    }
+
+    #[test]
+    fn saving_what_was_loaded_reproduces_the_file() {
+        for checkpoint in
+            [sample(), small(), Checkpoint::default(), load(data("nominal_checkpoint")).unwrap()]
+        {
+            for layout in [Layout::Artifacts, Layout::State] {
+                let bytes = encode(&checkpoint, layout).unwrap();
+                let again = encode(&read(bytes.clone().into()).unwrap(), layout).unwrap();
+                assert!(bytes == again);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_present_as_in_the_reference() {
+        use planus::ReadAsRoot;
+        let empty = small();
+        let artifacts = encode(&empty, Layout::Artifacts).unwrap();
+        let root = format::CheckpointRef::read_as_root(&artifacts).unwrap();
+        assert!(root.optimizer_groups().unwrap().is_none() && root.property_bag().unwrap().is_none());
+        let state = encode(&empty, Layout::State).unwrap();
+        let root = format::CheckpointRef::read_as_root(&state).unwrap();
+        assert!(root.optimizer_groups().unwrap().is_some_and(planus::Vector::is_empty));
+        assert!(root.property_bag().unwrap().is_none());
+        let with = Checkpoint { properties: [("a".to_owned(), Property::Int(1))].into(), ..empty };
+        let state = encode(&with, Layout::State).unwrap();
+        let bag = format::CheckpointRef::read_as_root(&state).unwrap().property_bag().unwrap().unwrap();
+        assert!(bag.floats().unwrap().is_some() && bag.strings().unwrap().is_some());
+    }
+
+    #[test]
+    fn tensors_are_ranges_of_the_file() {
+        let file = Bytes::from(encode(&small(), Layout::State).unwrap());
+        let whole = file.as_ptr_range();
+        for parameter in parameters(&read(file).unwrap()) {
+            assert!(whole.contains(&parameter.tensor.data().as_ptr()), "{}", parameter.name);
+        }
+    }
+
+    #[test]
+    fn equal_tensors_do_not_share_bytes() {
+        let zeros = (0..100)
+            .map(|i| NamedTensor::new(format!("{i}"), Tensor::zeros(DType::F32, vec![1000]).unwrap()));
+        let module = ModuleState::Full { trainable: zeros.collect(), frozen: Vec::new() };
+        let bytes = encode(&Checkpoint { module, ..Checkpoint::default() }, Layout::State).unwrap();
+        assert!(bytes.len() > 400_000);
+        assert!(read(bytes.into()).is_ok());
+    }
+
+    #[test]
+    fn a_name_given_twice_is_refused() {
+        let twice = vec![NamedTensor::new("w", Tensor::f32(&[], &[1.0])); 2];
+        let group = OptimizerGroup {
+            name: "group0".into(),
+            step: 0,
+            initial_learning_rate: 0.0,
+            states: vec![ParameterState { parameter: "w".into(), moments: twice.clone() }],
+        };
+        let check = |module: ModuleState, optimizer_groups: Vec<OptimizerGroup>, sentence: &str| {
+            let checkpoint = Checkpoint { module, optimizer_groups, ..Checkpoint::default() };
+            assert_eq!(encode(&checkpoint, Layout::State).unwrap_err().to_string(), sentence);
+        };
+        let across = ModuleState::Full { trainable: twice[..1].to_vec(), frozen: twice[..1].to_vec() };
+        check(across, vec![], "the name 'w' is given to two parameters");
+        check(
+            ModuleState::default(),
+            vec![group.clone()],
+            "the name 'w' is given to two moments of a parameter",
+        );
+        let group = OptimizerGroup { states: Vec::new(), ..group };
+        let groups = vec![group.clone(), group.clone()];
+        check(ModuleState::default(), groups, "the name 'group0' is given to two optimizer groups");
+        let state = ParameterState { parameter: "w".into(), moments: Vec::new() };
+        let group = OptimizerGroup { states: vec![state.clone(), state], ..group };
+        let sentence = "the name 'w' is given to two optimizer states of a group";
+        check(ModuleState::default(), vec![group], sentence);
+    }
+
+    #[test]
+    fn what_exceeds_a_buffer_is_refused() {
+        let tensor = Tensor::zeros(DType::U8, vec![1 << 20]).unwrap();
+        let trainable = (0..2048).map(|i| NamedTensor::new(i.to_string(), tensor.clone())).collect();
+        let module = ModuleState::Full { trainable, frozen: Vec::new() };
+        let checkpoint = Checkpoint { module, ..Checkpoint::default() };
+        let error = encode(&checkpoint, Layout::State).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { bytes } if bytes > 2 << 30));
+        assert!(error.to_string().ends_with("saved to a path, its tensors go to a .data file"));
+    }
+}
+
+mod damage {
+    use super::*;
+
+    #[test]
+    fn every_flipped_byte_is_found() {
+        let good = encode(&small(), Layout::State).unwrap();
+        for position in 0..good.len() {
+            for flip in (0..8).map(|bit| 1 << bit).chain([0xff]) {
+                let mut bytes = good.clone();
+                bytes[position] ^= flip;
+                assert!(read(bytes.into()).is_err(), "byte {position} of {}, flip {flip:#x}", good.len());
+            }
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_found() {
+        let good = encode(&small(), Layout::State).unwrap();
+        for length in 0..good.len() {
+            assert!(read(good[..length].to_vec().into()).is_err(), "{length} bytes of {}", good.len());
+        }
+        assert!(read([&good[..], b"\0"].concat().into()).is_err(), "nor can it be extended");
+    }
+
+    #[test]
+    fn files_of_the_reference_never_panic() {
+        for name in ["checkpoint", "checkpoint_step3_optim", "nominal_checkpoint"] {
+            let good = fs::read(data(name)).unwrap();
+            for position in 0..good.len() {
+                let _ = read(good[..position].to_vec().into());
+                for flip in [1, 0x80, 0xff] {
+                    let mut bytes = good.clone();
+                    bytes[position] ^= flip;
+                    if let Ok(checkpoint) = read(bytes.into()) {
+                        let _ = encode(&checkpoint, Layout::State);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sentences() {
+        let good = encode(&small(), Layout::State).unwrap();
+        let sentence = |bytes: &[u8]| read(bytes.to_vec().into()).unwrap_err().to_string();
+        assert_eq!(sentence(b""), "the checkpoint is empty");
+        assert_eq!(
+            sentence(b"what is this?"),
+            "this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC"
+        );
+        assert_eq!(sentence(b"\0\0"), sentence(b"what is this?"));
+        let body = good.len() - trailer::LENGTH;
+        assert!(sentence(&good[..20]).starts_with("the checkpoint points past its end, so it was cut short"));
+        let missing = "the checksum at the end of the checkpoint is missing";
+        assert!(sentence(&good[..body]).starts_with(missing));
+        assert!(sentence(&good[..good.len() - 1]).starts_with(missing));
+        let mut flipped = good.clone();
+        flipped[body - 1] ^= 1;
+        let error = read(flipped.into()).unwrap_err();
+        assert!(matches!(error, Error::Damaged { expected, found } if expected != found));
+        assert!(error.to_string().starts_with("the checkpoint is damaged: its checksum is "));
+    }
+}
+
+/// Files that no writer of ours would make.
+mod crafted {
+    use super::*;
+
+    fn tensor(name: &str) -> format::Tensor {
+        format::Tensor {
+            name: Some(name.to_owned()),
+            dims: Some(vec![1]),
+            data_type: 1,
+            raw_data: Some(vec![0, 0, 128, 63]),
+            external_data_offset: -1,
+            ..format::Tensor::default()
+        }
+    }
+
+    fn checkpoint(trainable: Vec<format::Tensor>) -> format::Checkpoint {
+        let module = format::ModuleState {
+            requires_grad_params: Some(trainable),
+            frozen_params: Some(Vec::new()),
+            ..format::ModuleState::default()
+        };
+        format::Checkpoint {
+            version: 2,
+            module_state: Some(Box::new(module)),
+            ..format::Checkpoint::default()
+        }
+    }
+
+    fn file(checkpoint: &format::Checkpoint) -> Bytes {
+        finish(&mut Builder::new(), checkpoint)
+    }
+
+    fn finish(builder: &mut Builder, root: impl planus::WriteAsOffset<format::Checkpoint>) -> Bytes {
+        let finished = builder.finish(root, Some(IDENTIFIER));
+        [&header(finished), &finished[8..]].concat().into()
+    }
+
+    fn sentence(checkpoint: &format::Checkpoint) -> String {
+        read(file(checkpoint)).unwrap_err().to_string()
+    }
+
+    fn of(change: impl FnOnce(&mut format::Tensor)) -> String {
+        let mut tensor = tensor("w");
+        change(&mut tensor);
+        sentence(&checkpoint(vec![tensor]))
+    }
+
+    #[test]
+    fn other_versions_are_refused() {
+        for version in [0, 1, 3, -1] {
+            let checkpoint = format::Checkpoint { version, ..checkpoint(Vec::new()) };
+            let expected = format!("checkpoint version {version} is not supported, only version 2 is");
+            assert_eq!(sentence(&checkpoint), expected);
+        }
+    }
+
+    #[test]
+    fn missing_parts_are_named() {
+        let mut part = checkpoint(Vec::new());
+        part.module_state.as_mut().unwrap().frozen_params = None;
+        assert_eq!(sentence(&part), "the checkpoint has no list of frozen parameters");
+        part.module_state.as_mut().unwrap().requires_grad_params = None;
+        assert_eq!(sentence(&part), "the checkpoint has no list of trainable parameters");
+        part.module_state = None;
+        assert_eq!(sentence(&part), "the checkpoint has no module state");
+        assert_eq!(of(|tensor| tensor.name = None), "the checkpoint holds a tensor without a name");
+    }
+
+    #[test]
+    fn bad_tensors_are_named() {
+        assert_eq!(
+            of(|tensor| tensor.data_type = 8),
+            "tensor 'w' holds strings, but only tensors of numbers can be trained or kept"
+        );
+        assert_eq!(
+            of(|tensor| tensor.data_type = 17),
+            "tensor 'w' has the element type FLOAT8E4M3FN, which is not supported"
+        );
+        assert_eq!(
+            of(|tensor| tensor.data_type = 99),
+            "tensor 'w' has the element type number 99, which is not supported"
+        );
+        assert_eq!(
+            of(|tensor| tensor.dims = Some(vec![2, -1])),
+            "tensor 'w' has the shape [2, -1], but no dimension can be negative or too large to address"
+        );
+        assert_eq!(
+            of(|tensor| tensor.dims = Some(vec![3])),
+            "tensor 'w' is damaged: a tensor of shape [3] and type float32 needs 12 bytes but has 4"
+        );
+        assert_eq!(
+            of(|tensor| tensor.raw_data = None),
+            "tensor 'w' is damaged: a tensor of shape [1] and type float32 needs 4 bytes but has 0"
+        );
+        assert!(of(|tensor| tensor.dims = Some(vec![1 << 40, 1 << 40])).ends_with("is too large to address"));
+        assert_eq!(
+            of(|tensor| tensor.external_data_offset = 0),
+            "tensor 'w' lies in a .data file, but the checkpoint says that it has none"
+        );
+    }
+
+    #[test]
+    fn broken_text_is_damage() {
+        let good = file(&checkpoint(vec![tensor("wwww")]));
+        let at = good.windows(4).position(|window| window == b"wwww").unwrap();
+        let mut bytes = good.to_vec();
+        bytes[at] = 0xff;
+        let error = read(bytes.into()).unwrap_err();
+        assert!(matches!(error, Error::Malformed(_)), "{error}");
+    }
+
+    #[test]
+    fn the_first_of_equal_names_wins() {
+        let second = format::Tensor { raw_data: Some(vec![9; 4]), ..tensor("w") };
+        let mut twice = checkpoint(vec![tensor("w"), second.clone()]);
+        twice.module_state.as_mut().unwrap().frozen_params = Some(vec![second]);
+        twice.property_bag = Some(Box::new(format::PropertyBag {
+            ints: Some([1, 2].map(|value| format::IntProperty { name: Some("p".into()), value }).to_vec()),
+            ..format::PropertyBag::default()
+        }));
+        let checkpoint = read(file(&twice)).unwrap();
+        assert_eq!(parameters(&checkpoint), [NamedTensor::new("w", Tensor::f32(&[1], &[1.0]))]);
+        assert_eq!(checkpoint.properties["p"], Property::Int(1));
+    }
+
+    #[test]
+    fn bytes_after_a_file_without_trailer_are_tolerated() {
+        let bytes = [&file(&checkpoint(vec![tensor("w")]))[..], &[7; 100]].concat();
+        assert!(read(bytes.into()).is_ok());
+    }
+
+    #[test]
+    fn overlap_cannot_fill_the_memory() {
+        let mut builder = Builder::new();
+        let moments = format::Tensor {
+            dims: Some(vec![1 << 18]),
+            raw_data: Some(vec![0; 1 << 20]),
+            ..tensor("momentum0")
+        };
+        let moments = builder.create_vector([moments]);
+        let states: Vec<_> = (0..1000)
+            .map(|i| format::ParameterOptimizerState::create(&mut builder, i.to_string(), moments))
+            .collect();
+        let group = format::OptimizerGroup::create(&mut builder, "group0", 0, 0.0, states);
+        let module = format::ModuleState::create(
+            &mut builder,
+            Vec::<format::Tensor>::new(),
+            Vec::<format::Tensor>::new(),
+            false,
+            false,
+        );
+        let root = format::Checkpoint::create(&mut builder, 2, module, vec![group], (), ());
+        let bytes = finish(&mut builder, root);
+        let length = bytes.len();
+        assert_eq!(
+            read(bytes).unwrap_err().to_string(),
+            format!(
+                "the checkpoint refers to far more data than its {length} bytes hold, so its parts overlap"
+            )
+        );
+    }
+
+    #[test]
+    fn external_data_is_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let external = |offset| {
+            let mut w = tensor("w");
+            w.raw_data = None;
+            w.external_data_offset = offset;
+            let mut checkpoint = checkpoint(vec![w]);
+            checkpoint.module_state.as_mut().unwrap().has_external_data = true;
+            file(&checkpoint)
+        };
+        let sentence = |offset| {
+            fs::write(&path, external(offset)).unwrap();
+            load(&path).unwrap_err().content().to_string()
+        };
+        assert_eq!(
+            read(external(0)).unwrap_err().to_string(),
+            "the checkpoint keeps its tensors in a .data file beside it: load it from its path, not from a buffer"
+        );
+        let side = folder.path().join("c.data");
+        assert_eq!(
+            sentence(0),
+            format!("the checkpoint keeps its tensors in {}, but there is no such file", side.display())
+        );
+        fs::write(&side, [0, 0, 0, 0, 0, 0, 0, 64]).unwrap();
+        let out = |offset| {
+            format!("tensor 'w' takes 4 bytes at offset {offset} of the .data file, which has 8 bytes")
+        };
+        for offset in [5, 8, -2, i64::MIN, i64::MAX] {
+            assert_eq!(sentence(offset), out(offset));
+        }
+        fs::write(&path, external(4)).unwrap();
+        let found = parameters(&load(&path).unwrap());
+        assert_eq!(
+            found,
+            [NamedTensor::new("w", Tensor::f32(&[1], &[2.0]))],
+            "the reference's are not checksummed"
+        );
+    }
+}
+
+mod files {
+    use super::*;
+
+    fn external(layout: Layout) -> SaveOptions {
+        SaveOptions::new(layout).external_above(100)
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn saved_files_load_and_leave_nothing_beside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        save(&small(), &path, Layout::State).unwrap();
+        save(&sample(), &path, Layout::State).unwrap();
+        assert_eq!(load(&path).unwrap(), sorted(sample()));
+        assert!(fs::read(&path).unwrap() == encode(&sample(), Layout::State).unwrap());
+        assert_eq!(names(folder.path()), ["c"]);
+    }
+
+    #[test]
+    fn external_data_round_trips() {
+        let folder = tempfile::tempdir().unwrap();
+        for layout in [Layout::Artifacts, Layout::State] {
+            let path = folder.path().join(format!("{layout:?}"));
+            save(&sample(), &path, external(layout)).unwrap();
+            let loaded = load(&path).unwrap();
+            assert_eq!(sorted(loaded.clone()), sorted(sample()));
+            let again = folder.path().join("again");
+            save(&loaded, &again, external(layout)).unwrap();
+            let side = |path: &Path| fs::read(crate::read::side_path(path)).unwrap();
+            assert!(fs::read(&path).unwrap() == fs::read(&again).unwrap() && side(&path) == side(&again));
+        }
+        // In artifacts, what is small stays inside; nothing in the sample takes 64 bytes.
+        assert_eq!(fs::metadata(folder.path().join("Artifacts.data")).unwrap().len(), 0);
+        assert_eq!(names(folder.path()).len(), 6);
+    }
+
+    #[test]
+    fn damage_in_external_data_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let side = folder.path().join("c.data");
+        save(&sample(), &path, external(Layout::State)).unwrap();
+        let good = fs::read(&side).unwrap();
+        let sentence = || load(&path).unwrap_err().content().to_string();
+        let damaged = format!(
+            "{} is damaged or belongs to another checkpoint: its checksum does not match",
+            side.display()
+        );
+        for position in 0..good.len() {
+            let mut bytes = good.clone();
+            bytes[position] ^= 1;
+            fs::write(&side, bytes).unwrap();
+            assert_eq!(sentence(), damaged, "byte {position}");
+        }
+        fs::write(&side, &good[..good.len() - 1]).unwrap();
+        assert_eq!(sentence(), damaged);
+        fs::remove_file(&side).unwrap();
+        assert!(sentence().ends_with("c.data, but there is no such file"));
+    }
+
+    #[test]
+    fn a_save_interrupted_between_its_renames_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, side) = (folder.path().join("c"), folder.path().join("c.data"));
+        save(&sample(), &path, external(Layout::State)).unwrap();
+        let mut other = sample();
+        other.properties.clear();
+        if let ModuleState::Full { trainable, .. } = &mut other.module {
+            trainable[0].tensor = Tensor::f32(&[2, 3], &[9.0; 6]);
+        }
+        let old = fs::read(&side).unwrap();
+        save(&other, &path, external(Layout::State)).unwrap();
+        // As if the machine had stopped before the last rename.
+        let new = fs::read(&side).unwrap();
+        let sum = SideSum { length: new.len() as u64, checksum: crc32fast::hash(&new) };
+        fs::rename(&side, waiting_side_path(&path, sum.checksum)).unwrap();
+        fs::write(&side, &old).unwrap();
+        assert_eq!(load(&path).unwrap(), sorted(other.clone()));
+        // And saving the same again neither needs nor breaks what waits.
+        save(&other, &path, external(Layout::State)).unwrap();
+        assert_eq!(names(folder.path()), ["c", "c.data"]);
+        assert_eq!(load(&path).unwrap(), sorted(other));
+    }
+
+    #[test]
+    fn a_failed_save_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        save(&small(), &path, Layout::State).unwrap();
+        let before = fs::read(&path).unwrap();
+        let mut bad = sample();
+        if let ModuleState::Full { trainable, .. } = &mut bad.module {
+            trainable[1].name = "w".into();
+        }
+        assert!(save(&bad, &path, external(Layout::State)).is_err());
+        assert_eq!(fs::read(&path).unwrap(), before);
+        assert_eq!(names(folder.path()), ["c"]);
+
+        // A folder where the .data file belongs: refused before anything is written.
+        fs::create_dir(folder.path().join("c.data")).unwrap();
+        assert!(matches!(save(&sample(), &path, external(Layout::State)), Err(Error::Directory { .. })));
+        assert_eq!(fs::read(&path).unwrap(), before);
+        assert_eq!(names(folder.path()), ["c", "c.data"]);
+    }
+
+    #[test]
+    fn paths_that_are_no_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let shown = path.display();
+        let folder_sentence = format!("{shown} is a folder, but a checkpoint is a file");
+        assert_eq!(load(path).unwrap_err().to_string(), folder_sentence);
+        assert_eq!(save(&small(), path, Layout::State).unwrap_err().to_string(), folder_sentence);
+        let nowhere = path.join("no").join("c");
+        assert_eq!(
+            load(&nowhere).unwrap_err().to_string(),
+            format!("there is no file {}", nowhere.display())
+        );
+        let sentence = save(&small(), &nowhere, Layout::State).unwrap_err().to_string();
+        assert!(sentence.starts_with(&format!("cannot write {}: ", nowhere.display())), "{sentence}");
+        let empty = path.join("empty");
+        fs::write(&empty, "").unwrap();
+        assert_eq!(
+            load(&empty).unwrap_err().to_string(),
+            format!("{}: the checkpoint is empty", empty.display())
+        );
+        assert_eq!(names(path), ["empty"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn devices_are_refused() {
+        assert_eq!(load("/dev/zero").unwrap_err().to_string(), "/dev/zero is not a regular file");
+    }
+}
+
+mod safetensors {
+    use super::*;
+
+    #[test]
+    fn every_type_round_trips() {
+        let tensors = parameters(&sample());
+        let bytes = Bytes::from(write_safetensors(&tensors).unwrap());
+        assert!(bytes == write_safetensors(&tensors).unwrap(), "same tensors, same bytes");
+        let mut found = read_safetensors(bytes).unwrap();
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        assert_eq!(found, tensors);
+    }
+
+    #[test]
+    fn files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        let tensors = [NamedTensor::new("a", Tensor::f32(&[2], &[1.0, 2.0]))];
+        save_safetensors(&tensors, &path).unwrap();
+        assert_eq!(load_safetensors(&path).unwrap(), tensors);
+        fs::write(&path, "?").unwrap();
+        let sentence = format!("{}: this is not a sound safetensors file: header too small", path.display());
+        assert_eq!(load_safetensors(&path).unwrap_err().to_string(), sentence);
+        assert!(matches!(load_safetensors(folder.path()), Err(Error::Directory { .. })));
+    }
+
+    #[test]
+    fn sentences() {
+        let twice = vec![NamedTensor::new("a", Tensor::f32(&[], &[1.0])); 2];
+        let error = write_safetensors(&twice).unwrap_err();
+        assert_eq!(error.to_string(), "the name 'a' is given to two tensors");
+        let header = br#"{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}"#;
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header, b"\0"].concat();
+        let error = read_safetensors(bytes.into()).unwrap_err();
+        assert_eq!(error.to_string(), "tensor 'a' has the element type F8_E4M3, which is not supported");
+    }
+
+    #[test]
+    fn damage_never_panics() {
+        let good = write_safetensors(&parameters(&small())).unwrap();
+        for position in 0..good.len() {
+            assert!(read_safetensors(good[..position].to_vec().into()).is_err());
+            for flip in [1, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[position] ^= flip;
+                let _ = read_safetensors(bytes.into());
+            }
+        }
+    }
+}

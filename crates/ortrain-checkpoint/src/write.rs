@@ -1,0 +1,401 @@
+//! Writing: in a fixed order, and so that what was there before survives every failure.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use ortrain_graph::DType;
+use planus::{Builder, Offset};
+
+use crate::disk::{self, Staged};
+use crate::generated::ortrain::checkpoint as format;
+use crate::read::{IDENTIFIER, INLINE, SideSum, VERSION, side_path, waiting_side_path};
+use crate::{
+    Checkpoint, Error, Extras, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, Property, Result,
+    trailer,
+};
+
+/// Above this many bytes of tensors, [`save`] moves them to `<path>.data`: 1800 MiB, as onnxruntime-training 1.19.2.
+pub const EXTERNAL_ABOVE: u64 = 1800 << 20;
+
+/// `FlatBuffers` verifiers refuse anything longer.
+const LARGEST: u64 = i32::MAX as u64;
+/// Tensors in the `.data` file start at multiples of it.
+const ALIGNMENT: u64 = 4;
+/// Offset of the root, identifier.
+const HEADER: usize = 8;
+/// What a table takes beside its names and bytes: more than any of ours does.
+const TABLE: u64 = 128;
+
+/// Which of onnxruntime-training's two writers to follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// As `generate_artifacts`: everything in the order given; no list of optimizer groups and no properties where
+    /// there are none. In a `.data` file, tensors of less than 64 bytes stay inside.
+    Artifacts,
+    /// As `CheckpointState.save_checkpoint`: every list sorted by name, and a list of optimizer groups even if it is
+    /// empty. With a `.data` file, every tensor goes there.
+    State,
+}
+
+impl Layout {
+    /// Whether a tensor of this size goes to the `.data` file, once there is one.
+    fn moves_out(self, bytes: usize) -> bool {
+        match self {
+            Layout::Artifacts => bytes >= 64,
+            Layout::State => true,
+        }
+    }
+}
+
+/// How to [`save`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SaveOptions {
+    /// Order and presence.
+    pub layout: Layout,
+    /// Above this many bytes of tensors they go to `<path>.data`; [`EXTERNAL_ABOVE`] unless changed.
+    pub external_above: u64,
+}
+
+impl SaveOptions {
+    /// The usual options for a layout.
+    #[must_use]
+    pub fn new(layout: Layout) -> SaveOptions {
+        SaveOptions { layout, external_above: EXTERNAL_ABOVE }
+    }
+
+    /// The same with another threshold for the `.data` file.
+    #[must_use]
+    pub fn external_above(self, bytes: u64) -> SaveOptions {
+        SaveOptions { external_above: bytes, ..self }
+    }
+}
+
+impl From<Layout> for SaveOptions {
+    fn from(layout: Layout) -> SaveOptions {
+        SaveOptions::new(layout)
+    }
+}
+
+/// The bytes of a checkpoint file, with all tensors inside.
+///
+/// The same checkpoint and layout give the same bytes, and `encode(&read(bytes)?, layout)` gives back the bytes that
+/// `encode` made with this layout.
+///
+/// # Errors
+/// When a name occurs twice, or the file would exceed 2 GiB.
+pub fn encode(checkpoint: &Checkpoint, layout: Layout) -> Result<Vec<u8>> {
+    let plan = Plan::new(checkpoint, layout)?;
+    Ok(plan.build(None)?.parts().concat())
+}
+
+/// Writes a checkpoint to a path: beside it first, then in its place, so that after a failure of any kind, the file
+/// that was there is still there, whole. Folders are not created.
+///
+/// Above [`SaveOptions::external_above`], tensors go to `<path>.data`. Two files cannot be replaced at once: the new
+/// `.data` waits under its checksum's name, `<path>.data.<checksum>`, while the checkpoint is replaced, and takes its
+/// place last. [`load`](crate::load) finds it in either. A `.data` file that is no longer needed stays.
+///
+/// # Errors
+/// When a name occurs twice, when the checkpoint without its moved tensors would exceed 2 GiB, or when the operating
+/// system refuses.
+pub fn save(checkpoint: &Checkpoint, path: impl AsRef<Path>, options: impl Into<SaveOptions>) -> Result<()> {
+    let (path, options) = (path.as_ref(), options.into());
+    let mut plan = Plan::new(checkpoint, options.layout)?;
+    let side = if plan.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>() > options.external_above
+    {
+        plan.move_out(options.layout);
+        Some(plan.write_side(&side_path(path))?)
+    } else {
+        None
+    };
+    let buffer = plan.build(side.as_ref().map(|(_, sum)| sum))?;
+
+    let mut main = Staged::beside(path)?;
+    for part in buffer.parts() {
+        main.write(part)?;
+    }
+    drop(buffer);
+    let Some((mut side, sum)) = side else { return main.place(path) };
+    main.flush()?;
+    side.flush()?;
+    let waiting = waiting_side_path(path, sum.checksum);
+    let wanted = waiting.exists();
+    side.rename(&waiting)?;
+    if wanted {
+        // The checkpoint that is there may be waiting for the very same tensors.
+        side.keep();
+    }
+    disk::flush_folder(path)?;
+    main.rename(path)?;
+    // From here on the new checkpoint is there, and needs its tensors wherever they lie.
+    main.keep();
+    side.keep();
+    disk::flush_folder(path)?;
+    side.rename(&side_path(path))?;
+    disk::flush_folder(path)
+}
+
+/// A finished file in three parts, none of them copied.
+struct Buffer {
+    builder: Builder,
+    header: [u8; HEADER],
+    trailer: [u8; trailer::LENGTH],
+}
+
+impl Buffer {
+    /// From a builder that is finished.
+    fn new(builder: Builder) -> Buffer {
+        let header = header(builder.as_slice());
+        let trailer = trailer::trailer([&header, &builder.as_slice()[HEADER..]]);
+        Buffer { builder, header, trailer }
+    }
+
+    fn parts(&self) -> [&[u8]; 3] {
+        [&self.header, &self.builder.as_slice()[HEADER..], &self.trailer]
+    }
+}
+
+/// The first bytes of a finished buffer: offset of the root, identifier.
+///
+/// planus 1.3.0 swaps the two (planus-org/planus#377); this puts them right, whether it still does or not.
+pub(crate) fn header(finished: &[u8]) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header.copy_from_slice(&finished[..HEADER]);
+    let [a, b, c, d, offset @ ..] = header;
+    if offset != IDENTIFIER {
+        debug_assert_eq!([a, b, c, d], IDENTIFIER, "one of the two is the identifier");
+        // Relative to its own place, which moves forward by four.
+        let offset = u32::from_le_bytes(offset) + 4;
+        header[..4].copy_from_slice(&offset.to_le_bytes());
+        header[4..].copy_from_slice(&IDENTIFIER);
+    }
+    header
+}
+
+/// A tensor to write.
+struct Entry<'a> {
+    name: &'a str,
+    dtype: DType,
+    dims: &'a [usize],
+    data: &'a [u8],
+    /// Where it lies in the `.data` file, if it does.
+    offset: Option<u64>,
+}
+
+impl<'a> Entry<'a> {
+    fn full(tensor: &'a NamedTensor) -> Entry<'a> {
+        let NamedTensor { name, tensor } = tensor;
+        Entry { name, dtype: tensor.dtype(), dims: tensor.dims(), data: tensor.data(), offset: None }
+    }
+
+    fn nominal(tensor: &'a NominalTensor) -> Entry<'a> {
+        Entry { name: &tensor.name, dtype: tensor.dtype, dims: &[], data: &[], offset: None }
+    }
+
+    fn estimate(&self) -> u64 {
+        let inside = if self.offset.is_some() { 0 } else { self.data.len() };
+        TABLE + (self.name.len() + size_of_val(self.dims) + inside) as u64
+    }
+
+    fn build(&self, builder: &mut Builder) -> Offset<format::Tensor> {
+        let data = self.offset.is_none().then(|| builder.create_vector(self.data));
+        let dims: Vec<i64> = self.dims.iter().map(|&dim| dim as i64).collect();
+        let offset = self.offset.map_or(INLINE, |offset| offset as i64);
+        format::Tensor::create(builder, self.name, (), dims, self.dtype.to_onnx(), data, (), offset)
+    }
+}
+
+/// The optimizer state of a group, in the order of the file.
+struct Group<'a> {
+    group: &'a OptimizerGroup,
+    states: Vec<(&'a str, Vec<Entry<'a>>)>,
+}
+
+/// A checkpoint in the order of the file.
+struct Plan<'a> {
+    checkpoint: &'a Checkpoint,
+    trainable: Vec<Entry<'a>>,
+    frozen: Vec<Entry<'a>>,
+    groups: Option<Vec<Group<'a>>>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(checkpoint: &'a Checkpoint, layout: Layout) -> Result<Plan<'a>> {
+        let (mut trainable, mut frozen): (Vec<_>, Vec<_>) = match &checkpoint.module {
+            ModuleState::Full { trainable, frozen } => {
+                (trainable.iter().map(Entry::full).collect(), frozen.iter().map(Entry::full).collect())
+            }
+            ModuleState::Nominal { trainable, frozen } => {
+                (trainable.iter().map(Entry::nominal).collect(), frozen.iter().map(Entry::nominal).collect())
+            }
+        };
+        distinct("parameters", trainable.iter().chain(&frozen).map(|entry| entry.name))?;
+        let mut groups = Vec::new();
+        distinct("optimizer groups", checkpoint.optimizer_groups.iter().map(|group| &*group.name))?;
+        for group in &checkpoint.optimizer_groups {
+            distinct("optimizer states of a group", group.states.iter().map(|state| &*state.parameter))?;
+            let mut states = Vec::new();
+            for state in &group.states {
+                let moments: Vec<_> = state.moments.iter().map(Entry::full).collect();
+                distinct("moments of a parameter", moments.iter().map(|entry| entry.name))?;
+                states.push((&*state.parameter, moments));
+            }
+            groups.push(Group { group, states });
+        }
+        if layout == Layout::State {
+            trainable.sort_by_key(|entry| entry.name);
+            frozen.sort_by_key(|entry| entry.name);
+            groups.sort_by_key(|group| &group.group.name);
+            for (_, moments) in groups.iter_mut().flat_map(|group| &mut group.states) {
+                moments.sort_by_key(|entry| entry.name);
+            }
+            groups.iter_mut().for_each(|group| group.states.sort_by_key(|&(parameter, _)| parameter));
+        }
+        let groups = (layout == Layout::State || !groups.is_empty()).then_some(groups);
+        Ok(Plan { checkpoint, trainable, frozen, groups })
+    }
+
+    /// All tensors, in the order of the file.
+    fn tensors(&self) -> impl Iterator<Item = &Entry<'a>> {
+        let states = self.groups.iter().flatten().flat_map(|group| &group.states);
+        self.trainable.iter().chain(&self.frozen).chain(states.flat_map(|(_, moments)| moments))
+    }
+
+    /// Gives tensors their places in the `.data` file.
+    fn move_out(&mut self, layout: Layout) {
+        let states = self.groups.iter_mut().flatten().flat_map(|group| &mut group.states);
+        let tensors =
+            self.trainable.iter_mut().chain(&mut self.frozen).chain(states.flat_map(|(_, moments)| moments));
+        let mut end = 0u64;
+        for tensor in tensors.filter(|tensor| layout.moves_out(tensor.data.len())) {
+            let start = end.next_multiple_of(ALIGNMENT);
+            tensor.offset = Some(start);
+            end = start + tensor.data.len() as u64;
+        }
+    }
+
+    /// Writes the `.data` file, beside its place.
+    fn write_side(&self, path: &Path) -> Result<(Staged, SideSum)> {
+        // Asked before the work, for no work then is in vain.
+        self.check_size()?;
+        let mut file = Staged::beside(path)?;
+        let mut hasher = crc32fast::Hasher::new();
+        let mut length = 0;
+        for tensor in self.tensors() {
+            let Some(start) = tensor.offset else { continue };
+            let padding = &[0; ALIGNMENT as usize][..(start - length) as usize];
+            for bytes in [padding, tensor.data] {
+                hasher.update(bytes);
+                file.write(bytes)?;
+            }
+            length = start + tensor.data.len() as u64;
+        }
+        Ok((file, SideSum { length, checksum: hasher.finalize() }))
+    }
+
+    /// About how many bytes the buffer takes; never too few.
+    fn check_size(&self) -> Result<u64> {
+        let tensors: u64 = self.tensors().map(Entry::estimate).sum();
+        let states = self.groups.iter().flatten().flat_map(|group| &group.states);
+        let states: u64 = states.map(|(parameter, _)| TABLE + parameter.len() as u64).sum();
+        let groups: u64 =
+            self.groups.iter().flatten().map(|group| TABLE + group.group.name.len() as u64).sum();
+        let properties: u64 = self.checkpoint.properties.iter().map(property_estimate).sum();
+        let scheduler =
+            self.checkpoint.extras.scheduler.as_ref().map_or(0, |scheduler| scheduler.kind.len() as u64);
+        let bytes = 8 * TABLE + tensors + states + groups + properties + scheduler + trailer::LENGTH as u64;
+        if bytes > LARGEST { Err(Error::TooLarge { bytes }) } else { Ok(bytes) }
+    }
+
+    /// The `FlatBuffers` buffer.
+    fn build(&self, side: Option<&SideSum>) -> Result<Buffer> {
+        let mut builder = Builder::with_capacity(self.check_size()? as usize);
+        let nominal = self.checkpoint.module.is_nominal();
+        let [trainable, frozen] =
+            [&self.trainable, &self.frozen].map(|list| build_tensors(&mut builder, list));
+        let module = format::ModuleState::create(&mut builder, trainable, frozen, nominal, side.is_some());
+        let groups = self.groups.as_ref().map(|groups| {
+            let groups: Vec<_> = groups.iter().map(|group| group.build(&mut builder)).collect();
+            builder.create_vector(groups)
+        });
+        let properties =
+            (!self.checkpoint.properties.is_empty()).then(|| self.build_properties(&mut builder));
+        let extras = build_extras(&mut builder, &self.checkpoint.extras, side);
+        let root = format::Checkpoint::create(&mut builder, VERSION, module, groups, properties, extras);
+        builder.finish(root, Some(IDENTIFIER));
+        Ok(Buffer::new(builder))
+    }
+
+    fn build_properties(&self, builder: &mut Builder) -> Offset<format::PropertyBag> {
+        let (mut ints, mut floats, mut strings) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, value) in &self.checkpoint.properties {
+            match value {
+                Property::Int(value) => ints.push(format::IntProperty::create(builder, name, value)),
+                Property::Float(value) => floats.push(format::FloatProperty::create(builder, name, value)),
+                Property::String(value) => strings.push(format::StringProperty::create(builder, name, value)),
+            }
+        }
+        format::PropertyBag::create(builder, ints, floats, strings)
+    }
+}
+
+impl Group<'_> {
+    fn build(&self, builder: &mut Builder) -> Offset<format::OptimizerGroup> {
+        let states: Vec<_> = self
+            .states
+            .iter()
+            .map(|(parameter, moments)| {
+                let moments = build_tensors(builder, moments);
+                format::ParameterOptimizerState::create(builder, parameter, moments)
+            })
+            .collect();
+        let OptimizerGroup { name, step, initial_learning_rate, .. } = self.group;
+        format::OptimizerGroup::create(builder, name, step, initial_learning_rate, states)
+    }
+}
+
+fn build_tensors(builder: &mut Builder, tensors: &[Entry<'_>]) -> Offset<[Offset<format::Tensor>]> {
+    let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.build(builder)).collect();
+    builder.create_vector(tensors)
+}
+
+fn build_extras(builder: &mut Builder, extras: &Extras, side: Option<&SideSum>) -> Offset<format::Extras> {
+    let scheduler = extras.scheduler.as_ref().map(|scheduler| {
+        format::Scheduler::create(
+            builder,
+            &scheduler.kind,
+            scheduler.warmup_steps,
+            scheduler.total_steps,
+            scheduler.initial_learning_rate,
+            scheduler.step,
+        )
+    });
+    let (length, checksum) = side.map(|side| (side.length, side.checksum)).unzip();
+    format::Extras::create(
+        builder,
+        true,
+        length,
+        checksum,
+        extras.learning_rate,
+        scheduler,
+        extras.seed,
+        extras.train_step,
+    )
+}
+
+fn property_estimate((name, value): (&String, &Property)) -> u64 {
+    let value = if let Property::String(value) = value { value.len() } else { 0 };
+    TABLE + (name.len() + value) as u64
+}
+
+/// Refuses a name that occurs twice.
+fn distinct<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(Error::DuplicateName { what, name: name.to_owned() });
+        }
+    }
+    Ok(())
+}

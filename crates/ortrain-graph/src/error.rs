@@ -1,0 +1,84 @@
+//! What can be wrong with a graph.
+
+use ortrain_onnx::OnnxError;
+
+use crate::{AttrError, TensorError};
+
+/// Why a message is not a graph, or a graph cannot become a message.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// The message's payload cannot be read.
+    #[error(transparent)]
+    Onnx(#[from] OnnxError),
+    /// A tensor contradicts itself.
+    #[error("tensor {name:?}: {source}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        source: TensorError,
+    },
+    /// The model has no graph.
+    #[error("the model has no graph")]
+    NoGraph,
+    /// A node uses a value that nothing makes.
+    #[error("{node} uses {value:?}, which is no input, initializer or output of another node")]
+    UndefinedValue {
+        /// The node, or the graph's outputs.
+        node: String,
+        /// The value.
+        value: String,
+    },
+    /// Two things make one value.
+    #[error("{value:?} is made twice: {second} makes it again")]
+    DuplicateValue {
+        /// The value.
+        value: String,
+        /// The second maker.
+        second: String,
+    },
+    /// Nodes wait for each other.
+    #[error("the graph has a cycle through {}", .nodes.join(", "))]
+    Cycle {
+        /// Some of the nodes on it.
+        nodes: Vec<String>,
+    },
+    /// A type that no value can have here.
+    #[error("{value:?} has type {found}, which is not supported; tensors of numbers and sequences of them are")]
+    UnsupportedType {
+        /// The value.
+        value: String,
+        /// The type.
+        found: String,
+    },
+    /// An attribute that cannot be represented.
+    #[error("attribute {attribute:?} of {node} is of a kind that is not supported ({kind})")]
+    UnsupportedAttribute {
+        /// The node.
+        node: String,
+        /// The attribute.
+        attribute: String,
+        /// Its kind.
+        kind: String,
+    },
+    /// An attribute is absent or of the wrong kind.
+    #[error("{node}: {source}")]
+    Attribute {
+        /// The node.
+        node: String,
+        /// What is wrong.
+        source: AttrError,
+    },
+    /// A size of an axis below zero.
+    #[error("{value:?} has an axis of size {size}")]
+    NegativeSize {
+        /// The value.
+        value: String,
+        /// The size.
+        size: i64,
+    },
+    /// Functions that call each other, or are missing.
+    #[error("{0}")]
+    Function(String),
+}

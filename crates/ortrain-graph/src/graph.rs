@@ -1,0 +1,428 @@
+//! Values, nodes and the graph they form.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use crate::{Attr, Attrs, DType, Dim, Shape, Tensor};
+
+/// A value of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+/// What is known of a value's type.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum ValueType {
+    /// Nothing yet.
+    #[default]
+    Unknown,
+    /// A tensor. The shape is `None` while not even the rank is known.
+    Tensor(DType, Option<Shape>),
+    /// A sequence of tensors of one element type. Bound to a state it is a whole plane of it.
+    Sequence(DType),
+}
+
+impl ValueType {
+    /// A tensor whose sizes are numbers.
+    #[must_use]
+    pub fn tensor(dtype: DType, dims: &[usize]) -> ValueType {
+        ValueType::Tensor(dtype, Some(Shape::known(dims)))
+    }
+
+    /// The element type, if known.
+    #[must_use]
+    pub fn dtype(&self) -> Option<DType> {
+        match self {
+            ValueType::Unknown => None,
+            ValueType::Tensor(dtype, _) | ValueType::Sequence(dtype) => Some(*dtype),
+        }
+    }
+
+    /// The shape, if at least the rank is known.
+    #[must_use]
+    pub fn shape(&self) -> Option<&Shape> {
+        match self {
+            ValueType::Tensor(_, shape) => shape.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// A value: named, typed as far as is known, perhaps constant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Its name, unique in the graph.
+    pub name: Arc<str>,
+    /// Its type.
+    pub ty: ValueType,
+    /// Its content, if it is an initializer or was folded.
+    pub constant: Option<Tensor>,
+    /// Its elements, where they are sizes of axes (a vector or scalar of int64 computed from shapes).
+    pub sizes: Option<Vec<Dim>>,
+}
+
+/// Inputs or outputs of a node; `None` is an optional one that is left out.
+pub type Ports = SmallVec<[Option<ValueId>; 4]>;
+
+/// One application of an operator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Its name; may be empty.
+    pub name: Arc<str>,
+    /// The operator's domain; empty for `ai.onnx`.
+    pub domain: Arc<str>,
+    /// The operator's name.
+    pub op: Arc<str>,
+    /// Inputs. For a node with subgraphs the outer values that they use follow the operator's own inputs.
+    pub inputs: Ports,
+    /// Outputs.
+    pub outputs: Ports,
+    /// Attributes.
+    pub attrs: Attrs,
+    /// How many of the last inputs are outer values used in subgraphs. Every subgraph has an input for each, last.
+    pub captures: usize,
+}
+
+impl Node {
+    /// A node without a name.
+    #[must_use]
+    pub fn new(domain: &str, op: &str, inputs: &[Option<ValueId>], outputs: &[Option<ValueId>], attrs: Attrs) -> Node {
+        Node {
+            name: "".into(),
+            domain: domain.into(),
+            op: op.into(),
+            inputs: inputs.iter().copied().collect(),
+            outputs: outputs.iter().copied().collect(),
+            attrs,
+            captures: 0,
+        }
+    }
+
+    /// The operator with its domain, as messages show it.
+    #[must_use]
+    pub fn op_label(&self) -> String {
+        if self.domain.is_empty() { self.op.to_string() } else { format!("{}:{}", self.domain, self.op) }
+    }
+
+    /// The inputs that are there.
+    pub fn present_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.inputs.iter().copied().flatten()
+    }
+
+    /// The outputs that are there.
+    pub fn present_outputs(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.outputs.iter().copied().flatten()
+    }
+}
+
+/// A graph: values and the nodes that compute them, in an order in which every value is made before it is used.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Graph {
+    /// Its name.
+    pub name: String,
+    /// Version of each domain's operators that the nodes are written in.
+    pub opsets: BTreeMap<String, i64>,
+    values: Vec<Value>,
+    /// Nodes in topological order.
+    pub nodes: Vec<Node>,
+    /// Inputs, in order.
+    pub inputs: Vec<ValueId>,
+    /// Outputs, in order.
+    pub outputs: Vec<ValueId>,
+    names: FxHashMap<Arc<str>, ValueId>,
+}
+
+impl Graph {
+    /// An empty graph.
+    #[must_use]
+    pub fn new(name: &str) -> Graph {
+        Graph { name: name.to_owned(), ..Graph::default() }
+    }
+
+    /// A value.
+    #[must_use]
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// A value, to change what is known of it. Its name changes by [`Graph::rename`].
+    pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
+        &mut self.values[id.0 as usize]
+    }
+
+    /// The number of values ever made.
+    #[must_use]
+    pub fn value_count(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Every value.
+    pub fn value_ids(&self) -> impl Iterator<Item = ValueId> + use<> {
+        (0..self.values.len() as u32).map(ValueId)
+    }
+
+    /// The name of a value.
+    #[must_use]
+    pub fn name_of(&self, id: ValueId) -> &str {
+        &self.value(id).name
+    }
+
+    /// The value of this name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<ValueId> {
+        self.names.get(name).copied()
+    }
+
+    /// A name that no value has yet: `hint`, or `hint_2`, `hint_3`, ...
+    #[must_use]
+    pub fn unused_name(&self, hint: &str) -> Arc<str> {
+        if !hint.is_empty() && !self.names.contains_key(hint) {
+            return hint.into();
+        }
+        (2..)
+            .map(|n| Arc::<str>::from(format!("{hint}_{n}")))
+            .find(|name| !self.names.contains_key(name))
+            .expect("there are more numbers than values")
+    }
+
+    /// A new value; its name is `hint` or a variation that is not in use.
+    pub fn add_value(&mut self, hint: &str, ty: ValueType) -> ValueId {
+        let name = self.unused_name(hint);
+        let id = ValueId(self.values.len() as u32);
+        self.names.insert(name.clone(), id);
+        self.values.push(Value { name, ty, constant: None, sizes: None });
+        id
+    }
+
+    /// A new constant.
+    pub fn add_constant(&mut self, hint: &str, tensor: Tensor) -> ValueId {
+        let id = self.add_value(hint, ValueType::tensor(tensor.dtype(), tensor.dims()));
+        self.value_mut(id).constant = Some(tensor);
+        id
+    }
+
+    /// Gives a value another name, or a variation of it that is not in use.
+    pub fn rename(&mut self, id: ValueId, hint: &str) {
+        if self.name_of(id) == hint {
+            return;
+        }
+        let name = self.unused_name(hint);
+        let old = std::mem::replace(&mut self.value_mut(id).name, name.clone());
+        self.names.remove(&old);
+        self.names.insert(name, id);
+    }
+
+    /// Exchanges the names of two values.
+    pub fn swap_names(&mut self, a: ValueId, b: ValueId) {
+        let (name_a, name_b) = (self.value(a).name.clone(), self.value(b).name.clone());
+        self.value_mut(a).name = name_b.clone();
+        self.value_mut(b).name = name_a.clone();
+        self.names.insert(name_b, a);
+        self.names.insert(name_a, b);
+    }
+
+    /// The node (index) that makes each value, where one does.
+    #[must_use]
+    pub fn producers(&self) -> Vec<Option<usize>> {
+        let mut producers = vec![None; self.values.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            for output in node.present_outputs() {
+                producers[output.0 as usize] = Some(index);
+            }
+        }
+        producers
+    }
+
+    /// Replaces every use of a value (by nodes and as graph output) by another.
+    pub fn replace_uses(&mut self, from: ValueId, to: ValueId) {
+        let swap = |id: &mut ValueId| {
+            if *id == from {
+                *id = to;
+            }
+        };
+        self.nodes.iter_mut().flat_map(|node| node.inputs.iter_mut().flatten()).for_each(swap);
+        self.outputs.iter_mut().for_each(swap);
+    }
+
+    /// Removes the nodes that no output needs.
+    pub fn remove_unused(&mut self) {
+        let mut needed: FxHashSet<ValueId> = self.outputs.iter().copied().collect();
+        let mut keep = vec![false; self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate().rev() {
+            if node.present_outputs().any(|output| needed.contains(&output)) {
+                keep[index] = true;
+                needed.extend(node.present_inputs());
+            }
+        }
+        let mut kept = keep.into_iter();
+        self.nodes.retain(|_| kept.next() == Some(true));
+    }
+
+    /// How a message should name a node: by its name, or by its first output if it has none.
+    #[must_use]
+    pub fn node_label(&self, node: &Node) -> String {
+        if !node.name.is_empty() {
+            return format!("node {:?} ({})", node.name, node.op_label());
+        }
+        match node.present_outputs().next() {
+            Some(output) => format!("the node that makes {:?} ({})", self.name_of(output), node.op_label()),
+            None => format!("an unnamed node ({})", node.op_label()),
+        }
+    }
+
+    /// The subgraphs of a node, with the names of their attributes.
+    pub fn subgraphs(node: &Node) -> impl Iterator<Item = (&str, &Graph)> {
+        node.attrs.0.iter().filter_map(|(name, attr)| match attr {
+            Attr::Graph(graph) => Some((name.as_str(), graph.as_ref())),
+            _ => None,
+        })
+    }
+}
+
+/// Nodes and values to be put into a graph: what a rewrite returns.
+///
+/// A patch refers to values of its graph and to new ones of its own; nothing changes until it is applied.
+#[derive(Debug)]
+pub struct Patch {
+    base: u32,
+    /// New values.
+    values: Vec<Value>,
+    /// New nodes, in order.
+    pub nodes: Vec<Node>,
+    /// `(old, new)`: everything that used `old` uses `new` afterwards.
+    replaced: Vec<(ValueId, ValueId)>,
+    /// Prefix of new names.
+    prefix: String,
+}
+
+impl Patch {
+    /// A patch for a graph whose new values and nodes are named after `prefix`.
+    #[must_use]
+    pub fn new(graph: &Graph, prefix: &str) -> Patch {
+        Patch {
+            base: graph.values.len() as u32,
+            values: Vec::new(),
+            nodes: Vec::new(),
+            replaced: Vec::new(),
+            prefix: prefix.to_owned(),
+        }
+    }
+
+    /// A new value's record, or the graph's.
+    #[must_use]
+    pub fn value<'a>(&'a self, graph: &'a Graph, id: ValueId) -> &'a Value {
+        if id.0 < self.base { graph.value(id) } else { &self.values[(id.0 - self.base) as usize] }
+    }
+
+    /// A new value. `name` is a hint, used as it is.
+    pub fn add_value(&mut self, name: &str, ty: ValueType) -> ValueId {
+        let id = ValueId(self.base + self.values.len() as u32);
+        self.values.push(Value { name: name.into(), ty, constant: None, sizes: None });
+        id
+    }
+
+    /// A new constant, named after the patch.
+    pub fn constant(&mut self, name: &str, tensor: Tensor) -> ValueId {
+        let id =
+            self.add_value(&format!("{}{name}", self.prefix), ValueType::tensor(tensor.dtype(), tensor.dims()));
+        self.values.last_mut().expect("just added").constant = Some(tensor);
+        id
+    }
+
+    /// A new node with one output, which is returned. Its name and its output's come from the patch's prefix.
+    pub fn node(&mut self, domain: &str, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
+        self.node_with_outputs(domain, op, inputs, 1, attrs)[0]
+    }
+
+    /// A new node with `outputs` outputs.
+    pub fn node_with_outputs(
+        &mut self,
+        domain: &str,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        outputs: usize,
+        attrs: Attrs,
+    ) -> Vec<ValueId> {
+        let label = format!("{}{op}_{}", self.prefix, self.nodes.len());
+        let ids: Vec<ValueId> = (0..outputs)
+            .map(|k| {
+                let name = if k == 0 { format!("{label}_out") } else { format!("{label}_out{k}") };
+                self.add_value(&name, ValueType::Unknown)
+            })
+            .collect();
+        let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+        let mut node = Node::new(domain, op, inputs, &ports, attrs);
+        node.name = label.into();
+        self.nodes.push(node);
+        ids
+    }
+
+    /// Adds a node as it is (its values are the graph's or this patch's).
+    pub fn push(&mut self, node: Node) {
+        self.nodes.push(node);
+    }
+
+    /// Says that every use of `old` shall use `new`. If a node of this patch makes `new`, it takes over the name;
+    /// otherwise `old` must not be an output of the graph, which would change its name.
+    pub fn replace(&mut self, old: ValueId, new: ValueId) {
+        self.replaced.push((old, new));
+    }
+
+    /// Applies the patch in place of the nodes `remove` (ascending); the new nodes go where the first of them stood,
+    /// or to the end if there is none. Values that were replaced keep their identity: the new node makes them.
+    pub fn apply(mut self, graph: &mut Graph, remove: &[usize]) {
+        // A value made here that replaces an old one *becomes* the old one, so names, outputs and users stay.
+        let mut becomes: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+        let mut pass_through = Vec::new();
+        for &(old, new) in &self.replaced {
+            let made_here = self.nodes.iter().any(|node| node.present_outputs().any(|output| output == new));
+            if made_here && !becomes.contains_key(&new) {
+                becomes.insert(new, old);
+            } else {
+                pass_through.push((old, new));
+            }
+        }
+        let mut ids: Vec<ValueId> = Vec::with_capacity(self.values.len());
+        for (k, value) in self.values.into_iter().enumerate() {
+            let id = ValueId(self.base + k as u32);
+            ids.push(match becomes.get(&id) {
+                Some(&old) => old,
+                None => {
+                    let fresh = graph.add_value(&value.name, value.ty);
+                    let entry = graph.value_mut(fresh);
+                    entry.constant = value.constant;
+                    entry.sizes = value.sizes;
+                    fresh
+                }
+            });
+        }
+        let base = self.base;
+        let real = |id: ValueId| if id.0 < base { id } else { ids[(id.0 - base) as usize] };
+        for node in &mut self.nodes {
+            for port in node.inputs.iter_mut().chain(&mut node.outputs).flatten() {
+                *port = real(*port);
+            }
+        }
+        for &(old, new) in &pass_through {
+            graph.replace_uses(old, real(new));
+        }
+        let at = remove.first().copied().unwrap_or(graph.nodes.len());
+        for &index in remove.iter().rev() {
+            graph.nodes.remove(index);
+        }
+        graph.nodes.splice(at..at, self.nodes);
+    }
+
+    /// What new names begin with.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Names new nodes and values after another prefix from here on.
+    pub fn set_prefix(&mut self, prefix: &str) {
+        prefix.clone_into(&mut self.prefix);
+    }
+}

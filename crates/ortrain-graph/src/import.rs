@@ -1,0 +1,331 @@
+//! From messages to a graph.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use ortrain_onnx::proto::{
+    AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto::dimension,
+    type_proto,
+};
+use ortrain_onnx::{AttributeType, LoadedModel, tensor_dims};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::{Attr, Attrs, DType, Dim, Graph, GraphError, Node, Shape, Tensor, ValueId, ValueType};
+
+/// Initializers of this size or more are not copied but shared with the loaded file; smaller ones neither, so this is
+/// only a bound on how many elements a sparse initializer may have when it is written out.
+const SPARSE_LIMIT: usize = 1 << 30;
+
+impl Graph {
+    /// The graph of a model. Nodes are brought into topological order; initializers become constants, also those
+    /// listed as inputs; the outer values a subgraph uses become inputs of its node ([`Node::captures`]).
+    ///
+    /// # Errors
+    /// When the model contradicts itself or holds what no graph can: undefined or doubly made values, cycles, types
+    /// other than tensors of numbers and sequences of them.
+    pub fn from_model(model: &LoadedModel) -> Result<Graph, GraphError> {
+        let proto = model.proto.graph.as_ref().ok_or(GraphError::NoGraph)?;
+        let mut graph = import(model, proto, &FxHashMap::default())?;
+        for opset in &model.proto.opset_import {
+            let domain = if opset.domain == "ai.onnx" { "" } else { opset.domain.as_str() };
+            graph.opsets.insert(domain.to_owned(), opset.version);
+        }
+        Ok(graph)
+    }
+
+    /// The tensor of a message of a model.
+    ///
+    /// # Errors
+    /// When its payload cannot be read or contradicts its shape and type.
+    pub fn tensor_from_proto(model: &LoadedModel, proto: &TensorProto) -> Result<Tensor, GraphError> {
+        let dims = tensor_dims(proto)?;
+        let data = model.tensor_payload(proto)?;
+        let dtype = DType::from_onnx(proto.data_type).ok_or_else(|| GraphError::UnsupportedType {
+            value: proto.name.clone(),
+            found: format!("tensor of element type {}", proto.data_type),
+        })?;
+        Tensor::new(dtype, dims, data).map_err(|source| GraphError::Tensor { name: proto.name.clone(), source })
+    }
+}
+
+/// Types of outer values, by name: what a subgraph may capture.
+type Outer = FxHashMap<String, ValueType>;
+
+fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Graph, GraphError> {
+    let mut graph = Graph::new(&proto.name);
+    let mut constants: IndexMap<String, Tensor> = IndexMap::new();
+    for tensor in &proto.initializer {
+        let value = Graph::tensor_from_proto(model, tensor)?;
+        if constants.insert(tensor.name.clone(), value).is_some() {
+            return Err(GraphError::DuplicateValue { value: tensor.name.clone(), second: "an initializer".into() });
+        }
+    }
+    for sparse in &proto.sparse_initializer {
+        let dense = model.densify(sparse, SPARSE_LIMIT)?;
+        constants.insert(dense.name.clone(), Graph::tensor_from_proto(model, &dense)?);
+    }
+
+    for info in &proto.input {
+        if constants.contains_key(&info.name) {
+            continue;
+        }
+        let ty = value_type(info)?;
+        let id = define(&mut graph, &info.name, ty, "the graph's inputs")?;
+        graph.inputs.push(id);
+    }
+    for (name, tensor) in constants {
+        let ty = ValueType::tensor(tensor.dtype(), tensor.dims());
+        let id = define(&mut graph, &name, ty, "an initializer")?;
+        graph.value_mut(id).constant = Some(tensor);
+    }
+    let mut declared: FxHashMap<&str, ValueType> = FxHashMap::default();
+    for info in proto.value_info.iter().chain(&proto.output) {
+        // A type that cannot be represented is found by inference if the value matters.
+        declared.insert(&info.name, value_type(info).unwrap_or_default());
+    }
+
+    // Every output gets its value first, so that order does not matter; the nodes are sorted afterwards.
+    for node in &proto.node {
+        for name in node.output.iter().filter(|name| !name.is_empty()) {
+            let ty = declared.get(name.as_str()).cloned().unwrap_or_default();
+            define(&mut graph, name, ty, &label(node))?;
+        }
+    }
+    // Outer values that this graph's own subgraphs may see.
+    let mut visible = outer.clone();
+    for id in graph.value_ids() {
+        visible.insert(graph.name_of(id).to_owned(), graph.value(id).ty.clone());
+    }
+
+    let mut captured: Vec<ValueId> = Vec::new();
+    for node in &proto.node {
+        let mut attrs = Attrs::new();
+        let mut free: Vec<String> = Vec::new();
+        for attribute in &node.attribute {
+            let value = attr(model, node, attribute, &visible)?;
+            if let Attr::Graph(subgraph) = &value {
+                let names = subgraph.inputs[formal_inputs(attribute)..].iter().map(|&id| subgraph.name_of(id));
+                for name in names {
+                    if !free.iter().any(|known| known == name) {
+                        free.push(name.to_owned());
+                    }
+                }
+            }
+            attrs.0.insert(attribute.name.clone(), value);
+        }
+        align_captures(&mut attrs, node, &free, &visible);
+
+        let mut inputs: Vec<&str> = node.input.iter().map(String::as_str).collect();
+        while inputs.last() == Some(&"") {
+            inputs.pop();
+        }
+        if !free.is_empty() {
+            inputs.extend(free.iter().map(String::as_str));
+        }
+        let mut resolved = Vec::with_capacity(inputs.len());
+        for name in inputs {
+            resolved.push(match name {
+                "" => None,
+                name => Some(match graph.find(name) {
+                    Some(id) => id,
+                    None => {
+                        let ty = outer.get(name).ok_or_else(|| GraphError::UndefinedValue {
+                            node: label(node),
+                            value: name.to_owned(),
+                        })?;
+                        let id = graph.add_value(name, ty.clone());
+                        captured.push(id);
+                        id
+                    }
+                }),
+            });
+        }
+        let mut outputs: Vec<Option<ValueId>> = node.output.iter().map(|name| graph.find(name)).collect();
+        while outputs.last() == Some(&None) {
+            outputs.pop();
+        }
+        let domain = if node.domain == "ai.onnx" { "" } else { node.domain.as_str() };
+        let mut made = Node::new(domain, &node.op_type, &resolved, &outputs, attrs);
+        made.name = Arc::from(node.name.as_str());
+        made.captures = free.len();
+        graph.nodes.push(made);
+    }
+
+    for info in &proto.output {
+        let id = match graph.find(&info.name) {
+            Some(id) => id,
+            None => {
+                let ty = outer.get(&info.name).ok_or_else(|| GraphError::UndefinedValue {
+                    node: "the list of the graph's outputs".into(),
+                    value: info.name.clone(),
+                })?;
+                let id = graph.add_value(&info.name, ty.clone());
+                captured.push(id);
+                id
+            }
+        };
+        graph.outputs.push(id);
+    }
+    graph.inputs.extend(captured);
+    sort(&mut graph)?;
+    Ok(graph)
+}
+
+/// The number of inputs a subgraph declares itself.
+fn formal_inputs(attribute: &AttributeProto) -> usize {
+    attribute.g.as_ref().map_or(0, |graph| {
+        let constants: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+        graph.input.iter().filter(|info| !constants.contains(info.name.as_str())).count()
+    })
+}
+
+/// Gives every subgraph of a node the same captured inputs in the same order.
+fn align_captures(attrs: &mut Attrs, node: &NodeProto, free: &[String], visible: &Outer) {
+    for attribute in &node.attribute {
+        let Some(Attr::Graph(subgraph)) = attrs.0.get_mut(&attribute.name) else { continue };
+        let formal: Vec<ValueId> = subgraph.inputs[..formal_inputs(attribute)].to_vec();
+        let mut inputs = formal;
+        for name in free {
+            let known = subgraph.inputs.iter().copied().find(|&id| subgraph.name_of(id) == name);
+            let id = known.unwrap_or_else(|| {
+                // Not used in this branch; its name may be taken by one of the branch's own values.
+                let ty = visible.get(name).cloned().unwrap_or_default();
+                subgraph.add_value(name, ty)
+            });
+            inputs.push(id);
+        }
+        subgraph.inputs = inputs;
+    }
+}
+
+fn label(node: &NodeProto) -> String {
+    if node.name.is_empty() {
+        let output = node.output.iter().find(|name| !name.is_empty()).map_or("nothing", String::as_str);
+        format!("the node that makes {output:?} ({})", node.op_type)
+    } else {
+        format!("node {:?} ({})", node.name, node.op_type)
+    }
+}
+
+fn define(graph: &mut Graph, name: &str, ty: ValueType, maker: &str) -> Result<ValueId, GraphError> {
+    if graph.find(name).is_some() {
+        return Err(GraphError::DuplicateValue { value: name.to_owned(), second: maker.to_owned() });
+    }
+    Ok(graph.add_value(name, ty))
+}
+
+/// The type a message declares.
+fn value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
+    let Some(ty) = &info.r#type else { return Ok(ValueType::Unknown) };
+    let unsupported =
+        |found: &str| GraphError::UnsupportedType { value: info.name.clone(), found: found.to_owned() };
+    let tensor_dtype = |number: i32| {
+        DType::from_onnx(number).ok_or_else(|| unsupported(&format!("tensor of element type {number}")))
+    };
+    match &ty.value {
+        None => Ok(ValueType::Unknown),
+        Some(type_proto::Value::TensorType(tensor)) => {
+            if tensor.elem_type == 0 {
+                return Ok(ValueType::Unknown);
+            }
+            let dtype = tensor_dtype(tensor.elem_type)?;
+            let Some(shape) = &tensor.shape else { return Ok(ValueType::Tensor(dtype, None)) };
+            let dims: Result<Shape, GraphError> = shape
+                .dim
+                .iter()
+                .enumerate()
+                .map(|(axis, dim)| match &dim.value {
+                    Some(dimension::Value::DimValue(size)) => usize::try_from(*size)
+                        .map(Dim::Known)
+                        .map_err(|_| GraphError::NegativeSize { value: info.name.clone(), size: *size }),
+                    Some(dimension::Value::DimParam(name)) if !name.is_empty() => Ok(Dim::symbol(name)),
+                    _ => Ok(Dim::symbol(&format!("{}.{axis}", info.name))),
+                })
+                .collect();
+            Ok(ValueType::Tensor(dtype, Some(dims?)))
+        }
+        Some(type_proto::Value::SequenceType(sequence)) => match sequence.elem_type.as_deref() {
+            Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)), .. }) => {
+                Ok(ValueType::Sequence(tensor_dtype(tensor.elem_type)?))
+            }
+            _ => Err(unsupported("sequence of something other than tensors")),
+        },
+        Some(type_proto::Value::MapType(_)) => Err(unsupported("map")),
+        Some(type_proto::Value::OptionalType(_)) => Err(unsupported("optional")),
+        Some(type_proto::Value::SparseTensorType(_)) => Err(unsupported("sparse tensor")),
+        Some(type_proto::Value::OpaqueType(_)) => Err(unsupported("opaque")),
+    }
+}
+
+fn attr(
+    model: &LoadedModel,
+    node: &NodeProto,
+    attribute: &AttributeProto,
+    visible: &Outer,
+) -> Result<Attr, GraphError> {
+    let unsupported = |kind: &str| GraphError::UnsupportedAttribute {
+        node: label(node),
+        attribute: attribute.name.clone(),
+        kind: kind.to_owned(),
+    };
+    let text = |bytes: &[u8]| {
+        String::from_utf8(bytes.to_vec()).map_err(|_| unsupported("a text that is not UTF-8"))
+    };
+    if !attribute.ref_attr_name.is_empty() {
+        return Err(unsupported("a reference to an attribute of a function"));
+    }
+    Ok(match attribute.r#type() {
+        AttributeType::Float => Attr::Float(attribute.f),
+        AttributeType::Int => Attr::Int(attribute.i),
+        AttributeType::String => Attr::String(text(&attribute.s)?),
+        AttributeType::Tensor => {
+            let tensor = attribute.t.as_ref().ok_or_else(|| unsupported("a tensor that is not there"))?;
+            Attr::Tensor(Graph::tensor_from_proto(model, tensor)?)
+        }
+        AttributeType::Graph => {
+            let graph = attribute.g.as_ref().ok_or_else(|| unsupported("a graph that is not there"))?;
+            Attr::Graph(Box::new(import(model, graph, visible)?))
+        }
+        AttributeType::Floats => Attr::Floats(attribute.floats.clone()),
+        AttributeType::Ints => Attr::Ints(attribute.ints.clone()),
+        AttributeType::Strings => {
+            Attr::Strings(attribute.strings.iter().map(|bytes| text(bytes)).collect::<Result<_, _>>()?)
+        }
+        other => return Err(unsupported(other.as_str_name())),
+    })
+}
+
+/// Brings the nodes into an order in which every value is made before it is used, moving as few as possible.
+fn sort(graph: &mut Graph) -> Result<(), GraphError> {
+    let producers = graph.producers();
+    let mut waiting: Vec<usize> = Vec::with_capacity(graph.nodes.len());
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let sources: FxHashSet<usize> =
+            node.present_inputs().filter_map(|input| producers[input.0 as usize]).collect();
+        waiting.push(sources.len());
+        for source in sources {
+            users[source].push(index);
+        }
+    }
+    let mut ready: std::collections::BTreeSet<usize> =
+        waiting.iter().enumerate().filter(|&(_, &count)| count == 0).map(|(index, _)| index).collect();
+    let mut order = Vec::with_capacity(graph.nodes.len());
+    while let Some(index) = ready.pop_first() {
+        order.push(index);
+        for &user in &users[index] {
+            waiting[user] -= 1;
+            if waiting[user] == 0 {
+                ready.insert(user);
+            }
+        }
+    }
+    if order.len() < graph.nodes.len() {
+        let stuck = (0..graph.nodes.len()).filter(|&index| waiting[index] > 0).take(5);
+        let nodes = stuck.map(|index| graph.node_label(&graph.nodes[index])).collect();
+        return Err(GraphError::Cycle { nodes });
+    }
+    let mut nodes: Vec<Option<Node>> = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
+    graph.nodes = order.into_iter().map(|index| nodes[index].take().expect("each index once")).collect();
+    Ok(())
+}

@@ -1,0 +1,274 @@
+//! Data that a model keeps in files beside it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use crate::error::shown;
+use crate::mapped;
+use crate::payload::label;
+use crate::{OnnxError, TensorProto};
+
+/// Where the external data of a model is found: a folder, bytes provided by the caller, both, or neither.
+///
+/// Files are opened when first asked for and stay open, a few at a time. Nothing outside the model's folder is read: a
+/// location that is absolute, has `..`, or is a link leading elsewhere is refused. (If the model's own path is a link,
+/// as in download caches, links into the folder it leads to are fine.)
+#[derive(Debug, Default)]
+pub struct ExternalData {
+    folders: Option<Folders>,
+    provided: HashMap<String, Bytes>,
+    storage: Storage,
+    open: Mutex<HashMap<String, Arc<Source>>>,
+}
+
+/// How the bytes of files come into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Storage {
+    /// Files are read. The default: what was read stays what it is.
+    #[default]
+    Read,
+    /// Files are mapped, so that weights take memory only where they are used.
+    ///
+    /// While the model or any payload of it lives, **no process may write to the files or cut them short**: numbers
+    /// would change under the program, and reading past the new end kills the process. Files that are replaced as
+    /// this crate saves them (written beside, then renamed) are fine.
+    Mapped,
+}
+
+#[derive(Debug)]
+struct Folders {
+    /// The folder of the path the caller gave, absolute: the program may change its working directory.
+    given: PathBuf,
+    /// The folder of the file that path leads to, when it is a link.
+    behind_link: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Memory(Bytes),
+    File { file: Mutex<File>, size: u64 },
+}
+
+/// Models exported with a file per tensor have thousands of files; a process may open about a thousand.
+const MAX_OPEN: usize = 32;
+
+impl ExternalData {
+    /// No folder and no bytes: a tensor with external data is an error.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Files in `folder`.
+    pub fn in_folder(folder: impl Into<PathBuf>, storage: Storage) -> Self {
+        let folders = Folders { given: absolute(folder.into()), behind_link: None };
+        Self { folders: Some(folders), storage, ..Self::default() }
+    }
+
+    /// Files beside the model at `path`.
+    pub fn beside(path: &Path, storage: Storage) -> Self {
+        let given = absolute(folder_of(path).to_owned());
+        let behind_link = std::fs::canonicalize(path).ok().and_then(|real| Some(real.parent()?.to_owned()));
+        Self { folders: Some(Folders { given, behind_link }), storage, ..Self::default() }
+    }
+
+    /// Bytes that stand for the file `location`, as the model names it; they go before a file of that name.
+    pub fn provide(&mut self, location: impl Into<String>, bytes: impl Into<Bytes>) {
+        self.provided.insert(location.into(), bytes.into());
+    }
+
+    /// The folder that is searched.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folders.as_ref().map(|folders| folders.given.as_path())
+    }
+
+    /// The external bytes of `tensor`, which by its type and dimensions are `expected`.
+    pub(crate) fn read(&self, tensor: &TensorProto, expected: usize) -> Result<Bytes, OnnxError> {
+        let Range { location, offset, length } = Range::of(tensor)?;
+        let length = length.unwrap_or(expected as u64);
+        if length != expected as u64 {
+            return Err(OnnxError::DataLength {
+                tensor: label(tensor),
+                field: "external_data",
+                unit: "bytes",
+                expected,
+                found: usize::try_from(length).unwrap_or(usize::MAX),
+            });
+        }
+        let source = self.source(tensor, location)?;
+        let size = source.size();
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(OnnxError::ExternalRange {
+                tensor: label(tensor),
+                location: shown(location),
+                offset,
+                length,
+                size,
+            });
+        }
+        match &*source {
+            // The range is inside, so both fit `usize`.
+            Source::Memory(bytes) => Ok(bytes.slice(offset as usize..offset as usize + expected)),
+            Source::File { file, .. } => {
+                let mut bytes = Vec::new();
+                bytes
+                    .try_reserve_exact(expected)
+                    .map_err(|_| OnnxError::OutOfMemory { tensor: label(tensor), bytes: expected })?;
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                let read = file
+                    .seek(SeekFrom::Start(offset))
+                    .and_then(|_| file.by_ref().take(length).read_to_end(&mut bytes))
+                    .map_err(|error| unreadable(tensor, location, error))?;
+                if read != expected {
+                    // Cut short since it was opened.
+                    let size = offset + read as u64;
+                    return Err(OnnxError::ExternalRange {
+                        tensor: label(tensor),
+                        location: shown(location),
+                        offset,
+                        length,
+                        size,
+                    });
+                }
+                Ok(bytes.into())
+            }
+        }
+    }
+
+    fn source(&self, tensor: &TensorProto, location: &str) -> Result<Arc<Source>, OnnxError> {
+        if let Some(bytes) = self.provided.get(location) {
+            return Ok(Arc::new(Source::Memory(bytes.clone())));
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(source) = open.get(location) {
+            return Ok(Arc::clone(source));
+        }
+        let source = Arc::new(self.open(tensor, location)?);
+        if open.len() >= MAX_OPEN {
+            open.clear();
+        }
+        open.insert(location.to_owned(), Arc::clone(&source));
+        Ok(source)
+    }
+
+    fn open(&self, tensor: &TensorProto, location: &str) -> Result<Source, OnnxError> {
+        let refuse =
+            |reason| OnnxError::Location { tensor: label(tensor), location: shown(location), reason };
+        let relative = plain_relative(location).map_err(refuse)?;
+        let Some(folders) = &self.folders else {
+            return Err(OnnxError::NoFolder { tensor: label(tensor), location: shown(location) });
+        };
+        let failed = |error| unreadable(tensor, location, error);
+        let folder = folders.given.canonicalize().map_err(failed)?;
+        let path = folders.given.join(relative).canonicalize().map_err(failed)?;
+        let inside = path.starts_with(&folder)
+            || folders.behind_link.as_ref().is_some_and(|behind| path.starts_with(behind));
+        if !inside {
+            return Err(refuse("it is a link that leads out of the model's folder"));
+        }
+        // Before opening: to open a pipe is to wait for its writer.
+        if !path.metadata().map_err(failed)?.is_file() {
+            return Err(refuse("it is not a plain file"));
+        }
+        let file = File::open(&path).map_err(failed)?;
+        match self.storage {
+            Storage::Mapped => Ok(Source::Memory(mapped::map(&file).map_err(failed)?)),
+            Storage::Read => {
+                let size = file.metadata().map_err(failed)?.len();
+                Ok(Source::File { file: Mutex::new(file), size })
+            }
+        }
+    }
+}
+
+impl Source {
+    fn size(&self) -> u64 {
+        match self {
+            Source::Memory(bytes) => bytes.len() as u64,
+            Source::File { size, .. } => *size,
+        }
+    }
+}
+
+/// What `external_data` says.
+pub(crate) struct Range<'a> {
+    pub(crate) location: &'a str,
+    pub(crate) offset: u64,
+    pub(crate) length: Option<u64>,
+}
+
+impl<'a> Range<'a> {
+    pub(crate) fn of(tensor: &'a TensorProto) -> Result<Self, OnnxError> {
+        let wrong = |reason: String| OnnxError::ExternalEntry { tensor: label(tensor), reason };
+        let number = |key: &str, text: &str| {
+            text.trim()
+                .parse::<u64>()
+                .map_err(|_| wrong(format!("`{key}` is `{}`, not a number", shown(text))))
+        };
+        let mut location = None;
+        let mut offset = 0;
+        let mut length = None;
+        for entry in &tensor.external_data {
+            match entry.key.as_str() {
+                "location" => location = Some(entry.value.as_str()),
+                "offset" => offset = number("offset", &entry.value)?,
+                "length" => length = Some(number("length", &entry.value)?),
+                // `checksum` and `basepath` are optional and checked by nobody.
+                _ => {}
+            }
+        }
+        let location = location.ok_or_else(|| wrong("it names no `location`".into()))?;
+        Ok(Range { location, offset, length })
+    }
+}
+
+/// The folder a file lies in, as the caller would write it.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
+/// Accepts what means the same inside a folder on every system.
+fn plain_relative(location: &str) -> Result<&Path, &'static str> {
+    if location.is_empty() {
+        return Err("it is empty");
+    }
+    if location.contains('\0') {
+        return Err("it contains a zero byte");
+    }
+    let bytes = location.as_bytes();
+    let drive =
+        bytes.len() >= 2 && bytes[0].is_ascii_alphabetic() && bytes[1] == b':' && bytes.get(2) != Some(&b':');
+    if location.starts_with(['/', '\\']) || drive {
+        return Err("it is an absolute path; it must be relative to the model's folder");
+    }
+    if location.split(['/', '\\']).any(|part| part == "..") {
+        return Err("it leads out of the model's folder by `..`");
+    }
+    if location.contains('\\') {
+        return Err("it contains a backslash; folders are separated by `/` in a model");
+    }
+    let path = Path::new(location);
+    if !path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+        return Err("it must be relative to the model's folder");
+    }
+    if cfg!(windows) && location.contains(':') {
+        return Err("it contains a colon");
+    }
+    Ok(path)
+}
+
+fn unreadable(tensor: &TensorProto, location: &str, error: io::Error) -> OnnxError {
+    OnnxError::ExternalFile { tensor: label(tensor), location: shown(location), error }
+}

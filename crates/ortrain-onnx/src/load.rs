@@ -1,0 +1,171 @@
+//! From bytes to a model.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message as _;
+
+use crate::wire::{self, Fault, MAX_DEPTH};
+use crate::{ExternalData, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto};
+use crate::{mapped, payload, sparse};
+
+/// A model and the place its external data is found in.
+///
+/// Change [`proto`](Self::proto) as you like; payloads are resolved by what it says at the time.
+#[derive(Debug, Clone)]
+pub struct LoadedModel {
+    /// The message.
+    pub proto: ModelProto,
+    external: Arc<ExternalData>,
+    unknown_fields: u64,
+}
+
+impl LoadedModel {
+    /// Loads a model from a file, which is read completely; external data is read when asked for.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or does not hold an ONNX model.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, OnnxError> {
+        Self::load_with(path, Storage::Read)
+    }
+
+    /// Loads a model from a file by the way of your choice; read what [`Storage::Mapped`] asks of you.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or does not hold an ONNX model.
+    pub fn load_with(path: impl AsRef<Path>, storage: Storage) -> Result<Self, OnnxError> {
+        let path = path.as_ref();
+        let bytes = match storage {
+            Storage::Read => std::fs::read(path).map(Bytes::from),
+            Storage::Mapped => File::open(path).and_then(|file| mapped::map(&file)),
+        };
+        let bytes = bytes.map_err(|error| OnnxError::Read { path: path.to_owned(), error })?;
+        Self::from_buffer(&bytes, &path.display().to_string(), ExternalData::beside(path, storage))
+    }
+
+    /// Loads a model from bytes; payloads are ranges of them.
+    ///
+    /// `external` says where the model's external data is: [`ExternalData::none`] if it has none.
+    ///
+    /// # Errors
+    ///
+    /// The bytes are not an ONNX model.
+    pub fn from_bytes(bytes: impl Into<Bytes>, external: ExternalData) -> Result<Self, OnnxError> {
+        Self::from_buffer(&bytes.into(), "the model", external)
+    }
+
+    /// A model made by the program.
+    pub fn from_proto(proto: ModelProto, external: ExternalData) -> Self {
+        Self { proto, external: Arc::new(external), unknown_fields: 0 }
+    }
+
+    /// Another model, made from this one, whose tensors may refer to the same external data.
+    pub fn with_proto(&self, proto: ModelProto) -> Self {
+        Self { proto, external: Arc::clone(&self.external), unknown_fields: self.unknown_fields }
+    }
+
+    /// Where external data is found.
+    pub fn external(&self) -> &Arc<ExternalData> {
+        &self.external
+    }
+
+    /// The folder the model was loaded from.
+    pub fn folder(&self) -> Option<&Path> {
+        self.external.folder()
+    }
+
+    /// How many fields the file had that this version of ONNX does not define; they were dropped.
+    pub fn unknown_fields(&self) -> u64 {
+        self.unknown_fields
+    }
+
+    /// The elements of one of the model's tensors; see [`tensor_payload`](crate::tensor_payload).
+    ///
+    /// # Errors
+    ///
+    /// Dimensions, type, size or place of the data may be wrong; the error names the tensor and says how.
+    pub fn tensor_payload(&self, tensor: &TensorProto) -> Result<Bytes, OnnxError> {
+        payload::tensor_payload(tensor, &self.external)
+    }
+
+    /// One of the model's sparse tensors, written out; see [`densify`](crate::densify).
+    ///
+    /// # Errors
+    ///
+    /// The tensor contradicts itself, or would take more than `limit` bytes.
+    pub fn densify(&self, tensor: &SparseTensorProto, limit: usize) -> Result<TensorProto, OnnxError> {
+        sparse::densify(tensor, &self.external, limit)
+    }
+
+    fn from_buffer(bytes: &Bytes, name: &str, external: ExternalData) -> Result<Self, OnnxError> {
+        let (proto, unknown_fields) = decode(bytes, name)?;
+        Ok(Self { proto, external: Arc::new(external), unknown_fields })
+    }
+}
+
+/// The least memory that any file may ask for, and how many bytes each byte of a larger one may.
+const MEMORY_BASE: u64 = 64 << 20;
+const MEMORY_PER_BYTE: u64 = 64;
+
+fn decode(bytes: &Bytes, name: &str) -> Result<(ModelProto, u64), OnnxError> {
+    let file = || name.to_owned();
+    if bytes.is_empty() {
+        return Err(OnnxError::Empty { file: file() });
+    }
+    let other = |error| match other_format(bytes) {
+        Some(reason) => OnnxError::NotAModel { file: file(), reason },
+        None => error,
+    };
+    let size = bytes.len();
+    let report = wire::scan(bytes).map_err(|fault| {
+        other(match fault {
+            Fault::CutShort { offset: 0, .. } | Fault::Malformed { offset: 0, .. } => OnnxError::NotAModel {
+                file: file(),
+                reason: "its first bytes are not those of an ONNX model",
+            },
+            Fault::CutShort { offset, place } => OnnxError::CutShort { file: file(), place, offset, size },
+            Fault::Malformed { offset, what } => OnnxError::Malformed { file: file(), offset, what },
+            Fault::TooDeep { .. } => OnnxError::TooDeep { file: file(), limit: MAX_DEPTH },
+        })
+    })?;
+    if report.memory > MEMORY_BASE.saturating_add(MEMORY_PER_BYTE.saturating_mul(size as u64)) {
+        return Err(OnnxError::Bomb { file: file(), size, needed: report.memory });
+    }
+    let proto = ModelProto::decode(bytes.clone())
+        .map_err(|error| other(OnnxError::Decode { file: file(), reason: error.to_string() }))?;
+    if proto.graph.is_none() {
+        return Err(other(OnnxError::NotAModel { file: file(), reason: "it has no graph" }));
+    }
+    Ok((proto, report.unknown))
+}
+
+/// What bytes that are no model seem to be.
+fn other_format(bytes: &[u8]) -> Option<&'static str> {
+    const BY_START: [(&[u8], &str); 4] = [
+        (b"version https://git-lfs", "it is a Git LFS pointer; fetch the file itself with `git lfs pull`"),
+        (b"PK\x03\x04", "it is a zip archive (a saved PyTorch model is one); export it to ONNX first"),
+        (b"\x89HDF", "it is an HDF5 file (a saved Keras model is one); convert it to ONNX first"),
+        (b"\x1f\x8b", "it is compressed with gzip; unpack it first"),
+    ];
+    if let Some((_, reason)) = BY_START.iter().find(|(start, _)| bytes.starts_with(start)) {
+        return Some(reason);
+    }
+    match bytes.get(4..8) {
+        Some(b"ORTM") => return Some("it is in the ORT format; use the ONNX model it was made from"),
+        Some(b"ODTC") => return Some("it is a training checkpoint, not a model"),
+        Some(b"TFL3") => return Some("it is a TensorFlow Lite model; convert it to ONNX first"),
+        _ => {}
+    }
+    let start = &bytes[..bytes.len().min(256)];
+    let text = match std::str::from_utf8(start) {
+        Ok(_) => true,
+        // A letter may be cut in two.
+        Err(error) => error.error_len().is_none(),
+    };
+    let printed = |&byte: &u8| byte >= 0x20 && byte != 0x7f || matches!(byte, b'\n' | b'\r' | b'\t');
+    (text && start.iter().all(printed)).then_some("it looks like text")
+}

@@ -1,0 +1,116 @@
+//! Sparse tensors, written out.
+
+use bytes::Bytes;
+
+use crate::payload::{checked_dims, element_size, element_type, label, label_of, tensor_payload, too_many};
+use crate::proto::tensor_proto::DataType;
+use crate::{ExternalData, OnnxError, SparseTensorProto, TensorProto};
+
+/// A sparse tensor as a plain one of the same name, type and dimensions, its data in `raw_data`.
+///
+/// A file of a hundred bytes can describe a sparse tensor of any size, so the caller says how many bytes the dense
+/// tensor may take.
+///
+/// # Errors
+///
+/// The values or indices are missing, damaged, out of range, or not in ascending order; the dense tensor would take more
+/// than `limit` bytes.
+pub fn densify(
+    tensor: &SparseTensorProto,
+    external: &ExternalData,
+    limit: usize,
+) -> Result<TensorProto, OnnxError> {
+    let name = tensor.values.as_ref().map_or("", |values| values.name.as_str());
+    let wrong = |reason: String| OnnxError::Sparse { tensor: label_of(name), reason };
+    let values = tensor.values.as_ref().ok_or_else(|| wrong("it has no values".into()))?;
+    let dims = checked_dims(&tensor.dims, || label(values))?;
+    let data_type = element_type(values)?;
+    let size = element_size(data_type).unwrap_or(1);
+    let elements = if dims.contains(&0) { 0 } else { dims.iter().product::<usize>() };
+    let needed = elements.checked_mul(size).ok_or_else(|| too_many(&tensor.dims, label(values)))?;
+    if needed > limit {
+        return Err(OnnxError::SparseTooLarge { tensor: label(values), needed, limit });
+    }
+
+    let stored = tensor_payload(values, external)?;
+    let count = stored.len() / size;
+    if values.dims.len() != 1 {
+        return Err(wrong(format!("its values have {} dimensions instead of one", values.dims.len())));
+    }
+    let positions = positions(tensor, external, &dims, elements, count).map_err(|fault| match fault {
+        Fault::Here(reason) => wrong(reason),
+        Fault::Tensor(error) => error,
+    })?;
+
+    let mut dense = Vec::new();
+    dense
+        .try_reserve_exact(needed)
+        .map_err(|_| OnnxError::OutOfMemory { tensor: label(values), bytes: needed })?;
+    dense.resize(needed, 0);
+    let mut last = None;
+    for (position, value) in positions.into_iter().zip(stored.chunks_exact(size)) {
+        if last.is_some_and(|last| last >= position) {
+            return Err(wrong("its indices are not in ascending order".into()));
+        }
+        last = Some(position);
+        dense[position * size..][..size].copy_from_slice(value);
+    }
+    Ok(TensorProto {
+        name: values.name.clone(),
+        doc_string: values.doc_string.clone(),
+        data_type: values.data_type,
+        dims: tensor.dims.clone(),
+        raw_data: Bytes::from(dense),
+        ..TensorProto::default()
+    })
+}
+
+enum Fault {
+    Here(String),
+    Tensor(OnnxError),
+}
+
+/// The places of the values in the dense tensor, each below its number of elements.
+fn positions(
+    tensor: &SparseTensorProto,
+    external: &ExternalData,
+    dims: &[usize],
+    elements: usize,
+    count: usize,
+) -> Result<Vec<usize>, Fault> {
+    let here = |reason: String| Err(Fault::Here(reason));
+    let Some(indices) = &tensor.indices else {
+        return if count == 0 { Ok(Vec::new()) } else { here("it has no indices".into()) };
+    };
+    if element_type(indices).map_err(Fault::Tensor)? != DataType::Int64 {
+        return here("its indices are not of the type INT64".into());
+    }
+    let bytes = tensor_payload(indices, external).map_err(Fault::Tensor)?;
+    let rank = dims.len();
+    let linear = match *indices.dims.as_slice() {
+        [rows] if rows == count as i64 => true,
+        [rows, columns] if rows == count as i64 && columns == rank as i64 => false,
+        _ => {
+            return here(format!(
+                "its indices have the dimensions {:?}; with {count} values they should be [{count}] or [{count}, {rank}]",
+                indices.dims
+            ));
+        }
+    };
+    let mut numbers =
+        bytes.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap_or_default()));
+    let mut out = Vec::with_capacity(count);
+    for _ in 0..count {
+        let mut position = 0;
+        let axes = if linear { std::slice::from_ref(&elements) } else { dims };
+        for &dim in axes {
+            let number = numbers.next().unwrap_or(-1);
+            match usize::try_from(number) {
+                Ok(number) if number < dim => position = position * dim + number,
+                _ => return here(format!("its index {number} is not below {dim}")),
+            }
+        }
+        out.push(position);
+    }
+    Ok(out)
+}

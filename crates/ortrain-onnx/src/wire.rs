@@ -1,0 +1,294 @@
+//! A walk over the bytes of a message before anything is built from them.
+//!
+//! prost checks lengths and bounds recursion, but two bytes on the wire can become a struct of hundreds of bytes in
+//! memory. This walk adds up what the decoded message will occupy, so that a file of a few megabytes cannot ask for
+//! gigabytes, and it finds the exact place where a damaged file stops making sense.
+
+use crate::generated::schema;
+
+/// What is known about one kind of message.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) name: &'static str,
+    /// Size of the Rust struct.
+    pub(crate) size: usize,
+    pub(crate) fields: &'static [Field],
+}
+
+#[derive(Debug)]
+pub(crate) struct Field {
+    pub(crate) number: u32,
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+}
+
+/// What a field holds; the plural ones are repeated fields, and `Varints` carries the size of a decoded element.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Varint,
+    Varints(usize),
+    Fixed32,
+    Fixed32s,
+    Fixed64s,
+    Text,
+    Texts,
+    Bytes,
+    ByteStrings,
+    Message(&'static Message),
+    Messages(&'static Message),
+}
+
+/// What a walk found.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// An upper bound for the heap bytes of the decoded message, payloads (which stay in the file buffer) not counted.
+    pub(crate) memory: u64,
+    /// Fields that the schema does not know; decoding drops them.
+    pub(crate) unknown: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The message says it goes on, but the bytes end: where, and in what.
+    CutShort {
+        offset: usize,
+        place: String,
+    },
+    Malformed {
+        offset: usize,
+        what: String,
+    },
+    TooDeep {
+        offset: usize,
+    },
+}
+
+/// Nested messages prost (and every other reader of protobuf) accepts.
+pub(crate) const MAX_DEPTH: u32 = 100;
+
+/// More than any message of the schema has fields; a test keeps it true.
+const MAX_FIELDS: usize = 32;
+
+/// Walks over a `ModelProto`.
+pub(crate) fn scan(bytes: &[u8]) -> Result<Report, Fault> {
+    let mut walk = Walk { bytes, at: 0, report: Report::default() };
+    walk.message(&schema::MODEL_PROTO, bytes.len(), 0)?;
+    Ok(walk.report)
+}
+
+struct Walk<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    report: Report,
+}
+
+impl Walk<'_> {
+    fn message(&mut self, message: &Message, end: usize, depth: u32) -> Result<(), Fault> {
+        if depth > MAX_DEPTH {
+            return Err(Fault::TooDeep { offset: self.at });
+        }
+        let mut counts = [0_u64; MAX_FIELDS];
+        while self.at < end {
+            let start = self.at;
+            let key = self.varint(end, message.name)?;
+            let (wire, number) = (key & 7, u32::try_from(key >> 3).unwrap_or(0));
+            if number == 0 {
+                return Err(
+                    self.malformed(start, format!("{} has a field without a valid number", message.name))
+                );
+            }
+            match message.fields.iter().position(|field| field.number == number) {
+                Some(index) => {
+                    counts[index] += self.field(message, &message.fields[index], wire, end, start, depth)?;
+                }
+                None => {
+                    self.report.unknown += 1;
+                    match wire {
+                        0 => drop(self.varint(end, message.name)?),
+                        1 => self.skip(8, end, message.name)?,
+                        2 => {
+                            let length = self.length(end, message.name)?;
+                            self.at += length;
+                        }
+                        5 => self.skip(4, end, message.name)?,
+                        _ => {
+                            let what = format!(
+                                "{} has an unknown field {number} of an unknown kind {wire}",
+                                message.name
+                            );
+                            return Err(self.malformed(start, what));
+                        }
+                    }
+                }
+            }
+        }
+        for (field, &count) in message.fields.iter().zip(&counts) {
+            let size = match field.kind {
+                Kind::Varints(size) => size,
+                Kind::Fixed32s => 4,
+                Kind::Fixed64s => 8,
+                Kind::Texts => size_of::<String>(),
+                Kind::ByteStrings => size_of::<bytes::Bytes>(),
+                Kind::Messages(message) => message.size,
+                Kind::Varint | Kind::Fixed32 | Kind::Text | Kind::Bytes | Kind::Message(_) => continue,
+            };
+            if count > 0 {
+                // As a growing `Vec` does it.
+                self.report.memory += count.max(4).next_power_of_two() * size as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks over one field and returns the number of elements it adds.
+    fn field(
+        &mut self,
+        message: &Message,
+        field: &Field,
+        wire: u64,
+        end: usize,
+        start: usize,
+        depth: u32,
+    ) -> Result<u64, Fault> {
+        let place = field.name;
+        match (&field.kind, wire) {
+            (Kind::Varint | Kind::Varints(_), 0) => drop(self.varint(end, place)?),
+            (Kind::Fixed32 | Kind::Fixed32s, 5) => self.skip(4, end, place)?,
+            (Kind::Fixed64s, 1) => self.skip(8, end, place)?,
+            (Kind::Varints(_) | Kind::Fixed32s | Kind::Fixed64s, 2) => {
+                let length = self.length(end, place)?;
+                let packed = &self.bytes[self.at..self.at + length];
+                self.at += length;
+                return Ok(match field.kind {
+                    Kind::Fixed32s => length as u64 / 4,
+                    Kind::Fixed64s => length as u64 / 8,
+                    _ => packed.iter().filter(|&&byte| byte < 0x80).count() as u64,
+                });
+            }
+            (Kind::Bytes | Kind::ByteStrings, 2) => self.at += self.length(end, place)?,
+            (Kind::Text | Kind::Texts, 2) => {
+                let length = self.length(end, place)?;
+                self.at += length;
+                if length > 0 {
+                    self.report.memory += length as u64 + 16;
+                }
+            }
+            (Kind::Message(inner) | Kind::Messages(inner), 2) => {
+                let length = self.length(end, place)?;
+                if matches!(field.kind, Kind::Message(_)) {
+                    self.report.memory += inner.size as u64;
+                }
+                self.message(inner, self.at + length, depth + 1)?;
+            }
+            _ => {
+                return Err(
+                    self.malformed(start, format!("the field {place} of {} has a wrong kind", message.name))
+                );
+            }
+        }
+        Ok(1)
+    }
+
+    fn varint(&mut self, end: usize, place: &str) -> Result<u64, Fault> {
+        let start = self.at;
+        let mut value = 0_u64;
+        for shift in (0..70).step_by(7) {
+            let Some(&byte) = self.bytes[..end].get(self.at) else {
+                return Err(self.cut_short(start, place));
+            };
+            self.at += 1;
+            if shift == 63 && byte > 1 {
+                break;
+            }
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(self.malformed(start, format!("{place} holds a number that is too long")))
+    }
+
+    /// A length that the rest of the enclosing message can hold.
+    fn length(&mut self, end: usize, place: &str) -> Result<usize, Fault> {
+        let start = self.at;
+        let length = self.varint(end, place)?;
+        match usize::try_from(length) {
+            Ok(length) if length <= end - self.at => Ok(length),
+            _ => Err(self.cut_short(start, place)),
+        }
+    }
+
+    fn skip(&mut self, count: usize, end: usize, place: &str) -> Result<(), Fault> {
+        if end - self.at < count {
+            return Err(self.cut_short(self.at, place));
+        }
+        self.at += count;
+        Ok(())
+    }
+
+    fn malformed(&self, offset: usize, what: String) -> Fault {
+        Fault::Malformed { offset, what }
+    }
+
+    fn cut_short(&self, offset: usize, place: &str) -> Fault {
+        Fault::CutShort { offset, place: place.to_owned() }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_fits_the_counters() {
+        fn visit(message: &'static Message, seen: &mut Vec<&'static str>) {
+            if seen.contains(&message.name) {
+                return;
+            }
+            seen.push(message.name);
+            assert!(message.fields.len() <= MAX_FIELDS, "{}", message.name);
+            for field in message.fields {
+                if let Kind::Message(inner) | Kind::Messages(inner) = field.kind {
+                    visit(inner, seen);
+                }
+            }
+        }
+        let mut seen = Vec::new();
+        visit(&schema::MODEL_PROTO, &mut seen);
+        assert!(seen.len() > 25, "{seen:?}");
+    }
+
+    #[test]
+    fn finds_where_a_message_is_cut_short() {
+        // graph (7), three bytes promised, one there.
+        assert_eq!(scan(&[0x3a, 3, 0x12]).unwrap_err(), Fault::CutShort { offset: 1, place: "graph".into() });
+        // A varint that never ends.
+        assert_eq!(
+            scan(&[0x08, 0x80]).unwrap_err(),
+            Fault::CutShort { offset: 1, place: "ir_version".into() }
+        );
+    }
+
+    #[test]
+    fn refuses_wrong_kinds_and_long_numbers() {
+        let Fault::Malformed { offset: 0, what } = scan(&[0x0a, 0]).unwrap_err() else { panic!() };
+        assert_eq!(what, "the field ir_version of ModelProto has a wrong kind");
+        let Fault::Malformed { what, .. } = scan(&[[0x08].as_slice(), &[0xff; 10]].concat()).unwrap_err()
+        else {
+            panic!()
+        };
+        assert_eq!(what, "ir_version holds a number that is too long");
+    }
+
+    #[test]
+    fn counts_memory_and_unknown_fields() {
+        // Field 99, a varint.
+        assert_eq!(scan(&[0x98, 0x06, 1]).unwrap().unknown, 1);
+        // A graph of a thousand empty nodes.
+        let graph = [0x0a_u8, 0].repeat(1000);
+        let model = [[0x3a, 0xd0, 0x0f].as_slice(), &graph].concat();
+        let report = scan(&model).unwrap();
+        assert!(report.memory >= 1000 * size_of::<crate::proto::NodeProto>() as u64);
+    }
+}

@@ -1,0 +1,177 @@
+//! Putting a program together.
+
+use std::sync::Arc;
+
+use ortrain_expr::DType;
+use ortrain_graph::Tensor;
+use rustc_hash::FxHashMap;
+
+use crate::memory::ALIGNMENT;
+use crate::{Buffer, BufferId, Entries, Instruction, Memory, Place, PlaneId, Program, Step, fuse, plan};
+
+/// Why a program cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProgramError {
+    /// An instruction that a backend could not run safely: a mistake in a lowering.
+    #[error("{node} was lowered to a faulty {step} instruction: {fault}")]
+    Faulty {
+        /// The node.
+        node: String,
+        /// The instruction.
+        step: &'static str,
+        /// What is wrong.
+        fault: String,
+    },
+    /// More memory than can be addressed.
+    #[error("the buffer for {label:?} is too large to address")]
+    TooLarge {
+        /// The value.
+        label: String,
+    },
+}
+
+/// Collects buffers and instructions; [`ProgramBuilder::finish`] fuses, orders and plans them.
+#[derive(Debug, Default)]
+pub struct ProgramBuilder {
+    buffers: Vec<Buffer>,
+    instructions: Vec<Instruction>,
+    constants: Vec<u8>,
+    planes: FxHashMap<PlaneId, usize>,
+    placed: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
+}
+
+/// The next multiple of the alignment.
+#[must_use]
+pub fn align(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+impl ProgramBuilder {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> ProgramBuilder {
+        ProgramBuilder::default()
+    }
+
+    fn push(&mut self, label: &str, dtype: DType, len: usize, place: Place) -> BufferId {
+        self.buffers.push(Buffer { label: label.into(), dtype, len, place });
+        BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    /// A buffer.
+    #[must_use]
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// A buffer of the work arena.
+    pub fn work(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
+        self.push(label, dtype, len, Place::Work(0))
+    }
+
+    /// A part of a plane, by its first byte. The same part is the same buffer.
+    pub fn plane(&mut self, label: &str, dtype: DType, len: usize, plane: PlaneId, offset: usize) -> BufferId {
+        if let Some(&known) = self.placed.get(&(plane, offset, len, dtype)) {
+            return known;
+        }
+        let end = offset + len * dtype.size();
+        let needed = self.planes.entry(plane).or_default();
+        *needed = (*needed).max(end);
+        let id = self.push(label, dtype, len, Place::Plane(plane, offset));
+        self.placed.insert((plane, offset, len, dtype), id);
+        id
+    }
+
+    /// A constant.
+    pub fn constant(&mut self, label: &str, tensor: &Tensor) -> BufferId {
+        let offset = align(self.constants.len());
+        self.constants.resize(offset, 0);
+        self.constants.extend_from_slice(tensor.data());
+        self.push(label, tensor.dtype(), tensor.len(), Place::Constant(offset))
+    }
+
+    /// Appends an instruction for the given entries.
+    ///
+    /// # Errors
+    /// [`ProgramError::Faulty`] when it reaches outside its buffers or contradicts itself.
+    pub fn step(&mut self, step: Step, entries: Entries, node: &Arc<str>) -> Result<(), ProgramError> {
+        if let Some(fault) = self.fault(&step) {
+            return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
+        }
+        self.instructions.push(Instruction { step, entries, node: node.clone() });
+        Ok(())
+    }
+
+    /// What makes an instruction unsafe to run, if anything.
+    fn fault(&self, step: &Step) -> Option<String> {
+        let (nest, reads, writes, virtual_loads) = match step {
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => (&l.nest, &l.reads, &l.writes, 0),
+            Step::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
+            Step::ScatterAdd(s) => {
+                let need = |id: BufferId, len: usize| {
+                    (self.buffer(id).len != len).then(|| format!("{} elements where {len} are needed", self.buffer(id).len))
+                };
+                return need(s.source, s.outer * s.count * s.inner)
+                    .or_else(|| need(s.index, s.count))
+                    .or_else(|| need(s.target, s.outer * s.rows * s.inner))
+                    .or_else(|| {
+                        let dtype = self.buffer(s.index).dtype;
+                        (!matches!(dtype, DType::I32 | DType::I64)).then(|| format!("indices of type {dtype}"))
+                    });
+            }
+        };
+        if reads.len() != nest.loads.len() || writes.len() != nest.stores.len() {
+            return Some(format!("{} loads and {} stores for {} and {} buffers", nest.loads.len(), nest.stores.len(), reads.len(), writes.len()));
+        }
+        let pairs = reads.iter().zip(&nest.loads).skip(virtual_loads).chain(writes.iter().zip(&nest.stores));
+        for (&id, access) in pairs {
+            let buffer = self.buffer(id);
+            if access.len != buffer.len || access.dtype != buffer.dtype {
+                return Some(format!("an access of {} {} to {:?} of {} {}", access.len, access.dtype, buffer.label, buffer.len, buffer.dtype));
+            }
+        }
+        if let Step::MatMul(m) = step {
+            let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<Vec<_>>();
+            for (id, access, dims) in [(m.a, &m.a_access, with([m.m, m.k])), (m.b, &m.b_access, with([m.k, m.n]))] {
+                if access.len != self.buffer(id).len || access.strides.len() != dims.len() {
+                    return Some("a factor's access does not fit its buffer".into());
+                }
+                if let Some((low, high)) = access.reach(&dims)
+                    && (low < 0 || high >= access.len as isize)
+                {
+                    return Some(format!("elements {low}..={high} of a factor of {}", access.len));
+                }
+            }
+            if nest.dims.as_slice() != with([m.m, m.n]) || nest.inner != 0 {
+                return Some("an epilogue over another space than the product".into());
+            }
+        }
+        nest.fault()
+    }
+
+    /// The program with these inputs and outputs: instructions fused, those that can fail first, state written last,
+    /// every work buffer placed.
+    ///
+    /// # Errors
+    /// When the plan cannot be addressed.
+    pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
+        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        fuse::fuse(&mut self.instructions, &self.buffers, &outputs);
+        fuse::order(&mut self.instructions, &self.buffers);
+        let work_bytes = plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?;
+        let constants = Memory::new(self.constants.len());
+        constants.write(0, &self.constants);
+        let mut planes: Vec<(PlaneId, usize)> = self.planes.into_iter().collect();
+        planes.sort_unstable();
+        Ok(Program {
+            buffers: self.buffers,
+            instructions: self.instructions,
+            constants,
+            inputs,
+            outputs,
+            work_bytes,
+            planes,
+        })
+    }
+}

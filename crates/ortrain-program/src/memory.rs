@@ -1,0 +1,134 @@
+//! Memory that planes and workspaces are made of.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
+pub const ALIGNMENT: usize = 256;
+
+const WORD: usize = size_of::<u64>();
+
+#[repr(C, align(256))]
+#[derive(Default)]
+struct Block([AtomicU64; 32]);
+
+/// A zeroed, 256-byte aligned region that never moves and may be read and written from several places at once.
+///
+/// Rust code outside the kernels reaches it by copies through relaxed atomic words; kernels and NumPy views reach it
+/// through [`Memory::as_ptr`]. Concurrent writers leave values in no particular order, but never anything worse: no
+/// Rust reference into the contents exists.
+pub struct Memory {
+    blocks: Box<[Block]>,
+    bytes: usize,
+}
+
+impl Memory {
+    /// A region of at least `bytes` bytes, rounded up to whole blocks, all zero.
+    #[must_use]
+    pub fn new(bytes: usize) -> Memory {
+        let blocks = (0..bytes.div_ceil(ALIGNMENT)).map(|_| Block::default()).collect();
+        Memory { blocks, bytes }
+    }
+
+    /// The number of bytes asked for.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The first byte. Valid for reads and writes of [`Memory::len`] bytes as long as the `Memory` lives, by anyone
+    /// who makes no Rust reference of it.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.blocks.as_ptr().cast::<u8>().cast_mut()
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.blocks[index / 32].0[index % 32]
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// When they do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes into {}", offset, bytes.len(), self.bytes);
+        let mut position = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (index, skip) = (position / WORD, position % WORD);
+            let take = (WORD - skip).min(rest.len());
+            let word = self.word(index);
+            let mut content = if take == WORD { [0; WORD] } else { word.load(Ordering::Relaxed).to_ne_bytes() };
+            content[skip..skip + take].copy_from_slice(&rest[..take]);
+            word.store(u64::from_ne_bytes(content), Ordering::Relaxed);
+            position += take;
+            rest = &rest[take..];
+        }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes of {}", offset, bytes.len(), self.bytes);
+        let mut position = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (index, skip) = (position / WORD, position % WORD);
+            let take = (WORD - skip).min(rest.len());
+            let content = self.word(index).load(Ordering::Relaxed).to_ne_bytes();
+            rest[..take].copy_from_slice(&content[skip..skip + take]);
+            position += take;
+            rest = &mut rest[take..];
+        }
+    }
+
+    /// A copy of a range.
+    ///
+    /// # Panics
+    /// When there are fewer bytes.
+    #[must_use]
+    pub fn to_vec(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.read(offset, &mut bytes);
+        bytes
+    }
+
+    /// Sets everything to zero.
+    pub fn clear(&self) {
+        for block in &self.blocks {
+            for word in &block.0 {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Memory({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_at_any_offset() {
+        let memory = Memory::new(40);
+        memory.write(0, &[9; 40]);
+        memory.write(5, &(0..17).collect::<Vec<u8>>());
+        let mut expected = vec![9; 40];
+        expected[5..22].copy_from_slice(&(0..17).collect::<Vec<u8>>());
+        assert_eq!(memory.to_vec(0, 40), expected);
+        assert_eq!(memory.as_ptr() as usize % ALIGNMENT, 0);
+    }
+}

@@ -1,0 +1,332 @@
+//! Programs: instructions over buffers, with a memory plan.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ortrain_expr::{Access, DType, Dims, Nest};
+
+/// A buffer of a [`Program`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// A plane of the state a program is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PlaneId(pub u32);
+
+/// Where a buffer lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In the work arena, at this byte. The planner decides it.
+    Work(usize),
+    /// In a plane, at this byte.
+    Plane(PlaneId, usize),
+    /// Among the program's constants, at this byte.
+    Constant(usize),
+}
+
+/// A contiguous run of elements.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    /// The name of the value it holds, for dumps and messages.
+    pub label: Arc<str>,
+    /// The element type.
+    pub dtype: DType,
+    /// The number of elements.
+    pub len: usize,
+    /// Where it lies.
+    pub place: Place,
+}
+
+impl Buffer {
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+}
+
+/// A set of entries: ways to run a program that share its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entries(u8);
+
+/// One way to run a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Entry {
+    /// Gradients are added to what the buffers hold. Also the entry of programs that have only one.
+    Accumulate,
+    /// Gradients replace what the buffers hold.
+    Overwrite,
+}
+
+impl Entries {
+    /// Every entry.
+    pub const ALL: Entries = Entries(0b11);
+
+    /// One entry.
+    #[must_use]
+    pub fn only(entry: Entry) -> Entries {
+        Entries(1 << entry as u8)
+    }
+
+    /// Whether an entry belongs to the set.
+    #[must_use]
+    pub fn contains(self, entry: Entry) -> bool {
+        self.0 & (1 << entry as u8) != 0
+    }
+
+    /// The entries in both.
+    #[must_use]
+    pub fn and(self, other: Entries) -> Entries {
+        Entries(self.0 & other.0)
+    }
+
+    /// The entries in either.
+    #[must_use]
+    pub fn or(self, other: Entries) -> Entries {
+        Entries(self.0 | other.0)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// A nest with the buffers it reads and writes: `reads[k]` for load `k`, `writes[k]` for store `k`.
+#[derive(Clone, Debug)]
+pub struct Loop {
+    /// What is computed.
+    pub nest: Nest,
+    /// Buffers of the loads.
+    pub reads: Vec<BufferId>,
+    /// Buffers of the stores.
+    pub writes: Vec<BufferId>,
+}
+
+/// Batched matrix product with an epilogue.
+///
+/// `product[batch.., i, j] = sum over l of a[batch.., i, l] * b[batch.., l, j]`, accumulated in `f32` for narrow
+/// floats. The epilogue is a map over `batch + [m, n]` whose load 0 is the product (so `reads[0]` of the epilogue is
+/// not used) and which stores the results: scaling, bias, activation and accumulation into an old value live there.
+#[derive(Clone, Debug)]
+pub struct MatMul {
+    /// Sizes of the batch axes.
+    pub batch: Dims,
+    /// Rows of the product.
+    pub m: usize,
+    /// Columns of the product.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// The left factor.
+    pub a: BufferId,
+    /// Its access over `batch + [m, k]`.
+    pub a_access: Access,
+    /// The right factor.
+    pub b: BufferId,
+    /// Its access over `batch + [k, n]`.
+    pub b_access: Access,
+    /// What becomes of the product.
+    pub epilogue: Loop,
+}
+
+/// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`.
+///
+/// Indices count from the end where negative; those outside contribute nothing (whoever emits the instruction has
+/// them checked where that is an error). The target holds something already: zeros, or a gradient to add to.
+#[derive(Clone, Debug)]
+pub struct ScatterAdd {
+    /// Number of outer slices.
+    pub outer: usize,
+    /// Number of rows in each outer slice of the target.
+    pub rows: usize,
+    /// Number of indices.
+    pub count: usize,
+    /// Number of elements of a row.
+    pub inner: usize,
+    /// What is added: `[outer, count, inner]`.
+    pub source: BufferId,
+    /// Where to: `count` integers (`I32` or `I64`).
+    pub index: BufferId,
+    /// What it is added to: `[outer, rows, inner]`.
+    pub target: BufferId,
+}
+
+/// An instruction. The set is closed: every backend matches on all of it.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Element-wise: a nest without reduced axes.
+    Map(Loop),
+    /// Reductions over inner axes, then a map.
+    Row(Loop),
+    /// One reduction over axes that lead in memory, then a map over the others. Same meaning as [`Step::Row`]; sums
+    /// are made in another order.
+    Col(Loop),
+    /// Matrix product with an epilogue.
+    MatMul(MatMul),
+    /// Sums at given rows.
+    ScatterAdd(ScatterAdd),
+}
+
+impl Step {
+    /// The name of the instruction.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Step::Map(_) => "Map",
+            Step::Row(_) => "Row",
+            Step::Col(_) => "Col",
+            Step::MatMul(_) => "MatMul",
+            Step::ScatterAdd(_) => "ScatterAdd",
+        }
+    }
+
+    /// The buffers it reads.
+    #[must_use]
+    pub fn reads(&self) -> Vec<BufferId> {
+        match self {
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => l.reads.clone(),
+            Step::MatMul(m) => [m.a, m.b].into_iter().chain(m.epilogue.reads[1..].iter().copied()).collect(),
+            Step::ScatterAdd(s) => vec![s.source, s.index, s.target],
+        }
+    }
+
+    /// The buffers it writes.
+    #[must_use]
+    pub fn writes(&self) -> Vec<BufferId> {
+        match self {
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => l.writes.clone(),
+            Step::MatMul(m) => m.epilogue.writes.clone(),
+            Step::ScatterAdd(s) => vec![s.target],
+        }
+    }
+
+    /// Its element-wise part.
+    #[must_use]
+    pub fn nest(&self) -> Option<&Nest> {
+        match self {
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => Some(&l.nest),
+            Step::MatMul(m) => Some(&m.epilogue.nest),
+            Step::ScatterAdd(_) => None,
+        }
+    }
+
+    /// Whether a run of it can fail.
+    #[must_use]
+    pub fn can_fail(&self) -> bool {
+        self.nest().is_some_and(|nest| nest.expr.can_fail())
+    }
+}
+
+/// A step with the entries it belongs to and the node it came from.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// What to do.
+    pub step: Step,
+    /// When.
+    pub entries: Entries,
+    /// The node, as messages name it.
+    pub node: Arc<str>,
+}
+
+/// A compiled, immutable piece of work with a memory plan. Made by [`crate::ProgramBuilder`].
+#[derive(Debug)]
+pub struct Program {
+    /// Its buffers.
+    pub buffers: Vec<Buffer>,
+    /// Its instructions, in order.
+    pub instructions: Vec<Instruction>,
+    /// The bytes of its constants.
+    pub constants: crate::Memory,
+    /// Buffers to be filled before a run, in order.
+    pub inputs: Vec<BufferId>,
+    /// Buffers that hold the results after a run, in order.
+    pub outputs: Vec<BufferId>,
+    /// Bytes of the work arena: the peak.
+    pub work_bytes: usize,
+    /// For every plane that is used: how many bytes it must have.
+    pub planes: Vec<(PlaneId, usize)>,
+}
+
+impl Program {
+    /// A buffer.
+    #[must_use]
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// The instructions of an entry.
+    pub fn entry(&self, entry: Entry) -> impl Iterator<Item = &Instruction> {
+        self.instructions.iter().filter(move |instruction| instruction.entries.contains(entry))
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "program: {} steps, {} buffers, work {} bytes, constants {} bytes",
+            self.instructions.len(),
+            self.buffers.len(),
+            self.work_bytes,
+            self.constants.len()
+        )?;
+        for (id, bytes) in &self.planes {
+            writeln!(f, "  plane {}: {bytes} bytes", id.0)?;
+        }
+        for (k, buffer) in self.buffers.iter().enumerate() {
+            let id = BufferId(k as u32);
+            let used = self.inputs.contains(&id)
+                || self.outputs.contains(&id)
+                || self.instructions.iter().any(|i| i.step.reads().contains(&id) || i.step.writes().contains(&id));
+            if !used {
+                continue;
+            }
+            let place = match buffer.place {
+                Place::Work(offset) => format!("work@{offset}"),
+                Place::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
+                Place::Constant(offset) => format!("const@{offset}"),
+            };
+            let role = match (self.inputs.contains(&id), self.outputs.contains(&id)) {
+                (true, _) => "  input",
+                (_, true) => "  output",
+                _ => "",
+            };
+            writeln!(f, "  b{k}: {}[{}] {place} {:?}{role}", buffer.dtype, buffer.len, buffer.label)?;
+        }
+        for (k, instruction) in self.instructions.iter().enumerate() {
+            let when = match instruction.entries {
+                Entries::ALL => "",
+                other if other.contains(Entry::Overwrite) => " (overwrite)",
+                _ => " (accumulate)",
+            };
+            let list = |ids: &[BufferId]| {
+                ids.iter().map(|id| format!("b{}", id.0)).collect::<Vec<_>>().join(", ")
+            };
+            write!(
+                f,
+                "  {k:3} {:10} {} <- {}{when}",
+                instruction.step.name(),
+                list(&instruction.step.writes()),
+                list(&instruction.step.reads())
+            )?;
+            match &instruction.step {
+                Step::Map(l) => write!(f, "  {:?}", l.nest.dims.as_slice())?,
+                Step::Row(l) | Step::Col(l) => {
+                    write!(f, "  {:?} over {:?}", l.nest.outer_dims(), l.nest.inner_dims())?;
+                }
+                Step::MatMul(m) => write!(f, "  {:?} {}x{}x{}", m.batch.as_slice(), m.m, m.n, m.k)?,
+                Step::ScatterAdd(s) => write!(f, "  {}x{}x{} rows {}", s.outer, s.count, s.inner, s.rows)?,
+            }
+            writeln!(f, "  # {}", instruction.node)?;
+            if let Some(nest) = instruction.step.nest() {
+                for (i, reduction) in nest.reductions.iter().enumerate() {
+                    writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
+                }
+                writeln!(f, "        {}", nest.expr)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,382 @@
+//! The reference evaluator: runs a program slowly and obviously. It is the oracle for every backend, for the planner
+//! (it ignores the plan: every buffer has memory of its own) and for fusion, and it folds constants.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Access, DType, Evaluation, Mode, Nest, OutOfRange, ReduceOp, RunScalar, Scalar, Type};
+
+use crate::{
+    Backend, Bindings, BufferId, Entry, Executable, Loop, MatMul, Place, Program, RunError, ScatterAdd, Scalars,
+    Step, UnsupportedOnBackend, Workspace,
+};
+
+/// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+impl Backend for Reference {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
+        Ok(Box::new(ReferenceExecutable(program)))
+    }
+}
+
+#[derive(Debug)]
+struct ReferenceExecutable(Arc<Program>);
+
+impl Executable for ReferenceExecutable {
+    fn program(&self) -> &Program {
+        &self.0
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        0
+    }
+
+    fn run(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+    ) -> Result<(), RunError> {
+        let program = &*self.0;
+        program.check_bindings(bindings)?;
+        let mut run = Run::new(program, Mode::Exact, scalars);
+        for (k, buffer) in program.buffers.iter().enumerate() {
+            if let Place::Plane(plane, offset) = buffer.place {
+                run.buffers[k] = decode(buffer.dtype, &bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes()));
+            }
+        }
+        for &input in &program.inputs {
+            let buffer = program.buffer(input);
+            if let Place::Work(offset) = buffer.place {
+                run.buffers[input.0 as usize] = decode(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
+            }
+        }
+        run.execute(entry)?;
+        let written = program.entry(entry).flat_map(|i| i.step.writes());
+        let state = written.filter(|&id| matches!(program.buffer(id).place, Place::Plane(..)));
+        for id in state.chain(program.outputs.iter().copied()) {
+            let buffer = program.buffer(id);
+            let bytes = encode(buffer.dtype, &run.buffers[id.0 as usize]);
+            match buffer.place {
+                Place::Work(offset) => work.arena().write(offset, &bytes),
+                Place::Plane(plane, offset) => bindings.planes[plane.0 as usize].write(offset, &bytes),
+                Place::Constant(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs a program without planes on given inputs (element by element, in the order of [`Program::inputs`]) and
+/// returns its outputs. In [`Mode::Widened`] every 32-bit or narrower float is carried as `f64` throughout.
+///
+/// # Errors
+/// When a guard fails.
+///
+/// # Panics
+/// When an input has the wrong number of elements, or the program uses planes: mistakes of the caller.
+pub fn evaluate(
+    program: &Program,
+    mode: Mode,
+    inputs: &[Vec<Scalar>],
+    scalars: Scalars,
+) -> Result<Vec<Vec<Scalar>>, RunError> {
+    assert!(program.planes.is_empty(), "a program with planes needs them bound");
+    assert_eq!(inputs.len(), program.inputs.len(), "one list of elements per input");
+    let mut run = Run::new(program, mode, scalars);
+    for (&id, elements) in program.inputs.iter().zip(inputs) {
+        assert_eq!(elements.len(), program.buffer(id).len, "elements of {:?}", program.buffer(id).label);
+        run.buffers[id.0 as usize].clone_from(elements);
+    }
+    run.execute(Entry::Overwrite)?;
+    Ok(program.outputs.iter().map(|id| run.buffers[id.0 as usize].clone()).collect())
+}
+
+/// The elements of little-endian bytes.
+#[must_use]
+pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<Scalar> {
+    bytes.chunks_exact(dtype.size()).map(|element| Scalar::read(dtype, element)).collect()
+}
+
+/// The little-endian bytes of elements.
+#[must_use]
+pub fn encode(dtype: DType, elements: &[Scalar]) -> Vec<u8> {
+    let mut bytes = vec![0; elements.len() * dtype.size()];
+    for (element, chunk) in elements.iter().zip(bytes.chunks_exact_mut(dtype.size())) {
+        element.write(dtype, chunk);
+    }
+    bytes
+}
+
+/// An element rounded as a store to `dtype` rounds it (in widened mode floats are kept as they are).
+fn stored(value: Scalar, dtype: DType, mode: Mode) -> Scalar {
+    if mode == Mode::Widened && dtype.is_float() {
+        return value;
+    }
+    let mut bytes = [0; 8];
+    value.write(dtype, &mut bytes);
+    Scalar::read(dtype, &bytes)
+}
+
+struct Run<'a> {
+    program: &'a Program,
+    mode: Mode,
+    scalars: Scalars,
+    buffers: Vec<Vec<Scalar>>,
+}
+
+/// One point of a nest.
+struct Point<'a> {
+    nest: &'a Nest,
+    buffers: &'a [Vec<Scalar>],
+    reads: &'a [BufferId],
+    /// Load 0, where it is a product that no buffer holds.
+    product: Option<Scalar>,
+    index: &'a [usize],
+    reduced: &'a [Scalar],
+    scalars: Scalars,
+}
+
+fn position(access: &Access, index: &[usize]) -> usize {
+    let step: isize = index.iter().zip(&access.strides).map(|(&i, &stride)| i as isize * stride).sum();
+    (access.offset as isize + step) as usize
+}
+
+impl Evaluation for Point<'_> {
+    fn load(&mut self, slot: usize) -> Scalar {
+        match self.product {
+            Some(product) if slot == 0 => product,
+            _ => self.buffers[self.reads[slot].0 as usize][position(&self.nest.loads[slot], self.index)],
+        }
+    }
+
+    fn load_at(&mut self, slot: usize, index: i64) -> Scalar {
+        let access = &self.nest.loads[slot];
+        let at = usize::try_from(index).ok().and_then(|index| access.offset.checked_add(index));
+        let elements = &self.buffers[self.reads[slot].0 as usize];
+        match at.filter(|&at| at < access.len).map(|at| elements[at]) {
+            Some(element) => element,
+            None => Scalar::from_f64(Type::of(access.dtype), 0.0),
+        }
+    }
+
+    fn coordinate(&mut self, axis: usize) -> i64 {
+        self.index[axis] as i64
+    }
+
+    fn run_scalar(&mut self, scalar: RunScalar) -> u64 {
+        match scalar {
+            RunScalar::Seed => self.scalars.seed,
+            RunScalar::TrainStep => self.scalars.train_step,
+        }
+    }
+
+    fn reduced(&mut self, k: usize) -> Scalar {
+        self.reduced[k]
+    }
+}
+
+/// Advances a row-major index; false after the last.
+fn advance(index: &mut [usize], dims: &[usize]) -> bool {
+    for axis in (0..dims.len()).rev() {
+        index[axis] += 1;
+        if index[axis] < dims[axis] {
+            return true;
+        }
+        index[axis] = 0;
+    }
+    false
+}
+
+fn neutral(op: ReduceOp, ty: Type) -> Scalar {
+    let value = match op {
+        ReduceOp::Sum => 0.0,
+        ReduceOp::Prod => 1.0,
+        ReduceOp::Max => f64::NEG_INFINITY,
+        ReduceOp::Min => f64::INFINITY,
+    };
+    // Saturates to the least or greatest integer.
+    Scalar::from_f64(ty, value)
+}
+
+fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
+    let op = match op {
+        ReduceOp::Sum => ortrain_expr::BinaryOp::Add,
+        ReduceOp::Prod => ortrain_expr::BinaryOp::Mul,
+        ReduceOp::Max => ortrain_expr::BinaryOp::Max,
+        ReduceOp::Min => ortrain_expr::BinaryOp::Min,
+    };
+    Scalar::binary(op, a, b)
+}
+
+impl<'a> Run<'a> {
+    fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Run<'a> {
+        let buffers = program
+            .buffers
+            .iter()
+            .map(|buffer| match buffer.place {
+                Place::Constant(offset) => decode(buffer.dtype, &program.constants.to_vec(offset, buffer.bytes())),
+                _ => vec![Scalar::from_f64(Type::of(buffer.dtype), 0.0); buffer.len],
+            })
+            .collect();
+        Run { program, mode, scalars, buffers }
+    }
+
+    fn execute(&mut self, entry: Entry) -> Result<(), RunError> {
+        for instruction in self.program.entry(entry) {
+            let outcome = match &instruction.step {
+                Step::Map(l) | Step::Row(l) | Step::Col(l) => self.nest(l, |_, _| None),
+                Step::MatMul(m) => self.matmul(m),
+                Step::ScatterAdd(s) => {
+                    self.scatter(s);
+                    Ok(())
+                }
+            };
+            outcome.map_err(|OutOfRange { index, bound }| RunError::IndexOutOfRange {
+                node: instruction.node.to_string(),
+                index,
+                bound,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn nest(
+        &mut self,
+        l: &Loop,
+        product: impl Fn(&Run<'_>, &[usize]) -> Option<Scalar>,
+    ) -> Result<(), OutOfRange> {
+        let nest = &l.nest;
+        let (outer, inner) = (nest.outer_dims(), nest.inner_dims());
+        if outer.contains(&0) {
+            return Ok(());
+        }
+        // Stores happen after all loads: a store may alias a load through an equal access only, so this cannot differ.
+        let mut pending: Vec<(usize, usize, Scalar)> = Vec::new();
+        let mut regs = Vec::new();
+        let mut at_outer = vec![0; outer.len()];
+        loop {
+            let mut reduced: Vec<Scalar> = Vec::new();
+            for reduction in &nest.reductions {
+                let needed = nest.expr.needed_by(&[reduction.value]);
+                let ty = match nest.expr.ty(reduction.value) {
+                    Type::F32 if self.mode == Mode::Widened => Type::F64,
+                    ty => ty,
+                };
+                let mut total = neutral(reduction.op, ty);
+                let mut at_inner = vec![0; inner.len()];
+                while !inner.contains(&0) {
+                    let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
+                    let mut point = self.point(l, &index, &reduced, product(self, &index));
+                    nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs)?;
+                    total = combine(reduction.op, total, regs[usize::from(reduction.value.0)]);
+                    if !advance(&mut at_inner, inner) {
+                        break;
+                    }
+                }
+                reduced.push(total);
+            }
+            // With an empty inner space only what is stored once per outer point is stored.
+            let mut at_inner = vec![0; inner.len()];
+            loop {
+                let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
+                let stores: Vec<bool> = nest
+                    .stores
+                    .iter()
+                    .map(|store| {
+                        let per_outer = store.strides[outer.len()..].iter().all(|&stride| stride == 0);
+                        if per_outer { at_inner.iter().all(|&i| i == 0) } else { !inner.contains(&0) }
+                    })
+                    .collect();
+                let roots: Vec<_> = nest
+                    .expr
+                    .outputs()
+                    .iter()
+                    .zip(&stores)
+                    .filter(|&(_, &wanted)| wanted)
+                    .map(|(&reg, _)| reg)
+                    .collect();
+                let mut needed = nest.expr.needed_by(&roots);
+                for (k, (inst, _)) in nest.expr.insts().iter().enumerate() {
+                    if matches!(inst, ortrain_expr::Inst::Guard(..)) && !inner.contains(&0) {
+                        let guard = nest.expr.needed_by(&[ortrain_expr::Reg(k as u16)]);
+                        needed.iter_mut().zip(guard).for_each(|(all, one)| *all |= one);
+                    }
+                }
+                let mut point = self.point(l, &index, &reduced, product(self, &index));
+                nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs)?;
+                for (k, &wanted) in stores.iter().enumerate() {
+                    if wanted {
+                        let value = regs[usize::from(nest.expr.outputs()[k].0)];
+                        let value = stored(value, nest.stores[k].dtype, self.mode);
+                        pending.push((l.writes[k].0 as usize, position(&nest.stores[k], &index), value));
+                    }
+                }
+                if inner.contains(&0) || !advance(&mut at_inner, inner) {
+                    break;
+                }
+            }
+            if !advance(&mut at_outer, outer) {
+                break;
+            }
+        }
+        for (buffer, at, value) in pending {
+            self.buffers[buffer][at] = value;
+        }
+        Ok(())
+    }
+
+    fn point<'b>(
+        &'b self,
+        l: &'b Loop,
+        index: &'b [usize],
+        reduced: &'b [Scalar],
+        product: Option<Scalar>,
+    ) -> Point<'b> {
+        Point { nest: &l.nest, buffers: &self.buffers, reads: &l.reads, product, index, reduced, scalars: self.scalars }
+    }
+
+    fn matmul(&mut self, m: &MatMul) -> Result<(), OutOfRange> {
+        let ty = match Type::of(m.a_access.dtype) {
+            Type::F32 if self.mode == Mode::Widened => Type::F64,
+            ty => ty,
+        };
+        let product = |run: &Run<'_>, index: &[usize]| {
+            let (batch, at) = index.split_at(m.batch.len());
+            let mut total = Scalar::from_f64(ty, 0.0);
+            for l in 0..m.k {
+                let a_index: Vec<usize> = batch.iter().copied().chain([at[0], l]).collect();
+                let b_index: Vec<usize> = batch.iter().copied().chain([l, at[1]]).collect();
+                let a = run.buffers[m.a.0 as usize][position(&m.a_access, &a_index)].convert(ty);
+                let b = run.buffers[m.b.0 as usize][position(&m.b_access, &b_index)].convert(ty);
+                let term = Scalar::binary(ortrain_expr::BinaryOp::Mul, a, b);
+                total = Scalar::binary(ortrain_expr::BinaryOp::Add, total, term);
+            }
+            Some(total)
+        };
+        self.nest(&m.epilogue, product)
+    }
+
+    fn scatter(&mut self, s: &ScatterAdd) {
+        let dtype = self.program.buffer(s.target).dtype;
+        for outer in 0..s.outer {
+            for j in 0..s.count {
+                let index = self.buffers[s.index.0 as usize][j].to_i64();
+                let row = if index < 0 { index + s.rows as i64 } else { index };
+                let Some(row) = usize::try_from(row).ok().filter(|&row| row < s.rows) else { continue };
+                for i in 0..s.inner {
+                    let from = self.buffers[s.source.0 as usize][(outer * s.count + j) * s.inner + i];
+                    let to = &mut self.buffers[s.target.0 as usize][(outer * s.rows + row) * s.inner + i];
+                    *to = stored(combine(ReduceOp::Sum, *to, from.convert(to.ty())), dtype, self.mode);
+                }
+            }
+        }
+    }
+}
+

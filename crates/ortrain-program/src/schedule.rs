@@ -1,0 +1,414 @@
+//! Schedules: programs, host functions and control flow, in order, and what runs them.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ortrain_expr::DType;
+use ortrain_graph::Tensor;
+
+use crate::{
+    Backend, Bindings, Entry, Executable, Memory, Place, PlaneId, Program, RunError, Scalars, UnsupportedOnBackend,
+    Workspace,
+};
+
+/// How many specialisations of one late program are kept ready.
+const LATE_PROGRAMS: usize = 16;
+
+/// A value that passes between segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// Where a value lies in a plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanePlace {
+    /// The plane.
+    pub plane: PlaneId,
+    /// The first byte.
+    pub offset: usize,
+}
+
+/// What is known of a slot before a run.
+#[derive(Clone, Debug)]
+pub struct SlotSpec {
+    /// The name of the value.
+    pub label: Arc<str>,
+    /// Element type and shape, if they are known already.
+    pub ty: Option<(DType, Vec<usize>)>,
+    /// Its place, if it is part of the state. Programs reach it there by themselves.
+    pub plane: Option<PlanePlace>,
+}
+
+/// A function that runs on the host, for what has no instruction: its results' shapes depend on values.
+pub trait HostFunction: Send + Sync + fmt::Debug {
+    /// The results.
+    ///
+    /// # Errors
+    /// A sentence saying what is wrong with the inputs.
+    fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String>;
+}
+
+/// Makes a program when the shapes of its inputs (and the values of those that reach a shape) are known.
+pub trait Specialise: Send + Sync + fmt::Debug {
+    /// The program for these inputs, from a cache where possible, with the shapes of its outputs.
+    ///
+    /// # Errors
+    /// A sentence saying why there is none.
+    fn specialise(&self, inputs: &[Tensor]) -> Result<(Arc<Program>, Vec<Vec<usize>>), String>;
+
+    /// What it will be made of, for dumps.
+    fn describe(&self) -> String;
+}
+
+/// The code of a program segment.
+#[derive(Clone, Debug)]
+pub enum Code {
+    /// Specialised already; with the shapes of its outputs.
+    Ready(Arc<Program>, Vec<Vec<usize>>),
+    /// Specialised when it is reached: its shapes depend on values computed before.
+    Late(Arc<dyn Specialise>),
+}
+
+/// A segment with the values it takes and makes.
+#[derive(Clone, Debug)]
+pub struct SegmentNode {
+    /// Values it needs, other than those in planes.
+    pub inputs: Vec<SlotId>,
+    /// Values it makes.
+    pub outputs: Vec<SlotId>,
+    /// What it does.
+    pub segment: Segment,
+}
+
+/// The two schedules of an `If`. Their inputs are those of the segment after the condition.
+#[derive(Clone, Debug)]
+pub struct Branches {
+    /// Runs if the condition holds.
+    pub then_branch: Arc<Schedule>,
+    /// Runs if not.
+    pub else_branch: Arc<Schedule>,
+}
+
+/// A part of a schedule.
+#[derive(Clone, Debug)]
+pub enum Segment {
+    /// Instructions on the backend.
+    Program(Code),
+    /// A function on the host, with the node it came from.
+    Host(Arc<dyn HostFunction>, Arc<str>),
+    /// One of two schedules, by the first input (a `bool`); with the node it came from.
+    If(Branches, Arc<str>),
+}
+
+/// Segments in order, and the values that pass between them.
+#[derive(Clone, Debug, Default)]
+pub struct Schedule {
+    /// The values.
+    pub slots: Vec<SlotSpec>,
+    /// The segments.
+    pub segments: Vec<SegmentNode>,
+    /// Values given from outside, in order.
+    pub inputs: Vec<SlotId>,
+    /// Results, in order.
+    pub outputs: Vec<SlotId>,
+}
+
+impl Schedule {
+    /// The only program, if the schedule is one program and nothing else.
+    #[must_use]
+    pub fn single(&self) -> Option<&Arc<Program>> {
+        match self.segments.as_slice() {
+            [SegmentNode { segment: Segment::Program(Code::Ready(program, _)), inputs, outputs }]
+                if *inputs == self.inputs && *outputs == self.outputs =>
+            {
+                Some(program)
+            }
+            _ => None,
+        }
+    }
+
+    /// The largest arena that any program known so far needs, in bytes.
+    #[must_use]
+    pub fn work_bytes(&self) -> usize {
+        let of = |node: &SegmentNode| match &node.segment {
+            Segment::Program(Code::Ready(program, _)) => program.work_bytes,
+            Segment::If(branches, _) => branches.then_branch.work_bytes().max(branches.else_branch.work_bytes()),
+            Segment::Program(Code::Late(_)) | Segment::Host(..) => 0,
+        };
+        self.segments.iter().map(of).max().unwrap_or(0)
+    }
+
+    fn dump(&self, indent: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |ids: &[SlotId]| {
+            let names: Vec<String> =
+                ids.iter().map(|id| format!("{:?}", self.slots[id.0 as usize].label)).collect();
+            names.join(", ")
+        };
+        writeln!(f, "{indent}schedule: {} segments, peak work {} bytes", self.segments.len(), self.work_bytes())?;
+        for (k, node) in self.segments.iter().enumerate() {
+            let (from, to) = (names(&node.inputs), names(&node.outputs));
+            match &node.segment {
+                Segment::Program(Code::Ready(program, _)) => {
+                    writeln!(f, "{indent}segment {k}: program ({from}) -> ({to})")?;
+                    for line in program.to_string().lines() {
+                        writeln!(f, "{indent}  {line}")?;
+                    }
+                }
+                Segment::Program(Code::Late(late)) => {
+                    writeln!(f, "{indent}segment {k}: program, specialised when it is reached ({from}) -> ({to})")?;
+                    for line in late.describe().lines() {
+                        writeln!(f, "{indent}  {line}")?;
+                    }
+                }
+                Segment::Host(_, label) => {
+                    writeln!(f, "{indent}segment {k}: host ({from}) -> ({to})  # {label}")?;
+                }
+                Segment::If(branches, label) => {
+                    writeln!(f, "{indent}segment {k}: if ({from}) -> ({to})  # {label}")?;
+                    writeln!(f, "{indent}  then")?;
+                    branches.then_branch.dump(&format!("{indent}    "), f)?;
+                    writeln!(f, "{indent}  else")?;
+                    branches.else_branch.dump(&format!("{indent}    "), f)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.dump("", f)
+    }
+}
+
+/// A value given to a run: element type, shape and little-endian bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The element type.
+    pub dtype: DType,
+    /// The shape.
+    pub dims: &'a [usize],
+    /// The elements, row-major.
+    pub bytes: &'a [u8],
+}
+
+/// A result of a run, to be copied out before the next one.
+#[derive(Clone, Copy, Debug)]
+pub enum Delivered<'a> {
+    /// Bytes of the arena or of a plane, from an offset on.
+    Memory(&'a Memory, usize),
+    /// A tensor.
+    Tensor(&'a Tensor),
+}
+
+impl Delivered<'_> {
+    /// Copies the elements; `bytes` has their length.
+    pub fn copy_to(&self, bytes: &mut [u8]) {
+        match self {
+            Delivered::Memory(memory, offset) => memory.read(*offset, bytes),
+            Delivered::Tensor(tensor) => bytes.copy_from_slice(tensor.data()),
+        }
+    }
+}
+
+/// Takes the results of a run: position, element type, shape, elements.
+pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) + 'a;
+
+/// A schedule prepared for a backend.
+#[derive(Debug)]
+pub struct Runner {
+    schedule: Arc<Schedule>,
+    backend: Arc<dyn Backend>,
+    prepared: Vec<Prepared>,
+}
+
+type LateEntry = (Arc<Program>, Arc<dyn Executable>);
+
+#[derive(Debug)]
+enum Prepared {
+    Program(Box<dyn Executable>),
+    Late(Mutex<Vec<LateEntry>>),
+    Host,
+    If(Box<Runner>, Box<Runner>),
+}
+
+impl Runner {
+    /// Prepares every program that is specialised already.
+    ///
+    /// # Errors
+    /// When the backend cannot run an instruction.
+    pub fn new(backend: Arc<dyn Backend>, schedule: Arc<Schedule>) -> Result<Runner, UnsupportedOnBackend> {
+        let prepare = |node: &SegmentNode| {
+            Ok(match &node.segment {
+                Segment::Program(Code::Ready(program, _)) => Prepared::Program(backend.compile(program.clone())?),
+                Segment::Program(Code::Late(_)) => Prepared::Late(Mutex::default()),
+                Segment::Host(..) => Prepared::Host,
+                Segment::If(branches, _) => Prepared::If(
+                    Box::new(Runner::new(backend.clone(), branches.then_branch.clone())?),
+                    Box::new(Runner::new(backend.clone(), branches.else_branch.clone())?),
+                ),
+            })
+        };
+        let prepared = schedule.segments.iter().map(prepare).collect::<Result<_, _>>()?;
+        Ok(Runner { schedule, backend, prepared })
+    }
+
+    /// What it runs.
+    #[must_use]
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// Runs an entry on the given values and hands every result to `deliver`. A schedule that is a single program
+    /// allocates nothing once the workspace has grown to its size.
+    ///
+    /// # Errors
+    /// [`RunError`]. If the schedule is a single program, state is then unchanged.
+    ///
+    /// # Panics
+    /// When the number or the sizes of the given values are not those the schedule was made for.
+    pub fn run(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<(), RunError> {
+        if let ([Prepared::Program(executable)], Some(program)) = (self.prepared.as_slice(), self.schedule.single()) {
+            work.reserve(program.work_bytes, executable.scratch_bytes());
+            for (&id, value) in program.inputs.iter().zip(given) {
+                let buffer = program.buffer(id);
+                assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
+                if let Place::Work(offset) = buffer.place {
+                    work.arena().write(offset, value.bytes);
+                }
+            }
+            executable.run(bindings, work, entry, scalars)?;
+            for (k, (&id, slot)) in program.outputs.iter().zip(&self.schedule.outputs).enumerate() {
+                let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
+                let value = match program.buffer(id).place {
+                    Place::Work(offset) => Delivered::Memory(work.arena(), offset),
+                    Place::Plane(plane, offset) => Delivered::Memory(bindings.planes[plane.0 as usize], offset),
+                    Place::Constant(offset) => Delivered::Memory(&program.constants, offset),
+                };
+                deliver(k, *dtype, dims, value);
+            }
+            return Ok(());
+        }
+        let tensors = given.iter().map(|value| {
+            let data = value.bytes.to_vec().into();
+            Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
+        });
+        let results = self.run_tensors(bindings, work, entry, scalars, tensors.collect())?;
+        for (k, tensor) in results.iter().enumerate() {
+            deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor));
+        }
+        Ok(())
+    }
+
+    fn run_tensors(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+        given: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, RunError> {
+        let schedule = &*self.schedule;
+        let mut values: Vec<Option<Tensor>> = vec![None; schedule.slots.len()];
+        for (&slot, tensor) in schedule.inputs.iter().zip(given) {
+            values[slot.0 as usize] = Some(tensor);
+        }
+        let fetch = |values: &[Option<Tensor>], slot: SlotId| -> Tensor {
+            if let Some(tensor) = &values[slot.0 as usize] {
+                return tensor.clone();
+            }
+            let spec = &schedule.slots[slot.0 as usize];
+            let (Some((dtype, dims)), Some(place)) = (&spec.ty, spec.plane) else {
+                unreachable!("{:?} is made before it is used", spec.label)
+            };
+            let bytes = dims.iter().product::<usize>() * dtype.size();
+            let data = bindings.planes[place.plane.0 as usize].to_vec(place.offset, bytes);
+            Tensor::new(*dtype, dims.clone(), data.into()).expect("planes hold whole tensors")
+        };
+        for (node, prepared) in schedule.segments.iter().zip(&self.prepared) {
+            let inputs: Vec<Tensor> = node.inputs.iter().map(|&slot| fetch(&values, slot)).collect();
+            let results = match (&node.segment, prepared) {
+                (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
+                    run_program(executable.as_ref(), shapes, bindings, work, entry, scalars, &inputs)?
+                }
+                (Segment::Program(Code::Late(late)), Prepared::Late(cache)) => {
+                    let (program, shapes) = late.specialise(&inputs).map_err(RunError::Specialise)?;
+                    let executable = self.late_executable(cache, &program)?;
+                    run_program(executable.as_ref(), &shapes, bindings, work, entry, scalars, &inputs)?
+                }
+                (Segment::Host(function, label), Prepared::Host) => function
+                    .call(&inputs)
+                    .map_err(|message| RunError::Host { node: label.to_string(), message })?,
+                (Segment::If(_, label), Prepared::If(yes, no)) => {
+                    let (condition, captured) = inputs.split_first().expect("an If has a condition");
+                    if condition.dtype() != DType::Bool || condition.len() != 1 {
+                        let message = format!("the condition is {condition:?}, but one bool is needed");
+                        return Err(RunError::Host { node: label.to_string(), message });
+                    }
+                    let branch = if condition.data()[0] != 0 { yes } else { no };
+                    branch.run_tensors(bindings, work, entry, scalars, captured.to_vec())?
+                }
+                _ => unreachable!("every segment was prepared as what it is"),
+            };
+            for (&slot, tensor) in node.outputs.iter().zip(results) {
+                values[slot.0 as usize] = Some(tensor);
+            }
+        }
+        Ok(schedule.outputs.iter().map(|&slot| fetch(&values, slot)).collect())
+    }
+
+    fn late_executable(
+        &self,
+        cache: &Mutex<Vec<LateEntry>>,
+        program: &Arc<Program>,
+    ) -> Result<Arc<dyn Executable>, RunError> {
+        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, executable)) = cache.iter().find(|(known, _)| Arc::ptr_eq(known, program)) {
+            return Ok(executable.clone());
+        }
+        let compiled = self.backend.compile(program.clone()).map_err(|e| RunError::Specialise(e.to_string()))?;
+        let executable: Arc<dyn Executable> = Arc::from(compiled);
+        if cache.len() == LATE_PROGRAMS {
+            cache.remove(0);
+        }
+        cache.push((program.clone(), executable.clone()));
+        Ok(executable)
+    }
+}
+
+fn run_program(
+    executable: &dyn Executable,
+    shapes: &[Vec<usize>],
+    bindings: &Bindings<'_>,
+    work: &mut Workspace,
+    entry: Entry,
+    scalars: Scalars,
+    inputs: &[Tensor],
+) -> Result<Vec<Tensor>, RunError> {
+    let program = executable.program();
+    work.reserve(program.work_bytes, executable.scratch_bytes());
+    for (&id, tensor) in program.inputs.iter().zip(inputs) {
+        if let Place::Work(offset) = program.buffer(id).place {
+            work.arena().write(offset, tensor.data());
+        }
+    }
+    executable.run(bindings, work, entry, scalars)?;
+    let result = |(&id, dims): (&crate::BufferId, &Vec<usize>)| {
+        let buffer = program.buffer(id);
+        let data = match buffer.place {
+            Place::Work(offset) => work.arena().to_vec(offset, buffer.bytes()),
+            Place::Plane(plane, offset) => bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes()),
+            Place::Constant(offset) => program.constants.to_vec(offset, buffer.bytes()),
+        };
+        Tensor::new(buffer.dtype, dims.clone(), data.into()).expect("shapes were inferred for this program")
+    };
+    Ok(program.outputs.iter().zip(shapes).map(result).collect())
+}
