@@ -1,1 +1,27 @@
+//! The operators: what each means, how it differentiates, how it runs; and the passes over graphs made of them.
+//!
+//! - [`Op`], [`Definition`], [`Registry`]: an operator is one file under `families/`, entered in one list.
+//! - [`passes`]: upgrade, infer, fold, differentiate, decompose, downgrade, specialise.
+//!
+//! No name of an operator appears outside this crate.
 #![forbid(unsafe_code)]
+
+mod error;
+pub mod families;
+mod grad;
+mod infer;
+mod lower;
+mod op;
+pub mod passes;
+mod registry;
+mod rewrite;
+mod spell;
+
+pub use error::{Error, OpError};
+pub use grad::Grad;
+pub use infer::{Infer, broadcast, normalize_axes, normalize_axis};
+pub use lower::{Lower, NestBuilder, PlanePart};
+pub use op::{Definition, Op, Placement, RewriteFn};
+pub use passes::specialise::{Role, Specialiser};
+pub use registry::{NEWEST_OPSET, OLDEST_OPSET, Registry, build};
+pub use rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};

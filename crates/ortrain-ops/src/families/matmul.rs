@@ -1,0 +1,455 @@
+//! Matrix products: `MatMul`, `Gemm` and ONNX Runtime's `FusedMatMul`.
+//!
+//! Sources: ONNX MatMul-1, 9, 13 (NumPy's `matmul`), Gemm-7, 9, 11, 13 (`alpha * A' B' + beta * C`), FusedMatMul of
+//! `com.microsoft` (`alpha * A' B'`, where `'` may transpose the last two axes). Floats are accumulated in float32 (float64
+//! for float64); integers wrap.
+
+use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_program::BufferId;
+
+use crate::grad::Grad;
+use crate::infer::{Infer, broadcast};
+use crate::lower::{Lower, NestBuilder};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::OpError;
+
+/// A product of two stacks of matrices; `MatMul` is the one without scale and transposition.
+struct MatMul {
+    alpha: f32,
+    trans_a: bool,
+    trans_b: bool,
+}
+
+/// A shape with at least two axes: a vector on the left is a row, on the right a column.
+fn as_matrix<T: Clone>(dims: &[T], left: bool, one: T) -> Vec<T> {
+    match dims {
+        [only] if left => vec![one, only.clone()],
+        [only] => vec![only.clone(), one],
+        _ => dims.to_vec(),
+    }
+}
+
+/// The last two axes, swapped where the factor is transposed.
+fn oriented<T: Clone>(dims: &[T], transposed: bool) -> (T, T) {
+    let (rows, columns) = (dims[dims.len() - 2].clone(), dims[dims.len() - 1].clone());
+    if transposed { (columns, rows) } else { (rows, columns) }
+}
+
+impl Op for MatMul {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.same_dtype([0, 1])?;
+        let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else {
+            cx.output(0, dtype, None);
+            return Ok(());
+        };
+        if a.rank() == 0 || b.rank() == 0 {
+            return Err(OpError::invalid(format!("shapes {a} and {b}: a scalar has no matrix product; use Mul")));
+        }
+        let (left, right) = (as_matrix(a, true, Dim::Known(1)), as_matrix(b, false, Dim::Known(1)));
+        let ((m, k), (l, n)) = (oriented(&left, self.trans_a && a.rank() > 1), oriented(&right, self.trans_b && b.rank() > 1));
+        if let (Some(k), Some(l)) = (k.known(), l.known())
+            && k != l
+        {
+            return Err(OpError::invalid(format!(
+                "shapes {a} and {b} do not fit: rows of the left have {k} elements, columns of the right {l}"
+            )));
+        }
+        let batch = |dims: &[Dim]| dims[..dims.len() - 2].iter().cloned().collect::<Shape>();
+        let mut shape = broadcast(&batch(&left), &batch(&right))?;
+        if a.rank() > 1 {
+            shape.0.push(m);
+        }
+        if b.rank() > 1 {
+            shape.0.push(n);
+        }
+        cx.output(0, dtype, Some(shape));
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (a, b) = (cx.input(0)?, cx.input(1)?);
+        let ranks = (cx.shape(a).map(Shape::rank), cx.shape(b).map(Shape::rank));
+        let (Some(rank_a), Some(rank_b)) = ranks else {
+            return Err(OpError::unsupported("the ranks of both factors must be known to differentiate a product"));
+        };
+        // Vectors become matrices for the time being.
+        let axis = |cx: &mut Grad<'_>, value, axis: i64| {
+            let axes = cx.ints("axis", &[axis]);
+            cx.add("Unsqueeze", &[value, axes], Attrs::new())
+        };
+        let (mut left, mut right, mut grad) = (a, b, g);
+        if rank_b == 1 {
+            right = axis(cx, b, 1);
+            grad = axis(cx, grad, -1);
+        }
+        if rank_a == 1 {
+            left = axis(cx, a, 0);
+            grad = axis(cx, grad, -2);
+        }
+        let (ta, tb) = (self.trans_a && rank_a > 1, self.trans_b && rank_b > 1);
+        let flat = rank_a <= 2 && rank_b <= 2;
+        for (k, value, rank) in [(0, a, rank_a), (1, b, rank_b)] {
+            if !cx.wants(k) {
+                continue;
+            }
+            // dA = g B' and dB = A' g, with the roles of the factors swapped where they are transposed.
+            let (x, tx, y, ty) = match (k, ta, tb) {
+                (0, false, _) => (grad, false, right, !tb),
+                (0, true, _) => (right, tb, grad, true),
+                (_, _, false) => (left, !ta, grad, false),
+                _ => (grad, true, left, ta),
+            };
+            let product = if flat {
+                let attrs = Attrs::new()
+                    .with("transA", i64::from(tx))
+                    .with("transB", i64::from(ty))
+                    .with("alpha", self.alpha);
+                cx.add("Gemm", &[x, y], attrs)
+            } else if k == 1 && rank_b == 2 && !ta && !tb {
+                // One product over all rows of the stack instead of a stack of products to be summed.
+                let inner = cx.shape(left).and_then(|s| s.last().and_then(Dim::known));
+                let outer = cx.shape(right).and_then(|s| s.last().and_then(Dim::known));
+                match (inner, outer) {
+                    (Some(inner), Some(outer)) => {
+                        let shape_a = cx.ints("rows", &[-1, inner as i64]);
+                        let shape_g = cx.ints("rows", &[-1, outer as i64]);
+                        let rows_a = cx.add("Reshape", &[left, shape_a], Attrs::new());
+                        let rows_g = cx.add("Reshape", &[grad, shape_g], Attrs::new());
+                        let attrs = Attrs::new().with("transA", 1i64).with("alpha", self.alpha);
+                        cx.add("Gemm", &[rows_a, rows_g], attrs)
+                    }
+                    _ => fused(cx, x, tx, y, ty, self.alpha),
+                }
+            } else {
+                fused(cx, x, tx, y, ty, self.alpha)
+            };
+            let rows_only = k == 1 && rank_b == 2 && !flat && !ta && !tb && cx.ty(product).dtype().is_none() && {
+                cx.shape(left).and_then(|s| s.last().and_then(Dim::known)).is_some()
+                    && cx.shape(right).and_then(|s| s.last().and_then(Dim::known)).is_some()
+            };
+            let gradient = if flat && rank == 2 || rows_only {
+                product
+            } else {
+                drop_stack(cx, product, value, rank, k == 0)?
+            };
+            cx.give(k, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims_a, dims_b) = (cx.dims(0), cx.dims(1));
+        let (left, right) = (as_matrix(&dims_a, true, 1), as_matrix(&dims_b, false, 1));
+        let (ta, tb) = (self.trans_a && dims_a.len() > 1, self.trans_b && dims_b.len() > 1);
+        let ((m, k), (_, n)) = (oriented(&left, ta), oriented(&right, tb));
+        let (stack_a, stack_b) = (&left[..left.len() - 2], &right[..right.len() - 2]);
+        let rank = stack_a.len().max(stack_b.len());
+        let at = |stack: &[usize], axis: usize| if axis + stack.len() < rank { 1 } else { stack[axis + stack.len() - rank] };
+        let batch: Vec<usize> =
+            (0..rank).map(|axis| if at(stack_a, axis) == 1 { at(stack_b, axis) } else { at(stack_a, axis) }).collect();
+        let access = |dtype: DType, dims: &[usize], transposed: bool| {
+            let to: Vec<usize> = batch.iter().copied().chain(dims[dims.len() - 2..].iter().copied()).collect();
+            let mut access = Access::broadcast(dtype, dims, &to);
+            // Axes of size 1 have stride 0 either way.
+            if transposed {
+                let last = access.strides.len() - 1;
+                access.strides.swap(last - 1, last);
+            }
+            access
+        };
+        let dtype = cx.dtype(0);
+        let a = (cx.input(0), access(dtype, &left, ta));
+        let b = (cx.input(1), access(dtype, &right, tb));
+        let alpha = self.alpha;
+        product(cx, dtype, &batch, (m, n, k), a, b, |_, nest, value| {
+            let alpha = nest.b.constant(nest.b.ty(value), f64::from(alpha));
+            nest.b.mul(value, alpha)
+        })
+    }
+}
+
+/// A product of stacks of matrices by ONNX Runtime's operator that transposes on the fly.
+fn fused(cx: &mut Grad<'_>, x: ValueId, tx: bool, y: ValueId, ty: bool, alpha: f32) -> ValueId {
+    let attrs =
+        Attrs::new().with("transA", i64::from(tx)).with("transB", i64::from(ty)).with("alpha", alpha);
+    cx.add_in("com.microsoft", "FusedMatMul", &[x, y], attrs)
+}
+
+/// Brings the gradient of a factor to its shape: axes of the stack that were broadcast are summed, the axis that made
+/// a vector a matrix is dropped.
+fn drop_stack(cx: &mut Grad<'_>, product: ValueId, value: ValueId, rank: usize, left: bool) -> Result<ValueId, OpError> {
+    let output = cx.output(0, "y");
+    let (Some(from), Some(own)) = (cx.shape(output).cloned(), cx.shape(value).cloned()) else {
+        return Err(OpError::unsupported("the ranks of both factors must be known to differentiate a product"));
+    };
+    let ranks = (cx.shape(cx.input(0)?).map_or(0, Shape::rank), cx.shape(cx.input(1)?).map_or(0, Shape::rank));
+    let stack = from.rank() + usize::from(ranks.0 == 1) + usize::from(ranks.1 == 1) - 2;
+    let own_stack = rank.max(2) - 2;
+    let lead = stack - own_stack;
+    let mut axes: Vec<i64> = (0..lead as i64).collect();
+    let mut certain = true;
+    for axis in 0..own_stack {
+        let (small, large) = (&own[axis], &from[axis + lead]);
+        if small.is_one() && !large.is_one() {
+            axes.push((axis + lead) as i64);
+        } else if small != large && small.known().is_none() {
+            certain = false;
+        }
+    }
+    if !certain {
+        return Err(OpError::unsupported(format!(
+            "sizes {own} and {from} leave open whether the product broadcasts; give the axes the same name or numbers"
+        )));
+    }
+    let mut value_grad = product;
+    if !axes.is_empty() {
+        let axes = cx.ints("axes", &axes);
+        value_grad = cx.add("ReduceSum", &[value_grad, axes], Attrs::new().with("keepdims", 1i64));
+    }
+    if !axes.is_empty() && lead > 0 || rank == 1 {
+        let _ = left;
+        let shape = cx.shape_of(value);
+        value_grad = cx.add("Reshape", &[value_grad, shape], Attrs::new());
+    }
+    Ok(value_grad)
+}
+
+/// Emits a product whose result, after `finish`, is output 0, row-major over `batch + [m, n]`.
+///
+/// # Errors
+/// When the instruction is faulty.
+fn product(
+    cx: &mut Lower<'_>,
+    dtype: DType,
+    batch: &[usize],
+    (m, n, k): (usize, usize, usize),
+    a: (BufferId, Access),
+    b: (BufferId, Access),
+    finish: impl FnOnce(&mut Lower<'_>, &mut NestBuilder, ortrain_expr::Reg) -> ortrain_expr::Reg,
+) -> Result<(), OpError> {
+    let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
+    let output = cx.output(0);
+    if dtype.is_float() {
+        let accumulated = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let mut nest = cx.nest(&dims, 0);
+        let value = nest.product(accumulated, a.0);
+        let value = finish(cx, &mut nest, value);
+        nest.store_whole(cx, output, value);
+        return cx.step(nest.matmul((batch, m, n, k), a, b));
+    }
+    // Integers are summed in their own type, which no float product does.
+    let space: Vec<usize> = dims.iter().copied().chain([k]).collect();
+    let spread = |access: &Access, row: bool| {
+        let mut strides: Strides = access.strides[..batch.len()].iter().copied().collect();
+        let (first, second) = (access.strides[batch.len()], access.strides[batch.len() + 1]);
+        strides.extend(if row { [first, 0, second] } else { [0, second, first] });
+        strides
+    };
+    let mut nest = cx.nest(&space, 1);
+    let x = nest.load_strided(cx, a.0, 0, &spread(&a.1, true));
+    let y = nest.load_strided(cx, b.0, 0, &spread(&b.1, false));
+    let term = nest.b.mul(x, y);
+    let sum = nest.reduce(ReduceOp::Sum, term);
+    let value = finish(cx, &mut nest, sum);
+    nest.store_outer(cx, output, value);
+    cx.step(nest.reduction())
+}
+
+/// `alpha * A' B' + beta * C`.
+struct Gemm {
+    alpha: f32,
+    beta: f32,
+    trans_a: bool,
+    trans_b: bool,
+}
+
+impl Op for Gemm {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 3, 1)?;
+        cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.same_dtype([0, 1, 2])?;
+        for k in 0..2 {
+            if let Some(shape) = cx.shape(k)
+                && shape.rank() != 2
+            {
+                return Err(OpError::invalid(format!("input {k} has shape {shape}; a matrix is needed")));
+            }
+        }
+        let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else {
+            cx.output(0, dtype, Some(cx.unknown_shape(0, 2)));
+            return Ok(());
+        };
+        let ((m, k), (l, n)) = (oriented(a, self.trans_a), oriented(b, self.trans_b));
+        if let (Some(k), Some(l)) = (k.known(), l.known())
+            && k != l
+        {
+            return Err(OpError::invalid(format!(
+                "shapes {a}{} and {b}{} do not fit: {k} and {l} elements to multiply and sum",
+                if self.trans_a { " (transposed)" } else { "" },
+                if self.trans_b { " (transposed)" } else { "" },
+            )));
+        }
+        let shape: Shape = [m, n].into_iter().collect();
+        if let Some(c) = cx.shape(2) {
+            let wide = broadcast(&shape, c)?;
+            if wide.rank() != 2 || wide.iter().zip(shape.iter()).any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y)) {
+                return Err(OpError::invalid(format!("C of shape {c} does not broadcast to the product's {shape}")));
+            }
+        }
+        cx.output(0, dtype, Some(shape));
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (a, b) = (cx.input(0)?, cx.input(1)?);
+        let (ta, tb) = (self.trans_a, self.trans_b);
+        let gemm = |cx: &mut Grad<'_>, x, tx: bool, y, ty: bool| {
+            let attrs = Attrs::new()
+                .with("alpha", self.alpha)
+                .with("transA", i64::from(tx))
+                .with("transB", i64::from(ty));
+            cx.add("Gemm", &[x, y], attrs)
+        };
+        if cx.wants(0) {
+            let gradient = if ta { gemm(cx, b, tb, g, true) } else { gemm(cx, g, false, b, !tb) };
+            cx.give(0, gradient);
+        }
+        if cx.wants(1) {
+            let gradient = if tb { gemm(cx, g, true, a, ta) } else { gemm(cx, a, !ta, g, false) };
+            cx.give(1, gradient);
+        }
+        if let (true, Some(c)) = (cx.wants(2), cx.optional_input(2)) {
+            let y = cx.output(0, "y");
+            let mut gradient = cx.sum_to(g, c, y)?;
+            if self.beta != 1.0 {
+                let beta = cx.constant("beta", Tensor::scalar(cx.dtype(c)?, f64::from(self.beta)));
+                gradient = cx.add("Mul", &[gradient, beta], Attrs::new());
+            }
+            cx.give(2, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims_a, dims_b) = (cx.dims(0), cx.dims(1));
+        let ((m, k), (_, n)) = (oriented(&dims_a, self.trans_a), oriented(&dims_b, self.trans_b));
+        let dtype = cx.dtype(0);
+        let access = |dims: &[usize], transposed: bool| {
+            let mut access = Access::contiguous(dtype, dims);
+            if transposed {
+                access.strides.swap(0, 1);
+            }
+            access
+        };
+        let a = (cx.input(0), access(&dims_a, self.trans_a));
+        let b = (cx.input(1), access(&dims_b, self.trans_b));
+        let c = cx.has(2).then(|| (cx.input(2), cx.dims(2)));
+        let (alpha, beta) = (f64::from(self.alpha), f64::from(self.beta));
+        product(cx, dtype, &[], (m, n, k), a, b, |_, nest, value| {
+            // Integers are scaled in float64: alpha and beta are floats.
+            let ty = nest.b.ty(value);
+            let scaled = |nest: &mut NestBuilder, value, factor: f64| {
+                if factor == 1.0 {
+                    return value;
+                }
+                let wide = if ty.is_float() { ty } else { Type::F64 };
+                let x = nest.b.convert(value, wide);
+                let factor = nest.b.constant(wide, factor);
+                let product = nest.b.mul(x, factor);
+                nest.b.convert(product, ty)
+            };
+            let mut total = scaled(nest, value, alpha);
+            if let Some((buffer, dims)) = c
+                && beta != 0.0
+            {
+                // The space of an integer product has one more axis, for the sum.
+                let mut to: Vec<usize> = nest.dims()[..2].to_vec();
+                to.truncate(2);
+                let mut access = Access::broadcast(dtype, &dims, &to);
+                access.strides.resize(nest.dims().len(), 0);
+                let old = nest.load(buffer, access);
+                let old = scaled(nest, old, beta);
+                total = nest.b.binary(BinaryOp::Add, total, old);
+            }
+            total
+        })
+    }
+}
+
+fn build_matmul(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(MatMul { alpha: 1.0, trans_a: false, trans_b: false }))
+}
+
+fn build_fused(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    for name in ["transBatchA", "transBatchB"] {
+        if node.attrs.int(name)?.unwrap_or(0) != 0 {
+            return Err(OpError::unsupported(format!("{name} is not supported; transpose the input before")));
+        }
+    }
+    Ok(Box::new(MatMul {
+        alpha: node.attrs.float("alpha")?.unwrap_or(1.0),
+        trans_a: node.attrs.int("transA")?.unwrap_or(0) != 0,
+        trans_b: node.attrs.int("transB")?.unwrap_or(0) != 0,
+    }))
+}
+
+fn build_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Gemm {
+        alpha: node.attrs.float("alpha")?.unwrap_or(1.0),
+        beta: node.attrs.float("beta")?.unwrap_or(1.0),
+        trans_a: node.attrs.int("transA")?.unwrap_or(0) != 0,
+        trans_b: node.attrs.int("transB")?.unwrap_or(0) != 0,
+    }))
+}
+
+/// Before opset 11 C is not optional: zeros that do nothing take its place.
+fn downgrade_gemm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 11 && rw.input(2).is_none() {
+        let (a, b) = (rw.required(0)?, rw.required(1)?);
+        let dtype = rw.dtype(a).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+        let zero = rw.constant("C", Tensor::zeros(dtype, vec![1]).expect("one element"));
+        let attrs = rw.attrs().clone().with("beta", 0.0f32);
+        rw.same(&[Some(a), Some(b), Some(zero)], attrs);
+    }
+    Ok(())
+}
+
+/// `FusedMatMul` as Transpose, MatMul and Mul.
+fn decompose_fused(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let mut factors = [rw.required(0)?, rw.required(1)?];
+    let dtype = rw.dtype(factors[0]).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+    for (factor, name) in factors.iter_mut().zip(["transA", "transB"]) {
+        if rw.attrs().int(name)?.unwrap_or(0) == 0 {
+            continue;
+        }
+        let rank = rw.shape(*factor).map(Shape::rank);
+        let rank = rank.ok_or_else(|| OpError::unsupported("the rank of a transposed factor must be known"))?;
+        if rank > 1 {
+            let mut perm: Vec<i64> = (0..rank as i64).collect();
+            perm.swap(rank - 2, rank - 1);
+            *factor = rw.add("Transpose", &[*factor], Attrs::new().with("perm", perm));
+        }
+    }
+    let mut result = rw.add("MatMul", &factors, Attrs::new());
+    let alpha = rw.attrs().float("alpha")?.unwrap_or(1.0);
+    if alpha != 1.0 {
+        let alpha = rw.constant("alpha", Tensor::scalar(dtype, f64::from(alpha)));
+        result = rw.add("Mul", &[result, alpha], Attrs::new());
+    }
+    rw.output(0, result);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "MatMul", &[1, 9, 13], build_matmul),
+        Definition::new("", "Gemm", &[7, 9, 11, 13], build_gemm).downgrade(downgrade_gemm),
+        Definition::new("com.microsoft", "FusedMatMul", &[1], build_fused).decompose(decompose_fused),
+    ]
+}

@@ -1,0 +1,249 @@
+//! What an operator sees when types and shapes are inferred.
+
+use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueType};
+
+use crate::OpError;
+
+/// What is found out about one output.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Inferred {
+    pub(crate) ty: ValueType,
+    pub(crate) sizes: Option<Vec<Dim>>,
+}
+
+/// One node while types and shapes are inferred. Shapes may be symbolic or unknown.
+pub struct Infer<'a> {
+    graph: &'a Graph,
+    node: &'a Node,
+    pub(crate) outputs: Vec<Inferred>,
+}
+
+impl<'a> Infer<'a> {
+    pub(crate) fn new(graph: &'a Graph, node: &'a Node) -> Infer<'a> {
+        Infer { graph, node, outputs: vec![Inferred::default(); node.outputs.len()] }
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &'a Node {
+        self.node
+    }
+
+    /// Checks the numbers of inputs and outputs.
+    ///
+    /// # Errors
+    /// When there are fewer or more, or a needed one is left out.
+    pub fn arity(&self, least: usize, most: usize, outputs: usize) -> Result<(), OpError> {
+        let found = self.node.inputs.len();
+        if found < least || found > most {
+            let wanted = if least == most { least.to_string() } else { format!("{least} to {most}") };
+            return Err(OpError::invalid(format!("it takes {wanted} inputs but has {found}")));
+        }
+        if let Some(missing) = self.node.inputs[..least].iter().position(Option::is_none) {
+            return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
+        }
+        if self.node.outputs.len() > outputs {
+            let found = self.node.outputs.len();
+            return Err(OpError::invalid(format!("it has {outputs} outputs at most but {found} are named")));
+        }
+        Ok(())
+    }
+
+    /// Whether input `k` is there.
+    #[must_use]
+    pub fn has(&self, k: usize) -> bool {
+        self.node.inputs.get(k).copied().flatten().is_some()
+    }
+
+    /// Whether output `k` is used.
+    #[must_use]
+    pub fn wants(&self, k: usize) -> bool {
+        self.node.outputs.get(k).copied().flatten().is_some()
+    }
+
+    /// The type of input `k`.
+    #[must_use]
+    pub fn ty(&self, k: usize) -> &'a ValueType {
+        match self.node.inputs.get(k).copied().flatten() {
+            Some(id) => &self.graph.value(id).ty,
+            None => &ValueType::Unknown,
+        }
+    }
+
+    /// The element type of input `k`, a tensor.
+    ///
+    /// # Errors
+    /// When the type is not known or it is a sequence.
+    pub fn dtype(&self, k: usize) -> Result<DType, OpError> {
+        match self.ty(k) {
+            ValueType::Tensor(dtype, _) => Ok(*dtype),
+            ValueType::Sequence(_) => Err(OpError::invalid(format!("input {k} is a sequence, a tensor is needed"))),
+            ValueType::Unknown => Err(OpError::invalid(format!("the type of input {k} is not declared anywhere"))),
+        }
+    }
+
+    /// The element type of input `k`, which must be one of those that `accepts`.
+    ///
+    /// # Errors
+    /// When it is another.
+    pub fn dtype_where(&self, k: usize, what: &str, accepts: impl Fn(DType) -> bool) -> Result<DType, OpError> {
+        let dtype = self.dtype(k)?;
+        if accepts(dtype) {
+            return Ok(dtype);
+        }
+        Err(OpError::invalid(format!("input {k} is of type {dtype}, {what} is needed")))
+    }
+
+    /// Checks that all the given inputs that are there have one element type, and returns it.
+    ///
+    /// # Errors
+    /// When they differ.
+    pub fn same_dtype(&self, inputs: impl IntoIterator<Item = usize>) -> Result<DType, OpError> {
+        let mut first: Option<(usize, DType)> = None;
+        for k in inputs {
+            if !self.has(k) {
+                continue;
+            }
+            let dtype = self.dtype(k)?;
+            match first {
+                None => first = Some((k, dtype)),
+                Some((other, expected)) if expected != dtype => {
+                    return Err(OpError::invalid(format!(
+                        "input {other} is of type {expected} but input {k} of type {dtype}; insert a Cast"
+                    )));
+                }
+                Some(_) => {}
+            }
+        }
+        first.map(|(_, dtype)| dtype).ok_or_else(|| OpError::invalid("it has no inputs"))
+    }
+
+    /// The shape of input `k`, if at least its rank is known.
+    #[must_use]
+    pub fn shape(&self, k: usize) -> Option<&'a Shape> {
+        self.ty(k).shape()
+    }
+
+    /// The content of input `k`, if it is constant.
+    #[must_use]
+    pub fn constant(&self, k: usize) -> Option<&'a Tensor> {
+        self.graph.value(self.node.inputs.get(k).copied().flatten()?).constant.as_ref()
+    }
+
+    /// The integers of input `k`, if they are constant.
+    #[must_use]
+    pub fn ints(&self, k: usize) -> Option<Vec<i64>> {
+        match self.constant(k) {
+            Some(tensor) => tensor.to_i64(),
+            None => self.sizes(k)?.iter().map(|dim| dim.known().map(|size| size as i64)).collect(),
+        }
+    }
+
+    /// The elements of input `k` as sizes, if they are constant or computed from shapes. Negative ones are no sizes.
+    #[must_use]
+    pub fn sizes(&self, k: usize) -> Option<Vec<Dim>> {
+        let value = self.graph.value(self.node.inputs.get(k).copied().flatten()?);
+        if let Some(sizes) = &value.sizes {
+            return Some(sizes.clone());
+        }
+        let ints = value.constant.as_ref()?.to_i64()?;
+        ints.into_iter().map(|size| usize::try_from(size).ok().map(Dim::Known)).collect()
+    }
+
+    /// Says the type of output `k`. `None`: not even the rank is known.
+    pub fn output(&mut self, k: usize, dtype: DType, shape: Option<Shape>) {
+        if let Some(entry) = self.outputs.get_mut(k) {
+            entry.ty = ValueType::Tensor(dtype, shape);
+        }
+    }
+
+    /// Says the type of output `k`, whatever it is.
+    pub fn output_type(&mut self, k: usize, ty: ValueType) {
+        if let Some(entry) = self.outputs.get_mut(k) {
+            entry.ty = ty;
+        }
+    }
+
+    /// Says the elements of output `k`, where they are sizes. Its type must be said as well.
+    pub fn output_sizes(&mut self, k: usize, sizes: Option<Vec<Dim>>) {
+        if let Some(entry) = self.outputs.get_mut(k) {
+            entry.sizes = sizes;
+        }
+    }
+
+    /// A size that is not known: a symbol named after output `k` and the axis.
+    #[must_use]
+    pub fn unknown_dim(&self, k: usize, axis: usize) -> Dim {
+        let name = self.node.outputs.get(k).copied().flatten().map_or("?", |id| self.graph.name_of(id));
+        Dim::symbol(&format!("{name}.{axis}"))
+    }
+
+    /// A shape of unknown sizes for output `k`.
+    #[must_use]
+    pub fn unknown_shape(&self, k: usize, rank: usize) -> Shape {
+        (0..rank).map(|axis| self.unknown_dim(k, axis)).collect()
+    }
+
+    /// The shape that the given inputs broadcast to, if all ranks are known.
+    ///
+    /// # Errors
+    /// When sizes contradict each other.
+    pub fn broadcast(&self, inputs: impl IntoIterator<Item = usize>) -> Result<Option<Shape>, OpError> {
+        let mut result = Shape::scalar();
+        for k in inputs {
+            let Some(shape) = self.shape(k) else { return Ok(None) };
+            result = broadcast(&result, shape)?;
+        }
+        Ok(Some(result))
+    }
+}
+
+/// The shape two shapes broadcast to (ONNX, "multidirectional broadcasting").
+///
+/// # Errors
+/// When two known sizes differ and neither is 1.
+pub fn broadcast(a: &Shape, b: &Shape) -> Result<Shape, OpError> {
+    let rank = a.rank().max(b.rank());
+    let at = |shape: &Shape, axis: usize| {
+        let lead = rank - shape.rank();
+        if axis < lead { Dim::Known(1) } else { shape[axis - lead].clone() }
+    };
+    (0..rank)
+        .map(|axis| match (at(a, axis), at(b, axis)) {
+            (x, y) if x == y => Ok(x),
+            (x, y) if y.is_one() => Ok(x),
+            (x, y) if x.is_one() => Ok(y),
+            (Dim::Known(x), Dim::Known(y)) => Err(OpError::invalid(format!(
+                "shapes {a} and {b} do not broadcast: axis {axis} is {x} in one and {y} in the other"
+            ))),
+            // A known size other than 1 wins: the symbol is either it or 1.
+            (Dim::Known(x), Dim::Symbol(_)) | (Dim::Symbol(_), Dim::Known(x)) => Ok(Dim::Known(x)),
+            (Dim::Symbol(x), Dim::Symbol(y)) => Ok(Dim::symbol(&format!("max({x},{y})"))),
+        })
+        .collect()
+}
+
+/// An axis counted from the front, from one that may count from the end.
+///
+/// # Errors
+/// When it lies outside `-rank..rank`.
+pub fn normalize_axis(axis: i64, rank: usize) -> Result<usize, OpError> {
+    let from_front = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
+    usize::try_from(from_front)
+        .ok()
+        .filter(|&axis| axis < rank)
+        .ok_or_else(|| OpError::invalid(format!("axis {axis} is out of range for rank {rank}")))
+}
+
+/// Axes counted from the front, each once, ascending.
+///
+/// # Errors
+/// When one lies outside or is named twice.
+pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
+    let mut normal = axes.iter().map(|&axis| normalize_axis(axis, rank)).collect::<Result<Vec<_>, _>>()?;
+    normal.sort_unstable();
+    if normal.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(OpError::invalid(format!("axes {axes:?} name an axis of rank {rank} twice")));
+    }
+    Ok(normal)
+}

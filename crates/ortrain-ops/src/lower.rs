@@ -1,0 +1,437 @@
+//! What an operator sees when it is lowered to instructions.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Access, Builder, Dims, Nest, Reg, ReduceOp, Reduction, Strides, Type};
+use ortrain_graph::{DType, Graph, Node, Tensor, ValueId};
+use ortrain_program::{BufferId, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, Step};
+use rustc_hash::FxHashMap;
+
+use crate::OpError;
+use crate::passes::decompose::decompose_node;
+use crate::passes::infer::infer_node;
+use crate::registry::Registry;
+use crate::rewrite::Rewrite;
+
+/// A part of the state that a sequence is bound to: a whole plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanePart {
+    /// The element type.
+    pub dtype: DType,
+    /// The plane.
+    pub plane: PlaneId,
+    /// The first byte.
+    pub offset: usize,
+    /// The number of elements, padding between tensors included.
+    pub len: usize,
+}
+
+/// Where values are while a program is made.
+#[derive(Debug, Default)]
+pub(crate) struct Values {
+    pub(crate) buffers: FxHashMap<ValueId, BufferId>,
+    pub(crate) sequences: FxHashMap<ValueId, Vec<PlanePart>>,
+    /// The value that says whether gradients overwrite or accumulate: it chooses the entry and has no buffer.
+    pub(crate) reset_flag: Option<ValueId>,
+}
+
+/// One node while it is lowered. Every shape is a list of numbers.
+pub struct Lower<'a> {
+    pub(crate) graph: &'a Graph,
+    pub(crate) node: &'a Node,
+    pub(crate) builder: &'a mut ProgramBuilder,
+    pub(crate) values: &'a mut Values,
+    pub(crate) label: Arc<str>,
+}
+
+impl Lower<'_> {
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        self.node
+    }
+
+    /// Whether input `k` is there.
+    #[must_use]
+    pub fn has(&self, k: usize) -> bool {
+        self.node.inputs.get(k).copied().flatten().is_some()
+    }
+
+    /// Whether output `k` is used.
+    #[must_use]
+    pub fn wants(&self, k: usize) -> bool {
+        self.node.outputs.get(k).copied().flatten().is_some()
+    }
+
+    fn input_id(&self, k: usize) -> ValueId {
+        self.node.inputs.get(k).copied().flatten().expect("inference checked that the input is there")
+    }
+
+    fn output_id(&self, k: usize) -> ValueId {
+        self.node.outputs.get(k).copied().flatten().expect("asked for an output that is used")
+    }
+
+    fn dims_of(&self, id: ValueId) -> Vec<usize> {
+        let shape = self.graph.value(id).ty.shape().and_then(ortrain_graph::Shape::concrete);
+        shape.expect("nodes are lowered when all shapes are numbers")
+    }
+
+    fn dtype_of(&self, id: ValueId) -> DType {
+        self.graph.value(id).ty.dtype().expect("inference found the type")
+    }
+
+    /// The shape of input `k`.
+    #[must_use]
+    pub fn dims(&self, k: usize) -> Vec<usize> {
+        self.dims_of(self.input_id(k))
+    }
+
+    /// The element type of input `k`.
+    #[must_use]
+    pub fn dtype(&self, k: usize) -> DType {
+        self.dtype_of(self.input_id(k))
+    }
+
+    /// The shape of output `k`.
+    #[must_use]
+    pub fn out_dims(&self, k: usize) -> Vec<usize> {
+        self.dims_of(self.output_id(k))
+    }
+
+    /// The element type of output `k`.
+    #[must_use]
+    pub fn out_dtype(&self, k: usize) -> DType {
+        self.dtype_of(self.output_id(k))
+    }
+
+    /// The content of input `k`, if it is constant.
+    #[must_use]
+    pub fn constant(&self, k: usize) -> Option<&Tensor> {
+        self.graph.value(self.node.inputs.get(k).copied().flatten()?).constant.as_ref()
+    }
+
+    /// The name of output `k`, for streams of random numbers.
+    #[must_use]
+    pub fn output_name(&self, k: usize) -> &str {
+        self.graph.name_of(self.output_id(k))
+    }
+
+    /// The planes that input `k`, a sequence, is bound to.
+    ///
+    /// # Errors
+    /// When it is bound to none.
+    pub fn planes(&self, k: usize) -> Result<Vec<PlanePart>, OpError> {
+        self.values.sequences.get(&self.input_id(k)).cloned().ok_or_else(|| {
+            OpError::unsupported("a sequence of tensors can only be run when it is bound to the planes of a state")
+        })
+    }
+
+    /// Says that output `k` is the sequence bound to these planes.
+    pub fn set_planes(&mut self, k: usize, parts: Vec<PlanePart>) {
+        if self.wants(k) {
+            self.values.sequences.insert(self.output_id(k), parts);
+        }
+    }
+
+    /// The buffer of a part of a plane.
+    pub fn plane_buffer(&mut self, part: PlanePart, label: &str) -> BufferId {
+        self.builder.plane(label, part.dtype, part.len, part.plane, part.offset)
+    }
+
+    fn buffer_of(&mut self, id: ValueId) -> BufferId {
+        if let Some(&buffer) = self.values.buffers.get(&id) {
+            return buffer;
+        }
+        let value = self.graph.value(id);
+        let tensor = value.constant.as_ref().expect("a value is made before it is used");
+        let buffer = self.builder.constant(&value.name, tensor);
+        self.values.buffers.insert(id, buffer);
+        buffer
+    }
+
+    /// The buffer of input `k`.
+    pub fn input(&mut self, k: usize) -> BufferId {
+        self.buffer_of(self.input_id(k))
+    }
+
+    /// The buffer of output `k`, in the work arena.
+    pub fn output(&mut self, k: usize) -> BufferId {
+        let id = self.output_id(k);
+        if let Some(&buffer) = self.values.buffers.get(&id) {
+            return buffer;
+        }
+        let len = self.dims_of(id).iter().product();
+        let buffer = self.builder.work(self.graph.name_of(id), self.dtype_of(id), len);
+        self.values.buffers.insert(id, buffer);
+        buffer
+    }
+
+    /// Says that output `k` is the same elements as input `i` (under another shape, perhaps). Nothing is copied.
+    pub fn alias(&mut self, k: usize, i: usize) {
+        if !self.wants(k) {
+            return;
+        }
+        let buffer = self.input(i);
+        self.values.buffers.insert(self.output_id(k), buffer);
+    }
+
+    /// A buffer for something in between.
+    pub fn temp(&mut self, name: &str, dtype: DType, len: usize) -> BufferId {
+        let label = format!("{}/{name}", self.node.present_outputs().next().map_or("", |id| self.graph.name_of(id)));
+        self.builder.work(&label, dtype, len)
+    }
+
+    /// A constant.
+    pub fn constant_buffer(&mut self, name: &str, tensor: &Tensor) -> BufferId {
+        self.builder.constant(name, tensor)
+    }
+
+    /// Whether input `k` is the flag that chooses between overwriting and accumulating gradients.
+    #[must_use]
+    pub fn is_reset_flag(&self, k: usize) -> bool {
+        self.node.inputs.get(k).copied().flatten().is_some_and(|id| self.values.reset_flag == Some(id))
+    }
+
+    /// Emits an instruction.
+    ///
+    /// # Errors
+    /// When it is faulty.
+    pub fn step(&mut self, step: Step) -> Result<(), OpError> {
+        Ok(self.builder.step(step, Entries::ALL, &self.label)?)
+    }
+
+    /// Emits an instruction for one entry.
+    ///
+    /// # Errors
+    /// When it is faulty.
+    pub fn step_for(&mut self, entry: Entry, step: Step) -> Result<(), OpError> {
+        Ok(self.builder.step(step, Entries::only(entry), &self.label)?)
+    }
+
+    /// Starts a nest over `dims`, of whose axes the last `inner` are reduced.
+    #[must_use]
+    pub fn nest(&self, dims: &[usize], inner: usize) -> NestBuilder {
+        NestBuilder {
+            dims: dims.iter().copied().collect(),
+            inner,
+            loads: Vec::new(),
+            reads: Vec::new(),
+            reductions: Vec::new(),
+            stores: Vec::new(),
+            writes: Vec::new(),
+            results: Vec::new(),
+            b: Builder::new(),
+        }
+    }
+
+    /// The element type of a buffer.
+    #[must_use]
+    pub fn buffer_dtype(&self, buffer: BufferId) -> DType {
+        self.builder.buffer(buffer).dtype
+    }
+
+    /// The number of elements of a buffer.
+    #[must_use]
+    pub fn buffer_len(&self, buffer: BufferId) -> usize {
+        self.builder.buffer(buffer).len
+    }
+
+    /// A row-major access to a buffer of shape `dims`.
+    #[must_use]
+    pub fn whole(&self, buffer: BufferId, dims: &[usize]) -> Access {
+        Access::contiguous(self.buffer_dtype(buffer), dims)
+    }
+
+    /// Lowers the operator's decomposition.
+    ///
+    /// # Errors
+    /// When it has none, or a part of it cannot be lowered.
+    pub fn lower_decomposition(&mut self) -> Result<(), OpError> {
+        let definition = Registry::standard().find(&self.node.domain, &self.node.op);
+        let rewrite = definition.and_then(|d| d.decompose).ok_or_else(|| {
+            OpError::unsupported("it can be read and written, but there is nothing to run it with yet")
+        })?;
+        let mut graph = self.graph.clone();
+        let index = graph.nodes.iter().position(|node| node.outputs == self.node.outputs);
+        let index = index.expect("the node is one of its graph");
+        let mut rw = Rewrite::new(self.graph, self.node, i64::MAX);
+        rewrite(&mut rw)?;
+        let count = rw.patch().1.nodes.len();
+        // Only the decomposition matters here; what comes after it keeps its place.
+        rw.into_patch().apply(&mut graph, &[index]);
+        for at in index..index + count {
+            infer_node(&mut graph, at).map_err(|e| OpError::Subgraph(Box::new(e)))?;
+            crate::passes::fold::fold_node(&mut graph, at).map_err(|e| OpError::Subgraph(Box::new(e)))?;
+            let node = graph.nodes[at].clone();
+            if node.present_outputs().all(|id| graph.value(id).constant.is_some()) {
+                continue;
+            }
+            let op = crate::registry::build(&graph, &node).map_err(|e| OpError::Subgraph(Box::new(e)))?;
+            let mut inner = Lower {
+                graph: &graph,
+                node: &node,
+                builder: self.builder,
+                values: self.values,
+                label: self.label.clone(),
+            };
+            op.lower(&mut inner)?;
+        }
+        // A result that turned out constant still needs its buffer.
+        for id in self.node.present_outputs() {
+            if let (None, Some(tensor)) = (self.values.buffers.get(&id), &graph.value(id).constant) {
+                let buffer = self.builder.constant(graph.name_of(id), tensor);
+                self.values.buffers.insert(id, buffer);
+            }
+        }
+        let _ = decompose_node;
+        Ok(())
+    }
+}
+
+/// Puts a nest together: loads, expression, reductions, stores.
+pub struct NestBuilder {
+    dims: Dims,
+    inner: usize,
+    loads: Vec<Access>,
+    reads: Vec<BufferId>,
+    reductions: Vec<(ReduceOp, Reg)>,
+    stores: Vec<Access>,
+    writes: Vec<BufferId>,
+    results: Vec<Reg>,
+    /// The expression.
+    pub b: Builder,
+}
+
+impl NestBuilder {
+    /// The sizes of the axes.
+    #[must_use]
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Adds a load and returns its slot, for computed indices.
+    pub fn slot(&mut self, buffer: BufferId, access: Access) -> usize {
+        self.loads.push(access);
+        self.reads.push(buffer);
+        self.loads.len() - 1
+    }
+
+    /// The element of a buffer at the current index, in the type it is computed in.
+    pub fn load(&mut self, buffer: BufferId, access: Access) -> Reg {
+        let ty = Type::of(access.dtype);
+        let slot = self.slot(buffer, access);
+        self.b.load(slot, ty)
+    }
+
+    /// A load of a buffer of shape `dims`, broadcast to the nest's space (trailing axes aligned).
+    pub fn load_broadcast(&mut self, buffer: BufferId, dtype: DType, dims: &[usize]) -> Reg {
+        let access = Access::broadcast(dtype, dims, &self.dims);
+        self.load(buffer, access)
+    }
+
+    /// A load whose strides are given.
+    pub fn load_strided(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize, strides: &[isize]) -> Reg {
+        let access = Access {
+            dtype: cx.buffer_dtype(buffer),
+            offset,
+            strides: strides.iter().copied().collect(),
+            len: cx.buffer_len(buffer),
+        };
+        self.load(buffer, access)
+    }
+
+    /// Reduces a value over the inner axes.
+    pub fn reduce(&mut self, op: ReduceOp, value: Reg) -> Reg {
+        let ty = self.b.ty(value);
+        self.reductions.push((op, value));
+        self.b.reduced(self.reductions.len() - 1, ty)
+    }
+
+    /// Stores a value, converted to the type of the access.
+    pub fn store(&mut self, buffer: BufferId, access: Access, value: Reg) {
+        let value = self.b.convert(value, Type::of(access.dtype));
+        self.stores.push(access);
+        self.writes.push(buffer);
+        self.results.push(value);
+    }
+
+    /// Stores a value at every index, row-major.
+    pub fn store_whole(&mut self, cx: &Lower<'_>, buffer: BufferId, value: Reg) {
+        let access = Access::contiguous(cx.buffer_dtype(buffer), &self.dims);
+        self.store(buffer, access, value);
+    }
+
+    /// Stores a value once per outer point, row-major over the outer axes.
+    pub fn store_outer(&mut self, cx: &Lower<'_>, buffer: BufferId, value: Reg) {
+        let outer = self.dims.len() - self.inner;
+        let mut access = Access::contiguous(cx.buffer_dtype(buffer), &self.dims[..outer]);
+        access.strides.resize(self.dims.len(), 0);
+        self.store(buffer, access, value);
+    }
+
+    /// Stores a value with the given strides.
+    pub fn store_strided(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize, strides: Strides, value: Reg) {
+        let access = Access { dtype: cx.buffer_dtype(buffer), offset, strides, len: cx.buffer_len(buffer) };
+        self.store(buffer, access, value);
+    }
+
+    /// The nest with its buffers.
+    #[must_use]
+    pub fn finish(self) -> Loop {
+        let values: Vec<Reg> = self.reductions.iter().map(|&(_, value)| value).collect();
+        let (expr, values) = self.b.finish_keeping(&self.results, &values);
+        let reductions =
+            self.reductions.iter().zip(values).map(|(&(op, _), value)| Reduction { op, value }).collect();
+        let nest = Nest {
+            dims: self.dims,
+            inner: self.inner,
+            loads: self.loads,
+            expr,
+            reductions,
+            stores: self.stores,
+        };
+        Loop { nest, reads: self.reads, writes: self.writes }
+    }
+
+    /// The nest as a map.
+    #[must_use]
+    pub fn map(self) -> Step {
+        Step::Map(self.finish())
+    }
+
+    /// The nest as a reduction over inner axes. It becomes a [`Step::Col`] if that is how its loads lie in memory: the
+    /// last outer axis is contiguous and no inner axis is.
+    #[must_use]
+    pub fn reduction(self) -> Step {
+        let outer = self.dims.len() - self.inner;
+        let l = self.finish();
+        let along = |axis: usize| l.nest.loads.iter().any(|access| access.strides[axis] == 1);
+        let last_outer = (0..outer).rev().find(|&axis| l.nest.dims[axis] > 1);
+        let inner_contiguous = (outer..l.nest.dims.len()).any(|axis| l.nest.dims[axis] > 1 && along(axis));
+        if l.nest.reductions.len() == 1 && !inner_contiguous && last_outer.is_some_and(along) {
+            Step::Col(l)
+        } else {
+            Step::Row(l)
+        }
+    }
+
+    /// The nest as the epilogue of a product; its load 0 must be the one made by [`NestBuilder::product`].
+    #[must_use]
+    pub fn matmul(
+        self,
+        (batch, m, n, k): (&[usize], usize, usize, usize),
+        (a, a_access): (BufferId, Access),
+        (b, b_access): (BufferId, Access),
+    ) -> Step {
+        let batch = batch.iter().copied().collect();
+        Step::MatMul(MatMul { batch, m, n, k, a, a_access, b, b_access, epilogue: self.finish() })
+    }
+
+    /// The product of the matrices, as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it
+    /// is not read.
+    pub fn product(&mut self, dtype: DType, placeholder: BufferId) -> Reg {
+        assert!(self.loads.is_empty(), "the product is load 0");
+        let access = Access::contiguous(dtype, &self.dims.clone());
+        self.load(placeholder, access)
+    }
+}

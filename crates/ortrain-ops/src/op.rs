@@ -1,0 +1,117 @@
+//! What an operator is.
+
+use std::sync::Arc;
+
+use ortrain_graph::{Graph, Node};
+use ortrain_program::HostFunction;
+
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::rewrite::Rewrite;
+use crate::OpError;
+
+/// One application of an operator, its attributes read.
+pub trait Op {
+    /// Checks arity, types and shapes, and says the types and shapes of the outputs (and their elements, where they
+    /// are sizes computed from shapes).
+    ///
+    /// # Errors
+    /// What contradicts the operator's definition.
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError>;
+
+    /// Adds the nodes that compute the gradients of the inputs that want one. May ask for further forward outputs.
+    /// The default is for operators whose derivative is zero or that have none: they give nothing.
+    ///
+    /// # Errors
+    /// What prevents a gradient, and what would help.
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let _ = cx;
+        Ok(())
+    }
+
+    /// Emits the instructions that compute the outputs; all shapes are numbers by now. The default lowers the
+    /// operator's decomposition.
+    ///
+    /// # Errors
+    /// What prevents it.
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        cx.lower_decomposition()
+    }
+
+    /// Where the operator runs.
+    fn placement(&self) -> Placement {
+        Placement::Program
+    }
+}
+
+/// Where an operator runs.
+#[derive(Clone, Debug)]
+pub enum Placement {
+    /// As instructions of a program.
+    Program,
+    /// As a function on the host: the shapes of its results depend on values.
+    Host(Arc<dyn HostFunction>),
+    /// As one of two schedules, made of the subgraphs in these attributes, chosen by the first input.
+    If {
+        /// The attribute with the graph that runs if the condition holds.
+        then_branch: &'static str,
+        /// The attribute with the graph that runs if not.
+        else_branch: &'static str,
+    },
+}
+
+/// Rewrites a node of an older version, or into one.
+pub type RewriteFn = fn(&mut Rewrite<'_>) -> Result<(), OpError>;
+
+/// The definition of an operator.
+pub struct Definition {
+    /// The domain; empty for `ai.onnx`.
+    pub domain: &'static str,
+    /// The name.
+    pub name: &'static str,
+    /// Every version of the set in which the operator's schema changed, oldest supported first.
+    pub since: &'static [i64],
+    /// Reads the attributes of a node of the newest version.
+    pub build: fn(&Graph, &Node) -> Result<Box<dyn Op>, OpError>,
+    /// Rewrites a node of an older version ([`Rewrite::version`]) to the newest. `None`: older nodes mean the same.
+    pub upgrade: Option<RewriteFn>,
+    /// Rewrites a node for an older set ([`Rewrite::version`] is the target). `None`: it is written as it is.
+    pub downgrade: Option<RewriteFn>,
+    /// Rewrites a node as other operators, in the newest version.
+    pub decompose: Option<RewriteFn>,
+}
+
+impl Definition {
+    /// A definition without rewrites.
+    #[must_use]
+    pub const fn new(
+        domain: &'static str,
+        name: &'static str,
+        since: &'static [i64],
+        build: fn(&Graph, &Node) -> Result<Box<dyn Op>, OpError>,
+    ) -> Definition {
+        Definition { domain, name, since, build, upgrade: None, downgrade: None, decompose: None }
+    }
+
+    /// With a rewrite from older versions.
+    #[must_use]
+    pub const fn upgrade(mut self, rewrite: RewriteFn) -> Definition {
+        self.upgrade = Some(rewrite);
+        self
+    }
+
+    /// With a rewrite to older versions.
+    #[must_use]
+    pub const fn downgrade(mut self, rewrite: RewriteFn) -> Definition {
+        self.downgrade = Some(rewrite);
+        self
+    }
+
+    /// With a decomposition.
+    #[must_use]
+    pub const fn decompose(mut self, rewrite: RewriteFn) -> Definition {
+        self.decompose = Some(rewrite);
+        self
+    }
+}

@@ -1,0 +1,46 @@
+//! Nodes written as other operators.
+
+use ortrain_graph::Graph;
+
+use crate::registry::Registry;
+use crate::rewrite::Rewrite;
+use crate::Error;
+
+/// Replaces the node at `index` by its decomposition, if it has one. Returns how many nodes came in its place.
+///
+/// # Errors
+/// When the decomposition cannot express the node.
+pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<usize>, Error> {
+    let node = graph.nodes[index].clone();
+    let Some(rewrite) = Registry::standard().find(&node.domain, &node.op).and_then(|d| d.decompose) else {
+        return Ok(None);
+    };
+    let mut rw = Rewrite::new(graph, &node, i64::MAX);
+    rewrite(&mut rw).map_err(|source| Error::at(graph, &node, source))?;
+    let patch = rw.into_patch();
+    let count = patch.nodes.len();
+    patch.apply(graph, &[index]);
+    Ok(Some(count))
+}
+
+/// Standardise: replaces every operator outside `ai.onnx` by its decomposition, so that any runtime of plain ONNX can
+/// run the graph. Types must have been inferred; those of new values are inferred on the way.
+///
+/// # Errors
+/// When an operator has no decomposition, or it cannot express a node.
+pub fn standardise(graph: &mut Graph) -> Result<(), Error> {
+    let mut index = 0;
+    while index < graph.nodes.len() {
+        if graph.nodes[index].domain.is_empty() {
+            crate::passes::infer::infer_node(graph, index)?;
+            index += 1;
+            continue;
+        }
+        if decompose_node(graph, index)?.is_none() {
+            let node = &graph.nodes[index];
+            let source = crate::OpError::unsupported("it has no decomposition into operators of ai.onnx");
+            return Err(Error::at(graph, node, source));
+        }
+    }
+    Ok(())
+}

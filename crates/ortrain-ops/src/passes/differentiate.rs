@@ -1,0 +1,202 @@
+//! The gradient of a graph is a graph: one reverse walk over the path between the values to be trained and the loss.
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::grad::Grad;
+use crate::registry::build;
+use crate::Error;
+
+/// Adds the nodes that compute the gradients of `loss` (one float, rank 0) with respect to `targets`. Returns the
+/// gradients, named `<target>_grad`. Types must have been inferred; those of the new values are inferred as well.
+///
+/// # Errors
+/// When the loss is not one float, or a target reaches it through no differentiable path: the message names the
+/// operators and nodes that cut it.
+pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> Result<Vec<ValueId>, Error> {
+    let name = graph.name_of(loss).to_owned();
+    let dtype = match &graph.value(loss).ty {
+        ValueType::Tensor(dtype, Some(shape)) if dtype.is_float() && shape.rank() == 0 => *dtype,
+        ty => {
+            return Err(Error::Loss(format!(
+                "the loss must be one float of rank 0, but {name:?} is {ty}; reduce it with ReduceMean or ReduceSum \
+                 (keepdims=0)"
+            )));
+        }
+    };
+    let seed = graph.add_constant(&format!("{name}_grad"), Tensor::scalar(dtype, 1.0));
+    let gradients = backpropagate(graph, &[(loss, seed)], targets)?;
+    let gradients: Vec<ValueId> = targets
+        .iter()
+        .zip(gradients)
+        .map(|(&target, gradient)| gradient.ok_or_else(|| no_path(graph, target, loss)))
+        .collect::<Result<_, _>>()?;
+    Ok(gradients)
+}
+
+/// Adds the nodes that carry gradients from some values back to others. `seeds` are values with their gradients;
+/// the result has a gradient for each target, or `None` where nothing arrives.
+///
+/// # Errors
+/// When an operator on the path cannot be differentiated.
+pub(crate) fn backpropagate(
+    graph: &mut Graph,
+    seeds: &[(ValueId, ValueId)],
+    targets: &[ValueId],
+) -> Result<Vec<Option<ValueId>>, Error> {
+    let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
+    let forward = graph.nodes.len();
+
+    // Values that depend on a target through floats.
+    let mut dependent: FxHashSet<ValueId> = targets.iter().copied().collect();
+    for node in &graph.nodes {
+        if node.present_inputs().any(|input| dependent.contains(&input)) {
+            dependent.extend(node.present_outputs().filter(|&output| is_float(graph, output)));
+        }
+    }
+
+    let mut arriving: FxHashMap<ValueId, Vec<ValueId>> = FxHashMap::default();
+    for &(value, gradient) in seeds {
+        arriving.entry(value).or_default().push(gradient);
+    }
+    let mut named: FxHashSet<ValueId> = seeds.iter().map(|&(_, gradient)| gradient).collect();
+    let mut added: Vec<Node> = Vec::new();
+    for index in (0..forward).rev() {
+        let node = graph.nodes[index].clone();
+        let on_path = node.present_outputs().any(|output| arriving.contains_key(&output));
+        let wanted: Vec<bool> =
+            node.inputs.iter().map(|port| port.is_some_and(|id| dependent.contains(&id) && is_float(graph, id))).collect();
+        if !on_path || !wanted.contains(&true) {
+            continue;
+        }
+        let output_grads: Vec<Option<ValueId>> = node
+            .outputs
+            .iter()
+            .map(|port| port.and_then(|id| total(graph, &mut added, &mut arriving, &mut named, id)))
+            .collect();
+        let op = build(graph, &node)?;
+        let label = if node.name.is_empty() { node.op.to_string() } else { node.name.to_string() };
+        let mut cx = Grad {
+            graph,
+            node_index: index,
+            nodes: &mut added,
+            prefix: format!("{label}_Grad/"),
+            output_grads,
+            input_grads: vec![None; node.inputs.len()],
+            wanted: wanted.clone(),
+        };
+        let outcome = op.grad(&mut cx);
+        let input_grads = std::mem::take(&mut cx.input_grads);
+        outcome.map_err(|source| Error::at(graph, &graph.nodes[index], source))?;
+        for ((port, gradient), wanted) in node.inputs.iter().zip(input_grads).zip(wanted) {
+            if let (Some(id), Some(gradient), true) = (port, gradient, wanted) {
+                arriving.entry(*id).or_default().push(gradient);
+            }
+        }
+    }
+    let totals: Vec<Option<ValueId>> =
+        targets.iter().map(|&target| total(graph, &mut added, &mut arriving, &mut named, target)).collect();
+    // A gradient that stands for several values (a sum passes its own on) gets a name for each target.
+    let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+    let mut results = Vec::with_capacity(totals.len());
+    for (&target, found) in targets.iter().zip(totals) {
+        let Some(gradient) = found else {
+            results.push(None);
+            continue;
+        };
+        let wanted_name = format!("{}_grad", graph.name_of(target));
+        let own = seen.insert(gradient) && graph.name_of(gradient) == wanted_name;
+        results.push(Some(if own {
+            gradient
+        } else {
+            let copy = graph.add_value(&wanted_name, graph.value(target).ty.clone());
+            added.push(Node::new("", "Identity", &[Some(gradient)], &[Some(copy)], Attrs::new()));
+            copy
+        }));
+    }
+    graph.nodes.extend(added);
+    // Forward nodes may have been asked for more outputs, so their types come first.
+    crate::passes::infer::infer(graph)?;
+    Ok(results)
+}
+
+/// The sum of what arrives at a value, named `<value>_grad`.
+fn total(
+    graph: &mut Graph,
+    added: &mut Vec<Node>,
+    arriving: &mut FxHashMap<ValueId, Vec<ValueId>>,
+    named: &mut FxHashSet<ValueId>,
+    value: ValueId,
+) -> Option<ValueId> {
+    let parts = arriving.get(&value)?.clone();
+    let name = format!("{}_grad", graph.name_of(value));
+    let sum = match parts.as_slice() {
+        [] => return None,
+        [one] => {
+            // Give it the name it deserves, unless it already serves another value or was there before.
+            let made_here = added.iter().any(|node| node.present_outputs().any(|output| output == *one));
+            if made_here && named.insert(*one) {
+                graph.rename(*one, &name);
+            }
+            *one
+        }
+        many => {
+            for (k, &part) in many.iter().enumerate() {
+                let made_here = added.iter().any(|node| node.present_outputs().any(|output| output == part));
+                if made_here && named.insert(part) {
+                    graph.rename(part, &format!("{name}_{k}"));
+                }
+            }
+            let sum = graph.add_value(&name, graph.value(value).ty.clone());
+            let inputs: Vec<Option<ValueId>> = many.iter().copied().map(Some).collect();
+            let mut node = Node::new("", "Sum", &inputs, &[Some(sum)], Attrs::new());
+            node.name = format!("AccumulateGrad_{name}").into();
+            added.push(node);
+            named.insert(sum);
+            sum
+        }
+    };
+    arriving.insert(value, vec![sum]);
+    Some(sum)
+}
+
+/// Why no gradient arrives at a target.
+fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
+    let users: Vec<&Node> =
+        graph.nodes.iter().filter(|node| node.present_inputs().any(|input| input == target)).collect();
+    let value = graph.name_of(target).to_owned();
+    let dtype = graph.value(target).ty.dtype();
+    let reason = if dtype.is_some_and(|dtype| !dtype.is_float()) {
+        format!("its elements are {}, not floats", graph.value(target).ty)
+    } else if users.is_empty() {
+        "no node uses it".to_owned()
+    } else {
+        // The last nodes on the way that depend on it but pass nothing back.
+        let mut reached: FxHashSet<ValueId> = [target].into_iter().collect();
+        let mut needed: FxHashSet<ValueId> = [loss].into_iter().collect();
+        for node in graph.nodes.iter().rev() {
+            if node.present_outputs().any(|output| needed.contains(&output)) {
+                needed.extend(node.present_inputs());
+            }
+        }
+        if !needed.contains(&target) {
+            return Error::NoPath { value, reason: format!("{:?} does not depend on it", graph.name_of(loss)) };
+        }
+        let mut cuts = Vec::new();
+        for node in &graph.nodes {
+            let depends = node.present_inputs().any(|input| reached.contains(&input));
+            let leads_on = node.present_outputs().any(|output| needed.contains(&output));
+            if !depends || !leads_on {
+                continue;
+            }
+            let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
+            if floats && !crate::families::has_zero_derivative(&node.domain, &node.op) {
+                reached.extend(node.present_outputs());
+            } else {
+                cuts.push(graph.node_label(node));
+            }
+        }
+        format!("every path from it to the loss goes through {}, which passes no gradient back", cuts.join(", "))
+    };
+    Error::NoPath { value, reason }
+}

@@ -1,0 +1,79 @@
+//! Folding: what depends on constants and shapes only is computed once, by lowering and the reference evaluator.
+
+use std::sync::Arc;
+
+use ortrain_expr::Mode;
+use ortrain_graph::{Graph, Tensor, ValueType};
+use ortrain_program::{ProgramBuilder, Scalars, reference};
+
+use crate::lower::{Lower, Values};
+use crate::op::Placement;
+use crate::registry::build;
+use crate::{Error, OpError};
+
+/// Results of more elements than this are left to the program: the evaluator is slow.
+const LARGEST_FOLDED: usize = 1 << 20;
+
+/// Computes the outputs of a node now, if its inputs are constant or its outputs are known sizes.
+///
+/// # Errors
+/// When the node cannot be lowered or its evaluation fails (an index out of range, say).
+pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
+    let node = graph.nodes[index].clone();
+    for id in node.present_outputs() {
+        let value = graph.value(id);
+        let (Some(sizes), ValueType::Tensor(dtype, Some(shape))) = (&value.sizes, &value.ty) else { continue };
+        let known: Option<Vec<i64>> = sizes.iter().map(|dim| dim.known().map(|size| size as i64)).collect();
+        if let (Some(known), Some(dims), ortrain_graph::DType::I64) = (known, shape.concrete(), *dtype)
+            && dims.iter().product::<usize>() == known.len()
+        {
+            graph.value_mut(id).constant = Some(Tensor::i64(&dims, &known));
+        }
+    }
+    let done = node.present_outputs().all(|id| graph.value(id).constant.is_some());
+    let constant_inputs = node.present_inputs().all(|id| graph.value(id).constant.is_some());
+    if done || !constant_inputs || node.captures > 0 || Graph::subgraphs(&node).next().is_some() {
+        return Ok(());
+    }
+    let mut elements = 0usize;
+    for id in node.present_outputs() {
+        match graph.value(id).ty.shape().and_then(ortrain_graph::Shape::concrete) {
+            Some(dims) => elements = elements.saturating_add(dims.iter().product()),
+            None => return Ok(()),
+        }
+    }
+    if elements > LARGEST_FOLDED {
+        return Ok(());
+    }
+    let op = build(graph, &node)?;
+    if !matches!(op.placement(), Placement::Program) || is_random(graph, &node) {
+        return Ok(());
+    }
+    let label: Arc<str> = graph.node_label(&node).into();
+    let mut builder = ProgramBuilder::new();
+    let mut values = Values::default();
+    let mut cx = Lower { graph, node: &node, builder: &mut builder, values: &mut values, label };
+    op.lower(&mut cx).map_err(|source| Error::at(graph, &node, source))?;
+    let ids: Vec<_> = node.present_outputs().collect();
+    let outputs: Vec<_> = ids.iter().filter_map(|id| values.buffers.get(id).copied()).collect();
+    if outputs.len() != ids.len() {
+        return Ok(());
+    }
+    let program = builder.finish(Vec::new(), outputs)?;
+    let results = reference::evaluate(&program, Mode::Exact, &[], Scalars::default())
+        .map_err(|error| Error::at(graph, &node, OpError::Invalid(error.to_string())))?;
+    for (id, elements) in ids.into_iter().zip(results) {
+        let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { continue };
+        let Some(dims) = shape.concrete() else { continue };
+        let data = reference::encode(*dtype, &elements);
+        let tensor = Tensor::new(*dtype, dims, data.into()).expect("the evaluator fills the inferred shape");
+        graph.value_mut(id).constant = Some(tensor);
+    }
+    Ok(())
+}
+
+/// Whether a node draws random numbers, so that its result is another one on every run.
+fn is_random(graph: &Graph, node: &ortrain_graph::Node) -> bool {
+    let _ = graph;
+    crate::families::draws_random_numbers(&node.domain, &node.op)
+}

@@ -1,0 +1,63 @@
+//! Types and shapes of every value.
+
+use ortrain_graph::{Graph, ValueType};
+
+use crate::infer::Infer;
+use crate::registry::build;
+use crate::{Error, OpError};
+
+/// Infers the types and shapes of all values, in order. What a file declares is checked against what is inferred.
+///
+/// # Errors
+/// The first node that contradicts its operator's definition, or its declaration.
+pub fn infer(graph: &mut Graph) -> Result<(), Error> {
+    for index in 0..graph.nodes.len() {
+        infer_node(graph, index)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
+    let node = &graph.nodes[index];
+    let op = build(graph, node)?;
+    let mut cx = Infer::new(graph, node);
+    op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
+    let found = cx.outputs;
+    let outputs = node.outputs.clone();
+    for (port, inferred) in outputs.into_iter().zip(found) {
+        let Some(id) = port else { continue };
+        let merged = merge(&graph.value(id).ty, inferred.ty).map_err(|(declared, inferred)| {
+            let message =
+                format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
+            Error::at(graph, &graph.nodes[index], OpError::Invalid(message))
+        })?;
+        let value = graph.value_mut(id);
+        value.ty = merged;
+        value.sizes = inferred.sizes;
+    }
+    Ok(())
+}
+
+/// What is declared and what is inferred, together: each may know what the other does not.
+fn merge(declared: &ValueType, inferred: ValueType) -> Result<ValueType, (ValueType, ValueType)> {
+    match (declared, &inferred) {
+        (ValueType::Unknown, _) => Ok(inferred),
+        (_, ValueType::Unknown) => Ok(declared.clone()),
+        (ValueType::Tensor(a, from), ValueType::Tensor(b, to)) if a == b => match (from, to) {
+            (_, None) => Ok(declared.clone()),
+            (None, _) => Ok(inferred),
+            (Some(from), Some(to)) if from.rank() == to.rank() => {
+                let contradiction =
+                    from.iter().zip(to.iter()).any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
+                if contradiction {
+                    return Err((declared.clone(), inferred));
+                }
+                let dims = from.iter().zip(to.iter()).map(|(x, y)| if y.known().is_some() { y } else if x.known().is_some() { x } else { y });
+                Ok(ValueType::Tensor(*a, Some(dims.cloned().collect())))
+            }
+            _ => Err((declared.clone(), inferred)),
+        },
+        (ValueType::Sequence(a), ValueType::Sequence(b)) if a == b => Ok(inferred),
+        _ => Err((declared.clone(), inferred)),
+    }
+}

@@ -1,0 +1,8 @@
+//! Rewrites of graphs, each a pure function from one graph to the next.
+
+pub mod decompose;
+pub mod differentiate;
+pub mod fold;
+pub mod infer;
+pub mod specialise;
+pub mod versions;

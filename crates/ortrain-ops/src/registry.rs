@@ -1,0 +1,62 @@
+//! The list of operators.
+
+use std::sync::OnceLock;
+
+use ortrain_graph::{Graph, Node};
+use rustc_hash::FxHashMap;
+
+use crate::op::{Definition, Op};
+use crate::{Error, families};
+
+/// The newest version of `ai.onnx` that can be read.
+pub const NEWEST_OPSET: i64 = 28;
+
+/// The oldest version of `ai.onnx` that can be read.
+pub const OLDEST_OPSET: i64 = 7;
+
+/// Operators by domain and name.
+pub struct Registry {
+    by_domain: FxHashMap<&'static str, FxHashMap<&'static str, Definition>>,
+}
+
+impl Registry {
+    /// Every operator of this crate.
+    #[must_use]
+    pub fn standard() -> &'static Registry {
+        static REGISTRY: OnceLock<Registry> = OnceLock::new();
+        REGISTRY.get_or_init(|| {
+            let mut by_domain: FxHashMap<_, FxHashMap<_, _>> = FxHashMap::default();
+            for definition in families::definitions() {
+                let name = definition.name;
+                let twice = by_domain.entry(definition.domain).or_default().insert(name, definition).is_some();
+                assert!(!twice, "{name} is defined twice");
+            }
+            Registry { by_domain }
+        })
+    }
+
+    /// The definition of an operator.
+    #[must_use]
+    pub fn find(&self, domain: &str, name: &str) -> Option<&Definition> {
+        self.by_domain.get(domain)?.get(name)
+    }
+
+    /// Every definition, sorted by domain and name.
+    #[must_use]
+    pub fn all(&self) -> Vec<&Definition> {
+        let mut all: Vec<&Definition> = self.by_domain.values().flat_map(FxHashMap::values).collect();
+        all.sort_by_key(|definition| (definition.domain, definition.name));
+        all
+    }
+}
+
+/// The operator of a node, its attributes read.
+///
+/// # Errors
+/// When nobody knows it, or its attributes are wrong.
+pub fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, Error> {
+    let definition = Registry::standard().find(&node.domain, &node.op).ok_or_else(|| Error::UnknownOperators {
+        list: vec![format!("{} ({})", node.op_label(), graph.node_label(node))],
+    })?;
+    (definition.build)(graph, node).map_err(|source| Error::at(graph, node, source))
+}

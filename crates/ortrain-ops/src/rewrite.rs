@@ -1,0 +1,181 @@
+//! Rewriting one node.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Patch, Shape, Tensor, ValueId};
+
+use crate::OpError;
+
+/// A node that is to be written in other words: the replacement is collected in a patch.
+pub struct Rewrite<'a> {
+    graph: &'a Graph,
+    node: &'a Node,
+    patch: Patch,
+    version: i64,
+}
+
+impl<'a> Rewrite<'a> {
+    pub(crate) fn new(graph: &'a Graph, node: &'a Node, version: i64) -> Rewrite<'a> {
+        let name = if node.name.is_empty() {
+            node.present_outputs().next().map_or(String::new(), |id| graph.name_of(id).to_owned())
+        } else {
+            node.name.to_string()
+        };
+        Rewrite { graph, node, patch: Patch::new(graph, &format!("{name}/")), version }
+    }
+
+    pub(crate) fn into_patch(self) -> Patch {
+        self.patch
+    }
+
+    /// When upgrading, the version the node is written in; when downgrading, the version it shall be written for.
+    #[must_use]
+    pub fn version(&self) -> i64 {
+        self.version
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &'a Node {
+        self.node
+    }
+
+    /// The node's attributes.
+    #[must_use]
+    pub fn attrs(&self) -> &'a Attrs {
+        &self.node.attrs
+    }
+
+    /// Input `k`, if it is there.
+    #[must_use]
+    pub fn input(&self, k: usize) -> Option<ValueId> {
+        self.node.inputs.get(k).copied().flatten()
+    }
+
+    /// Input `k`, which must be there.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn required(&self, k: usize) -> Result<ValueId, OpError> {
+        self.input(k).ok_or_else(|| OpError::invalid(format!("input {k} is missing")))
+    }
+
+    /// Whether output `k` is used.
+    #[must_use]
+    pub fn has_output(&self, k: usize) -> bool {
+        self.node.outputs.get(k).copied().flatten().is_some()
+    }
+
+    /// The element type of a value, if known.
+    #[must_use]
+    pub fn dtype(&self, value: ValueId) -> Option<DType> {
+        self.patch.value(self.graph, value).ty.dtype()
+    }
+
+    /// The shape of a value, if at least its rank is known.
+    #[must_use]
+    pub fn shape(&self, value: ValueId) -> Option<&Shape> {
+        self.patch.value(self.graph, value).ty.shape()
+    }
+
+    /// The content of a value, if it is constant.
+    #[must_use]
+    pub fn constant_of(&self, value: ValueId) -> Option<&Tensor> {
+        self.patch.value(self.graph, value).constant.as_ref()
+    }
+
+    /// The sizes of a value's axes as numbers, if all are known.
+    #[must_use]
+    pub fn dims(&self, value: ValueId) -> Option<Vec<usize>> {
+        self.shape(value)?.iter().map(Dim::known).collect()
+    }
+
+    /// A new constant.
+    pub fn constant(&mut self, name: &str, tensor: Tensor) -> ValueId {
+        self.patch.constant(name, tensor)
+    }
+
+    /// A new constant vector of int64.
+    pub fn ints(&mut self, name: &str, values: &[i64]) -> ValueId {
+        self.patch.constant(name, Tensor::i64(&[values.len()], values))
+    }
+
+    /// A new node of `ai.onnx` with one output.
+    pub fn add(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        self.patch.node("", op, &inputs, attrs)
+    }
+
+    /// A new node of any domain with several outputs.
+    pub fn add_node(
+        &mut self,
+        domain: &str,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        outputs: usize,
+        attrs: Attrs,
+    ) -> Vec<ValueId> {
+        self.patch.node_with_outputs(domain, op, inputs, outputs, attrs)
+    }
+
+    /// The nodes' patch, for helpers that work on patches.
+    pub fn patch(&mut self) -> (&Graph, &mut Patch) {
+        (self.graph, &mut self.patch)
+    }
+
+    /// Says that `value` is what output `k` was.
+    pub fn output(&mut self, k: usize, value: ValueId) {
+        let Some(old) = self.node.outputs.get(k).copied().flatten() else { return };
+        let made_here = self.patch.nodes.iter().any(|node| node.present_outputs().any(|output| output == value));
+        // A value that was there before cannot take over the name of the output.
+        let value = if made_here { value } else { self.add("Identity", &[value], Attrs::new()) };
+        self.patch.replace(old, value);
+    }
+
+    /// The same node with other inputs and attributes.
+    pub fn same(&mut self, inputs: &[Option<ValueId>], attrs: Attrs) {
+        self.renamed(&self.node.domain.clone(), &self.node.op.clone(), inputs, attrs);
+    }
+
+    /// Another operator with the same name and outputs.
+    pub fn renamed(&mut self, domain: &str, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) {
+        let mut node = Node::new(domain, op, inputs, &self.node.outputs, attrs);
+        node.name = self.node.name.clone();
+        self.patch.push(node);
+    }
+}
+
+/// Moves an attribute of integers to an input (as ONNX did for the axes of reductions and of Squeeze).
+///
+/// # Errors
+/// When the attribute is of another kind.
+pub fn ints_attribute_to_input(rw: &mut Rewrite<'_>, attribute: &str, position: usize) -> Result<(), OpError> {
+    let Some(values) = rw.attrs().ints(attribute)?.map(<[i64]>::to_vec) else {
+        let inputs = rw.node().inputs.to_vec();
+        rw.same(&inputs, rw.attrs().clone());
+        return Ok(());
+    };
+    let mut inputs = rw.node().inputs.to_vec();
+    inputs.resize(position, None);
+    inputs.push(Some(rw.ints(attribute, &values)));
+    let mut attrs = rw.attrs().clone();
+    attrs.0.remove(attribute);
+    rw.same(&inputs, attrs);
+    Ok(())
+}
+
+/// Moves a constant input of integers back to an attribute.
+///
+/// # Errors
+/// When the input is not constant: then the older version cannot express the node.
+pub fn ints_input_to_attribute(rw: &mut Rewrite<'_>, attribute: &str, position: usize) -> Result<(), OpError> {
+    let mut inputs = rw.node().inputs.to_vec();
+    let mut attrs = rw.attrs().clone();
+    if let Some(id) = rw.input(position) {
+        let values = rw.constant_of(id).and_then(Tensor::to_i64).ok_or_else(|| {
+            OpError::unsupported(format!("{attribute} is computed at run time, which this opset cannot express"))
+        })?;
+        attrs = attrs.with(attribute, values);
+    }
+    inputs.truncate(position);
+    rw.same(&inputs, attrs);
+    Ok(())
+}

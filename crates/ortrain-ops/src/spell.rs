@@ -1,0 +1,117 @@
+//! Expressions as ONNX nodes: every primitive has one spelling.
+
+use ortrain_expr::{BinaryOp, CompareOp, DType, Expr, Inst, Type, UnaryOp};
+use ortrain_graph::{Attrs, Patch, Tensor, ValueId};
+
+use crate::OpError;
+
+/// Where nodes can be added.
+pub(crate) trait Emit {
+    /// A new node of `ai.onnx` with one output.
+    fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId;
+    /// A new constant.
+    fn emit_constant(&mut self, tensor: Tensor) -> ValueId;
+}
+
+impl Emit for Patch {
+    fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
+        self.node("", op, inputs, attrs)
+    }
+
+    fn emit_constant(&mut self, tensor: Tensor) -> ValueId {
+        self.constant("constant", tensor)
+    }
+}
+
+/// The element type that spells a compute type in an expression over tensors of `dtype`.
+fn dtype_of(ty: Type, dtype: DType) -> DType {
+    if Type::of(dtype) == ty {
+        return dtype;
+    }
+    match ty {
+        Type::F32 => DType::F32,
+        Type::F64 => DType::F64,
+        Type::I32 => DType::I32,
+        Type::I64 => DType::I64,
+        Type::U32 => DType::U32,
+        Type::U64 => DType::U64,
+        Type::Bool => DType::Bool,
+    }
+}
+
+/// Adds the nodes that compute a one-result expression over tensors of `dtype`; `load` says which value a load is.
+///
+/// # Errors
+/// For instructions that no operator spells (computed indices, coordinates, random bits).
+pub(crate) fn spell<E: Emit>(
+    expr: &Expr,
+    dtype: DType,
+    patch: &mut E,
+    mut load: impl FnMut(&mut E, usize) -> ValueId,
+) -> Result<ValueId, OpError> {
+    let mut values: Vec<ValueId> = Vec::with_capacity(expr.insts().len());
+    for &(inst, ty) in expr.insts() {
+        let at = |reg: ortrain_expr::Reg| Some(values[usize::from(reg.0)]);
+        let value = match inst {
+            Inst::Const(scalar) => patch.emit_constant(Tensor::scalar(dtype_of(ty, dtype), scalar.to_f64())),
+            Inst::Load(slot) => load(patch, usize::from(slot)),
+            Inst::Unary(op, a) => {
+                let name = match op {
+                    UnaryOp::Neg => "Neg",
+                    UnaryOp::Abs => "Abs",
+                    UnaryOp::Sign => "Sign",
+                    UnaryOp::Exp => "Exp",
+                    UnaryOp::Log => "Log",
+                    UnaryOp::Sqrt => "Sqrt",
+                    UnaryOp::Erf => "Erf",
+                    UnaryOp::Tanh => "Tanh",
+                    UnaryOp::Sigmoid => "Sigmoid",
+                    UnaryOp::Floor => "Floor",
+                    UnaryOp::Not => "Not",
+                };
+                patch.emit(name, &[at(a)], Attrs::new())
+            }
+            Inst::Binary(op, a, b) => {
+                let (name, attrs) = match op {
+                    BinaryOp::Add => ("Add", Attrs::new()),
+                    BinaryOp::Sub => ("Sub", Attrs::new()),
+                    BinaryOp::Mul => ("Mul", Attrs::new()),
+                    BinaryOp::Div => ("Div", Attrs::new()),
+                    BinaryOp::Rem => ("Mod", Attrs::new().with("fmod", 1i64)),
+                    BinaryOp::Pow => ("Pow", Attrs::new()),
+                    BinaryOp::Min => ("Min", Attrs::new()),
+                    BinaryOp::Max => ("Max", Attrs::new()),
+                    BinaryOp::And => ("And", Attrs::new()),
+                    BinaryOp::Or => ("Or", Attrs::new()),
+                    BinaryOp::Xor => ("Xor", Attrs::new()),
+                };
+                patch.emit(name, &[at(a), at(b)], attrs)
+            }
+            Inst::Compare(op, a, b) => match op {
+                CompareOp::Eq => patch.emit("Equal", &[at(a), at(b)], Attrs::new()),
+                CompareOp::Lt => patch.emit("Less", &[at(a), at(b)], Attrs::new()),
+                // LessOrEqual is younger (opset 12) than what it is made of.
+                CompareOp::Le => {
+                    let less = patch.emit("Less", &[at(a), at(b)], Attrs::new());
+                    let equal = patch.emit("Equal", &[at(a), at(b)], Attrs::new());
+                    patch.emit("Or", &[Some(less), Some(equal)], Attrs::new())
+                }
+            },
+            Inst::Select(c, a, b) => patch.emit("Where", &[at(c), at(a), at(b)], Attrs::new()),
+            Inst::Convert(a) => {
+                let to = i64::from(dtype_of(ty, dtype).to_onnx());
+                patch.emit("Cast", &[at(a)], Attrs::new().with("to", to))
+            }
+            Inst::LoadAt(..)
+            | Inst::Coordinate(_)
+            | Inst::Run(_)
+            | Inst::Reduced(_)
+            | Inst::Guard(..)
+            | Inst::Random(..) => {
+                return Err(OpError::unsupported(format!("{inst:?} has no spelling as an ONNX operator")));
+            }
+        };
+        values.push(value);
+    }
+    Ok(values[usize::from(expr.outputs()[0].0)])
+}
