@@ -175,6 +175,13 @@ impl Lower<'_> {
         self.values.buffers.insert(self.output_id(k), buffer);
     }
 
+    /// Says that output `k` is this buffer.
+    pub fn alias_buffer(&mut self, k: usize, buffer: BufferId) {
+        if self.wants(k) {
+            self.values.buffers.insert(self.output_id(k), buffer);
+        }
+    }
+
     /// A buffer for something in between.
     pub fn temp(&mut self, name: &str, dtype: DType, len: usize) -> BufferId {
         let label = format!("{}/{name}", self.node.present_outputs().next().map_or("", |id| self.graph.name_of(id)));

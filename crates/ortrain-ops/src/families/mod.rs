@@ -1,14 +1,27 @@
 //! The operators, one file per family, and the one list of them.
 
+mod concat;
 mod elementwise;
 mod matmul;
+mod optim;
 pub(crate) mod shape;
+mod slice;
 
 use crate::op::Definition;
 
+/// The list.
+const FAMILIES: &[fn() -> Vec<Definition>] = &[
+    concat::definitions,
+    elementwise::definitions,
+    matmul::definitions,
+    optim::definitions,
+    shape::definitions,
+    slice::definitions,
+];
+
 /// Every operator.
 pub(crate) fn definitions() -> Vec<Definition> {
-    [elementwise::definitions(), matmul::definitions(), shape::definitions()].into_iter().flatten().collect()
+    FAMILIES.iter().flat_map(|family| family()).collect()
 }
 
 /// Whether an operator's derivative is zero almost everywhere.

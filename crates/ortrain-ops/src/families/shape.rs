@@ -1,7 +1,676 @@
-//! placeholder
-use crate::infer::Infer;
-use crate::op::Definition;
-pub(crate) fn arithmetic_on_sizes(_: &mut Infer<'_>, _: &str) {}
+//! Operators that only change how elements are counted, or say how many there are.
+//!
+//! Reshape-5 to 25, Flatten-1 to 25, Transpose-1 to 25, Squeeze-1 to 25, Unsqueeze-1 to 25, Expand-8 and 13, Shape-1 to
+//! 25, Size-1 to 25, Identity-1 to 25, Constant-1 to 25, ConstantOfShape-9 to 25, and ONNX Runtime's
+//! `BroadcastGradientArgs`. Axes of Squeeze and Unsqueeze are an attribute before opset 13 and an input from then on.
+//! Constants of texts and sparse constants are not supported. What depends on shapes only is computed when a program
+//! is made and is not part of it.
+
+use ortrain_expr::Access;
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueType};
+
+use crate::grad::Grad;
+use crate::infer::{Infer, broadcast, normalize_axes, normalize_axis};
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
+use crate::OpError;
+
+/// The same elements under another shape.
+enum View {
+    Reshape { allow_zero: bool },
+    Flatten { axis: i64 },
+    Squeeze,
+    Unsqueeze,
+}
+
+/// The number of elements of a shape: a number, or the symbols it is made of.
+fn elements(dims: &[Dim]) -> (usize, Vec<&Dim>) {
+    let known = dims.iter().filter_map(Dim::known).fold(1usize, usize::saturating_mul);
+    let mut symbols: Vec<&Dim> = dims.iter().filter(|dim| dim.known().is_none()).collect();
+    symbols.sort();
+    (known, symbols)
+}
+
+impl View {
+    /// The shape that Reshape asks for: `None` where a size is left open by symbols.
+    fn reshape(&self, cx: &Infer<'_>, allow_zero: bool) -> Result<Option<Shape>, OpError> {
+        let wanted: Vec<Result<Dim, i64>> = if let Some(ints) = cx.ints(1) {
+            ints.into_iter().map(|size| usize::try_from(size).map(Dim::Known).map_err(|_| size)).collect()
+        } else if let Some(sizes) = cx.sizes(1) {
+            sizes.into_iter().map(Ok).collect()
+        } else {
+            let rank = cx.shape(1).and_then(|shape| shape.first().and_then(Dim::known));
+            return Ok(rank.map(|rank| cx.unknown_shape(0, rank)));
+        };
+        let input = cx.shape(0);
+        let mut dims: Vec<Option<Dim>> = Vec::with_capacity(wanted.len());
+        for (axis, size) in wanted.iter().enumerate() {
+            dims.push(match size {
+                Ok(Dim::Known(0)) if !allow_zero => match input {
+                    Some(shape) => Some(shape.get(axis).cloned().ok_or_else(|| {
+                        OpError::invalid(format!("size 0 at position {axis} copies an axis that {shape} does not have"))
+                    })?),
+                    None => Some(cx.unknown_dim(0, axis)),
+                },
+                Ok(dim) => Some(dim.clone()),
+                Err(-1) => None,
+                Err(size) => return Err(OpError::invalid(format!("{size} is not a size"))),
+            });
+        }
+        let open = dims.iter().filter(|dim| dim.is_none()).count();
+        if open > 1 {
+            return Err(OpError::invalid("more than one size is -1"));
+        }
+        let told: Vec<Dim> = dims.iter().flatten().cloned().collect();
+        let (told_known, told_symbols) = elements(&told);
+        if let Some(shape) = input {
+            let (known, symbols) = elements(shape);
+            if symbols == told_symbols {
+                let fits = if open == 1 { told_known != 0 && known % told_known == 0 } else { known == told_known };
+                if !fits && (symbols.is_empty() || (known != 0 && told_known != 0)) {
+                    return Err(OpError::invalid(format!(
+                        "shape {shape} of {known} elements cannot be seen as {}",
+                        dims.iter().map(|dim| dim.as_ref().map_or("-1".to_owned(), ToString::to_string)).collect::<Vec<_>>().join("x"),
+                    )));
+                }
+                let rest = if open == 1 { known.checked_div(told_known).unwrap_or(0) } else { 1 };
+                return Ok(Some(dims.into_iter().map(|dim| dim.unwrap_or(Dim::Known(rest))).collect()));
+            }
+            // One symbol more in the input than is told: it is the open size, if the numbers agree.
+            if open == 1 && known == told_known && symbols.len() == told_symbols.len() + 1 {
+                let mut rest = symbols.clone();
+                for symbol in &told_symbols {
+                    if let Some(at) = rest.iter().position(|other| other == symbol) {
+                        rest.remove(at);
+                    }
+                }
+                if let [only] = rest.as_slice() {
+                    return Ok(Some(dims.into_iter().map(|dim| dim.unwrap_or((*only).clone())).collect()));
+                }
+            }
+        }
+        let filled = dims.into_iter().enumerate().map(|(axis, dim)| dim.unwrap_or(cx.unknown_dim(0, axis)));
+        Ok(Some(filled.collect()))
+    }
+
+    fn shape(&self, cx: &Infer<'_>) -> Result<Option<Shape>, OpError> {
+        match self {
+            View::Reshape { allow_zero } => self.reshape(cx, *allow_zero),
+            View::Flatten { axis } => {
+                let Some(shape) = cx.shape(0) else { return Ok(Some(cx.unknown_shape(0, 2))) };
+                // Here the axis may be the rank itself: everything before, nothing after.
+                let at = if *axis == shape.rank() as i64 { shape.rank() } else { normalize_axis(*axis, shape.rank())? };
+                let product = |dims: &[Dim], k: usize| match elements(dims) {
+                    (0, _) => Dim::Known(0),
+                    (known, symbols) if symbols.is_empty() => Dim::Known(known),
+                    (1, symbols) if symbols.len() == 1 => symbols[0].clone(),
+                    _ => cx.unknown_dim(0, k),
+                };
+                Ok(Some([product(&shape[..at], 0), product(&shape[at..], 1)].into_iter().collect()))
+            }
+            View::Squeeze => {
+                let Some(shape) = cx.shape(0) else { return Ok(None) };
+                let axes = if !cx.has(1) {
+                    if shape.iter().any(|dim| dim.known().is_none()) {
+                        return Ok(None);
+                    }
+                    (0..shape.rank()).filter(|&axis| shape[axis].is_one()).collect()
+                } else {
+                    match cx.ints(1) {
+                        Some(axes) => normalize_axes(&axes, shape.rank())?,
+                        None => return Ok(None),
+                    }
+                };
+                for &axis in &axes {
+                    if shape[axis].known().is_some_and(|size| size != 1) {
+                        return Err(OpError::invalid(format!("axis {axis} of {shape} is not of size 1")));
+                    }
+                }
+                let kept = (0..shape.rank()).filter(|axis| !axes.contains(axis));
+                Ok(Some(kept.map(|axis| shape[axis].clone()).collect()))
+            }
+            View::Unsqueeze => {
+                let (Some(shape), Some(axes)) = (cx.shape(0), cx.ints(1)) else { return Ok(None) };
+                let rank = shape.rank() + axes.len();
+                let axes = normalize_axes(&axes, rank)?;
+                let mut rest = shape.iter();
+                let dims = (0..rank).map(|axis| match axes.contains(&axis) {
+                    true => Some(Dim::Known(1)),
+                    false => rest.next().cloned(),
+                });
+                Ok(dims.collect::<Option<Vec<Dim>>>().map(|dims| dims.into_iter().collect()))
+            }
+        }
+    }
+}
+
+impl Op for View {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        match self {
+            View::Reshape { .. } | View::Unsqueeze => cx.arity(2, 2, 1)?,
+            View::Flatten { .. } => cx.arity(1, 1, 1)?,
+            View::Squeeze => cx.arity(1, 2, 1)?,
+        }
+        let dtype = cx.dtype(0)?;
+        if cx.has(1) {
+            cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        }
+        let shape = self.shape(cx)?;
+        let keeps_vector = shape.as_ref().is_some_and(|shape| shape.rank() <= 1);
+        cx.output(0, dtype, shape);
+        if dtype == DType::I64 && keeps_vector {
+            cx.output_sizes(0, cx.sizes(0));
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            let x = cx.input(0)?;
+            let shape = cx.shape_of(x);
+            let gradient = cx.add("Reshape", &[g, shape], Attrs::new().with("allowzero", 1i64));
+            cx.give(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        cx.alias(0, 0);
+        Ok(())
+    }
+}
+
+/// Axes in another order.
+struct Transpose {
+    perm: Option<Vec<i64>>,
+}
+
+impl Transpose {
+    fn perm(&self, rank: usize) -> Result<Vec<usize>, OpError> {
+        let Some(perm) = &self.perm else { return Ok((0..rank).rev().collect()) };
+        let order = perm.iter().map(|&axis| normalize_axis(axis, rank)).collect::<Result<Vec<_>, _>>()?;
+        if order.len() != rank || normalize_axes(perm, rank).is_err() {
+            return Err(OpError::invalid(format!("perm {perm:?} is no order of the axes of rank {rank}")));
+        }
+        Ok(order)
+    }
+}
+
+impl Op for Transpose {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype(0)?;
+        let shape = match (cx.shape(0), &self.perm) {
+            (Some(shape), _) => {
+                let perm = self.perm(shape.rank())?;
+                Some(perm.iter().map(|&axis| shape[axis].clone()).collect())
+            }
+            (None, Some(perm)) => Some(cx.unknown_shape(0, perm.len())),
+            (None, None) => None,
+        };
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            let attrs = match &self.perm {
+                None => Attrs::new(),
+                Some(perm) => {
+                    let order = self.perm(perm.len())?;
+                    let mut inverse = vec![0i64; order.len()];
+                    for (to, &from) in order.iter().enumerate() {
+                        inverse[from] = to as i64;
+                    }
+                    Attrs::new().with("perm", inverse)
+                }
+            };
+            let gradient = cx.add("Transpose", &[g], attrs);
+            cx.give(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let perm = self.perm(dims.len())?;
+        let own = Access::contiguous(cx.dtype(0), &dims).strides;
+        let strides: Vec<isize> = perm.iter().map(|&axis| own[axis]).collect();
+        let mut nest = cx.nest(&cx.out_dims(0), 0);
+        let buffer = cx.input(0);
+        let value = nest.load_strided(cx, buffer, 0, &strides);
+        let output = cx.output(0);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// Broadcast to a shape.
+struct Expand;
+
+impl Op for Expand {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype(0)?;
+        if let Some(bad) = cx.ints(1).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
+            return Err(OpError::invalid(format!("{bad} is not a size")));
+        }
+        let shape = match (cx.shape(0), cx.sizes(1)) {
+            (Some(shape), Some(sizes)) => Some(broadcast(shape, &sizes.into_iter().collect())?),
+            (Some(shape), None) => {
+                let rank = cx.shape(1).and_then(|shape| shape.first().and_then(Dim::known));
+                rank.map(|rank| cx.unknown_shape(0, rank.max(shape.rank())))
+            }
+            _ => None,
+        };
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            let (x, y) = (cx.input(0)?, cx.output(0, "y"));
+            let gradient = cx.sum_to(g, x, y)?;
+            cx.give(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let mut nest = cx.nest(&cx.out_dims(0), 0);
+        let buffer = cx.input(0);
+        let value = nest.load_broadcast(buffer, cx.dtype(0), &cx.dims(0));
+        let output = cx.output(0);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// The sizes of the axes `start..end`.
+struct ShapeOf {
+    start: i64,
+    end: Option<i64>,
+}
+
+impl ShapeOf {
+    fn range(&self, rank: usize) -> (usize, usize) {
+        let clamp = |axis: i64| {
+            let axis = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
+            axis.clamp(0, rank as i64) as usize
+        };
+        let (start, end) = (clamp(self.start), self.end.map_or(rank, clamp));
+        (start, end.max(start))
+    }
+}
+
+impl Op for ShapeOf {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let Some(shape) = cx.shape(0) else {
+            cx.output(0, DType::I64, Some(cx.unknown_shape(0, 1)));
+            return Ok(());
+        };
+        let (start, end) = self.range(shape.rank());
+        cx.output(0, DType::I64, Some(Shape::known(&[end - start])));
+        cx.output_sizes(0, Some(shape[start..end].to_vec()));
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let (start, end) = self.range(dims.len());
+        let sizes: Vec<i64> = dims[start..end].iter().map(|&dim| dim as i64).collect();
+        let buffer = cx.constant_buffer("shape", &Tensor::i64(&[sizes.len()], &sizes));
+        cx.alias_buffer(0, buffer);
+        Ok(())
+    }
+}
+
+/// The number of elements.
+struct Size;
+
+impl Op for Size {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        cx.output(0, DType::I64, Some(Shape::scalar()));
+        if let Some(dims) = cx.shape(0).and_then(Shape::concrete) {
+            cx.output_sizes(0, Some(vec![Dim::Known(dims.iter().product())]));
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let count: usize = cx.dims(0).iter().product();
+        let buffer = cx.constant_buffer("size", &Tensor::i64(&[], &[count as i64]));
+        cx.alias_buffer(0, buffer);
+        Ok(())
+    }
+}
+
+/// The same value.
+struct Identity;
+
+impl Op for Identity {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        if *cx.ty(0) == ValueType::Unknown {
+            cx.dtype(0)?;
+        }
+        cx.output_type(0, cx.ty(0).clone());
+        cx.output_sizes(0, cx.sizes(0));
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            cx.give(0, g);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        match cx.planes(0) {
+            Ok(parts) => cx.set_planes(0, parts),
+            Err(_) => cx.alias(0, 0),
+        }
+        Ok(())
+    }
+}
+
+/// A tensor written in the graph.
+struct Constant {
+    value: Tensor,
+}
+
+impl Op for Constant {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(0, 0, 1)?;
+        cx.output(0, self.value.dtype(), Some(Shape::known(self.value.dims())));
+        if self.value.dtype() == DType::I64 && self.value.dims().len() <= 1 {
+            let sizes = self.value.to_i64().unwrap_or_default();
+            let sizes = sizes.into_iter().map(|size| usize::try_from(size).ok().map(Dim::Known));
+            cx.output_sizes(0, sizes.collect());
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let buffer = cx.constant_buffer("constant", &self.value);
+        cx.alias_buffer(0, buffer);
+        Ok(())
+    }
+}
+
+/// A tensor of one value everywhere.
+struct ConstantOfShape {
+    value: Tensor,
+}
+
+impl Op for ConstantOfShape {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        cx.dtype_where(0, "int64", |dtype| dtype == DType::I64)?;
+        if let Some(bad) = cx.ints(0).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
+            return Err(OpError::invalid(format!("{bad} is not a size")));
+        }
+        let shape = match cx.sizes(0) {
+            Some(sizes) => Some(sizes.into_iter().collect()),
+            None => {
+                let rank = cx.shape(0).and_then(|shape| shape.first().and_then(Dim::known));
+                rank.map(|rank| cx.unknown_shape(0, rank))
+            }
+        };
+        cx.output(0, self.value.dtype(), shape);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let buffer = cx.constant_buffer("value", &self.value);
+        let mut nest = cx.nest(&cx.out_dims(0), 0);
+        let value = nest.load_broadcast(buffer, self.value.dtype(), &[]);
+        let output = cx.output(0);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// The axes over which the gradients of two broadcast operands are summed, last to first.
+struct BroadcastGradientArgs;
+
+/// Axes of the common shape along which each operand was stretched.
+fn stretched(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
+    let rank = a.len().max(b.len());
+    let at = |shape: &[i64], axis: usize| if axis + shape.len() < rank { 1 } else { shape[axis + shape.len() - rank] };
+    let mut axes = [Vec::new(), Vec::new()];
+    for axis in (0..rank).rev() {
+        let (x, y) = (at(a, axis), at(b, axis));
+        if x != y && x != 1 && y != 1 {
+            return Err(OpError::invalid(format!("shapes {a:?} and {b:?} do not broadcast")));
+        }
+        for (list, own, other, len) in [(0, x, y, a.len()), (1, y, x, b.len())] {
+            if (own == 1 && other != 1) || axis + len < rank {
+                axes[list].push(axis as i64);
+            }
+        }
+    }
+    Ok(axes)
+}
+
+impl Op for BroadcastGradientArgs {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 2)?;
+        let axes = match (cx.ints(0), cx.ints(1)) {
+            (Some(a), Some(b)) => Some(stretched(&a, &b)?),
+            _ => None,
+        };
+        for k in 0..2 {
+            let shape = match &axes {
+                Some(axes) => Shape::known(&[axes[k].len()]),
+                None => cx.unknown_shape(k, 1),
+            };
+            cx.output(k, DType::I64, Some(shape));
+            if let Some(axes) = &axes {
+                cx.output_sizes(k, Some(axes[k].iter().map(|&axis| Dim::Known(axis as usize)).collect()));
+            }
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let ints = |k: usize| cx.constant(k).and_then(Tensor::to_i64);
+        let (Some(a), Some(b)) = (ints(0), ints(1)) else {
+            return Err(OpError::unsupported("the shapes must be known when the program is made"));
+        };
+        for (k, axes) in stretched(&a, &b)?.into_iter().enumerate() {
+            let buffer = cx.constant_buffer("axes", &Tensor::i64(&[axes.len()], &axes));
+            cx.alias_buffer(k, buffer);
+        }
+        Ok(())
+    }
+}
+
+/// The axes where one shape has 1 and the other has not, as a vector. (Axes where both have 1 need no sum: what
+/// follows reshapes to the operand's shape.)
+fn decompose_broadcast_args(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let shapes = [rw.required(0)?, rw.required(1)?];
+    let (one, flat) = (rw.ints("one", &[1]), rw.ints("flat", &[-1]));
+    let mut padded = Vec::new();
+    let lengths = shapes.map(|shape| rw.add("Shape", &[shape], Attrs::new()));
+    let rank = rw.add("Max", &lengths, Attrs::new());
+    for (shape, length) in shapes.into_iter().zip(lengths) {
+        let missing = rw.add("Sub", &[rank, length], Attrs::new());
+        let ones = rw.add("Expand", &[one, missing], Attrs::new());
+        padded.push(rw.add("Concat", &[ones, shape], Attrs::new().with("axis", 0i64)));
+    }
+    let is_one = [0, 1].map(|k| rw.add("Equal", &[padded[k], one], Attrs::new()));
+    for k in 0..2 {
+        if !rw.has_output(k) {
+            continue;
+        }
+        let other = rw.add("Not", &[is_one[1 - k]], Attrs::new());
+        let here = rw.add("And", &[is_one[k], other], Attrs::new());
+        let positions = rw.add("NonZero", &[here], Attrs::new());
+        let axes = rw.add("Reshape", &[positions, flat], Attrs::new());
+        rw.output(k, axes);
+    }
+    Ok(())
+}
+
+/// Says the elements of an element-wise result where both operands are sizes.
+pub(crate) fn arithmetic_on_sizes(cx: &mut Infer<'_>, name: &str) {
+    let small = cx.shape(0).is_some_and(|s| s.rank() <= 1) && cx.shape(1).is_some_and(|s| s.rank() <= 1);
+    let integer = cx.dtype(0).is_ok_and(|dtype| dtype == DType::I64);
+    let sign = match name {
+        "Add" => "+",
+        "Sub" => "-",
+        "Mul" => "*",
+        "Div" => "/",
+        _ => return,
+    };
+    let (true, true, Some(a), Some(b)) = (small, integer, cx.sizes(0), cx.sizes(1)) else { return };
+    let len = if a.len() == 1 { b.len() } else { a.len() };
+    let at = |sizes: &[Dim], k: usize| if sizes.len() == 1 { sizes[0].clone() } else { sizes[k].clone() };
+    if b.len() != len && b.len() != 1 {
+        return;
+    }
+    let combine = |x: Dim, y: Dim| -> Option<Dim> {
+        match (&x, &y) {
+            (Dim::Known(p), Dim::Known(q)) => match sign {
+                "+" => p.checked_add(*q),
+                "-" => p.checked_sub(*q),
+                "*" => p.checked_mul(*q),
+                _ => p.checked_div(*q),
+            }
+            .map(Dim::Known),
+            (_, Dim::Known(0)) if sign == "+" || sign == "-" => Some(x),
+            (Dim::Known(0), _) if sign == "+" => Some(y),
+            (_, Dim::Known(1)) if sign == "*" || sign == "/" => Some(x),
+            (Dim::Known(1), _) if sign == "*" => Some(y),
+            _ => Some(Dim::symbol(&format!("({x}{sign}{y})"))),
+        }
+    };
+    let sizes: Option<Vec<Dim>> = (0..len).map(|k| combine(at(&a, k), at(&b, k))).collect();
+    cx.output_sizes(0, sizes);
+}
+
+fn build_constant(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let attrs = &node.attrs;
+    let value = if let Some(value) = attrs.tensor("value")? {
+        value.clone()
+    } else if let Some(value) = attrs.float("value_float")? {
+        Tensor::f32(&[], &[value])
+    } else if let Some(values) = attrs.floats("value_floats")? {
+        Tensor::f32(&[values.len()], values)
+    } else if let Some(value) = attrs.int("value_int")? {
+        Tensor::i64(&[], &[value])
+    } else if let Some(values) = attrs.ints("value_ints")? {
+        Tensor::i64(&[values.len()], values)
+    } else {
+        return Err(OpError::unsupported("it holds neither a tensor nor numbers; texts are not supported"));
+    };
+    Ok(Box::new(Constant { value }))
+}
+
+fn build_constant_of_shape(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let value = node.attrs.tensor("value")?.cloned().unwrap_or_else(|| Tensor::f32(&[1], &[0.0]));
+    if value.len() != 1 {
+        return Err(OpError::invalid(format!("value has {} elements; one is needed", value.len())));
+    }
+    let value = value.reshaped(vec![1]).map_err(|error| OpError::invalid(error.to_string()))?;
+    Ok(Box::new(ConstantOfShape { value }))
+}
+
+fn axes_to_input(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 13 {
+        return ints_attribute_to_input(rw, "axes", 1);
+    }
+    let inputs = rw.node().inputs.to_vec();
+    rw.same(&inputs, rw.attrs().clone());
+    Ok(())
+}
+
+fn axes_to_attribute(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 13 { ints_input_to_attribute(rw, "axes", 1) } else { Ok(()) }
+}
+
+/// Before opset 14 a size of 0 always copies the input's axis, which only matters for empty tensors.
+fn downgrade_reshape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 14 && rw.attrs().0.contains_key("allowzero") {
+        let inputs = rw.node().inputs.to_vec();
+        rw.same(&inputs, Attrs::new());
+    }
+    Ok(())
+}
+
+/// Before opset 15 there is no part of a shape.
+fn downgrade_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (start, end) = (rw.attrs().int("start")?, rw.attrs().int("end")?);
+    if rw.version() >= 15 || (start.is_none() && end.is_none()) {
+        return Ok(());
+    }
+    let x = rw.required(0)?;
+    let whole = rw.add("Shape", &[x], Attrs::new());
+    let starts = rw.ints("start", &[start.unwrap_or(0)]);
+    let ends = rw.ints("end", &[end.unwrap_or(i64::MAX)]);
+    let part = rw.add("Slice", &[whole, starts, ends], Attrs::new());
+    rw.output(0, part);
+    Ok(())
+}
+
+/// The forms that hold numbers directly are younger (opset 12) than the one that holds a tensor.
+fn downgrade_constant(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 12 && rw.attrs().tensor("value")?.is_none() {
+        let attrs = rw.attrs();
+        let value = match (attrs.float("value_float")?, attrs.floats("value_floats")?) {
+            (Some(value), _) => Tensor::f32(&[], &[value]),
+            (_, Some(values)) => Tensor::f32(&[values.len()], values),
+            _ => match (attrs.int("value_int")?, attrs.ints("value_ints")?) {
+                (Some(value), _) => Tensor::i64(&[], &[value]),
+                (_, Some(values)) => Tensor::i64(&[values.len()], values),
+                _ => return Ok(()),
+            },
+        };
+        rw.same(&[], Attrs::new().with("value", value));
+    }
+    Ok(())
+}
+
 pub(crate) fn definitions() -> Vec<Definition> {
-    Vec::new()
+    const AXES: &[i64] = &[1, 11, 13, 21, 23, 24, 25];
+    vec![
+        Definition::new("", "Reshape", &[5, 13, 14, 19, 21, 23, 24, 25], |_, node| {
+            Ok(Box::new(View::Reshape { allow_zero: node.attrs.int("allowzero")?.unwrap_or(0) != 0 }))
+        })
+        .downgrade(downgrade_reshape),
+        Definition::new("", "Flatten", &[1, 9, 11, 13, 21, 23, 24, 25], |_, node| {
+            Ok(Box::new(View::Flatten { axis: node.attrs.int("axis")?.unwrap_or(1) }))
+        }),
+        Definition::new("", "Squeeze", AXES, |_, _| Ok(Box::new(View::Squeeze)))
+            .upgrade(axes_to_input)
+            .downgrade(axes_to_attribute),
+        Definition::new("", "Unsqueeze", AXES, |_, _| Ok(Box::new(View::Unsqueeze)))
+            .upgrade(axes_to_input)
+            .downgrade(axes_to_attribute),
+        Definition::new("", "Transpose", &[1, 13, 21, 23, 24, 25], |_, node| {
+            Ok(Box::new(Transpose { perm: node.attrs.ints("perm")?.map(<[i64]>::to_vec) }))
+        }),
+        Definition::new("", "Expand", &[8, 13], |_, _| Ok(Box::new(Expand))),
+        Definition::new("", "Shape", &[1, 13, 15, 19, 21, 23, 24, 25], |_, node| {
+            let (start, end) = (node.attrs.int("start")?.unwrap_or(0), node.attrs.int("end")?);
+            Ok(Box::new(ShapeOf { start, end }))
+        })
+        .downgrade(downgrade_shape),
+        Definition::new("", "Size", &[1, 13, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Size))),
+        Definition::new("", "Identity", &[1, 13, 14, 16, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Identity))),
+        Definition::new("", "Constant", &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25], build_constant)
+            .downgrade(downgrade_constant),
+        Definition::new("", "ConstantOfShape", &[9, 20, 21, 23, 24, 25], build_constant_of_shape),
+        Definition::new("com.microsoft", "BroadcastGradientArgs", &[1], |_, _| Ok(Box::new(BroadcastGradientArgs)))
+            .decompose(decompose_broadcast_args),
+    ]
 }

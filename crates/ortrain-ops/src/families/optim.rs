@@ -1,0 +1,411 @@
+//! Optimizers and what belongs to them: `AdamWOptimizer`, `SGDOptimizerV2`, `InplaceClipGradNorm` and
+//! `InPlaceAccumulatorV2` of `com.microsoft` version 1.
+//!
+//! They work on sequences of tensors that are bound to whole planes of a state and are changed in place: one
+//! instruction per element type, whatever the number of parameters. The padding between tensors is zero and stays
+//! zero. Formulas are those of ONNX Runtime's training operators; float32 planes are computed in float32, float64 ones
+//! in float64.
+
+use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Type, UnaryOp};
+use ortrain_graph::{DType, Graph, Node, Shape, Tensor, ValueType};
+use ortrain_program::{BufferId, Entry};
+
+use crate::infer::Infer;
+use crate::lower::{Lower, NestBuilder, PlanePart};
+use crate::op::{Definition, Op};
+use crate::OpError;
+
+/// Added to the norm when gradients are clipped (ONNX Runtime's `InplaceClipGradNorm`).
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// Elements of a plane that are summed in one go; planes are padded to multiples of 256 bytes, so to whole groups.
+const NORM_GROUP_BYTES: usize = 256;
+
+fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
+    match cx.ty(k) {
+        ValueType::Sequence(dtype) if dtype.is_float() => Ok(*dtype),
+        other => Err(OpError::invalid(format!("input {k} is {other}; a sequence of float tensors is needed"))),
+    }
+}
+
+/// The planes of several sequences, part by part.
+fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, OpError> {
+    let all = sequences.iter().map(|&k| cx.planes(k)).collect::<Result<Vec<_>, _>>()?;
+    let fits = |part: &PlanePart, other: Option<&PlanePart>| {
+        other.is_some_and(|other| other.dtype == part.dtype && other.len == part.len)
+    };
+    for (parts, &k) in all.iter().zip(sequences) {
+        let same = parts.len() == all[0].len() && all[0].iter().zip(parts).all(|(p, q)| fits(p, Some(q)));
+        if !same {
+            return Err(OpError::invalid(format!(
+                "sequences {} and {k} differ in the sizes or types of their tensors",
+                sequences[0]
+            )));
+        }
+    }
+    Ok((0..all[0].len()).map(|i| all.iter().map(|parts| parts[i]).collect()).collect())
+}
+
+/// A scalar input (one element) in a nest.
+fn scalar(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
+    let buffer = cx.input(k);
+    let strides = vec![0; nest.dims().len()];
+    let value = nest.load_strided(cx, buffer, 0, &strides);
+    nest.b.convert(value, ty)
+}
+
+/// A part of a plane as a load and a store of a nest over its elements.
+fn plane_load(cx: &mut Lower<'_>, nest: &mut NestBuilder, part: PlanePart, label: &str) -> (BufferId, Reg) {
+    let buffer = cx.plane_buffer(part, label);
+    (buffer, nest.load_broadcast(buffer, part.dtype, &[part.len]))
+}
+
+/// The flag that says that something was done: true, or the optional signal.
+fn done_flag(cx: &mut Lower<'_>, signal: usize) {
+    if cx.has(signal) {
+        cx.alias(0, signal);
+    } else {
+        let flag = cx.constant_buffer("true", &Tensor::filled(DType::Bool, &[1], 1.0));
+        cx.alias_buffer(0, flag);
+    }
+}
+
+/// `new` where the optional signal input is there and false, else `old`.
+fn where_signalled(cx: &mut Lower<'_>, nest: &mut NestBuilder, signal: usize, new: Reg, old: Reg) -> Reg {
+    if !cx.has(signal) {
+        return new;
+    }
+    let go = scalar(cx, nest, signal, Type::Bool);
+    nest.b.select(go, new, old)
+}
+
+/// AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) in ONNX Runtime's two orders.
+struct AdamW {
+    alpha: f64,
+    beta: f64,
+    epsilon: f64,
+    weight_decay: f64,
+    correct_bias: bool,
+    mode: i64,
+}
+
+impl AdamW {
+    /// The scalars of one step, computed once: the step size, and the factor of the second moment (mode 0).
+    fn step_scalars(&self, cx: &mut Lower<'_>, dtype: DType) -> Result<[BufferId; 2], OpError> {
+        let ty = Type::of(dtype);
+        let mut nest = cx.nest(&[], 0);
+        let rate = scalar(cx, &mut nest, 0, ty);
+        let step = scalar(cx, &mut nest, 1, ty);
+        let b = &mut nest.b;
+        let one = b.constant(ty, 1.0);
+        let mut power = |factor: f64| {
+            let base = b.constant(ty, factor);
+            let power = b.binary(BinaryOp::Pow, base, step);
+            b.sub(one, power)
+        };
+        let (first, second) = (power(self.alpha), power(self.beta));
+        let b = &mut nest.b;
+        let size = match (self.correct_bias, self.mode) {
+            (false, _) => rate,
+            (true, 0) => b.div(rate, first),
+            (true, _) => {
+                let root = b.unary(UnaryOp::Sqrt, second);
+                let scaled = b.mul(rate, root);
+                b.div(scaled, first)
+            }
+        };
+        let buffers = [cx.temp("step_size", dtype, 1), cx.temp("second_correction", dtype, 1)];
+        nest.store_whole(cx, buffers[0], size);
+        nest.store_whole(cx, buffers[1], second);
+        cx.step(nest.map())?;
+        Ok(buffers)
+    }
+}
+
+impl Op for AdamW {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(6, 7, 4)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        for k in 2..6 {
+            sequence(cx, k)?;
+        }
+        cx.output(0, DType::Bool, cx.shape(1).cloned().or_else(|| Some(Shape::known(&[1]))));
+        for (output, input) in [(1, 2), (2, 4), (3, 5)] {
+            cx.output_type(output, cx.ty(input).clone());
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let mut scalars: Vec<(DType, [BufferId; 2])> = Vec::new();
+        for parts in matched(cx, &[2, 3, 4, 5])? {
+            let (dtype, ty) = (parts[0].dtype, Type::of(parts[0].dtype));
+            let known = scalars.iter().find(|(other, _)| *other == dtype).map(|&(_, buffers)| buffers);
+            let [size, correction] = match known {
+                Some(buffers) => buffers,
+                None => {
+                    let buffers = self.step_scalars(cx, dtype)?;
+                    scalars.push((dtype, buffers));
+                    buffers
+                }
+            };
+            let mut nest = cx.nest(&[parts[0].len], 0);
+            let (w_buffer, w) = plane_load(cx, &mut nest, parts[0], "params");
+            let (_, g) = plane_load(cx, &mut nest, parts[1], "gradients");
+            let (m_buffer, m) = plane_load(cx, &mut nest, parts[2], "first_order_moments");
+            let (v_buffer, v) = plane_load(cx, &mut nest, parts[3], "second_order_moments");
+            let rate = scalar(cx, &mut nest, 0, ty);
+            let size = nest.load_broadcast(size, dtype, &[]);
+            let correction = nest.load_broadcast(correction, dtype, &[]);
+            let b = &mut nest.b;
+            let mut blend = |factor: f64, old: Reg, new: Reg| {
+                let (keep, take) = (b.constant(ty, factor), b.constant(ty, 1.0 - factor));
+                let (kept, taken) = (b.mul(keep, old), b.mul(take, new));
+                b.add(kept, taken)
+            };
+            let new_m = blend(self.alpha, m, g);
+            let b = &mut nest.b;
+            let square = b.mul(g, g);
+            let (keep, take) = (b.constant(ty, self.beta), b.constant(ty, 1.0 - self.beta));
+            let (kept, taken) = (b.mul(keep, v), b.mul(take, square));
+            let new_v = b.add(kept, taken);
+            let (epsilon, decay) = (b.constant(ty, self.epsilon), b.constant(ty, self.weight_decay));
+            let decay_rate = b.mul(rate, decay);
+            let decayed = |b: &mut ortrain_expr::Builder, w: Reg| {
+                if self.weight_decay == 0.0 {
+                    return w;
+                }
+                let loss = b.mul(decay_rate, w);
+                b.sub(w, loss)
+            };
+            let stepped = |b: &mut ortrain_expr::Builder, w: Reg, second: Reg| {
+                let root = b.unary(UnaryOp::Sqrt, second);
+                let denominator = b.add(root, epsilon);
+                let scaled = b.mul(size, new_m);
+                let update = b.div(scaled, denominator);
+                b.sub(w, update)
+            };
+            let new_w = if self.mode == 0 {
+                let before = decayed(b, w);
+                let second = b.div(new_v, correction);
+                stepped(b, before, second)
+            } else {
+                let after = stepped(b, w, new_v);
+                decayed(b, after)
+            };
+            for (buffer, new, old) in [(w_buffer, new_w, w), (m_buffer, new_m, m), (v_buffer, new_v, v)] {
+                let value = where_signalled(cx, &mut nest, 6, new, old);
+                nest.store_whole(cx, buffer, value);
+            }
+            cx.step(nest.map())?;
+        }
+        done_flag(cx, 6);
+        for (output, input) in [(1, 2), (2, 4), (3, 5)] {
+            let parts = cx.planes(input)?;
+            cx.set_planes(output, parts);
+        }
+        Ok(())
+    }
+}
+
+/// `w -= lr * g`.
+struct Sgd;
+
+impl Op for Sgd {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 4, 2)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        sequence(cx, 1)?;
+        sequence(cx, 2)?;
+        cx.output(0, DType::Bool, Some(Shape::known(&[1])));
+        cx.output_type(1, cx.ty(1).clone());
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        for parts in matched(cx, &[1, 2])? {
+            let ty = Type::of(parts[0].dtype);
+            let mut nest = cx.nest(&[parts[0].len], 0);
+            let (w_buffer, w) = plane_load(cx, &mut nest, parts[0], "params");
+            let (_, g) = plane_load(cx, &mut nest, parts[1], "gradients");
+            let rate = scalar(cx, &mut nest, 0, ty);
+            let step = nest.b.mul(rate, g);
+            let new = nest.b.sub(w, step);
+            let value = where_signalled(cx, &mut nest, 3, new, w);
+            nest.store_whole(cx, w_buffer, value);
+            cx.step(nest.map())?;
+        }
+        done_flag(cx, 3);
+        let parts = cx.planes(1)?;
+        cx.set_planes(1, parts);
+        Ok(())
+    }
+}
+
+/// Scales all gradients by one factor so that their common L2 norm is at most `max_norm`.
+struct ClipGradNorm {
+    max_norm: f64,
+}
+
+impl Op for ClipGradNorm {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        sequence(cx, 0)?;
+        cx.output_type(0, cx.ty(0).clone());
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let parts = cx.planes(0)?;
+        let mut sums = Vec::with_capacity(parts.len());
+        for &part in &parts {
+            // Sums of squares: first within groups, then of the groups, each in a fixed order.
+            let group = (NORM_GROUP_BYTES / part.dtype.size()).min(part.len.max(1));
+            let groups = part.len / group;
+            let buffer = cx.plane_buffer(part, "gradients");
+            let partial = cx.temp("group_sums", part.dtype, groups);
+            let mut nest = cx.nest(&[groups, group], 1);
+            let g = nest.load_strided(cx, buffer, 0, &[group as isize, 1]);
+            let square = nest.b.mul(g, g);
+            let sum = nest.reduce(ReduceOp::Sum, square);
+            nest.store_outer(cx, partial, sum);
+            cx.step(nest.reduction())?;
+            let total = cx.temp("sum", part.dtype, 1);
+            let mut nest = cx.nest(&[groups], 1);
+            let value = nest.load_strided(cx, partial, 0, &[1]);
+            let sum = nest.reduce(ReduceOp::Sum, value);
+            nest.store_outer(cx, total, sum);
+            cx.step(nest.reduction())?;
+            sums.push(total);
+        }
+        for &part in &parts {
+            let ty = Type::of(part.dtype);
+            let mut nest = cx.nest(&[], 0);
+            let mut total = nest.b.constant(ty, 0.0);
+            for &sum in &sums {
+                let value = nest.load_broadcast(sum, cx.buffer_dtype(sum), &[]);
+                let value = nest.b.convert(value, ty);
+                total = nest.b.add(total, value);
+            }
+            let b = &mut nest.b;
+            let norm = b.unary(UnaryOp::Sqrt, total);
+            let (epsilon, most, one) =
+                (b.constant(ty, CLIP_EPSILON), b.constant(ty, self.max_norm), b.constant(ty, 1.0));
+            let safe = b.add(norm, epsilon);
+            let ratio = b.div(most, safe);
+            let too_long = b.compare(CompareOp::Lt, ratio, one);
+            let factor = b.select(too_long, ratio, one);
+            let scale = cx.temp("factor", part.dtype, 1);
+            nest.store_whole(cx, scale, factor);
+            cx.step(nest.map())?;
+
+            let mut nest = cx.nest(&[part.len], 0);
+            let (buffer, g) = plane_load(cx, &mut nest, part, "gradients");
+            let factor = nest.load_broadcast(scale, part.dtype, &[]);
+            let clipped = nest.b.mul(g, factor);
+            nest.store_whole(cx, buffer, clipped);
+            cx.step(nest.map())?;
+        }
+        cx.set_planes(0, parts);
+        Ok(())
+    }
+}
+
+/// Adds a gradient to its buffer, or overwrites the buffer where the flag says so.
+struct Accumulate;
+
+impl Op for Accumulate {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 3, 2)?;
+        cx.same_dtype([0, 1])?;
+        if let (Some(buffer), Some(value)) = (cx.shape(0), cx.shape(1)) {
+            let differ = buffer.rank() != value.rank()
+                || buffer.iter().zip(value.iter()).any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
+            if differ {
+                return Err(OpError::invalid(format!("the buffer has shape {buffer} but the value has {value}")));
+            }
+        }
+        if cx.has(2) {
+            cx.dtype_where(2, "bool", |dtype| dtype == DType::Bool)?;
+        }
+        cx.output(0, DType::Bool, Some(Shape::known(&[1])));
+        cx.output_type(1, cx.ty(0).clone());
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, dtype) = (cx.dims(0), cx.dtype(0));
+        let (buffer, value) = (cx.input(0), cx.input(1));
+        let step = |cx: &mut Lower<'_>, overwrite: Option<bool>| {
+            let mut nest = cx.nest(&dims, 0);
+            let new = nest.load_broadcast(value, dtype, &dims);
+            let result = match overwrite {
+                Some(true) => new,
+                Some(false) => {
+                    let old = nest.load_broadcast(buffer, dtype, &dims);
+                    nest.b.add(old, new)
+                }
+                None => {
+                    let old = nest.load_broadcast(buffer, dtype, &dims);
+                    let sum = nest.b.add(old, new);
+                    let flag = scalar(cx, &mut nest, 2, Type::Bool);
+                    nest.b.select(flag, new, sum)
+                }
+            };
+            nest.store_whole(cx, buffer, result);
+            nest.map()
+        };
+        if cx.is_reset_flag(2) {
+            let (overwrite, accumulate) = (step(cx, Some(true)), step(cx, Some(false)));
+            cx.step_for(Entry::Overwrite, overwrite)?;
+            cx.step_for(Entry::Accumulate, accumulate)?;
+        } else {
+            let overwrite = if cx.has(2) { None } else { Some(false) };
+            let step = step(cx, overwrite);
+            cx.step(step)?;
+        }
+        let flag = cx.constant_buffer("true", &Tensor::filled(DType::Bool, &[1], 1.0));
+        cx.alias_buffer(0, flag);
+        cx.alias(1, 0);
+        Ok(())
+    }
+}
+
+fn build_adamw(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let float = |name: &str, default: f32| -> Result<f64, OpError> {
+        Ok(f64::from(node.attrs.float(name)?.unwrap_or(default)))
+    };
+    let op = AdamW {
+        alpha: float("alpha", 0.9)?,
+        beta: float("beta", 0.999)?,
+        epsilon: float("epsilon", 1e-8)?,
+        weight_decay: float("weight_decay", 1e-2)?,
+        correct_bias: node.attrs.int("correct_bias")?.unwrap_or(1) != 0,
+        mode: node.attrs.int("adam_mode")?.unwrap_or(0),
+    };
+    if !matches!(op.mode, 0 | 1) {
+        return Err(OpError::invalid(format!("adam_mode is {}; 0 and 1 are defined", op.mode)));
+    }
+    if op.mode == 0 && !op.correct_bias {
+        return Err(OpError::invalid("adam_mode 0 needs correct_bias 1"));
+    }
+    Ok(Box::new(op))
+}
+
+fn build_clip(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let norm = node.attrs.string("norm_type")?.unwrap_or("fro");
+    if norm != "fro" {
+        return Err(OpError::unsupported(format!("norm_type {norm:?}; only \"fro\" is defined")));
+    }
+    Ok(Box::new(ClipGradNorm { max_norm: f64::from(node.attrs.float("max_norm")?.unwrap_or(1.0)) }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("com.microsoft", "AdamWOptimizer", &[1], build_adamw),
+        Definition::new("com.microsoft", "SGDOptimizerV2", &[1], |_, _| Ok(Box::new(Sgd))),
+        Definition::new("com.microsoft", "InplaceClipGradNorm", &[1], build_clip),
+        Definition::new("com.microsoft", "InPlaceAccumulatorV2", &[1], |_, _| Ok(Box::new(Accumulate))),
+    ]
+}

@@ -1,0 +1,325 @@
+//! `Slice` and ONNX Runtime's `SliceGrad`.
+//!
+//! Sources: ONNX Slice-1 (attributes), 10, 11, 13 (inputs: starts, ends, axes?, steps?); `com.microsoft` SliceGrad-1.
+//! Starts and ends count from the end where negative and are clamped; steps may be negative. The bounds must be known
+//! when a program is made: they come from constants and shapes, or are given by the user and reach a shape.
+
+use ortrain_expr::{Access, Strides};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
+
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::OpError;
+
+/// One axis of a slice: where it starts, how it steps, how many elements it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    start: usize,
+    step: isize,
+    count: usize,
+}
+
+/// Bounds as they are written.
+struct Bounds {
+    starts: Vec<i64>,
+    ends: Vec<i64>,
+    axes: Option<Vec<i64>>,
+    steps: Option<Vec<i64>>,
+}
+
+impl Bounds {
+    /// Start, end and step of each axis that is cut, in a tensor of rank `rank`.
+    fn per_axis(&self, rank: usize) -> Result<Vec<Option<(i64, i64, i64)>>, OpError> {
+        let count = self.starts.len();
+        let fits = |list: &Option<Vec<i64>>| list.as_ref().is_none_or(|list| list.len() == count);
+        if self.ends.len() != count || !fits(&self.axes) || !fits(&self.steps) {
+            return Err(OpError::invalid("starts, ends, axes and steps differ in length"));
+        }
+        let mut cut = vec![None; rank];
+        for k in 0..count {
+            let axis = normalize_axis(self.axes.as_ref().map_or(k as i64, |axes| axes[k]), rank)?;
+            let step = self.steps.as_ref().map_or(1, |steps| steps[k]);
+            if step == 0 {
+                return Err(OpError::invalid("a step is 0"));
+            }
+            if cut[axis].is_some() {
+                return Err(OpError::invalid(format!("axis {axis} is cut twice")));
+            }
+            cut[axis] = Some((self.starts[k], self.ends[k], step));
+        }
+        Ok(cut)
+    }
+}
+
+fn span(size: usize, (start, end, step): (i64, i64, i64)) -> Span {
+    let size = size as i64;
+    let from_front = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
+    let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+    let start = from_front(start).clamp(low.max(0), high.max(0));
+    let end = from_front(end).clamp(low, high);
+    let distance = if step > 0 { end - start } else { start - end };
+    let count = if size == 0 || distance <= 0 { 0 } else { (distance as u64 - 1) / step.unsigned_abs() + 1 };
+    Span { start: start.max(0) as usize, step: step as isize, count: count as usize }
+}
+
+fn spans(dims: &[usize], bounds: &Bounds) -> Result<Vec<Span>, OpError> {
+    let cut = bounds.per_axis(dims.len())?;
+    let whole = |size: usize| Span { start: 0, step: 1, count: size };
+    Ok(dims.iter().zip(cut).map(|(&size, cut)| cut.map_or(whole(size), |cut| span(size, cut))).collect())
+}
+
+/// Offset and strides of a slice within a row-major tensor.
+fn place(dims: &[usize], spans: &[Span]) -> (usize, Strides) {
+    let own = Access::contiguous(DType::U8, dims).strides;
+    let offset = spans.iter().zip(&own).map(|(span, &stride)| span.start * stride as usize).sum();
+    // Where there is one element at most, the step leads nowhere.
+    let strides = spans.iter().zip(&own).map(|(s, &stride)| if s.count > 1 { stride * s.step } else { 0 }).collect();
+    (offset, strides)
+}
+
+/// The bounds of a node whose inputs `first..` are starts, ends, axes and steps, if they are known.
+fn known_bounds(ints: impl Fn(usize) -> Option<Vec<i64>>, has: impl Fn(usize) -> bool, first: usize) -> Option<Bounds> {
+    let optional = |k: usize| if has(k) { ints(k).map(Some) } else { Some(None) };
+    Some(Bounds {
+        starts: ints(first)?,
+        ends: ints(first + 1)?,
+        axes: optional(first + 2)?,
+        steps: optional(first + 3)?,
+    })
+}
+
+fn check_bound_types(cx: &Infer<'_>, first: usize) -> Result<(), OpError> {
+    for k in first..first + 4 {
+        if cx.has(k) {
+            cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        }
+    }
+    Ok(())
+}
+
+/// A part of a tensor.
+struct Slice;
+
+impl Op for Slice {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 5, 1)?;
+        let dtype = cx.dtype(0)?;
+        check_bound_types(cx, 1)?;
+        let Some(shape) = cx.shape(0) else {
+            cx.output(0, dtype, None);
+            return Ok(());
+        };
+        let Some(bounds) = known_bounds(|k| cx.ints(k), |k| cx.has(k), 1) else {
+            let axes = if cx.has(3) { cx.ints(3) } else { None };
+            let dims = (0..shape.rank()).map(|axis| match &axes {
+                Some(axes) if !axes.iter().any(|&a| normalize_axis(a, shape.rank()).is_ok_and(|a| a == axis)) => shape[axis].clone(),
+                _ => cx.unknown_dim(0, axis),
+            });
+            let dims = dims.collect();
+            cx.output(0, dtype, Some(dims));
+            return Ok(());
+        };
+        let cut = bounds.per_axis(shape.rank())?;
+        let dims: Shape = (0..shape.rank())
+            .map(|axis| match (cut[axis], &shape[axis]) {
+                (None, dim) => dim.clone(),
+                (Some(cut), Dim::Known(size)) => Dim::Known(span(*size, cut).count),
+                (Some((0, i64::MAX.., 1)), dim) => dim.clone(),
+                (Some(_), Dim::Symbol(_)) => cx.unknown_dim(0, axis),
+            })
+            .collect();
+        cx.output(0, dtype, Some(dims));
+        if let (1, DType::I64, Some(sizes)) = (shape.rank(), dtype, cx.sizes(0)) {
+            let Span { start, step, count } = spans(&[sizes.len()], &bounds)?[0];
+            let at = |k: usize| (start as isize + k as isize * step) as usize;
+            cx.output_sizes(0, Some((0..count).map(|k| sizes[at(k)].clone()).collect()));
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            let x = cx.input(0)?;
+            let shape = cx.shape_of(x);
+            let mut inputs = vec![Some(g), Some(shape)];
+            inputs.extend((1..cx.node().inputs.len()).map(|k| cx.optional_input(k)));
+            let gradient = cx.add_node("com.microsoft", "SliceGrad", &inputs, 1, Attrs::new())[0];
+            cx.give(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let bounds = constant_bounds(cx, 1)?;
+        let (offset, strides) = place(&dims, &spans(&dims, &bounds)?);
+        let out_dims = cx.out_dims(0);
+        let output = cx.output(0);
+        if out_dims.contains(&0) {
+            return Ok(());
+        }
+        let buffer = cx.input(0);
+        let mut nest = cx.nest(&out_dims, 0);
+        let value = nest.load_strided(cx, buffer, offset, &strides);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+fn constant_bounds(cx: &Lower<'_>, first: usize) -> Result<Bounds, OpError> {
+    let ints = |k: usize| cx.constant(k).and_then(Tensor::to_i64);
+    known_bounds(ints, |k| cx.has(k), first)
+        .ok_or_else(|| OpError::unsupported("the bounds must be known when the program is made"))
+}
+
+/// Zeros of a shape, with a gradient written where a slice was taken.
+struct SliceGrad;
+
+impl Op for SliceGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(4, 6, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        check_bound_types(cx, 2)?;
+        let shape = match cx.sizes(1) {
+            Some(sizes) => Some(sizes.into_iter().collect()),
+            None => cx.shape(0).map(|shape| cx.unknown_shape(0, shape.rank())),
+        };
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, part) = (cx.out_dims(0), cx.dims(0));
+        let bounds = constant_bounds(cx, 2)?;
+        let spans = spans(&dims, &bounds)?;
+        let counts: Vec<usize> = spans.iter().map(|span| span.count).collect();
+        if counts != part {
+            return Err(OpError::invalid(format!("the gradient has shape {part:?} but the slice of {dims:?} has {counts:?}")));
+        }
+        let output = cx.output(0);
+        let mut zeros = cx.nest(&dims, 0);
+        let zero = zeros.b.constant(ortrain_expr::Type::of(cx.out_dtype(0)), 0.0);
+        zeros.store_whole(cx, output, zero);
+        cx.step(zeros.map())?;
+        if part.contains(&0) {
+            return Ok(());
+        }
+        let (offset, strides) = place(&dims, &spans);
+        let buffer = cx.input(0);
+        let mut nest = cx.nest(&part, 0);
+        let value = nest.load_broadcast(buffer, cx.dtype(0), &part);
+        nest.store_strided(cx, output, offset, strides, value);
+        cx.step(nest.map())
+    }
+}
+
+/// Before opset 10 the bounds are attributes.
+fn upgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 10 {
+        let inputs = rw.node().inputs.to_vec();
+        rw.same(&inputs, rw.attrs().clone());
+        return Ok(());
+    }
+    let mut inputs = vec![Some(rw.required(0)?)];
+    for name in ["starts", "ends", "axes"] {
+        match rw.attrs().ints(name)?.map(<[i64]>::to_vec) {
+            Some(values) => inputs.push(Some(rw.ints(name, &values))),
+            None if name == "axes" => {}
+            None => return Err(OpError::invalid(format!("attribute {name:?} is missing"))),
+        }
+    }
+    rw.same(&inputs, Attrs::new());
+    Ok(())
+}
+
+fn downgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 10 {
+        return Ok(());
+    }
+    let mut attrs = Attrs::new();
+    for (k, name) in [(1, "starts"), (2, "ends"), (3, "axes"), (4, "steps")] {
+        let Some(id) = rw.input(k) else { continue };
+        let values = rw.constant_of(id).and_then(Tensor::to_i64).ok_or_else(|| {
+            OpError::unsupported(format!("{name} is computed at run time, which needs opset 10 or newer"))
+        })?;
+        if k < 4 {
+            attrs = attrs.with(name, values);
+        } else if values.iter().any(|&step| step != 1) {
+            return Err(OpError::unsupported("steps other than 1 need opset 10 or newer"));
+        }
+    }
+    rw.same(&[rw.input(0)], attrs);
+    Ok(())
+}
+
+/// The gradient written into zeros by ScatterND: positions are those of the slice of a tensor that holds its own
+/// positions.
+fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (g, shape) = (rw.required(0)?, rw.required(1)?);
+    let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
+    let (flat, zero, one) = (
+        rw.ints("flat", &[-1]),
+        rw.constant("zero", Tensor::i64(&[], &[0])),
+        rw.constant("one", Tensor::i64(&[], &[1])),
+    );
+    let count = rw.add("ReduceProd", &[shape], Attrs::new().with("keepdims", 0i64));
+    let positions = rw.add("Range", &[zero, count, one], Attrs::new());
+    let positions = rw.add("Reshape", &[positions, shape], Attrs::new());
+    let mut inputs = vec![Some(positions)];
+    inputs.extend((2..rw.node().inputs.len()).map(|k| rw.input(k)));
+    let taken = rw.add_node("", "Slice", &inputs, 1, Attrs::new())[0];
+    let taken = rw.add("Reshape", &[taken, flat], Attrs::new());
+    let column = rw.ints("column", &[-1]);
+    let taken = rw.add("Unsqueeze", &[taken, column], Attrs::new());
+    let count = rw.add("Reshape", &[count, flat], Attrs::new());
+    let value = Tensor::filled(dtype, &[1], 0.0);
+    let zeros = rw.add("ConstantOfShape", &[count], Attrs::new().with("value", value));
+    let updates = rw.add("Reshape", &[g, flat], Attrs::new());
+    let scattered = rw.add("ScatterND", &[zeros, taken, updates], Attrs::new());
+    let result = rw.add("Reshape", &[scattered, shape], Attrs::new());
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(if &*node.op == "Slice" { Box::new(Slice) } else { Box::new(SliceGrad) })
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Slice", &[1, 10, 11, 13], build).upgrade(upgrade_slice).downgrade(downgrade_slice),
+        Definition::new("com.microsoft", "SliceGrad", &[1], build).decompose(decompose_slice_grad),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Python's slicing gives for the same bounds.
+    #[test]
+    fn spans_are_those_of_python() {
+        let cases = [
+            ((5, 0, 5, 1), (0, 5)),
+            ((5, 1, 4, 2), (1, 2)),
+            ((5, -3, 100, 1), (2, 3)),
+            ((5, 4, i64::MIN, -1), (4, 5)),
+            ((5, 100, 0, -2), (4, 2)),
+            ((5, 3, 1, 1), (3, 0)),
+            ((5, 0, 5, i64::MAX), (0, 1)),
+            ((5, -1, -6, -4), (4, 2)),
+            ((0, 0, 10, 1), (0, 0)),
+        ];
+        for ((size, start, end, step), (first, count)) in cases {
+            let span = span(size, (start, end, step));
+            assert_eq!(span.count, count, "{size}[{start}:{end}:{step}]");
+            if count > 0 {
+                assert_eq!(span.start, first, "{size}[{start}:{end}:{step}]");
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! One error for everything.
+
+use std::io;
+
+use ortrain_graph::{DType, GraphError};
+use ortrain_onnx::OnnxError;
+use ortrain_ops::OpError;
+use ortrain_program::{RunError, UnsupportedOnBackend};
+
+/// The result of everything here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What sort of error it is: what a caller can do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A call had a wrong argument: another one helps.
+    InvalidArgument,
+    /// A file is not there.
+    NoSuchFile,
+    /// A model contradicts itself, its checkpoint, or the format: another file helps.
+    InvalidModel,
+    /// What is asked for is right but not supported.
+    NotImplemented,
+    /// Something else failed: the disk, a damaged checkpoint, a call out of order.
+    Fail,
+}
+
+/// Why something could not be done. The text is a sentence that names what is at fault and what was expected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A model file cannot be read or written.
+    #[error(transparent)]
+    Onnx(#[from] OnnxError),
+    /// A checkpoint cannot be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] ortrain_checkpoint::Error),
+    /// A model is not a sound graph.
+    #[error("{model}: {source}")]
+    Graph {
+        /// The model.
+        model: String,
+        /// What is wrong with it.
+        source: GraphError,
+    },
+    /// A model's operators cannot be understood, differentiated or written.
+    #[error("{model}: {source}")]
+    Model {
+        /// The model.
+        model: String,
+        /// What is wrong with it.
+        source: Box<ortrain_ops::Error>,
+    },
+    /// The shapes of the inputs of a run do not fit the model.
+    #[error("the model cannot run on inputs of these shapes: {0}")]
+    Shapes(Box<ortrain_ops::Error>),
+    /// A backend cannot run a program.
+    #[error(transparent)]
+    Unsupported(#[from] UnsupportedOnBackend),
+    /// A run failed; the state is as it was.
+    #[error(transparent)]
+    Run(#[from] RunError),
+
+    /// The state has no such parameter.
+    #[error("there is no parameter {name:?} in the state")]
+    UnknownParameter {
+        /// The name.
+        name: String,
+    },
+    /// The state has no such property.
+    #[error("there is no property {name:?} in the state")]
+    UnknownProperty {
+        /// The name.
+        name: String,
+    },
+    /// A value of another shape or type than its parameter.
+    #[error(
+        "parameter {name:?} is {expected_dtype}{expected_dims:?}, but a value of {found_dtype}{found_dims:?} was given"
+    )]
+    ParameterMismatch {
+        /// The parameter.
+        name: String,
+        /// Its element type.
+        expected_dtype: DType,
+        /// Its shape.
+        expected_dims: Vec<usize>,
+        /// The type of the value.
+        found_dtype: DType,
+        /// The shape of the value.
+        found_dims: Vec<usize>,
+    },
+    /// The values of a nominal state are not there yet.
+    #[error(
+        "the state is nominal: it has the names of its parameters but not their values; copy a buffer of all \
+         parameters to it first"
+    )]
+    NominalState,
+    /// Model and checkpoint do not belong together.
+    #[error("{model} does not fit the checkpoint: {reason}")]
+    Mismatch {
+        /// The model.
+        model: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A model lacks what its use asks for.
+    #[error("{model} cannot be used here: {reason}")]
+    WrongModel {
+        /// The model.
+        model: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The state is not the one that a module or optimizer was made for.
+    #[error("the state given does not have the parameters of the state this {what} was made for")]
+    OtherState {
+        /// What was made for another state.
+        what: &'static str,
+    },
+    /// A wrong number of inputs.
+    #[error("{expected} inputs are needed ({}), but {found} were given", .names.join(", "))]
+    InputCount {
+        /// How many are needed.
+        expected: usize,
+        /// Their names.
+        names: Vec<String>,
+        /// How many there were.
+        found: usize,
+    },
+    /// An input of the wrong type or shape.
+    #[error("input {name:?} should be {expected}, but {found} was given: {reason}")]
+    Input {
+        /// The input.
+        name: String,
+        /// What is expected.
+        expected: String,
+        /// What was given.
+        found: String,
+        /// Where the difference is.
+        reason: String,
+    },
+    /// No evaluation model was given.
+    #[error("no evaluation model was given when the module was made, and {0} needs one")]
+    NoEvalModel(&'static str),
+    /// A buffer of another length.
+    #[error("the buffer should have {expected} elements, but it has {found}")]
+    BufferLength {
+        /// Elements needed.
+        expected: usize,
+        /// Elements there are.
+        found: usize,
+    },
+    /// An argument that makes no sense.
+    #[error("{0}")]
+    Argument(String),
+    /// A call that comes too early or too late.
+    #[error("{0}")]
+    State(String),
+    /// A file other than a model or a checkpoint cannot be written.
+    #[error("cannot write {}: {source}", .path.display())]
+    Write {
+        /// The file or folder.
+        path: std::path::PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// What sort of error it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Onnx(OnnxError::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
+                ErrorKind::NoSuchFile
+            }
+            Error::Onnx(OnnxError::Read { .. } | OnnxError::Write { .. } | OnnxError::OutOfMemory { .. })
+            | Error::State(_)
+            | Error::NominalState
+            | Error::NoEvalModel(_) => ErrorKind::Fail,
+            Error::Checkpoint(error) => match error.content() {
+                ortrain_checkpoint::Error::Missing { .. } | ortrain_checkpoint::Error::ExternalMissing { .. } => {
+                    ErrorKind::NoSuchFile
+                }
+                _ => ErrorKind::Fail,
+            },
+            Error::Graph { source: GraphError::UnsupportedType { .. } | GraphError::UnsupportedAttribute { .. }, .. }
+            | Error::Unsupported(_) => ErrorKind::NotImplemented,
+            Error::Onnx(_) | Error::Graph { .. } | Error::Mismatch { .. } | Error::WrongModel { .. } => {
+                ErrorKind::InvalidModel
+            }
+            Error::Model { source, .. } => of_ops(source, ErrorKind::InvalidModel),
+            Error::Shapes(source) => of_ops(source, ErrorKind::InvalidArgument),
+            Error::Run(RunError::IndexOutOfRange { .. } | RunError::Specialise(_))
+            | Error::UnknownParameter { .. }
+            | Error::UnknownProperty { .. }
+            | Error::ParameterMismatch { .. }
+            | Error::OtherState { .. }
+            | Error::InputCount { .. }
+            | Error::Input { .. }
+            | Error::BufferLength { .. }
+            | Error::Argument(_) => ErrorKind::InvalidArgument,
+            Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
+            Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
+        }
+    }
+
+    /// What is wrong with the operators of a model.
+    pub(crate) fn model(model: &str, source: ortrain_ops::Error) -> Error {
+        Error::Model { model: model.to_owned(), source: Box::new(source) }
+    }
+
+    /// What is wrong with the graph of a model.
+    pub(crate) fn graph(model: &str, source: GraphError) -> Error {
+        Error::Graph { model: model.to_owned(), source }
+    }
+}
+
+fn of_ops(error: &ortrain_ops::Error, otherwise: ErrorKind) -> ErrorKind {
+    match error {
+        ortrain_ops::Error::UnknownOperators { .. }
+        | ortrain_ops::Error::Opset { .. }
+        | ortrain_ops::Error::TooOld { .. }
+        | ortrain_ops::Error::Node { source: OpError::Unsupported(_), .. } => ErrorKind::NotImplemented,
+        ortrain_ops::Error::Node { source: OpError::Subgraph(inner), .. } => of_ops(inner, otherwise),
+        ortrain_ops::Error::Program(_) | ortrain_ops::Error::Node { source: OpError::Program(_), .. } => {
+            ErrorKind::Fail
+        }
+        _ => otherwise,
+    }
+}

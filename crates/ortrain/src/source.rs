@@ -1,0 +1,73 @@
+//! Where a model comes from.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode};
+
+use crate::{Error, Result};
+
+/// A model: a file, or the bytes of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// A file; external data is found beside it.
+    Path(PathBuf),
+    /// The bytes of a file; there is no external data.
+    Bytes(Bytes),
+}
+
+impl ModelSource {
+    /// Reads the model.
+    pub(crate) fn load(&self) -> Result<LoadedModel> {
+        Ok(match self {
+            ModelSource::Path(path) => LoadedModel::load(path)?,
+            ModelSource::Bytes(bytes) => LoadedModel::from_bytes(bytes.clone(), ExternalData::none())?,
+        })
+    }
+
+    /// How messages name it.
+    pub(crate) fn label(&self, what: &str) -> String {
+        match self {
+            ModelSource::Path(path) => format!("{what} {}", path.display()),
+            ModelSource::Bytes(_) => what.to_owned(),
+        }
+    }
+
+    /// A model made by the program.
+    ///
+    /// # Errors
+    /// When it is larger than 2 GiB.
+    pub fn from_proto(proto: &ModelProto) -> Result<ModelSource> {
+        Ok(ModelSource::Bytes(encode(proto).map_err(Error::from)?.into()))
+    }
+}
+
+impl From<&str> for ModelSource {
+    fn from(path: &str) -> ModelSource {
+        ModelSource::Path(path.into())
+    }
+}
+
+impl From<&Path> for ModelSource {
+    fn from(path: &Path) -> ModelSource {
+        ModelSource::Path(path.to_owned())
+    }
+}
+
+impl From<PathBuf> for ModelSource {
+    fn from(path: PathBuf) -> ModelSource {
+        ModelSource::Path(path)
+    }
+}
+
+impl From<Bytes> for ModelSource {
+    fn from(bytes: Bytes) -> ModelSource {
+        ModelSource::Bytes(bytes)
+    }
+}
+
+impl From<Vec<u8>> for ModelSource {
+    fn from(bytes: Vec<u8>) -> ModelSource {
+        ModelSource::Bytes(bytes.into())
+    }
+}

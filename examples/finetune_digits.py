@@ -1,0 +1,98 @@
+"""Train perceptron.onnx on scikit-learn's handwritten digits and keep everything a project would keep.
+
+    python examples/finetune_digits.py [FOLDER]
+
+FOLDER (default: build/digits) receives the artifacts, the checkpoint, the trained model and a learning curve.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from tqdm import tqdm
+
+from ortrain import artifacts
+from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+
+EPOCHS, BATCH, LEARNING_RATE, WARMUP, SEED = 30, 32, 0.004, 50, 0
+
+
+def accuracy(module: Module, x: np.ndarray, labels: np.ndarray) -> float:
+    """The share of images that the eval model names rightly."""
+    _loss, logits = module.eval()(x, labels)
+    return float((logits.argmax(axis=1) == labels).mean())
+
+
+def main(folder: Path) -> None:
+    """Prepare, train, save, load, export, compare, draw."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images, digits = load_digits(return_X_y=True)
+    images, digits = (images / 16).astype(np.float32), digits.astype(np.int64)
+    x, x_held, labels, labels_held = train_test_split(images, digits, stratify=digits, random_state=SEED)
+
+    # Once, from the plain ONNX model: what to train, which loss, which optimizer.
+    artifacts.generate_artifacts(
+        str(Path(__file__).with_name("perceptron.onnx")),
+        requires_grad=["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"],
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        additional_output_names=["logits"],
+        artifact_directory=folder,
+    )
+
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    steps = EPOCHS * (len(x) // BATCH)
+    scheduler = LinearLRScheduler(optimizer, WARMUP, steps, LEARNING_RATE)
+    print(f"{len(x)} images to train on, {len(x_held)} held out, {module.get_parameters_size()} parameters")
+    print(f"accuracy before: {accuracy(module, x_held, labels_held):.2%}")
+
+    rng = np.random.default_rng(SEED)
+    losses: list[float] = []
+    held: list[float] = []
+    with tqdm(total=steps, unit="step") as bar:
+        for _ in range(EPOCHS):
+            module.train()
+            for batch in rng.permutation(len(x))[: len(x) // BATCH * BATCH].reshape(-1, BATCH):
+                loss, _logits = module(x[batch], labels[batch])
+                optimizer.step()
+                scheduler.step()
+                module.lazy_reset_grad()
+                losses.append(float(loss))
+                bar.update()
+            held.append(accuracy(module, x_held, labels_held))
+            bar.set_postfix(loss=f"{np.mean(losses[-len(x) // BATCH :]):.4f}", held_out=f"{held[-1]:.2%}")
+    after = accuracy(module, x_held, labels_held)
+    print(f"accuracy after:  {after:.2%}")
+
+    CheckpointState.save_checkpoint(state, folder / "trained", include_optimizer_state=True)
+    loaded = CheckpointState.load_checkpoint(folder / "trained")
+    again = Module(folder / "training_model.onnx", loaded, folder / "eval_model.onnx")
+    print(f"accuracy loaded: {accuracy(again, x_held, labels_held):.2%}")
+
+    exported = folder / "perceptron_trained.onnx"
+    module.export_model_for_inferencing(exported, ["logits"])
+    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    theirs = session.run(["logits"], {"x": x_held})[0].argmax(axis=1)
+    ours = module.eval()(x_held, labels_held)[1].argmax(axis=1)
+    print(f"predictions that agree with onnxruntime: {(theirs == ours).sum()} of {len(ours)}")
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    left = figure.add_subplot(xlabel="step", ylabel="training loss", yscale="log")
+    left.plot(losses, color="tab:blue", linewidth=0.7)
+    right = left.twinx()
+    right.plot(np.linspace(0, steps, EPOCHS + 1)[1:], held, color="tab:orange")
+    right.set_ylabel("held-out accuracy")
+    figure.savefig(folder / "learning_curve.png", dpi=150)
+    print(f"learning curve:  {folder / 'learning_curve.png'}")
+    if after < 0.96 or accuracy(again, x_held, labels_held) != after or not np.array_equal(theirs, ours):
+        sys.exit("this run is worse than it should be")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/digits"))

@@ -1,0 +1,46 @@
+"""Train ONNX models where they run.
+
+============================  =========================================================================
+:mod:`ortrain.artifacts`      once, from an ONNX model: the files that training needs
+:mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
+:class:`InferenceSession`     run a model
+``python -m ortrain dump``    print what becomes of a model, stage by stage
+============================  =========================================================================
+
+Names and meanings follow ``onnxruntime.training``; every difference is listed in ``docs/migrating.md``. NumPy is
+the only requirement. The library prints nothing; whatever goes wrong is an :class:`OrtrainError` whose text says
+where, and what would help.
+"""
+
+from ortrain import api, artifacts
+from ortrain._dump import dump
+from ortrain._ortrain import __version__
+from ortrain.errors import (
+    ArgumentError,
+    CheckpointError,
+    FileError,
+    ModelError,
+    OrtrainError,
+    StateError,
+    UnsupportedError,
+)
+from ortrain.inference import InferenceSession, NodeArg, SessionOptions
+from ortrain.ortvalue import OrtValue
+
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "FileError",
+    "InferenceSession",
+    "ModelError",
+    "NodeArg",
+    "OrtValue",
+    "OrtrainError",
+    "SessionOptions",
+    "StateError",
+    "UnsupportedError",
+    "__version__",
+    "api",
+    "artifacts",
+    "dump",
+]

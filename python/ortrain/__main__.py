@@ -1,0 +1,52 @@
+"""``python -m ortrain``: print what becomes of a model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ortrain import OrtrainError, dump
+
+
+def _shape(text: str) -> tuple[str, list[int]]:
+    name, _, sizes = text.rpartition("=")
+    try:
+        return name, [int(size) for size in sizes.split(",") if size]
+    except ValueError:
+        name = ""
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=2,3")
+    return name, []
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ortrain", description="Look inside ONNX models.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("dump", help="print one stage of a model")
+    command.add_argument("model", metavar="MODEL", help="an .onnx file")
+    command.add_argument(
+        "--stage",
+        choices=["graph", "gradient", "program"],
+        default="graph",
+        help="the graph as read, with its gradient, or as the program that runs",
+    )
+    command.add_argument(
+        "--shape",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME=2,3",
+        help="the sizes of an input; may be repeated",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        print(dump(options.model, options.stage, dict(options.shape)), end="")
+    except OrtrainError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,21 @@
+"""Training on the device: the names and meanings of ``onnxruntime.training.api``.
+
+>>> from ortrain.api import CheckpointState, Module, Optimizer
+>>> state = CheckpointState.load_checkpoint("checkpoint")                         # doctest: +SKIP
+>>> module = Module("training_model.onnx", state, "eval_model.onnx")              # doctest: +SKIP
+>>> optimizer = Optimizer("optimizer_model.onnx", module)                         # doctest: +SKIP
+>>> for x, labels in batches:                                                     # doctest: +SKIP
+...     loss = module(x, labels)
+...     optimizer.step()
+...     module.lazy_reset_grad()
+
+A :class:`CheckpointState` owns the parameters and moments, a :class:`Module` the gradients. One lock guards a state:
+a second thread waits for the first, with the interpreter free meanwhile.
+"""
+
+from ortrain.api.checkpoint_state import CheckpointState
+from ortrain.api.lr_scheduler import LinearLRScheduler
+from ortrain.api.module import Module
+from ortrain.api.optimizer import Optimizer
+
+__all__ = ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer"]

@@ -1,0 +1,183 @@
+"""The state of a training run: parameters, properties, and (once there is an optimizer) its moments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortrain import _ortrain
+from ortrain._sources import PathLike
+
+__all__ = ["CheckpointState", "Parameter", "Parameters", "Properties"]
+
+
+class Parameter:
+    """One tensor of the model, trainable or frozen."""
+
+    __slots__ = ("_name", "_native")
+
+    def __init__(self, name: str, native: _ortrain.CheckpointState) -> None:
+        self._name = name
+        self._native = native
+
+    @property
+    def name(self) -> str:
+        """The name of the initializer that it was."""
+        return self._name
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained; frozen parameters and running statistics are not."""
+        return self._native.requires_grad(self._name)
+
+    @property
+    def data(self) -> npt.NDArray[Any]:
+        """A live view of the values: what a step writes shows here, and what is written here is trained on.
+
+        The view of a frozen parameter is read-only; assign to :attr:`data` instead. Views stay valid for as long as
+        somebody holds them, whatever becomes of the state. Writing while another thread steps gives values in no
+        particular order, and nothing worse. A bfloat16 parameter comes as ``ml_dtypes.bfloat16`` if that package is
+        installed, else as ``uint16``, the upper half of each float32.
+        """
+        return self._native.parameter(self._name)
+
+    @data.setter
+    def data(self, value: npt.NDArray[Any]) -> None:
+        self._native.set_parameter(self._name, value)
+
+    @property
+    def grad(self) -> npt.NDArray[Any] | None:
+        """A live view of the accumulated gradient in the newest :class:`~ortrain.api.Module` on this state.
+
+        ``None`` for a frozen parameter, and as long as no module was made on the state. Still readable after that
+        module is gone, until another one is made.
+        """
+        return self._native.gradient(self._name)
+
+    def __repr__(self) -> str:
+        return f"Parameter(name={self._name}, requires_grad={self.requires_grad})"
+
+
+class Parameters:
+    """The parameters of a state by name. Iteration yields ``(name, Parameter)``, names ascending."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _ortrain.CheckpointState) -> None:
+        self._native = native
+
+    def __getitem__(self, name: str) -> Parameter:
+        if name not in self:
+            raise KeyError(f"Parameter {name} not found.")
+        self._native.require_values()
+        return Parameter(name, self._native)
+
+    def __setitem__(self, name: str, value: npt.NDArray[Any]) -> None:
+        """Copy an array of exactly the parameter's shape and type into it."""
+        self[name].data = value
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._native.has_parameter(name)
+
+    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
+        self._native.require_values()
+        for name in self._native.parameter_names():
+            yield name, Parameter(name, self._native)
+
+    def __len__(self) -> int:
+        return len(self._native.parameter_names())
+
+    def __repr__(self) -> str:
+        return f"Parameters({', '.join(self._native.parameter_names())})"
+
+
+class Properties:
+    """Values that travel with the checkpoint: ``int``, ``float`` and ``str`` by name.
+
+    A float is kept as float32, as the file format has it.
+    """
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _ortrain.CheckpointState) -> None:
+        self._native = native
+
+    def __getitem__(self, name: str) -> int | float | str:
+        value = self._native.property(name)
+        if value is None:
+            raise KeyError(f"Property {name} not found.")
+        return value
+
+    def __setitem__(self, name: str, value: int | float | str | bytes | np.number[Any] | np.bool_) -> None:
+        """Set or replace a property; the type may change."""
+        self._native.set_property(name, _property(value))
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._native.property(name) is not None
+
+    def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
+        for name in self._native.property_names():
+            yield name, self[name]
+
+    def __len__(self) -> int:
+        return len(self._native.property_names())
+
+    def __repr__(self) -> str:
+        return f"Properties({', '.join(f'{name}={value!r}' for name, value in self)})"
+
+
+def _property(value: object) -> int | float | str:
+    if isinstance(value, (bool, np.bool_, np.integer)):
+        return int(value)
+    if isinstance(value, np.floating):
+        return float(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (int, float, str)):
+        return value
+    raise TypeError(f"a property is an int, a float or a str, not {type(value).__name__}")
+
+
+class CheckpointState:
+    """Everything that training changes; made by :meth:`load_checkpoint`."""
+
+    __slots__ = ("_native", "_parameters", "_properties")
+
+    def __init__(self, state: _ortrain.CheckpointState) -> None:
+        if not isinstance(state, _ortrain.CheckpointState):
+            raise TypeError(
+                f"CheckpointState is made by CheckpointState.load_checkpoint(path), not from {type(state).__name__}"
+            )
+        self._native = state
+        self._parameters = Parameters(state)
+        self._properties = Properties(state)
+
+    @classmethod
+    def load_checkpoint(cls, checkpoint_uri: PathLike) -> CheckpointState:
+        """Read a checkpoint file, full or nominal, written by ortrain or by onnxruntime-training."""
+        return cls(_ortrain.CheckpointState.load(os.fspath(checkpoint_uri)))
+
+    @classmethod
+    def save_checkpoint(
+        cls, state: CheckpointState, checkpoint_uri: PathLike, include_optimizer_state: bool = False
+    ) -> None:
+        """Write a checkpoint, replacing the file only when the new one is complete and on disk.
+
+        With ``include_optimizer_state`` the moments, the step, the learning rate and the scheduler go along, so that
+        a loaded run goes on with the same bits.
+        """
+        state._native.save(os.fspath(checkpoint_uri), include_optimizer_state)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name."""
+        return self._parameters
+
+    @property
+    def properties(self) -> Properties:
+        """The properties by name."""
+        return self._properties

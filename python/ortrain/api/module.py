@@ -1,0 +1,125 @@
+"""A model that trains."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortrain import _ortrain
+from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain.api.checkpoint_state import CheckpointState
+from ortrain.inference import SessionOptions
+from ortrain.ortvalue import OrtValue
+
+__all__ = ["Module"]
+
+
+class Module:
+    """A training model and, optionally, an eval model on one state.
+
+    ``device`` is where it runs: ``"cpu"``, or ``"reference"``, the slow evaluator that says what is right. Two
+    modules may share a state; each has gradients of its own, and :attr:`Parameter.grad
+    <ortrain.api.checkpoint_state.Parameter.grad>` shows those of the newest.
+    """
+
+    training: bool
+    """Whether calls run the training model; starts ``True``."""
+
+    def __init__(
+        self,
+        train_model_uri: ModelLike,
+        state: CheckpointState,
+        eval_model_uri: ModelLike | None = None,
+        device: str = "cpu",
+        session_options: SessionOptions | None = None,
+    ) -> None:
+        self.training = True
+        self._state = state
+        self._native = _ortrain.Module(
+            model_source(train_model_uri),
+            state._native,
+            None if eval_model_uri is None else model_source(eval_model_uri),
+            device=device,
+            num_threads=0 if session_options is None else session_options.intra_op_num_threads,
+        )
+
+    def __call__(self, *user_inputs: Any) -> Any:
+        """Run one step: the training model if :attr:`training`, else the eval model.
+
+        Inputs are matched by position to :meth:`input_names`. If any of them is an ndarray, all are converted
+        (lists as well) and the outputs are ndarrays; otherwise all must be :class:`~ortrain.OrtValue`, and so are the
+        outputs. One output comes bare, several come as a tuple in the order of :meth:`output_names`. A training
+        step adds to the gradients and changes no trainable parameter.
+        """
+        arrays = any(isinstance(value, np.ndarray) for value in user_inputs)
+        if arrays or not user_inputs:
+            inputs = [_native_value(value) for value in user_inputs if value is not None]
+        else:
+            inputs = [_wrapped(value) for value in user_inputs]
+        step = self._native.train_step if self.training else self._native.eval_step
+        outputs = step(inputs)
+        results = tuple(value.numpy() if arrays else OrtValue(value) for value in outputs)
+        return results[0] if len(results) == 1 else results
+
+    def train(self, mode: bool = True) -> Module:
+        """Let calls run the training model (or, with ``False``, the eval model)."""
+        self.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Let calls run the eval model."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training step overwrite the gradients instead of adding to them. Until then they stay."""
+        self._native.lazy_reset_grad()
+
+    def input_names(self) -> list[str]:
+        """The inputs that a call takes in the current mode; none in eval mode without an eval model."""
+        return self._native.input_names(self.training)
+
+    def output_names(self) -> list[str]:
+        """The outputs that a call returns in the current mode; none in eval mode without an eval model."""
+        return self._native.output_names(self.training)
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """The number of elements of all (trainable) parameters."""
+        return self._native.parameters_size(trainable_only)
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> OrtValue:
+        """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy."""
+        return OrtValue(self._native.copy_parameters_to_buffer(trainable_only))
+
+    def copy_buffer_to_parameters(
+        self, buffer: OrtValue | _ortrain.OrtValue, trainable_only: bool = True
+    ) -> None:
+        """Set the (trainable) parameters from a vector packed as by :meth:`get_contiguous_parameters`."""
+        self._native.copy_buffer_to_parameters(_wrapped(buffer), trainable_only)
+
+    def export_model_for_inferencing(
+        self, inference_model_uri: PathLike, graph_output_names: list[str]
+    ) -> None:
+        """Write the eval model with the current parameters in it, cut down to what the named values need."""
+        if isinstance(graph_output_names, str):
+            raise TypeError("graph_output_names is a list of names, not one name")
+        self._native.export_model_for_inferencing(os.fspath(inference_model_uri), list(graph_output_names))
+
+
+def _native_value(value: Any) -> _ortrain.OrtValue:
+    if isinstance(value, OrtValue):
+        return value._ortvalue
+    if isinstance(value, _ortrain.OrtValue):
+        return value
+    array: npt.NDArray[Any] = np.asarray(value)
+    return _ortrain.OrtValue.from_numpy(array)
+
+
+def _wrapped(value: Any) -> _ortrain.OrtValue:
+    if isinstance(value, OrtValue):
+        return value._ortvalue
+    if isinstance(value, _ortrain.OrtValue):
+        return value
+    raise TypeError(f"expected an ortrain.OrtValue (or arrays throughout), not {type(value).__name__}")

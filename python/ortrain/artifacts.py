@@ -1,0 +1,106 @@
+"""From an ONNX model to the files that training needs, once and ahead of time."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Sequence
+
+from ortrain import _ortrain
+from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain.errors import UnsupportedError
+
+__all__ = ["LossType", "OptimType", "generate_artifacts"]
+
+
+class LossType(enum.IntEnum):
+    """The losses that :func:`generate_artifacts` can put on a model."""
+
+    MSELoss = 1
+    """The mean of squared differences to ``target``."""
+    CrossEntropyLoss = 2
+    """Softmax cross-entropy of class scores and the int64 ``labels``, averaged."""
+    BCEWithLogitsLoss = 3
+    """Binary cross-entropy of logits and ``target``, averaged."""
+    L1Loss = 4
+    """The mean of absolute differences to ``target``."""
+
+
+class OptimType(enum.IntEnum):
+    """The optimizers that :func:`generate_artifacts` can write."""
+
+    AdamW = 1
+    """AdamW with bias correction: betas 0.9 and 0.999, epsilon 1e-6, no weight decay."""
+    SGD = 2
+    """Plain stochastic gradient descent."""
+
+
+def generate_artifacts(
+    model: ModelLike,
+    requires_grad: Sequence[str] | None = None,
+    frozen_params: Sequence[str] | None = None,
+    loss: LossType | None = None,
+    optimizer: OptimType | None = None,
+    artifact_directory: PathLike | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: PathLike | None = None,
+    additional_output_names: Sequence[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: Sequence[str] | None = None,
+) -> None:
+    """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
+
+    The files load here and in onnxruntime-training. Nothing is written unless everything can be; existing files are
+    replaced. The caller's model is not changed.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        requires_grad: initializers to train.
+        frozen_params: initializers that go into the checkpoint without being trained.
+        loss: what to put on the model's outputs; ``None`` if the first output is the loss, a scalar.
+        optimizer: what to write as ``optimizer_model.onnx``; ``None`` for no such file.
+        artifact_directory: an existing folder; ``None`` for the current one.
+        prefix: put before each file name.
+        ort_format: not supported; must be ``False``.
+        custom_op_library: not supported; must be ``None``.
+        additional_output_names: values to return beside the loss, at each training and eval step.
+        nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
+        loss_input_names: the values that the loss is made of, if not the model's outputs.
+    """
+    if ort_format:
+        raise UnsupportedError("ort_format=True is not supported: ortrain writes and reads .onnx files")
+    if custom_op_library is not None:
+        raise UnsupportedError(
+            "custom_op_library is not supported: ortrain runs no operators from shared libraries"
+        )
+    _ortrain.generate_artifacts(
+        model_source(model),
+        requires_grad=_names("requires_grad", requires_grad),
+        frozen_params=_names("frozen_params", frozen_params),
+        loss=_member("loss", loss, LossType),
+        optimizer=_member("optimizer", optimizer, OptimType),
+        directory=os.fspath(artifact_directory) if artifact_directory is not None else "",
+        prefix=prefix,
+        additional_output_names=_names("additional_output_names", additional_output_names),
+        nominal_checkpoint=nominal_checkpoint,
+        loss_input_names=_names("loss_input_names", loss_input_names),
+    )
+
+
+def _names(argument: str, names: Sequence[str] | None) -> list[str]:
+    if isinstance(names, str):
+        raise TypeError(f"{argument} is a list of names, not one name")
+    return list(names) if names is not None else []
+
+
+def _member(argument: str, value: object, kind: type[enum.IntEnum]) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, kind):
+        return value.name
+    choices = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+    raise TypeError(
+        f"{argument} is one of {choices} or None, not {type(value).__name__}; "
+        "blocks of onnxblock are not supported"
+    )

@@ -1,0 +1,109 @@
+"""Running a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortrain import _ortrain
+from ortrain._sources import ModelLike, model_source
+from ortrain.errors import ArgumentError, UnsupportedError
+from ortrain.ortvalue import OrtValue
+
+__all__ = ["InferenceSession", "NodeArg", "SessionOptions"]
+
+_PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "reference"}
+
+
+class SessionOptions:
+    """How a session runs. An option that ortrain does not have cannot be set: no option is ignored in silence."""
+
+    __slots__ = ("intra_op_num_threads",)
+
+    intra_op_num_threads: int
+    """Threads for one run; 0 takes one per core. Results are the same bits for every number."""
+
+    def __init__(self) -> None:
+        self.intra_op_num_threads = 0
+
+
+class NodeArg:
+    """The name, type and shape of an input or output."""
+
+    __slots__ = ("name", "shape", "type")
+
+    name: str
+    """The name."""
+    type: str
+    """The type as onnxruntime spells it: ``tensor(float)``."""
+    shape: list[int | str | None]
+    """A number, a name, or ``None`` per axis."""
+
+    def __init__(self, name: str, type: str, shape: list[int | str | None]) -> None:  # noqa: A002
+        self.name = name
+        self.type = type
+        self.shape = shape
+
+    def __repr__(self) -> str:
+        return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape})"
+
+
+class InferenceSession:
+    """A model that runs; the part of ``onnxruntime.InferenceSession`` that scripts use.
+
+    ``providers`` names where: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``. A provider that is not
+    there is an error, never a silent fallback.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: ModelLike,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str] | None = None,
+    ) -> None:
+        if isinstance(providers, str):
+            raise TypeError("providers is a list of names, not one name")
+        wanted = list(providers) if providers else ["CPUExecutionProvider"]
+        for provider in wanted:
+            if provider not in _PROVIDERS:
+                raise UnsupportedError(
+                    f"there is no provider {provider!r} here; there are {', '.join(sorted(_PROVIDERS))}"
+                )
+        self._native = _ortrain.InferenceSession(
+            model_source(path_or_bytes),
+            device=_PROVIDERS[wanted[0]],
+            num_threads=0 if sess_options is None else sess_options.intra_op_num_threads,
+        )
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs that :meth:`run` takes."""
+        return [NodeArg(*description) for description in self._native.inputs()]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs that :meth:`run` returns."""
+        return [NodeArg(*description) for description in self._native.outputs()]
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, npt.ArrayLike | OrtValue],
+    ) -> list[npt.NDArray[Any]]:
+        """The named outputs (all, in the model's order, for ``None``) for the named inputs."""
+        if isinstance(output_names, str):
+            raise TypeError("output_names is a list of names, not one name")
+        outputs = [description[0] for description in self._native.outputs()]
+        wanted = outputs if not output_names else list(output_names)
+        for name in wanted:
+            if name not in outputs:
+                raise ArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}")
+        feeds = {
+            name: value._ortvalue
+            if isinstance(value, OrtValue)
+            else _ortrain.OrtValue.from_numpy(np.asarray(value))
+            for name, value in input_feed.items()
+        }
+        results = dict(zip(outputs, self._native.run(feeds), strict=True))
+        return [results[name].numpy() for name in wanted]
