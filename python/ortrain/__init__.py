@@ -16,28 +16,24 @@ from ortrain import api, artifacts
 from ortrain._dump import dump
 from ortrain._ortrain import __version__
 from ortrain.errors import (
-    ArgumentError,
-    CheckpointError,
-    FileError,
-    ModelError,
+    InvalidArgumentError,
+    InvalidModelError,
+    NoSuchFileError,
     OrtrainError,
-    StateError,
     UnsupportedError,
 )
 from ortrain.inference import InferenceSession, NodeArg, SessionOptions
 from ortrain.ortvalue import OrtValue
 
 __all__ = [
-    "ArgumentError",
-    "CheckpointError",
-    "FileError",
     "InferenceSession",
-    "ModelError",
+    "InvalidArgumentError",
+    "InvalidModelError",
+    "NoSuchFileError",
     "NodeArg",
     "OrtValue",
     "OrtrainError",
     "SessionOptions",
-    "StateError",
     "UnsupportedError",
     "__version__",
     "api",

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, model_source
-from ortrain.errors import ArgumentError, UnsupportedError
+from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
 
 __all__ = ["InferenceSession", "NodeArg", "SessionOptions"]
@@ -98,7 +98,7 @@ class InferenceSession:
         wanted = outputs if not output_names else list(output_names)
         for name in wanted:
             if name not in outputs:
-                raise ArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}")
+                raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}")
         feeds = {
             name: value._ortvalue
             if isinstance(value, OrtValue)

@@ -20,7 +20,8 @@ impl fmt::Display for ValueType {
 
 fn list<T: fmt::Display>(items: &[T]) -> String {
     let shown: Vec<String> = items.iter().take(LONGEST_LIST).map(ToString::to_string).collect();
-    let rest = if items.len() > LONGEST_LIST { format!(", .. {} in all", items.len()) } else { String::new() };
+    let rest =
+        if items.len() > LONGEST_LIST { format!(", .. {} in all", items.len()) } else { String::new() };
     format!("[{}{rest}]", shown.join(", "))
 }
 
@@ -69,7 +70,13 @@ impl Graph {
             node.inputs.iter().map(|port| port.map_or("_", |id| self.name_of(id))).collect();
         let attrs: Vec<String> = node.attrs.0.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let attrs = if attrs.is_empty() { String::new() } else { format!(" {{{}}}", attrs.join(", ")) };
-        let _ = writeln!(out, "{indent}  {} = {}({}){attrs}", outputs.join(", "), node.op_label(), inputs.join(", "));
+        let _ = writeln!(
+            out,
+            "{indent}  {} = {}({}){attrs}",
+            outputs.join(", "),
+            node.op_label(),
+            inputs.join(", ")
+        );
         for (name, subgraph) in Graph::subgraphs(node) {
             let _ = writeln!(out, "{indent}    {name}:");
             subgraph.dump_into(&format!("{indent}      "), out);

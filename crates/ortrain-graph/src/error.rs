@@ -45,7 +45,9 @@ pub enum GraphError {
         nodes: Vec<String>,
     },
     /// A type that no value can have here.
-    #[error("{value:?} has type {found}, which is not supported; tensors of numbers and sequences of them are")]
+    #[error(
+        "{value:?} has type {found}, which is not supported; tensors of numbers and sequences of them are"
+    )]
     UnsupportedType {
         /// The value.
         value: String,

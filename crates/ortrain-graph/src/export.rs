@@ -32,7 +32,10 @@ impl Graph {
                     self.value(id).constant.as_ref().map(|tensor| tensor_to_proto(self.name_of(id), tensor))
                 })
                 .collect(),
-            input: self.inputs[..self.inputs.len() - captures].iter().map(|&id| self.value_info(id)).collect(),
+            input: self.inputs[..self.inputs.len() - captures]
+                .iter()
+                .map(|&id| self.value_info(id))
+                .collect(),
             output: self.outputs.iter().map(|&id| self.value_info(id)).collect(),
             value_info: made
                 .filter(|id| !self.outputs.contains(id) && self.value(*id).ty.dtype().is_some())
@@ -52,7 +55,12 @@ impl Graph {
             op_type: node.op.to_string(),
             input: node.inputs[..own].iter().map(name).collect(),
             output: node.outputs.iter().map(name).collect(),
-            attribute: node.attrs.0.iter().map(|(name, value)| attr_to_proto(name, value, &captured)).collect(),
+            attribute: node
+                .attrs
+                .0
+                .iter()
+                .map(|(name, value)| attr_to_proto(name, value, &captured))
+                .collect(),
             ..NodeProto::default()
         }
     }

@@ -88,7 +88,13 @@ pub struct Node {
 impl Node {
     /// A node without a name.
     #[must_use]
-    pub fn new(domain: &str, op: &str, inputs: &[Option<ValueId>], outputs: &[Option<ValueId>], attrs: Attrs) -> Node {
+    pub fn new(
+        domain: &str,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        outputs: &[Option<ValueId>],
+        attrs: Attrs,
+    ) -> Node {
         Node {
             name: "".into(),
             domain: domain.into(),
@@ -325,8 +331,8 @@ impl Patch {
 
     /// A new constant, named after the patch.
     pub fn constant(&mut self, name: &str, tensor: Tensor) -> ValueId {
-        let id =
-            self.add_value(&format!("{}{name}", self.prefix), ValueType::tensor(tensor.dtype(), tensor.dims()));
+        let id = self
+            .add_value(&format!("{}{name}", self.prefix), ValueType::tensor(tensor.dtype(), tensor.dims()));
         self.values.last_mut().expect("just added").constant = Some(tensor);
         id
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use ortrain_onnx::proto::{
-    AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, tensor_shape_proto::dimension,
-    type_proto,
+    AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto,
+    tensor_shape_proto::dimension, type_proto,
 };
 use ortrain_onnx::{AttributeType, LoadedModel, tensor_dims};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -44,7 +44,8 @@ impl Graph {
             value: proto.name.clone(),
             found: format!("tensor of element type {}", proto.data_type),
         })?;
-        Tensor::new(dtype, dims, data).map_err(|source| GraphError::Tensor { name: proto.name.clone(), source })
+        Tensor::new(dtype, dims, data)
+            .map_err(|source| GraphError::Tensor { name: proto.name.clone(), source })
     }
 }
 
@@ -57,7 +58,10 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
     for tensor in &proto.initializer {
         let value = Graph::tensor_from_proto(model, tensor)?;
         if constants.insert(tensor.name.clone(), value).is_some() {
-            return Err(GraphError::DuplicateValue { value: tensor.name.clone(), second: "an initializer".into() });
+            return Err(GraphError::DuplicateValue {
+                value: tensor.name.clone(),
+                second: "an initializer".into(),
+            });
         }
     }
     for sparse in &proto.sparse_initializer {
@@ -104,7 +108,8 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
         for attribute in &node.attribute {
             let value = attr(model, node, attribute, &visible)?;
             if let Attr::Graph(subgraph) = &value {
-                let names = subgraph.inputs[formal_inputs(attribute)..].iter().map(|&id| subgraph.name_of(id));
+                let names =
+                    subgraph.inputs[formal_inputs(attribute)..].iter().map(|&id| subgraph.name_of(id));
                 for name in names {
                     if !free.iter().any(|known| known == name) {
                         free.push(name.to_owned());
@@ -174,7 +179,8 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
 /// The number of inputs a subgraph declares itself.
 fn formal_inputs(attribute: &AttributeProto) -> usize {
     attribute.g.as_ref().map_or(0, |graph| {
-        let constants: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+        let constants: FxHashSet<&str> =
+            graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
         graph.input.iter().filter(|info| !constants.contains(info.name.as_str())).count()
     })
 }
@@ -268,9 +274,8 @@ fn attr(
         attribute: attribute.name.clone(),
         kind: kind.to_owned(),
     };
-    let text = |bytes: &[u8]| {
-        String::from_utf8(bytes.to_vec()).map_err(|_| unsupported("a text that is not UTF-8"))
-    };
+    let text =
+        |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| unsupported("a text that is not UTF-8"));
     if !attribute.ref_attr_name.is_empty() {
         return Err(unsupported("a reference to an attribute of a function"));
     }

@@ -52,7 +52,9 @@ pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
     // Zeros are left out of the product: [2^40, 2^40, 0] is empty but still absurd.
     dims.iter()
         .filter(|&&dim| dim != 0)
-        .try_fold(dtype.size(), |total, &dim| total.checked_mul(dim).filter(|&bytes| isize::try_from(bytes).is_ok()))
+        .try_fold(dtype.size(), |total, &dim| {
+            total.checked_mul(dim).filter(|&bytes| isize::try_from(bytes).is_ok())
+        })
         .map(|bytes| if dims.contains(&0) { 0 } else { bytes })
         .ok_or_else(|| TensorError::TooLarge { dims: dims.to_vec(), dtype })
 }

@@ -60,7 +60,9 @@ pub enum Error {
         list: Vec<String>,
     },
     /// A version of a set of operators that cannot be read.
-    #[error("the model uses version {found} of operator set {domain:?}; versions {least} to {newest} are supported")]
+    #[error(
+        "the model uses version {found} of operator set {domain:?}; versions {least} to {newest} are supported"
+    )]
     Opset {
         /// The domain.
         domain: String,
@@ -110,7 +112,9 @@ impl Error {
         let inputs: Vec<String> = node
             .inputs
             .iter()
-            .map(|port| port.map_or("none".to_owned(), |id| format!("{}: {}", graph.name_of(id), graph.value(id).ty)))
+            .map(|port| {
+                port.map_or("none".to_owned(), |id| format!("{}: {}", graph.name_of(id), graph.value(id).ty))
+            })
             .collect();
         Error::Node { node: graph.node_label(node), inputs: inputs.join(", "), source }
     }

@@ -208,7 +208,13 @@ impl Grad<'_> {
         }
         let large = self.add("Shape", &[output], Attrs::new());
         let small = self.add("Shape", &[input], Attrs::new());
-        let axes = self.add_node("com.microsoft", "BroadcastGradientArgs", &[Some(small), Some(large)], 1, Attrs::new())[0];
+        let axes = self.add_node(
+            "com.microsoft",
+            "BroadcastGradientArgs",
+            &[Some(small), Some(large)],
+            1,
+            Attrs::new(),
+        )[0];
         let attrs = Attrs::new().with("noop_with_empty_axes", 1i64).with("keepdims", 1i64);
         let summed = self.add_in("com.microsoft", "ReduceSumTraining", &[gradient, axes], attrs);
         Ok(self.add("Reshape", &[summed, small], Attrs::new()))

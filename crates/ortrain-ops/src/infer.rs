@@ -77,8 +77,12 @@ impl<'a> Infer<'a> {
     pub fn dtype(&self, k: usize) -> Result<DType, OpError> {
         match self.ty(k) {
             ValueType::Tensor(dtype, _) => Ok(*dtype),
-            ValueType::Sequence(_) => Err(OpError::invalid(format!("input {k} is a sequence, a tensor is needed"))),
-            ValueType::Unknown => Err(OpError::invalid(format!("the type of input {k} is not declared anywhere"))),
+            ValueType::Sequence(_) => {
+                Err(OpError::invalid(format!("input {k} is a sequence, a tensor is needed")))
+            }
+            ValueType::Unknown => {
+                Err(OpError::invalid(format!("the type of input {k} is not declared anywhere")))
+            }
         }
     }
 
@@ -86,7 +90,12 @@ impl<'a> Infer<'a> {
     ///
     /// # Errors
     /// When it is another.
-    pub fn dtype_where(&self, k: usize, what: &str, accepts: impl Fn(DType) -> bool) -> Result<DType, OpError> {
+    pub fn dtype_where(
+        &self,
+        k: usize,
+        what: &str,
+        accepts: impl Fn(DType) -> bool,
+    ) -> Result<DType, OpError> {
         let dtype = self.dtype(k)?;
         if accepts(dtype) {
             return Ok(dtype);

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, Builder, Dims, Nest, Reg, ReduceOp, Reduction, Strides, Type};
+use ortrain_expr::{Access, Builder, Dims, Nest, ReduceOp, Reduction, Reg, Strides, Type};
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId};
 use ortrain_program::{BufferId, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, Step};
 use rustc_hash::FxHashMap;
 
 use crate::OpError;
 use crate::passes::decompose::decompose_node;
+use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
-use crate::registry::Registry;
-use crate::rewrite::Rewrite;
+use crate::registry::build;
 
 /// A part of the state that a sequence is bound to: a whole plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +122,9 @@ impl Lower<'_> {
     /// When it is bound to none.
     pub fn planes(&self, k: usize) -> Result<Vec<PlanePart>, OpError> {
         self.values.sequences.get(&self.input_id(k)).cloned().ok_or_else(|| {
-            OpError::unsupported("a sequence of tensors can only be run when it is bound to the planes of a state")
+            OpError::unsupported(
+                "a sequence of tensors can only be run when it is bound to the planes of a state",
+            )
         })
     }
 
@@ -184,7 +186,8 @@ impl Lower<'_> {
 
     /// A buffer for something in between.
     pub fn temp(&mut self, name: &str, dtype: DType, len: usize) -> BufferId {
-        let label = format!("{}/{name}", self.node.present_outputs().next().map_or("", |id| self.graph.name_of(id)));
+        let label =
+            format!("{}/{name}", self.node.present_outputs().next().map_or("", |id| self.graph.name_of(id)));
         self.builder.work(&label, dtype, len)
     }
 
@@ -254,26 +257,21 @@ impl Lower<'_> {
     /// # Errors
     /// When it has none, or a part of it cannot be lowered.
     pub fn lower_decomposition(&mut self) -> Result<(), OpError> {
-        let definition = Registry::standard().find(&self.node.domain, &self.node.op);
-        let rewrite = definition.and_then(|d| d.decompose).ok_or_else(|| {
-            OpError::unsupported("it can be read and written, but there is nothing to run it with yet")
-        })?;
         let mut graph = self.graph.clone();
         let index = graph.nodes.iter().position(|node| node.outputs == self.node.outputs);
         let index = index.expect("the node is one of its graph");
-        let mut rw = Rewrite::new(self.graph, self.node, i64::MAX);
-        rewrite(&mut rw)?;
-        let count = rw.patch().1.nodes.len();
-        // Only the decomposition matters here; what comes after it keeps its place.
-        rw.into_patch().apply(&mut graph, &[index]);
+        let nested = |error: crate::Error| OpError::Subgraph(Box::new(error));
+        let count = decompose_node(&mut graph, index).map_err(nested)?.ok_or_else(|| {
+            OpError::unsupported("it can be read and written, but there is nothing to run it with yet")
+        })?;
         for at in index..index + count {
-            infer_node(&mut graph, at).map_err(|e| OpError::Subgraph(Box::new(e)))?;
-            crate::passes::fold::fold_node(&mut graph, at).map_err(|e| OpError::Subgraph(Box::new(e)))?;
+            infer_node(&mut graph, at).map_err(nested)?;
+            fold_node(&mut graph, at).map_err(nested)?;
             let node = graph.nodes[at].clone();
             if node.present_outputs().all(|id| graph.value(id).constant.is_some()) {
                 continue;
             }
-            let op = crate::registry::build(&graph, &node).map_err(|e| OpError::Subgraph(Box::new(e)))?;
+            let op = build(&graph, &node).map_err(nested)?;
             let mut inner = Lower {
                 graph: &graph,
                 node: &node,
@@ -290,7 +288,6 @@ impl Lower<'_> {
                 self.values.buffers.insert(id, buffer);
             }
         }
-        let _ = decompose_node;
         Ok(())
     }
 }
@@ -337,7 +334,13 @@ impl NestBuilder {
     }
 
     /// A load whose strides are given.
-    pub fn load_strided(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize, strides: &[isize]) -> Reg {
+    pub fn load_strided(
+        &mut self,
+        cx: &Lower<'_>,
+        buffer: BufferId,
+        offset: usize,
+        strides: &[isize],
+    ) -> Reg {
         let access = Access {
             dtype: cx.buffer_dtype(buffer),
             offset,
@@ -377,7 +380,14 @@ impl NestBuilder {
     }
 
     /// Stores a value with the given strides.
-    pub fn store_strided(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize, strides: Strides, value: Reg) {
+    pub fn store_strided(
+        &mut self,
+        cx: &Lower<'_>,
+        buffer: BufferId,
+        offset: usize,
+        strides: Strides,
+        value: Reg,
+    ) {
         let access = Access { dtype: cx.buffer_dtype(buffer), offset, strides, len: cx.buffer_len(buffer) };
         self.store(buffer, access, value);
     }
@@ -431,7 +441,7 @@ impl NestBuilder {
         (b, b_access): (BufferId, Access),
     ) -> Step {
         let batch = batch.iter().copied().collect();
-        Step::MatMul(MatMul { batch, m, n, k, a, a_access, b, b_access, epilogue: self.finish() })
+        Step::MatMul(Box::new(MatMul { batch, m, n, k, a, a_access, b, b_access, epilogue: self.finish() }))
     }
 
     /// The product of the matrices, as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use ortrain_graph::{Graph, Node};
 use ortrain_program::HostFunction;
 
+use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::rewrite::Rewrite;
-use crate::OpError;
 
 /// One application of an operator, its attributes read.
 pub trait Op {
@@ -61,6 +61,9 @@ pub enum Placement {
     },
 }
 
+/// Reads the attributes of a node of the newest version.
+pub type BuildFn = fn(&Graph, &Node) -> Result<Box<dyn Op>, OpError>;
+
 /// Rewrites a node of an older version, or into one.
 pub type RewriteFn = fn(&mut Rewrite<'_>) -> Result<(), OpError>;
 
@@ -73,7 +76,7 @@ pub struct Definition {
     /// Every version of the set in which the operator's schema changed, oldest supported first.
     pub since: &'static [i64],
     /// Reads the attributes of a node of the newest version.
-    pub build: fn(&Graph, &Node) -> Result<Box<dyn Op>, OpError>,
+    pub build: BuildFn,
     /// Rewrites a node of an older version ([`Rewrite::version`]) to the newest. `None`: older nodes mean the same.
     pub upgrade: Option<RewriteFn>,
     /// Rewrites a node for an older set ([`Rewrite::version`] is the target). `None`: it is written as it is.
@@ -89,7 +92,7 @@ impl Definition {
         domain: &'static str,
         name: &'static str,
         since: &'static [i64],
-        build: fn(&Graph, &Node) -> Result<Box<dyn Op>, OpError>,
+        build: BuildFn,
     ) -> Definition {
         Definition { domain, name, since, build, upgrade: None, downgrade: None, decompose: None }
     }

@@ -28,7 +28,8 @@ impl Registry {
             let mut by_domain: FxHashMap<_, FxHashMap<_, _>> = FxHashMap::default();
             for definition in families::definitions() {
                 let name = definition.name;
-                let twice = by_domain.entry(definition.domain).or_default().insert(name, definition).is_some();
+                let twice =
+                    by_domain.entry(definition.domain).or_default().insert(name, definition).is_some();
                 assert!(!twice, "{name} is defined twice");
             }
             Registry { by_domain }
@@ -55,8 +56,8 @@ impl Registry {
 /// # Errors
 /// When nobody knows it, or its attributes are wrong.
 pub fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, Error> {
-    let definition = Registry::standard().find(&node.domain, &node.op).ok_or_else(|| Error::UnknownOperators {
-        list: vec![format!("{} ({})", node.op_label(), graph.node_label(node))],
+    let definition = Registry::standard().find(&node.domain, &node.op).ok_or_else(|| {
+        Error::UnknownOperators { list: vec![format!("{} ({})", node.op_label(), graph.node_label(node))] }
     })?;
     (definition.build)(graph, node).map_err(|source| Error::at(graph, node, source))
 }

@@ -124,7 +124,8 @@ impl<'a> Rewrite<'a> {
     /// Says that `value` is what output `k` was.
     pub fn output(&mut self, k: usize, value: ValueId) {
         let Some(old) = self.node.outputs.get(k).copied().flatten() else { return };
-        let made_here = self.patch.nodes.iter().any(|node| node.present_outputs().any(|output| output == value));
+        let made_here =
+            self.patch.nodes.iter().any(|node| node.present_outputs().any(|output| output == value));
         // A value that was there before cannot take over the name of the output.
         let value = if made_here { value } else { self.add("Identity", &[value], Attrs::new()) };
         self.patch.replace(old, value);
@@ -147,12 +148,12 @@ impl<'a> Rewrite<'a> {
 ///
 /// # Errors
 /// When the attribute is of another kind.
-pub fn ints_attribute_to_input(rw: &mut Rewrite<'_>, attribute: &str, position: usize) -> Result<(), OpError> {
-    let Some(values) = rw.attrs().ints(attribute)?.map(<[i64]>::to_vec) else {
-        let inputs = rw.node().inputs.to_vec();
-        rw.same(&inputs, rw.attrs().clone());
-        return Ok(());
-    };
+pub fn ints_attribute_to_input(
+    rw: &mut Rewrite<'_>,
+    attribute: &str,
+    position: usize,
+) -> Result<(), OpError> {
+    let Some(values) = rw.attrs().ints(attribute)?.map(<[i64]>::to_vec) else { return Ok(()) };
     let mut inputs = rw.node().inputs.to_vec();
     inputs.resize(position, None);
     inputs.push(Some(rw.ints(attribute, &values)));
@@ -166,12 +167,18 @@ pub fn ints_attribute_to_input(rw: &mut Rewrite<'_>, attribute: &str, position: 
 ///
 /// # Errors
 /// When the input is not constant: then the older version cannot express the node.
-pub fn ints_input_to_attribute(rw: &mut Rewrite<'_>, attribute: &str, position: usize) -> Result<(), OpError> {
+pub fn ints_input_to_attribute(
+    rw: &mut Rewrite<'_>,
+    attribute: &str,
+    position: usize,
+) -> Result<(), OpError> {
     let mut inputs = rw.node().inputs.to_vec();
     let mut attrs = rw.attrs().clone();
     if let Some(id) = rw.input(position) {
         let values = rw.constant_of(id).and_then(Tensor::to_i64).ok_or_else(|| {
-            OpError::unsupported(format!("{attribute} is computed at run time, which this opset cannot express"))
+            OpError::unsupported(format!(
+                "{attribute} is computed at run time, which this opset cannot express"
+            ))
         })?;
         attrs = attrs.with(attribute, values);
     }

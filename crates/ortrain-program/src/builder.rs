@@ -71,7 +71,14 @@ impl ProgramBuilder {
     }
 
     /// A part of a plane, by its first byte. The same part is the same buffer.
-    pub fn plane(&mut self, label: &str, dtype: DType, len: usize, plane: PlaneId, offset: usize) -> BufferId {
+    pub fn plane(
+        &mut self,
+        label: &str,
+        dtype: DType,
+        len: usize,
+        plane: PlaneId,
+        offset: usize,
+    ) -> BufferId {
         if let Some(&known) = self.placed.get(&(plane, offset, len, dtype)) {
             return known;
         }
@@ -110,30 +117,43 @@ impl ProgramBuilder {
             Step::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
             Step::ScatterAdd(s) => {
                 let need = |id: BufferId, len: usize| {
-                    (self.buffer(id).len != len).then(|| format!("{} elements where {len} are needed", self.buffer(id).len))
+                    (self.buffer(id).len != len)
+                        .then(|| format!("{} elements where {len} are needed", self.buffer(id).len))
                 };
                 return need(s.source, s.outer * s.count * s.inner)
                     .or_else(|| need(s.index, s.count))
                     .or_else(|| need(s.target, s.outer * s.rows * s.inner))
                     .or_else(|| {
                         let dtype = self.buffer(s.index).dtype;
-                        (!matches!(dtype, DType::I32 | DType::I64)).then(|| format!("indices of type {dtype}"))
+                        (!matches!(dtype, DType::I32 | DType::I64))
+                            .then(|| format!("indices of type {dtype}"))
                     });
             }
         };
         if reads.len() != nest.loads.len() || writes.len() != nest.stores.len() {
-            return Some(format!("{} loads and {} stores for {} and {} buffers", nest.loads.len(), nest.stores.len(), reads.len(), writes.len()));
+            return Some(format!(
+                "{} loads and {} stores for {} and {} buffers",
+                nest.loads.len(),
+                nest.stores.len(),
+                reads.len(),
+                writes.len()
+            ));
         }
         let pairs = reads.iter().zip(&nest.loads).skip(virtual_loads).chain(writes.iter().zip(&nest.stores));
         for (&id, access) in pairs {
             let buffer = self.buffer(id);
             if access.len != buffer.len || access.dtype != buffer.dtype {
-                return Some(format!("an access of {} {} to {:?} of {} {}", access.len, access.dtype, buffer.label, buffer.len, buffer.dtype));
+                return Some(format!(
+                    "an access of {} {} to {:?} of {} {}",
+                    access.len, access.dtype, buffer.label, buffer.len, buffer.dtype
+                ));
             }
         }
         if let Step::MatMul(m) = step {
             let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<Vec<_>>();
-            for (id, access, dims) in [(m.a, &m.a_access, with([m.m, m.k])), (m.b, &m.b_access, with([m.k, m.n]))] {
+            for (id, access, dims) in
+                [(m.a, &m.a_access, with([m.m, m.k])), (m.b, &m.b_access, with([m.k, m.n]))]
+            {
                 if access.len != self.buffer(id).len || access.strides.len() != dims.len() {
                     return Some("a factor's access does not fit its buffer".into());
                 }

@@ -17,8 +17,8 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
     let mut keep = vec![false; instructions.len()];
     for (index, instruction) in instructions.iter().enumerate().rev() {
         let step = &instruction.step;
-        keep[index] = step.can_fail()
-            || step.writes().iter().any(|&id| !is_work(buffers, id) || needed[id.0 as usize]);
+        keep[index] =
+            step.can_fail() || step.writes().iter().any(|&id| !is_work(buffers, id) || needed[id.0 as usize]);
         if keep[index] {
             for id in step.reads() {
                 needed[id.0 as usize] = true;
@@ -61,13 +61,13 @@ fn candidate(
         if !is_work(buffers, id) || outputs.contains(&id) {
             continue;
         }
-        let Some(producer) = instructions[..consumer].iter().rposition(|i| i.step.writes().contains(&id)) else {
+        let Some(producer) = instructions[..consumer].iter().rposition(|i| i.step.writes().contains(&id))
+        else {
             continue;
         };
         let writers = instructions.iter().filter(|i| i.step.writes().contains(&id)).count();
-        let readers: Vec<usize> = (0..instructions.len())
-            .filter(|&k| instructions[k].step.reads().contains(&id))
-            .collect();
+        let readers: Vec<usize> =
+            (0..instructions.len()).filter(|&k| instructions[k].step.reads().contains(&id)).collect();
         if writers != 1 || readers[0] != consumer || instructions[producer].step.writes().len() != 1 {
             continue;
         }
@@ -96,7 +96,12 @@ fn candidate(
 }
 
 /// Whether what the producer reads is still the same where the last reader stands.
-fn unchanged_between(instructions: &[Instruction], buffers: &[Buffer], producer: usize, reader: usize) -> bool {
+fn unchanged_between(
+    instructions: &[Instruction],
+    buffers: &[Buffer],
+    producer: usize,
+    reader: usize,
+) -> bool {
     let overlaps = |a: BufferId, b: BufferId| {
         let (x, y) = (&buffers[a.0 as usize], &buffers[b.0 as usize]);
         match (x.place, y.place) {
@@ -121,8 +126,10 @@ fn squeezed(dims: &[usize]) -> Vec<usize> {
 /// Re-expresses an access over `from` as one over `to`, which differs by axes of size 1 (and by trailing axes that
 /// the access does not move along).
 fn restride(access: &Access, from: &[usize], to: &[usize]) -> Access {
-    let mut moving = from.iter().zip(&access.strides).filter(|&(&dim, _)| dim != 1).map(|(_, &stride)| stride);
-    let strides: Strides = to.iter().map(|&dim| if dim == 1 { 0 } else { moving.next().unwrap_or(0) }).collect();
+    let mut moving =
+        from.iter().zip(&access.strides).filter(|&(&dim, _)| dim != 1).map(|(_, &stride)| stride);
+    let strides: Strides =
+        to.iter().map(|&dim| if dim == 1 { 0 } else { moving.next().unwrap_or(0) }).collect();
     Access { strides, ..access.clone() }
 }
 
@@ -166,12 +173,18 @@ fn merge(producer: &Step, map: &Loop, value: BufferId) -> Option<Step> {
     for (slot, (access, &id)) in map.nest.loads.iter().zip(&map.reads).enumerate() {
         if id == value
             && (here(access) != moved_store
-                || map.nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot)))
+                || map
+                    .nest
+                    .expr
+                    .insts()
+                    .iter()
+                    .any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot)))
         {
             return None;
         }
     }
-    let uses_coordinates = |nest: &Nest| nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Coordinate(_)));
+    let uses_coordinates =
+        |nest: &Nest| nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Coordinate(_)));
     if uses_coordinates(&map.nest) && space != map.nest.dims {
         return None;
     }
@@ -249,7 +262,7 @@ fn merge(producer: &Step, map: &Loop, value: BufferId) -> Option<Step> {
         Step::Map(_) => Step::Map(merged),
         Step::Row(_) => Step::Row(merged),
         Step::Col(_) => Step::Col(merged),
-        Step::MatMul(m) => Step::MatMul(crate::MatMul { epilogue: merged, ..m.clone() }),
+        Step::MatMul(m) => Step::MatMul(Box::new(crate::MatMul { epilogue: merged, ..(**m).clone() })),
         Step::ScatterAdd(_) => return None,
     })
 }
@@ -257,8 +270,7 @@ fn merge(producer: &Step, map: &Loop, value: BufferId) -> Option<Step> {
 /// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
 /// need and they themselves, then the rest. Within each part the order stays.
 pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &[Buffer]) {
-    let writes_state =
-        |i: &Instruction| i.step.writes().iter().any(|&id| !is_work(buffers, id));
+    let writes_state = |i: &Instruction| i.step.writes().iter().any(|&id| !is_work(buffers, id));
     let Some(last_failing) = instructions.iter().rposition(|i| i.step.can_fail()) else { return };
     if !instructions[..last_failing].iter().any(writes_state) {
         return;
@@ -266,7 +278,8 @@ pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &[Buffer]) {
     let mut early = vec![false; instructions.len()];
     let mut wanted: Vec<bool> = vec![false; buffers.len()];
     for (index, instruction) in instructions.iter().enumerate().rev() {
-        let produces = instruction.step.writes().iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
+        let produces =
+            instruction.step.writes().iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
         if instruction.step.can_fail() || produces {
             early[index] = true;
             for id in instruction.step.reads() {

@@ -24,5 +24,6 @@ pub use program::{
 };
 pub use reference::Reference;
 pub use schedule::{
-    Branches, Code, Deliver, Delivered, Given, HostFunction, PlanePlace, Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise,
+    Branches, Code, Deliver, Delivered, Given, HostFunction, PlanePlace, Runner, Schedule, Segment,
+    SegmentNode, SlotId, SlotSpec, Specialise,
 };

@@ -64,7 +64,8 @@ impl Memory {
             let (index, skip) = (position / WORD, position % WORD);
             let take = (WORD - skip).min(rest.len());
             let word = self.word(index);
-            let mut content = if take == WORD { [0; WORD] } else { word.load(Ordering::Relaxed).to_ne_bytes() };
+            let mut content =
+                if take == WORD { [0; WORD] } else { word.load(Ordering::Relaxed).to_ne_bytes() };
             content[skip..skip + take].copy_from_slice(&rest[..take]);
             word.store(u64::from_ne_bytes(content), Ordering::Relaxed);
             position += take;

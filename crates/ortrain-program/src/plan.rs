@@ -44,7 +44,8 @@ pub(crate) fn plan(
         let Step::Map(map) = &instruction.step else { continue };
         for (store, &to) in map.nest.stores.iter().zip(&map.writes) {
             let target = to.0 as usize;
-            let fresh = lives[target].is_some_and(|life| life.first == index as isize) && group[target] == target;
+            let fresh =
+                lives[target].is_some_and(|life| life.first == index as isize) && group[target] == target;
             if !fresh || !matches!(buffers[target].place, Place::Work(_)) {
                 continue;
             }
@@ -58,7 +59,9 @@ pub(crate) fn plan(
                     && load.dtype.size() == store.dtype.size()
                     && lives[root].is_some_and(|life| life.last == index as isize)
                     && !group.iter().enumerate().any(|(other, &r)| {
-                        r == root && other != source && lives[other].is_some_and(|life| life.last >= index as isize)
+                        r == root
+                            && other != source
+                            && lives[other].is_some_and(|life| life.last >= index as isize)
                     })
                     && !reads_otherwise(map, from, load)
             });

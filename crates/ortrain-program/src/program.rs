@@ -164,7 +164,7 @@ pub enum Step {
     /// are made in another order.
     Col(Loop),
     /// Matrix product with an epilogue.
-    MatMul(MatMul),
+    MatMul(Box<MatMul>),
     /// Sums at given rows.
     ScatterAdd(ScatterAdd),
 }
@@ -279,7 +279,10 @@ impl fmt::Display for Program {
             let id = BufferId(k as u32);
             let used = self.inputs.contains(&id)
                 || self.outputs.contains(&id)
-                || self.instructions.iter().any(|i| i.step.reads().contains(&id) || i.step.writes().contains(&id));
+                || self
+                    .instructions
+                    .iter()
+                    .any(|i| i.step.reads().contains(&id) || i.step.writes().contains(&id));
             if !used {
                 continue;
             }
@@ -301,9 +304,8 @@ impl fmt::Display for Program {
                 other if other.contains(Entry::Overwrite) => " (overwrite)",
                 _ => " (accumulate)",
             };
-            let list = |ids: &[BufferId]| {
-                ids.iter().map(|id| format!("b{}", id.0)).collect::<Vec<_>>().join(", ")
-            };
+            let list =
+                |ids: &[BufferId]| ids.iter().map(|id| format!("b{}", id.0)).collect::<Vec<_>>().join(", ");
             write!(
                 f,
                 "  {k:3} {:10} {} <- {}{when}",

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ortrain_expr::{Access, DType, Evaluation, Mode, Nest, OutOfRange, ReduceOp, RunScalar, Scalar, Type};
 
 use crate::{
-    Backend, Bindings, BufferId, Entry, Executable, Loop, MatMul, Place, Program, RunError, ScatterAdd, Scalars,
-    Step, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, BufferId, Entry, Executable, Loop, MatMul, Place, Program, RunError, Scalars,
+    ScatterAdd, Step, UnsupportedOnBackend, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -48,13 +48,15 @@ impl Executable for ReferenceExecutable {
         let mut run = Run::new(program, Mode::Exact, scalars);
         for (k, buffer) in program.buffers.iter().enumerate() {
             if let Place::Plane(plane, offset) = buffer.place {
-                run.buffers[k] = decode(buffer.dtype, &bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes()));
+                run.buffers[k] =
+                    decode(buffer.dtype, &bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes()));
             }
         }
         for &input in &program.inputs {
             let buffer = program.buffer(input);
             if let Place::Work(offset) = buffer.place {
-                run.buffers[input.0 as usize] = decode(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
+                run.buffers[input.0 as usize] =
+                    decode(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
             }
         }
         run.execute(entry)?;
@@ -221,7 +223,9 @@ impl<'a> Run<'a> {
             .buffers
             .iter()
             .map(|buffer| match buffer.place {
-                Place::Constant(offset) => decode(buffer.dtype, &program.constants.to_vec(offset, buffer.bytes())),
+                Place::Constant(offset) => {
+                    decode(buffer.dtype, &program.constants.to_vec(offset, buffer.bytes()))
+                }
                 _ => vec![Scalar::from_f64(Type::of(buffer.dtype), 0.0); buffer.len],
             })
             .collect();
@@ -339,7 +343,15 @@ impl<'a> Run<'a> {
         reduced: &'b [Scalar],
         product: Option<Scalar>,
     ) -> Point<'b> {
-        Point { nest: &l.nest, buffers: &self.buffers, reads: &l.reads, product, index, reduced, scalars: self.scalars }
+        Point {
+            nest: &l.nest,
+            buffers: &self.buffers,
+            reads: &l.reads,
+            product,
+            index,
+            reduced,
+            scalars: self.scalars,
+        }
     }
 
     fn matmul(&mut self, m: &MatMul) -> Result<(), OutOfRange> {
@@ -379,4 +391,3 @@ impl<'a> Run<'a> {
         }
     }
 }
-

@@ -7,8 +7,8 @@ use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
 use crate::{
-    Backend, Bindings, Entry, Executable, Memory, Place, PlaneId, Program, RunError, Scalars, UnsupportedOnBackend,
-    Workspace,
+    Backend, Bindings, Entry, Executable, Memory, Place, PlaneId, Program, RunError, Scalars,
+    UnsupportedOnBackend, Workspace,
 };
 
 /// How many specialisations of one late program are kept ready.
@@ -131,7 +131,9 @@ impl Schedule {
     pub fn work_bytes(&self) -> usize {
         let of = |node: &SegmentNode| match &node.segment {
             Segment::Program(Code::Ready(program, _)) => program.work_bytes,
-            Segment::If(branches, _) => branches.then_branch.work_bytes().max(branches.else_branch.work_bytes()),
+            Segment::If(branches, _) => {
+                branches.then_branch.work_bytes().max(branches.else_branch.work_bytes())
+            }
             Segment::Program(Code::Late(_)) | Segment::Host(..) => 0,
         };
         self.segments.iter().map(of).max().unwrap_or(0)
@@ -143,7 +145,12 @@ impl Schedule {
                 ids.iter().map(|id| format!("{:?}", self.slots[id.0 as usize].label)).collect();
             names.join(", ")
         };
-        writeln!(f, "{indent}schedule: {} segments, peak work {} bytes", self.segments.len(), self.work_bytes())?;
+        writeln!(
+            f,
+            "{indent}schedule: {} segments, peak work {} bytes",
+            self.segments.len(),
+            self.work_bytes()
+        )?;
         for (k, node) in self.segments.iter().enumerate() {
             let (from, to) = (names(&node.inputs), names(&node.outputs));
             match &node.segment {
@@ -154,7 +161,10 @@ impl Schedule {
                     }
                 }
                 Segment::Program(Code::Late(late)) => {
-                    writeln!(f, "{indent}segment {k}: program, specialised when it is reached ({from}) -> ({to})")?;
+                    writeln!(
+                        f,
+                        "{indent}segment {k}: program, specialised when it is reached ({from}) -> ({to})"
+                    )?;
                     for line in late.describe().lines() {
                         writeln!(f, "{indent}  {line}")?;
                     }
@@ -240,7 +250,9 @@ impl Runner {
     pub fn new(backend: Arc<dyn Backend>, schedule: Arc<Schedule>) -> Result<Runner, UnsupportedOnBackend> {
         let prepare = |node: &SegmentNode| {
             Ok(match &node.segment {
-                Segment::Program(Code::Ready(program, _)) => Prepared::Program(backend.compile(program.clone())?),
+                Segment::Program(Code::Ready(program, _)) => {
+                    Prepared::Program(backend.compile(program.clone())?)
+                }
                 Segment::Program(Code::Late(_)) => Prepared::Late(Mutex::default()),
                 Segment::Host(..) => Prepared::Host,
                 Segment::If(branches, _) => Prepared::If(
@@ -276,7 +288,9 @@ impl Runner {
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        if let ([Prepared::Program(executable)], Some(program)) = (self.prepared.as_slice(), self.schedule.single()) {
+        if let ([Prepared::Program(executable)], Some(program)) =
+            (self.prepared.as_slice(), self.schedule.single())
+        {
             work.reserve(program.work_bytes, executable.scratch_bytes());
             for (&id, value) in program.inputs.iter().zip(given) {
                 let buffer = program.buffer(id);
@@ -290,7 +304,9 @@ impl Runner {
                 let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
                 let value = match program.buffer(id).place {
                     Place::Work(offset) => Delivered::Memory(work.arena(), offset),
-                    Place::Plane(plane, offset) => Delivered::Memory(bindings.planes[plane.0 as usize], offset),
+                    Place::Plane(plane, offset) => {
+                        Delivered::Memory(bindings.planes[plane.0 as usize], offset)
+                    }
                     Place::Constant(offset) => Delivered::Memory(&program.constants, offset),
                 };
                 deliver(k, *dtype, dims, value);
@@ -374,7 +390,8 @@ impl Runner {
         if let Some((_, executable)) = cache.iter().find(|(known, _)| Arc::ptr_eq(known, program)) {
             return Ok(executable.clone());
         }
-        let compiled = self.backend.compile(program.clone()).map_err(|e| RunError::Specialise(e.to_string()))?;
+        let compiled =
+            self.backend.compile(program.clone()).map_err(|e| RunError::Specialise(e.to_string()))?;
         let executable: Arc<dyn Executable> = Arc::from(compiled);
         if cache.len() == LATE_PROGRAMS {
             cache.remove(0);

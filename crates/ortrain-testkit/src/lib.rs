@@ -1,1 +1,15 @@
+//! Cases, checkers and tolerances shared by the tests of every backend.
+//!
+//! - [`Case`]: a graph with inputs; [`cases`] lists one or more for every operator and attribute that matters.
+//! - [`check_gradient`]: analytic gradients against central differences in float64.
+//! - [`check_backend`]: a backend against the reference evaluator.
 #![forbid(unsafe_code)]
+
+mod case;
+mod cases;
+mod check;
+pub mod tolerance;
+
+pub use case::{Case, CaseBuilder, Fill};
+pub use cases::cases;
+pub use check::{check_backend, check_gradient, check_gradient_after, run};

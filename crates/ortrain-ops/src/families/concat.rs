@@ -6,12 +6,12 @@
 use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 
+use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-use crate::OpError;
 
 /// Tensors one after the other along an axis; output 1, if used, has their lengths along it.
 struct Concat {
@@ -35,7 +35,10 @@ impl Op for Concat {
         let mut total = Some(0usize);
         for (k, other) in shapes.iter().enumerate() {
             if other.rank() != shape.rank() {
-                return Err(OpError::invalid(format!("input {k} has shape {other} but input 0 has {}", shapes[0])));
+                return Err(OpError::invalid(format!(
+                    "input {k} has shape {other} but input 0 has {}",
+                    shapes[0]
+                )));
             }
             for at in (0..shape.rank()).filter(|&at| at != axis) {
                 match (&shape[at], &other[at]) {
@@ -50,9 +53,10 @@ impl Op for Concat {
                 }
             }
             total = match (total, other[axis].known()) {
-                (Some(sum), Some(size)) => Some(sum.checked_add(size).ok_or_else(|| {
-                    OpError::invalid("the sizes add up to more than can be counted")
-                })?),
+                (Some(sum), Some(size)) => Some(
+                    sum.checked_add(size)
+                        .ok_or_else(|| OpError::invalid("the sizes add up to more than can be counted"))?,
+                ),
                 _ => None,
             };
         }
@@ -76,7 +80,8 @@ impl Op for Concat {
         let count = cx.node().inputs.len();
         let inputs: Vec<_> = (0..count).map(|k| cx.input(k)).collect::<Result<_, _>>()?;
         let rank = inputs.iter().find_map(|&id| cx.shape(id).map(Shape::rank));
-        let rank = rank.ok_or_else(|| OpError::unsupported("the rank of an input must be known to differentiate it"))?;
+        let rank = rank
+            .ok_or_else(|| OpError::unsupported("the rank of an input must be known to differentiate it"))?;
         let axis = normalize_axis(self.axis, rank)?;
         let known: Option<Vec<i64>> = inputs
             .iter()
@@ -159,12 +164,15 @@ impl Op for SplitTraining {
             if let (Some(total), Some(size)) = (total, shape[axis].known())
                 && total != size
             {
-                return Err(OpError::invalid(format!("the lengths add up to {total} but axis {axis} of {shape} has {size}")));
+                return Err(OpError::invalid(format!(
+                    "the lengths add up to {total} but axis {axis} of {shape} has {size}"
+                )));
             }
         }
         for k in 0..count {
             let mut part = shape.clone();
-            part[axis] = lengths.as_ref().map_or_else(|| cx.unknown_dim(k, axis), |lengths| lengths[k].clone());
+            part[axis] =
+                lengths.as_ref().map_or_else(|| cx.unknown_dim(k, axis), |lengths| lengths[k].clone());
             cx.output(k, dtype, Some(part));
         }
         Ok(())

@@ -7,13 +7,13 @@
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Reg, Type, UnaryOp, derive};
 use ortrain_graph::{Attrs, DType, Graph, Node};
 
+use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::spell::spell;
-use crate::OpError;
 
 /// What an element-wise operator takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -153,7 +153,9 @@ fn gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     match attrs.string("approximate")?.unwrap_or("none") {
         "none" => Ok(gelu_erf(b, x[0])),
         "tanh" => Ok(gelu_tanh(b, x[0])),
-        other => Err(OpError::invalid(format!("approximate is {other:?}; \"none\" and \"tanh\" are defined"))),
+        other => {
+            Err(OpError::invalid(format!("approximate is {other:?}; \"none\" and \"tanh\" are defined")))
+        }
     }
 }
 
@@ -407,7 +409,8 @@ fn downgrade_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 /// `Gelu` and `FastGelu` of ONNX Runtime as `Gelu` of `ai.onnx` (with an optional bias added first).
 fn upgrade_microsoft_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let attrs = if &*rw.node().op == "FastGelu" { Attrs::new().with("approximate", "tanh") } else { Attrs::new() };
+    let attrs =
+        if &*rw.node().op == "FastGelu" { Attrs::new().with("approximate", "tanh") } else { Attrs::new() };
     let x = rw.required(0)?;
     let x = match rw.input(1) {
         Some(bias) => rw.add("Add", &[x, bias], Attrs::new()),

@@ -8,12 +8,12 @@ use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::BufferId;
 
+use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, broadcast};
 use crate::lower::{Lower, NestBuilder};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-use crate::OpError;
 
 /// A product of two stacks of matrices; `MatMul` is the one without scale and transposition.
 struct MatMul {
@@ -47,10 +47,13 @@ impl Op for MatMul {
             return Ok(());
         };
         if a.rank() == 0 || b.rank() == 0 {
-            return Err(OpError::invalid(format!("shapes {a} and {b}: a scalar has no matrix product; use Mul")));
+            return Err(OpError::invalid(format!(
+                "shapes {a} and {b}: a scalar has no matrix product; use Mul"
+            )));
         }
         let (left, right) = (as_matrix(a, true, Dim::Known(1)), as_matrix(b, false, Dim::Known(1)));
-        let ((m, k), (l, n)) = (oriented(&left, self.trans_a && a.rank() > 1), oriented(&right, self.trans_b && b.rank() > 1));
+        let ((m, k), (l, n)) =
+            (oriented(&left, self.trans_a && a.rank() > 1), oriented(&right, self.trans_b && b.rank() > 1));
         if let (Some(k), Some(l)) = (k.known(), l.known())
             && k != l
         {
@@ -75,7 +78,9 @@ impl Op for MatMul {
         let (a, b) = (cx.input(0)?, cx.input(1)?);
         let ranks = (cx.shape(a).map(Shape::rank), cx.shape(b).map(Shape::rank));
         let (Some(rank_a), Some(rank_b)) = ranks else {
-            return Err(OpError::unsupported("the ranks of both factors must be known to differentiate a product"));
+            return Err(OpError::unsupported(
+                "the ranks of both factors must be known to differentiate a product",
+            ));
         };
         // Vectors become matrices for the time being.
         let axis = |cx: &mut Grad<'_>, value, axis: i64| {
@@ -104,38 +109,29 @@ impl Op for MatMul {
                 (_, _, false) => (left, !ta, grad, false),
                 _ => (grad, true, left, ta),
             };
-            let product = if flat {
+            let last = |cx: &Grad<'_>, id| cx.shape(id).and_then(|shape| shape.last().and_then(Dim::known));
+            let rows = if k == 1 && rank_b == 2 && !flat && !ta && !tb {
+                last(cx, left).zip(last(cx, right))
+            } else {
+                None
+            };
+            let gradient = if flat {
+                let product = gemm(cx, (x, tx), (y, ty), self.alpha);
+                if rank == 2 { product } else { drop_stack(cx, product, value, rank)? }
+            } else if let Some((inner, outer)) = rows {
+                // One product over all rows of the stack instead of a stack of products to be summed.
+                let (shape_a, shape_g) =
+                    (cx.ints("rows", &[-1, inner as i64]), cx.ints("rows", &[-1, outer as i64]));
+                let rows_a = cx.add("Reshape", &[left, shape_a], Attrs::new());
+                let rows_g = cx.add("Reshape", &[grad, shape_g], Attrs::new());
+                gemm(cx, (rows_a, true), (rows_g, false), self.alpha)
+            } else {
                 let attrs = Attrs::new()
                     .with("transA", i64::from(tx))
                     .with("transB", i64::from(ty))
                     .with("alpha", self.alpha);
-                cx.add("Gemm", &[x, y], attrs)
-            } else if k == 1 && rank_b == 2 && !ta && !tb {
-                // One product over all rows of the stack instead of a stack of products to be summed.
-                let inner = cx.shape(left).and_then(|s| s.last().and_then(Dim::known));
-                let outer = cx.shape(right).and_then(|s| s.last().and_then(Dim::known));
-                match (inner, outer) {
-                    (Some(inner), Some(outer)) => {
-                        let shape_a = cx.ints("rows", &[-1, inner as i64]);
-                        let shape_g = cx.ints("rows", &[-1, outer as i64]);
-                        let rows_a = cx.add("Reshape", &[left, shape_a], Attrs::new());
-                        let rows_g = cx.add("Reshape", &[grad, shape_g], Attrs::new());
-                        let attrs = Attrs::new().with("transA", 1i64).with("alpha", self.alpha);
-                        cx.add("Gemm", &[rows_a, rows_g], attrs)
-                    }
-                    _ => fused(cx, x, tx, y, ty, self.alpha),
-                }
-            } else {
-                fused(cx, x, tx, y, ty, self.alpha)
-            };
-            let rows_only = k == 1 && rank_b == 2 && !flat && !ta && !tb && cx.ty(product).dtype().is_none() && {
-                cx.shape(left).and_then(|s| s.last().and_then(Dim::known)).is_some()
-                    && cx.shape(right).and_then(|s| s.last().and_then(Dim::known)).is_some()
-            };
-            let gradient = if flat && rank == 2 || rows_only {
-                product
-            } else {
-                drop_stack(cx, product, value, rank, k == 0)?
+                let product = cx.add_in("com.microsoft", "FusedMatMul", &[x, y], attrs);
+                drop_stack(cx, product, value, rank)?
             };
             cx.give(k, gradient);
         }
@@ -149,11 +145,15 @@ impl Op for MatMul {
         let ((m, k), (_, n)) = (oriented(&left, ta), oriented(&right, tb));
         let (stack_a, stack_b) = (&left[..left.len() - 2], &right[..right.len() - 2]);
         let rank = stack_a.len().max(stack_b.len());
-        let at = |stack: &[usize], axis: usize| if axis + stack.len() < rank { 1 } else { stack[axis + stack.len() - rank] };
-        let batch: Vec<usize> =
-            (0..rank).map(|axis| if at(stack_a, axis) == 1 { at(stack_b, axis) } else { at(stack_a, axis) }).collect();
+        let at = |stack: &[usize], axis: usize| {
+            if axis + stack.len() < rank { 1 } else { stack[axis + stack.len() - rank] }
+        };
+        let batch: Vec<usize> = (0..rank)
+            .map(|axis| if at(stack_a, axis) == 1 { at(stack_b, axis) } else { at(stack_a, axis) })
+            .collect();
         let access = |dtype: DType, dims: &[usize], transposed: bool| {
-            let to: Vec<usize> = batch.iter().copied().chain(dims[dims.len() - 2..].iter().copied()).collect();
+            let to: Vec<usize> =
+                batch.iter().copied().chain(dims[dims.len() - 2..].iter().copied()).collect();
             let mut access = Access::broadcast(dtype, dims, &to);
             // Axes of size 1 have stride 0 either way.
             if transposed {
@@ -173,21 +173,23 @@ impl Op for MatMul {
     }
 }
 
-/// A product of stacks of matrices by ONNX Runtime's operator that transposes on the fly.
-fn fused(cx: &mut Grad<'_>, x: ValueId, tx: bool, y: ValueId, ty: bool, alpha: f32) -> ValueId {
-    let attrs =
-        Attrs::new().with("transA", i64::from(tx)).with("transB", i64::from(ty)).with("alpha", alpha);
-    cx.add_in("com.microsoft", "FusedMatMul", &[x, y], attrs)
+/// `alpha * X' Y'` of two matrices, each transposed or not.
+fn gemm(cx: &mut Grad<'_>, (x, tx): (ValueId, bool), (y, ty): (ValueId, bool), alpha: f32) -> ValueId {
+    let attrs = Attrs::new().with("alpha", alpha).with("transA", i64::from(tx)).with("transB", i64::from(ty));
+    cx.add("Gemm", &[x, y], attrs)
 }
 
 /// Brings the gradient of a factor to its shape: axes of the stack that were broadcast are summed, the axis that made
 /// a vector a matrix is dropped.
-fn drop_stack(cx: &mut Grad<'_>, product: ValueId, value: ValueId, rank: usize, left: bool) -> Result<ValueId, OpError> {
+fn drop_stack(cx: &mut Grad<'_>, product: ValueId, value: ValueId, rank: usize) -> Result<ValueId, OpError> {
     let output = cx.output(0, "y");
     let (Some(from), Some(own)) = (cx.shape(output).cloned(), cx.shape(value).cloned()) else {
-        return Err(OpError::unsupported("the ranks of both factors must be known to differentiate a product"));
+        return Err(OpError::unsupported(
+            "the ranks of both factors must be known to differentiate a product",
+        ));
     };
-    let ranks = (cx.shape(cx.input(0)?).map_or(0, Shape::rank), cx.shape(cx.input(1)?).map_or(0, Shape::rank));
+    let ranks =
+        (cx.shape(cx.input(0)?).map_or(0, Shape::rank), cx.shape(cx.input(1)?).map_or(0, Shape::rank));
     let stack = from.rank() + usize::from(ranks.0 == 1) + usize::from(ranks.1 == 1) - 2;
     let own_stack = rank.max(2) - 2;
     let lead = stack - own_stack;
@@ -212,7 +214,6 @@ fn drop_stack(cx: &mut Grad<'_>, product: ValueId, value: ValueId, rank: usize, 
         value_grad = cx.add("ReduceSum", &[value_grad, axes], Attrs::new().with("keepdims", 1i64));
     }
     if !axes.is_empty() && lead > 0 || rank == 1 {
-        let _ = left;
         let shape = cx.shape_of(value);
         value_grad = cx.add("Reshape", &[value_grad, shape], Attrs::new());
     }
@@ -297,8 +298,15 @@ impl Op for Gemm {
         let shape: Shape = [m, n].into_iter().collect();
         if let Some(c) = cx.shape(2) {
             let wide = broadcast(&shape, c)?;
-            if wide.rank() != 2 || wide.iter().zip(shape.iter()).any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y)) {
-                return Err(OpError::invalid(format!("C of shape {c} does not broadcast to the product's {shape}")));
+            if wide.rank() != 2
+                || wide
+                    .iter()
+                    .zip(shape.iter())
+                    .any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y))
+            {
+                return Err(OpError::invalid(format!(
+                    "C of shape {c} does not broadcast to the product's {shape}"
+                )));
             }
         }
         cx.output(0, dtype, Some(shape));
@@ -309,19 +317,20 @@ impl Op for Gemm {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (a, b) = (cx.input(0)?, cx.input(1)?);
         let (ta, tb) = (self.trans_a, self.trans_b);
-        let gemm = |cx: &mut Grad<'_>, x, tx: bool, y, ty: bool| {
-            let attrs = Attrs::new()
-                .with("alpha", self.alpha)
-                .with("transA", i64::from(tx))
-                .with("transB", i64::from(ty));
-            cx.add("Gemm", &[x, y], attrs)
-        };
         if cx.wants(0) {
-            let gradient = if ta { gemm(cx, b, tb, g, true) } else { gemm(cx, g, false, b, !tb) };
+            let gradient = if ta {
+                gemm(cx, (b, tb), (g, true), self.alpha)
+            } else {
+                gemm(cx, (g, false), (b, !tb), self.alpha)
+            };
             cx.give(0, gradient);
         }
         if cx.wants(1) {
-            let gradient = if tb { gemm(cx, g, true, a, ta) } else { gemm(cx, a, !ta, g, false) };
+            let gradient = if tb {
+                gemm(cx, (g, true), (a, ta), self.alpha)
+            } else {
+                gemm(cx, (a, !ta), (g, false), self.alpha)
+            };
             cx.give(1, gradient);
         }
         if let (true, Some(c)) = (cx.wants(2), cx.optional_input(2)) {
@@ -429,7 +438,8 @@ fn decompose_fused(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             continue;
         }
         let rank = rw.shape(*factor).map(Shape::rank);
-        let rank = rank.ok_or_else(|| OpError::unsupported("the rank of a transposed factor must be known"))?;
+        let rank =
+            rank.ok_or_else(|| OpError::unsupported("the rank of a transposed factor must be known"))?;
         if rank > 1 {
             let mut perm: Vec<i64> = (0..rank as i64).collect();
             perm.swap(rank - 2, rank - 1);

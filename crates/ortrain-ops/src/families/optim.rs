@@ -10,10 +10,10 @@ use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Type, UnaryOp};
 use ortrain_graph::{DType, Graph, Node, Shape, Tensor, ValueType};
 use ortrain_program::{BufferId, Entry};
 
+use crate::OpError;
 use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder, PlanePart};
 use crate::op::{Definition, Op};
-use crate::OpError;
 
 /// Added to the norm when gradients are clipped (ONNX Runtime's `InplaceClipGradNorm`).
 const CLIP_EPSILON: f64 = 1e-6;
@@ -24,7 +24,9 @@ const NORM_GROUP_BYTES: usize = 256;
 fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
     match cx.ty(k) {
         ValueType::Sequence(dtype) if dtype.is_float() => Ok(*dtype),
-        other => Err(OpError::invalid(format!("input {k} is {other}; a sequence of float tensors is needed"))),
+        other => {
+            Err(OpError::invalid(format!("input {k} is {other}; a sequence of float tensors is needed")))
+        }
     }
 }
 
@@ -321,9 +323,14 @@ impl Op for Accumulate {
         cx.same_dtype([0, 1])?;
         if let (Some(buffer), Some(value)) = (cx.shape(0), cx.shape(1)) {
             let differ = buffer.rank() != value.rank()
-                || buffer.iter().zip(value.iter()).any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
+                || buffer
+                    .iter()
+                    .zip(value.iter())
+                    .any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
             if differ {
-                return Err(OpError::invalid(format!("the buffer has shape {buffer} but the value has {value}")));
+                return Err(OpError::invalid(format!(
+                    "the buffer has shape {buffer} but the value has {value}"
+                )));
             }
         }
         if cx.has(2) {

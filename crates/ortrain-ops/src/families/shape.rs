@@ -9,12 +9,12 @@
 use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueType};
 
+use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, broadcast, normalize_axes, normalize_axis};
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
-use crate::OpError;
 
 /// The same elements under another shape.
 enum View {
@@ -49,7 +49,9 @@ impl View {
             dims.push(match size {
                 Ok(Dim::Known(0)) if !allow_zero => match input {
                     Some(shape) => Some(shape.get(axis).cloned().ok_or_else(|| {
-                        OpError::invalid(format!("size 0 at position {axis} copies an axis that {shape} does not have"))
+                        OpError::invalid(format!(
+                            "size 0 at position {axis} copies an axis that {shape} does not have"
+                        ))
                     })?),
                     None => Some(cx.unknown_dim(0, axis)),
                 },
@@ -67,11 +69,15 @@ impl View {
         if let Some(shape) = input {
             let (known, symbols) = elements(shape);
             if symbols == told_symbols {
-                let fits = if open == 1 { told_known != 0 && known % told_known == 0 } else { known == told_known };
+                let fits =
+                    if open == 1 { told_known != 0 && known % told_known == 0 } else { known == told_known };
                 if !fits && (symbols.is_empty() || (known != 0 && told_known != 0)) {
                     return Err(OpError::invalid(format!(
                         "shape {shape} of {known} elements cannot be seen as {}",
-                        dims.iter().map(|dim| dim.as_ref().map_or("-1".to_owned(), ToString::to_string)).collect::<Vec<_>>().join("x"),
+                        dims.iter()
+                            .map(|dim| dim.as_ref().map_or("-1".to_owned(), ToString::to_string))
+                            .collect::<Vec<_>>()
+                            .join("x"),
                     )));
                 }
                 let rest = if open == 1 { known.checked_div(told_known).unwrap_or(0) } else { 1 };
@@ -100,7 +106,11 @@ impl View {
             View::Flatten { axis } => {
                 let Some(shape) = cx.shape(0) else { return Ok(Some(cx.unknown_shape(0, 2))) };
                 // Here the axis may be the rank itself: everything before, nothing after.
-                let at = if *axis == shape.rank() as i64 { shape.rank() } else { normalize_axis(*axis, shape.rank())? };
+                let at = if *axis == shape.rank() as i64 {
+                    shape.rank()
+                } else {
+                    normalize_axis(*axis, shape.rank())?
+                };
                 let product = |dims: &[Dim], k: usize| match elements(dims) {
                     (0, _) => Dim::Known(0),
                     (known, symbols) if symbols.is_empty() => Dim::Known(known),
@@ -445,7 +455,9 @@ struct BroadcastGradientArgs;
 /// Axes of the common shape along which each operand was stretched.
 fn stretched(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
     let rank = a.len().max(b.len());
-    let at = |shape: &[i64], axis: usize| if axis + shape.len() < rank { 1 } else { shape[axis + shape.len() - rank] };
+    let at = |shape: &[i64], axis: usize| {
+        if axis + shape.len() < rank { 1 } else { shape[axis + shape.len() - rank] }
+    };
     let mut axes = [Vec::new(), Vec::new()];
     for axis in (0..rank).rev() {
         let (x, y) = (at(a, axis), at(b, axis));
@@ -586,12 +598,7 @@ fn build_constant_of_shape(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpErro
 }
 
 fn axes_to_input(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    if rw.version() < 13 {
-        return ints_attribute_to_input(rw, "axes", 1);
-    }
-    let inputs = rw.node().inputs.to_vec();
-    rw.same(&inputs, rw.attrs().clone());
-    Ok(())
+    if rw.version() < 13 { ints_attribute_to_input(rw, "axes", 1) } else { Ok(()) }
 }
 
 fn axes_to_attribute(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
@@ -670,7 +677,9 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Constant", &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25], build_constant)
             .downgrade(downgrade_constant),
         Definition::new("", "ConstantOfShape", &[9, 20, 21, 23, 24, 25], build_constant_of_shape),
-        Definition::new("com.microsoft", "BroadcastGradientArgs", &[1], |_, _| Ok(Box::new(BroadcastGradientArgs)))
-            .decompose(decompose_broadcast_args),
+        Definition::new("com.microsoft", "BroadcastGradientArgs", &[1], |_, _| {
+            Ok(Box::new(BroadcastGradientArgs))
+        })
+        .decompose(decompose_broadcast_args),
     ]
 }

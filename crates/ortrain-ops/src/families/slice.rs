@@ -7,12 +7,12 @@
 use ortrain_expr::{Access, Strides};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 
+use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-use crate::OpError;
 
 /// One axis of a slice: where it starts, how it steps, how many elements it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,9 @@ struct Span {
     step: isize,
     count: usize,
 }
+
+/// Start, end and step of an axis as they are written; `None` where it is not cut.
+type Cut = Option<(i64, i64, i64)>;
 
 /// Bounds as they are written.
 struct Bounds {
@@ -32,7 +35,7 @@ struct Bounds {
 
 impl Bounds {
     /// Start, end and step of each axis that is cut, in a tensor of rank `rank`.
-    fn per_axis(&self, rank: usize) -> Result<Vec<Option<(i64, i64, i64)>>, OpError> {
+    fn per_axis(&self, rank: usize) -> Result<Vec<Cut>, OpError> {
         let count = self.starts.len();
         let fits = |list: &Option<Vec<i64>>| list.as_ref().is_none_or(|list| list.len() == count);
         if self.ends.len() != count || !fits(&self.axes) || !fits(&self.steps) {
@@ -76,12 +79,17 @@ fn place(dims: &[usize], spans: &[Span]) -> (usize, Strides) {
     let own = Access::contiguous(DType::U8, dims).strides;
     let offset = spans.iter().zip(&own).map(|(span, &stride)| span.start * stride as usize).sum();
     // Where there is one element at most, the step leads nowhere.
-    let strides = spans.iter().zip(&own).map(|(s, &stride)| if s.count > 1 { stride * s.step } else { 0 }).collect();
+    let strides =
+        spans.iter().zip(&own).map(|(s, &stride)| if s.count > 1 { stride * s.step } else { 0 }).collect();
     (offset, strides)
 }
 
 /// The bounds of a node whose inputs `first..` are starts, ends, axes and steps, if they are known.
-fn known_bounds(ints: impl Fn(usize) -> Option<Vec<i64>>, has: impl Fn(usize) -> bool, first: usize) -> Option<Bounds> {
+fn known_bounds(
+    ints: impl Fn(usize) -> Option<Vec<i64>>,
+    has: impl Fn(usize) -> bool,
+    first: usize,
+) -> Option<Bounds> {
     let optional = |k: usize| if has(k) { ints(k).map(Some) } else { Some(None) };
     Some(Bounds {
         starts: ints(first)?,
@@ -115,7 +123,11 @@ impl Op for Slice {
         let Some(bounds) = known_bounds(|k| cx.ints(k), |k| cx.has(k), 1) else {
             let axes = if cx.has(3) { cx.ints(3) } else { None };
             let dims = (0..shape.rank()).map(|axis| match &axes {
-                Some(axes) if !axes.iter().any(|&a| normalize_axis(a, shape.rank()).is_ok_and(|a| a == axis)) => shape[axis].clone(),
+                Some(axes)
+                    if !axes.iter().any(|&a| normalize_axis(a, shape.rank()).is_ok_and(|a| a == axis)) =>
+                {
+                    shape[axis].clone()
+                }
                 _ => cx.unknown_dim(0, axis),
             });
             let dims = dims.collect();
@@ -125,9 +137,8 @@ impl Op for Slice {
         let cut = bounds.per_axis(shape.rank())?;
         let dims: Shape = (0..shape.rank())
             .map(|axis| match (cut[axis], &shape[axis]) {
-                (None, dim) => dim.clone(),
+                (None | Some((0, i64::MAX.., 1)), dim) => dim.clone(),
                 (Some(cut), Dim::Known(size)) => Dim::Known(span(*size, cut).count),
-                (Some((0, i64::MAX.., 1)), dim) => dim.clone(),
                 (Some(_), Dim::Symbol(_)) => cx.unknown_dim(0, axis),
             })
             .collect();
@@ -198,7 +209,9 @@ impl Op for SliceGrad {
         let spans = spans(&dims, &bounds)?;
         let counts: Vec<usize> = spans.iter().map(|span| span.count).collect();
         if counts != part {
-            return Err(OpError::invalid(format!("the gradient has shape {part:?} but the slice of {dims:?} has {counts:?}")));
+            return Err(OpError::invalid(format!(
+                "the gradient has shape {part:?} but the slice of {dims:?} has {counts:?}"
+            )));
         }
         let output = cx.output(0);
         let mut zeros = cx.nest(&dims, 0);
@@ -220,8 +233,6 @@ impl Op for SliceGrad {
 /// Before opset 10 the bounds are attributes.
 fn upgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 10 {
-        let inputs = rw.node().inputs.to_vec();
-        rw.same(&inputs, rw.attrs().clone());
         return Ok(());
     }
     let mut inputs = vec![Some(rw.required(0)?)];
@@ -291,7 +302,9 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Slice", &[1, 10, 11, 13], build).upgrade(upgrade_slice).downgrade(downgrade_slice),
+        Definition::new("", "Slice", &[1, 10, 11, 13], build)
+            .upgrade(upgrade_slice)
+            .downgrade(downgrade_slice),
         Definition::new("com.microsoft", "SliceGrad", &[1], build).decompose(decompose_slice_grad),
     ]
 }

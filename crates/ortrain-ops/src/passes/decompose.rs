@@ -2,9 +2,9 @@
 
 use ortrain_graph::Graph;
 
+use crate::Error;
 use crate::registry::Registry;
 use crate::rewrite::Rewrite;
-use crate::Error;
 
 /// Replaces the node at `index` by its decomposition, if it has one. Returns how many nodes came in its place.
 ///

@@ -3,9 +3,9 @@
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::Error;
 use crate::grad::Grad;
 use crate::registry::build;
-use crate::Error;
 
 /// Adds the nodes that compute the gradients of `loss` (one float, rank 0) with respect to `targets`. Returns the
 /// gradients, named `<target>_grad`. Types must have been inferred; those of the new values are inferred as well.
@@ -64,8 +64,11 @@ pub(crate) fn backpropagate(
     for index in (0..forward).rev() {
         let node = graph.nodes[index].clone();
         let on_path = node.present_outputs().any(|output| arriving.contains_key(&output));
-        let wanted: Vec<bool> =
-            node.inputs.iter().map(|port| port.is_some_and(|id| dependent.contains(&id) && is_float(graph, id))).collect();
+        let wanted: Vec<bool> = node
+            .inputs
+            .iter()
+            .map(|port| port.is_some_and(|id| dependent.contains(&id) && is_float(graph, id)))
+            .collect();
         if !on_path || !wanted.contains(&true) {
             continue;
         }
@@ -180,7 +183,10 @@ fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
             }
         }
         if !needed.contains(&target) {
-            return Error::NoPath { value, reason: format!("{:?} does not depend on it", graph.name_of(loss)) };
+            return Error::NoPath {
+                value,
+                reason: format!("{:?} does not depend on it", graph.name_of(loss)),
+            };
         }
         let mut cuts = Vec::new();
         for node in &graph.nodes {
@@ -189,14 +195,18 @@ fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
             if !depends || !leads_on {
                 continue;
             }
-            let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
+            let floats =
+                node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
             if floats && !crate::families::has_zero_derivative(&node.domain, &node.op) {
                 reached.extend(node.present_outputs());
             } else {
                 cuts.push(graph.node_label(node));
             }
         }
-        format!("every path from it to the loss goes through {}, which passes no gradient back", cuts.join(", "))
+        format!(
+            "every path from it to the loss goes through {}, which passes no gradient back",
+            cuts.join(", ")
+        )
     };
     Error::NoPath { value, reason }
 }

@@ -22,7 +22,9 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     let node = graph.nodes[index].clone();
     for id in node.present_outputs() {
         let value = graph.value(id);
-        let (Some(sizes), ValueType::Tensor(dtype, Some(shape))) = (&value.sizes, &value.ty) else { continue };
+        let (Some(sizes), ValueType::Tensor(dtype, Some(shape))) = (&value.sizes, &value.ty) else {
+            continue;
+        };
         let known: Option<Vec<i64>> = sizes.iter().map(|dim| dim.known().map(|size| size as i64)).collect();
         if let (Some(known), Some(dims), ortrain_graph::DType::I64) = (known, shape.concrete(), *dtype)
             && dims.iter().product::<usize>() == known.len()
@@ -46,7 +48,9 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         return Ok(());
     }
     let op = build(graph, &node)?;
-    if !matches!(op.placement(), Placement::Program) || is_random(graph, &node) {
+    if !matches!(op.placement(), Placement::Program)
+        || crate::families::draws_random_numbers(&node.domain, &node.op)
+    {
         return Ok(());
     }
     let label: Arc<str> = graph.node_label(&node).into();
@@ -70,10 +74,4 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         graph.value_mut(id).constant = Some(tensor);
     }
     Ok(())
-}
-
-/// Whether a node draws random numbers, so that its result is another one on every run.
-fn is_random(graph: &Graph, node: &ortrain_graph::Node) -> bool {
-    let _ = graph;
-    crate::families::draws_random_numbers(&node.domain, &node.op)
 }

@@ -26,9 +26,9 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     let outputs = node.outputs.clone();
     for (port, inferred) in outputs.into_iter().zip(found) {
         let Some(id) = port else { continue };
-        let merged = merge(&graph.value(id).ty, inferred.ty).map_err(|(declared, inferred)| {
-            let message =
-                format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
+        let merged = merge(&graph.value(id).ty, inferred.ty).map_err(|types| {
+            let (declared, inferred) = *types;
+            let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
             Error::at(graph, &graph.nodes[index], OpError::Invalid(message))
         })?;
         let value = graph.value_mut(id);
@@ -39,7 +39,7 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
 }
 
 /// What is declared and what is inferred, together: each may know what the other does not.
-fn merge(declared: &ValueType, inferred: ValueType) -> Result<ValueType, (ValueType, ValueType)> {
+fn merge(declared: &ValueType, inferred: ValueType) -> Result<ValueType, Box<(ValueType, ValueType)>> {
     match (declared, &inferred) {
         (ValueType::Unknown, _) => Ok(inferred),
         (_, ValueType::Unknown) => Ok(declared.clone()),
@@ -47,17 +47,27 @@ fn merge(declared: &ValueType, inferred: ValueType) -> Result<ValueType, (ValueT
             (_, None) => Ok(declared.clone()),
             (None, _) => Ok(inferred),
             (Some(from), Some(to)) if from.rank() == to.rank() => {
-                let contradiction =
-                    from.iter().zip(to.iter()).any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
+                let contradiction = from
+                    .iter()
+                    .zip(to.iter())
+                    .any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
                 if contradiction {
-                    return Err((declared.clone(), inferred));
+                    return Err(Box::new((declared.clone(), inferred)));
                 }
-                let dims = from.iter().zip(to.iter()).map(|(x, y)| if y.known().is_some() { y } else if x.known().is_some() { x } else { y });
+                let dims = from.iter().zip(to.iter()).map(|(x, y)| {
+                    if y.known().is_some() {
+                        y
+                    } else if x.known().is_some() {
+                        x
+                    } else {
+                        y
+                    }
+                });
                 Ok(ValueType::Tensor(*a, Some(dims.cloned().collect())))
             }
-            _ => Err((declared.clone(), inferred)),
+            _ => Err(Box::new((declared.clone(), inferred))),
         },
         (ValueType::Sequence(a), ValueType::Sequence(b)) if a == b => Ok(inferred),
-        _ => Err((declared.clone(), inferred)),
+        _ => Err(Box::new((declared.clone(), inferred))),
     }
 }

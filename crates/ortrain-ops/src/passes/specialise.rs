@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain_graph::{DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Branches, Code, PlaneId, PlanePlace, Program, ProgramBuilder, Schedule, Segment, SegmentNode, SlotId, SlotSpec,
-    Specialise,
+    Branches, Code, PlaneId, PlanePlace, Program, ProgramBuilder, Schedule, Segment, SegmentNode, SlotId,
+    SlotSpec, Specialise,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -84,7 +84,8 @@ impl Specialiser {
         let fits = |key: &[InputKey]| {
             key.len() == dims.len()
                 && key.iter().zip(dims).enumerate().all(|(k, (known, dims))| {
-                    known.dims == *dims && known.value.as_ref().is_none_or(|tensor| tensor.data()[..] == *value(k))
+                    known.dims == *dims
+                        && known.value.as_ref().is_none_or(|tensor| tensor.data()[..] == *value(k))
                 })
         };
         let found = cache.iter().position(|(key, _)| fits(key))?;
@@ -115,7 +116,8 @@ impl Specialiser {
                     value: wanted.contains(&k).then(|| tensor.clone()),
                 })
                 .collect();
-            let known: Vec<Option<Known<'_>>> = key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
+            let known: Vec<Option<Known<'_>>> =
+                key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
             match compile(&self.graph, &self.roles, &known)? {
                 Compiled::Schedule(schedule) => {
                     let schedule = Arc::new(schedule);
@@ -281,7 +283,12 @@ fn values_behind(graph: &Graph, roles: &[Role], index: usize) -> Vec<usize> {
 }
 
 /// Cuts the nodes into segments and compiles those whose shapes are known.
-fn segments(graph: &Graph, roles: &[Role], kinds: &[Kind], late: &FxHashSet<ValueId>) -> Result<Schedule, Error> {
+fn segments(
+    graph: &Graph,
+    roles: &[Role],
+    kinds: &[Kind],
+    late: &FxHashSet<ValueId>,
+) -> Result<Schedule, Error> {
     let mut maker = SegmentMaker { graph, roles, schedule: Schedule::default(), slots: FxHashMap::default() };
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
@@ -305,8 +312,11 @@ fn segments(graph: &Graph, roles: &[Role], kinds: &[Kind], late: &FxHashSet<Valu
         let is_late = node_is_late(node);
         let after = node.present_inputs().filter_map(|id| group_of.get(&id).copied()).max();
         let fits = |(k, (other, other_late, _)): (usize, &(Kind, bool, Vec<usize>))| {
-            (kind == Kind::Program && *other == Kind::Program && *other_late == is_late && after.is_none_or(|a| k >= a))
-                .then_some(k)
+            (kind == Kind::Program
+                && *other == Kind::Program
+                && *other_late == is_late
+                && after.is_none_or(|a| k >= a))
+            .then_some(k)
         };
         let found = groups.iter().enumerate().find_map(fits);
         let group = found.unwrap_or_else(|| {
@@ -365,7 +375,7 @@ fn segments(graph: &Graph, roles: &[Role], kinds: &[Kind], late: &FxHashSet<Valu
                     inputs = maker.user_inputs();
                     outputs.clone_from(&graph.outputs);
                 }
-                maker.program(members, inputs, &outputs, *is_late)?;
+                maker.program(members, &inputs, &outputs, *is_late)?;
             }
             Kind::Host | Kind::If => {
                 for &index in members {
@@ -374,9 +384,10 @@ fn segments(graph: &Graph, roles: &[Role], kinds: &[Kind], late: &FxHashSet<Valu
             }
         }
     }
-    maker.schedule.outputs = graph.outputs.iter().map(|&id| maker.slots.get(&id).copied()).collect::<Option<_>>().ok_or_else(|| {
-        Error::Graph("an output of the graph is a constant that no program delivers".into())
-    })?;
+    maker.schedule.outputs =
+        graph.outputs.iter().map(|&id| maker.slots.get(&id).copied()).collect::<Option<_>>().ok_or_else(
+            || Error::Graph("an output of the graph is a constant that no program delivers".into()),
+        )?;
     Ok(maker.schedule)
 }
 
@@ -403,7 +414,9 @@ impl SegmentMaker<'_> {
         }
         let value = self.graph.value(id);
         let ty = match &value.ty {
-            ValueType::Tensor(dtype, shape) => shape.as_ref().and_then(Shape::concrete).map(|dims| (*dtype, dims)),
+            ValueType::Tensor(dtype, shape) => {
+                shape.as_ref().and_then(Shape::concrete).map(|dims| (*dtype, dims))
+            }
             _ => None,
         };
         let plane = match self.role(id) {
@@ -420,18 +433,15 @@ impl SegmentMaker<'_> {
     fn program(
         &mut self,
         members: &[usize],
-        inputs: Vec<ValueId>,
+        inputs: &[ValueId],
         outputs: &[ValueId],
         late: bool,
     ) -> Result<(), Error> {
         // What lies in planes is reached there.
-        let given: Vec<ValueId> = inputs
-            .iter()
-            .copied()
-            .filter(|&id| matches!(self.role(id), None | Some(Role::User)))
-            .collect();
+        let given: Vec<ValueId> =
+            inputs.iter().copied().filter(|&id| matches!(self.role(id), None | Some(Role::User))).collect();
         let code = if late {
-            Code::Late(Arc::new(self.late(members, &inputs, outputs)))
+            Code::Late(Arc::new(self.late(members, inputs, outputs)))
         } else {
             let (program, shapes) = lower(self.graph, self.roles, members, &given, outputs)?;
             Code::Ready(Arc::new(program), shapes)
@@ -461,7 +471,7 @@ impl SegmentMaker<'_> {
         let constants: Vec<ValueId> =
             node.present_inputs().filter(|&id| self.graph.value(id).constant.is_some()).collect();
         if !constants.is_empty() {
-            self.program(&[], Vec::new(), &constants, false)?;
+            self.program(&[], &[], &constants, false)?;
         }
         let inputs: Vec<SlotId> = node.present_inputs().map(|id| self.slot(id)).collect();
         let segment = match op.placement() {
@@ -564,7 +574,11 @@ fn lower(
             // Sizes that overflow are refused here, before a lowering multiplies them.
             if let ValueType::Tensor(dtype, _) = graph.value(id).ty {
                 ortrain_graph::byte_length(dtype, &dims_of(id)?).map_err(|error| {
-                    Error::at(graph, node, OpError::Invalid(format!("output {:?}: {error}", graph.name_of(id))))
+                    Error::at(
+                        graph,
+                        node,
+                        OpError::Invalid(format!("output {:?}: {error}", graph.name_of(id))),
+                    )
                 })?;
             }
         }
@@ -579,7 +593,9 @@ fn lower(
         let buffer = match (values.buffers.get(&id), &graph.value(id).constant) {
             (Some(&buffer), _) => buffer,
             (None, Some(tensor)) => builder.constant(graph.name_of(id), tensor),
-            (None, None) => return Err(Error::Graph(format!("nothing makes output {:?}", graph.name_of(id)))),
+            (None, None) => {
+                return Err(Error::Graph(format!("nothing makes output {:?}", graph.name_of(id))));
+            }
         };
         results.push(buffer);
         shapes.push(dims_of(id)?);

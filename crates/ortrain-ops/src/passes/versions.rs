@@ -17,7 +17,12 @@ pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     if let Some(&found) = opsets.get("")
         && !(OLDEST_OPSET..=NEWEST_OPSET).contains(&found)
     {
-        return Err(Error::Opset { domain: "ai.onnx".into(), found, least: OLDEST_OPSET, newest: NEWEST_OPSET });
+        return Err(Error::Opset {
+            domain: "ai.onnx".into(),
+            found,
+            least: OLDEST_OPSET,
+            newest: NEWEST_OPSET,
+        });
     }
     let mut unknown = BTreeMap::new();
     collect_unknown(graph, &mut unknown);
@@ -59,11 +64,13 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>) -> Result<()
             }
         }
         let node = graph.nodes[index].clone();
-        let definition = Registry::standard().find(&node.domain, &node.op).expect("unknown ones were refused");
+        let definition =
+            Registry::standard().find(&node.domain, &node.op).expect("unknown ones were refused");
         let version = opsets.get(&*node.domain).copied().unwrap_or(1);
         let Some(&since) = definition.since.iter().rev().find(|&&since| since <= version) else {
             let least = definition.since[0];
-            let message = format!("the model uses opset {version}, but the operator exists from opset {least} on");
+            let message =
+                format!("the model uses opset {version}, but the operator exists from opset {least} on");
             return Err(Error::at(graph, &node, OpError::Invalid(message)));
         };
         let newest = *definition.since.last().expect("a definition has versions");
@@ -72,9 +79,12 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>) -> Result<()
                 let mut rw = Rewrite::new(graph, &node, since);
                 rewrite(&mut rw).map_err(|source| Error::at(graph, &node, source))?;
                 let patch = rw.into_patch();
+                // An empty patch: the node is right as it stands.
                 let count = patch.nodes.len();
-                patch.apply(graph, &[index]);
-                index += count;
+                if count > 0 {
+                    patch.apply(graph, &[index]);
+                }
+                index += count.max(1);
             }
             _ => index += 1,
         }
@@ -104,7 +114,8 @@ pub fn downgrade(graph: &mut Graph, target: i64) -> Result<(), Error> {
             // An empty patch: the node is right as it stands.
             if !patch.nodes.is_empty() {
                 let count = patch.nodes.len();
-                let same_op = count == 1 && patch.nodes[0].op == node.op && patch.nodes[0].domain == node.domain;
+                let same_op =
+                    count == 1 && patch.nodes[0].op == node.op && patch.nodes[0].domain == node.domain;
                 patch.apply(graph, &[index]);
                 steps += 1;
                 assert!(steps < 1_000_000, "rewrites to older versions end");

@@ -1,0 +1,123 @@
+# Every target does all of its own set-up; stamps under build/ keep a second run quick. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+.NOTPARALLEL:
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+DEMO := $(CURDIR)/.venv-demo
+NEXTEST_PROFILE := $(if $(CI),ci,default)
+
+# The wheel and the workspace are built with one configuration, so that neither builds over what the other built.
+export PYO3_BUILD_EXTENSION_MODULE := 1
+export PYO3_PYTHON := $(BIN)/python
+export CARGO_TERM_COLOR ?= auto
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PY_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+
+##@ What users and CI run
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build/demo.stamp ## train a perceptron on handwritten digits, with a release wheel in its own environment
+	$(DEMO)/bin/python examples/finetune_digits.py build/digits
+
+.PHONY: test
+test: fmt lint rust doctest pytest stubs types ruff demo ## everything that CI runs
+
+.PHONY: bench
+bench: build/demo.stamp ## import time and step times of the release wheel
+	$(DEMO)/bin/python benches/steps.py
+
+.PHONY: conform
+conform: build/wheel.stamp ## recorded runs, in ortrain and in onnxruntime-training, and the node tests of ONNX
+	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_nodes.py
+
+##@ The inner loop
+
+.PHONY: check
+check: ## compile the core, nothing else
+	cargo check
+
+.PHONY: fmt
+fmt: ## rustfmt, as a check
+	cargo fmt --check
+
+.PHONY: lint
+lint: build/venv.stamp ## clippy; a warning is an error
+	cargo clippy --workspace --all-targets -- -D warnings
+
+.PHONY: rust
+rust: build/venv.stamp build/nextest.stamp ## tests of the Rust crates
+	cargo nextest run --workspace --profile $(NEXTEST_PROFILE)
+
+.PHONY: doctest
+doctest: ## examples in the documentation of the Rust crates
+	cargo test --doc --quiet
+
+.PHONY: pytest
+pytest: build/wheel.stamp ## tests of the Python face
+	$(BIN)/python -m pytest
+
+.PHONY: stubs
+stubs: build/wheel.stamp ## the stubs describe the extension module
+	cd build && MYPYPATH= $(BIN)/python -m mypy.stubtest ortrain --mypy-config-file ../pyproject.toml
+
+.PHONY: types
+types: build/wheel.stamp ## mypy --strict
+	$(BIN)/python -m mypy
+
+.PHONY: ruff
+ruff: build/venv.stamp ## lint and layout of the Python code
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+.PHONY: fix
+fix: build/venv.stamp ## rustfmt and ruff, in place
+	cargo fmt
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: clean
+clean: ## remove environments and build/ (not target/)
+	rm -rf build $(VENV) $(DEMO)
+
+build/venv.stamp: pyproject.toml requirements-dev.txt
+	@mkdir -p build
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	touch $@
+
+build/nextest.stamp:
+	@mkdir -p build
+	cargo nextest --version >/dev/null 2>&1 || cargo install cargo-nextest --locked
+	touch $@
+
+# The development profile: the crates are those that the Rust tests have built already.
+build/wheel.stamp: build/venv.stamp $(RUST_SOURCES) $(PY_SOURCES)
+	VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --quiet
+	touch $@
+
+# The demo stands alone: an environment of its own, in which the wheel is built, installed and used.
+build/release.stamp: requirements-dev.txt $(RUST_SOURCES) $(PY_SOURCES)
+	@mkdir -p build
+	[ -x $(DEMO)/bin/python ] || $(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install --quiet -c requirements-dev.txt maturin
+	rm -rf build/wheels
+	env -u PYO3_PYTHON $(DEMO)/bin/maturin build --release --quiet --interpreter $(DEMO)/bin/python --out build/wheels
+	touch $@
+
+build/demo.stamp: build/release.stamp
+	$(DEMO)/bin/python -m pip install --quiet -c requirements-dev.txt "$$(echo build/wheels/*.whl)[demo]"
+	$(DEMO)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
+	touch $@

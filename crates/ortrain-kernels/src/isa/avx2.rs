@@ -1,0 +1,38 @@
+//! AVX2 with fused multiply-add and half-precision conversion: x86-64 since 2013 (Intel) and 2015 (AMD).
+
+use super::{Level, Work};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2;
+
+impl Level for Avx2 {
+    #[inline(always)]
+    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn mul_add64(a: f64, b: f64, c: f64) -> f64 {
+        a.mul_add(b, c)
+    }
+
+    #[inline(always)]
+    fn floor(a: f32) -> f32 {
+        a.floor()
+    }
+
+    #[inline(always)]
+    fn floor64(a: f64) -> f64 {
+        a.floor()
+    }
+}
+
+/// Enters the level.
+///
+/// # Safety
+/// The machine must have AVX2, FMA and F16C.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn enter<W: Work>(work: W) -> W::Out {
+    work.work::<Avx2>()
+}

@@ -1,0 +1,132 @@
+//! Instruction-set levels: one body of code, compiled once per level and chosen when the program runs.
+//!
+//! A piece of work is a struct with its arguments that implements [`Work`], generic over a [`Level`]. [`Isa::run`]
+//! enters it through a small `#[target_feature]` shim, so that everything inlined into it is compiled for that level.
+//! An [`Isa`] can only be had for a level that this machine has: holding one is the proof.
+//!
+//! A new level is a file beside this one (`avx512.rs`, `neon.rs`) with its [`Level`] and its shim, and a line in each
+//! `match` below.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+pub(crate) mod portable;
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// An instruction-set level that this machine has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Isa(Kind);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Isa {
+    /// What every machine of the target has.
+    pub const PORTABLE: Isa = Isa(Kind::Portable);
+
+    /// The best level of this machine, capped by the environment variable `ORTRAIN_ISA` (`portable` or `avx2`;
+    /// other values are ignored). Decided once per process.
+    #[must_use]
+    pub fn detect() -> Isa {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| Isa::capped(std::env::var("ORTRAIN_ISA").ok().as_deref()))
+    }
+
+    fn capped(cap: Option<&str>) -> Isa {
+        let levels = Isa::available();
+        let end = cap
+            .and_then(|cap| levels.iter().position(|isa| isa.name() == cap))
+            .unwrap_or(levels.len() - 1);
+        levels[end]
+    }
+
+    /// Every level of this machine, from the least to the best, whatever the environment says.
+    #[must_use]
+    pub fn available() -> Vec<Isa> {
+        #[allow(unused_mut, reason = "not every target has a second level")]
+        let mut levels = vec![Isa::PORTABLE];
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            levels.push(Isa(Kind::Avx2));
+        }
+        levels
+    }
+
+    /// The name, as `ORTRAIN_ISA` spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => "avx2",
+        }
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        self.0
+    }
+
+    /// Does the work, compiled for this level.
+    #[inline]
+    pub(crate) fn run<W: Work>(self, work: W) -> W::Out {
+        match self.0 {
+            Kind::Portable => portable::enter(work),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token exists, so the machine has the features (see `available`).
+            Kind::Avx2 => unsafe { avx2::enter(work) },
+        }
+    }
+}
+
+impl fmt::Debug for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What differs between levels inside otherwise equal code. Every method must be `#[inline(always)]`, as must
+/// everything generic over a level: only code inlined into the shim is compiled for the level.
+pub(crate) trait Level: Copy {
+    /// `a * b + c`, in one rounding where the level has it, else in two. Never a call into a library.
+    fn mul_add(a: f32, b: f32, c: f32) -> f32;
+    /// `a * b + c`, as [`Level::mul_add`].
+    fn mul_add64(a: f64, b: f64, c: f64) -> f64;
+    /// The largest integer not above.
+    fn floor(a: f32) -> f32;
+    /// The largest integer not above.
+    fn floor64(a: f64) -> f64;
+}
+
+/// Work whose body is compiled for each level. `work` must be `#[inline(always)]`.
+pub(crate) trait Work {
+    type Out;
+    fn work<L: Level>(self) -> Self::Out;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_caps_but_never_raises() {
+        assert_eq!(Isa::capped(Some("portable")), Isa::PORTABLE);
+        let best = *Isa::available().last().expect("there is always the portable level");
+        assert_eq!(Isa::capped(Some("avx2")).name(), if best.name() == "avx2" { "avx2" } else { best.name() });
+        assert_eq!(Isa::capped(Some("nonsense")), best);
+        assert_eq!(Isa::capped(None), best);
+    }
+}

@@ -1,0 +1,71 @@
+//! The level of every machine: plain Rust, compiled for the target's baseline.
+
+use super::{Level, Work};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+impl Level for Portable {
+    #[inline(always)]
+    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+
+    #[inline(always)]
+    fn mul_add64(a: f64, b: f64, c: f64) -> f64 {
+        a * b + c
+    }
+
+    // `f32::floor` is a library call on baseline x86-64. From 2^23 on every float is an integer.
+    #[inline(always)]
+    fn floor(a: f32) -> f32 {
+        const INTEGERS: f32 = 8_388_608.0;
+        let small = if a.abs() < INTEGERS { a } else { 0.0 };
+        // SAFETY: `small` is finite and far inside the range of i32.
+        let truncated = unsafe { small.to_int_unchecked::<i32>() } as f32;
+        let floor = truncated - if truncated > small { 1.0 } else { 0.0 };
+        // Keeps the sign of zero.
+        let floor = if floor == small { small } else { floor };
+        if a.abs() < INTEGERS { floor } else { a }
+    }
+
+    #[inline(always)]
+    fn floor64(a: f64) -> f64 {
+        a.floor()
+    }
+}
+
+#[inline(never)]
+pub(crate) fn enter<W: Work>(work: W) -> W::Out {
+    work.work::<Portable>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floor_is_floor() {
+        let values = [
+            0.0,
+            -0.0,
+            0.5,
+            -0.5,
+            1.0,
+            -1.0,
+            -1.5,
+            8_388_607.5,
+            -8_388_607.5,
+            8_388_608.0,
+            -1e30,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MIN_POSITIVE,
+            -f32::MIN_POSITIVE,
+        ];
+        for value in values {
+            assert_eq!(Portable::floor(value).to_bits(), value.floor().to_bits(), "floor({value})");
+        }
+        assert!(Portable::floor(f32::NAN).is_nan());
+    }
+}

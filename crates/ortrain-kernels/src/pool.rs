@@ -1,0 +1,484 @@
+//! The thread pool: one door, no queue, no allocation per run.
+//!
+//! A run has a number of tasks, known from shapes alone; which thread does a task never shows in the result. Every
+//! worker starts on its own share of the tasks, so the same memory meets the same core again and again, and helps the
+//! others when it is done. The calling thread takes part, and never waits for a worker that has not woken up: a
+//! worker that comes late finds the run closed.
+//!
+//! After a fork the child has none of its parent's threads: it notices, and starts its own.
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, Thread};
+
+/// A function of (task, worker).
+type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+/// Rounds of waiting before a thread sleeps: some microseconds, so that back-to-back runs find workers awake.
+const SPINS: u32 = 2_000;
+
+/// A set of threads that share the tasks of a run.
+pub struct Pool {
+    /// Threads asked for, the caller among them.
+    threads: AtomicUsize,
+    /// The process whose thread is inside `run`, or 0. Whoever holds it owns `team`.
+    holder: AtomicU32,
+    /// The running workers, made by the first run that needs them.
+    team: AtomicPtr<Team>,
+}
+
+struct Team {
+    process: u32,
+    /// Threads that were asked for when the team was made; `workers` may be fewer if the system refused some.
+    wanted: usize,
+    shared: Arc<Shared>,
+    workers: Vec<(JoinHandle<()>, Thread)>,
+}
+
+struct Shared {
+    /// `OPEN` and `STOP` flags, the number of workers inside the run, and above them the number of the run.
+    state: AtomicU64,
+    job: UnsafeCell<Job>,
+    panicked: AtomicBool,
+    panic: UnsafeCell<Option<Box<dyn Any + Send>>>,
+    /// One per thread; index 0 is the caller.
+    lanes: Box<[Lane]>,
+}
+
+/// What belongs to one thread, alone on its cache lines.
+#[repr(align(128))]
+struct Lane {
+    next: AtomicUsize,
+    end: AtomicUsize,
+    asleep: AtomicBool,
+}
+
+struct Job {
+    body: *const Body<'static>,
+    /// Lanes that take part.
+    lanes: usize,
+    caller: Thread,
+}
+
+const OPEN: u64 = 1 << 31;
+const STOP: u64 = 1 << 30;
+const INSIDE: u64 = STOP - 1;
+const RUN: u64 = 1 << 32;
+
+// SAFETY: `job` is written only while no run is open and no worker is inside (see `Team::run`), and read only by
+// workers that entered an open run. `panic` is written by the one thread that set `panicked`, and read after all left.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer in `job` is used only while the call that made it lasts.
+unsafe impl Send for Shared {}
+
+thread_local! {
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Marks the thread as inside a task while it lives.
+struct Inside(bool);
+
+impl Inside {
+    fn enter() -> Inside {
+        Inside(IN_TASK.replace(true))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        IN_TASK.set(self.0);
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the calling one among them; at least one. Threads start with the first run.
+    #[must_use]
+    pub const fn new(threads: usize) -> Pool {
+        Pool {
+            threads: AtomicUsize::new(if threads == 0 { 1 } else { threads }),
+            holder: AtomicU32::new(0),
+            team: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// The pool of the process: as many threads as it may use cores, until [`Pool::set_num_threads`].
+    #[must_use]
+    pub fn global() -> &'static Pool {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        POOL.get_or_init(|| Pool::new(thread::available_parallelism().map_or(1, usize::from)))
+    }
+
+    /// Number of threads, the calling one among them.
+    #[must_use]
+    pub fn num_threads(&self) -> usize {
+        self.threads.load(Ordering::Relaxed)
+    }
+
+    /// Changes the number of threads, from the next run on. Results do not depend on it.
+    pub fn set_num_threads(&self, threads: usize) {
+        self.threads.store(threads.max(1), Ordering::Relaxed);
+    }
+
+    /// Calls `body(task, worker)` once for each task of `0..tasks` and returns when all are done.
+    ///
+    /// `worker` is less than `limit` and than the number of threads; no two tasks run at once with the same worker.
+    /// A run inside a task, and one that meets another thread's run, is done by its caller alone, as worker 0.
+    ///
+    /// # Panics
+    /// With the first panic of a task, after the others have ended or been dropped.
+    pub fn run(&self, tasks: usize, limit: usize, body: &Body<'_>) {
+        let threads = self.num_threads().min(limit).min(tasks);
+        if threads > 1
+            && !IN_TASK.get()
+            && let Some(mut held) = self.hold()
+        {
+            held.team().run(tasks, threads, body);
+            return;
+        }
+        let _inside = Inside::enter();
+        for task in 0..tasks {
+            body(task, 0);
+        }
+    }
+
+    /// The team, if no other thread of this process has it.
+    fn hold(&self) -> Option<Held<'_>> {
+        let process = std::process::id();
+        let mut holder = 0;
+        loop {
+            match self.holder.compare_exchange(holder, process, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Held { pool: self, process }),
+                Err(now) if now == process => return None,
+                // 0 again, or a thread of the process this one was forked from: it does not exist here.
+                Err(now) => holder = now,
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let team = *self.team.get_mut();
+        if !team.is_null() {
+            // SAFETY: made by `Box::into_raw`, and nobody else can have the pool.
+            unsafe { Box::from_raw(team) }.disband(std::process::id());
+        }
+    }
+}
+
+/// The right to use the team.
+struct Held<'a> {
+    pool: &'a Pool,
+    process: u32,
+}
+
+impl Held<'_> {
+    /// The team, made anew if there is none, if it belongs to a parent process, or if its size is not what is wanted.
+    fn team(&mut self) -> &mut Team {
+        let wanted = self.pool.num_threads();
+        let mut team = self.pool.team.load(Ordering::Relaxed);
+        // SAFETY: a team is changed and freed by the holder alone, which this is.
+        let fits = !team.is_null() && unsafe { (*team).process == self.process && (*team).wanted == wanted };
+        if !fits {
+            if !team.is_null() {
+                self.pool.team.store(std::ptr::null_mut(), Ordering::Relaxed);
+                // SAFETY: as above; made by `Box::into_raw`.
+                unsafe { Box::from_raw(team) }.disband(self.process);
+            }
+            team = Box::into_raw(Box::new(Team::new(self.process, wanted)));
+            self.pool.team.store(team, Ordering::Relaxed);
+        }
+        // SAFETY: as above, and the borrow ends before the right does.
+        unsafe { &mut *team }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.pool.holder.store(0, Ordering::Release);
+    }
+}
+
+impl Team {
+    fn new(process: u32, wanted: usize) -> Team {
+        let lane =
+            || Lane { next: AtomicUsize::new(0), end: AtomicUsize::new(0), asleep: AtomicBool::new(false) };
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: UnsafeCell::new(Job { body: &|_, _| (), lanes: 0, caller: thread::current() }),
+            panicked: AtomicBool::new(false),
+            panic: UnsafeCell::new(None),
+            lanes: (0..wanted).map(|_| lane()).collect(),
+        });
+        let workers = (1..wanted)
+            .map_while(|lane| {
+                let shared = Arc::clone(&shared);
+                // A system that refuses a thread gets less speed, not a failure.
+                let worker = thread::Builder::new()
+                    .name(format!("ortrain-{lane}"))
+                    .spawn(move || shared.serve(lane))
+                    .ok()?;
+                let thread = worker.thread().clone();
+                Some((worker, thread))
+            })
+            .collect();
+        Team { process, wanted, shared, workers }
+    }
+
+    /// Ends the threads, if they are of `process`; those of a parent do not exist here and are only forgotten.
+    fn disband(self, process: u32) {
+        if self.process != process {
+            std::mem::forget(self);
+            return;
+        }
+        self.shared.state.fetch_or(STOP, Ordering::SeqCst);
+        for (worker, thread) in self.workers {
+            thread.unpark();
+            // A worker catches the panics of tasks, so it does not end by one.
+            let _ = worker.join();
+        }
+    }
+
+    fn run(&mut self, tasks: usize, threads: usize, body: &Body<'_>) {
+        let lanes = threads.min(self.workers.len() + 1);
+        let shared = &*self.shared;
+        for (lane, place) in shared.lanes[..lanes].iter().enumerate() {
+            place.next.store(tasks * lane / lanes, Ordering::Relaxed);
+            place.end.store(tasks * (lane + 1) / lanes, Ordering::Relaxed);
+        }
+        // SAFETY: no run is open and nobody is inside one: the last run waited for that, and only the holder opens
+        // runs. The lifetime is made longer in name only: this function returns after everybody left the run.
+        unsafe {
+            let body = std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body);
+            *shared.job.get() = Job { body, lanes, caller: thread::current() };
+        }
+        // `run` counts up, so that a worker sees a new run even if it slept through some.
+        let run = (shared.state.load(Ordering::Relaxed) & !(RUN - 1)).wrapping_add(RUN);
+        shared.state.store(run | OPEN, Ordering::SeqCst);
+        for ((_, thread), lane) in self.workers[..lanes - 1].iter().zip(&shared.lanes[1..]) {
+            if lane.asleep.load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+
+        shared.work(0, lanes, body);
+
+        // Every task is taken. Close the door and wait for those who are still at theirs.
+        let mut state = shared.state.fetch_and(!OPEN, Ordering::SeqCst) & !OPEN;
+        let mut spins = 0;
+        while state & INSIDE != 0 {
+            if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                thread::park();
+            }
+            state = shared.state.load(Ordering::SeqCst);
+        }
+        if shared.panicked.swap(false, Ordering::SeqCst) {
+            // SAFETY: everybody left, so this thread is alone with the cell.
+            if let Some(panic) = unsafe { (*shared.panic.get()).take() } {
+                resume_unwind(panic);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Does tasks until none is left to take: those of the own lane, then those of the others.
+    fn work(&self, worker: usize, lanes: usize, body: &Body<'_>) {
+        let _inside = Inside::enter();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            for step in 0..lanes {
+                let lane = &self.lanes[(worker + step) % lanes];
+                let end = lane.end.load(Ordering::Relaxed);
+                loop {
+                    let task = lane.next.fetch_add(1, Ordering::Relaxed);
+                    if task >= end || self.panicked.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    body(task, worker);
+                }
+            }
+        }));
+        if let Err(panic) = result
+            && !self.panicked.swap(true, Ordering::SeqCst)
+        {
+            // SAFETY: only the thread that set the flag writes, and the caller reads after all have left.
+            unsafe { *self.panic.get() = Some(panic) };
+        }
+    }
+
+    /// The life of worker `lane`.
+    fn serve(&self, lane: usize) {
+        let mut seen = 0;
+        loop {
+            let Some(run) = self.wait(lane, seen) else { return };
+            seen = run;
+            if self.enter(run) {
+                // SAFETY: inside an open run `job` is not written, and what it points to lives.
+                let (body, lanes, caller) = unsafe {
+                    let job = &*self.job.get();
+                    (&*job.body, job.lanes, job.caller.clone())
+                };
+                if lane < lanes {
+                    self.work(lane, lanes, body);
+                }
+                let before = self.state.fetch_sub(1, Ordering::SeqCst);
+                if before & OPEN == 0 && before & INSIDE == 1 {
+                    caller.unpark();
+                }
+            }
+        }
+    }
+
+    /// Waits for a run other than `seen`; `None` when the team is disbanded.
+    fn wait(&self, lane: usize, seen: u64) -> Option<u64> {
+        let look = || {
+            let state = self.state.load(Ordering::SeqCst);
+            if state & STOP != 0 { Err(()) } else { Ok(state & !(RUN - 1)) }
+        };
+        for _ in 0..SPINS {
+            match look() {
+                Err(()) => return None,
+                Ok(run) if run != seen => return Some(run),
+                Ok(_) => std::hint::spin_loop(),
+            }
+        }
+        let asleep = &self.lanes[lane].asleep;
+        loop {
+            // Order matters: the caller opens the run, then looks whether somebody sleeps; here it is the reverse.
+            asleep.store(true, Ordering::SeqCst);
+            let found = match look() {
+                Err(()) => Some(None),
+                Ok(run) if run != seen => Some(Some(run)),
+                Ok(_) => None,
+            };
+            if let Some(found) = found {
+                asleep.store(false, Ordering::SeqCst);
+                return found;
+            }
+            thread::park();
+        }
+    }
+
+    /// Counts itself into run `run`, if it is still open.
+    fn enter(&self, run: u64) -> bool {
+        let mut state = self.state.load(Ordering::SeqCst);
+        while state & OPEN != 0 && state & !(RUN - 1) == run {
+            match self.state.compare_exchange_weak(state, state + 1, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return true,
+                Err(now) => state = now,
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(pool: &Pool, tasks: usize) {
+        let done: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(tasks, usize::MAX, &|task, worker| {
+            assert!(worker < pool.num_threads().max(8));
+            done[task].fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in 1..=5 {
+            let pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 3, 7, 64, 1000] {
+                counts(&pool, tasks);
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_runs() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        for _ in 0..20_000 {
+            pool.run(4, usize::MAX, &|task, _| {
+                sum.fetch_add(task, Ordering::Relaxed);
+            });
+        }
+        assert_eq!(sum.into_inner(), 20_000 * 6);
+    }
+
+    #[test]
+    fn workers_that_sleep_wake_up() {
+        let pool = Pool::new(2);
+        for _ in 0..20 {
+            counts(&pool, 10);
+            thread::sleep(std::time::Duration::from_millis(3));
+        }
+    }
+
+    #[test]
+    fn a_worker_is_never_two_places_at_once() {
+        let pool = Pool::new(4);
+        let busy: Vec<AtomicBool> = (0..4).map(|_| AtomicBool::new(false)).collect();
+        for _ in 0..200 {
+            pool.run(50, 3, &|_, worker| {
+                assert!(worker < 3, "the limit holds");
+                assert!(!busy[worker].swap(true, Ordering::SeqCst));
+                thread::yield_now();
+                busy[worker].store(false, Ordering::SeqCst);
+            });
+        }
+    }
+
+    #[test]
+    fn nested_runs_are_done_in_place() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        pool.run(6, usize::MAX, &|_, _| {
+            pool.run(5, usize::MAX, &|task, worker| {
+                assert_eq!(worker, 0);
+                sum.fetch_add(task, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(sum.into_inner(), 60);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3);
+        for bad in 0..8 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(8, usize::MAX, &|task, _| assert!(task != bad, "task {task}"));
+            }));
+            let panic = result.expect_err("a task panicked");
+            assert_eq!(panic.downcast_ref::<String>(), Some(&format!("task {bad}")));
+            counts(&pool, 8);
+        }
+    }
+
+    #[test]
+    fn threads_share_a_pool() {
+        let pool = Pool::new(2);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..500).for_each(|_| counts(&pool, 9)));
+            }
+        });
+    }
+
+    #[test]
+    fn the_number_of_threads_can_change() {
+        let pool = Pool::new(1);
+        for threads in [3, 1, 2, 5, 2] {
+            pool.set_num_threads(threads);
+            assert_eq!(pool.num_threads(), threads);
+            counts(&pool, 33);
+        }
+    }
+}

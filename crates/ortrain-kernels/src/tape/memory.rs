@@ -1,0 +1,231 @@
+//! Loads and stores: between the memory of callers, by raw pointers only, and tile registers.
+
+use ortrain_expr::{Access, DType, Type};
+
+use super::number::{Stored, with_stored};
+use super::walk::Walk;
+use crate::isa::{Isa, Level, Work};
+
+/// One access, its axes parted into those that a driver steps through and those that tiles run along.
+#[derive(Clone, Debug)]
+pub(crate) struct Reach {
+    pub(crate) dtype: DType,
+    /// Element of index zero.
+    pub(crate) offset: isize,
+    /// Elements of the buffer.
+    pub(crate) len: usize,
+    /// The axes outside of the tile.
+    pub(crate) outside: Walk,
+    /// The axes along the tile.
+    pub(crate) along: Walk,
+}
+
+impl Reach {
+    pub(crate) fn new(
+        access: &Access,
+        dims: &[usize],
+        outside: &[usize],
+        along: &[usize],
+    ) -> Result<Reach, String> {
+        let walk = |axes: &[usize]| Walk::new(axes.iter().map(|&axis| (dims[axis], access.strides[axis])));
+        let offset = isize::try_from(access.offset).map_err(|_| "an offset beyond memory".to_owned())?;
+        Ok(Reach {
+            dtype: access.dtype,
+            offset,
+            len: access.len,
+            outside: walk(outside)?,
+            along: walk(along)?,
+        })
+    }
+
+    /// The address of the element at index (`outside`, 0).
+    #[inline(always)]
+    fn start(&self, base: *const u8, outside: usize) -> *const u8 {
+        // Computed without a promise of being inside: along a reversed axis the element of index zero may not be the
+        // lowest, and elements are read at valid indices only.
+        base.wrapping_offset((self.offset + self.outside.offset(outside)) * self.dtype.size() as isize)
+    }
+
+    /// Loads the elements of the indices (`outside`, `start..start + n`), as `Type::of(dtype)`.
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer that the access stays in at these indices; `d` is a register of `n` values.
+    #[inline]
+    pub(crate) unsafe fn load(
+        &self,
+        isa: Isa,
+        base: *const u8,
+        outside: usize,
+        start: usize,
+        d: *mut u8,
+        n: usize,
+    ) {
+        let at = self.start(base, outside);
+        with_stored!(self.dtype, S => {
+            let d = d.cast::<<S as Stored>::Computed>();
+            isa.run(Load::<S> { walk: &self.along, at: at.cast(), start, d, n });
+        });
+    }
+
+    /// Stores `n` values of type `Type::of(dtype)` to the elements of the indices (`outside`, `start..start + n`).
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer that the access stays in at these indices, and nobody else reads or writes
+    /// these elements meanwhile; `a` is a register of `n` values.
+    #[inline]
+    pub(crate) unsafe fn store(
+        &self,
+        isa: Isa,
+        base: *mut u8,
+        outside: usize,
+        start: usize,
+        a: *const u8,
+        n: usize,
+    ) {
+        let at = self.start(base, outside).cast_mut();
+        with_stored!(self.dtype, S => {
+            let a = a.cast::<<S as Stored>::Computed>();
+            isa.run(Store::<S> { walk: &self.along, at: at.cast(), start, a, n });
+        });
+    }
+
+    /// Loads, for each of `n` indices, that element of the buffer, counted from the offset; zero where it lies
+    /// outside of `offset..len`.
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer of `len` elements; `index` is a register of `n` values, `d` another.
+    pub(crate) unsafe fn load_at(
+        &self,
+        isa: Isa,
+        base: *const u8,
+        index: *const u8,
+        d: *mut u8,
+        n: usize,
+    ) {
+        let count = self.len.saturating_sub(self.offset as usize) as u64;
+        let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
+        with_stored!(self.dtype, S => {
+            let (d, index) = (d.cast::<<S as Stored>::Computed>(), index.cast::<i64>());
+            isa.run(LoadAt::<S> { at: at.cast(), count, index, d, n });
+        });
+    }
+}
+
+/// The bytes of one computed value.
+pub(crate) fn width(ty: Type) -> usize {
+    match ty {
+        Type::Bool => 1,
+        Type::F32 | Type::I32 | Type::U32 => 4,
+        Type::F64 | Type::I64 | Type::U64 => 8,
+    }
+}
+
+struct Load<'a, S: Stored> {
+    walk: &'a Walk,
+    at: *const S,
+    start: usize,
+    d: *mut S::Computed,
+    n: usize,
+}
+
+impl<S: Stored> Work for Load<'_, S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        // What repeats is read once and copied.
+        let read = self.walk.period().map_or(self.n, |period| period.min(self.n));
+        self.walk.pieces(self.start, read, |position, offset, len, stride| {
+            // SAFETY: by the contract of `Reach::load` the elements lie in the buffer and `d` has room.
+            unsafe {
+                let from = self.at.wrapping_offset(offset);
+                let to = self.d.add(position);
+                match stride {
+                    1 => {
+                        for i in 0..len {
+                            to.add(i).write(from.add(i).read_unaligned().decode());
+                        }
+                    }
+                    0 => {
+                        let value = from.read_unaligned().decode();
+                        for i in 0..len {
+                            to.add(i).write(value);
+                        }
+                    }
+                    _ => {
+                        for i in 0..len {
+                            let from = from.wrapping_offset(i as isize * stride);
+                            to.add(i).write(from.read_unaligned().decode());
+                        }
+                    }
+                }
+            }
+        });
+        let mut filled = read;
+        while filled < self.n {
+            let more = filled.min(self.n - filled);
+            // SAFETY: `d` has room for `n`; the first `filled` are there, and the next `more` do not overlap them.
+            unsafe { std::ptr::copy_nonoverlapping(self.d, self.d.add(filled), more) };
+            filled += more;
+        }
+    }
+}
+
+struct Store<'a, S: Stored> {
+    walk: &'a Walk,
+    at: *mut S,
+    start: usize,
+    a: *const S::Computed,
+    n: usize,
+}
+
+impl<S: Stored> Work for Store<'_, S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        self.walk.pieces(self.start, self.n, |position, offset, len, stride| {
+            // SAFETY: by the contract of `Reach::store` the elements lie in the buffer and `a` has them.
+            unsafe {
+                let to = self.at.wrapping_offset(offset);
+                let from = self.a.add(position);
+                if stride == 1 {
+                    for i in 0..len {
+                        to.add(i).write_unaligned(S::encode(from.add(i).read()));
+                    }
+                } else {
+                    for i in 0..len {
+                        let to = to.wrapping_offset(i as isize * stride);
+                        to.write_unaligned(S::encode(from.add(i).read()));
+                    }
+                }
+            }
+        });
+    }
+}
+
+struct LoadAt<S: Stored> {
+    at: *const S,
+    count: u64,
+    index: *const i64,
+    d: *mut S::Computed,
+    n: usize,
+}
+
+impl<S: Stored> Work for LoadAt<S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        for i in 0..self.n {
+            // SAFETY: by the contract of `Reach::load_at` the registers have `n` values, and the buffer `count`
+            // elements from `at` on. All-zero bytes are a value of every computed type.
+            unsafe {
+                let index = self.index.add(i).read() as u64;
+                let value = if index < self.count {
+                    self.at.wrapping_add(index as usize).read_unaligned().decode()
+                } else {
+                    std::mem::zeroed()
+                };
+                self.d.add(i).write(value);
+            }
+        }
+    }
+}

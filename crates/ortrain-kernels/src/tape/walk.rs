@@ -1,0 +1,159 @@
+//! How one access moves through a part of the iteration space that is counted linearly, row-major.
+
+use smallvec::SmallVec;
+
+/// Most axes a walk may have after merging.
+const MAX_RANK: usize = 16;
+
+/// The axes of a part of the space as one access sees them: axes of size 1 are left out, and neighbours that it passes
+/// through in one even stride are merged. Each access merges on its own; what they share is the linear count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Walk {
+    dims: SmallVec<[usize; 4]>,
+    strides: SmallVec<[isize; 4]>,
+}
+
+impl Walk {
+    /// The walk through axes of the given sizes and strides.
+    pub(crate) fn new(axes: impl IntoIterator<Item = (usize, isize)>) -> Result<Walk, String> {
+        let mut walk = Walk { dims: SmallVec::new(), strides: SmallVec::new() };
+        for (dim, stride) in axes {
+            if dim == 1 {
+                continue;
+            }
+            match (walk.dims.last_mut(), walk.strides.last_mut()) {
+                (Some(outer), Some(step)) if Some(*step) == stride.checked_mul(dim as isize) => {
+                    *outer *= dim;
+                    *step = stride;
+                }
+                _ => {
+                    walk.dims.push(dim);
+                    walk.strides.push(stride);
+                }
+            }
+        }
+        if walk.dims.len() > MAX_RANK {
+            return Err(format!("an access with {} axes that do not merge", walk.dims.len()));
+        }
+        Ok(walk)
+    }
+
+    /// Whether it stays at one element.
+    pub(crate) fn stays(&self) -> bool {
+        self.strides.iter().all(|&stride| stride == 0)
+    }
+
+    /// Whether it passes through its elements one after the other.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.dims.is_empty() || self.strides.as_slice() == [1]
+    }
+
+    /// The length after which it starts again from the same element, if it does and that is all it does.
+    #[inline(always)]
+    pub(crate) fn period(&self) -> Option<usize> {
+        match (self.dims.as_slice(), self.strides.as_slice()) {
+            ([_, period], [0, _]) => Some(*period),
+            _ => None,
+        }
+    }
+
+    /// Elements from the first to that of index `linear`.
+    #[inline(always)]
+    pub(crate) fn offset(&self, mut linear: usize) -> isize {
+        match self.dims.len() {
+            0 => 0,
+            1 => linear as isize * self.strides[0],
+            _ => {
+                let mut offset = 0;
+                for (&dim, &stride) in self.dims.iter().zip(&self.strides).rev() {
+                    offset += (linear % dim) as isize * stride;
+                    linear /= dim;
+                }
+                offset
+            }
+        }
+    }
+
+    /// Calls `f(position, offset, len, stride)` for each evenly spaced piece of the indices `start..start + n`:
+    /// `position` counts from `start`, `offset` is that of the piece's first element.
+    #[inline(always)]
+    pub(crate) fn pieces(&self, start: usize, n: usize, mut f: impl FnMut(usize, isize, usize, isize)) {
+        let rank = self.dims.len();
+        if n == 0 {
+            return;
+        }
+        if rank <= 1 {
+            let stride = if rank == 0 { 0 } else { self.strides[0] };
+            f(0, start as isize * stride, n, stride);
+            return;
+        }
+        let (dim, stride) = (self.dims[rank - 1], self.strides[rank - 1]);
+        let mut index = [0usize; MAX_RANK];
+        let mut rest = start;
+        let mut offset = 0;
+        for k in (0..rank).rev() {
+            index[k] = rest % self.dims[k];
+            rest /= self.dims[k];
+            offset += index[k] as isize * self.strides[k];
+        }
+        let mut position = 0;
+        loop {
+            let len = (dim - index[rank - 1]).min(n - position);
+            f(position, offset, len, stride);
+            position += len;
+            if position >= n {
+                return;
+            }
+            // Back to the start of the last axis, and one step on the axes before it.
+            offset -= index[rank - 1] as isize * stride;
+            index[rank - 1] = 0;
+            for k in (0..rank - 1).rev() {
+                index[k] += 1;
+                offset += self.strides[k];
+                if index[k] < self.dims[k] {
+                    break;
+                }
+                offset -= self.strides[k] * self.dims[k] as isize;
+                index[k] = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_merge() {
+        let walk = |axes: &[(usize, isize)]| Walk::new(axes.iter().copied()).expect("few axes");
+        assert!(walk(&[(2, 12), (3, 4), (4, 1)]).is_contiguous());
+        assert!(walk(&[(1, 99), (4, 1)]).is_contiguous());
+        assert!(walk(&[(3, 0), (4, 0)]).stays());
+        assert_eq!(walk(&[(3, 0), (4, 1)]).period(), Some(4));
+        assert_eq!(walk(&[(5, 1), (1, 7)]), walk(&[(5, 1)]));
+    }
+
+    #[test]
+    fn pieces_cover_every_index_once() {
+        let spaces: &[&[(usize, isize)]] =
+            &[&[], &[(7, -2)], &[(3, 10), (4, 2)], &[(2, 1), (3, 100), (2, 0), (3, -7)], &[(4, 1), (5, 0)]];
+        for axes in spaces {
+            let walk = Walk::new(axes.iter().copied()).expect("few axes");
+            let count: usize = axes.iter().map(|axis| axis.0).product();
+            for start in 0..count {
+                for n in 0..=count - start {
+                    let mut next = 0;
+                    walk.pieces(start, n, |position, offset, len, stride| {
+                        assert_eq!(position, next);
+                        for i in 0..len {
+                            assert_eq!(offset + i as isize * stride, walk.offset(start + position + i));
+                        }
+                        next += len;
+                    });
+                    assert_eq!(next, n);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Elementary functions of f32: branch-free, so that loops over them become vector code at every level.
+//!
+//! Each states its largest error in units in the last place (ULP) against the correctly rounded result, and a test
+//! holds it to that over all magnitudes. Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754. Functions
+//! of f64 are those of `libm`, element by element.
+//!
+//! Polynomials are near-minimax (Chebyshev) fits made for this file; error bounds were measured, not assumed.
+
+use crate::isa::Level;
+
+/// Largest error of [`exp`], in ULP.
+pub const EXP_MAX_ULP: u32 = 1;
+/// Largest error of [`log`], in ULP.
+pub const LOG_MAX_ULP: u32 = 2;
+/// Largest error of [`tanh`], in ULP.
+pub const TANH_MAX_ULP: u32 = 3;
+/// Largest error of [`sigmoid`], in ULP.
+pub const SIGMOID_MAX_ULP: u32 = 3;
+/// Largest error of [`erf`], in ULP.
+pub const ERF_MAX_ULP: u32 = 2;
+/// Largest error of [`pow`], in ULP.
+pub const POW_MAX_ULP: u32 = 1;
+
+/// `coefficients`, highest power first, by Horner's rule.
+#[inline(always)]
+fn polynomial<L: Level, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
+    let mut sum = coefficients[0];
+    for &c in &coefficients[1..] {
+        sum = L::mul_add(sum, x, c);
+    }
+    sum
+}
+
+#[inline(always)]
+fn polynomial64<L: Level, const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
+    let mut sum = coefficients[0];
+    for &c in &coefficients[1..] {
+        sum = L::mul_add64(sum, x, c);
+    }
+    sum
+}
+
+/// 2^n for -126 <= n <= 127.
+#[inline(always)]
+fn exp2_int(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+/// Adding and subtracting it rounds a small float to the nearest integer; its low bits then hold that integer.
+const ROUND: f32 = 12_582_912.0;
+/// ln 2 in two parts; the first has few enough bits that its product with a small integer is exact.
+const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+
+/// Natural exponential.
+#[inline(always)]
+pub(crate) fn exp<L: Level>(x: f32) -> f32 {
+    // Beyond these the result is infinite or zero whatever the rest does.
+    let clamped = if x > 89.0 { 89.0 } else { x };
+    let clamped = if clamped < -104.0 { -104.0 } else { clamped };
+    let rounded = L::mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
+    let r = L::mul_add(n, -LN2_HIGH, clamped);
+    let r = L::mul_add(n, -LN2_LOW, r);
+    let q = polynomial::<L, 5>(r, [1.392_692_7e-3, 8.363_774e-3, 4.166_655e-2, 1.666_657_3e-1, 0.5]);
+    let p = L::mul_add(q, r * r, r) + 1.0;
+    // 2^n in two steps: n runs from -150 to 129, and subnormal results must be rounded once.
+    let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = n >> 1;
+    p * exp2_int(half) * exp2_int(n.wrapping_sub(half))
+}
+
+/// Splits a positive, finite `x` into `m` in [sqrt(1/2), sqrt(2)) and an exponent.
+#[inline(always)]
+fn split(x: f32) -> (f32, f32) {
+    const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
+    let subnormal = x < f32::MIN_POSITIVE;
+    let scaled = if subnormal { x * 16_777_216.0 } else { x };
+    let correction = if subnormal { -24.0 } else { 0.0 };
+    let shifted = scaled.to_bits().wrapping_sub(SQRT_HALF_BITS);
+    let exponent = (shifted as i32) >> 23;
+    let m = f32::from_bits((shifted & 0x007f_ffff).wrapping_add(SQRT_HALF_BITS));
+    (m, exponent as f32 + correction)
+}
+
+/// Natural logarithm.
+#[inline(always)]
+pub(crate) fn log<L: Level>(x: f32) -> f32 {
+    let (m, k) = split(x);
+    let f = m - 1.0;
+    let s = f / (2.0 + f);
+    let z = s * s;
+    let r = z * polynomial::<L, 4>(z, [2.333_681e-1, 2.855_058_7e-1, 4.000_012_4e-1, 6.666_666_7e-1]);
+    let half_square = 0.5 * f * f;
+    // log(1 + f) = f - f²/2 + s (f²/2 + R): small terms first.
+    let low = L::mul_add(k, LN2_LOW, s * (half_square + r));
+    let y = L::mul_add(k, LN2_HIGH, (low - half_square) + f);
+    let y = if x == f32::INFINITY { x } else { y };
+    let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
+    // Catches NaN too.
+    if x >= 0.0 { y } else { f32::NAN }
+}
+
+/// Hyperbolic tangent.
+#[inline(always)]
+pub(crate) fn tanh<L: Level>(x: f32) -> f32 {
+    let t = x.abs();
+    let z = x * x;
+    let p = polynomial::<L, 5>(
+        z,
+        [-6.096_714_2e-3, 2.099_717_9e-2, -5.385_091e-2, 1.333_277e-1, -3.333_332_9e-1],
+    );
+    let small = L::mul_add(p * z, x, x);
+    let large = 1.0 - 2.0 / (exp::<L>(t + t) + 1.0);
+    // The sign of zero gets lost in the sum.
+    (if t < 0.625 { small } else { large }).copysign(x)
+}
+
+/// `1 / (1 + exp(-x))`.
+#[inline(always)]
+pub(crate) fn sigmoid<L: Level>(x: f32) -> f32 {
+    // Of -|x|, so that the exponential cannot overflow and small results keep their bits.
+    let e = exp::<L>(-x.abs());
+    let numerator = if x < 0.0 { e } else { 1.0 };
+    let y = numerator / (1.0 + e);
+    if x.is_nan() { x } else { y }
+}
+
+/// Gauss error function.
+#[inline(always)]
+pub(crate) fn erf<L: Level>(x: f32) -> f32 {
+    let t = x.abs();
+    let z = x * x;
+    let p = polynomial::<L, 7>(
+        z,
+        [
+            8.334_719e-5,
+            -8.134_709e-4,
+            5.200_368_6e-3,
+            -2.685_915_1e-2,
+            1.128_369_15e-1,
+            -3.761_263_4e-1,
+            1.283_791_7e-1,
+        ],
+    );
+    let small = L::mul_add(p, x, x);
+    // From 3.95 on the result rounds to 1. The comparison lets NaN through.
+    let clamped = if t > 3.95 { 3.95 } else { t };
+    let g = polynomial::<L, 9>(
+        clamped,
+        [
+            -1.660_596_3e-6,
+            4.649_336_3e-5,
+            -6.002_250_2e-4,
+            4.774_377_5e-3,
+            -2.645_941_5e-2,
+            1.101_405_6e-1,
+            6.317_695e-1,
+            1.130_261_8,
+            -3.259_053_6e-4,
+        ],
+    );
+    let large = 1.0 - exp::<L>(-g);
+    // The sign of zero gets lost in the sum.
+    (if t < 0.925 { small } else { large }).copysign(x)
+}
+
+/// `x` to the power `y`, by 64-bit logarithm and exponential, so that it is all but correctly rounded.
+#[inline(always)]
+pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
+    const ROUND64: f64 = 6_755_399_441_055_744.0;
+    let magnitude = x.abs();
+    let (m, k) = split(magnitude);
+    let m = f64::from(m);
+    let s = (m - 1.0) / (m + 1.0);
+    let z = s * s;
+    let log2 = s * polynomial64::<L, 6>(
+        z,
+        [
+            2.830_044_311_712_459e-1,
+            3.198_988_788_311_698e-1,
+            4.122_094_058_466_899e-1,
+            5.770_779_409_853_41e-1,
+            9.617_966_941_175_542e-1,
+            2.885_390_081_777_848_2,
+        ],
+    ) + f64::from(k);
+    let exponent = f64::from(y) * log2;
+    // Beyond these the result overflows or underflows; a finite bound keeps the integer part small. NaN is dealt
+    // with below.
+    let exponent = if exponent > 200.0 { 200.0 } else { exponent };
+    let exponent = if exponent > -200.0 { exponent } else { -200.0 };
+    let rounded = exponent + ROUND64;
+    let f = exponent - (rounded - ROUND64);
+    let p = L::mul_add64(
+        f,
+        polynomial64::<L, 7>(
+            f,
+            [
+                1.529_750_254_363_543_8e-5,
+                1.546_167_697_597_332_5e-4,
+                1.333_350_193_834_123_7e-3,
+                9.618_056_096_717_177e-3,
+                5.550_410_884_119_931_5e-2,
+                2.402_265_092_502_106_4e-1,
+                6.931_471_805_599_453e-1,
+            ],
+        ),
+        1.0,
+    );
+    let n = rounded.to_bits().wrapping_sub(ROUND64.to_bits()) as i64;
+    let scale = f64::from_bits((n.wrapping_add(1023) as u64) << 52);
+    let y_abs = y.abs();
+    let mut result = (p * scale) as f32;
+
+    // |x| of 0 or infinity, |y| of infinity: 0, 1 or infinity by the sign of the product of y and log |x|.
+    let grows = (magnitude > 1.0) == (y > 0.0);
+    let extreme = if grows { f32::INFINITY } else { 0.0 };
+    let edge = magnitude == 0.0 || magnitude == f32::INFINITY || y_abs == f32::INFINITY;
+    result = if edge { extreme } else { result };
+    result = if magnitude == 1.0 { 1.0 } else { result };
+
+    // A negative base needs an integer exponent, and takes its sign from an odd one. From 2^24 on every float is even.
+    let small_y = if y_abs < 16_777_216.0 { y } else { 0.0 };
+    // SAFETY: `small_y` is finite and inside the range of i32.
+    let integer = unsafe { small_y.to_int_unchecked::<i32>() };
+    let is_integer = integer as f32 == small_y;
+    let odd = is_integer & (integer & 1 != 0);
+    let negative = x.to_bits() >> 31 != 0;
+    result = if negative & odd { -result } else { result };
+    let undefined = (x < 0.0) & (magnitude < f32::INFINITY) & !is_integer;
+    result = if undefined { f32::NAN } else { result };
+
+    result = if x.is_nan() | y.is_nan() { f32::NAN } else { result };
+    // Even for NaN.
+    if (y == 0.0) | (x == 1.0) { 1.0 } else { result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::{Isa, Work};
+
+    /// Distance in representable numbers; two NaN are equal.
+    fn ulp(a: f32, b: f32) -> u32 {
+        if a.is_nan() && b.is_nan() {
+            return 0;
+        }
+        if a.is_nan() != b.is_nan() {
+            return u32::MAX;
+        }
+        let order = |v: f32| {
+            let bits = v.to_bits() as i32;
+            i64::from(if bits < 0 { i32::MIN.wrapping_sub(bits) } else { bits })
+        };
+        u32::try_from((order(a) - order(b)).unsigned_abs()).unwrap_or(u32::MAX)
+    }
+
+    macro_rules! worst {
+        ($function:ident, $isa:expr, $x:expr, $y:expr) => {{
+            struct Run<'a>(&'a [f32], &'a mut [f32]);
+            impl Work for Run<'_> {
+                type Out = ();
+                #[inline(always)]
+                fn work<L: Level>(self) {
+                    for (y, &x) in self.1.iter_mut().zip(self.0) {
+                        *y = $function::<L>(x);
+                    }
+                }
+            }
+            $isa.run(Run($x, $y));
+        }};
+    }
+
+    fn values() -> Vec<f32> {
+        let mut values: Vec<f32> = (0..u32::MAX).step_by(1021).map(f32::from_bits).collect();
+        // Densely where the functions have their shape.
+        values.extend((0..2_000_000).map(|i| (i as f32 - 1_000_000.0) * 1.1e-4));
+        values.extend((0..200_000).map(|i| (i as f32 - 100_000.0) * 4e-5));
+        for edge in [0.0f32, 1.0, 0.5, 0.625, 0.925, 3.95, 88.722_83, 89.0, 103.97, 104.0, 1e-45, 1.2e-38, 3.4e38] {
+            for delta in -3i32..=3 {
+                let near = f32::from_bits((edge.to_bits() as i32 + delta).max(0) as u32);
+                values.extend([near, -near]);
+            }
+        }
+        values.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::MAX, f32::MIN]);
+        values
+    }
+
+    #[test]
+    fn errors_are_as_stated() {
+        let x = values();
+        let mut y = vec![0.0; x.len()];
+        for isa in Isa::available() {
+            let mut check = |name: &str, bound: u32, exact: fn(f64) -> f64, run: fn(Isa, &[f32], &mut [f32])| {
+                run(isa, &x, &mut y);
+                let mut worst = (0, 0.0);
+                for (&x, &y) in x.iter().zip(&y) {
+                    let error = ulp(y, exact(f64::from(x)) as f32);
+                    if error > worst.0 {
+                        worst = (error, x);
+                    }
+                }
+                assert!(worst.0 <= bound, "{isa}: {name}({:e}) is {} ULP off", worst.1, worst.0);
+                worst.0
+            };
+            let found = [
+                check("exp", EXP_MAX_ULP, libm::exp, |isa, x, y| worst!(exp, isa, x, y)),
+                check("log", LOG_MAX_ULP, libm::log, |isa, x, y| worst!(log, isa, x, y)),
+                check("tanh", TANH_MAX_ULP, libm::tanh, |isa, x, y| worst!(tanh, isa, x, y)),
+                check(
+                    "sigmoid",
+                    SIGMOID_MAX_ULP,
+                    |x| 1.0 / (1.0 + libm::exp(-x)),
+                    |isa, x, y| worst!(sigmoid, isa, x, y),
+                ),
+                check("erf", ERF_MAX_ULP, libm::erf, |isa, x, y| worst!(erf, isa, x, y)),
+            ];
+            // Bounds are not slack either.
+            let stated = [EXP_MAX_ULP, LOG_MAX_ULP, TANH_MAX_ULP, SIGMOID_MAX_ULP, ERF_MAX_ULP];
+            assert!(found.iter().zip(stated).all(|(&found, stated)| found + 2 >= stated), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn zeros_keep_their_sign() {
+        for isa in Isa::available() {
+            let x = [0.0f32, -0.0];
+            let mut y = [1.0f32; 2];
+            worst!(tanh, isa, &x, &mut y);
+            assert_eq!(y.map(f32::to_bits), x.map(f32::to_bits), "tanh");
+            worst!(erf, isa, &x, &mut y);
+            assert_eq!(y.map(f32::to_bits), x.map(f32::to_bits), "erf");
+        }
+    }
+
+    #[test]
+    fn powers() {
+        let mut bases: Vec<f32> = (0..u32::MAX).step_by(15_000_017).map(f32::from_bits).collect();
+        bases.extend((0..400).map(|i| 0.9 + i as f32 * 5e-4));
+        let mut exponents: Vec<f32> = (0..u32::MAX).step_by(25_000_009).map(f32::from_bits).collect();
+        exponents.extend((0..160).map(|i| (i as f32 - 80.0) * 0.5));
+        exponents.extend([16_777_215.0, -16_777_215.0, 16_777_216.0, 8_388_607.5, 100_001.0, 1e6]);
+        for list in [&mut bases, &mut exponents] {
+            list.extend([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5, 1e-45, -1e-45, f32::MAX, f32::MIN]);
+            list.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE]);
+        }
+        struct Run<'a>(&'a [f32], f32, &'a mut [f32]);
+        impl Work for Run<'_> {
+            type Out = ();
+            #[inline(always)]
+            fn work<L: Level>(self) {
+                for (z, &x) in self.2.iter_mut().zip(self.0) {
+                    *z = pow::<L>(x, self.1);
+                }
+            }
+        }
+        let mut results = vec![0.0; bases.len()];
+        for isa in Isa::available() {
+            for &y in &exponents {
+                isa.run(Run(&bases, y, &mut results));
+                for (&x, &z) in bases.iter().zip(&results) {
+                    let exact = libm::pow(f64::from(x), f64::from(y)) as f32;
+                    let error = ulp(z, exact);
+                    assert!(error <= POW_MAX_ULP, "{isa}: pow({x:e}, {y:e}) = {z:e}, not {exact:e}");
+                    assert!(
+                        z != 0.0 || z.is_sign_negative() == exact.is_sign_negative(),
+                        "{isa}: the sign of pow({x:e}, {y:e})"
+                    );
+                }
+            }
+        }
+    }
+}

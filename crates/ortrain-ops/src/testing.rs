@@ -1,0 +1,234 @@
+//! Helpers for the tests of operator families: graphs of a few nodes, run by the reference evaluator.
+
+use std::sync::Arc;
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_program::{Bindings, Entry, Given, Reference, RunError, Runner, Scalars, Workspace};
+
+use crate::passes::differentiate::backpropagate;
+use crate::registry::NEWEST_OPSET;
+use crate::{Error, Role, Specialiser, passes};
+
+/// A graph whose inputs have the types of the given tensors and are named `x0`, `x1`, ...
+pub(crate) fn graph(inputs: &[&Tensor]) -> (Graph, Vec<ValueId>) {
+    let mut graph = Graph::new("test");
+    graph.opsets.insert(String::new(), NEWEST_OPSET);
+    graph.opsets.insert("com.microsoft".into(), 1);
+    let ids: Vec<ValueId> = inputs
+        .iter()
+        .enumerate()
+        .map(|(k, tensor)| {
+            graph.add_value(&format!("x{k}"), ValueType::tensor(tensor.dtype(), tensor.dims()))
+        })
+        .collect();
+    graph.inputs.clone_from(&ids);
+    (graph, ids)
+}
+
+/// Adds a node with outputs named after `name` and makes them outputs of the graph.
+pub(crate) fn add(
+    graph: &mut Graph,
+    (domain, op): (&str, &str),
+    name: &str,
+    inputs: &[Option<ValueId>],
+    outputs: usize,
+    attrs: Attrs,
+) -> Vec<ValueId> {
+    let ids: Vec<ValueId> = (0..outputs)
+        .map(|k| {
+            let hint = if k == 0 { name.to_owned() } else { format!("{name}_{k}") };
+            graph.add_value(&hint, ValueType::Unknown)
+        })
+        .collect();
+    let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+    let mut node = Node::new(domain, op, inputs, &ports, attrs);
+    node.name = name.into();
+    graph.nodes.push(node);
+    graph.outputs.extend(&ids);
+    ids
+}
+
+/// A graph of one node, written in version `opset` of `ai.onnx` and upgraded; every tensor is an input of it.
+pub(crate) fn one_node(
+    opset: i64,
+    op: (&str, &str),
+    inputs: &[Option<&Tensor>],
+    outputs: usize,
+    attrs: Attrs,
+) -> Result<Graph, Error> {
+    let present: Vec<&Tensor> = inputs.iter().copied().flatten().collect();
+    let (mut graph, ids) = graph(&present);
+    graph.opsets.insert(String::new(), opset);
+    let mut ids = ids.into_iter();
+    let ports: Vec<Option<ValueId>> = inputs.iter().map(|input| input.and_then(|_| ids.next())).collect();
+    add(&mut graph, op, "y", &ports, outputs, attrs);
+    passes::versions::upgrade(&mut graph)?;
+    passes::infer::infer(&mut graph)?;
+    Ok(graph)
+}
+
+/// Why a graph did not run.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Prepare(Error),
+    Run(RunError),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Prepare(error)
+    }
+}
+
+/// Runs a graph whose inputs are all given by the user.
+pub(crate) fn run_with(graph: &Graph, inputs: &[Tensor], scalars: Scalars) -> Result<Vec<Tensor>, Failure> {
+    let schedule = Specialiser::new(graph.clone(), vec![Role::User; inputs.len()]).schedule(inputs)?;
+    let runner = Runner::new(Arc::new(Reference), schedule).expect("the reference runs every instruction");
+    let given: Vec<Given<'_>> = inputs
+        .iter()
+        .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
+        .collect();
+    let mut results: Vec<Option<Tensor>> = vec![None; graph.outputs.len()];
+    runner
+        .run(
+            &Bindings { planes: &[] },
+            &mut Workspace::new(),
+            Entry::Overwrite,
+            scalars,
+            &given,
+            &mut |k, dtype, dims, value| {
+                let len = ortrain_graph::byte_length(dtype, dims).expect("it was run");
+                let mut bytes = vec![0; len];
+                value.copy_to(&mut bytes);
+                results[k] = Some(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is right"));
+            },
+        )
+        .map_err(Failure::Run)?;
+    Ok(results.into_iter().map(|tensor| tensor.expect("every output is delivered")).collect())
+}
+
+/// Runs a graph whose inputs are all given by the user.
+pub(crate) fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Failure> {
+    run_with(graph, inputs, Scalars::default())
+}
+
+/// Builds a graph of one node at the newest version and runs it.
+pub(crate) fn run_node(
+    op: (&str, &str),
+    inputs: &[Option<&Tensor>],
+    outputs: usize,
+    attrs: Attrs,
+) -> Result<Vec<Tensor>, Failure> {
+    let graph = one_node(NEWEST_OPSET, op, inputs, outputs, attrs)?;
+    let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
+    run(&graph, &given)
+}
+
+/// A float64 tensor.
+pub(crate) fn f64s(dims: &[usize], elements: &[f64]) -> Tensor {
+    Tensor::from_slice(DType::F64, dims, elements)
+}
+
+/// A float64 tensor of distinct elements between -2 and 2 without any pattern.
+pub(crate) fn spread(dims: &[usize], seed: u32) -> Tensor {
+    let count = dims.iter().product::<usize>();
+    let elements: Vec<f64> =
+        (0..count).map(|k| 2.0 * (f64::from(seed) * 1.7 + k as f64 * 2.399_963).sin()).collect();
+    f64s(dims, &elements)
+}
+
+/// Asserts that tensors agree but for rounding: gaps relative to 1 or the larger number.
+#[track_caller]
+pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64) {
+    assert_eq!((got.dtype(), got.dims()), (want.dtype(), want.dims()));
+    for (k, (x, y)) in got.to_f64().into_iter().zip(want.to_f64()).enumerate() {
+        let equal = x == y || (x.is_nan() && y.is_nan());
+        assert!(
+            equal || (x - y).abs() <= tolerance * y.abs().max(1.0),
+            "element {k} is {x}, not {y}\n{got:?}\n{want:?}"
+        );
+    }
+}
+
+/// The graph with `weights[k]` arriving as gradient at output `k` and the gradients of the inputs `targets` as its
+/// only outputs.
+pub(crate) fn gradient_graph(forward: &Graph, weights: &[Option<Tensor>], targets: &[usize]) -> Graph {
+    let mut graph = forward.clone();
+    let seeds: Vec<(ValueId, ValueId)> = forward
+        .outputs
+        .iter()
+        .zip(weights)
+        .filter_map(|(&output, weights)| {
+            let seed = graph.add_constant("seed", weights.clone()?);
+            Some((output, seed))
+        })
+        .collect();
+    let targets: Vec<ValueId> = targets.iter().map(|&k| graph.inputs[k]).collect();
+    let found = backpropagate(&mut graph, &seeds, &targets).expect("it can be differentiated");
+    graph.outputs = found.into_iter().map(|gradient| gradient.expect("a gradient arrives")).collect();
+    graph.remove_unused();
+    graph
+}
+
+/// Asserts that the gradients of float64 inputs agree with central differences of the weighted sum of the outputs
+/// in `through`, at generic points and with generic weights.
+#[track_caller]
+pub(crate) fn check_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usize], through: &[usize]) {
+    const STEP: f64 = 1e-5;
+    // What a central difference with this step gets wrong in float64.
+    const TOLERANCE: f64 = 1e-7;
+    let outputs = run(forward, inputs).expect("it runs");
+    let weights: Vec<Option<Tensor>> = outputs
+        .iter()
+        .enumerate()
+        .map(|(k, output)| through.contains(&k).then(|| spread(output.dims(), 11 + k as u32)))
+        .collect();
+    let total = |inputs: &[Tensor]| -> f64 {
+        let outputs = run(forward, inputs).expect("it runs");
+        let term = |(output, weights): (&Tensor, &Option<Tensor>)| {
+            let weights = weights.as_ref().map_or(Vec::new(), Tensor::to_f64);
+            output.to_f64().into_iter().zip(weights).map(|(x, w)| x * w).sum::<f64>()
+        };
+        outputs.iter().zip(&weights).map(term).sum()
+    };
+    let gradients = run(&gradient_graph(forward, &weights, targets), inputs).expect("the gradient runs");
+    for (&target, gradient) in targets.iter().zip(gradients) {
+        let at = inputs[target].to_f64();
+        let moved = |k: usize, by: f64| {
+            let mut elements = at.clone();
+            elements[k] += by;
+            let mut inputs = inputs.to_vec();
+            inputs[target] = f64s(inputs[target].dims(), &elements);
+            total(&inputs)
+        };
+        let want: Vec<f64> =
+            (0..at.len()).map(|k| (moved(k, STEP) - moved(k, -STEP)) / (2.0 * STEP)).collect();
+        assert_close(&gradient, &f64s(inputs[target].dims(), &want), TOLERANCE);
+    }
+}
+
+/// Asserts that a graph gives the same after its operators were written in plain ONNX.
+#[track_caller]
+pub(crate) fn check_decomposition(graph: &Graph, inputs: &[Tensor], tolerance: f64) {
+    let mut plain = graph.clone();
+    passes::decompose::standardise(&mut plain).expect("it decomposes");
+    assert!(plain.nodes.iter().all(|node| node.domain.is_empty()), "{plain}");
+    let (got, want) = (run(&plain, inputs).expect("plain runs"), run(graph, inputs).expect("it runs"));
+    for (got, want) in got.iter().zip(&want) {
+        assert_close(got, want, tolerance);
+    }
+}
+
+/// Asserts that a graph in the newest version means the same when it is written for `opset` and read again.
+#[track_caller]
+pub(crate) fn check_downgrade(graph: &Graph, inputs: &[Tensor], opset: i64) -> Graph {
+    let mut old = graph.clone();
+    passes::versions::downgrade(&mut old, opset).expect("it can be written");
+    let written = old.clone();
+    passes::versions::upgrade(&mut old).expect("it can be read");
+    let (got, want) = (run(&old, inputs).expect("it runs"), run(graph, inputs).expect("it runs"));
+    for (got, want) in got.iter().zip(&want) {
+        assert_close(got, want, 1e-6);
+    }
+    written
+}

@@ -1,0 +1,152 @@
+//! A graph with inputs.
+
+use ortrain_expr::philox4x32_10;
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+
+/// What an input is filled with.
+#[derive(Clone, Debug)]
+pub enum Fill {
+    /// Numbers of both signs, at least 0.25 away from zero and from each other's kinks at zero.
+    Signed,
+    /// Numbers between 0.4 and 1.9.
+    Positive,
+    /// These numbers.
+    Exactly(Vec<f64>),
+    /// Integers between 0 and the bound, exclusive.
+    Below(i64),
+    /// Truth values.
+    Bools,
+}
+
+/// A graph, its inputs, and what it covers.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The operator it is for.
+    pub operator: String,
+    /// What it covers.
+    pub name: String,
+    /// The graph, in the newest version; its outputs are the results to be checked.
+    pub graph: Graph,
+    /// A value for each input.
+    pub inputs: Vec<Tensor>,
+}
+
+/// Puts a [`Case`] together.
+#[derive(Debug)]
+pub struct CaseBuilder {
+    operator: String,
+    name: String,
+    graph: Graph,
+    inputs: Vec<Tensor>,
+    dynamic: bool,
+}
+
+/// A number in `0..1`, the same for the same arguments on every machine.
+fn unit(seed: u64, index: usize) -> f64 {
+    f64::from(philox4x32_10(seed, 0x7465_7374, index as u64)) / 4_294_967_296.0
+}
+
+impl CaseBuilder {
+    /// A case for an operator.
+    #[must_use]
+    pub fn new(operator: &str, name: &str) -> CaseBuilder {
+        let mut graph = Graph::new(name);
+        graph.opsets.insert(String::new(), ortrain_ops::NEWEST_OPSET);
+        CaseBuilder {
+            operator: operator.into(),
+            name: name.into(),
+            graph,
+            inputs: Vec::new(),
+            dynamic: false,
+        }
+    }
+
+    /// Declares the first axis of every input that has one as the symbol `N`.
+    #[must_use]
+    pub fn dynamic(mut self) -> CaseBuilder {
+        self.dynamic = true;
+        self
+    }
+
+    /// An input.
+    pub fn input(&mut self, dtype: DType, dims: &[usize], fill: &Fill) -> ValueId {
+        let seed = self.inputs.len() as u64 + 1;
+        let len: usize = dims.iter().product();
+        let values: Vec<f64> = (0..len)
+            .map(|index| {
+                let u = unit(seed, index);
+                match fill {
+                    Fill::Signed => (0.25 + 1.5 * u) * if unit(seed + 100, index) < 0.5 { -1.0 } else { 1.0 },
+                    Fill::Positive => 0.4 + 1.5 * u,
+                    Fill::Exactly(values) => values[index],
+                    Fill::Below(bound) => (u * *bound as f64).floor(),
+                    Fill::Bools => f64::from(u8::from(u < 0.5)),
+                }
+            })
+            .collect();
+        let tensor = tensor(dtype, dims, &values);
+        let mut shape = Shape::known(dims);
+        if self.dynamic && !dims.is_empty() {
+            shape[0] = Dim::symbol("N");
+        }
+        let id =
+            self.graph.add_value(&format!("x{}", self.inputs.len()), ValueType::Tensor(dtype, Some(shape)));
+        self.graph.inputs.push(id);
+        self.inputs.push(tensor);
+        id
+    }
+
+    /// A float32 input.
+    pub fn float(&mut self, dims: &[usize], fill: &Fill) -> ValueId {
+        self.input(DType::F32, dims, fill)
+    }
+
+    /// A constant vector of int64.
+    pub fn ints(&mut self, values: &[i64]) -> ValueId {
+        self.graph.add_constant("ints", Tensor::i64(&[values.len()], values))
+    }
+
+    /// A constant.
+    pub fn constant(&mut self, tensor: Tensor) -> ValueId {
+        self.graph.add_constant("constant", tensor)
+    }
+
+    /// A node of `ai.onnx` with one output.
+    pub fn node(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        self.node_with("", op, &inputs, 1, attrs)[0]
+    }
+
+    /// A node with optional inputs and several outputs.
+    pub fn node_with(
+        &mut self,
+        domain: &str,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        outputs: usize,
+        attrs: Attrs,
+    ) -> Vec<ValueId> {
+        let ids: Vec<ValueId> =
+            (0..outputs).map(|k| self.graph.add_value(&format!("{op}_y{k}"), ValueType::Unknown)).collect();
+        let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+        let mut node = Node::new(domain, op, inputs, &ports, attrs);
+        node.name = format!("{op}_{}", self.graph.nodes.len()).into();
+        self.graph.nodes.push(node);
+        ids
+    }
+
+    /// The case with these results.
+    #[must_use]
+    pub fn outputs(mut self, outputs: &[ValueId]) -> Case {
+        self.graph.outputs = outputs.to_vec();
+        Case { operator: self.operator, name: self.name, graph: self.graph, inputs: self.inputs }
+    }
+}
+
+/// A tensor of any type from numbers.
+fn tensor(dtype: DType, dims: &[usize], values: &[f64]) -> Tensor {
+    let ty = ortrain_expr::Type::of(dtype);
+    let scalars: Vec<_> = values.iter().map(|&value| ortrain_expr::Scalar::from_f64(ty, value)).collect();
+    let bytes = ortrain_program::reference::encode(dtype, &scalars);
+    Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("as many values as elements")
+}

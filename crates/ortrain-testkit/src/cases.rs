@@ -1,0 +1,388 @@
+//! The list of cases: every operator, its attributes, broadcasting, every axis, sizes 1 and 0, values used twice,
+//! shared weights, dynamic batches.
+
+use ortrain_graph::{Attrs, DType, Tensor, ValueId};
+
+use crate::{Case, CaseBuilder, Fill};
+
+const F: DType = DType::F32;
+
+/// A case with one node of `ai.onnx` and one result.
+fn single(op: &str, name: &str, inputs: &[(&[usize], Fill)], attrs: Attrs) -> Case {
+    let mut b = CaseBuilder::new(op, name);
+    let ids: Vec<ValueId> = inputs.iter().map(|(dims, fill)| b.float(dims, fill)).collect();
+    let y = b.node(op, &ids, attrs);
+    b.outputs(&[y])
+}
+
+/// A case with one node whose further inputs are constant vectors of int64.
+fn with_ints(op: &str, name: &str, dims: &[usize], ints: &[&[i64]], attrs: Attrs) -> Case {
+    let mut b = CaseBuilder::new(op, name);
+    let mut ids = vec![b.float(dims, &Fill::Signed)];
+    ids.extend(ints.iter().map(|values| b.ints(values)).collect::<Vec<_>>());
+    let y = b.node(op, &ids, attrs);
+    b.outputs(&[y])
+}
+
+fn unary(cases: &mut Vec<Case>) {
+    use Fill::{Positive, Signed};
+    for (op, fill) in [
+        ("Neg", Signed),
+        ("Abs", Signed),
+        ("Exp", Signed),
+        ("Log", Positive),
+        ("Sqrt", Positive),
+        ("Erf", Signed),
+        ("Relu", Signed),
+        ("Sigmoid", Signed),
+        ("Tanh", Signed),
+        ("Gelu", Signed),
+        ("Identity", Signed),
+    ] {
+        for dims in [&[2, 3][..], &[], &[1], &[5, 0], &[2, 1, 7]] {
+            cases.push(single(op, &format!("{dims:?}"), &[(dims, fill.clone())], Attrs::new()));
+        }
+        let mut b = CaseBuilder::new(op, "dynamic batch, result used twice").dynamic();
+        let x = b.float(&[3, 4], &fill);
+        let y = b.node(op, &[x], Attrs::new());
+        let z = b.node("Mul", &[y, y], Attrs::new());
+        cases.push(b.outputs(&[z, y]));
+    }
+    let tanh = Attrs::new().with("approximate", "tanh");
+    cases.push(single("Gelu", "tanh form", &[(&[3, 5], Signed)], tanh));
+    let mut b = CaseBuilder::new("Sign", "passes nothing back");
+    let x = b.float(&[2, 3], &Signed);
+    let sign = b.node("Sign", &[x], Attrs::new());
+    let y = b.node("Mul", &[sign, x], Attrs::new());
+    cases.push(b.outputs(&[y]));
+}
+
+fn binary(cases: &mut Vec<Case>) {
+    use Fill::{Positive, Signed};
+    for (op, left, right) in [
+        ("Add", Signed, Signed),
+        ("Sub", Signed, Signed),
+        ("Mul", Signed, Signed),
+        ("Div", Signed, Positive),
+        ("Pow", Positive, Signed),
+        ("Sum", Signed, Signed),
+    ] {
+        for (a, b) in [
+            (&[2, 3][..], &[2, 3][..]),
+            (&[2, 3], &[3]),
+            (&[3], &[2, 3]),
+            (&[2, 1, 4], &[3, 1]),
+            (&[2, 3], &[]),
+            (&[], &[2, 3]),
+            (&[1], &[1, 1]),
+            (&[0, 3], &[3]),
+            (&[4, 1], &[1, 5]),
+        ] {
+            let inputs = [(a, left.clone()), (b, right.clone())];
+            cases.push(single(op, &format!("{a:?} and {b:?}"), &inputs, Attrs::new()));
+        }
+        let mut b = CaseBuilder::new(op, "one value as both operands");
+        let x = b.float(&[2, 3], &Positive);
+        let y = b.node(op, &[x, x], Attrs::new());
+        cases.push(b.outputs(&[y]));
+        let mut b = CaseBuilder::new(op, "dynamic batch").dynamic();
+        let x = b.float(&[3, 4], &left);
+        let z = b.float(&[3, 4], &right);
+        let y = b.node(op, &[x, z], Attrs::new());
+        cases.push(b.outputs(&[y]));
+    }
+    let three = [(&[2, 3][..], Signed), (&[3][..], Signed), (&[2, 1][..], Signed)];
+    cases.push(single("Sum", "three operands", &three, Attrs::new()));
+    cases.push(single("Sum", "one operand", &three[..1], Attrs::new()));
+    let mut b = CaseBuilder::new("Pow", "constant exponent 2, negative base");
+    let x = b.float(&[2, 3], &Signed);
+    let two = b.constant(Tensor::f32(&[], &[2.0]));
+    let y = b.node("Pow", &[x, two], Attrs::new());
+    cases.push(b.outputs(&[y]));
+    let mut b = CaseBuilder::new("Pow", "integer exponents");
+    let x = b.float(&[4], &Signed);
+    let e = b.constant(Tensor::i64(&[4], &[0, 1, 2, 3]));
+    let y = b.node("Pow", &[x, e], Attrs::new());
+    cases.push(b.outputs(&[y]));
+    // Without declared sizes the axes to be summed are found when the program is made.
+    for (a, z) in [(&[2, 3][..], &[1, 3][..]), (&[2, 1], &[2, 3]), (&[2, 3], &[2, 3])] {
+        let mut b = CaseBuilder::new("Mul", &format!("undeclared sizes {a:?} and {z:?}"));
+        let x = b.float(a, &Signed);
+        let w = b.float(z, &Signed);
+        let y = b.node("Mul", &[x, w], Attrs::new());
+        let mut case = b.outputs(&[y]);
+        for (k, &id) in case.graph.inputs.clone().iter().enumerate() {
+            let symbols = (0..2).map(|axis| ortrain_graph::Dim::symbol(&format!("s{k}{axis}"))).collect();
+            case.graph.value_mut(id).ty = ortrain_graph::ValueType::Tensor(F, Some(symbols));
+        }
+        cases.push(case);
+    }
+}
+
+fn matmul(cases: &mut Vec<Case>) {
+    use Fill::Signed;
+    for (a, b) in [
+        (&[2, 3][..], &[3, 4][..]),
+        (&[3], &[3, 4]),
+        (&[2, 3], &[3]),
+        (&[3], &[3]),
+        (&[2, 3, 4], &[4, 5]),
+        (&[2, 3, 4], &[2, 4, 5]),
+        (&[2, 1, 3, 4], &[5, 4, 2]),
+        (&[4, 5], &[2, 5, 3]),
+        (&[1, 1], &[1, 1]),
+        (&[0, 3], &[3, 2]),
+        (&[2, 0], &[0, 3]),
+        (&[2, 3, 4], &[4]),
+        (&[4], &[2, 4, 3]),
+    ] {
+        let inputs = [(a, Signed), (b, Signed)];
+        cases.push(single("MatMul", &format!("{a:?} and {b:?}"), &inputs, Attrs::new()));
+    }
+    let mut b = CaseBuilder::new("MatMul", "dynamic batch, shared weight").dynamic();
+    let x = b.float(&[3, 4], &Signed);
+    let w = b.constant(Tensor::f32(&[4, 4], &(0..16).map(|k| 0.1 * k as f32 - 0.7).collect::<Vec<_>>()));
+    let h = b.node("MatMul", &[x, w], Attrs::new());
+    let y = b.node("MatMul", &[h, w], Attrs::new());
+    cases.push(b.outputs(&[y]));
+    let mut b = CaseBuilder::new("MatMul", "one weight used twice");
+    let x = b.float(&[2, 3], &Signed);
+    let w = b.float(&[3, 3], &Signed);
+    let h = b.node("MatMul", &[x, w], Attrs::new());
+    let y = b.node("MatMul", &[h, w], Attrs::new());
+    cases.push(b.outputs(&[y]));
+
+    for ta in [0i64, 1] {
+        for tb in [0i64, 1] {
+            for c in
+                [None, Some(&[2, 4][..]), Some(&[4][..]), Some(&[2, 1][..]), Some(&[][..]), Some(&[1][..])]
+            {
+                let mut b = CaseBuilder::new("Gemm", &format!("transA={ta} transB={tb} C={c:?}"));
+                let mut ids = vec![
+                    b.float(if ta == 1 { &[3, 2] } else { &[2, 3] }, &Signed),
+                    b.float(if tb == 1 { &[4, 3] } else { &[3, 4] }, &Signed),
+                ];
+                if let Some(dims) = c {
+                    ids.push(b.float(dims, &Signed));
+                }
+                let attrs = Attrs::new()
+                    .with("transA", ta)
+                    .with("transB", tb)
+                    .with("alpha", 0.5f32)
+                    .with("beta", if tb == 1 { 1.0f32 } else { -1.5 });
+                let y = b.node("Gemm", &ids, attrs);
+                cases.push(b.outputs(&[y]));
+            }
+        }
+    }
+}
+
+fn shapes(cases: &mut Vec<Case>) {
+    use Fill::Signed;
+    for (from, to) in [
+        (&[2, 6][..], &[3, 4][..]),
+        (&[2, 6], &[-1]),
+        (&[2, 3, 4], &[0, -1]),
+        (&[1], &[]),
+        (&[0, 3], &[3, 0]),
+    ] {
+        let attrs = if from.contains(&0) { Attrs::new().with("allowzero", 1i64) } else { Attrs::new() };
+        cases.push(with_ints("Reshape", &format!("{from:?} to {to:?}"), from, &[to], attrs));
+    }
+    for axis in -3i64..=3 {
+        let attrs = Attrs::new().with("axis", axis);
+        cases.push(single("Flatten", &format!("axis {axis}"), &[(&[2, 3, 4], Signed)], attrs));
+    }
+    for perm in [vec![0i64, 1, 2], vec![2, 1, 0], vec![1, 2, 0], vec![0, 2, 1]] {
+        let attrs = Attrs::new().with("perm", perm.clone());
+        cases.push(single("Transpose", &format!("{perm:?}"), &[(&[2, 3, 4], Signed)], attrs));
+    }
+    cases.push(single("Transpose", "reversed", &[(&[2, 3], Signed)], Attrs::new()));
+    cases.push(with_ints("Squeeze", "axes 0 and -1", &[1, 3, 1], &[&[0, -1]], Attrs::new()));
+    cases.push(single("Squeeze", "every axis of size 1", &[(&[1, 3, 1], Signed)], Attrs::new()));
+    cases.push(with_ints("Unsqueeze", "axes 0 and -1", &[2, 3], &[&[0, -1]], Attrs::new()));
+    cases.push(with_ints("Expand", "[3, 1] to [2, 3, 4]", &[3, 1], &[&[2, 3, 4]], Attrs::new()));
+    cases.push(with_ints("Expand", "to a smaller shape", &[3, 4], &[&[1, 1]], Attrs::new()));
+    for axis in [0i64, 1, -1] {
+        let mut dims = [[2usize, 3, 4], [2, 3, 4]];
+        let at = axis.rem_euclid(3) as usize;
+        dims[1][at] = 1;
+        let inputs = [(&dims[0][..], Signed), (&dims[1][..], Signed), (&dims[0][..], Signed)];
+        cases.push(single("Concat", &format!("axis {axis}"), &inputs, Attrs::new().with("axis", axis)));
+    }
+    cases.push(single(
+        "Concat",
+        "one empty",
+        &[(&[2, 0], Signed), (&[2, 3], Signed)],
+        Attrs::new().with("axis", 1i64),
+    ));
+    let mut b = CaseBuilder::new("Concat", "dynamic batch, one value twice").dynamic();
+    let x = b.float(&[2, 3], &Signed);
+    let y = b.node("Concat", &[x, x], Attrs::new().with("axis", 0i64));
+    cases.push(b.outputs(&[y]));
+    for (name, bounds) in [
+        ("both axes", [&[0i64, 1][..], &[2, 3], &[0, 1], &[1, 1]]),
+        ("negative bounds", [&[-3], &[-1], &[1], &[1]]),
+        ("steps", [&[0, 0], &[3, 4], &[0, 1], &[2, 3]]),
+        ("negative steps", [&[-1, 3], &[i64::MIN, 0], &[0, 1], &[-1, -2]]),
+        ("beyond the ends", [&[-100], &[100], &[0], &[1]]),
+        ("nothing", [&[2], &[1], &[0], &[1]]),
+    ] {
+        cases.push(with_ints("Slice", name, &[3, 4], &bounds, Attrs::new()));
+    }
+    // Sizes that are computed from shapes disappear when the program is made.
+    let mut b = CaseBuilder::new("Reshape", "to a shape computed from the input's").dynamic();
+    let x = b.float(&[4, 6], &Signed);
+    let shape = b.node("Shape", &[x], Attrs::new());
+    let zero = b.ints(&[0]);
+    let n = b.node("Gather", &[shape, zero], Attrs::new());
+    let rest = b.ints(&[2, 3]);
+    let to = b.node("Concat", &[n, rest], Attrs::new().with("axis", 0i64));
+    let y = b.node("Reshape", &[x, to], Attrs::new());
+    cases.push(b.outputs(&[y]));
+}
+
+fn reductions(cases: &mut Vec<Case>) {
+    use Fill::Signed;
+    for op in ["ReduceSum", "ReduceMean"] {
+        for keepdims in [0i64, 1] {
+            let attrs = Attrs::new().with("keepdims", keepdims);
+            for axes in [&[0i64][..], &[1], &[-1], &[0, 2], &[0, 1, 2], &[1, 2]] {
+                let name = format!("axes {axes:?} keepdims {keepdims}");
+                cases.push(with_ints(op, &name, &[2, 3, 4], &[axes], attrs.clone()));
+            }
+            cases.push(single(
+                op,
+                &format!("every axis, keepdims {keepdims}"),
+                &[(&[2, 3], Signed)],
+                attrs.clone(),
+            ));
+            cases.push(single(op, &format!("scalar, keepdims {keepdims}"), &[(&[], Signed)], attrs.clone()));
+            let mut b = CaseBuilder::new(op, &format!("dynamic batch, keepdims {keepdims}")).dynamic();
+            let x = b.float(&[3, 5], &Signed);
+            let axes = b.ints(&[0]);
+            let y = b.node(op, &[x, axes], attrs.clone());
+            cases.push(b.outputs(&[y]));
+        }
+        let attrs = Attrs::new().with("noop_with_empty_axes", 1i64);
+        cases.push(single(op, "no axes, no reduction", &[(&[2, 3], Signed)], attrs));
+        cases.push(with_ints(op, "size 1", &[2, 1, 3], &[&[1]], Attrs::new()));
+    }
+    cases.push(with_ints("ReduceSum", "empty axis", &[2, 0], &[&[1]], Attrs::new()));
+    for op in ["Softmax", "LogSoftmax"] {
+        for axis in [-1i64, 0, 1, 2] {
+            let attrs = Attrs::new().with("axis", axis);
+            cases.push(single(op, &format!("axis {axis}"), &[(&[2, 3, 4], Signed)], attrs));
+        }
+        cases.push(single(op, "size 1", &[(&[3, 1], Signed)], Attrs::new()));
+        cases.push(single(op, "no rows", &[(&[0, 3], Signed)], Attrs::new()));
+        let mut b = CaseBuilder::new(op, "dynamic batch").dynamic();
+        let x = b.float(&[3, 5], &Signed);
+        let y = b.node(op, &[x], Attrs::new());
+        cases.push(b.outputs(&[y]));
+    }
+}
+
+fn losses(cases: &mut Vec<Case>) {
+    const OP: &str = "SoftmaxCrossEntropyLoss";
+    for reduction in ["mean", "sum", "none"] {
+        for (scores, labels) in [(&[4, 3][..], &[4][..]), (&[2, 3, 2], &[2, 2]), (&[2, 3, 2, 2], &[2, 2, 2])]
+        {
+            for weighted in [false, true] {
+                for ignore in [None, Some(1i64), Some(-1)] {
+                    let name = format!("{reduction} {scores:?} weighted {weighted} ignore {ignore:?}");
+                    let mut b = CaseBuilder::new(OP, &name);
+                    let x = b.float(scores, &Fill::Signed);
+                    let count: usize = labels.iter().product();
+                    let values: Vec<f64> = (0..count)
+                        .map(|k| if k == 1 && ignore == Some(-1) { -1.0 } else { (k * 2 % 3) as f64 })
+                        .collect();
+                    let t = b.input(DType::I64, labels, &Fill::Exactly(values));
+                    let w = weighted.then(|| b.constant(Tensor::f32(&[3], &[0.5, 1.5, 1.0])));
+                    let mut attrs = Attrs::new().with("reduction", reduction);
+                    if let Some(ignore) = ignore {
+                        attrs = attrs.with("ignore_index", ignore);
+                    }
+                    let inputs = [vec![Some(x), Some(t)], w.map(Some).into_iter().collect()].concat();
+                    let y = b.node_with("", OP, &inputs, 2, attrs);
+                    // The log-probabilities are a result like any other: they have a gradient too.
+                    let results = if weighted { vec![y[0], y[1]] } else { vec![y[0]] };
+                    cases.push(b.outputs(&results));
+                }
+            }
+        }
+    }
+    let mut b = CaseBuilder::new(OP, "dynamic batch, int32 labels").dynamic();
+    let x = b.float(&[4, 3], &Fill::Signed);
+    let t = b.input(DType::I32, &[4], &Fill::Below(3));
+    let y = b.node(OP, &[x, t], Attrs::new());
+    cases.push(b.outputs(&[y]));
+}
+
+fn indexing(cases: &mut Vec<Case>) {
+    for axis in [0i64, 1, -1] {
+        for (dims, values) in
+            [(&[][..], vec![1.0]), (&[4], vec![0.0, 1.0, 0.0, -1.0]), (&[2, 2], vec![1.0, 1.0, -2.0, 0.0])]
+        {
+            let mut b = CaseBuilder::new("Gather", &format!("axis {axis}, indices {dims:?}"));
+            let x = b.float(&[3, 2, 3], &Fill::Signed);
+            let i = b.input(DType::I64, dims, &Fill::Exactly(values));
+            let y = b.node("Gather", &[x, i], Attrs::new().with("axis", axis));
+            cases.push(b.outputs(&[y]));
+        }
+    }
+    let mut b = CaseBuilder::new("Gather", "no indices");
+    let x = b.float(&[3, 2], &Fill::Signed);
+    let i = b.input(DType::I32, &[0], &Fill::Below(3));
+    let y = b.node("Gather", &[x, i], Attrs::new());
+    cases.push(b.outputs(&[y]));
+    for (c, a, z) in [
+        (&[2, 3][..], &[2, 3][..], &[2, 3][..]),
+        (&[2, 3], &[1], &[2, 3]),
+        (&[3], &[2, 3], &[]),
+        (&[2, 1], &[3], &[2, 3]),
+    ] {
+        let mut b = CaseBuilder::new("Where", &format!("{c:?} {a:?} {z:?}"));
+        let c = b.input(DType::Bool, c, &Fill::Bools);
+        let x = b.float(a, &Fill::Signed);
+        let w = b.float(z, &Fill::Signed);
+        let y = b.node("Where", &[c, x, w], Attrs::new());
+        cases.push(b.outputs(&[y]));
+    }
+    let mut b = CaseBuilder::new("Where", "infinity in the branch not taken");
+    let x = b.float(&[4], &Fill::Exactly(vec![0.5, -0.5, 1.5, -2.0]));
+    let zero = b.constant(Tensor::f32(&[], &[0.0]));
+    let positive = b.node("Greater", &[x, zero], Attrs::new());
+    let root = b.node("Sqrt", &[x], Attrs::new());
+    let y = b.node("Where", &[positive, root, x], Attrs::new());
+    cases.push(b.outputs(&[y]));
+    let mut b = CaseBuilder::new("Cast", "to float64 and back");
+    let x = b.float(&[2, 3], &Fill::Signed);
+    let wide = b.node("Cast", &[x], Attrs::new().with("to", i64::from(DType::F64.to_onnx())));
+    let square = b.node("Mul", &[wide, wide], Attrs::new());
+    let y = b.node("Cast", &[square], Attrs::new().with("to", i64::from(F.to_onnx())));
+    cases.push(b.outputs(&[y]));
+}
+
+fn dropout(cases: &mut Vec<Case>) {
+    for (name, ratio, training) in
+        [("training", 0.4f32, true), ("ratio 0", 0.0, true), ("inference", 0.4, false)]
+    {
+        let mut b = CaseBuilder::new("Dropout", name);
+        let x = b.float(&[4, 6], &Fill::Signed);
+        let ratio = b.constant(Tensor::f32(&[], &[ratio]));
+        let flag = b.constant(Tensor::filled(DType::Bool, &[], f64::from(u8::from(training))));
+        let y = b.node("Dropout", &[x, ratio, flag], Attrs::new());
+        cases.push(b.outputs(&[y]));
+    }
+}
+
+/// Every case.
+#[must_use]
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for list in [unary, binary, matmul, shapes, reductions, losses, indexing, dropout] {
+        list(&mut all);
+    }
+    all
+}

@@ -1,0 +1,205 @@
+//! The checks a case goes through.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Mode, Scalar};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_ops::{Role, Specialiser, passes};
+use ortrain_program::{Backend, Bindings, Entry, Given, Program, Runner, Scalars, Workspace, reference};
+
+use crate::{Case, tolerance};
+
+/// Elements of one input at which the difference is taken; more are sampled evenly.
+const POINTS_PER_INPUT: usize = 24;
+
+fn specialise(graph: Graph, inputs: &[Tensor]) -> Result<Arc<ortrain_program::Schedule>, String> {
+    let roles = vec![Role::User; graph.inputs.len()];
+    Specialiser::new(graph, roles).schedule(inputs).map_err(|error| error.to_string())
+}
+
+fn program_of(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {
+    let schedule = specialise(graph, inputs)?;
+    schedule.single().cloned().ok_or_else(|| "the graph is not a single program".to_owned())
+}
+
+/// Runs a case on a backend.
+///
+/// # Errors
+/// What the graph or the backend says.
+pub fn run(graph: &Graph, inputs: &[Tensor], backend: Arc<dyn Backend>) -> Result<Vec<Tensor>, String> {
+    let runner =
+        Runner::new(backend, specialise(graph.clone(), inputs)?).map_err(|error| error.to_string())?;
+    let given: Vec<Given<'_>> = inputs
+        .iter()
+        .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
+        .collect();
+    let mut results = Vec::new();
+    let bindings = Bindings { planes: &[] };
+    runner
+        .run(
+            &bindings,
+            &mut Workspace::new(),
+            Entry::Overwrite,
+            Scalars::default(),
+            &given,
+            &mut |_, dtype, dims, value| {
+                let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+                value.copy_to(&mut bytes);
+                results.push(
+                    Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("shape and bytes belong together"),
+                );
+            },
+        )
+        .map_err(|error| error.to_string())?;
+    Ok(results)
+}
+
+/// The elements of tensors, floats as `f64`.
+fn widened(inputs: &[Tensor]) -> Vec<Vec<Scalar>> {
+    let elements = |tensor: &Tensor| {
+        let elements = reference::decode(tensor.dtype(), tensor.data());
+        if !tensor.dtype().is_float() {
+            return elements;
+        }
+        elements.into_iter().map(|element| Scalar::F64(element.to_f64())).collect()
+    };
+    inputs.iter().map(elements).collect()
+}
+
+fn evaluate(program: &Program, inputs: &[Vec<Scalar>]) -> Result<Vec<Vec<f64>>, String> {
+    let results =
+        reference::evaluate(program, Mode::Widened, inputs, Scalars::default()).map_err(|e| e.to_string())?;
+    Ok(results.into_iter().map(|elements| elements.into_iter().map(Scalar::to_f64).collect()).collect())
+}
+
+/// Adds a loss that depends on every float result with weights of its own: the sum of products with fixed numbers.
+fn with_loss(case: &Case) -> Result<(Graph, ValueId), String> {
+    let mut graph = case.graph.clone();
+    passes::infer::infer(&mut graph).map_err(|error| error.to_string())?;
+    // Concrete shapes of the results, to make weights of them.
+    let shapes = run(&case.graph, &case.inputs, Arc::new(ortrain_program::Reference))?;
+    let mut parts = Vec::new();
+    for (&output, result) in case.graph.outputs.iter().zip(&shapes) {
+        if !result.dtype().is_float() {
+            continue;
+        }
+        let weights: Vec<f32> =
+            (0..result.len()).map(|k| 0.3 + 0.7 * ((k * 7 + 3) % 11) as f32 / 11.0).collect();
+        let weights = Tensor::f32(result.dims(), &weights);
+        let weights = graph.add_constant("weights", weights);
+        let add = |graph: &mut Graph, op: &str, inputs: &[ValueId], attrs: Attrs| {
+            let out = graph.add_value("loss_part", ValueType::Unknown);
+            let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+            graph.nodes.push(Node::new("", op, &inputs, &[Some(out)], attrs));
+            out
+        };
+        let weighed = add(&mut graph, "Mul", &[output, weights], Attrs::new());
+        parts.push(add(&mut graph, "ReduceSum", &[weighed], Attrs::new().with("keepdims", 0i64)));
+    }
+    let loss = graph.add_value("loss", ValueType::Unknown);
+    let inputs: Vec<Option<ValueId>> = parts.into_iter().map(Some).collect();
+    graph.nodes.push(Node::new("", "Sum", &inputs, &[Some(loss)], Attrs::new()));
+    graph.outputs = vec![loss];
+    passes::infer::infer(&mut graph).map_err(|error| error.to_string())?;
+    Ok((graph, loss))
+}
+
+/// The graph of a case with a loss and the gradients of its float inputs as outputs.
+fn differentiated(case: &Case) -> Result<(Graph, Graph, Vec<usize>), String> {
+    let (forward, loss) = with_loss(case)?;
+    let mut graph = forward.clone();
+    let floats: Vec<usize> = (0..case.inputs.len()).filter(|&k| case.inputs[k].dtype().is_float()).collect();
+    let targets: Vec<ValueId> = floats.iter().map(|&k| graph.inputs[k]).collect();
+    let gradients = passes::differentiate::differentiate(&mut graph, loss, &targets)
+        .map_err(|error| error.to_string())?;
+    graph.outputs = [vec![loss], gradients].concat();
+    Ok((forward, graph, floats))
+}
+
+/// Compares the gradients of a case with central differences, both in float64. The number of points compared.
+///
+/// # Errors
+/// The first point that differs, or what prevented the check.
+pub fn check_gradient(case: &Case) -> Result<usize, String> {
+    check_gradient_after(case, |_| {})
+}
+
+/// [`check_gradient`] of a gradient graph that was changed before, to see that the check can fail.
+///
+/// # Errors
+/// The first point that differs, or what prevented the check.
+pub fn check_gradient_after(case: &Case, change: impl FnOnce(&mut Graph)) -> Result<usize, String> {
+    let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
+    let (forward, mut graph, floats) = differentiated(case).map_err(at)?;
+    change(&mut graph);
+    let loss = program_of(forward, &case.inputs).map_err(at)?;
+    let gradient = program_of(graph, &case.inputs).map_err(at)?;
+    let inputs = widened(&case.inputs);
+    let analytic = evaluate(&gradient, &inputs).map_err(at)?;
+    let mut points = 0;
+    for (found, &k) in analytic[1..].iter().zip(&floats) {
+        let len = inputs[k].len();
+        if found.len() != len {
+            return Err(at(format!("the gradient of input {k} has {} elements, not {len}", found.len())));
+        }
+        for index in (0..len).step_by(len.div_ceil(POINTS_PER_INPUT).max(1)) {
+            let moved = |step: f64| -> Result<f64, String> {
+                let mut inputs = inputs.clone();
+                inputs[k][index] = Scalar::F64(inputs[k][index].to_f64() + step);
+                Ok(evaluate(&loss, &inputs)?[0][0])
+            };
+            let up = moved(tolerance::STEP).map_err(at)?;
+            let down = moved(-tolerance::STEP).map_err(at)?;
+            let expected = (up - down) / (2.0 * tolerance::STEP);
+            let gap = (found[index] - expected).abs() / expected.abs().max(1.0);
+            // Written so that NaN fails.
+            if gap.is_nan() || gap > tolerance::GRADIENT {
+                return Err(at(format!(
+                    "the gradient of input {k} at element {index} is {} but the difference says {expected}",
+                    found[index]
+                )));
+            }
+            points += 1;
+        }
+    }
+    Ok(points)
+}
+
+fn tolerance_of(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => tolerance::FLOAT16,
+        DType::BF16 => tolerance::BFLOAT16,
+        DType::F32 | DType::F64 => tolerance::FLOAT32,
+        _ => 0.0,
+    }
+}
+
+/// Compares a backend with the reference evaluator (in float64) on a case: results and, where `gradients` says so, the
+/// gradients too.
+///
+/// # Errors
+/// The first tensor that differs.
+pub fn check_backend(case: &Case, backend: &Arc<dyn Backend>, gradients: bool) -> Result<(), String> {
+    let at = |message: String| format!("{} ({}) on {}: {message}", case.operator, case.name, backend.name());
+    let mut graphs = vec![case.graph.clone()];
+    if gradients {
+        graphs.push(differentiated(case).map_err(at)?.1);
+    }
+    for graph in graphs {
+        let program = program_of(graph.clone(), &case.inputs).map_err(at)?;
+        let expected = evaluate(&program, &widened(&case.inputs)).map_err(at)?;
+        let found = run(&graph, &case.inputs, backend.clone()).map_err(at)?;
+        for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let scale = expected.iter().fold(1e-6f64, |scale, v| scale.max(v.abs()));
+            for (index, (&got, &want)) in found.to_f64().iter().zip(expected).enumerate() {
+                let same = (got.is_nan() && want.is_nan())
+                    || got == want
+                    || (got - want).abs() <= tolerance_of(found.dtype()) * scale;
+                if !same {
+                    return Err(at(format!("output {k} at element {index} is {got}, not {want}")));
+                }
+            }
+        }
+    }
+    Ok(())
+}

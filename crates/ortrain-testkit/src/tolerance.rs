@@ -1,0 +1,19 @@
+//! How far results may differ, and why.
+
+/// Analytic gradient against central difference, relative to the larger of 1 and the difference. Both are computed in
+/// float64 with a step of [`STEP`]: the difference itself is off by about `STEP^2 + 1e-16 / STEP`, and constants of
+/// expressions are rounded to float32 (6e-8).
+pub const GRADIENT: f64 = 2e-6;
+
+/// Step of central differences.
+pub const STEP: f64 = 1e-5;
+
+/// A float32 backend against the same program in float64, relative to the largest magnitude in the tensor: sums of a
+/// few hundred terms, each rounded to 2^-24, and functions of a few ULP.
+pub const FLOAT32: f64 = 2e-5;
+
+/// The same for results stored as float16 (2^-11 each).
+pub const FLOAT16: f64 = 2e-3;
+
+/// The same for results stored as bfloat16 (2^-8 each).
+pub const BFLOAT16: f64 = 1.6e-2;

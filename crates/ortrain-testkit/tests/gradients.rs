@@ -1,0 +1,83 @@
+//! Every operator's gradient against central differences in float64.
+
+use std::collections::BTreeMap;
+
+use ortrain_graph::Attrs;
+use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
+
+/// Operators with a gradient that must be covered.
+const COVERED: [&str; 35] = [
+    "Abs",
+    "Add",
+    "Cast",
+    "Concat",
+    "Div",
+    "Dropout",
+    "Erf",
+    "Exp",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "Gelu",
+    "Gemm",
+    "Identity",
+    "Log",
+    "LogSoftmax",
+    "MatMul",
+    "Mul",
+    "Neg",
+    "Pow",
+    "ReduceMean",
+    "ReduceSum",
+    "Relu",
+    "Reshape",
+    "Sigmoid",
+    "Sign",
+    "Slice",
+    "Softmax",
+    "SoftmaxCrossEntropyLoss",
+    "Sqrt",
+    "Squeeze",
+    "Sub",
+    "Sum",
+    "Tanh",
+    "Transpose",
+];
+
+#[test]
+fn gradients_are_those_of_central_differences() {
+    let mut points: BTreeMap<String, usize> = BTreeMap::new();
+    let mut failures = Vec::new();
+    for case in cases() {
+        match check_gradient(&case) {
+            Ok(count) => *points.entry(case.operator).or_default() += count,
+            Err(failure) => failures.push(failure),
+        }
+    }
+    for (operator, count) in &points {
+        println!("{operator:26} {count:6} points");
+    }
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
+    for operator in COVERED {
+        assert!(points.get(operator).is_some_and(|&count| count > 0), "{operator} was checked at no point");
+    }
+}
+
+/// The check must be able to fail: a gradient operator that belongs to another function is found out.
+#[test]
+fn a_wrong_sign_is_caught() {
+    let mut b = CaseBuilder::new("Sub", "as if it were Add");
+    let x = b.float(&[2, 3], &Fill::Signed);
+    let z = b.float(&[2, 3], &Fill::Signed);
+    let y = b.node("Sub", &[x, z], Attrs::new());
+    let case = b.outputs(&[y]);
+    check_gradient(&case).expect("the true gradient passes");
+    let wrong = ortrain_testkit::check_gradient_after(&case, |graph| {
+        // The gradient of the subtrahend is Neg of the incoming one; drop the sign.
+        let node =
+            graph.nodes.iter_mut().find(|node| &*node.op == "Neg").expect("Sub passes back a negation");
+        node.op = "Identity".into();
+    });
+    let message = wrong.expect_err("a wrong sign is a failure");
+    assert!(message.contains("the gradient of input 1"), "{message}");
+}

@@ -1,0 +1,195 @@
+//! From the names of a model's inputs to planes of a state.
+
+use std::sync::Arc;
+
+use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType};
+use ortrain_ops::{PlanePart, Role};
+use ortrain_program::{Memory, PlaneId};
+use smallvec::SmallVec;
+
+use crate::state::{Entry, PlaneLayout, StateLayout};
+use crate::{CheckpointState, Error, Result};
+
+/// What a training model calls the flag that says whether gradients overwrite.
+pub(crate) const RESET_FLAG: &str = "lazy_reset_grad";
+/// The suffix of the input with the accumulated gradient of a parameter.
+pub(crate) const BUFFER: &str = "_grad.accumulation.buffer";
+/// The suffix of the output that says that a gradient was accumulated.
+pub(crate) const UPDATED: &str = "_grad.accumulation.out";
+/// The suffix of a gradient.
+pub(crate) const GRADIENT: &str = "_grad";
+
+/// References to planes, in the order of their ids.
+pub(crate) type Planes<'a> = SmallVec<[&'a Memory; 32]>;
+
+/// The parameter whose gradient goes by this name.
+pub(crate) fn parameter_of_gradient(name: &str) -> Option<&str> {
+    [BUFFER, UPDATED, GRADIENT].iter().find_map(|suffix| name.strip_suffix(suffix))
+}
+
+/// The planes of a module's programs: trainable, frozen, gradients.
+pub(crate) fn planes<'a>(state: &'a CheckpointState, gradients: &'a [Arc<Memory>]) -> Planes<'a> {
+    let all = state.trainable_planes().iter().chain(state.frozen_planes()).chain(gradients);
+    all.map(|plane| &**plane).collect()
+}
+
+/// Where a parameter lies among [`planes`].
+fn parameter_role(layout: &StateLayout, entry: &Entry) -> Role {
+    let first = if entry.requires_grad { 0 } else { layout.trainable.len() };
+    Role::Plane(PlaneId((first + entry.plane) as u32), entry.offset)
+}
+
+/// Where a gradient lies among [`planes`].
+fn gradient_role(layout: &StateLayout, entry: &Entry) -> Role {
+    let first = layout.trainable.len() + layout.frozen.len();
+    Role::Plane(PlaneId((first + entry.plane) as u32), entry.offset)
+}
+
+/// Every trainable plane from plane `first` on, as a sequence.
+pub(crate) fn sequence(layout: &[PlaneLayout], first: usize) -> Role {
+    let part = |(k, plane): (usize, &PlaneLayout)| PlanePart {
+        dtype: plane.dtype,
+        plane: PlaneId((first + k) as u32),
+        offset: 0,
+        len: plane.bytes / plane.dtype.size(),
+    };
+    Role::Planes(layout.iter().enumerate().map(part).collect())
+}
+
+/// A graph bound to a state.
+pub(crate) struct Bound {
+    /// A role for each input of the graph.
+    pub(crate) roles: Vec<Role>,
+    /// Inputs that are parameters, in the graph's order.
+    pub(crate) parameters: Vec<Arc<str>>,
+}
+
+/// Says the state of a nominal checkpoint the shapes its parameters have in a training model.
+pub(crate) fn shapes_from(graph: &Graph, state: &mut CheckpointState) -> Result<()> {
+    state.set_shapes(|name| {
+        let id = graph.inputs.iter().copied().find(|&id| graph.name_of(id) == name)?;
+        graph.value(id).ty.shape()?.concrete()
+    })
+}
+
+/// Binds the inputs of a model to a state, and gives those that are parameters the types they have there.
+pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, training: bool) -> Result<Bound> {
+    let mismatch = |reason: String| Error::Mismatch { model: model.to_owned(), reason };
+    let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
+    let mut bound = Bound { roles: Vec::with_capacity(graph.inputs.len()), parameters: Vec::new() };
+    let mut buffers: Vec<Arc<str>> = Vec::new();
+    let mut has_flag = false;
+    for id in graph.inputs.clone() {
+        let name: Arc<str> = graph.value(id).name.clone();
+        let role = if let Some(entry) = state.entry(&name) {
+            check_type(model, graph, id, entry, "")?;
+            bound.parameters.push(name);
+            parameter_role(&layout, entry)
+        } else if training && &*name == RESET_FLAG {
+            check_flag(model, graph, id)?;
+            has_flag = true;
+            Role::ResetFlag
+        } else if let (true, Some(parameter)) = (training, parameter_of_gradient(&name)) {
+            let entry = state.entry(parameter).ok_or_else(|| {
+                mismatch(format!("input {name:?} holds the gradient of {parameter:?}, but the checkpoint has no such parameter"))
+            })?;
+            if !entry.requires_grad {
+                return Err(mismatch(format!(
+                    "input {name:?} holds the gradient of {parameter:?}, but that parameter is frozen in the checkpoint"
+                )));
+            }
+            if buffers.contains(&entry.name) {
+                return Err(mismatch(format!("two inputs hold the gradient of {parameter:?}; {name:?} is the second")));
+            }
+            check_type(model, graph, id, entry, "the gradient of ")?;
+            let used = graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id));
+            if !used {
+                return Err(mismatch(format!(
+                    "input {name:?} should gather the gradient of {parameter:?}, but no node adds to it, so \
+                     {parameter:?} would never be trained"
+                )));
+            }
+            buffers.push(entry.name.clone());
+            gradient_role(&layout, entry)
+        } else {
+            Role::User
+        };
+        bound.roles.push(role);
+    }
+    if training {
+        for entry in state.entries().iter().filter(|entry| entry.requires_grad) {
+            let name = &entry.name;
+            if !bound.parameters.contains(name) {
+                return Err(mismatch(format!(
+                    "parameter {name:?} is to be trained by the checkpoint, but the model has no input of this name"
+                )));
+            }
+            if !buffers.contains(name) {
+                return Err(mismatch(format!(
+                    "parameter {name:?} is to be trained by the checkpoint, but the model has no input {:?} for its \
+                     gradient",
+                    format!("{name}{BUFFER}")
+                )));
+            }
+        }
+        if !buffers.is_empty() && !has_flag {
+            return Err(Error::WrongModel {
+                model: model.to_owned(),
+                reason: format!("it gathers gradients but has no input {RESET_FLAG:?} (bool[1])"),
+            });
+        }
+    }
+    Ok(bound)
+}
+
+/// Checks that an input has the type of a parameter as far as it says, and gives it this type.
+fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, what: &str) -> Result<()> {
+    let Some(dims) = &entry.dims else {
+        return Err(Error::Mismatch {
+            model: model.to_owned(),
+            reason: format!(
+                "the checkpoint is nominal, and no training model has said the shape of parameter {:?}",
+                entry.name
+            ),
+        });
+    };
+    let fits = match &graph.value(id).ty {
+        ValueType::Unknown => true,
+        ValueType::Sequence(_) => false,
+        ValueType::Tensor(dtype, shape) => {
+            let same = |(declared, &size): (&Dim, &usize)| declared.known().is_none_or(|known| known == size);
+            *dtype == entry.dtype
+                && shape.as_ref().is_none_or(|shape| shape.rank() == dims.len() && shape.iter().zip(dims).all(same))
+        }
+    };
+    if !fits {
+        return Err(Error::Mismatch {
+            model: model.to_owned(),
+            reason: format!(
+                "{what}{:?} is {} in the model, but {}{dims:?} in the checkpoint",
+                entry.name,
+                graph.value(id).ty,
+                entry.dtype,
+            ),
+        });
+    }
+    graph.value_mut(id).ty = ValueType::tensor(entry.dtype, dims);
+    Ok(())
+}
+
+fn check_flag(model: &str, graph: &mut Graph, id: ValueId) -> Result<()> {
+    let flag = ValueType::tensor(DType::Bool, &[1]);
+    match &graph.value(id).ty {
+        ValueType::Unknown | ValueType::Tensor(DType::Bool, None) => {}
+        ValueType::Tensor(DType::Bool, Some(shape))
+            if shape.rank() == 1 && shape[0].known().is_none_or(|size| size == 1) => {}
+        ty => {
+            return Err(Error::WrongModel {
+                model: model.to_owned(),
+                reason: format!("input {RESET_FLAG:?} should be bool[1] but is {ty}"),
+            });
+        }
+    }
+    graph.value_mut(id).ty = flag;
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! What a model takes and gives, and whether what is given fits.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType, byte_length};
+use ortrain_program::Given;
+
+use crate::{Error, Result};
+
+/// An input or output of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValueInfo {
+    /// The name.
+    pub name: String,
+    /// The element type.
+    pub dtype: DType,
+    /// The size of each axis; `None` while not even their number is known.
+    pub shape: Option<Vec<Dim>>,
+}
+
+impl ValueInfo {
+    /// A value of a graph, which must be a tensor.
+    pub(crate) fn of(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
+        let name = graph.name_of(id).to_owned();
+        match &graph.value(id).ty {
+            ValueType::Tensor(dtype, shape) => {
+                Ok(ValueInfo { name, dtype: *dtype, shape: shape.as_ref().map(|shape| shape.to_vec()) })
+            }
+            ty => Err(Error::WrongModel {
+                model: model.to_owned(),
+                reason: format!("{name:?} is of type {ty}, but only tensors can be given and returned"),
+            }),
+        }
+    }
+}
+
+/// The type: `float32[batch, 10]`.
+impl fmt::Display for ValueInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.shape {
+            None => write!(f, "{} of any shape", self.dtype),
+            Some(dims) => {
+                let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+                write!(f, "{}[{}]", self.dtype, dims.join(", "))
+            }
+        }
+    }
+}
+
+/// One axis of an input.
+#[derive(Clone, Copy, Debug)]
+enum Axis {
+    Known(usize),
+    Symbol(usize),
+}
+
+/// The inputs a user gives, and the checks they must pass.
+#[derive(Debug)]
+pub(crate) struct Signature {
+    pub(crate) infos: Vec<ValueInfo>,
+    axes: Vec<Option<Vec<Axis>>>,
+    symbols: Vec<Arc<str>>,
+    /// While checking: the size of each symbol, and the input that had it first.
+    sizes: Vec<Option<(usize, usize)>>,
+}
+
+impl Signature {
+    pub(crate) fn new(infos: Vec<ValueInfo>) -> Signature {
+        let mut symbols: Vec<Arc<str>> = Vec::new();
+        let axes = infos
+            .iter()
+            .map(|info| {
+                let axis = |dim: &Dim| match dim {
+                    Dim::Known(size) => Axis::Known(*size),
+                    Dim::Symbol(name) => Axis::Symbol(symbols.iter().position(|known| known == name).unwrap_or_else(|| {
+                        symbols.push(name.clone());
+                        symbols.len() - 1
+                    })),
+                };
+                info.shape.as_ref().map(|dims| dims.iter().map(axis).collect())
+            })
+            .collect();
+        let sizes = vec![None; symbols.len()];
+        Signature { infos, axes, symbols, sizes }
+    }
+
+    /// Checks number, types and shapes. Allocates only to complain.
+    pub(crate) fn check(&mut self, given: &[Given<'_>]) -> Result<()> {
+        if given.len() != self.infos.len() {
+            return Err(Error::InputCount {
+                expected: self.infos.len(),
+                names: self.infos.iter().map(|info| info.name.clone()).collect(),
+                found: given.len(),
+            });
+        }
+        self.sizes.fill(None);
+        for (k, (value, axes)) in given.iter().zip(&self.axes).enumerate() {
+            let info = &self.infos[k];
+            let refuse = |reason: String| {
+                let found = format!("{}{:?}", value.dtype, value.dims);
+                Err(Error::Input { name: info.name.clone(), expected: info.to_string(), found, reason })
+            };
+            if value.dtype != info.dtype {
+                return refuse("the element types differ".into());
+            }
+            match byte_length(value.dtype, value.dims) {
+                Ok(bytes) if bytes == value.bytes.len() => {}
+                Ok(bytes) => return refuse(format!("it should have {bytes} bytes but has {}", value.bytes.len())),
+                Err(error) => return refuse(error.to_string()),
+            }
+            let Some(axes) = axes else { continue };
+            if axes.len() != value.dims.len() {
+                return refuse(format!("it should have {} axes but has {}", axes.len(), value.dims.len()));
+            }
+            for (at, (axis, &size)) in axes.iter().zip(value.dims).enumerate() {
+                match *axis {
+                    Axis::Known(expected) if expected != size => {
+                        return refuse(format!("axis {at} should be {expected} but is {size}"));
+                    }
+                    Axis::Known(_) => {}
+                    Axis::Symbol(symbol) => match self.sizes[symbol] {
+                        Some((expected, first)) if expected != size => {
+                            return refuse(format!(
+                                "axis {at} is {size}, but {:?} is {expected} in input {:?}",
+                                self.symbols[symbol], self.infos[first].name
+                            ));
+                        }
+                        Some(_) => {}
+                        None => self.sizes[symbol] = Some((size, k)),
+                    },
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Updating the parameters.
+
+use std::sync::Arc;
+
+use ortrain_graph::{DType, ValueType};
+use ortrain_ops::Role;
+use ortrain_ops::passes::infer::infer;
+use ortrain_ops::training::moments_of_optimizer;
+use ortrain_program::{Entry, Given, Scalars};
+
+use crate::binding::{Planes, sequence};
+use crate::module::graph_of;
+use crate::runners::Runners;
+use crate::state::{Group, StateLayout};
+use crate::{CheckpointState, Error, ModelSource, Module, Result};
+
+/// The inputs of an optimizer model: two scalars, then sequences.
+const SCALARS: [&str; 2] = ["learning_rate", "step"];
+const SEQUENCES: [&str; 4] = ["params", "gradients", "first_order_moments", "second_order_moments"];
+
+/// An optimizer model bound to a [`CheckpointState`].
+///
+/// Learning rate, step counter and moments lie in the state: a second optimizer on it continues where this one is.
+#[derive(Debug)]
+pub struct Optimizer {
+    layout: Arc<StateLayout>,
+    runners: Runners,
+    moments: usize,
+}
+
+impl Optimizer {
+    /// An optimizer on a state. Moments that the state does not have yet are made, all zero.
+    ///
+    /// # Errors
+    /// When the model cannot be read, is no optimizer model, or the state has moments of another kind of optimizer.
+    pub fn new(model: ModelSource, state: &mut CheckpointState, module: &Module) -> Result<Optimizer> {
+        let label = model.label("the optimizer model");
+        let wrong = |reason: String| Error::WrongModel { model: label.clone(), reason };
+        let mut graph = graph_of(&label, &model.load()?)?;
+        let moments = moments_of_optimizer(&graph).map_err(|source| Error::model(&label, source))?;
+        let expected: Vec<&str> = SCALARS.into_iter().chain(SEQUENCES[..2 + moments].iter().copied()).collect();
+        let actual: Vec<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
+        if expected != actual {
+            let (expected, actual) = (expected.join(", "), actual.join(", "));
+            return Err(wrong(format!("its inputs should be {expected}, in this order, but are {actual}")));
+        }
+        for (k, &id) in graph.inputs.iter().enumerate() {
+            let ty = &graph.value(id).ty;
+            let fits = match k {
+                0 => ty.dtype() == Some(DType::F32) && ty.shape().is_none_or(|shape| shape.rank() == 1),
+                1 => ty.dtype() == Some(DType::I64) && ty.shape().is_none_or(|shape| shape.rank() == 1),
+                _ => matches!(ty, ValueType::Sequence(_)),
+            };
+            if !fits {
+                let wanted = ["float32[1]", "int64[1]"].get(k).unwrap_or(&"a sequence of tensors");
+                return Err(wrong(format!("input {:?} should be {wanted} but is {ty}", graph.name_of(id))));
+            }
+        }
+        infer(&mut graph).map_err(|source| Error::model(&label, source))?;
+        if graph.outputs.is_empty() {
+            return Err(wrong("it has no output that says whether it updated the parameters".into()));
+        }
+
+        let layout = module.layout().clone();
+        if state.shared_layout().is_none_or(|own| **own != *layout) {
+            return Err(Error::OtherState { what: "module" });
+        }
+        state.prepare_moments(moments)?;
+        // Planes: parameters, gradients, then each moment.
+        let count = layout.trainable.len();
+        let mut roles = vec![Role::User, Role::User];
+        roles.extend((0..2 + moments).map(|k| sequence(&layout.trainable, k * count)));
+        let runners = Runners::new(graph, roles, module.backend().clone());
+        Ok(Optimizer { layout, runners, moments })
+    }
+
+    /// Updates the parameters with the gradients of a module.
+    ///
+    /// # Errors
+    /// When the state is nominal or not the one the optimizer was made on, or the run fails.
+    pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<()> {
+        module.check_state(state)?;
+        if **module.layout() != *self.layout {
+            return Err(Error::OtherState { what: "optimizer" });
+        }
+        if state.group().is_none_or(|group| group.moment_planes(self.moments - 1).is_empty()) {
+            state.prepare_moments(self.moments)?;
+        }
+        let group = known(state)?;
+        let rate = group.learning_rate.to_le_bytes();
+        let step = group.step.saturating_add(1).to_le_bytes();
+        let given = [
+            Given { dtype: DType::F32, dims: &[1], bytes: &rate },
+            Given { dtype: DType::I64, dims: &[1], bytes: &step },
+        ];
+        let moments = (0..self.moments).flat_map(|k| group.moment_planes(k));
+        let planes: Planes<'_> = state
+            .trainable_planes()
+            .iter()
+            .chain(module.gradient_planes())
+            .chain(moments)
+            .map(|plane| &**plane)
+            .collect();
+        let mut updated = [0_u8];
+        self.runners.run(&planes, Entry::Accumulate, Scalars::default(), &given, &mut |k, dtype, _, value| {
+            if k == 0 && dtype == DType::Bool {
+                value.copy_to(&mut updated);
+            }
+        })?;
+        if let (Some(group), true) = (state.group_mut(), updated[0] != 0) {
+            group.step = group.step.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    /// The learning rate of the next step; 0.001 unless it was set or loaded.
+    ///
+    /// # Errors
+    /// When the state is not the one the optimizer was made on.
+    pub fn learning_rate(&self, state: &CheckpointState) -> Result<f32> {
+        known(state).map(|group| group.learning_rate)
+    }
+
+    /// Sets the learning rate. Schedulers set it again.
+    ///
+    /// # Errors
+    /// When the state is not the one the optimizer was made on.
+    pub fn set_learning_rate(&mut self, state: &mut CheckpointState, learning_rate: f32) -> Result<()> {
+        state.group_mut().ok_or(Error::OtherState { what: "optimizer" })?.learning_rate = learning_rate;
+        Ok(())
+    }
+
+    /// The programs made so far, as text.
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let schedules: String = self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
+        format!("{}\n{schedules}", self.runners.graph())
+    }
+}
+
+fn known(state: &CheckpointState) -> Result<&Group> {
+    state.group().ok_or(Error::OtherState { what: "optimizer" })
+}

@@ -1,0 +1,84 @@
+//! A graph that runs: specialised, compiled and cached as shapes come along.
+
+use std::sync::Arc;
+
+use ortrain_graph::{Graph, Tensor};
+use ortrain_ops::{Role, Specialiser};
+use ortrain_program::{Backend, Bindings, Deliver, Entry, Given, Memory, Runner, Scalars, Schedule, Workspace};
+use smallvec::SmallVec;
+
+use crate::{Error, Result};
+
+/// How many specialisations are kept compiled.
+const KEPT: usize = 32;
+
+/// A graph with everything needed to run it again without allocating.
+#[derive(Debug)]
+pub(crate) struct Runners {
+    specialiser: Specialiser,
+    backend: Arc<dyn Backend>,
+    /// The one used last is last.
+    compiled: Vec<(Arc<Schedule>, Runner)>,
+    work: Workspace,
+}
+
+impl Runners {
+    pub(crate) fn new(graph: Graph, roles: Vec<Role>, backend: Arc<dyn Backend>) -> Runners {
+        Runners {
+            specialiser: Specialiser::new(graph, roles),
+            backend,
+            compiled: Vec::with_capacity(KEPT + 1),
+            work: Workspace::new(),
+        }
+    }
+
+    pub(crate) fn graph(&self) -> &Graph {
+        self.specialiser.graph()
+    }
+
+    /// The schedules there are so far.
+    pub(crate) fn schedules(&self) -> impl Iterator<Item = &Schedule> {
+        self.compiled.iter().map(|(schedule, _)| &**schedule)
+    }
+
+    /// The schedule for these inputs.
+    pub(crate) fn schedule(&self, given: &[Given<'_>]) -> Result<Arc<Schedule>> {
+        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        if let Some(schedule) = self.specialiser.cached(&dims, &|k| given[k].bytes) {
+            return Ok(schedule);
+        }
+        let tensors: Vec<Tensor> = given
+            .iter()
+            .map(|value| {
+                let data = value.bytes.to_vec().into();
+                Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
+            })
+            .collect();
+        self.specialiser.schedule(&tensors).map_err(|source| Error::Shapes(Box::new(source)))
+    }
+
+    /// Runs on checked inputs. Allocates only for shapes that are new, and where a schedule is more than one program.
+    pub(crate) fn run(
+        &mut self,
+        planes: &[&Memory],
+        entry: Entry,
+        scalars: Scalars,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        let schedule = self.schedule(given)?;
+        match self.compiled.iter().position(|(known, _)| Arc::ptr_eq(known, &schedule)) {
+            Some(at) => self.compiled[at..].rotate_left(1),
+            None => {
+                let runner = Runner::new(self.backend.clone(), schedule.clone())?;
+                if self.compiled.len() == KEPT {
+                    self.compiled.remove(0);
+                }
+                self.compiled.push((schedule, runner));
+            }
+        }
+        let (_, runner) = self.compiled.last().expect("it was just put there");
+        runner.run(&Bindings { planes }, &mut self.work, entry, scalars, given, deliver)?;
+        Ok(())
+    }
+}

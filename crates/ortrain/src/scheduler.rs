@@ -1,0 +1,72 @@
+//! Learning rates over time.
+
+use ortrain_checkpoint::Scheduler;
+
+use crate::{CheckpointState, Error, Result};
+
+/// A learning rate that rises linearly from zero during a warm-up and then falls linearly to zero:
+///
+/// ```text
+/// factor(t) = t / max(1, warmup)                          for t < warmup
+///           = max(0, (total - t) / max(1, total - warmup)) after it
+/// ```
+///
+/// where `t` is the number of optimizer steps done; the scheduler has no counter of its own. (onnxruntime-training
+/// 1.19.2 confuses the two counts in Python; this is what its documentation says.)
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearLRScheduler {
+    warmup_step_count: i64,
+    total_step_count: i64,
+}
+
+impl LinearLRScheduler {
+    /// A scheduler of the optimizer on this state. Sets the initial learning rate and does one [`LinearLRScheduler::step`].
+    ///
+    /// # Errors
+    /// When no optimizer was made on the state.
+    pub fn new(
+        state: &mut CheckpointState,
+        warmup_step_count: i64,
+        total_step_count: i64,
+        initial_lr: f32,
+    ) -> Result<LinearLRScheduler> {
+        let group = state.group_mut().ok_or_else(no_optimizer)?;
+        group.initial_learning_rate = initial_lr;
+        group.learning_rate = initial_lr;
+        let scheduler = LinearLRScheduler { warmup_step_count, total_step_count };
+        scheduler.step(state)?;
+        Ok(scheduler)
+    }
+
+    /// Sets the learning rate for the number of optimizer steps done so far.
+    ///
+    /// # Errors
+    /// When no optimizer was made on the state.
+    pub fn step(&self, state: &mut CheckpointState) -> Result<()> {
+        let group = state.group_mut().ok_or_else(no_optimizer)?;
+        group.learning_rate = group.initial_learning_rate * self.factor(group.step);
+        let record = Scheduler {
+            kind: "linear".into(),
+            warmup_steps: self.warmup_step_count,
+            total_steps: self.total_step_count,
+            initial_learning_rate: group.initial_learning_rate,
+            step: group.step,
+        };
+        state.set_scheduler(record);
+        Ok(())
+    }
+
+    /// The factor after `step` optimizer steps.
+    #[must_use]
+    pub fn factor(&self, step: i64) -> f32 {
+        let (warmup, total) = (self.warmup_step_count, self.total_step_count);
+        if step < warmup {
+            return step as f32 / warmup.max(1) as f32;
+        }
+        (total.saturating_sub(step) as f32 / total.saturating_sub(warmup).max(1) as f32).max(0.0)
+    }
+}
+
+fn no_optimizer() -> Error {
+    Error::State("there is no optimizer on the state yet; make one before its scheduler".into())
+}

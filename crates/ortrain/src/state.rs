@@ -1,0 +1,664 @@
+//! The state of a training, and the planes it lies in.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ortrain_checkpoint::{
+    Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState, Property,
+    Scheduler,
+};
+use ortrain_graph::{DType, Tensor, byte_length};
+use ortrain_program::{Memory, align};
+use rustc_hash::FxHashSet;
+
+use crate::{Error, Result};
+
+/// The one parameter group of ONNX Runtime's optimizers.
+const GROUP: &str = "group0";
+/// The learning rate of an optimizer that was told none.
+const DEFAULT_LEARNING_RATE: f32 = 0.001;
+
+/// Where one tensor lies in its plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorLayout {
+    /// The name of the parameter.
+    pub name: Arc<str>,
+    /// The shape.
+    pub dims: Vec<usize>,
+    /// The first byte, a multiple of [`crate::ALIGNMENT`].
+    pub offset: usize,
+}
+
+/// What lies in one plane. The bytes between tensors are zero and stay so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaneLayout {
+    /// The element type of all tensors of the plane.
+    pub dtype: DType,
+    /// The size of the plane, padding included.
+    pub bytes: usize,
+    /// The tensors, sorted by name.
+    pub tensors: Vec<TensorLayout>,
+}
+
+/// What lies where in a state: a plane per element type for parameters that are trained, and one per element type for
+/// those that are not. Element types come in the order of their names' first appearance among the sorted parameters;
+/// planes of gradients and moments have the layout of the trainable planes, offset for offset.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct StateLayout {
+    /// Planes of parameters that are trained.
+    pub trainable: Vec<PlaneLayout>,
+    /// Planes of parameters that are not.
+    pub frozen: Vec<PlaneLayout>,
+}
+
+/// A parameter (or its gradient) where it lies.
+///
+/// `memory` is the live plane: what is written there is what the next step uses. It stays valid after the state and
+/// every module are gone.
+#[derive(Clone, Debug)]
+pub struct ParameterView {
+    /// The name of the parameter.
+    pub name: Arc<str>,
+    /// The element type.
+    pub dtype: DType,
+    /// The shape.
+    pub dims: Vec<usize>,
+    /// Whether it is trained. Views of frozen parameters are for reading.
+    pub requires_grad: bool,
+    /// The plane.
+    pub memory: Arc<Memory>,
+    /// The first byte.
+    pub offset: usize,
+}
+
+impl ParameterView {
+    /// The number of bytes of the elements.
+    #[must_use]
+    pub fn byte_len(&self) -> usize {
+        self.dims.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// A copy of the elements as they are now.
+    ///
+    /// # Panics
+    /// When the view was put together wrongly by hand.
+    #[must_use]
+    pub fn to_tensor(&self) -> Tensor {
+        let data = self.memory.to_vec(self.offset, self.byte_len());
+        Tensor::new(self.dtype, self.dims.clone(), data.into()).expect("planes hold whole tensors")
+    }
+}
+
+/// A parameter as the state knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: Arc<str>,
+    pub(crate) dtype: DType,
+    pub(crate) requires_grad: bool,
+    /// `None`: the state is nominal and no model has said it yet.
+    pub(crate) dims: Option<Vec<usize>>,
+    /// Which of the trainable, or of the frozen, planes.
+    pub(crate) plane: usize,
+    pub(crate) offset: usize,
+}
+
+impl Entry {
+    pub(crate) fn elements(&self) -> usize {
+        self.dims.as_ref().map_or(0, |dims| dims.iter().product())
+    }
+
+    fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+}
+
+/// Moments of the optimizer.
+#[derive(Clone, Debug)]
+enum Moments {
+    /// As a file had them, until an optimizer says which it needs.
+    Stored(Vec<ParameterState>),
+    /// `[moment][trainable plane]`.
+    Planes(Vec<Vec<Arc<Memory>>>),
+}
+
+/// What an optimizer keeps between steps.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) step: i64,
+    pub(crate) initial_learning_rate: f32,
+    pub(crate) learning_rate: f32,
+    moments: Moments,
+}
+
+impl Group {
+    /// Moment `k` of every trainable plane.
+    pub(crate) fn moment_planes(&self, k: usize) -> &[Arc<Memory>] {
+        match &self.moments {
+            Moments::Planes(planes) => planes.get(k).map_or(&[], Vec::as_slice),
+            Moments::Stored(_) => &[],
+        }
+    }
+}
+
+/// The state of a training: parameters, optimizer state, properties, and the seed of random numbers.
+///
+/// It owns the memory they lie in. Parameters that are trained lie in one plane per element type, frozen ones in
+/// another; moments of an optimizer in planes that mirror the trainable ones. The order is sorted by name, whoever wrote
+/// the file; see [`CheckpointState::layout`]. Planes never move.
+///
+/// A *nominal* state has names and types but no values. A [`crate::Module`] made on it tells it the shapes; the values come
+/// with [`crate::Module::copy_buffer_to_parameters`].
+#[derive(Debug)]
+pub struct CheckpointState {
+    /// Sorted by name.
+    entries: Vec<Entry>,
+    nominal: bool,
+    layout: Option<Arc<StateLayout>>,
+    trainable: Vec<Arc<Memory>>,
+    frozen: Vec<Arc<Memory>>,
+    generation: u64,
+    /// Gradient planes of the newest module.
+    gradients: Vec<Arc<Memory>>,
+    group: Option<Group>,
+    /// Groups of a file that are not the one optimizers use.
+    other_groups: Vec<OptimizerGroup>,
+    properties: BTreeMap<String, Property>,
+    seed: Option<i64>,
+    train_step: u64,
+    scheduler: Option<Scheduler>,
+}
+
+impl CheckpointState {
+    /// Loads a checkpoint file.
+    ///
+    /// # Errors
+    /// When there is no file, or it is not a sound checkpoint.
+    pub fn load(path: impl AsRef<Path>) -> Result<CheckpointState> {
+        CheckpointState::from_checkpoint(ortrain_checkpoint::load(path)?)
+    }
+
+    /// Loads the bytes of a checkpoint file.
+    ///
+    /// # Errors
+    /// When they are not a sound checkpoint, or its tensors lie in a file beside it.
+    pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<CheckpointState> {
+        CheckpointState::from_checkpoint(ortrain_checkpoint::read(bytes.into())?)
+    }
+
+    /// The state that a checkpoint describes.
+    ///
+    /// # Errors
+    /// When a tensor cannot be addressed.
+    pub fn from_checkpoint(checkpoint: Checkpoint) -> Result<CheckpointState> {
+        let Checkpoint { module, optimizer_groups, properties, extras } = checkpoint;
+        let nominal = module.is_nominal();
+        let mut values: Vec<(Entry, Option<Tensor>)> = Vec::new();
+        let mut add = |name: String, dtype, dims, requires_grad, value| {
+            values.push((Entry { name: name.into(), dtype, requires_grad, dims, plane: 0, offset: 0 }, value));
+        };
+        match module {
+            ModuleState::Full { trainable, frozen } => {
+                for (requires_grad, list) in [(true, trainable), (false, frozen)] {
+                    for NamedTensor { name, tensor } in list {
+                        add(name, tensor.dtype(), Some(tensor.dims().to_vec()), requires_grad, Some(tensor));
+                    }
+                }
+            }
+            ModuleState::Nominal { trainable, frozen } => {
+                for (requires_grad, list) in [(true, trainable), (false, frozen)] {
+                    for NominalTensor { name, dtype } in list {
+                        add(name, dtype, None, requires_grad, None);
+                    }
+                }
+            }
+        }
+        let mut seen: FxHashSet<Arc<str>> = FxHashSet::default();
+        values.retain(|(entry, _)| seen.insert(entry.name.clone()));
+        values.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+        let (entries, tensors): (Vec<Entry>, Vec<Option<Tensor>>) = values.into_iter().unzip();
+
+        let mut group = None;
+        let mut other_groups = Vec::new();
+        for stored in optimizer_groups {
+            if stored.name == GROUP && group.is_none() {
+                group = Some(Group {
+                    step: stored.step,
+                    initial_learning_rate: stored.initial_learning_rate,
+                    learning_rate: extras.learning_rate.unwrap_or(DEFAULT_LEARNING_RATE),
+                    moments: Moments::Stored(stored.states),
+                });
+            } else {
+                other_groups.push(stored);
+            }
+        }
+        let mut state = CheckpointState {
+            entries,
+            nominal,
+            layout: None,
+            trainable: Vec::new(),
+            frozen: Vec::new(),
+            generation: 0,
+            gradients: Vec::new(),
+            group,
+            other_groups,
+            properties,
+            seed: extras.seed,
+            train_step: extras.train_step.and_then(|step| u64::try_from(step).ok()).unwrap_or(0),
+            scheduler: extras.scheduler,
+        };
+        if !nominal {
+            state.allocate()?;
+            for (entry, tensor) in state.entries.iter().zip(&tensors) {
+                let tensor = tensor.as_ref().expect("full states have every value");
+                state.memory_of(entry).write(entry.offset, tensor.data());
+            }
+        }
+        Ok(state)
+    }
+
+    /// Decides where everything lies and makes the planes, all zero. Shapes are known by now.
+    fn allocate(&mut self) -> Result<()> {
+        let mut layout = StateLayout::default();
+        for entry in &mut self.entries {
+            let dims = entry.dims.clone().unwrap_or_default();
+            let bytes = byte_length(entry.dtype, &dims)
+                .map_err(|source| Error::Argument(format!("parameter {:?}: {source}", entry.name)))?;
+            let planes = if entry.requires_grad { &mut layout.trainable } else { &mut layout.frozen };
+            entry.plane = planes.iter().position(|plane| plane.dtype == entry.dtype).unwrap_or_else(|| {
+                planes.push(PlaneLayout { dtype: entry.dtype, bytes: 0, tensors: Vec::new() });
+                planes.len() - 1
+            });
+            let plane = &mut planes[entry.plane];
+            entry.offset = plane.bytes;
+            plane.bytes = isize::try_from(plane.bytes)
+                .ok()
+                .and_then(|used| used.checked_add_unsigned(bytes)?.checked_add_unsigned(crate::ALIGNMENT))
+                .map(|_| align(plane.bytes + bytes))
+                .ok_or_else(|| Error::Argument("the parameters are larger than can be addressed".into()))?;
+            plane.tensors.push(TensorLayout { name: entry.name.clone(), dims, offset: entry.offset });
+        }
+        self.trainable = zeroed(&layout.trainable);
+        self.frozen = zeroed(&layout.frozen);
+        self.layout = Some(Arc::new(layout));
+        Ok(())
+    }
+
+    /// Writes a checkpoint file; what was there is replaced only when the new file is complete. With `include_optimizer_state`
+    /// it has the moments, the steps taken, the learning rate and the scheduler, once an optimizer was made.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>, include_optimizer_state: bool) -> Result<()> {
+        Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state), path, Layout::State)?)
+    }
+
+    /// The bytes that [`CheckpointState::save`] writes.
+    ///
+    /// # Errors
+    /// When they are more than 2 GiB.
+    pub fn to_bytes(&self, include_optimizer_state: bool) -> Result<Vec<u8>> {
+        Ok(ortrain_checkpoint::encode(&self.to_checkpoint(include_optimizer_state), Layout::State)?)
+    }
+
+    /// The state as plain data.
+    #[must_use]
+    pub fn to_checkpoint(&self, include_optimizer_state: bool) -> Checkpoint {
+        let of = |requires_grad: bool| self.entries.iter().filter(move |entry| entry.requires_grad == requires_grad);
+        let module = if self.nominal {
+            let list = |requires_grad| {
+                of(requires_grad)
+                    .map(|entry| NominalTensor { name: entry.name.to_string(), dtype: entry.dtype })
+                    .collect()
+            };
+            ModuleState::Nominal { trainable: list(true), frozen: list(false) }
+        } else {
+            let list = |requires_grad| {
+                of(requires_grad).map(|entry| NamedTensor::new(&*entry.name, self.view(entry).to_tensor())).collect()
+            };
+            ModuleState::Full { trainable: list(true), frozen: list(false) }
+        };
+        let mut optimizer_groups = Vec::new();
+        let mut extras = Extras {
+            seed: self.seed,
+            train_step: (self.train_step > 0).then(|| i64::try_from(self.train_step).unwrap_or(i64::MAX)),
+            ..Extras::default()
+        };
+        if include_optimizer_state && !self.nominal {
+            optimizer_groups.clone_from(&self.other_groups);
+            if let Some(group) = &self.group {
+                let states = match &group.moments {
+                    Moments::Stored(states) => states.clone(),
+                    Moments::Planes(planes) => of(true)
+                        .map(|entry| ParameterState {
+                            parameter: entry.name.to_string(),
+                            moments: (0..)
+                                .zip(planes)
+                                .map(|(k, planes)| {
+                                    let view = view_in(entry, &planes[entry.plane]);
+                                    NamedTensor::new(format!("momentum{k}"), view.to_tensor())
+                                })
+                                .collect(),
+                        })
+                        .collect(),
+                };
+                optimizer_groups.push(OptimizerGroup {
+                    name: GROUP.into(),
+                    step: group.step,
+                    initial_learning_rate: group.initial_learning_rate,
+                    states,
+                });
+                extras.learning_rate = Some(group.learning_rate);
+                extras.scheduler.clone_from(&self.scheduler);
+            }
+        }
+        Checkpoint { module, optimizer_groups, properties: self.properties.clone(), extras }
+    }
+
+    /// Whether the values of the parameters are still to come.
+    #[must_use]
+    pub fn is_nominal(&self) -> bool {
+        self.nominal
+    }
+
+    /// The names of all parameters, sorted.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> + '_ {
+        self.entries.iter().map(|entry| &*entry.name)
+    }
+
+    /// The number of parameters.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether there is a parameter of this name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.entry(name).is_some()
+    }
+
+    /// Whether a parameter is trained; also in a nominal state.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn requires_grad(&self, name: &str) -> Result<bool> {
+        self.known(name).map(|entry| entry.requires_grad)
+    }
+
+    /// A parameter where it lies.
+    ///
+    /// # Errors
+    /// When there is none of this name, or the state is nominal.
+    pub fn parameter(&self, name: &str) -> Result<ParameterView> {
+        let entry = self.known(name)?;
+        self.complete()?;
+        Ok(self.view(entry))
+    }
+
+    /// Replaces the value of a parameter by one of the same shape and type.
+    ///
+    /// # Errors
+    /// When there is none of this name, the value has another shape or type, or the state is nominal.
+    pub fn set_parameter(&mut self, name: &str, value: &Tensor) -> Result<()> {
+        let entry = self.known(name)?;
+        self.complete()?;
+        let dims = entry.dims.as_deref().unwrap_or_default();
+        if entry.dtype != value.dtype() || dims != value.dims() {
+            return Err(Error::ParameterMismatch {
+                name: name.to_owned(),
+                expected_dtype: entry.dtype,
+                expected_dims: dims.to_vec(),
+                found_dtype: value.dtype(),
+                found_dims: value.dims().to_vec(),
+            });
+        }
+        self.memory_of(entry).write(entry.offset, value.data());
+        self.generation += u64::from(!entry.requires_grad);
+        Ok(())
+    }
+
+    /// The gradient of a parameter in the newest module on this state: `None` for frozen ones, and while no module was
+    /// made.
+    ///
+    /// # Errors
+    /// When there is no parameter of this name, or the state is nominal.
+    pub fn gradient(&self, name: &str) -> Result<Option<ParameterView>> {
+        let entry = self.known(name)?;
+        self.complete()?;
+        let planes = if entry.requires_grad { self.gradients.as_slice() } else { &[] };
+        Ok(planes.get(entry.plane).map(|plane| view_in(entry, plane)))
+    }
+
+    /// A property.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn property(&self, name: &str) -> Result<&Property> {
+        self.properties.get(name).ok_or_else(|| Error::UnknownProperty { name: name.to_owned() })
+    }
+
+    /// Sets a property, replacing one of this name.
+    pub fn set_property(&mut self, name: impl Into<String>, value: Property) {
+        self.properties.insert(name.into(), value);
+    }
+
+    /// All properties, sorted by name.
+    #[must_use]
+    pub fn properties(&self) -> &BTreeMap<String, Property> {
+        &self.properties
+    }
+
+    /// The seed of random numbers; 0 unless it was set.
+    #[must_use]
+    pub fn seed(&self) -> i64 {
+        self.seed.unwrap_or(0)
+    }
+
+    /// Sets the seed of random numbers. With it and the number of train steps, all random numbers are determined.
+    pub fn set_seed(&mut self, seed: i64) {
+        self.seed = Some(seed);
+    }
+
+    /// Train steps done on this state, whether an optimizer step followed or not.
+    #[must_use]
+    pub fn train_step_count(&self) -> u64 {
+        self.train_step
+    }
+
+    /// Optimizer steps done; 0 before an optimizer was made.
+    #[must_use]
+    pub fn optimizer_step_count(&self) -> i64 {
+        self.group.as_ref().map_or(0, |group| group.step)
+    }
+
+    /// What lies where in the planes.
+    ///
+    /// # Errors
+    /// When the state is nominal and no module has said the shapes yet.
+    pub fn layout(&self) -> Result<&StateLayout> {
+        self.layout.as_deref().ok_or(Error::NominalState)
+    }
+
+    /// The planes of the parameters that are trained, in the order of [`StateLayout::trainable`].
+    #[must_use]
+    pub fn trainable_planes(&self) -> &[Arc<Memory>] {
+        &self.trainable
+    }
+
+    /// The planes of the frozen parameters, in the order of [`StateLayout::frozen`].
+    #[must_use]
+    pub fn frozen_planes(&self) -> &[Arc<Memory>] {
+        &self.frozen
+    }
+
+    /// A number that grows whenever a frozen parameter is set: what was made from frozen parameters is stale then.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    // What modules and optimizers need.
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
+        let at = self.entries.binary_search_by(|entry| (*entry.name).cmp(name)).ok()?;
+        Some(&self.entries[at])
+    }
+
+    fn known(&self, name: &str) -> Result<&Entry> {
+        self.entry(name).ok_or_else(|| Error::UnknownParameter { name: name.to_owned() })
+    }
+
+    /// An error while the values are missing.
+    pub(crate) fn complete(&self) -> Result<()> {
+        if self.nominal { Err(Error::NominalState) } else { Ok(()) }
+    }
+
+    pub(crate) fn shared_layout(&self) -> Option<&Arc<StateLayout>> {
+        self.layout.as_ref()
+    }
+
+    pub(crate) fn memory_of(&self, entry: &Entry) -> &Arc<Memory> {
+        if entry.requires_grad { &self.trainable[entry.plane] } else { &self.frozen[entry.plane] }
+    }
+
+    pub(crate) fn view(&self, entry: &Entry) -> ParameterView {
+        view_in(entry, self.memory_of(entry))
+    }
+
+    pub(crate) fn set_gradients(&mut self, planes: Vec<Arc<Memory>>) {
+        self.gradients = planes;
+    }
+
+    pub(crate) fn advance_train_step(&mut self) {
+        self.train_step += 1;
+    }
+
+    pub(crate) fn bump_generation(&mut self) {
+        self.generation += 1;
+    }
+
+    /// Tells a nominal state the shapes of its parameters. Those that `dims` does not know stay without.
+    pub(crate) fn set_shapes(&mut self, dims: impl Fn(&str) -> Option<Vec<usize>>) -> Result<()> {
+        if self.layout.is_some() {
+            return Ok(());
+        }
+        for entry in &mut self.entries {
+            entry.dims = dims(&entry.name);
+        }
+        self.allocate()
+    }
+
+    /// The values are there now. An error if some parameter has none.
+    pub(crate) fn finish_nominal(&mut self) -> Result<()> {
+        if let Some(entry) = self.entries.iter().find(|entry| entry.dims.is_none()) {
+            return Err(Error::State(format!(
+                "the state is nominal and stays so: no model says the shape of parameter {:?}",
+                entry.name
+            )));
+        }
+        self.nominal = false;
+        Ok(())
+    }
+
+    pub(crate) fn group(&self) -> Option<&Group> {
+        self.group.as_ref()
+    }
+
+    pub(crate) fn group_mut(&mut self) -> Option<&mut Group> {
+        self.group.as_mut()
+    }
+
+    pub(crate) fn set_scheduler(&mut self, scheduler: Scheduler) {
+        self.scheduler = Some(scheduler);
+    }
+
+    /// Makes sure that there are `count` moments for every trainable parameter: those of the file, or zeros.
+    pub(crate) fn prepare_moments(&mut self, count: usize) -> Result<()> {
+        let layout = self.layout.clone().ok_or(Error::NominalState)?;
+        let mut planes: Vec<Vec<Arc<Memory>>> = (0..count).map(|_| zeroed(&layout.trainable)).collect();
+        match &mut self.group {
+            None => {
+                self.group = Some(Group {
+                    step: 0,
+                    initial_learning_rate: DEFAULT_LEARNING_RATE,
+                    learning_rate: DEFAULT_LEARNING_RATE,
+                    moments: Moments::Planes(planes),
+                });
+            }
+            // What another optimizer made is shared; a moment it did not need starts at zero.
+            Some(Group { moments: Moments::Planes(there), .. }) => {
+                if there.len() < count {
+                    there.extend(planes.split_off(there.len()));
+                }
+            }
+            Some(group) => {
+                if let Moments::Stored(stored) = &group.moments {
+                    restore(&self.entries, stored, &planes)?;
+                }
+                group.moments = Moments::Planes(planes);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies moments of a file to planes.
+fn restore(entries: &[Entry], stored: &[ParameterState], planes: &[Vec<Arc<Memory>>]) -> Result<()> {
+    for entry in entries.iter().filter(|entry| entry.requires_grad) {
+        let state = stored.iter().find(|state| *state.parameter == *entry.name).ok_or_else(|| {
+            Error::State(format!("the optimizer state of the checkpoint lacks parameter {:?}", entry.name))
+        })?;
+        for (k, planes) in planes.iter().enumerate() {
+            let name = format!("momentum{k}");
+            let moment = state.moments.iter().find(|moment| moment.name == name).ok_or_else(|| {
+                Error::State(format!(
+                    "the optimizer state of the checkpoint lacks {name:?} of parameter {:?}; it was made by another \
+                     optimizer",
+                    entry.name
+                ))
+            })?;
+            let dims = entry.dims.as_deref().unwrap_or_default();
+            if moment.tensor.dtype() != entry.dtype || moment.tensor.dims() != dims {
+                return Err(Error::State(format!(
+                    "{name:?} of parameter {:?} is {}{:?} in the checkpoint, but the parameter is {}{dims:?}",
+                    entry.name,
+                    moment.tensor.dtype(),
+                    moment.tensor.dims(),
+                    entry.dtype,
+                )));
+            }
+            planes[entry.plane].write(entry.offset, moment.tensor.data());
+        }
+    }
+    Ok(())
+}
+
+/// Planes of this layout, all zero.
+pub(crate) fn zeroed(planes: &[PlaneLayout]) -> Vec<Arc<Memory>> {
+    planes.iter().map(|plane| Arc::new(Memory::new(plane.bytes))).collect()
+}
+
+/// A parameter, or what mirrors it, in a plane.
+pub(crate) fn view_in(entry: &Entry, plane: &Arc<Memory>) -> ParameterView {
+    debug_assert!(entry.offset + entry.bytes() <= plane.len(), "the plane has the layout of the state");
+    ParameterView {
+        name: entry.name.clone(),
+        dtype: entry.dtype,
+        dims: entry.dims.clone().unwrap_or_default(),
+        requires_grad: entry.requires_grad,
+        memory: plane.clone(),
+        offset: entry.offset,
+    }
+}
