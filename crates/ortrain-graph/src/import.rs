@@ -118,6 +118,8 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
             }
             attrs.0.insert(attribute.name.clone(), value);
         }
+        // One order, whatever the order of the attributes.
+        free.sort();
         align_captures(&mut attrs, node, &free, &visible);
 
         let mut inputs: Vec<&str> = node.input.iter().map(String::as_str).collect();

@@ -16,6 +16,9 @@ pub mod passes;
 mod registry;
 mod rewrite;
 mod spell;
+#[cfg(test)]
+mod testing;
+pub mod training;
 
 pub use error::{Error, OpError};
 pub use grad::Grad;

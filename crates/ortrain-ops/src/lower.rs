@@ -417,7 +417,7 @@ impl NestBuilder {
     }
 
     /// The nest as a reduction over inner axes. It becomes a [`Step::Col`] if that is how its loads lie in memory: the
-    /// last outer axis is contiguous and no inner axis is.
+    /// last outer axis is contiguous and no inner axis is; and if its results are those of the outer points.
     #[must_use]
     pub fn reduction(self) -> Step {
         let outer = self.dims.len() - self.inner;
@@ -425,7 +425,8 @@ impl NestBuilder {
         let along = |axis: usize| l.nest.loads.iter().any(|access| access.strides[axis] == 1);
         let last_outer = (0..outer).rev().find(|&axis| l.nest.dims[axis] > 1);
         let inner_contiguous = (outer..l.nest.dims.len()).any(|axis| l.nest.dims[axis] > 1 && along(axis));
-        if l.nest.reductions.len() == 1 && !inner_contiguous && last_outer.is_some_and(along) {
+        let per_outer = l.nest.stores.iter().all(|store| store.strides[outer..].iter().all(|&stride| stride == 0));
+        if l.nest.reductions.len() == 1 && per_outer && !inner_contiguous && last_outer.is_some_and(along) {
             Step::Col(l)
         } else {
             Step::Row(l)
@@ -451,4 +452,10 @@ impl NestBuilder {
         let access = Access::contiguous(dtype, &self.dims.clone());
         self.load(placeholder, access)
     }
+}
+
+/// A shape around one of its axes: the number of elements of the axes before it, its own size, and the number of
+/// elements of the axes behind it.
+pub(crate) fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
+    (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }

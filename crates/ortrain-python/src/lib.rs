@@ -1,1 +1,30 @@
+//! The Python classes of ortrain; `python/ortrain` is their documented face.
+#![forbid(unsafe_code)]
 
+mod door;
+mod error;
+mod state;
+mod tools;
+mod training;
+mod value;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _ortrain {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::state::CheckpointState;
+    #[pymodule_export]
+    use crate::tools::{InferenceSession, dump, generate_artifacts};
+    #[pymodule_export]
+    use crate::training::{LinearLRScheduler, Module, Optimizer};
+    #[pymodule_export]
+    use crate::value::OrtValue;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

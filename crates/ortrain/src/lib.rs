@@ -48,7 +48,7 @@ mod session;
 mod source;
 mod state;
 
-pub use backend::default_backend;
+pub use backend::{backend, default_backend};
 pub use bytes::Bytes;
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};

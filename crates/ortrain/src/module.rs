@@ -155,6 +155,7 @@ impl Module {
         let entry = if self.accumulate { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let planes = binding::planes(state, &self.gradients);
         self.train.runners.run(&planes, entry, scalars(state), inputs, deliver)?;
+        drop(planes);
         self.accumulate = true;
         state.advance_train_step();
         Ok(())

@@ -107,6 +107,7 @@ impl Optimizer {
                 value.copy_to(&mut updated);
             }
         })?;
+        drop(planes);
         if let (Some(group), true) = (state.group_mut(), updated[0] != 0) {
             group.step = group.step.saturating_add(1);
         }

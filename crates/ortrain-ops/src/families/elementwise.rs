@@ -445,7 +445,8 @@ impl Op for Unrunnable {
     }
 }
 
-fn build_unrunnable(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+/// For operators that are rewritten as others when a model is read.
+pub(crate) fn build_unrunnable(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Unrunnable))
 }
 

@@ -4,6 +4,11 @@ mod concat;
 mod elementwise;
 mod matmul;
 mod optim;
+mod select;
+mod nonzero;
+mod loss;
+mod softmax;
+mod reduce;
 pub(crate) mod shape;
 mod slice;
 
@@ -15,6 +20,11 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     elementwise::definitions,
     matmul::definitions,
     optim::definitions,
+    select::definitions,
+    nonzero::definitions,
+    loss::definitions,
+    softmax::definitions,
+    reduce::definitions,
     shape::definitions,
     slice::definitions,
 ];

@@ -60,6 +60,8 @@ pub(crate) fn backpropagate(
         arriving.entry(value).or_default().push(gradient);
     }
     let mut named: FxHashSet<ValueId> = seeds.iter().map(|&(_, gradient)| gradient).collect();
+    // What was there before keeps its name.
+    named.extend(graph.value_ids());
     let mut added: Vec<Node> = Vec::new();
     for index in (0..forward).rev() {
         let node = graph.nodes[index].clone();
@@ -136,17 +138,15 @@ fn total(
     let sum = match parts.as_slice() {
         [] => return None,
         [one] => {
-            // Give it the name it deserves, unless it already serves another value or was there before.
-            let made_here = added.iter().any(|node| node.present_outputs().any(|output| output == *one));
-            if made_here && named.insert(*one) {
+            // Give it the name it deserves, unless it already serves another value.
+            if named.insert(*one) {
                 graph.rename(*one, &name);
             }
             *one
         }
         many => {
             for (k, &part) in many.iter().enumerate() {
-                let made_here = added.iter().any(|node| node.present_outputs().any(|output| output == part));
-                if made_here && named.insert(part) {
+                if named.insert(part) {
                     graph.rename(part, &format!("{name}_{k}"));
                 }
             }

@@ -1,0 +1,947 @@
+//! Expressions compiled to tapes: lists of operations over tile registers.
+//!
+//! A tape runs along a part of the iteration space, a tile of consecutive indices at a time; the other axes are stepped
+//! through from outside by a driver (see [`crate::nest`]). Every instruction is placed as far out of the loops as its
+//! operands allow, and computed on one value instead of a tile where it is the same all along.
+
+pub(crate) mod memory;
+pub(crate) mod number;
+pub(crate) mod ops;
+pub(crate) mod walk;
+
+use ortrain_expr::{
+    Access, BinaryOp, CompareOp, DType, Expr, Inst, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar, Type,
+    UnaryOp,
+};
+
+use crate::RunScalars;
+use crate::isa::Isa;
+use memory::{Reach, width};
+
+/// A register: before allocation its number, after it the byte where it lies in a worker's frame.
+type Place = u32;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Op {
+    kind: Kind,
+    /// Whether it computes one value, not one for each index of the tile.
+    one: bool,
+    d: Place,
+    a: [Place; 3],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Const(u64),
+    Run(RunScalar),
+    /// `(linear / after) % dim`, of the linear index along the tile or outside of it.
+    Coordinate {
+        along: bool,
+        after: usize,
+        dim: usize,
+    },
+    Load(u16),
+    /// The finished block of a matrix product.
+    Product(Type),
+    LoadAt(u16),
+    Unary(UnaryOp, Type),
+    Binary(BinaryOp, Type),
+    Compare(CompareOp, Type),
+    Select(Type),
+    Convert(Type, Type),
+    /// With the number of its instruction.
+    Guard(u16),
+    Random,
+    Splat(Type),
+    Store(u16),
+    /// Reduces a tile and adds the result to a [`Chain`].
+    Fold(ReduceOp, Type),
+    /// Combines a tile with another, element by element.
+    Accumulate(ReduceOp, Type),
+}
+
+/// How a tape is driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drive {
+    /// Every point by itself.
+    Map,
+    /// Tiles run along the reduced axes.
+    Row,
+    /// Tiles run along the kept axes; the reduced ones are stepped through.
+    Col,
+}
+
+/// Where a nest's axes go.
+pub(crate) struct Plan<'a> {
+    pub(crate) nest: &'a Nest,
+    pub(crate) drive: Drive,
+    /// Axes stepped through from outside.
+    pub(crate) outside: &'a [usize],
+    /// Axes that tiles run along.
+    pub(crate) along: &'a [usize],
+    /// Whether load 0 is the finished block of a matrix product.
+    pub(crate) product: bool,
+}
+
+/// A reduction inside a stage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Total {
+    pub(crate) op: ReduceOp,
+    pub(crate) ty: Type,
+    /// Which of the nest's reductions it is.
+    pub(crate) k: usize,
+    /// `Row`: a [`Chain`]. `Col`: the tile that values are combined into.
+    pub(crate) state: Place,
+    /// Where the result goes: one value (`Row`) or a tile (`Col`).
+    pub(crate) result: Place,
+}
+
+/// Everything between two reductions that need each other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stage {
+    /// Done once: for each outer index (`Row`), for each tile (`Col`).
+    pub(crate) pre: Vec<Op>,
+    /// Done for each tile of the reduced axes (`Row`), for each reduced index (`Col`), for each tile (`Map`).
+    pub(crate) body: Vec<Op>,
+    pub(crate) totals: Vec<Total>,
+}
+
+/// A compiled expression.
+#[derive(Debug)]
+pub(crate) struct Tape {
+    pub(crate) isa: Isa,
+    loads: Vec<Reach>,
+    stores: Vec<Reach>,
+    /// Linear index in the nest's own order.
+    index: Reach,
+    /// Done once for each task.
+    pub(crate) once: Vec<Op>,
+    /// The last one has no totals.
+    pub(crate) stages: Vec<Stage>,
+    /// What is stored once per outer index.
+    pub(crate) post: Vec<Op>,
+    /// Indices of a tile, at most.
+    pub(crate) tile: usize,
+    /// Bytes of a worker's frame, a multiple of [`ALIGN`].
+    pub(crate) frame: usize,
+    /// Whether a guard may fail.
+    pub(crate) can_fail: bool,
+    /// Work per element of the last axis, in additions.
+    pub(crate) cost: usize,
+}
+
+/// Alignment of frames and registers.
+pub(crate) const ALIGN: usize = 64;
+/// Bytes of tile registers that stay in the first-level cache.
+const CACHE: usize = 24 * 1024;
+/// Bytes of tile registers up to which a whole row is kept between the stages instead of being computed again.
+const FUSED: usize = 96 * 1024;
+const MAX_TILE: usize = 1024;
+const MIN_TILE: usize = 64;
+
+/// The first guard that failed, at the start of each frame. All zero bits are not "none": see [`Failure::NONE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C)]
+pub(crate) struct Failure {
+    linear: u64,
+    inst: u64,
+    index: i64,
+    bound: i64,
+}
+
+impl Failure {
+    pub(crate) const NONE: Failure = Failure { linear: u64::MAX, inst: 0, index: 0, bound: 0 };
+
+    pub(crate) fn result(self) -> Result<(), OutOfRange> {
+        if self == Failure::NONE {
+            Ok(())
+        } else {
+            Err(OutOfRange { index: self.index, bound: self.bound })
+        }
+    }
+}
+
+/// Partial results joined pairwise, in an order that depends on their number alone: a binary counter whose digits are
+/// the results of 1, 2, 4, ... partial ones.
+#[repr(C)]
+pub(crate) struct Chain {
+    count: u64,
+    levels: [u64; Chain::LEVELS],
+}
+
+impl Chain {
+    const LEVELS: usize = 48;
+
+    pub(crate) fn reset(&mut self) {
+        self.count = 0;
+    }
+
+    pub(crate) fn push(&mut self, op: ReduceOp, ty: Type, mut value: u64) {
+        let mut level = 0;
+        while self.count >> level & 1 != 0 {
+            value = join(op, ty, self.levels[level], value);
+            level += 1;
+        }
+        self.levels[level] = value;
+        self.count += 1;
+    }
+
+    pub(crate) fn result(&self, op: ReduceOp, ty: Type) -> u64 {
+        let mut result = None;
+        for level in 0..Chain::LEVELS {
+            if self.count >> level & 1 != 0 {
+                let earlier = self.levels[level];
+                result = Some(result.map_or(earlier, |later| join(op, ty, earlier, later)));
+            }
+        }
+        result.unwrap_or_else(|| neutral(op, ty))
+    }
+}
+
+fn neutral(op: ReduceOp, ty: Type) -> u64 {
+    let mut value = 0u64;
+    // SAFETY: a number of any type fits into eight bytes.
+    unsafe { ops::neutral(op, ty, (&raw mut value).cast(), 1) };
+    value
+}
+
+fn join(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
+    let mut value = a;
+    // SAFETY: a number of any type fits into eight bytes.
+    unsafe { ops::accumulate(Isa::PORTABLE, op, ty, (&raw const b).cast(), (&raw mut value).cast(), 1) };
+    value
+}
+
+/// What a tape runs on, in one worker.
+pub(crate) struct Site<'a> {
+    pub(crate) tape: &'a Tape,
+    pub(crate) bases: &'a [*mut u8],
+    pub(crate) scalars: RunScalars,
+    pub(crate) frame: *mut u8,
+    /// First value of the finished block of a matrix product.
+    pub(crate) product: *const u8,
+}
+
+impl Site<'_> {
+    /// Runs operations over the indices (`outside`, `start..start + n`).
+    ///
+    /// # Safety
+    /// `frame` has the tape's size and alignment and belongs to this worker alone; `bases` are those of
+    /// [`crate::NestKernel::run`], with its contract; the indices lie in the space and `n` is at most the tape's tile;
+    /// operations that these need have run.
+    pub(crate) unsafe fn run(&self, list: &[Op], outside: usize, start: usize, n: usize) {
+        let isa = self.tape.isa;
+        let count = n;
+        for op in list {
+            let n = if op.one { 1 } else { count };
+            // SAFETY: places lie inside the frame (see `Draft::place`); a result shares bytes with no operand.
+            let (d, a, b, c) = unsafe {
+                let at = |place: Place| self.frame.add(place as usize);
+                (at(op.d), at(op.a[0]), at(op.a[1]), at(op.a[2]))
+            };
+            // SAFETY: registers hold `n` values of the operation's types, as the tape was compiled; accesses stay
+            // inside their buffers by the caller's contract.
+            unsafe {
+                match op.kind {
+                    Kind::Const(bits) => *d.cast::<u64>() = bits,
+                    Kind::Run(RunScalar::Seed) => *d.cast::<u64>() = self.scalars.seed,
+                    Kind::Run(RunScalar::TrainStep) => *d.cast::<u64>() = self.scalars.train_step,
+                    Kind::Coordinate { along: false, after, dim } => {
+                        *d.cast::<i64>() = (outside / after % dim) as i64;
+                    }
+                    Kind::Coordinate { along: true, after, dim } => {
+                        coordinates(start, after, dim, ops::values_mut::<i64>(d, n));
+                    }
+                    Kind::Load(slot) => {
+                        let base = self.bases[usize::from(slot)];
+                        self.tape.loads[usize::from(slot)].load(isa, base, outside, start, d, n);
+                    }
+                    Kind::Product(ty) => std::ptr::copy_nonoverlapping(self.product, d, n * width(ty)),
+                    Kind::LoadAt(slot) => {
+                        let base = self.bases[usize::from(slot)];
+                        self.tape.loads[usize::from(slot)].load_at(isa, base, a, d, n);
+                    }
+                    Kind::Unary(op, ty) => ops::unary(isa, op, ty, a, d, n),
+                    Kind::Binary(op, ty) => ops::binary(isa, op, ty, a, b, d, n),
+                    Kind::Compare(op, ty) => ops::compare(isa, op, ty, a, b, d, n),
+                    Kind::Select(ty) => ops::select(isa, width(ty), a, b, c, d, n),
+                    Kind::Convert(from, to) => ops::convert(isa, from, to, a, d, n),
+                    Kind::Guard(inst) => {
+                        self.guard(inst, outside, start, ops::values(a, n), ops::values(b, n), d);
+                    }
+                    Kind::Random => ops::random(isa, a, b, c, d, n),
+                    Kind::Splat(ty) => ops::splat(width(ty), a, d, n),
+                    Kind::Store(slot) => {
+                        let base = self.bases[self.tape.loads.len() + usize::from(slot)];
+                        self.tape.stores[usize::from(slot)].store(isa, base, outside, start, a, n);
+                    }
+                    Kind::Fold(op, ty) => {
+                        let mut partial = 0u64;
+                        ops::fold(isa, op, ty, a, (&raw mut partial).cast(), n);
+                        (*d.cast::<Chain>()).push(op, ty, partial);
+                    }
+                    Kind::Accumulate(op, ty) => ops::accumulate(isa, op, ty, a, d, n),
+                }
+            }
+        }
+    }
+
+    /// Records the first failing index, and lets only good ones through.
+    ///
+    /// # Safety
+    /// As [`Site::run`]; `d` is a register of as many values as `index` has.
+    unsafe fn guard(
+        &self,
+        inst: u16,
+        outside: usize,
+        start: usize,
+        index: &[i64],
+        bound: &[i64],
+        d: *mut u8,
+    ) {
+        // SAFETY: the caller's contract.
+        let d = unsafe { ops::values_mut::<i64>(d, index.len()) };
+        for (i, ((d, &index), &bound)) in d.iter_mut().zip(index).zip(bound).enumerate() {
+            if index >= 0 && index < bound {
+                *d = index;
+                continue;
+            }
+            *d = 0;
+            let place = &self.tape.index;
+            let linear = (place.outside.offset(outside) + place.along.offset(start + i)) as u64;
+            let failure = Failure { linear, inst: u64::from(inst), index, bound };
+            // SAFETY: every frame starts with a failure.
+            unsafe {
+                let first = self.frame.cast::<Failure>();
+                if failure < *first {
+                    *first = failure;
+                }
+            }
+        }
+    }
+
+    /// The value at a place of the frame.
+    ///
+    /// # Safety
+    /// `place` is that of a `T`, and no other reference to it lives.
+    pub(crate) unsafe fn at<T>(&self, place: Place) -> *mut T {
+        // SAFETY: places lie inside the frame.
+        unsafe { self.frame.add(place as usize).cast() }
+    }
+}
+
+fn coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
+    let mut coordinate = start / after % dim;
+    let mut left = after - start % after;
+    let mut rest = d;
+    while !rest.is_empty() {
+        if after == 1 {
+            // The last axis: counts up to its end.
+            let (now, later) = rest.split_at_mut((dim - coordinate).min(rest.len()));
+            for (i, d) in now.iter_mut().enumerate() {
+                *d = (coordinate + i) as i64;
+            }
+            coordinate = 0;
+            rest = later;
+        } else {
+            let (now, later) = rest.split_at_mut(left.min(rest.len()));
+            now.fill(coordinate as i64);
+            coordinate = if coordinate + 1 == dim { 0 } else { coordinate + 1 };
+            left = after;
+            rest = later;
+        }
+    }
+}
+
+/// The part of a tape that an operation belongs to, in the order in which they run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Section {
+    Once,
+    Pre(usize),
+    Body(usize),
+    Post,
+}
+
+/// How many bytes a register has.
+#[derive(Clone, Copy)]
+enum Size {
+    /// One value.
+    One,
+    /// A value per index of a tile.
+    Tile(Type),
+    /// A [`Chain`].
+    Chain,
+}
+
+struct Draft<'a> {
+    plan: &'a Plan<'a>,
+    expr: &'a Expr,
+    loads: &'a [Reach],
+    /// Whether body values live on into later stages.
+    fused: bool,
+    /// Of each instruction: whether it changes along the tile, and from outside.
+    varies: Vec<(bool, bool)>,
+    registers: Vec<(Size, Section)>,
+    lists: Vec<(Section, Vec<Op>)>,
+    /// Register of each instruction that is there, and of its copy over a tile.
+    value: Vec<Option<Place>>,
+    splat: Vec<Option<Place>>,
+    totals: Vec<Vec<Total>>,
+    /// Type and register of each reduction's result.
+    reduced: Vec<Option<(Type, Place)>>,
+}
+
+impl Tape {
+    /// Compiles an expression.
+    pub(crate) fn new(plan: &Plan<'_>, isa: Isa) -> Result<Tape, String> {
+        let nest = plan.nest;
+        check(nest, plan.product)?;
+        let reach = |access: &Access| Reach::new(access, &nest.dims, plan.outside, plan.along);
+        let loads = nest.loads.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
+        let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
+        let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
+        let along: usize = plan.along.iter().map(|&axis| nest.dims[axis]).product();
+
+        // Rows that fit are computed once and kept through all stages.
+        if plan.drive == Drive::Row && along <= 4 * MAX_TILE {
+            let draft = Draft::new(plan, &loads, &stores, true)?;
+            let tile = along.next_multiple_of(16).max(16);
+            let tape = draft.place(isa, tile);
+            if tape.frame <= FUSED || along <= MIN_TILE {
+                return Ok(Tape { loads, stores, index, ..tape });
+            }
+        }
+        let draft = Draft::new(plan, &loads, &stores, false)?;
+        // The size of a frame tells how many bytes one index of a tile takes.
+        let per_index = (draft.bytes(2 * MIN_TILE) - draft.bytes(MIN_TILE)).div_ceil(MIN_TILE).max(1);
+        let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
+        let tape = draft.place(isa, tile.min(along.next_multiple_of(16).max(16)));
+        Ok(Tape { loads, stores, index, ..tape })
+    }
+}
+
+impl<'a> Draft<'a> {
+    fn new(
+        plan: &'a Plan<'a>,
+        loads: &'a [Reach],
+        stores: &[Reach],
+        fused: bool,
+    ) -> Result<Draft<'a>, String> {
+        let nest = plan.nest;
+        let expr = &nest.expr;
+        let count = expr.insts().len();
+        let mut draft = Draft {
+            plan,
+            expr,
+            loads,
+            fused,
+            varies: Vec::with_capacity(count),
+            registers: Vec::new(),
+            lists: vec![(Section::Once, Vec::new())],
+            value: vec![None; count],
+            splat: vec![None; count],
+            totals: Vec::new(),
+            reduced: vec![None; nest.reductions.len()],
+        };
+
+        // The stage in which an instruction can run first, and that of each reduction.
+        let mut stages: Vec<usize> = Vec::with_capacity(count);
+        let mut reduction_stage: Vec<Option<usize>> = vec![None; nest.reductions.len()];
+        for (i, &(inst, _)) in expr.insts().iter().enumerate() {
+            let varies = draft.variation(inst);
+            draft.varies.push(varies);
+            let mut stage = inst.operands().map(|reg| stages[usize::from(reg.0)]).max().unwrap_or(0);
+            if let Inst::Reduced(k) = inst {
+                let k = usize::from(k);
+                let before = reduction_stage[k].ok_or_else(|| format!("reduction {k} is used before it is made"))?;
+                stage = before + 1;
+            }
+            stages.push(stage);
+            for (k, reduction) in nest.reductions.iter().enumerate() {
+                if usize::from(reduction.value.0) == i {
+                    reduction_stage[k] = Some(stage);
+                }
+            }
+        }
+        // With equal values there may be several reductions of one register: all are set above.
+        let last = reduction_stage.iter().flatten().map(|stage| stage + 1).max().unwrap_or(0);
+
+        let whole_row: Vec<bool> =
+            stores.iter().map(|store| plan.drive != Drive::Map && draft.stays_in_row(store)).collect();
+        for stage in 0..=last {
+            draft.totals.push(Vec::new());
+            draft.lists.push((Section::Pre(stage), Vec::new()));
+            draft.lists.push((Section::Body(stage), Vec::new()));
+            let mut roots: Vec<Reg> = nest
+                .reductions
+                .iter()
+                .zip(&reduction_stage)
+                .filter(|(_, at)| **at == Some(stage))
+                .map(|(reduction, _)| reduction.value)
+                .collect();
+            if stage == last {
+                roots.extend_from_slice(expr.outputs());
+                // A guard is an effect.
+                let guards = expr.insts().iter().enumerate();
+                roots.extend(
+                    guards
+                        .filter(|(_, entry)| matches!(entry.0, Inst::Guard(..)))
+                        .map(|(i, _)| Reg(i as u16)),
+                );
+            }
+            draft.compute(stage, &roots);
+            for (k, reduction) in nest.reductions.iter().enumerate() {
+                if reduction_stage[k] == Some(stage) {
+                    draft.reduce(stage, k, reduction.op, reduction.value);
+                }
+            }
+            if stage == last {
+                draft.lists.push((Section::Post, Vec::new()));
+                for (slot, &reg) in expr.outputs().iter().enumerate() {
+                    draft.store(stage, slot, &stores[slot], reg, whole_row[slot])?;
+                }
+            }
+            if !fused {
+                draft.forget(Section::Body(stage));
+            }
+        }
+        Ok(draft)
+    }
+
+    fn variation(&self, inst: Inst) -> (bool, bool) {
+        let Plan { nest, drive, along, .. } = *self.plan;
+        match inst {
+            Inst::Load(0) if self.plan.product => (true, true),
+            Inst::Load(slot) => {
+                let reach = &self.loads[usize::from(slot)];
+                (!reach.along.stays(), !reach.outside.stays())
+            }
+            Inst::Coordinate(axis) if nest.dims[usize::from(axis)] == 1 => (false, false),
+            Inst::Coordinate(axis) => {
+                let along = along.contains(&usize::from(axis));
+                (along, !along)
+            }
+            // A tile runs along the kept axes in `Col`; in `Row` there is one value for each outer index.
+            Inst::Reduced(_) => (drive == Drive::Col, drive != Drive::Col),
+            other => other.operands().fold((false, false), |(along, outside), reg| {
+                let varies = self.varies[usize::from(reg.0)];
+                (along | varies.0, outside | varies.1)
+            }),
+        }
+    }
+
+    /// Whether a store's element is the same along all reduced axes.
+    fn stays_in_row(&self, store: &Reach) -> bool {
+        match self.plan.drive {
+            Drive::Map => false,
+            Drive::Row => store.along.stays(),
+            Drive::Col => store.outside.stays(),
+        }
+    }
+
+    /// The section that an instruction belongs to when it is first needed in `stage`.
+    fn section(&self, inst: usize, stage: usize) -> Section {
+        match (self.plan.drive, self.varies[inst]) {
+            (_, (false, false)) => Section::Once,
+            (Drive::Row, (false, true)) | (Drive::Col, (true, false)) => Section::Pre(stage),
+            _ => Section::Body(stage),
+        }
+    }
+
+    fn list(&mut self, section: Section) -> &mut Vec<Op> {
+        let found = self.lists.iter_mut().find(|(at, _)| *at == section);
+        &mut found.expect("sections are made with their stage").1
+    }
+
+    fn register(&mut self, size: Size, section: Section) -> Place {
+        self.registers.push((size, section));
+        (self.registers.len() - 1) as Place
+    }
+
+    fn push(&mut self, section: Section, kind: Kind, one: bool, ty: Type, a: [Place; 3]) -> Place {
+        let d = self.register(if one { Size::One } else { Size::Tile(ty) }, section);
+        self.list(section).push(Op { kind, one, d, a });
+        d
+    }
+
+    /// Emits what `roots` need and is not there yet.
+    fn compute(&mut self, stage: usize, roots: &[Reg]) {
+        let mut needed = vec![false; self.expr.insts().len()];
+        for root in roots {
+            needed[usize::from(root.0)] = true;
+        }
+        for (i, (inst, _)) in self.expr.insts().iter().enumerate().rev() {
+            if needed[i] && self.value[i].is_none() {
+                for operand in inst.operands() {
+                    needed[usize::from(operand.0)] = true;
+                }
+            }
+        }
+        for (i, &(inst, ty)) in self.expr.insts().iter().enumerate() {
+            if needed[i] && self.value[i].is_none() {
+                let section = self.section(i, stage);
+                let value = self.emit(i, inst, ty, section, stage);
+                self.value[i] = Some(value);
+            }
+        }
+    }
+
+    /// Emits one instruction whose operands are there.
+    fn emit(&mut self, i: usize, inst: Inst, ty: Type, section: Section, stage: usize) -> Place {
+        let one = !self.varies[i].0;
+        let mut a = [0; 3];
+        for (a, reg) in a.iter_mut().zip(inst.operands()) {
+            *a = self.operand(reg, one, stage);
+        }
+        let of = |reg: Reg| self.expr.ty(reg);
+        let (kind, made) = match inst {
+            Inst::Const(value) => (Kind::Const(value.convert(ty).bits()), ty),
+            Inst::Run(scalar) => (Kind::Run(scalar), Type::U64),
+            Inst::Coordinate(axis) => {
+                let axis = usize::from(axis);
+                let along = self.plan.along.contains(&axis);
+                let axes = if along { self.plan.along } else { self.plan.outside };
+                let after = axes.iter().skip_while(|&&other| other != axis).skip(1);
+                let after = after.map(|&other| self.plan.nest.dims[other]).product();
+                // Of one index it is zero; an axis without indices is never asked.
+                let dim = self.plan.nest.dims[axis].max(1);
+                let along = along && !one;
+                let (after, dim) = if dim == 1 { (1, 1) } else { (after, dim) };
+                (Kind::Coordinate { along, after: usize::max(after, 1), dim }, Type::I64)
+            }
+            Inst::Load(0) if self.plan.product => {
+                let stored = Type::of(self.plan.nest.loads[0].dtype);
+                (Kind::Product(stored), stored)
+            }
+            Inst::Load(slot) => (Kind::Load(slot), Type::of(self.loads[usize::from(slot)].dtype)),
+            Inst::LoadAt(slot, _) => (Kind::LoadAt(slot), Type::of(self.loads[usize::from(slot)].dtype)),
+            Inst::Reduced(k) => {
+                let (made, place) = self.reduced[usize::from(k)].expect("reduced in an earlier stage");
+                if made == ty {
+                    return place;
+                }
+                a[0] = place;
+                (Kind::Convert(made, ty), ty)
+            }
+            Inst::Unary(op, _) => (Kind::Unary(op, ty), ty),
+            Inst::Binary(op, ..) => (Kind::Binary(op, ty), ty),
+            Inst::Compare(op, x, _) => (Kind::Compare(op, of(x)), Type::Bool),
+            Inst::Select(..) => (Kind::Select(ty), ty),
+            Inst::Convert(x) if of(x) == ty => return a[0],
+            Inst::Convert(x) => (Kind::Convert(of(x), ty), ty),
+            Inst::Guard(..) => (Kind::Guard(i as u16), Type::I64),
+            Inst::Random(..) => (Kind::Random, Type::U32),
+        };
+        let place = self.push(section, kind, one, made, a);
+        if made == ty { place } else { self.push(section, Kind::Convert(made, ty), one, ty, [place, 0, 0]) }
+    }
+
+    /// The register of a value that is there: as one value, or over the tile.
+    fn operand(&mut self, reg: Reg, one: bool, stage: usize) -> Place {
+        let i = usize::from(reg.0);
+        let value = self.value[i].expect("operands come before users");
+        if one || self.varies[i].0 {
+            return value;
+        }
+        if let Some(splat) = self.splat[i] {
+            return splat;
+        }
+        let section = self.section(i, stage);
+        let ty = self.expr.ty(reg);
+        let splat = self.push(section, Kind::Splat(ty), false, ty, [value, 0, 0]);
+        self.splat[i] = Some(splat);
+        splat
+    }
+
+    fn reduce(&mut self, stage: usize, k: usize, op: ReduceOp, value: Reg) {
+        let ty = self.expr.ty(value);
+        let a = self.operand(value, false, stage);
+        let (kind, state, result) = match self.plan.drive {
+            Drive::Col => (Kind::Accumulate(op, ty), Size::Tile(ty), Size::Tile(ty)),
+            _ => (Kind::Fold(op, ty), Size::Chain, Size::One),
+        };
+        // They live as long as the whole tape.
+        let state = self.register(state, Section::Once);
+        let result = self.register(result, Section::Once);
+        self.list(Section::Body(stage)).push(Op { kind, one: false, d: state, a: [a, 0, 0] });
+        self.totals[stage].push(Total { op, ty, k, state, result });
+        self.reduced[k] = Some((ty, result));
+    }
+
+    fn store(
+        &mut self,
+        stage: usize,
+        slot: usize,
+        store: &Reach,
+        reg: Reg,
+        whole_row: bool,
+    ) -> Result<(), String> {
+        let (along, outside) = self.varies[usize::from(reg.0)];
+        let section = if whole_row { Section::Post } else { Section::Body(stage) };
+        let one = whole_row && self.plan.drive == Drive::Row;
+        if whole_row && (if one { along } else { outside }) {
+            return Err(format!("store {slot} has one element per row, but its value changes along the row"));
+        }
+        let mut a = self.operand(reg, one, stage);
+        let (ty, stored) = (self.expr.ty(reg), Type::of(store.dtype));
+        if ty != stored {
+            a = self.push(section, Kind::Convert(ty, stored), one, stored, [a, 0, 0]);
+        }
+        // A store makes nothing; its result register is never written.
+        self.list(section).push(Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0] });
+        Ok(())
+    }
+
+    /// Drops the values that were made in a section.
+    fn forget(&mut self, section: Section) {
+        for place in self.value.iter_mut().chain(&mut self.splat) {
+            if place.is_some_and(|place| self.registers[place as usize].1 == section) {
+                *place = None;
+            }
+        }
+    }
+
+    /// The lifetimes of tile registers: (register, first and last position).
+    fn lifetimes(&self) -> Vec<(usize, usize, usize)> {
+        const FOREVER: usize = usize::MAX;
+        let mut first = vec![None; self.registers.len()];
+        let mut last = vec![0; self.registers.len()];
+        let mut position = 0;
+        for (section, list) in &self.lists {
+            let end = position + list.len();
+            for op in list {
+                position += 1;
+                first[op.d as usize].get_or_insert(position);
+                for place in op.a.into_iter().chain([op.d]) {
+                    let place = place as usize;
+                    // What comes from outside a loop must live until the loop ends.
+                    let looped = matches!(section, Section::Body(_)) && self.registers[place].1 != *section;
+                    last[place] = last[place].max(if looped { end } else { position });
+                }
+            }
+        }
+        let tiles = self.registers.iter().enumerate().filter(|(_, (size, _))| matches!(size, Size::Tile(_)));
+        tiles
+            .map(|(i, (_, section))| match section {
+                // Made once for many passes through the rest.
+                Section::Once => (i, 0, FOREVER),
+                _ => (i, first[i].unwrap_or(0), last[i]),
+            })
+            .collect()
+    }
+
+    /// Which slot each tile register gets, and how many slots there are.
+    fn slots(&self) -> (Vec<usize>, usize) {
+        let mut lifetimes = self.lifetimes();
+        lifetimes.sort_by_key(|&(register, first, _)| (first, register));
+        let mut slots = vec![0; self.registers.len()];
+        let mut free_from: Vec<usize> = Vec::new();
+        for (register, first, last) in lifetimes {
+            // Strictly before: a result never takes the register of an operand that ends with it.
+            let slot = free_from.iter().position(|&end| end < first).unwrap_or_else(|| {
+                free_from.push(0);
+                free_from.len() - 1
+            });
+            free_from[slot] = last;
+            slots[register] = slot;
+        }
+        (slots, free_from.len())
+    }
+
+    /// Bytes of one slot.
+    fn slot_bytes(&self, tile: usize) -> usize {
+        let widths = self.registers.iter().map(|(size, _)| match size {
+            Size::Tile(ty) => width(*ty),
+            _ => 0,
+        });
+        // Slots a multiple of 4096 bytes apart would look alike to the store buffer.
+        (tile * widths.max().unwrap_or(0)).next_multiple_of(ALIGN) + ALIGN
+    }
+
+    fn fixed_bytes(&self) -> usize {
+        let sizes = self.registers.iter().map(|(size, _)| match size {
+            Size::One => 8,
+            Size::Tile(_) => 0,
+            Size::Chain => size_of::<Chain>(),
+        });
+        (size_of::<Failure>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
+    }
+
+    fn bytes(&self, tile: usize) -> usize {
+        self.fixed_bytes() + self.slots().1 * self.slot_bytes(tile)
+    }
+
+    /// Gives every register its bytes. The accesses are left out.
+    fn place(self, isa: Isa, tile: usize) -> Tape {
+        let frame = self.bytes(tile);
+        let (slots, _) = self.slots();
+        let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
+        let mut fixed = size_of::<Failure>();
+        let places: Vec<Place> = self
+            .registers
+            .iter()
+            .zip(&slots)
+            .map(|((size, _), &slot)| {
+                let place = match size {
+                    Size::Tile(_) => tiles + slot * slot_bytes,
+                    Size::One => {
+                        fixed += 8;
+                        fixed - 8
+                    }
+                    Size::Chain => {
+                        fixed += size_of::<Chain>();
+                        fixed - size_of::<Chain>()
+                    }
+                };
+                place as Place
+            })
+            .collect();
+        let place = |place: Place| places.get(place as usize).copied().unwrap_or(0);
+        let mut tape = Tape {
+            isa,
+            loads: Vec::new(),
+            stores: Vec::new(),
+            index: Reach::new(&Access::contiguous(DType::U8, &[]), &[], &[], &[]).expect("no axes"),
+            once: Vec::new(),
+            stages: vec![Stage::default(); self.totals.len()],
+            post: Vec::new(),
+            tile,
+            frame,
+            can_fail: self.expr.can_fail(),
+            cost: 0,
+        };
+        for (section, mut list) in self.lists {
+            for op in &mut list {
+                op.d = place(op.d);
+                op.a = op.a.map(place);
+                if matches!(section, Section::Body(_)) && !op.one {
+                    tape.cost += op.kind.cost();
+                }
+            }
+            match section {
+                Section::Once => tape.once = list,
+                Section::Pre(stage) => tape.stages[stage].pre = list,
+                Section::Body(stage) => tape.stages[stage].body = list,
+                Section::Post => tape.post = list,
+            }
+        }
+        for (stage, totals) in tape.stages.iter_mut().zip(self.totals) {
+            stage.totals = totals
+                .into_iter()
+                .map(|total| Total { state: place(total.state), result: place(total.result), ..total })
+                .collect();
+        }
+        tape.cost = tape.cost.max(1);
+        tape
+    }
+}
+
+impl Kind {
+    /// Rough work per element, in additions.
+    fn cost(self) -> usize {
+        match self {
+            Kind::Unary(
+                UnaryOp::Exp
+                | UnaryOp::Log
+                | UnaryOp::Erf
+                | UnaryOp::Tanh
+                | UnaryOp::Sigmoid
+                | UnaryOp::Sqrt,
+                ty,
+            ) => {
+                if ty == Type::F32 { 8 } else { 64 }
+            }
+            Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => 32,
+            Kind::Random => 16,
+            Kind::Binary(BinaryOp::Div, _) | Kind::LoadAt(_) | Kind::Guard(_) => 4,
+            _ => 1,
+        }
+    }
+}
+
+/// Whether the expression is well typed and the nest can be run without reading or writing out of bounds.
+fn check(nest: &Nest, product: bool) -> Result<(), String> {
+    if let Some(fault) = nest.fault() {
+        return Err(fault);
+    }
+    let expr = &nest.expr;
+    let insts = expr.insts();
+    for (i, &(inst, ty)) in insts.iter().enumerate() {
+        let wrong = |what: &str| Err(format!("instruction {i} ({inst:?} as {ty:?}): {what}"));
+        if inst.operands().any(|reg| usize::from(reg.0) >= i) {
+            return wrong("an operand that comes later");
+        }
+        let of = |reg: Reg| expr.ty(reg);
+        match inst {
+            Inst::Load(slot) | Inst::LoadAt(slot, _) if usize::from(slot) >= nest.loads.len() => {
+                return wrong("no such load");
+            }
+            Inst::LoadAt(0, _) if product => return wrong("a product cannot be indexed"),
+            Inst::LoadAt(_, index) if of(index) != Type::I64 => return wrong("the index is not i64"),
+            Inst::Coordinate(axis) if usize::from(axis) >= nest.dims.len() => return wrong("no such axis"),
+            Inst::Coordinate(_) | Inst::Guard(..) if ty != Type::I64 => return wrong("the result is i64"),
+            Inst::Run(_) if ty != Type::U64 => return wrong("the result is u64"),
+            Inst::Compare(..) if ty != Type::Bool => return wrong("the result is truth"),
+            Inst::Random(..) if ty != Type::U32 => return wrong("the result is u32"),
+            Inst::Reduced(k) if usize::from(k) >= nest.reductions.len() => return wrong("no such reduction"),
+            Inst::Unary(_, a) if of(a) != ty => return wrong("the operand has another type"),
+            Inst::Unary(op, _) => {
+                let fits = match op {
+                    UnaryOp::Not => ty == Type::Bool,
+                    UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
+                    _ => ty.is_float(),
+                };
+                if !fits {
+                    return wrong("not defined for the type");
+                }
+            }
+            Inst::Binary(_, a, b) if of(a) != ty || of(b) != ty => {
+                return wrong("an operand has another type");
+            }
+            Inst::Binary(op, ..) => {
+                let logic = matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
+                if logic != (ty == Type::Bool) {
+                    return wrong("not defined for the type");
+                }
+            }
+            Inst::Compare(_, a, b) if of(a) != of(b) => return wrong("operands of two types"),
+            Inst::Select(c, a, b) if of(c) != Type::Bool || of(a) != ty || of(b) != ty => {
+                return wrong("an operand has another type");
+            }
+            Inst::Guard(a, b) if of(a) != Type::I64 || of(b) != Type::I64 => {
+                return wrong("an operand is not i64");
+            }
+            Inst::Random(a, b, c) if [a, b, c].iter().any(|&reg| of(reg) != Type::U64) => {
+                return wrong("an operand is not u64");
+            }
+            Inst::Const(value) if matches!(value, Scalar::Bool(_)) != (ty == Type::Bool) => {
+                return wrong("a truth value is not a number");
+            }
+            _ => {}
+        }
+    }
+    if expr.outputs().iter().chain(nest.reductions.iter().map(|r| &r.value)).any(|reg| usize::from(reg.0) >= insts.len())
+    {
+        return Err("a result that is not computed".to_owned());
+    }
+    for (k, reduction) in nest.reductions.iter().enumerate() {
+        if expr.ty(reduction.value) == Type::Bool {
+            return Err(format!("reduction {k} is of truth values"));
+        }
+        let needed = expr.needed_by(&[reduction.value]);
+        let later = |inst: Inst| matches!(inst, Inst::Reduced(other) if usize::from(other) >= k);
+        if insts.iter().zip(&needed).any(|(&(inst, _), &needed)| needed && later(inst)) {
+            return Err(format!("reduction {k} needs a later one"));
+        }
+    }
+    if nest.inner == 0 && !nest.reductions.is_empty() {
+        return Err("reductions over no axis".to_owned());
+    }
+    for (i, store) in nest.stores.iter().enumerate() {
+        let kept = nest.dims.len() - nest.inner;
+        if store.strides[..kept].iter().zip(&nest.dims).any(|(&stride, &dim)| stride == 0 && dim > 1) {
+            return Err(format!("store {i} puts many results into one element"));
+        }
+    }
+    Ok(())
+}

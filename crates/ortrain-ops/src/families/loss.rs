@@ -1,0 +1,905 @@
+//! The cross-entropy of scores and class labels, and its gradient.
+//!
+//! Sources: ONNX SoftmaxCrossEntropyLoss-12, 13; `SoftmaxCrossEntropyLossGrad`, `SoftmaxCrossEntropyLossInternal` and
+//! `SoftmaxCrossEntropyLossInternalGrad` of `com.microsoft` (the latter two take `ignore_index` as an input).
+//!
+//! Classes lie along axis 1 of the scores. Each label counts with the weight of its class (1 without weights); one
+//! equal to `ignore_index`, which may lie outside the classes, does not count at all. `mean` divides by the sum of the
+//! weights that count, not by their number: if nothing counts, as in an empty batch, the mean is NaN and the gradient
+//! zero, as in PyTorch. Any other label outside the classes fails the run and nothing is committed. Narrow floats are
+//! computed and summed in float32. Weights get no gradient.
+
+use ortrain_expr::{Access, CompareOp, Reg, ReduceOp, Scalar, Strides, Type, UnaryOp};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_program::BufferId;
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::{Lower, NestBuilder, around};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// What becomes of the losses of the samples.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reduction {
+    None,
+    Sum,
+    Mean,
+}
+
+impl Reduction {
+    fn read(attrs: &Attrs) -> Result<Reduction, OpError> {
+        match attrs.string("reduction")?.unwrap_or("mean") {
+            "none" => Ok(Reduction::None),
+            "sum" => Ok(Reduction::Sum),
+            "mean" => Ok(Reduction::Mean),
+            other => Err(OpError::invalid(format!(
+                "reduction is {other:?}; \"none\", \"sum\" and \"mean\" are defined"
+            ))),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Reduction::None => "none",
+            Reduction::Sum => "sum",
+            Reduction::Mean => "mean",
+        }
+    }
+}
+
+/// The label that does not count.
+#[derive(Clone, Copy)]
+enum Ignore {
+    /// There is none.
+    Nothing,
+    /// This one.
+    Label(i64),
+    /// The one that this input holds, if it is there.
+    Input(usize),
+}
+
+/// What the loss and its gradient share: attributes, and which inputs are labels and weights.
+struct Entropy {
+    reduction: Reduction,
+    ignore: Ignore,
+    /// The type of the loss, or of the gradient of the scores; by default that of the scores.
+    output_type: Option<DType>,
+    /// The input with the scores or their logarithmic softmax, `[N, C, ...]`.
+    scores: usize,
+    /// The input with the labels, `[N, ...]`.
+    labels: usize,
+    /// The input with the weights, `[C]`, if it is there.
+    weights: usize,
+}
+
+/// A label at a point of a nest.
+struct Label {
+    /// The label.
+    value: Reg,
+    /// The label if it counts, else 0.
+    safe: Reg,
+    /// Whether it does not count.
+    ignored: Option<Reg>,
+}
+
+impl Label {
+    /// `value`, or 0 where the label does not count.
+    fn counted(&self, nest: &mut NestBuilder, value: Reg) -> Reg {
+        let Some(ignored) = self.ignored else { return value };
+        let zero = nest.b.constant(nest.b.ty(value), 0.0);
+        nest.b.select(ignored, zero, value)
+    }
+}
+
+impl Entropy {
+    fn read(graph: &Graph, node: &Node, internal: bool, grad: bool) -> Result<Entropy, OpError> {
+        let attrs = &node.attrs;
+        let first = usize::from(grad);
+        let ignore = match attrs.int("ignore_index")? {
+            _ if internal => {
+                let input = node.inputs.get(first + 3).copied().flatten();
+                let constant = input.and_then(|id| graph.value(id).constant.as_ref()).and_then(Tensor::to_i64);
+                match constant.as_deref() {
+                    Some(&[label]) => Ignore::Label(label),
+                    _ => Ignore::Input(first + 3),
+                }
+            }
+            Some(label) => Ignore::Label(label),
+            None => Ignore::Nothing,
+        };
+        let output_type = match attrs.int("output_type")?.filter(|_| internal) {
+            None | Some(0) => None,
+            Some(number) => {
+                let dtype = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
+                Some(dtype.ok_or_else(|| OpError::invalid(format!("output_type {number} is no float type")))?)
+            }
+        };
+        Ok(Entropy {
+            reduction: Reduction::read(attrs)?,
+            ignore,
+            output_type,
+            scores: first,
+            labels: first + 1,
+            weights: first + 2,
+        })
+    }
+
+    /// Checks types and shapes of scores, labels and weights. Returns the scores' type and the shape of one loss per
+    /// sample.
+    fn check(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
+        let dtype = cx.dtype_where(self.scores, "a float type", DType::is_float)?;
+        cx.dtype_where(self.labels, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        if cx.has(self.weights) {
+            cx.dtype_where(self.weights, "a float type", DType::is_float)?;
+        }
+        if let Ignore::Input(k) = self.ignore
+            && cx.has(k)
+        {
+            cx.dtype_where(k, "int64", DType::is_integer)?;
+            check_one(cx, k)?;
+        }
+        let labels = cx.shape(self.labels).cloned();
+        let Some(scores) = cx.shape(self.scores) else { return Ok((dtype, labels)) };
+        if scores.rank() < 2 {
+            return Err(OpError::invalid(format!(
+                "scores of shape {scores}: they need an axis of samples and one of classes"
+            )));
+        }
+        if scores[1] == Dim::Known(0) {
+            return Err(OpError::invalid(format!("scores of shape {scores}: there are no classes on axis 1")));
+        }
+        if let Some(weights) = cx.shape(self.weights)
+            && (weights.rank() != 1 || differ(&weights[0], &scores[1]))
+        {
+            return Err(OpError::invalid(format!("weights of shape {weights} for scores of shape {scores}")));
+        }
+        let mut samples: Shape = scores.clone();
+        samples.0.remove(1);
+        if let Some(labels) = labels {
+            if labels.rank() != samples.rank() || labels.iter().zip(samples.iter()).any(|(a, b)| differ(a, b)) {
+                return Err(OpError::invalid(format!(
+                    "labels of shape {labels} for scores of shape {scores}: {samples} is needed"
+                )));
+            }
+            let known = |(a, b): (&Dim, &Dim)| if a.known().is_some() { a.clone() } else { b.clone() };
+            samples = labels.iter().zip(samples.iter()).map(known).collect();
+        }
+        Ok((dtype, Some(samples)))
+    }
+
+    /// Whether labels may count differently from each other.
+    fn is_weighted(&self, cx: &Lower<'_>) -> bool {
+        cx.has(self.weights)
+            || match self.ignore {
+                Ignore::Nothing => false,
+                Ignore::Label(_) => true,
+                Ignore::Input(k) => cx.has(k),
+            }
+    }
+
+    /// The label at a point of a nest.
+    fn label(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, strides: &[isize]) -> Label {
+        let buffer = cx.input(self.labels);
+        let loaded = nest.load_strided(cx, buffer, 0, strides);
+        let value = nest.b.convert(loaded, Type::I64);
+        let ignore = match self.ignore {
+            Ignore::Label(label) => Some(nest.b.int(label)),
+            Ignore::Input(k) if cx.has(k) => {
+                let buffer = cx.input(k);
+                let loaded = nest.load_strided(cx, buffer, 0, &vec![0; strides.len()]);
+                Some(nest.b.convert(loaded, Type::I64))
+            }
+            Ignore::Nothing | Ignore::Input(_) => None,
+        };
+        let ignored = ignore.map(|ignore| nest.b.compare(CompareOp::Eq, value, ignore));
+        let zero = nest.b.int(0);
+        let safe = ignored.map_or(value, |ignored| nest.b.select(ignored, zero, value));
+        Label { value, safe, ignored }
+    }
+
+    /// The weight of a label, 0 if it does not count.
+    fn weight(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, label: &Label, ty: Type) -> Reg {
+        let weight = if cx.has(self.weights) {
+            let buffer = cx.input(self.weights);
+            let stored = cx.buffer_dtype(buffer);
+            let slot = table(cx, nest, buffer);
+            let loaded = nest.b.load_at(slot, label.safe, Type::of(stored));
+            nest.b.convert(loaded, ty)
+        } else {
+            nest.b.constant(ty, 1.0)
+        };
+        label.counted(nest, weight)
+    }
+
+    /// Makes the run fail if a label that counts is none of the classes.
+    fn guard(&self, cx: &mut Lower<'_>, classes: usize) -> Result<(), OpError> {
+        let samples: usize = cx.dims(self.labels).iter().product();
+        let mut nest = cx.nest(&[samples], 0);
+        let label = self.label(cx, &mut nest, &[1]);
+        nest.b.guard(label.safe, classes as i64);
+        cx.step(nest.map())
+    }
+}
+
+/// A buffer to be read by computed index.
+fn table(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId) -> usize {
+    let strides: Strides = nest.dims().iter().map(|_| 0).collect();
+    let access = Access { dtype: cx.buffer_dtype(buffer), offset: 0, strides, len: cx.buffer_len(buffer) };
+    nest.slot(buffer, access)
+}
+
+/// Whether two sizes are certainly not the same.
+fn differ(a: &Dim, b: &Dim) -> bool {
+    matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b)
+}
+
+/// Checks that input `k` has one element, as far as that is known.
+fn check_one(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
+    match cx.shape(k) {
+        Some(shape) if shape.concrete().is_some_and(|dims| dims.iter().product::<usize>() != 1) => {
+            Err(OpError::invalid(format!("input {k} has shape {shape}, one element is needed")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The type that losses of scores of a type are computed and summed in.
+fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// `-log(softmax(scores)[label])`, times the weight of the label.
+struct Loss {
+    entropy: Entropy,
+    internal: bool,
+}
+
+impl Op for Loss {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, if self.internal { 4 } else { 3 }, 2)?;
+        let (dtype, samples) = self.entropy.check(cx)?;
+        let loss = match self.entropy.reduction {
+            Reduction::None => samples,
+            Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
+        };
+        cx.output(0, self.entropy.output_type.unwrap_or(dtype), loss);
+        cx.output(1, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let (of_loss, of_log_prob) = (cx.output_grad(0), cx.output_grad(1));
+        if !cx.wants(0) {
+            return Ok(());
+        }
+        let log_prob = cx.output(1, "log_prob");
+        let mut gradient = None;
+        if let Some(g) = of_loss {
+            let mut attrs = Attrs::new().with("reduction", self.entropy.reduction.name());
+            let mut inputs = vec![Some(g), Some(log_prob), Some(cx.input(1)?)];
+            let name = if self.internal {
+                inputs.extend([cx.optional_input(2), cx.optional_input(3)]);
+                "SoftmaxCrossEntropyLossInternalGrad"
+            } else {
+                if let Ignore::Label(label) = self.entropy.ignore {
+                    attrs = attrs.with("ignore_index", label);
+                }
+                inputs.push(cx.optional_input(2));
+                "SoftmaxCrossEntropyLossGrad"
+            };
+            while inputs.last() == Some(&None) {
+                inputs.pop();
+            }
+            gradient = Some(cx.add_node("com.microsoft", name, &inputs, 1, attrs)[0]);
+        }
+        if let Some(g) = of_log_prob {
+            let attrs = Attrs::new().with("axis", 1i64);
+            let part = cx.add_in("com.microsoft", "LogSoftmaxGrad_13", &[g, log_prob], attrs);
+            gradient = Some(match gradient {
+                Some(other) => cx.add("Add", &[other, part], Attrs::new()),
+                None => part,
+            });
+        }
+        if let Some(gradient) = gradient {
+            cx.give(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let entropy = &self.entropy;
+        let dtype = cx.dtype(0);
+        let (batch, classes, places) = around(&cx.dims(0), 1);
+        let samples = batch * places;
+        entropy.guard(cx, classes)?;
+
+        // One loss per sample, and the logarithmic softmax.
+        let losses = cx.wants(0).then(|| match entropy.reduction {
+            Reduction::None => cx.output(0),
+            Reduction::Sum | Reduction::Mean => cx.temp("losses", wide(dtype), samples),
+        });
+        let mut nest = cx.nest(&[batch, places, classes], 1);
+        let along: Strides = [(classes * places) as isize, 1, places as isize].into_iter().collect();
+        let scores = cx.input(0);
+        let x = nest.load_strided(cx, scores, 0, &along);
+        let largest = nest.reduce(ReduceOp::Max, x);
+        let shifted = nest.b.sub(x, largest);
+        let power = nest.b.unary(UnaryOp::Exp, shifted);
+        let sum = nest.reduce(ReduceOp::Sum, power);
+        let log_sum = nest.b.unary(UnaryOp::Log, sum);
+        if cx.wants(1) {
+            let log_prob = nest.b.sub(shifted, log_sum);
+            let output = cx.output(1);
+            nest.store_strided(cx, output, 0, along, log_prob);
+        }
+        if let Some(losses) = losses {
+            let label = entropy.label(cx, &mut nest, &[places as isize, 1, 0]);
+            let slot = table(cx, &mut nest, scores);
+            let index = element_of(&mut nest, (classes, places), label.safe);
+            let ty = nest.b.ty(x);
+            let score = nest.b.load_at(slot, index, ty);
+            let shifted = nest.b.sub(score, largest);
+            // The same order of operations as in the logarithmic softmax, so both agree to the bit.
+            let log_prob = nest.b.sub(shifted, log_sum);
+            let weight = entropy.weight(cx, &mut nest, &label, ty);
+            let loss = nest.b.mul(log_prob, weight);
+            let loss = nest.b.unary(UnaryOp::Neg, loss);
+            let loss = label.counted(&mut nest, loss);
+            nest.store_outer(cx, losses, loss);
+        }
+        cx.step(nest.reduction())?;
+
+        let (Some(losses), false) = (losses, entropy.reduction == Reduction::None) else { return Ok(()) };
+        let mut nest = cx.nest(&[samples], 1);
+        let loss = nest.load_strided(cx, losses, 0, &[1]);
+        let mut total = nest.reduce(ReduceOp::Sum, loss);
+        if entropy.reduction == Reduction::Mean {
+            let ty = nest.b.ty(total);
+            let count = counted(entropy, cx, &mut nest, samples, ty);
+            total = nest.b.div(total, count);
+        }
+        let output = cx.output(0);
+        nest.store_outer(cx, output, total);
+        cx.step(nest.reduction())
+    }
+}
+
+/// The position of the element of a class among scores `[batch, classes, places]`, in a nest whose first two axes are
+/// batch and places.
+fn element_of(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
+    let (sample, place) = (nest.b.coordinate(0), nest.b.coordinate(1));
+    let (classes, places) = (nest.b.int(classes as i64), nest.b.int(places as i64));
+    let first = nest.b.mul(sample, classes);
+    let row = nest.b.add(first, class);
+    let start = nest.b.mul(row, places);
+    nest.b.add(start, place)
+}
+
+/// The sum of the weights of all labels, in a nest that reduces over the samples.
+fn counted(entropy: &Entropy, cx: &mut Lower<'_>, nest: &mut NestBuilder, samples: usize, ty: Type) -> Reg {
+    if !entropy.is_weighted(cx) {
+        return nest.b.constant(ty, samples as f64);
+    }
+    let label = entropy.label(cx, nest, &[1]);
+    let weight = entropy.weight(cx, nest, &label, ty);
+    nest.reduce(ReduceOp::Sum, weight)
+}
+
+/// The gradient of the scores: inputs are the gradient of the loss, the logarithmic softmax of the scores, labels,
+/// weights, and for the internal one the label to ignore and something to add.
+struct LossGrad {
+    entropy: Entropy,
+    internal: bool,
+}
+
+/// The input that is added to the gradient.
+const BIAS: usize = 5;
+
+impl LossGrad {
+    fn has_bias(&self, has: impl Fn(usize) -> bool) -> bool {
+        self.internal && has(BIAS)
+    }
+}
+
+impl Op for LossGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, if self.internal { 6 } else { 4 }, 1)?;
+        let (dtype, samples) = self.entropy.check(cx)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        match (self.entropy.reduction, cx.shape(0), &samples) {
+            (Reduction::None, Some(g), Some(samples)) => {
+                if g.rank() != samples.rank() || g.iter().zip(samples.iter()).any(|(a, b)| differ(a, b)) {
+                    let message = format!("a gradient of shape {g} for losses of shape {samples}");
+                    return Err(OpError::invalid(message));
+                }
+            }
+            (Reduction::None, ..) => {}
+            (Reduction::Sum | Reduction::Mean, ..) => check_one(cx, 0)?,
+        }
+        let shape = cx.shape(self.entropy.scores).cloned();
+        if self.has_bias(|k| cx.has(k)) {
+            cx.dtype_where(BIAS, "a float type", DType::is_float)?;
+            if let (Some(bias), Some(shape)) = (cx.shape(BIAS), &shape)
+                && (bias.rank() != shape.rank() || bias.iter().zip(shape.iter()).any(|(a, b)| differ(a, b)))
+            {
+                let message = format!("{bias} to be added to a gradient of shape {shape}");
+                return Err(OpError::invalid(message));
+            }
+        }
+        cx.output(0, self.entropy.output_type.unwrap_or(dtype), shape);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let entropy = &self.entropy;
+        let dtype = wide(cx.dtype(entropy.scores));
+        let ty = Type::of(dtype);
+        let (batch, classes, places) = around(&cx.dims(entropy.scores), 1);
+        let samples = batch * places;
+        entropy.guard(cx, classes)?;
+
+        // For the mean: the gradient of the loss by the sum of the weights, once and not for every element.
+        let incoming = cx.input(0);
+        let scale = if entropy.reduction == Reduction::Mean {
+            let scale = cx.temp("scale", dtype, 1);
+            let weighted = entropy.is_weighted(cx);
+            let mut nest = if weighted { cx.nest(&[samples], 1) } else { cx.nest(&[1], 0) };
+            let count = counted(entropy, cx, &mut nest, samples, ty);
+            let g = nest.load_strided(cx, incoming, 0, &[0]);
+            let g = nest.b.convert(g, ty);
+            let value = nest.b.div(g, count);
+            nest.store_strided(cx, scale, 0, [0].into_iter().collect(), value);
+            cx.step(if weighted { nest.reduction() } else { nest.map() })?;
+            scale
+        } else {
+            incoming
+        };
+
+        let mut nest = cx.nest(&[batch, classes, places], 0);
+        let per_sample = [places as isize, 0, 1];
+        let strides = if entropy.reduction == Reduction::None { per_sample } else { [0; 3] };
+        let g = nest.load_strided(cx, scale, 0, &strides);
+        let g = nest.b.convert(g, ty);
+        let label = entropy.label(cx, &mut nest, &per_sample);
+        let weight = entropy.weight(cx, &mut nest, &label, ty);
+        let factor = nest.b.mul(g, weight);
+
+        let log_prob = cx.input(entropy.scores);
+        let access = Access::contiguous(cx.buffer_dtype(log_prob), nest.dims());
+        let log_prob = nest.load(log_prob, access);
+        let prob = nest.b.unary(UnaryOp::Exp, log_prob);
+        let class = nest.b.coordinate(1);
+        let hit = nest.b.compare(CompareOp::Eq, label.value, class);
+        let one = nest.b.constant(ty, 1.0);
+        let less = nest.b.sub(prob, one);
+        let gap = nest.b.select(hit, less, prob);
+        let product = nest.b.mul(factor, gap);
+        let mut gradient = label.counted(&mut nest, product);
+        if self.has_bias(|k| cx.has(k)) {
+            let bias = cx.input(BIAS);
+            let access = Access::contiguous(cx.buffer_dtype(bias), nest.dims());
+            let bias = nest.load(bias, access);
+            let bias = nest.b.convert(bias, ty);
+            gradient = nest.b.add(gradient, bias);
+        }
+        let output = cx.output(0);
+        nest.store_whole(cx, output, gradient);
+        cx.step(nest.map())
+    }
+}
+
+fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let internal = node.op.contains("Internal");
+    Ok(Box::new(Loss { entropy: Entropy::read(graph, node, internal, false)?, internal }))
+}
+
+fn build_grad(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let internal = node.op.contains("Internal");
+    Ok(Box::new(LossGrad { entropy: Entropy::read(graph, node, internal, true)?, internal }))
+}
+
+/// The internal form as SoftmaxCrossEntropyLoss, where the label to ignore is known.
+fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let mut attrs = Attrs::new().with("reduction", Reduction::read(rw.attrs())?.name());
+    if let Some(id) = rw.input(3) {
+        let constant = rw.constant_of(id).and_then(Tensor::to_i64);
+        let Some(&[label]) = constant.as_deref() else {
+            return Err(OpError::unsupported("ignore_index is computed at run time, which ai.onnx cannot express"));
+        };
+        attrs = attrs.with("ignore_index", label);
+    }
+    let (scores, labels) = (rw.required(0)?, rw.required(1)?);
+    let mut inputs = vec![Some(scores), Some(labels)];
+    inputs.extend(rw.input(2).map(Some));
+    let outputs = rw.add_node("", "SoftmaxCrossEntropyLoss", &inputs, 2, attrs);
+    let mut loss = outputs[0];
+    if let Some(to) = rw.attrs().int("output_type")?.filter(|&to| to != 0) {
+        loss = rw.add("Cast", &[loss], Attrs::new().with("to", to));
+    }
+    rw.output(0, loss);
+    rw.output(1, outputs[1]);
+    Ok(())
+}
+
+/// The gradient in operators of `ai.onnx`: `factor * (exp(log_prob) - onehot)`, a factor for each sample.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let internal = rw.node().op.contains("Internal");
+    let reduction = Reduction::read(rw.attrs())?;
+    let (g, log_prob, labels, weights) = (rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.input(3));
+    let types = (rw.dtype(log_prob), rw.dtype(labels), rw.shape(log_prob).cloned());
+    let (Some(dtype), Some(label_type), Some(shape)) = types else {
+        return Err(OpError::unsupported("the rank of the scores and the types of scores and labels must be known"));
+    };
+    let cast = |rw: &mut Rewrite<'_>, value: ValueId, to: DType| {
+        if rw.dtype(value) == Some(to) {
+            return value;
+        }
+        rw.add("Cast", &[value], Attrs::new().with("to", i64::from(to.to_onnx())))
+    };
+    let g = cast(rw, g, dtype);
+    let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+
+    let ignore = match (internal, rw.attrs().int("ignore_index")?) {
+        (true, _) => rw.input(4).map(|id| cast(rw, id, label_type)),
+        // Exact: not by way of a float.
+        (false, Some(label)) => Some(rw.constant("ignore_index", integer(label_type, label))),
+        (false, None) => None,
+    };
+    let ignored = ignore.map(|ignore| rw.add("Equal", &[labels, ignore], Attrs::new()));
+    let mut factor = g;
+    if ignored.is_some() || weights.is_some() {
+        let one = rw.constant("one", Tensor::scalar(dtype, 1.0));
+        let mut weight = one;
+        if let Some(weights) = weights {
+            let mut safe = labels;
+            if let Some(ignored) = ignored {
+                let first = rw.constant("first", integer(label_type, 0));
+                safe = rw.add("Where", &[ignored, first, labels], Attrs::new());
+            }
+            let weights = cast(rw, weights, dtype);
+            weight = rw.add("Gather", &[weights, safe], Attrs::new().with("axis", 0i64));
+        }
+        if let Some(ignored) = ignored {
+            weight = rw.add("Where", &[ignored, zero, weight], Attrs::new());
+        }
+        if reduction == Reduction::Mean {
+            let sum = rw.add("ReduceSum", &[weight], Attrs::new().with("keepdims", 0i64));
+            weight = rw.add("Div", &[weight, sum], Attrs::new());
+        }
+        factor = rw.add("Mul", &[weight, factor], Attrs::new());
+    } else if reduction == Reduction::Mean {
+        let count = rw.add("Size", &[labels], Attrs::new());
+        let count = rw.add("Cast", &[count], Attrs::new().with("to", i64::from(dtype.to_onnx())));
+        factor = rw.add("Div", &[factor, count], Attrs::new());
+    }
+
+    let class_axis = rw.ints("class_axis", &[1]);
+    let column = |rw: &mut Rewrite<'_>, value| rw.add("Unsqueeze", &[value, class_axis], Attrs::new());
+    let per_sample = ignored.is_some() || weights.is_some() || reduction == Reduction::None;
+    let factor = if per_sample { column(rw, factor) } else { factor };
+    let mut lying: Vec<usize> = vec![1; shape.rank() - 1];
+    let classes = match shape[1].known() {
+        Some(count) => {
+            lying[0] = count;
+            let numbers: Vec<i64> = (0..count as i64).collect();
+            let numbers = Tensor::i64(&lying, &numbers);
+            let numbers = rw.constant("classes", numbers);
+            rw.add("Cast", &[numbers], Attrs::new().with("to", i64::from(label_type.to_onnx())))
+        }
+        None => {
+            let sizes = rw.add("Shape", &[log_prob], Attrs::new());
+            let axis = rw.constant("axis", Tensor::i64(&[], &[1]));
+            let count = rw.add("Gather", &[sizes, axis], Attrs::new());
+            let (first, step) = (
+                rw.constant("start", Tensor::i64(&[], &[0])),
+                rw.constant("step", Tensor::i64(&[], &[1])),
+            );
+            let numbers = rw.add("Range", &[first, count, step], Attrs::new());
+            let mut lying: Vec<i64> = vec![1; shape.rank() - 1];
+            lying[0] = -1;
+            let lying = rw.ints("lying", &lying);
+            let numbers = rw.add("Reshape", &[numbers, lying], Attrs::new());
+            rw.add("Cast", &[numbers], Attrs::new().with("to", i64::from(label_type.to_onnx())))
+        }
+    };
+    let standing = column(rw, labels);
+    let hit = rw.add("Equal", &[standing, classes], Attrs::new());
+    let one_hot = rw.add("Cast", &[hit], Attrs::new().with("to", i64::from(dtype.to_onnx())));
+    let prob = rw.add("Exp", &[log_prob], Attrs::new());
+    let gap = rw.add("Sub", &[prob, one_hot], Attrs::new());
+    let mut gradient = rw.add("Mul", &[gap, factor], Attrs::new());
+    if let Some(ignored) = ignored {
+        let ignored = column(rw, ignored);
+        gradient = rw.add("Where", &[ignored, zero, gradient], Attrs::new());
+    }
+    if let (true, Some(bias)) = (internal, rw.input(BIAS)) {
+        let bias = cast(rw, bias, dtype);
+        gradient = rw.add("Add", &[gradient, bias], Attrs::new());
+    }
+    if let Some(to) = rw.attrs().int("output_type")?.filter(|&to| internal && to != 0) {
+        gradient = rw.add("Cast", &[gradient], Attrs::new().with("to", to));
+    }
+    rw.output(0, gradient);
+    Ok(())
+}
+
+/// A scalar of an integer type, exactly.
+fn integer(dtype: DType, value: i64) -> Tensor {
+    let mut bytes = vec![0; dtype.size()];
+    Scalar::I64(value).write(dtype, &mut bytes);
+    Tensor::new(dtype, Vec::new(), bytes.into()).expect("one element")
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let microsoft = |name, build| Definition::new("com.microsoft", name, &[1], build);
+    vec![
+        Definition::new("", "SoftmaxCrossEntropyLoss", &[12, 13], build),
+        microsoft("SoftmaxCrossEntropyLossInternal", build).decompose(decompose_internal),
+        microsoft("SoftmaxCrossEntropyLossGrad", build_grad).decompose(decompose_grad),
+        microsoft("SoftmaxCrossEntropyLossInternalGrad", build_grad).decompose(decompose_grad),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_program::RunError;
+
+    use super::*;
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run, run_node,
+        spread,
+    };
+
+    const NEWEST: i64 = crate::NEWEST_OPSET;
+    const LOSS: (&str, &str) = ("", "SoftmaxCrossEntropyLoss");
+    const INTERNAL: (&str, &str) = ("com.microsoft", "SoftmaxCrossEntropyLossInternal");
+    const REDUCTIONS: [&str; 3] = ["none", "sum", "mean"];
+
+    fn reduction(name: &str) -> Attrs {
+        Attrs::new().with("reduction", name)
+    }
+
+    fn i32s(dims: &[usize], elements: &[i32]) -> Tensor {
+        Tensor::from_slice(DType::I32, dims, elements)
+    }
+
+    /// By the definition, in float64: loss and logarithmic softmax.
+    fn expected(
+        x: &Tensor,
+        labels: &[i64],
+        weights: Option<&[f64]>,
+        ignore: Option<i64>,
+        how: &str,
+    ) -> (Vec<f64>, Tensor) {
+        let (batch, classes, places) = around(x.dims(), 1);
+        let scores = x.to_f64();
+        let mut log_prob = vec![0.0; scores.len()];
+        let (mut losses, mut total) = (Vec::new(), 0.0);
+        for n in 0..batch {
+            for p in 0..places {
+                let at = |c: usize| (n * classes + c) * places + p;
+                let sum: f64 = (0..classes).map(|c| scores[at(c)].exp()).sum();
+                for c in 0..classes {
+                    log_prob[at(c)] = scores[at(c)] - sum.ln();
+                }
+                let label = labels[n * places + p];
+                let counts = ignore != Some(label);
+                let weight = match weights {
+                    _ if !counts => 0.0,
+                    Some(weights) => weights[label as usize],
+                    None => 1.0,
+                };
+                total += weight;
+                losses.push(if counts { -weight * log_prob[at(label as usize)] } else { 0.0 });
+            }
+        }
+        let sum: f64 = losses.iter().sum();
+        let losses = match how {
+            "none" => losses,
+            "sum" => vec![sum],
+            _ => vec![sum / total],
+        };
+        (losses, f64s(x.dims(), &log_prob))
+    }
+
+    #[test]
+    fn all_reductions_weights_and_ignored_labels() {
+        let x = spread(&[2, 3, 4], 1);
+        let labels = [0, 2, 1, -7, 2, 2, 0, 1];
+        let plain: Vec<i64> = labels.iter().map(|&label| i64::max(label, 0)).collect();
+        let weights = [0.5, 2.0, 1.25];
+        for how in REDUCTIONS {
+            for (ignore, labels) in [(None, &plain[..]), (Some(-7), &labels[..]), (Some(2), &plain[..])] {
+                for weights in [None, Some(&weights[..])] {
+                    let weight_tensor = weights.map(|weights| f64s(&[3], weights));
+                    let label_tensor = Tensor::i64(&[2, 4], labels);
+                    let mut attrs = reduction(how);
+                    if let Some(ignore) = ignore {
+                        attrs = attrs.with("ignore_index", ignore);
+                    }
+                    let inputs = [Some(&x), Some(&label_tensor), weight_tensor.as_ref()];
+                    let count = if weights.is_some() { 3 } else { 2 };
+                    let got = run_node(LOSS, &inputs[..count], 2, attrs).expect("it runs");
+                    let (losses, log_prob) = expected(&x, labels, weights, ignore, how);
+                    let dims: &[usize] = if how == "none" { &[2, 4] } else { &[] };
+                    assert_close(&got[0], &f64s(dims, &losses), 1e-12);
+                    assert_close(&got[1], &log_prob, 1e-12);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn int32_labels_of_a_matrix_in_float32() {
+        let x = Tensor::f32(&[2, 2], &[1.0, 1.0, 3.0, 3.0]);
+        let got = run_node(LOSS, &[Some(&x), Some(&i32s(&[2], &[0, 1]))], 1, Attrs::new()).expect("it runs");
+        assert_close(&got[0], &Tensor::scalar(DType::F32, std::f64::consts::LN_2), 1e-6);
+    }
+
+    #[test]
+    fn nothing_counts() {
+        let ignoring = Attrs::new().with("ignore_index", -100i64);
+        let x = spread(&[2, 3], 2);
+        let labels = Tensor::i64(&[2], &[-100, -100]);
+        let inputs = [x.clone(), labels];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let graph = one_node(NEWEST, LOSS, &ports, 1, ignoring).expect("it is read");
+        assert!(run(&graph, &inputs).expect("it runs")[0].to_f64()[0].is_nan());
+        let gradients = gradient_graph(&graph, &[Some(Tensor::scalar(DType::F64, 1.0))], &[0]);
+        assert_eq!(run(&gradients, &inputs).expect("it runs")[0].to_f64(), [0.0; 6]);
+
+        let inputs = [f64s(&[0, 3], &[]), Tensor::i64(&[0], &[])];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let graph = one_node(NEWEST, LOSS, &ports, 1, Attrs::new()).expect("it is read");
+        assert!(run(&graph, &inputs).expect("it runs")[0].to_f64()[0].is_nan());
+        let gradients = gradient_graph(&graph, &[Some(Tensor::scalar(DType::F64, 1.0))], &[0]);
+        assert_eq!(run(&gradients, &inputs).expect("it runs")[0].dims(), [0, 3]);
+        let got = run_node(LOSS, &ports, 1, reduction("sum")).expect("it runs");
+        assert_eq!(got[0].to_f64(), [0.0]);
+    }
+
+    #[test]
+    fn labels_outside_fail_the_run() {
+        let x = spread(&[2, 3], 3);
+        for (bad, ignore) in [(3, None), (-1, None), (7, Some(-1))] {
+            let labels = Tensor::i64(&[2], &[1, bad]);
+            let mut attrs = Attrs::new();
+            if let Some(ignore) = ignore {
+                attrs = attrs.with("ignore_index", ignore);
+            }
+            let failure = run_node(LOSS, &[Some(&x), Some(&labels)], 2, attrs.clone()).expect_err("it must fail");
+            let Failure::Run(RunError::IndexOutOfRange { node, index, bound }) = failure else {
+                panic!("{failure:?}")
+            };
+            assert!(node.contains("SoftmaxCrossEntropyLoss"), "{node}");
+            assert_eq!((index, bound), (bad, 3));
+            let g = Tensor::scalar(DType::F64, 1.0);
+            let inputs = [Some(&g), Some(&x), Some(&labels)];
+            let grad = ("com.microsoft", "SoftmaxCrossEntropyLossGrad");
+            let failure = run_node(grad, &inputs, 1, attrs).expect_err("it must fail");
+            assert!(matches!(failure, Failure::Run(RunError::IndexOutOfRange { bound: 3, .. })), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn gradients() {
+        let x = spread(&[2, 3, 2], 4);
+        let labels = Tensor::i64(&[2, 2], &[0, 2, -1, 1]);
+        let weights = f64s(&[3], &[0.5, 2.0, 1.25]);
+        for how in REDUCTIONS {
+            for weighted in [false, true] {
+                let attrs = reduction(how).with("ignore_index", -1i64);
+                let mut inputs = vec![x.clone(), labels.clone()];
+                inputs.extend(weighted.then(|| weights.clone()));
+                let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
+                let graph = one_node(NEWEST, LOSS, &ports, 2, attrs).expect("it is read");
+                for through in [&[0][..], &[1], &[0, 1]] {
+                    check_gradients(&graph, &inputs, &[0], through);
+                }
+                // The forward node is asked for its second output.
+                let mut single = graph.clone();
+                single.nodes[0].outputs.truncate(1);
+                single.outputs.truncate(1);
+                check_gradients(&single, &inputs, &[0], &[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn gradient_attributes_follow_the_model() {
+        let (x, labels) = (spread(&[2, 3], 5), Tensor::i64(&[2], &[0, 1]));
+        for ignore in [None, Some(5)] {
+            let attrs = ignore.map_or(Attrs::new(), |label: i64| Attrs::new().with("ignore_index", label));
+            let graph = one_node(NEWEST, LOSS, &[Some(&x), Some(&labels)], 1, attrs).expect("it is read");
+            let gradients = gradient_graph(&graph, &[Some(Tensor::scalar(DType::F64, 1.0))], &[0]);
+            let node = &gradients.nodes.last().expect("a gradient");
+            assert_eq!(&*node.op, "SoftmaxCrossEntropyLossGrad");
+            assert_eq!(node.attrs.string("reduction"), Ok(Some("mean")));
+            assert_eq!(node.attrs.int("ignore_index"), Ok(ignore));
+            assert_eq!(node.inputs.len(), 3);
+        }
+    }
+
+    #[test]
+    fn internal_form() {
+        let x = spread(&[2, 3, 2], 6);
+        let labels = Tensor::i64(&[2, 2], &[0, 2, -1, 1]);
+        let weights = f64s(&[3], &[0.5, 2.0, 1.25]);
+        let ignore = Tensor::i64(&[], &[-1]);
+        for how in REDUCTIONS {
+            let inputs = [x.clone(), labels.clone(), weights.clone(), ignore.clone()];
+            let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
+            let graph = one_node(NEWEST, INTERNAL, &ports, 2, reduction(how)).expect("it is read");
+            let got = run(&graph, &inputs).expect("it runs");
+            let attrs = reduction(how).with("ignore_index", -1i64);
+            let want = run_node(LOSS, &ports[..3], 2, attrs).expect("it runs");
+            for (got, want) in got.iter().zip(&want) {
+                assert_eq!(got, want);
+            }
+            check_gradients(&graph, &inputs, &[0], &[0, 1]);
+
+            let mut constant = graph.clone();
+            let label = constant.inputs[3];
+            constant.value_mut(label).constant = Some(ignore.clone());
+            constant.inputs.truncate(3);
+            check_decomposition(&constant, &inputs[..3], 1e-12);
+        }
+    }
+
+    #[test]
+    fn types_of_results() {
+        let (x, labels) = (spread(&[2, 3], 7), Tensor::i64(&[2], &[0, 1]));
+        let attrs = Attrs::new().with("output_type", i64::from(DType::F32.to_onnx()));
+        let got = run_node(INTERNAL, &[Some(&x), Some(&labels)], 2, attrs).expect("it runs");
+        assert_eq!((got[0].dtype(), got[1].dtype()), (DType::F32, DType::F64));
+    }
+
+    #[test]
+    fn gradient_operators_in_plain_onnx() {
+        let log_prob = spread(&[2, 3, 2], 8);
+        let labels = Tensor::i64(&[2, 2], &[0, 2, 1, 1]);
+        let weights = f64s(&[3], &[0.5, 2.0, 1.25]);
+        let bias = spread(&[2, 3, 2], 9);
+        for how in REDUCTIONS {
+            let g = if how == "none" { spread(&[2, 2], 10) } else { f64s(&[], &[0.7]) };
+            for (weighted, ignoring) in [(false, false), (true, false), (false, true), (true, true)] {
+                let mut inputs = vec![g.clone(), log_prob.clone(), labels.clone()];
+                inputs.extend(weighted.then(|| weights.clone()));
+                let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
+                let mut attrs = reduction(how);
+                if ignoring {
+                    attrs = attrs.with("ignore_index", 1i64);
+                }
+                let op = ("com.microsoft", "SoftmaxCrossEntropyLossGrad");
+                let graph = one_node(NEWEST, op, &ports, 1, attrs).expect("it is read");
+                check_decomposition(&graph, &inputs, 1e-12);
+            }
+            let ignore = Tensor::i64(&[], &[2]);
+            let inputs = [g, log_prob.clone(), labels.clone(), ignore, bias.clone()];
+            let ports =
+                [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2]), None, Some(&inputs[3]), Some(&inputs[4])];
+            let op = ("com.microsoft", "SoftmaxCrossEntropyLossInternalGrad");
+            let graph = one_node(NEWEST, op, &ports, 1, reduction(how)).expect("it is read");
+            check_decomposition(&graph, &inputs, 1e-12);
+        }
+    }
+
+    #[test]
+    fn contradictions_are_found_before_a_run() {
+        let x = spread(&[2, 3], 11);
+        let cases = [
+            (Tensor::i64(&[3], &[0; 3]), "labels of shape [3] for scores of shape [2, 3]: [2] is needed"),
+            (f64s(&[2], &[0.0; 2]), "int32 or int64 is needed"),
+        ];
+        for (labels, message) in cases {
+            let ports = [Some(&x), Some(&labels)];
+            let error = one_node(NEWEST, LOSS, &ports, 1, Attrs::new()).expect_err("it is wrong");
+            assert!(error.to_string().contains(message), "{error}");
+        }
+        let ports = [Some(&x), Some(&Tensor::i64(&[2], &[0; 2]))];
+        let error = one_node(NEWEST, LOSS, &ports, 1, reduction("max")).expect_err("it is wrong");
+        assert!(error.to_string().contains("reduction is \"max\""), "{error}");
+    }
+}

@@ -1,0 +1,547 @@
+//! Sums and means along axes, and ONNX Runtime's operators for them in gradients.
+//!
+//! ReduceSum-1, 11, 13 and ReduceMean-1, 11, 13, 18 of ONNX; `ReduceSumTraining` (a sum whose axes may be computed)
+//! and `Scale` (a tensor times or divided by one number of any type) of `com.microsoft`. The axes are an attribute
+//! before opset 13 (sum) and 18 (mean) and an input from then on; `noop_with_empty_axes` came with the input. Narrow
+//! floats are summed in float32; integers wrap, and the mean of integers is truncated. Without elements the sum is 0
+//! and the mean NaN (0 for integers). Axes must be known once all shapes are.
+
+use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axes};
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
+
+/// A sum or a mean along axes.
+struct Reduce {
+    mean: bool,
+    keepdims: bool,
+    noop_with_empty_axes: bool,
+}
+
+impl Reduce {
+    /// The reduced axes, ascending, from those that are named.
+    fn axes(&self, named: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
+        match named {
+            [] if self.noop_with_empty_axes => Ok(Vec::new()),
+            [] => Ok((0..rank).collect()),
+            _ => normalize_axes(named, rank),
+        }
+    }
+
+    /// The shape of the result.
+    fn shape(&self, cx: &Infer<'_>) -> Result<Option<Shape>, OpError> {
+        let named = if cx.has(1) { cx.ints(1) } else { Some(Vec::new()) };
+        let Some(shape) = cx.shape(0) else {
+            let all = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes && !self.keepdims;
+            return Ok(all.then(Shape::scalar));
+        };
+        if let Some(named) = named {
+            let axes = self.axes(&named, shape.rank())?;
+            let kept = shape.iter().enumerate().filter_map(|(axis, dim)| match axes.contains(&axis) {
+                false => Some(dim.clone()),
+                true => self.keepdims.then_some(Dim::Known(1)),
+            });
+            return Ok(Some(kept.collect()));
+        }
+        if self.keepdims {
+            // Every axis is itself or 1.
+            let dim = |axis: usize| if shape[axis].is_one() { Dim::Known(1) } else { cx.unknown_dim(0, axis) };
+            return Ok(Some((0..shape.rank()).map(dim).collect()));
+        }
+        let count = cx.shape(1).and_then(|axes| axes.first().and_then(Dim::known));
+        Ok(match count {
+            Some(0) if self.noop_with_empty_axes => Some(shape.clone()),
+            Some(0) => Some(Shape::scalar()),
+            Some(count) if count <= shape.rank() => Some(cx.unknown_shape(0, shape.rank() - count)),
+            Some(count) => {
+                let message = format!("{count} axes are to be reduced but {shape} has only {}", shape.rank());
+                return Err(OpError::invalid(message));
+            }
+            None => None,
+        })
+    }
+}
+
+impl Op for Reduce {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 2, 1)?;
+        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        if cx.has(1) {
+            cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+            if let Some(axes) = cx.shape(1)
+                && axes.rank() != 1
+            {
+                return Err(OpError::invalid(format!("axes have shape {axes}; a vector is needed")));
+            }
+        }
+        let shape = self.shape(cx)?;
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let x = cx.input(0)?;
+        let shape = cx.shape(x).cloned();
+        let named = match cx.optional_input(1) {
+            Some(axes) => cx.constant_of(axes).and_then(Tensor::to_i64),
+            None => Some(Vec::new()),
+        };
+        let axes = match (&named, &shape) {
+            (Some(named), Some(shape)) => Some(self.axes(named, shape.rank())?),
+            _ => None,
+        };
+        if axes.as_deref() == Some(&[]) {
+            cx.give(0, g);
+            return Ok(());
+        }
+        let mut gradient = g;
+        // A scalar that all axes went into expands as it is.
+        let to_scalar = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes;
+        if !self.keepdims && !to_scalar {
+            let axes = match (&axes, cx.optional_input(1)) {
+                (Some(axes), _) => {
+                    let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+                    cx.ints("axes", &axes)
+                }
+                (None, Some(axes)) => axes,
+                (None, None) => return Err(OpError::unsupported("the rank of its input must be known")),
+            };
+            gradient = cx.add("Unsqueeze", &[gradient, axes], Attrs::new());
+        }
+        if self.mean {
+            let sizes = axes.zip(shape).and_then(|(axes, shape)| {
+                axes.iter().map(|&axis| shape[axis].known()).collect::<Option<Vec<usize>>>()
+            });
+            gradient = match sizes.map(|sizes| sizes.iter().product::<usize>()) {
+                Some(1) => gradient,
+                Some(count) => divide_by_constant(cx, gradient, count)?,
+                None => {
+                    let (size, reduced) = (cx.add("Size", &[x], Attrs::new()), cx.add("Size", &[g], Attrs::new()));
+                    let count = cx.add("Div", &[size, reduced], Attrs::new());
+                    let attrs = Attrs::new().with("scale_down", 1i64);
+                    cx.add_in("com.microsoft", "Scale", &[gradient, count], attrs)
+                }
+            };
+        }
+        let shape = cx.shape_of(x);
+        let gradient = cx.add("Expand", &[gradient, shape], Attrs::new());
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, dtype) = (cx.dims(0), cx.dtype(0));
+        let named = match (cx.has(1), cx.constant(1)) {
+            (false, _) => Vec::new(),
+            (true, Some(axes)) => axes.to_i64().unwrap_or_default(),
+            // A scalar has no axes that could be meant.
+            (true, None) if dims.is_empty() => Vec::new(),
+            (true, None) => return Err(OpError::unsupported("the axes depend on values computed by the model")),
+        };
+        let axes = self.axes(&named, dims.len())?;
+        let count: usize = axes.iter().map(|&axis| dims[axis]).product();
+        if count == 1 {
+            cx.alias(0, 0);
+            return Ok(());
+        }
+        let whole = Access::contiguous(dtype, &dims);
+        // Kept axes lead, reduced ones follow; the order within each stays.
+        let order: Vec<usize> = (0..dims.len())
+            .filter(|axis| !axes.contains(axis))
+            .chain(axes.iter().copied())
+            .collect();
+        let space: Vec<usize> = order.iter().map(|&axis| dims[axis]).collect();
+        let strides: Strides = order.iter().map(|&axis| whole.strides[axis]).collect();
+        let (input, output) = (cx.input(0), cx.output(0));
+        let mut nest = cx.nest(&space, axes.len());
+        let value = nest.load_strided(cx, input, 0, &strides);
+        let mut result = nest.reduce(ReduceOp::Sum, value);
+        if self.mean {
+            let ty = nest.b.ty(result);
+            let count = nest.b.constant(ty, count as f64);
+            result = nest.b.div(result, count);
+        }
+        nest.store_outer(cx, output, result);
+        cx.step(nest.reduction())
+    }
+}
+
+/// `value / count` for a number that may be too large for a narrow float.
+fn divide_by_constant(cx: &mut Grad<'_>, value: ValueId, count: usize) -> Result<ValueId, OpError> {
+    let dtype = cx.dtype(cx.input(0)?)?;
+    if matches!(dtype, DType::F32 | DType::F64) {
+        let count = cx.constant("count", Tensor::scalar(dtype, count as f64));
+        return Ok(cx.add("Div", &[value, count], Attrs::new()));
+    }
+    let count = cx.constant("count", Tensor::i64(&[], &[count as i64]));
+    Ok(cx.add_in("com.microsoft", "Scale", &[value, count], Attrs::new().with("scale_down", 1i64)))
+}
+
+/// A float tensor times a number of any type, or divided by it.
+struct Scale {
+    down: bool,
+}
+
+impl Op for Scale {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.dtype_where(1, "a number type", |dtype| dtype != DType::Bool)?;
+        if let Some(shape) = cx.shape(1)
+            && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
+        {
+            return Err(OpError::invalid(format!("the scale has shape {shape}; one number is needed")));
+        }
+        cx.output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (x, scale) = (cx.input(0)?, cx.input(1)?);
+        if cx.wants(0) {
+            let attrs = Attrs::new().with("scale_down", i64::from(self.down));
+            let gradient = cx.add_in("com.microsoft", "Scale", &[g, scale], attrs);
+            cx.give(0, gradient);
+        }
+        if cx.wants(1) {
+            // y = x s: sum(g x). y = x / s: -sum(g y) / s.
+            let seen = if self.down { cx.output(0, "y") } else { x };
+            let product = cx.add("Mul", &[g, seen], Attrs::new());
+            let mut gradient = cx.add("ReduceSum", &[product], Attrs::new().with("keepdims", 0i64));
+            let to = cx.dtype(scale)?;
+            if to != cx.dtype(x)? {
+                gradient = cx.add("Cast", &[gradient], Attrs::new().with("to", i64::from(to.to_onnx())));
+            }
+            if self.down {
+                let quotient = cx.add("Div", &[gradient, scale], Attrs::new());
+                gradient = cx.add("Neg", &[quotient], Attrs::new());
+            }
+            let shape = cx.shape_of(scale);
+            let gradient = cx.add("Reshape", &[gradient, shape], Attrs::new());
+            cx.give(1, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let (input, scale, output) = (cx.input(0), cx.input(1), cx.output(0));
+        let mut nest = cx.nest(&dims, 0);
+        let x = nest.load_broadcast(input, cx.dtype(0), &dims);
+        let s = nest.load_strided(cx, scale, 0, &vec![0; dims.len()]);
+        let s = nest.b.convert(s, Type::of(cx.dtype(0)));
+        let op = if self.down { BinaryOp::Div } else { BinaryOp::Mul };
+        let y = nest.b.binary(op, x, s);
+        nest.store_whole(cx, output, y);
+        cx.step(nest.map())
+    }
+}
+
+fn reduce(node: &Node, mean: bool) -> Result<Box<dyn Op>, OpError> {
+    let flag = |name: &str, default: i64| Ok::<_, OpError>(node.attrs.int(name)?.unwrap_or(default) != 0);
+    Ok(Box::new(Reduce {
+        mean,
+        keepdims: flag("keepdims", 1)?,
+        noop_with_empty_axes: flag("noop_with_empty_axes", 0)?,
+    }))
+}
+
+fn build_sum(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    reduce(node, false)
+}
+
+fn build_mean(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    reduce(node, true)
+}
+
+fn build_scale(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Scale { down: node.attrs.int("scale_down")?.unwrap_or(0) != 0 }))
+}
+
+fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    ints_attribute_to_input(rw, "axes", 1)
+}
+
+/// Writes a reduction whose axes are an attribute, for sets older than `input_since`. There is no
+/// `noop_with_empty_axes` then: where it says something, the node is an identity.
+fn axes_to_attribute(rw: &mut Rewrite<'_>, input_since: i64) -> Result<(), OpError> {
+    if rw.version() >= input_since {
+        return Ok(());
+    }
+    let named = match rw.input(1) {
+        Some(axes) => rw.constant_of(axes).and_then(Tensor::to_i64),
+        None => Some(Vec::new()),
+    };
+    let noop = rw.attrs().int("noop_with_empty_axes")?.unwrap_or(0) != 0;
+    if !noop && rw.input(1).is_none() && !rw.attrs().0.contains_key("noop_with_empty_axes") {
+        return Ok(());
+    }
+    let Some(named) = named else { return ints_input_to_attribute(rw, "axes", 1) };
+    let data = rw.required(0)?;
+    if named.is_empty() && noop {
+        rw.renamed("", "Identity", &[Some(data)], Attrs::new());
+        return Ok(());
+    }
+    let mut attrs = rw.attrs().clone();
+    attrs.0.remove("noop_with_empty_axes");
+    if !named.is_empty() {
+        // Axes that count from the end came with opset 11.
+        let named = match rw.shape(data).map(Shape::rank) {
+            Some(rank) if rw.version() < 11 => {
+                normalize_axes(&named, rank)?.into_iter().map(|axis| axis as i64).collect()
+            }
+            _ => named,
+        };
+        attrs = attrs.with("axes", named);
+    }
+    rw.same(&[Some(data)], attrs);
+    Ok(())
+}
+
+fn downgrade_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    axes_to_attribute(rw, 13)
+}
+
+fn downgrade_mean(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    axes_to_attribute(rw, 18)
+}
+
+/// From opset 13 on, ReduceSum takes computed axes itself.
+fn decompose_sum_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let inputs = rw.node().inputs.to_vec();
+    rw.renamed("", "ReduceSum", &inputs, rw.attrs().clone());
+    Ok(())
+}
+
+/// `Scale` as Cast, Reshape and a product or quotient.
+fn decompose_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (mut x, mut scale) = (rw.required(0)?, rw.required(1)?);
+    let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+    let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
+    // A count may be too large for a narrow float.
+    let computed = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    if dtype != computed {
+        x = rw.add("Cast", &[x], cast(computed));
+    }
+    let scalar = rw.shape(scale).is_some_and(|shape| shape.rank() == 0);
+    if rw.dtype(scale) != Some(computed) {
+        scale = rw.add("Cast", &[scale], cast(computed));
+    }
+    if !scalar {
+        // A scale of shape [1] would give a scalar input an axis.
+        let shape = rw.ints("scalar", &[]);
+        scale = rw.add("Reshape", &[scale, shape], Attrs::new());
+    }
+    let op = if rw.attrs().int("scale_down")?.unwrap_or(0) != 0 { "Div" } else { "Mul" };
+    let mut result = rw.add(op, &[x, scale], Attrs::new());
+    if dtype != computed {
+        result = rw.add("Cast", &[result], cast(dtype));
+    }
+    rw.output(0, result);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "ReduceSum", &[1, 11, 13], build_sum).upgrade(upgrade).downgrade(downgrade_sum),
+        Definition::new("", "ReduceMean", &[1, 11, 13, 18], build_mean).upgrade(upgrade).downgrade(downgrade_mean),
+        Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum).decompose(decompose_sum_training),
+        Definition::new("com.microsoft", "Scale", &[1], build_scale).decompose(decompose_scale),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes;
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node,
+        run, run_node, spread,
+    };
+
+    const SUM: (&str, &str) = ("", "ReduceSum");
+    const MEAN: (&str, &str) = ("", "ReduceMean");
+    const NEWEST: i64 = crate::registry::NEWEST_OPSET;
+
+    fn axes(values: &[i64]) -> Tensor {
+        Tensor::i64(&[values.len()], values)
+    }
+
+    fn attrs(keepdims: i64, noop: i64) -> Attrs {
+        Attrs::new().with("keepdims", keepdims).with("noop_with_empty_axes", noop)
+    }
+
+    #[track_caller]
+    fn forward(op: (&str, &str), data: &Tensor, named: Option<&[i64]>, attrs: Attrs) -> Tensor {
+        let named = named.map(axes);
+        run_node(op, &[Some(data), named.as_ref()], 1, attrs).expect("it runs").remove(0)
+    }
+
+    /// A graph whose axes are a constant, as files have them.
+    fn constant_axes(op: (&str, &str), data: &Tensor, named: &[i64], attrs: Attrs) -> Graph {
+        let mut graph = one_node(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs).expect("it is valid");
+        let id = graph.inputs.pop().expect("the axes");
+        graph.value_mut(id).constant = Some(axes(named));
+        let y = graph.outputs[0];
+        graph.value_mut(y).ty = ortrain_graph::ValueType::Unknown;
+        passes::infer::infer(&mut graph).expect("it is valid");
+        graph
+    }
+
+    #[test]
+    fn sums_along_axes() {
+        let data = f64s(&[2, 3, 2], &(1..=12).map(f64::from).collect::<Vec<_>>());
+        let case = |named: Option<&[i64]>, keep, dims: &[usize], want: &[f64]| {
+            assert_eq!(forward(SUM, &data, named, attrs(keep, 0)), f64s(dims, want), "{named:?} {keep}");
+        };
+        case(None, 0, &[], &[78.0]);
+        case(Some(&[]), 1, &[1, 1, 1], &[78.0]);
+        case(Some(&[1]), 0, &[2, 2], &[9.0, 12.0, 27.0, 30.0]);
+        case(Some(&[-2]), 1, &[2, 1, 2], &[9.0, 12.0, 27.0, 30.0]);
+        case(Some(&[2, 0]), 0, &[3], &[18.0, 26.0, 34.0]);
+        case(Some(&[0]), 0, &[3, 2], &[8.0, 10.0, 12.0, 14.0, 16.0, 18.0]);
+        assert_eq!(forward(SUM, &data, Some(&[]), attrs(1, 1)), data);
+        assert_eq!(forward(SUM, &data, None, attrs(0, 1)), data);
+    }
+
+    #[test]
+    fn means_of_floats_and_integers() {
+        let data = f64s(&[2, 2], &[1.0, 2.0, 4.0, 9.0]);
+        assert_eq!(forward(MEAN, &data, Some(&[-1]), attrs(0, 0)), f64s(&[2], &[1.5, 6.5]));
+        let whole = Tensor::i64(&[2, 2], &[1, 2, -4, -9]);
+        assert_eq!(forward(MEAN, &whole, Some(&[1]), attrs(0, 0)), Tensor::i64(&[2], &[1, -6]));
+        let bytes = Tensor::from_slice(DType::U8, &[3], &[200u8, 100, 3]);
+        assert_eq!(forward(SUM, &bytes, None, attrs(0, 0)), Tensor::from_slice(DType::U8, &[], &[47u8]));
+    }
+
+    #[test]
+    fn narrow_floats_are_summed_in_float32() {
+        let ones = Tensor::filled(DType::F16, &[4096], 1.0);
+        assert_eq!(forward(SUM, &ones, None, attrs(0, 0)).to_f64(), [4096.0]);
+        let ones = Tensor::filled(DType::BF16, &[1000], 1.0);
+        assert_eq!(forward(MEAN, &ones, None, attrs(0, 0)).to_f64(), [1.0]);
+    }
+
+    #[test]
+    fn nothing_to_reduce() {
+        let empty = Tensor::f32(&[2, 0], &[]);
+        assert_eq!(forward(SUM, &empty, Some(&[1]), attrs(0, 0)).to_f64(), [0.0, 0.0]);
+        assert!(forward(MEAN, &empty, Some(&[1]), attrs(0, 0)).to_f64().iter().all(|x| x.is_nan()));
+        assert!(forward(SUM, &empty, Some(&[0]), attrs(0, 0)).is_empty());
+        let graph = constant_axes(MEAN, &empty, &[1], attrs(0, 0));
+        let gradient = gradient_graph(&graph, &[Some(Tensor::f32(&[2], &[1.0, 1.0]))], &[0]);
+        assert_eq!(run(&gradient, &[empty]).expect("it runs")[0].dims(), [2, 0]);
+        let scalar = Tensor::f32(&[], &[7.0]);
+        assert_eq!(forward(MEAN, &scalar, None, attrs(1, 0)), scalar);
+    }
+
+    #[test]
+    fn wrong_axes_are_refused() {
+        let data = Tensor::f32(&[2, 2], &[0.0; 4]);
+        for (named, message) in [(&[2][..], "axis 2 is out of range for rank 2"), (&[0, -2], "twice")] {
+            let failure = run_node(SUM, &[Some(&data), Some(&axes(named))], 1, Attrs::new()).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+        let flags = Tensor::filled(DType::Bool, &[2], 1.0);
+        assert!(run_node(SUM, &[Some(&flags)], 1, Attrs::new()).is_err());
+    }
+
+    #[test]
+    fn gradients() {
+        let data = spread(&[2, 3, 4], 1);
+        for op in [SUM, MEAN, ("com.microsoft", "ReduceSumTraining")] {
+            for named in [&[][..], &[1], &[-1, 0], &[0, 1, 2]] {
+                for keep in [0, 1] {
+                    let graph = constant_axes(op, &data, named, attrs(keep, 0));
+                    check_gradients(&graph, std::slice::from_ref(&data), &[0], &[0]);
+                }
+            }
+            check_gradients(&constant_axes(op, &data, &[], attrs(0, 1)), std::slice::from_ref(&data), &[0], &[0]);
+            // Axes that are given at run time.
+            let named = axes(&[2, 0]);
+            let graph = one_node(NEWEST, op, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
+            check_gradients(&graph, &[data.clone(), named], &[0], &[0]);
+        }
+    }
+
+    #[test]
+    fn gradient_of_a_mean_of_unknown_count() {
+        let data = spread(&[3, 2], 2);
+        let mut graph = constant_axes(MEAN, &data, &[0], attrs(0, 0));
+        let x = graph.inputs[0];
+        let symbolic: Shape = [Dim::symbol("N"), Dim::Known(2)].into_iter().collect();
+        graph.value_mut(x).ty = ortrain_graph::ValueType::Tensor(DType::F64, Some(symbolic));
+        check_gradients(&graph, std::slice::from_ref(&data), &[0], &[0]);
+        let gradient = gradient_graph(&graph, &[Some(f64s(&[2], &[1.0, 3.0]))], &[0]);
+        assert!(gradient.nodes.iter().any(|node| &*node.op == "Scale"), "{gradient}");
+        check_decomposition(&gradient, &[data], 1e-12);
+    }
+
+    #[test]
+    fn narrow_gradients_divide_in_float32() {
+        let data = Tensor::filled(DType::F16, &[100_000], 1.0);
+        let graph = constant_axes(MEAN, &data, &[0], attrs(0, 0));
+        let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[], 1000.0))], &[0]);
+        let got = run(&gradient, &[data]).expect("it runs").remove(0).to_f64();
+        assert!(got.iter().all(|&x| (x - 0.01).abs() < 1e-5), "{}", got[0]);
+    }
+
+    #[test]
+    fn scale_and_its_gradient() {
+        let x = spread(&[2, 2], 3);
+        for down in [0i64, 1] {
+            for dims in [&[][..], &[1]] {
+                let scale = f64s(dims, &[1.7]);
+                let attrs = Attrs::new().with("scale_down", down);
+                let op = ("com.microsoft", "Scale");
+                let graph = one_node(NEWEST, op, &[Some(&x), Some(&scale)], 1, attrs).expect("valid");
+                let inputs = [x.clone(), scale];
+                check_gradients(&graph, &inputs, &[0, 1], &[0]);
+                check_decomposition(&graph, &inputs, 0.0);
+            }
+        }
+        let halves = Tensor::filled(DType::F16, &[2], 3.0);
+        let count = Tensor::i64(&[], &[2]);
+        let attrs = Attrs::new().with("scale_down", 1i64);
+        let got = run_node(("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs).expect("it runs");
+        assert_eq!(got[0], Tensor::filled(DType::F16, &[2], 1.5));
+        let count = Tensor::i64(&[1], &[100_000]);
+        let attrs = Attrs::new().with("scale_down", 1i64);
+        let graph =
+            one_node(NEWEST, ("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs).expect("valid");
+        check_decomposition(&graph, &[halves, count], 0.0);
+    }
+
+    #[test]
+    fn older_versions() {
+        let data = spread(&[2, 3], 4);
+        for (op, opset) in [(SUM, 7), (SUM, 12), (MEAN, 8), (MEAN, 17)] {
+            let old = Attrs::new().with("axes", vec![1i64]).with("keepdims", 0i64);
+            let graph = one_node(opset, op, &[Some(&data)], 1, old).expect("it can be read");
+            let want = forward(op, &data, Some(&[1]), attrs(0, 0));
+            assert_close(&run(&graph, std::slice::from_ref(&data)).expect("it runs")[0], &want, 0.0);
+
+            let graph = constant_axes(op, &data, &[-1], attrs(0, 1));
+            let written = check_downgrade(&graph, std::slice::from_ref(&data), opset);
+            assert_eq!(written.nodes[0].inputs.len(), 1);
+            assert!(!written.nodes[0].attrs.0.contains_key("noop_with_empty_axes"));
+
+            let graph = constant_axes(op, &data, &[], attrs(0, 1));
+            let written = check_downgrade(&graph, std::slice::from_ref(&data), opset);
+            assert_eq!(&*written.nodes[0].op, "Identity");
+        }
+        let named = axes(&[0]);
+        let mut graph = one_node(NEWEST, SUM, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
+        assert!(passes::versions::downgrade(&mut graph.clone(), 13).is_ok());
+        let error = passes::versions::downgrade(&mut graph, 12).expect_err("refused");
+        assert!(error.to_string().contains("axes is computed at run time"), "{error}");
+    }
+}

@@ -1,0 +1,480 @@
+//! Element-wise operators whose inputs differ in type: a choice, a conversion, a power.
+//!
+//! Where-9, 16; Cast-6 to 28; Pow-7 to 15 of ONNX. Conversions: floats to integers truncate and saturate (ONNX leaves
+//! what does not fit open) and NaN gives 0, integers wrap, floats round to nearest even; float64 and 64-bit integers reach
+//! float16 and bfloat16 by way of float32. `saturate` and `round_mode` say something about 8-bit floats only, which are
+//! not supported, nor are texts, complex numbers and integers of less than 8 bits. Pow computes in the type of a
+//! float base; an integer base with a float exponent is computed in float64 and truncated.
+
+use ortrain_expr::{BinaryOp, Builder, Expr, Reg, Type, derive};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+fn cast_to(dtype: DType) -> Attrs {
+    Attrs::new().with("to", i64::from(dtype.to_onnx()))
+}
+
+/// One of two values, by a third.
+struct Where;
+
+impl Op for Where {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        cx.dtype_where(0, "bool", |dtype| dtype == DType::Bool)?;
+        let dtype = cx.same_dtype([1, 2])?;
+        let shape = cx.broadcast(0..3)?;
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (condition, y) = (cx.input(0)?, cx.output(0, "y"));
+        let zero = Tensor::scalar(cx.dtype(y)?, 0.0);
+        let zero = cx.constant("zero", zero);
+        for k in [1, 2] {
+            if !cx.wants(k) {
+                continue;
+            }
+            let (yes, no) = if k == 1 { (g, zero) } else { (zero, g) };
+            let chosen = cx.add("Where", &[condition, yes, no], Attrs::new());
+            let gradient = cx.sum_to(chosen, cx.input(k)?, y)?;
+            cx.give(k, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let mut nest = cx.nest(&cx.out_dims(0), 0);
+        let mut loads = Vec::with_capacity(3);
+        for k in 0..3 {
+            let buffer = cx.input(k);
+            loads.push(nest.load_broadcast(buffer, cx.dtype(k), &cx.dims(k)));
+        }
+        let chosen = nest.b.select(loads[0], loads[1], loads[2]);
+        let output = cx.output(0);
+        nest.store_whole(cx, output, chosen);
+        cx.step(nest.map())
+    }
+}
+
+/// The same numbers as another type.
+struct Cast {
+    to: DType,
+}
+
+impl Op for Cast {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let from = cx.dtype(0)?;
+        cx.output(0, self.to, cx.shape(0).cloned());
+        let whole = |dtype: DType| matches!(dtype, DType::I32 | DType::I64);
+        if whole(from) && whole(self.to) {
+            cx.output_sizes(0, cx.sizes(0));
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let from = cx.dtype(cx.input(0)?)?;
+        if from.is_float() && self.to.is_float() {
+            let gradient = if from == self.to { g } else { cx.add("Cast", &[g], cast_to(from)) };
+            cx.give(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        if cx.dtype(0) == self.to {
+            cx.alias(0, 0);
+            return Ok(());
+        }
+        let dims = cx.out_dims(0);
+        let (input, output) = (cx.input(0), cx.output(0));
+        let mut nest = cx.nest(&dims, 0);
+        let value = nest.load_broadcast(input, cx.dtype(0), &dims);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// A power; base and exponent may have different types.
+struct Pow;
+
+/// `base ** exponent` in the compute type of the base.
+fn power(b: &mut Builder, base: Reg, exponent: Reg) -> Reg {
+    let (ty, other) = (b.ty(base), b.ty(exponent));
+    let computed = match (ty.is_float(), other.is_float()) {
+        (true, _) => ty,
+        (false, true) => Type::F64,
+        (false, false) if ty == other => ty,
+        (false, false) => Type::I64,
+    };
+    let (base, exponent) = (b.convert(base, computed), b.convert(exponent, computed));
+    let result = b.binary(BinaryOp::Pow, base, exponent);
+    b.convert(result, ty)
+}
+
+impl Pow {
+    /// The power as an expression over the base's type. A constant exponent is part of it, so that its derivative is simple.
+    fn expr(ty: Type, exponent: Option<f64>) -> Expr {
+        let mut b = Builder::new();
+        let base = b.load(0, ty);
+        let exponent = match exponent {
+            Some(value) => b.constant(ty, value),
+            None => b.load(1, ty),
+        };
+        let result = b.binary(BinaryOp::Pow, base, exponent);
+        b.finish(&[result])
+    }
+}
+
+impl Op for Pow {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.dtype_where(1, "a number type", |dtype| dtype != DType::Bool)?;
+        let shape = cx.broadcast(0..2)?;
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (base, exponent, y) = (cx.input(0)?, cx.input(1)?, cx.output(0, "y"));
+        let (dtype, exponent_dtype) = (cx.dtype(base)?, cx.dtype(exponent)?);
+        let ty = Type::of(dtype);
+        let one = cx.constant_of(exponent).filter(|tensor| tensor.len() == 1).map(|tensor| tensor.to_f64()[0]);
+        // An exponent of 0 has the slope 0 everywhere, which the general form says with the right shape.
+        let one = one.filter(|&value| value != 0.0);
+        let mut cast: Option<ValueId> = None;
+        for k in [0, 1] {
+            if !cx.wants(k) {
+                continue;
+            }
+            let constant = if k == 0 { one } else { None };
+            let Some(derivative) = derive(&Pow::expr(ty, constant), 2, k) else { continue };
+            let exponent_seen = match cast {
+                _ if exponent_dtype == dtype || constant.is_some() => exponent,
+                Some(known) => known,
+                None => *cast.insert(cx.add("Cast", &[exponent], cast_to(dtype))),
+            };
+            let gradient = cx.spell(&derivative, &[base, exponent_seen, y, g], dtype)?;
+            let mut gradient = cx.sum_to(gradient, if k == 0 { base } else { exponent }, y)?;
+            if k == 1 && exponent_dtype != dtype {
+                gradient = cx.add("Cast", &[gradient], cast_to(exponent_dtype));
+            }
+            cx.give(k, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let mut nest = cx.nest(&cx.out_dims(0), 0);
+        let mut load = |cx: &mut Lower<'_>, k: usize| match cx.constant(k).filter(|tensor| tensor.len() == 1) {
+            // A constant exponent lets backends choose a product or a root.
+            Some(tensor) if cx.dtype(k).is_float() => {
+                let value = tensor.to_f64()[0];
+                nest.b.constant(Type::of(cx.dtype(k)), value)
+            }
+            _ => {
+                let buffer = cx.input(k);
+                nest.load_broadcast(buffer, cx.dtype(k), &cx.dims(k))
+            }
+        };
+        let (base, exponent) = (load(cx, 0), load(cx, 1));
+        let result = power(&mut nest.b, base, exponent);
+        let output = cx.output(0);
+        nest.store_whole(cx, output, result);
+        cx.step(nest.map())
+    }
+}
+
+/// Element types of ONNX that are not supported, by their numbers.
+const OTHER_TYPES: [(i64, &str); 13] = [
+    (8, "string"),
+    (14, "complex64"),
+    (15, "complex128"),
+    (17, "float8e4m3fn"),
+    (18, "float8e4m3fnuz"),
+    (19, "float8e5m2"),
+    (20, "float8e5m2fnuz"),
+    (21, "uint4"),
+    (22, "int4"),
+    (23, "float4e2m1"),
+    (24, "float8e8m0"),
+    (25, "uint2"),
+    (26, "int2"),
+];
+
+fn build_cast(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let number = Attrs::required("to", node.attrs.int("to")?)?;
+    let Some(to) = i32::try_from(number).ok().and_then(DType::from_onnx) else {
+        let known = OTHER_TYPES.iter().find(|&&(other, _)| other == number);
+        return Err(match known {
+            Some((_, name)) => OpError::unsupported(format!("elements of type {name} are not supported")),
+            None => OpError::invalid(format!("to is {number}, which is no element type")),
+        });
+    };
+    Ok(Box::new(Cast { to }))
+}
+
+fn build_where(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Where))
+}
+
+fn build_pow(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Pow))
+}
+
+/// `saturate` came with opset 19, `round_mode` with 24, bfloat16 with 13.
+fn downgrade_cast(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let to = rw.attrs().int("to")?;
+    let from = rw.input(0).and_then(|id| rw.dtype(id));
+    let brain = Some(i64::from(DType::BF16.to_onnx()));
+    if rw.version() < 13 && (to == brain || from == Some(DType::BF16)) {
+        return Err(OpError::unsupported("bfloat16 needs opset 13 or newer"));
+    }
+    let mut attrs = rw.attrs().clone();
+    for (name, since) in [("saturate", 19), ("round_mode", 24)] {
+        if rw.version() < since {
+            attrs.0.remove(name);
+        }
+    }
+    if attrs != *rw.attrs() {
+        let inputs = rw.node().inputs.to_vec();
+        rw.same(&inputs, attrs);
+    }
+    Ok(())
+}
+
+/// Before opset 12 base and exponent are floats of one type: a base of integers is computed in float64.
+fn downgrade_pow(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 12 {
+        return Ok(());
+    }
+    let (base, exponent) = (rw.required(0)?, rw.required(1)?);
+    // A power that a rewrite made has values of no type yet, and is right.
+    let (Some(dtype), Some(other)) = (rw.dtype(base), rw.dtype(exponent)) else { return Ok(()) };
+    if dtype.is_float() {
+        if dtype != other {
+            let exponent = rw.add("Cast", &[exponent], cast_to(dtype));
+            rw.same(&[Some(base), Some(exponent)], Attrs::new());
+        }
+        return Ok(());
+    }
+    let (base, exponent) =
+        (rw.add("Cast", &[base], cast_to(DType::F64)), rw.add("Cast", &[exponent], cast_to(DType::F64)));
+    let result = rw.add("Pow", &[base, exponent], Attrs::new());
+    let result = rw.add("Cast", &[result], cast_to(dtype));
+    rw.output(0, result);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Where", &[9, 16], build_where),
+        Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast).downgrade(downgrade_cast),
+        Definition::new("", "Pow", &[7, 12, 13, 15], build_pow).downgrade(downgrade_pow),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+    };
+
+    const WHERE: (&str, &str) = ("", "Where");
+    const CAST: (&str, &str) = ("", "Cast");
+    const POW: (&str, &str) = ("", "Pow");
+
+    fn flags(dims: &[usize], values: &[u8]) -> Tensor {
+        Tensor::from_slice(DType::Bool, dims, values)
+    }
+
+    fn two(op: (&str, &str), a: &Tensor, b: &Tensor) -> Graph {
+        one_node(NEWEST_OPSET, op, &[Some(a), Some(b)], 1, Attrs::new()).expect("valid")
+    }
+
+    #[track_caller]
+    fn cast(x: &Tensor, to: DType) -> Tensor {
+        run_node(CAST, &[Some(x)], 1, cast_to(to)).expect("it runs").remove(0)
+    }
+
+    #[track_caller]
+    fn pow(a: &Tensor, b: &Tensor) -> Tensor {
+        run_node(POW, &[Some(a), Some(b)], 1, Attrs::new()).expect("it runs").remove(0)
+    }
+
+    #[test]
+    fn chooses_elements_of_every_type() {
+        let condition = flags(&[2, 1], &[1, 0]);
+        for dtype in DType::ALL {
+            let (x, y) = (Tensor::filled(dtype, &[3], 1.0), Tensor::filled(dtype, &[], 0.0));
+            let got = run_node(WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new()).expect("it runs");
+            assert_eq!((got[0].dtype(), got[0].dims()), (dtype, &[2, 3][..]));
+            assert_eq!(got[0].to_f64(), [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn each_branch_is_reduced_to_its_own_shape() {
+        let condition = flags(&[2, 3], &[1, 0, 1, 0, 0, 1]);
+        let (x, y) = (spread(&[1], 1), spread(&[2, 1], 2));
+        let graph = one_node(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new());
+        check_gradients(&graph.expect("valid"), &[condition, x, y], &[1, 2], &[0]);
+    }
+
+    #[test]
+    fn what_was_not_chosen_does_not_leak() {
+        let condition = flags(&[2], &[1, 0]);
+        let (x, y) = (Tensor::f32(&[2], &[1.0, f32::NAN]), Tensor::f32(&[2], &[f32::INFINITY, 2.0]));
+        let graph = one_node(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new());
+        let graph = graph.expect("valid");
+        let seed = Tensor::f32(&[2], &[3.0, f32::NAN]);
+        let gradient = gradient_graph(&graph, &[Some(seed)], &[1]);
+        let got = run(&gradient, &[condition, x, y]).expect("it runs");
+        assert_eq!(got[0], Tensor::f32(&[2], &[3.0, 0.0]));
+    }
+
+    #[test]
+    fn casts_between_all_types() {
+        for from in DType::ALL {
+            for to in DType::ALL {
+                assert_eq!(cast(&Tensor::filled(from, &[2], 1.0), to), Tensor::filled(to, &[2], 1.0), "{from} to {to}");
+            }
+        }
+        let x = Tensor::f32(&[6], &[1.9, -1.9, 3e9, -3e9, f32::NAN, -0.0]);
+        assert_eq!(cast(&x, DType::I32).to_i64().expect("integers"), [1, -1, 2_147_483_647, -2_147_483_648, 0, 0]);
+        assert_eq!(cast(&x, DType::Bool).to_i64().expect("integers"), [1, 1, 1, 1, 1, 0]);
+        let wide = Tensor::i64(&[2], &[257, -1]);
+        assert_eq!(cast(&wide, DType::U8).to_i64().expect("integers"), [1, 255]);
+    }
+
+    #[test]
+    fn narrow_floats_round_to_even() {
+        // Half way between neighbours of float16 (step 2 above 2048) and of bfloat16 (step 2 above 256).
+        let x = Tensor::f32(&[3], &[2049.0, 2051.0, 1e6]);
+        assert_eq!(cast(&x, DType::F16).to_f64(), [2048.0, 2052.0, f64::INFINITY]);
+        let x = Tensor::f32(&[2], &[257.0, 259.0]);
+        assert_eq!(cast(&x, DType::BF16).to_f64(), [256.0, 260.0]);
+    }
+
+    #[test]
+    fn the_gradient_of_a_cast_is_a_cast() {
+        let x = Tensor::f32(&[2], &[1.0, 2.0]);
+        let graph = one_node(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_to(DType::F16)).expect("valid");
+        let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[2], 0.5))], &[0]);
+        assert_eq!(run(&gradient, &[x]).expect("it runs")[0], Tensor::f32(&[2], &[0.5, 0.5]));
+    }
+
+    #[test]
+    fn types_that_are_not_supported_are_named() {
+        let x = Tensor::f32(&[1], &[1.0]);
+        for (to, message) in [
+            (8, "elements of type string are not supported"),
+            (17, "float8e4m3fn"),
+            (99, "99, which is no element type"),
+        ] {
+            let error = run_node(CAST, &[Some(&x)], 1, Attrs::new().with("to", to)).expect_err("refused");
+            let Failure::Prepare(error) = error else { panic!("{error:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+        assert!(run_node(CAST, &[Some(&x)], 1, Attrs::new()).is_err());
+    }
+
+    #[test]
+    fn powers_of_mixed_types() {
+        let base = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
+        assert_eq!(pow(&base, &Tensor::i64(&[3], &[4, 5, 6])), Tensor::f32(&[3], &[1.0, 32.0, 729.0]));
+        assert_eq!(pow(&base, &f64s(&[1], &[2.0])), Tensor::f32(&[3], &[1.0, 4.0, 9.0]));
+        let base = Tensor::i64(&[3], &[1, 2, 3]);
+        assert_eq!(pow(&base, &Tensor::i64(&[], &[2])), Tensor::i64(&[3], &[1, 4, 9]));
+        assert_eq!(pow(&base, &Tensor::f32(&[3], &[0.5, 0.5, 1.5])), Tensor::i64(&[3], &[1, 1, 5]));
+        let base = Tensor::from_slice(DType::I32, &[2], &[-2i32, 7]);
+        let exponent = Tensor::from_slice(DType::U8, &[2], &[3u8, 2]);
+        assert_eq!(pow(&base, &exponent), Tensor::from_slice(DType::I32, &[2], &[-8i32, 49]));
+    }
+
+    #[test]
+    fn gradients_of_powers() {
+        let positive = |dims: &[usize], seed: u32| {
+            f64s(dims, &spread(dims, seed).to_f64().iter().map(|x| x.abs() + 0.2).collect::<Vec<_>>())
+        };
+        for (a, b) in [(&[2, 3][..], &[3][..]), (&[1], &[2, 2]), (&[3], &[]), (&[2, 1], &[1, 2])] {
+            let (base, exponent) = (positive(a, 5), spread(b, 6));
+            check_gradients(&two(POW, &base, &exponent), &[base, exponent], &[0, 1], &[0]);
+        }
+        let (base, exponent) = (spread(&[3], 7), Tensor::i64(&[], &[3]));
+        check_gradients(&two(POW, &base, &exponent), &[base, exponent], &[0], &[0]);
+        // Constant exponents, as files have them.
+        for value in [-1.0, 0.0, 0.5, 1.0, 2.0, 3.0] {
+            for dims in [&[][..], &[1, 1, 1]] {
+                let (base, exponent) = (positive(&[2, 2], 8), Tensor::filled(DType::F64, dims, value));
+                let mut graph = two(POW, &base, &exponent);
+                let id = graph.inputs.pop().expect("the exponent");
+                graph.value_mut(id).constant = Some(exponent);
+                check_gradients(&graph, &[base], &[0], &[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_gradient_of_a_square_is_a_product() {
+        let base = Tensor::f32(&[2], &[-3.0, 0.0]);
+        let mut graph = two(POW, &base, &Tensor::f32(&[], &[2.0]));
+        let id = graph.inputs.pop().expect("the exponent");
+        graph.value_mut(id).constant = Some(Tensor::f32(&[], &[2.0]));
+        let gradient = gradient_graph(&graph, &[Some(Tensor::f32(&[2], &[1.0, 1.0]))], &[0]);
+        assert!(gradient.nodes.iter().all(|node| &*node.op == "Mul"), "{gradient}");
+        assert_eq!(run(&gradient, &[base]).expect("it runs")[0].to_f64(), [-6.0, 0.0]);
+    }
+
+    #[test]
+    fn kinks_of_powers() {
+        // Base 0: the exponent's gradient is 0 for exponents from 0 on. Exponent 0: the base's gradient is 0.
+        let (base, exponent) = (f64s(&[4], &[0.0, 0.0, 0.0, -2.0]), f64s(&[4], &[2.0, 0.0, 1.0, 0.5]));
+        let graph = two(POW, &base, &exponent);
+        let ones = Tensor::filled(DType::F64, &[4], 1.0);
+        let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &[base, exponent]).expect("it runs");
+        assert_eq!(got[0].to_f64()[..3], [0.0, 0.0, 1.0]);
+        assert_eq!(got[1].to_f64()[..3], [0.0, 0.0, 0.0]);
+        assert!(got[0].to_f64()[3].is_nan() && got[1].to_f64()[3].is_nan());
+    }
+
+    #[test]
+    fn older_versions() {
+        let (base, exponent) = (Tensor::f32(&[2], &[1.5, 2.0]), Tensor::i64(&[2], &[2, 3]));
+        let graph = two(POW, &base, &exponent);
+        assert_eq!(check_downgrade(&graph, &[base.clone(), exponent.clone()], 12).nodes.len(), 1);
+        assert_eq!(check_downgrade(&graph, &[base, exponent.clone()], 11).nodes.len(), 2);
+        let whole = Tensor::from_slice(DType::I32, &[2], &[3i32, -2]);
+        let graph = two(POW, &whole, &exponent);
+        assert_eq!(check_downgrade(&graph, &[whole, exponent], 7).nodes.len(), 4);
+
+        let x = Tensor::f32(&[1], &[1.5]);
+        let attrs = cast_to(DType::F16).with("saturate", 1i64).with("round_mode", "up");
+        let graph = one_node(NEWEST_OPSET, CAST, &[Some(&x)], 1, attrs).expect("valid");
+        let old = check_downgrade(&graph, std::slice::from_ref(&x), 13);
+        assert_eq!(old.nodes[0].attrs, cast_to(DType::F16));
+        let graph = one_node(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_to(DType::BF16)).expect("valid");
+        assert!(passes::versions::downgrade(&mut graph.clone(), 12).is_err());
+
+        let condition = flags(&[1], &[1]);
+        let graph = one_node(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&x)], 1, Attrs::new());
+        let error = passes::versions::downgrade(&mut graph.expect("valid"), 8).expect_err("refused");
+        assert!(error.to_string().contains("needs opset 9"), "{error}");
+        assert_close(&x, &x, 0.0);
+    }
+}

@@ -1,0 +1,369 @@
+//! Softmax and its logarithm along one axis, and their gradients.
+//!
+//! Sources: ONNX Softmax and LogSoftmax-1, 11 (the input is taken as a matrix whose rows are the axes from `axis`, by
+//! default 1, on) and 13 (one axis, by default the last); `SoftmaxGrad_13`, `LogSoftmaxGrad_13` (one axis) and
+//! `SoftmaxGrad`, `LogSoftmaxGrad` (a matrix) of `com.microsoft`. All of them get the forward *result*, not the input.
+//! Older forms are read as Flatten, the newest form, and Reshape. Narrow floats are computed in float32. The largest
+//! element is subtracted before anything is raised; a row of nothing but -inf gives NaN, as in PyTorch.
+
+use ortrain_expr::{ReduceOp, Strides, UnaryOp};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
+
+use super::elementwise::build_unrunnable;
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::{Lower, NestBuilder, around};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// `exp(x) / sum(exp(x))`, or its logarithm.
+struct Softmax {
+    axis: i64,
+    log: bool,
+}
+
+/// The gradient of [`Softmax`]: inputs are the gradient of the result, and the result.
+struct SoftmaxGrad {
+    axis: i64,
+    log: bool,
+}
+
+/// A nest over the rows along an axis, and the strides of a tensor of the given shape in it.
+fn rows(cx: &Lower<'_>, dims: &[usize], axis: i64) -> Result<(NestBuilder, Strides), OpError> {
+    let (before, size, after) = around(dims, normalize_axis(axis, dims.len())?);
+    let strides = [(size * after) as isize, 1, after as isize].into_iter().collect();
+    Ok((cx.nest(&[before, after, size], 1), strides))
+}
+
+impl Op for Softmax {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        let shape = cx.shape(0).cloned();
+        if let Some(shape) = &shape {
+            normalize_axis(self.axis, shape.rank())?;
+        }
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let y = cx.output(0, "y");
+        let name = if self.log { "LogSoftmaxGrad_13" } else { "SoftmaxGrad_13" };
+        let gradient = cx.add_in("com.microsoft", name, &[g, y], Attrs::new().with("axis", self.axis));
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (mut nest, strides) = rows(cx, &cx.dims(0), self.axis)?;
+        let (input, output) = (cx.input(0), cx.output(0));
+        let x = nest.load_strided(cx, input, 0, &strides);
+        let largest = nest.reduce(ReduceOp::Max, x);
+        let shifted = nest.b.sub(x, largest);
+        let power = nest.b.unary(UnaryOp::Exp, shifted);
+        let sum = nest.reduce(ReduceOp::Sum, power);
+        let result = if self.log {
+            let log = nest.b.unary(UnaryOp::Log, sum);
+            nest.b.sub(shifted, log)
+        } else {
+            nest.b.div(power, sum)
+        };
+        nest.store_strided(cx, output, 0, strides, result);
+        cx.step(nest.reduction())
+    }
+}
+
+impl Op for SoftmaxGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype([0, 1])?;
+        let shape = cx.broadcast([0, 1])?;
+        if let (Some(shape), Some(g), Some(y)) = (&shape, cx.shape(0), cx.shape(1)) {
+            let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if g.rank() != y.rank() || g.iter().zip(y.iter()).any(|(a, b)| differ(a, b)) {
+                return Err(OpError::invalid(format!("a gradient of shape {g} for a result of shape {y}")));
+            }
+            normalize_axis(self.axis, shape.rank())?;
+        }
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (mut nest, strides) = rows(cx, &cx.dims(1), self.axis)?;
+        let (gradient, result, output) = (cx.input(0), cx.input(1), cx.output(0));
+        let g = nest.load_strided(cx, gradient, 0, &strides);
+        let y = nest.load_strided(cx, result, 0, &strides);
+        let value = if self.log {
+            let sum = nest.reduce(ReduceOp::Sum, g);
+            let share = nest.b.unary(UnaryOp::Exp, y);
+            let part = nest.b.mul(share, sum);
+            nest.b.sub(g, part)
+        } else {
+            let product = nest.b.mul(g, y);
+            let sum = nest.reduce(ReduceOp::Sum, product);
+            let rest = nest.b.sub(g, sum);
+            nest.b.mul(y, rest)
+        };
+        nest.store_strided(cx, output, 0, strides, value);
+        cx.step(nest.reduction())
+    }
+}
+
+/// Whether the operator is one of the logarithmic ones.
+fn is_log(node: &Node) -> bool {
+    node.op.starts_with("Log")
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Softmax { axis: node.attrs.int("axis")?.unwrap_or(-1), log: is_log(node) }))
+}
+
+fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(SoftmaxGrad { axis: node.attrs.int("axis")?.unwrap_or(-1), log: is_log(node) }))
+}
+
+/// Reads a form that acts on a matrix: as the newest operator `op` itself where only the last axis is meant, else
+/// between Flatten and Reshape.
+fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(), OpError> {
+    let axis = rw.attrs().int("axis")?.unwrap_or(1);
+    let inputs: Vec<ValueId> =
+        (0..rw.node().inputs.len()).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let last = *inputs.last().ok_or_else(|| OpError::invalid("it has no inputs"))?;
+    let rank = inputs.iter().find_map(|&input| rw.shape(input)).map(Shape::rank);
+    let normal = rank.map(|rank| normalize_axis(axis, rank)).transpose()?;
+    let on_last_axis = axis == -1 || normal.is_some() && normal.map(|axis| axis + 1) == rank;
+    if on_last_axis {
+        let axis = normal.map_or(-1, |axis| axis as i64);
+        let ports: Vec<Option<ValueId>> = inputs.into_iter().map(Some).collect();
+        rw.renamed(domain, op, &ports, Attrs::new().with("axis", axis));
+        return Ok(());
+    }
+    let matrices: Vec<Option<ValueId>> = inputs
+        .iter()
+        .map(|&input| Some(rw.add("Flatten", &[input], Attrs::new().with("axis", axis))))
+        .collect();
+    let result = rw.add_node(domain, op, &matrices, 1, Attrs::new().with("axis", -1i64))[0];
+    let shape = rw.add("Shape", &[last], Attrs::new());
+    let result = rw.add("Reshape", &[result, shape], Attrs::new());
+    rw.output(0, result);
+    Ok(())
+}
+
+fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = rw.node().op.clone();
+    upgrade_matrix_form(rw, "", &op)
+}
+
+fn upgrade_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = format!("{}_13", rw.node().op);
+    upgrade_matrix_form(rw, "com.microsoft", &op)
+}
+
+/// Before opset 13 everything from the axis on is one row: the axis is made the last one where it is not.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 13 {
+        return Ok(());
+    }
+    let x = rw.required(0)?;
+    let (dtype, shape) = (rw.dtype(x), rw.shape(x).cloned());
+    let (Some(dtype), Some(shape)) = (dtype, shape) else {
+        return Err(OpError::unsupported("before opset 13 it can be written only if the rank of its input is known"));
+    };
+    let written = rw.attrs().int("axis")?;
+    let axis = normalize_axis(written.unwrap_or(-1), shape.rank())?;
+    if shape[axis + 1..].iter().all(Dim::is_one) {
+        if written != Some(axis as i64) {
+            rw.same(&[Some(x)], Attrs::new().with("axis", axis as i64));
+        }
+        return Ok(());
+    }
+    let last = shape.rank() - 1;
+    let mut perm: Vec<i64> = (0..=last as i64).collect();
+    perm.swap(axis, last);
+    let perm = Attrs::new().with("perm", perm);
+    let mut turned = shape;
+    turned.0.swap(axis, last);
+    // Its type is said, so that what comes here again finds the axis to be the last.
+    let name = format!("{}turned", rw.patch().1.prefix());
+    let patch = rw.patch().1;
+    let value = patch.add_value(&name, ValueType::Tensor(dtype, Some(turned)));
+    patch.push(Node::new("", "Transpose", &[Some(x)], &[Some(value)], perm.clone()));
+    let op = rw.node().op.clone();
+    let result = rw.add(&op, &[value], Attrs::new().with("axis", last as i64));
+    let result = rw.add("Transpose", &[result], perm);
+    rw.output(0, result);
+    Ok(())
+}
+
+/// The gradients in operators of `ai.onnx`.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (g, y) = (rw.required(0)?, rw.required(1)?);
+    let axis = rw.attrs().int("axis")?.unwrap_or(-1);
+    let axes = rw.ints("axes", &[axis]);
+    let keep = Attrs::new().with("keepdims", 1i64);
+    let result = if is_log(rw.node()) {
+        let sum = rw.add("ReduceSum", &[g, axes], keep);
+        let share = rw.add("Exp", &[y], Attrs::new());
+        let part = rw.add("Mul", &[share, sum], Attrs::new());
+        rw.add("Sub", &[g, part], Attrs::new())
+    } else {
+        let product = rw.add("Mul", &[g, y], Attrs::new());
+        let sum = rw.add("ReduceSum", &[product, axes], keep);
+        let rest = rw.add("Sub", &[g, sum], Attrs::new());
+        rw.add("Mul", &[y, rest], Attrs::new())
+    };
+    rw.output(0, result);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let forward = ["Softmax", "LogSoftmax"].map(|name| {
+        Definition::new("", name, &[1, 11, 13], build).upgrade(upgrade).downgrade(downgrade)
+    });
+    let gradients = ["SoftmaxGrad_13", "LogSoftmaxGrad_13"]
+        .map(|name| Definition::new("com.microsoft", name, &[1], build_grad).decompose(decompose_grad));
+    // "Since 1, 2" makes every one of them an old version, to be read as one of the above.
+    let matrix_forms = ["SoftmaxGrad", "LogSoftmaxGrad"]
+        .map(|name| Definition::new("com.microsoft", name, &[1, 2], build_unrunnable).upgrade(upgrade_grad));
+    forward.into_iter().chain(gradients).chain(matrix_forms).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Tensor;
+
+    use super::*;
+    use crate::testing::{
+        assert_close, check_decomposition, check_downgrade, check_gradients, f64s, one_node, run, run_node, spread,
+    };
+
+    const NEWEST: i64 = crate::NEWEST_OPSET;
+
+    fn axis(axis: i64) -> Attrs {
+        Attrs::new().with("axis", axis)
+    }
+
+    /// By the definition, in float64, over groups of elements that belong together.
+    fn expected(x: &Tensor, axis: usize, log: bool) -> Tensor {
+        let (before, size, after) = around(x.dims(), axis);
+        let x_values = x.to_f64();
+        let mut y = vec![0.0; x_values.len()];
+        for b in 0..before {
+            for a in 0..after {
+                let at = |k: usize| (b * size + k) * after + a;
+                let sum: f64 = (0..size).map(|k| x_values[at(k)].exp()).sum();
+                for k in 0..size {
+                    let share = x_values[at(k)].exp() / sum;
+                    y[at(k)] = if log { share.ln() } else { share };
+                }
+            }
+        }
+        f64s(x.dims(), &y)
+    }
+
+    #[test]
+    fn every_axis() {
+        let x = spread(&[2, 3, 4], 1);
+        for (name, log) in [("Softmax", false), ("LogSoftmax", true)] {
+            for k in 0..3i64 {
+                let got = run_node(("", name), &[Some(&x)], 1, axis(k - 3)).expect("it runs");
+                assert_close(&got[0], &expected(&x, k as usize, log), 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn large_and_masked_elements() {
+        let x = Tensor::f32(&[3, 2], &[1e4, 1e4, f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, f32::NEG_INFINITY]);
+        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
+        let y = got[0].to_f64();
+        assert_eq!(y[..4], [0.5, 0.5, 0.0, 1.0]);
+        assert!(y[4].is_nan() && y[5].is_nan(), "a row without anything is NaN, as in PyTorch");
+    }
+
+    #[test]
+    fn narrow_floats_are_rounded_once() {
+        let elements = [0.1f32, 0.7, -1.3, 2.0].map(half::f16::from_f32);
+        let x = Tensor::from_slice(DType::F16, &[4], &elements);
+        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
+        let exact = expected(&f64s(&[4], &x.to_f64()), 0, false).to_f64();
+        let want: Vec<half::f16> = exact.into_iter().map(half::f16::from_f64).collect();
+        assert_eq!(got[0].to_vec::<half::f16>(), want);
+    }
+
+    #[test]
+    fn older_forms_take_everything_from_the_axis_on() {
+        let x = spread(&[2, 3, 4], 2);
+        let flat = x.reshaped(vec![2, 12]).expect("as many elements");
+        for (name, log) in [("Softmax", false), ("LogSoftmax", true)] {
+            for opset in [7, 12] {
+                let graph = one_node(opset, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+                let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+                let want = expected(&flat, 1, log).reshaped(vec![2, 3, 4]).expect("as many elements");
+                assert_close(&got[0], &want, 1e-12);
+            }
+        }
+        // On the last axis nothing has to be added.
+        let graph = one_node(11, ("", "Softmax"), &[Some(&flat)], 1, Attrs::new()).expect("it is read");
+        assert_eq!(graph.nodes.len(), 1);
+    }
+
+    #[test]
+    fn written_for_older_opsets() {
+        let x = spread(&[2, 3, 4], 3);
+        for k in 0..3 {
+            let graph = one_node(NEWEST, ("", "LogSoftmax"), &[Some(&x)], 1, axis(k)).expect("it is read");
+            for opset in [7, 11] {
+                let old = check_downgrade(&graph, std::slice::from_ref(&x), opset);
+                assert_eq!(old.nodes.len(), if k == 2 { 1 } else { 3 });
+            }
+        }
+    }
+
+    #[test]
+    fn gradients() {
+        let x = spread(&[2, 3, 4], 4);
+        for name in ["Softmax", "LogSoftmax"] {
+            for k in 0..3 {
+                let graph = one_node(NEWEST, ("", name), &[Some(&x)], 1, axis(k)).expect("it is read");
+                check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            }
+            let graph = one_node(11, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+            check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+        }
+    }
+
+    #[test]
+    fn gradient_operators() {
+        let (g, y) = (spread(&[2, 3, 4], 5), spread(&[2, 3, 4], 6));
+        let inputs = [g, y];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        for name in ["SoftmaxGrad_13", "LogSoftmaxGrad_13"] {
+            let graph = one_node(NEWEST, ("com.microsoft", name), &ports, 1, axis(1)).expect("it is read");
+            check_decomposition(&graph, &inputs, 1e-12);
+        }
+        // The form on matrices is the other one on reshaped inputs.
+        let flat = inputs.clone().map(|x| x.reshaped(vec![2, 12]).expect("as many elements"));
+        let flat_ports = [Some(&flat[0]), Some(&flat[1])];
+        for (old, new) in [("SoftmaxGrad", "SoftmaxGrad_13"), ("LogSoftmaxGrad", "LogSoftmaxGrad_13")] {
+            let got = run_node(("com.microsoft", old), &ports, 1, Attrs::new()).expect("it runs");
+            let want = run_node(("com.microsoft", new), &flat_ports, 1, Attrs::new()).expect("it runs");
+            assert_eq!(got[0].data(), want[0].data());
+            assert_eq!(got[0].dims(), [2, 3, 4]);
+        }
+    }
+
+    #[test]
+    fn empty_batches_and_wrong_axes() {
+        let x = Tensor::f32(&[0, 3], &[]);
+        let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
+        assert_eq!(got[0].dims(), [0, 3]);
+        let error = one_node(NEWEST, ("", "Softmax"), &[Some(&x)], 1, axis(2)).expect_err("there are two axes");
+        assert!(error.to_string().contains("axis 2 is out of range for rank 2"), "{error}");
+    }
+}

@@ -1,0 +1,431 @@
+//! What the artifacts of a training need to know about operators: losses, optimizer models, the difference between
+//! training and inference, and how gradients are gathered.
+//!
+//! Names that onnxruntime-training's `generate_artifacts` would generate are generated here as well:
+//! `onnx::<token>::<n>`, where `n` counts from 1 for each set of artifacts ([`Names`]).
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType, tensor_to_proto};
+use ortrain_onnx::{
+    AttributeProto, AttributeType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
+};
+
+use crate::Error;
+
+const MICROSOFT: &str = "com.microsoft";
+/// The version of ONNX files that optimizer models are written in, as by onnxruntime-training 1.19.2.
+const OPTIMIZER_IR_VERSION: i64 = 10;
+
+/// A loss that can be put behind a model. All are means over all elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loss {
+    /// The mean of squared differences.
+    MSELoss,
+    /// Cross-entropy of the softmax along axis 1, with integer labels.
+    CrossEntropyLoss,
+    /// Binary cross-entropy of the sigmoid.
+    BCEWithLogitsLoss,
+    /// The mean of absolute differences.
+    L1Loss,
+}
+
+/// Which optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OptimizerKind {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Plain stochastic gradient descent.
+    SGD,
+}
+
+/// The settings of an optimizer. The default is that of onnxruntime-training's blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerSettings {
+    /// Decay rates of the two moments of [`OptimizerKind::AdamW`].
+    pub betas: (f32, f32),
+    /// What is added to the root of the second moment.
+    pub epsilon: f32,
+    /// The decay of weights.
+    pub weight_decay: f32,
+    /// Whether the moments are corrected for starting at zero.
+    pub bias_correction: bool,
+    /// The gradients are scaled so that their norm, over all parameters, is at most this.
+    pub max_norm: Option<f32>,
+}
+
+impl Default for OptimizerSettings {
+    fn default() -> OptimizerSettings {
+        OptimizerSettings {
+            betas: (0.9, 0.999),
+            epsilon: 1e-6,
+            weight_decay: 0.0,
+            bias_correction: true,
+            max_norm: None,
+        }
+    }
+}
+
+/// Generates names. The same calls give the same names, whatever was generated before in other sets of artifacts.
+#[derive(Debug, Default)]
+pub struct Names(u64);
+
+impl Names {
+    /// Starts at 1.
+    #[must_use]
+    pub fn new() -> Names {
+        Names::default()
+    }
+
+    fn next(&mut self, token: &str) -> String {
+        self.0 += 1;
+        format!("onnx::{token}::{}", self.0)
+    }
+}
+
+fn attribute(name: &str, kind: AttributeType) -> AttributeProto {
+    let mut attribute = AttributeProto { name: name.to_owned(), ..AttributeProto::default() };
+    attribute.set_type(kind);
+    attribute
+}
+
+fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto { i: value, ..attribute(name, AttributeType::Int) }
+}
+
+fn float(name: &str, value: f32) -> AttributeProto {
+    AttributeProto { f: value, ..attribute(name, AttributeType::Float) }
+}
+
+fn text(name: &str, value: &'static str) -> AttributeProto {
+    AttributeProto { s: value.as_bytes().into(), ..attribute(name, AttributeType::String) }
+}
+
+/// The declaration of a value of a type.
+fn declaration(name: &str, ty: &ValueType) -> ValueInfoProto {
+    let mut graph = Graph::new("");
+    let id = graph.add_value(name, ty.clone());
+    graph.value_info(id)
+}
+
+/// Puts nodes at the end of a message.
+struct Append<'a> {
+    graph: &'a mut GraphProto,
+    names: &'a mut Names,
+}
+
+impl Append<'_> {
+    /// A node with one output, whose name is generated before the node's.
+    fn node(&mut self, op: &str, inputs: &[&str], attributes: Vec<AttributeProto>) -> String {
+        let output = self.names.next(&format!("{}_output", op.to_lowercase()));
+        self.node_into("", op, inputs, vec![output.clone()], attributes);
+        output
+    }
+
+    fn node_into(
+        &mut self,
+        domain: &str,
+        op: &str,
+        inputs: &[&str],
+        outputs: Vec<String>,
+        attributes: Vec<AttributeProto>,
+    ) {
+        let name = self.names.next(op);
+        self.graph.node.push(NodeProto {
+            name,
+            op_type: op.to_owned(),
+            domain: domain.to_owned(),
+            input: inputs.iter().map(|&input| input.to_owned()).collect(),
+            output: outputs,
+            attribute: attributes,
+            ..NodeProto::default()
+        });
+    }
+
+    fn constant(&mut self, token: &str, tensor: &Tensor) -> String {
+        let name = self.names.next(token);
+        self.graph.initializer.push(tensor_to_proto(&name, tensor));
+        name
+    }
+
+    /// The mean of everything, a scalar.
+    fn mean(&mut self, value: &str) -> String {
+        self.node("ReduceMean", &[value], vec![int("keepdims", 0)])
+    }
+}
+
+/// Whether a value of this name is there already.
+fn is_defined(graph: &GraphProto, name: &str) -> bool {
+    graph.input.iter().any(|info| info.name == name)
+        || graph.initializer.iter().any(|tensor| tensor.name == name)
+        || graph.node.iter().any(|node| node.input.iter().chain(&node.output).any(|value| value == name))
+}
+
+/// Appends a loss to a model's message and returns its name.
+///
+/// `scores` is what the model computes, of type `ty`; `target` the name of the value it is compared to, `target` or
+/// (for class labels) `labels` unless given. If nothing of this name is there, it becomes an input: of the scores' type,
+/// or int64 of their shape without axis 1.
+///
+/// # Errors
+/// When the loss does not exist for scores of this type, or not in the model's version of the operators.
+pub fn append_loss(
+    graph: &mut GraphProto,
+    names: &mut Names,
+    loss: Loss,
+    scores: &str,
+    ty: &ValueType,
+    target: Option<&str>,
+    opset: i64,
+) -> Result<String, Error> {
+    let dtype = match ty {
+        ValueType::Tensor(dtype, _) if dtype.is_float() => *dtype,
+        _ => return Err(Error::Loss(format!("a loss needs scores that are floats, but {scores:?} is {ty}"))),
+    };
+    let shape = ty.shape();
+    let (default_target, target_ty) = match loss {
+        Loss::CrossEntropyLoss => {
+            if shape.is_some_and(|shape| shape.rank() < 2) {
+                return Err(Error::Loss(format!(
+                    "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but {scores:?} is {ty}"
+                )));
+            }
+            if opset < 12 {
+                return Err(Error::TooOld { node: "the cross-entropy loss".into(), target: opset, least: 12 });
+            }
+            let without_classes: Option<Shape> = shape.map(|shape| {
+                let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != 1);
+                kept.map(|(_, dim)| dim.clone()).collect()
+            });
+            ("labels", ValueType::Tensor(DType::I64, without_classes))
+        }
+        Loss::MSELoss | Loss::BCEWithLogitsLoss | Loss::L1Loss => ("target", ty.clone()),
+    };
+    let target = target.unwrap_or(default_target);
+    if !is_defined(graph, target) {
+        graph.input.push(declaration(target, &target_ty));
+    }
+    let mut append = Append { graph, names };
+    Ok(match loss {
+        Loss::MSELoss => {
+            let difference = append.node("Sub", &[scores, target], vec![]);
+            let exponent = append.constant("pow_exponent", &Tensor::filled(dtype, &[1], 2.0));
+            let squares = append.node("Pow", &[&difference, &exponent], vec![]);
+            append.mean(&squares)
+        }
+        Loss::L1Loss => {
+            let difference = append.node("Sub", &[scores, target], vec![]);
+            let magnitudes = append.node("Abs", &[&difference], vec![]);
+            append.mean(&magnitudes)
+        }
+        Loss::CrossEntropyLoss => {
+            // The number of the class weights, which there are none of.
+            append.names.next("weight");
+            let outputs = vec![append.names.next("loss"), append.names.next("log_prob")];
+            let loss = outputs[0].clone();
+            let attributes = vec![text("reduction", "mean")];
+            append.node_into("", "SoftmaxCrossEntropyLoss", &[scores, target], outputs, attributes);
+            loss
+        }
+        Loss::BCEWithLogitsLoss => {
+            // The numbers of weights and positive weights, which there are none of.
+            append.names.next("weight");
+            append.names.next("pos_weight");
+            let one = Tensor::filled(dtype, &[1], 1.0);
+            let first_one = append.constant("bceloss.sub_ones", &one);
+            let second_one = append.constant("bceloss.sub_ones", &one);
+            let probability = append.node("Sigmoid", &[scores], vec![]);
+            let log = append.node("Log", &[&probability], vec![]);
+            let positive = append.node("Mul", &[&log, target], vec![]);
+            let rest = append.node("Sub", &[&first_one, &probability], vec![]);
+            let log = append.node("Log", &[&rest], vec![]);
+            let negative_target = append.node("Sub", &[&second_one, target], vec![]);
+            let negative = append.node("Mul", &[&log, &negative_target], vec![]);
+            let sum = append.node("Add", &[&positive, &negative], vec![]);
+            let losses = append.node("Neg", &[&sum], vec![]);
+            append.mean(&losses)
+        }
+    })
+}
+
+/// Makes a model's message behave as in inference, whatever it was exported for: nothing is dropped, and statistics are
+/// the running ones.
+pub fn for_inference(graph: &mut GraphProto) {
+    let used: Vec<String> = graph
+        .node
+        .iter()
+        .flat_map(|node| node.input.iter().cloned())
+        .chain(graph.output.iter().map(|info| info.name.clone()))
+        .collect();
+    for node in &mut graph.node {
+        match (node.domain.as_str(), node.op_type.as_str()) {
+            ("" | "ai.onnx", "Dropout") => {
+                if let Some(training_mode) = node.input.get_mut(2) {
+                    training_mode.clear();
+                }
+            }
+            ("" | "ai.onnx", "BatchNormalization") => {
+                if let Some(training_mode) = node.attribute.iter_mut().find(|attr| attr.name == "training_mode") {
+                    training_mode.i = 0;
+                    // Inference has no new statistics to give.
+                    while node.output.len() > 1 && node.output.last().is_some_and(|last| !used.contains(last)) {
+                        node.output.pop();
+                    }
+                }
+            }
+            _ => {}
+        }
+        for attribute in &mut node.attribute {
+            attribute.g.iter_mut().for_each(|graph| for_inference(graph));
+            attribute.graphs.iter_mut().for_each(for_inference);
+        }
+    }
+}
+
+/// Makes a graph (of the newest versions) behave as in training: batch normalization uses the statistics of the batch
+/// and updates the running ones in place, also where the model was exported for inference.
+pub fn for_training(graph: &mut Graph) {
+    for index in 0..graph.nodes.len() {
+        let node = &graph.nodes[index];
+        if !(node.domain.is_empty() && &*node.op == "BatchNormalization") {
+            continue;
+        }
+        let mut attrs = Attrs::new().with("training_mode", 1i64);
+        for name in ["epsilon", "momentum"] {
+            if let Some(value) = node.attrs.0.get(name) {
+                attrs.0.insert(name.to_owned(), value.clone());
+            }
+        }
+        let base = node.present_outputs().next().map_or(String::new(), |id| graph.name_of(id).to_owned());
+        let mut outputs = node.outputs.clone();
+        outputs.truncate(5);
+        for k in outputs.len()..5 {
+            let part = ["", "running_mean", "running_var", "saved_mean", "saved_inv_std"][k];
+            outputs.push(Some(graph.add_value(&format!("{base}_{part}"), ValueType::Unknown)));
+        }
+        let node = &mut graph.nodes[index];
+        node.domain = MICROSOFT.into();
+        node.op = "BatchNormInternal".into();
+        node.attrs = attrs;
+        node.outputs = outputs;
+    }
+}
+
+/// What gathers the gradient of one parameter.
+#[derive(Clone, Debug)]
+pub struct Accumulation<'a> {
+    /// The name of the node.
+    pub node: String,
+    /// The input that holds what was gathered so far.
+    pub buffer: ValueId,
+    /// What is added to it.
+    pub gradient: ValueId,
+    /// The name of the output that says that it was done.
+    pub updated: &'a str,
+}
+
+/// Appends the nodes that gather gradients in place; `reset` is the flag that says whether they start anew. Returns
+/// their outputs.
+pub fn append_accumulators(graph: &mut Graph, reset: ValueId, gradients: &[Accumulation<'_>]) -> Vec<ValueId> {
+    let append = |item: &Accumulation<'_>| {
+        let updated = graph.add_value(item.updated, ValueType::tensor(DType::Bool, &[1]));
+        let inputs = [Some(item.buffer), Some(item.gradient), Some(reset)];
+        let mut node = Node::new(MICROSOFT, "InPlaceAccumulatorV2", &inputs, &[Some(updated)], Attrs::new());
+        node.name = item.node.as_str().into();
+        graph.nodes.push(node);
+        updated
+    };
+    gradients.iter().map(append).collect()
+}
+
+/// The message of an optimizer model.
+#[must_use]
+pub fn optimizer_model(
+    kind: OptimizerKind,
+    settings: &OptimizerSettings,
+    names: &mut Names,
+    opset: i64,
+) -> ModelProto {
+    let sequence = ValueType::Sequence(DType::F32);
+    let mut graph = GraphProto { name: "graph".into(), ..GraphProto::default() };
+    let scalar = |name: &str, dtype| declaration(name, &ValueType::tensor(dtype, &[1]));
+    graph.input = vec![scalar("learning_rate", DType::F32), scalar("step", DType::I64)];
+    let sequences = ["params", "gradients", "first_order_moments", "second_order_moments"];
+    let moments = match kind {
+        OptimizerKind::AdamW => 2,
+        OptimizerKind::SGD => 1,
+    };
+    graph.input.extend(sequences[..2 + moments].iter().map(|name| declaration(name, &sequence)));
+
+    let mut append = Append { graph: &mut graph, names };
+    let gradients = match settings.max_norm {
+        None => "gradients".to_owned(),
+        Some(max_norm) => {
+            let clipped = append.names.next("clip_grad_norm_output");
+            let outputs = vec![clipped.clone()];
+            append.node_into(MICROSOFT, "InplaceClipGradNorm", &["gradients"], outputs, vec![float("max_norm", max_norm)]);
+            append.graph.value_info.push(declaration(&clipped, &sequence));
+            clipped
+        }
+    };
+    let updated = match kind {
+        OptimizerKind::AdamW => {
+            let updated = append.names.next("adamw.updated_flag");
+            let inputs =
+                ["learning_rate", "step", "params", &gradients, "first_order_moments", "second_order_moments"];
+            let attributes = vec![
+                int("adam_mode", 1),
+                float("alpha", settings.betas.0),
+                float("beta", settings.betas.1),
+                int("correct_bias", i64::from(settings.bias_correction)),
+                float("epsilon", settings.epsilon),
+                float("weight_decay", settings.weight_decay),
+            ];
+            append.node_into(MICROSOFT, "AdamWOptimizer", &inputs, vec![updated.clone()], attributes);
+            updated
+        }
+        OptimizerKind::SGD => {
+            let updated = append.names.next("update_completed");
+            let inputs = ["learning_rate", "params", &gradients];
+            append.node_into(MICROSOFT, "SGDOptimizerV2", &inputs, vec![updated.clone()], vec![]);
+            updated
+        }
+    };
+    graph.output = vec![scalar(&updated, DType::Bool)];
+    let import =
+        |domain: &str, version| OperatorSetIdProto { domain: domain.to_owned(), version };
+    ModelProto {
+        ir_version: OPTIMIZER_IR_VERSION,
+        producer_name: "orttraining".into(),
+        opset_import: vec![import(MICROSOFT, 1), import("", opset)],
+        graph: Some(graph),
+        ..ModelProto::default()
+    }
+}
+
+/// How many moments the optimizer of an optimizer model keeps for each parameter.
+///
+/// # Errors
+/// When the graph does not have exactly one optimizer.
+pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
+    let found: Vec<(&Node, usize)> = graph
+        .nodes
+        .iter()
+        .filter_map(|node| match (&*node.domain, &*node.op) {
+            (MICROSOFT, "AdamWOptimizer") => Some((node, 2)),
+            // It uses none, but its models have an input for one.
+            (MICROSOFT, "SGDOptimizerV2") => Some((node, 1)),
+            _ => None,
+        })
+        .collect();
+    match found.as_slice() {
+        [(_, moments)] => Ok(*moments),
+        [] => Err(Error::Graph(
+            "an optimizer model needs a node that updates the parameters (AdamWOptimizer or SGDOptimizerV2), but it \
+             has none"
+                .into(),
+        )),
+        many => {
+            let nodes: Vec<String> = many.iter().map(|(node, _)| graph.node_label(node)).collect();
+            Err(Error::Graph(format!("an optimizer model needs one optimizer, but it has {}", nodes.join(", "))))
+        }
+    }
+}

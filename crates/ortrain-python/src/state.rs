@@ -1,0 +1,90 @@
+//! The state of a training.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ortrain::{ParameterView, Property, Tensor};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::{PyFloat, PyInt, PyString};
+
+use crate::door::Door;
+use crate::error::raise;
+use crate::value::{tensor_of, view};
+
+/// A state behind its lock.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct CheckpointState {
+    pub(crate) door: Arc<Door<ortrain::CheckpointState>>,
+}
+
+#[pymethods]
+impl CheckpointState {
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<CheckpointState> {
+        let state = py.detach(|| ortrain::CheckpointState::load(path)).map_err(raise)?;
+        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+    }
+
+    fn save(&self, py: Python<'_>, path: PathBuf, include_optimizer_state: bool) -> PyResult<()> {
+        self.door.pass(py, |state| state.save(path, include_optimizer_state))
+    }
+
+    fn require_values(&self, py: Python<'_>) -> PyResult<()> {
+        self.door.pass(py, |state| if state.is_nominal() { Err(ortrain::Error::NominalState) } else { Ok(()) })
+    }
+
+    fn parameter_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.door.pass(py, |state| Ok(state.names().map(str::to_owned).collect()))
+    }
+
+    fn has_parameter(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.door.pass(py, |state| Ok(state.contains(name)))
+    }
+
+    fn requires_grad(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.door.pass(py, |state| state.requires_grad(name))
+    }
+
+    fn parameter<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let part: ParameterView = self.door.pass(py, |state| state.parameter(name))?;
+        view(py, part)
+    }
+
+    fn set_parameter(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let value: Tensor = tensor_of(array)?;
+        self.door.pass(py, |state| state.set_parameter(name, &value))
+    }
+
+    fn gradient<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let part = self.door.pass(py, |state| state.gradient(name))?;
+        part.map(|part| view(py, part)).transpose()
+    }
+
+    fn property_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.door.pass(py, |state| Ok(state.properties().keys().cloned().collect()))
+    }
+
+    fn property<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.door.pass(py, |state| Ok(state.properties().get(name).cloned()))? {
+            None => Ok(None),
+            Some(Property::Int(value)) => value.into_bound_py_any(py).map(Some),
+            Some(Property::Float(value)) => f64::from(value).into_bound_py_any(py).map(Some),
+            Some(Property::String(value)) => value.into_bound_py_any(py).map(Some),
+        }
+    }
+
+    fn set_property(&self, py: Python<'_>, name: String, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let value = if value.is_instance_of::<PyInt>() {
+            Property::Int(value.extract()?)
+        } else if value.is_instance_of::<PyFloat>() {
+            Property::Float(value.extract()?)
+        } else {
+            Property::String(value.cast::<PyString>()?.to_cow()?.into_owned())
+        };
+        self.door.pass(py, |state| {
+            state.set_property(name, value);
+            Ok(())
+        })
+    }
+}

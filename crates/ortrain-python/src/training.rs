@@ -1,0 +1,183 @@
+//! Module, optimizer, scheduler. Each is used under the lock of its state, and only there.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ortrain::ModuleOptions;
+use pyo3::prelude::*;
+
+use crate::door::Door;
+use crate::state::CheckpointState;
+use crate::tools::{Source, backend};
+use crate::value::{OrtValue, Results, elements, given, tensors, vector};
+
+/// What is reached through the lock of a state only, so its own lock is never waited for.
+#[derive(Debug)]
+struct Under<T>(Mutex<T>);
+
+impl<T> Under<T> {
+    fn new(value: T) -> Arc<Under<T>> {
+        Arc::new(Under(Mutex::new(value)))
+    }
+
+    /// Called inside the door of the state. A panic has broken the door, and nobody comes here any more.
+    fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A training model on a state.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct Module {
+    state: Arc<Door<ortrain::CheckpointState>>,
+    module: Arc<Under<ortrain::Module>>,
+}
+
+impl Module {
+    /// Something with the state and the module, under the lock.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ortrain::Module, &mut ortrain::CheckpointState) -> ortrain::Result<R> + Send,
+    ) -> PyResult<R> {
+        self.state.pass(py, |state| self.module.with(|module| work(module, state)))
+    }
+}
+
+#[pymethods]
+impl Module {
+    #[new]
+    #[pyo3(signature = (train_model, state, eval_model, *, device, num_threads))]
+    fn new(
+        py: Python<'_>,
+        train_model: Source,
+        state: &CheckpointState,
+        eval_model: Option<Source>,
+        device: &str,
+        num_threads: usize,
+    ) -> PyResult<Module> {
+        let options = ModuleOptions::default().backend(backend(device, num_threads)?);
+        let eval = eval_model.map(|source| source.0);
+        let module = state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
+        Ok(Module { state: state.door.clone(), module: Under::new(module) })
+    }
+
+    fn train_step(&self, py: Python<'_>, inputs: Vec<Bound<'_, OrtValue>>) -> PyResult<Vec<OrtValue>> {
+        let inputs = tensors(&inputs);
+        self.with(py, |module, state| {
+            let mut results = Results::default();
+            module.train_step(state, &given(&inputs), &mut |at, dtype, dims, value| {
+                results.take(at, dtype, dims, value);
+            })?;
+            Ok(results.values())
+        })
+    }
+
+    fn eval_step(&self, py: Python<'_>, inputs: Vec<Bound<'_, OrtValue>>) -> PyResult<Vec<OrtValue>> {
+        let inputs = tensors(&inputs);
+        self.with(py, |module, state| {
+            let mut results = Results::default();
+            module.eval_step(state, &given(&inputs), &mut |at, dtype, dims, value| {
+                results.take(at, dtype, dims, value);
+            })?;
+            Ok(results.values())
+        })
+    }
+
+    fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |module, _| {
+            module.lazy_reset_grad();
+            Ok(())
+        })
+    }
+
+    fn input_names(&self, py: Python<'_>, training: bool) -> PyResult<Vec<String>> {
+        self.with(py, |module, _| Ok(module.input_names(training).into_iter().map(str::to_owned).collect()))
+    }
+
+    fn output_names(&self, py: Python<'_>, training: bool) -> PyResult<Vec<String>> {
+        self.with(py, |module, _| Ok(module.output_names(training).into_iter().map(str::to_owned).collect()))
+    }
+
+    fn parameters_size(&self, py: Python<'_>, trainable_only: bool) -> PyResult<usize> {
+        self.with(py, |module, state| Ok(module.parameters_size(state, trainable_only)))
+    }
+
+    fn copy_parameters_to_buffer(&self, py: Python<'_>, trainable_only: bool) -> PyResult<OrtValue> {
+        let packed = self.with(py, |module, state| module.copy_parameters_to_buffer(state, trainable_only))?;
+        Ok(vector(&packed))
+    }
+
+    fn copy_buffer_to_parameters(&self, py: Python<'_>, buffer: &OrtValue, trainable_only: bool) -> PyResult<()> {
+        let packed = elements(buffer)?;
+        self.with(py, |module, state| module.copy_buffer_to_parameters(state, &packed, trainable_only))
+    }
+
+    fn export_model_for_inferencing(&self, py: Python<'_>, path: PathBuf, output_names: Vec<String>) -> PyResult<()> {
+        self.with(py, |module, state| {
+            let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
+            module.export_model_for_inferencing(state, path, &names)
+        })
+    }
+}
+
+/// An optimizer model on the state of a module.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct Optimizer {
+    state: Arc<Door<ortrain::CheckpointState>>,
+    module: Arc<Under<ortrain::Module>>,
+    optimizer: Under<ortrain::Optimizer>,
+}
+
+#[pymethods]
+impl Optimizer {
+    #[new]
+    fn new(py: Python<'_>, model: Source, module: &Module) -> PyResult<Optimizer> {
+        let optimizer = module.with(py, |module, state| ortrain::Optimizer::new(model.0, state, module))?;
+        let optimizer = Under(Mutex::new(optimizer));
+        Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
+    }
+
+    fn step(&self, py: Python<'_>) -> PyResult<()> {
+        self.state.pass(py, |state| {
+            self.module.with(|module| self.optimizer.with(|optimizer| optimizer.step(state, module)))
+        })
+    }
+
+    fn learning_rate(&self, py: Python<'_>) -> PyResult<f32> {
+        self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.learning_rate(state)))
+    }
+
+    fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {
+        self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.set_learning_rate(state, learning_rate)))
+    }
+}
+
+/// Learning rates that rise and fall linearly.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct LinearLRScheduler {
+    state: Arc<Door<ortrain::CheckpointState>>,
+    scheduler: ortrain::LinearLRScheduler,
+}
+
+#[pymethods]
+impl LinearLRScheduler {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        optimizer: &Optimizer,
+        warmup_step_count: i64,
+        total_step_count: i64,
+        initial_lr: f32,
+    ) -> PyResult<LinearLRScheduler> {
+        let state = optimizer.state.clone();
+        let scheduler = state.pass(py, |state| {
+            ortrain::LinearLRScheduler::new(state, warmup_step_count, total_step_count, initial_lr)
+        })?;
+        Ok(LinearLRScheduler { state, scheduler })
+    }
+
+    fn step(&self, py: Python<'_>) -> PyResult<()> {
+        self.state.pass(py, |state| self.scheduler.step(state))
+    }
+}

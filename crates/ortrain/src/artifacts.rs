@@ -1,0 +1,409 @@
+//! From a forward model to the files of a training, as onnxruntime-training's `generate_artifacts` makes them; it can
+//! train on them, too.
+//!
+//! The evaluation model is the forward model's message, edited: the loss is appended, parameters become inputs. The
+//! training model is that graph with its gradients, written at the forward model's versions of the operators.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ortrain_checkpoint::{Checkpoint, Layout, ModuleState, NamedTensor, NominalTensor};
+use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, ValueInfoProto, encode, visit_tensors_mut};
+use ortrain_ops::passes::{
+    differentiate::differentiate,
+    infer::infer,
+    versions::{downgrade, upgrade},
+};
+use ortrain_ops::training::{Accumulation, Names, append_accumulators, append_loss, for_inference, for_training};
+pub use ortrain_ops::training::{Loss, OptimizerKind, OptimizerSettings, optimizer_model};
+use rustc_hash::FxHashSet;
+
+use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
+use crate::module::graph_of;
+use crate::{Error, ModelSource, Result};
+
+/// The oldest format of files in which an initializer need not be an input.
+const SEPARATE_INITIALIZERS: i64 = 4;
+
+/// Sets of operators that onnxruntime-training's training models import beside the forward model's.
+const TRAINING_OPSETS: [(&str, i64); 7] = [
+    ("ai.onnx.ml", 5),
+    ("ai.onnx.training", 1),
+    ("ai.onnx.preview.training", 1),
+    ("com.microsoft", 1),
+    ("com.microsoft.experimental", 1),
+    ("com.microsoft.nchwc", 1),
+    ("org.pytorch.aten", 1),
+];
+
+/// What to make artifacts for.
+#[derive(Clone, Debug, Default)]
+pub struct ArtifactOptions {
+    /// Initializers that are trained.
+    pub requires_grad: Vec<String>,
+    /// Initializers that are not trained but lie in the checkpoint. All others stay in the models.
+    pub frozen_params: Vec<String>,
+    /// The loss to put behind the model; without one its first output is the loss.
+    pub loss: Option<Loss>,
+    /// The optimizer; without one there is no optimizer model.
+    pub optimizer: Option<OptimizerKind>,
+    /// The settings of the optimizer.
+    pub optimizer_settings: OptimizerSettings,
+    /// Values to be outputs behind the loss.
+    pub additional_output_names: Vec<String>,
+    /// Whether a nominal checkpoint is wanted, too.
+    pub nominal_checkpoint: bool,
+    /// What the loss compares: the scores, and the target if it is not to be a new input. Without them, the model's
+    /// outputs.
+    pub loss_input_names: Vec<String>,
+}
+
+/// The files of a training.
+#[derive(Clone, Debug)]
+pub struct Artifacts {
+    /// Forward, loss, gradients, and their accumulation.
+    pub training_model: ModelProto,
+    /// Forward and loss, as in inference.
+    pub eval_model: ModelProto,
+    /// One update of the parameters.
+    pub optimizer_model: Option<ModelProto>,
+    /// The values of the parameters.
+    pub checkpoint: Checkpoint,
+    /// Their names and types only.
+    pub nominal_checkpoint: Option<Checkpoint>,
+}
+
+impl Artifacts {
+    /// Writes the files to a folder, which must exist: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and, where
+    /// they were asked for, `optimizer_model.onnx` and `nominal_checkpoint`; each name begins with `prefix`. Each file is
+    /// replaced only when its new content is complete.
+    ///
+    /// # Errors
+    /// When a file cannot be written or would exceed 2 GiB.
+    pub fn write(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<()> {
+        let folder = folder.as_ref();
+        if let Err(source) = std::fs::read_dir(folder) {
+            return Err(Error::Write { path: folder.to_owned(), source });
+        }
+        let at = |name: &str| folder.join(format!("{prefix}{name}"));
+        // What can be too large is found before the first file is replaced.
+        let models = [("training_model.onnx", Some(&self.training_model)), ("eval_model.onnx", Some(&self.eval_model)), ("optimizer_model.onnx", self.optimizer_model.as_ref())];
+        for model in models.iter().filter_map(|(_, model)| *model) {
+            encode(model)?;
+        }
+        for (name, model) in models {
+            if let Some(model) = model {
+                ortrain_onnx::save(model, at(name))?;
+            }
+        }
+        ortrain_checkpoint::save(&self.checkpoint, at("checkpoint"), Layout::Artifacts)?;
+        if let Some(nominal) = &self.nominal_checkpoint {
+            ortrain_checkpoint::save(nominal, at("nominal_checkpoint"), Layout::Artifacts)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of the checkpoint file.
+    ///
+    /// # Errors
+    /// When they are more than 2 GiB.
+    pub fn checkpoint_bytes(&self) -> Result<Vec<u8>> {
+        Ok(ortrain_checkpoint::encode(&self.checkpoint, Layout::Artifacts)?)
+    }
+}
+
+/// Makes the files of a training from a forward model.
+///
+/// # Errors
+/// When the model cannot be read or differentiated, a name is unknown or given twice, or there is nothing to train.
+#[allow(clippy::needless_pass_by_value, reason = "options are made for one call")]
+pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifacts> {
+    let label = model.label("the model");
+    let mut forward = self_contained(&label, model.load()?)?;
+    let opset = opset_of(&forward.proto);
+    let parameters = choose(&label, &forward, &options)?;
+
+    // The forward model's own types say what the loss's target looks like.
+    let typed = inferred(&label, &forward)?;
+    let mut names = Names::new();
+    let graph = message_graph(&label, &mut forward.proto)?;
+    let loss = match options.loss {
+        None => first_output(&label, graph, &options)?,
+        Some(loss) => {
+            let (scores, target) = loss_inputs(graph, &options)?;
+            let id = typed.find(&scores).ok_or_else(|| unknown_value(&scores, "compared by the loss"))?;
+            let appended =
+                append_loss(graph, &mut names, loss, &scores, &typed.value(id).ty, target.as_deref(), opset);
+            appended.map_err(|source| Error::model(&label, source))?
+        }
+    };
+    let outputs: Vec<String> = std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
+
+    // Parameters leave the initializers and become inputs, in the order they had.
+    let mut values: Vec<(Arc<str>, bool, Tensor)> = Vec::new();
+    for tensor in &graph.initializer {
+        if let Some(requires_grad) = parameters.kind(&tensor.name) {
+            let source = |source| Error::graph(&label, source);
+            let value = Graph::tensor_from_proto(&LoadedModel::from_proto(ModelProto::default(), Default::default()), tensor)
+                .map_err(source)?;
+            values.push((tensor.name.as_str().into(), requires_grad, value));
+        }
+    }
+    graph.initializer.retain(|tensor| parameters.kind(&tensor.name).is_none());
+    graph.input.extend(values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))));
+    let typed = inferred(&label, &forward)?;
+    set_outputs(&label, &mut forward.proto, &typed, &outputs)?;
+
+    let training_model = training_model(&label, &forward, &outputs, &values, opset)?;
+    let mut eval_model = forward.proto;
+    if let Some(graph) = &mut eval_model.graph {
+        for_inference(graph);
+    }
+    let optimizer_model =
+        options.optimizer.map(|kind| optimizer_model(kind, &options.optimizer_settings, &mut names, opset));
+    let nominal_checkpoint = options.nominal_checkpoint.then(|| nominal(&values));
+    Ok(Artifacts { training_model, eval_model, optimizer_model, checkpoint: full(values), nominal_checkpoint })
+}
+
+/// Which initializers are parameters.
+struct Parameters<'a> {
+    trainable: FxHashSet<&'a str>,
+    frozen: FxHashSet<&'a str>,
+}
+
+impl Parameters<'_> {
+    /// Whether an initializer is trained, if it is a parameter.
+    fn kind(&self, name: &str) -> Option<bool> {
+        (self.trainable.contains(name).then_some(true)).or_else(|| self.frozen.contains(name).then_some(false))
+    }
+}
+
+/// The parameters that were asked for, checked.
+fn choose<'a>(label: &str, model: &LoadedModel, options: &'a ArtifactOptions) -> Result<Parameters<'a>> {
+    let set = |names: &'a [String]| names.iter().map(String::as_str).collect::<FxHashSet<_>>();
+    let parameters = Parameters { trainable: set(&options.requires_grad), frozen: set(&options.frozen_params) };
+    if parameters.trainable.is_empty() {
+        return Err(Error::Argument("no parameters are to be trained; name them in requires_grad".into()));
+    }
+    if let Some(both) = options.requires_grad.iter().find(|name| parameters.frozen.contains(name.as_str())) {
+        return Err(Error::Argument(format!("parameter {both:?} is to be both trained and frozen")));
+    }
+    let graph = model.proto.graph.as_ref();
+    let there: FxHashSet<&str> =
+        graph.iter().flat_map(|graph| &graph.initializer).map(|tensor| tensor.name.as_str()).collect();
+    for name in options.requires_grad.iter().chain(&options.frozen_params) {
+        if !there.contains(name.as_str()) {
+            let near = nearest(name, there.iter().copied());
+            return Err(Error::Argument(format!("{label} has no initializer {name:?}{near}")));
+        }
+    }
+    Ok(parameters)
+}
+
+/// A hint at a name that may have been meant.
+fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let mut close: Vec<&str> = names
+        .filter(|other| other.eq_ignore_ascii_case(name) || other.ends_with(name) || name.ends_with(other))
+        .collect();
+    close.sort_unstable();
+    close.first().map_or(String::new(), |other| format!("; did you mean {other:?}?"))
+}
+
+fn unknown_value(name: &str, what: &str) -> Error {
+    Error::Argument(format!("the model has no value {name:?}, which is to be {what}"))
+}
+
+fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Result<&'a mut GraphProto> {
+    let missing = || Error::WrongModel { model: label.to_owned(), reason: "it has no graph".into() };
+    proto.graph.as_mut().ok_or_else(missing)
+}
+
+/// The version of `ai.onnx` that a message imports.
+fn opset_of(proto: &ModelProto) -> i64 {
+    let main = proto.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
+    main.map_or(1, |set| set.version)
+}
+
+/// The model with its data inside and its initializers not listed as inputs.
+fn self_contained(label: &str, mut model: LoadedModel) -> Result<LoadedModel> {
+    let mut proto = std::mem::take(&mut model.proto);
+    visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
+        if !tensor.external_data.is_empty() {
+            tensor.raw_data = model.tensor_payload(tensor)?;
+            tensor.external_data.clear();
+            tensor.data_location = 0;
+        }
+        Ok(())
+    })?;
+    let graph = message_graph(label, &mut proto)?;
+    let initializers: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    let before = graph.input.len();
+    graph.input.retain(|info| !initializers.contains(info.name.as_str()));
+    if graph.input.len() < before {
+        proto.ir_version = proto.ir_version.max(SEPARATE_INITIALIZERS);
+    }
+    Ok(model.with_proto(proto))
+}
+
+/// The graph of a message with all types.
+fn inferred(label: &str, model: &LoadedModel) -> Result<Graph> {
+    let mut graph = graph_of(label, model)?;
+    infer(&mut graph).map_err(|source| Error::model(label, source))?;
+    Ok(graph)
+}
+
+fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> Result<String> {
+    if let Some(name) = options.loss_input_names.first() {
+        return Err(Error::Argument(format!("{name:?} is to be compared by the loss, but no loss is given")));
+    }
+    let missing = || Error::WrongModel { model: label.to_owned(), reason: "it has no output to be the loss".into() };
+    graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
+}
+
+/// The scores, and the target if it is named.
+fn loss_inputs(graph: &GraphProto, options: &ArtifactOptions) -> Result<(String, Option<String>)> {
+    let names: Vec<String> = if options.loss_input_names.is_empty() {
+        graph.output.iter().map(|info| info.name.clone()).collect()
+    } else {
+        options.loss_input_names.clone()
+    };
+    match names.as_slice() {
+        [scores] => Ok((scores.clone(), None)),
+        [scores, target] => Ok((scores.clone(), Some(target.clone()))),
+        _ => Err(Error::Argument(format!(
+            "a loss compares scores and, perhaps, a target, but it would be given {} values ({}); choose them with \
+             loss_input_names",
+            names.len(),
+            names.join(", ")
+        ))),
+    }
+}
+
+fn declare(name: &str, ty: ValueType) -> ValueInfoProto {
+    let mut graph = Graph::new("");
+    let id = graph.add_value(name, ty);
+    graph.value_info(id)
+}
+
+/// Makes these values the outputs, and declares the types of all others.
+fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[String]) -> Result<()> {
+    let graph = message_graph(label, proto)?;
+    let mut infos = Vec::with_capacity(outputs.len());
+    for (k, name) in outputs.iter().enumerate() {
+        if outputs[..k].contains(name) {
+            return Err(Error::Argument(format!("{name:?} is to be an output twice")));
+        }
+        if parameter_of_gradient(name).is_some() {
+            return Err(Error::Argument(format!(
+                "{name:?} cannot be an output: names that end like this belong to gradients"
+            )));
+        }
+        let id = typed.find(name).ok_or_else(|| unknown_value(name, "an output"))?;
+        infos.push(typed.value_info(id));
+    }
+    let outgoing = std::mem::replace(&mut graph.output, infos);
+    let mut declared: FxHashSet<String> = graph.value_info.iter().map(|info| info.name.clone()).collect();
+    declared.extend(outputs.iter().cloned());
+    let made: Vec<String> = graph.node.iter().flat_map(|node| node.output.iter().cloned()).collect();
+    for name in made {
+        if name.is_empty() || !declared.insert(name.clone()) {
+            continue;
+        }
+        let info = match outgoing.iter().find(|info| info.name == name) {
+            Some(info) => Some(info.clone()),
+            None => typed.find(&name).filter(|&id| typed.value(id).ty.dtype().is_some()).map(|id| typed.value_info(id)),
+        };
+        graph.value_info.extend(info);
+    }
+    Ok(())
+}
+
+/// The message of the training model.
+fn training_model(
+    label: &str,
+    forward: &LoadedModel,
+    outputs: &[String],
+    values: &[(Arc<str>, bool, Tensor)],
+    opset: i64,
+) -> Result<ModelProto> {
+    let fail = |source| Error::model(label, source);
+    let mut graph = Graph::from_model(forward).map_err(|source| Error::graph(label, source))?;
+    let domains: Vec<(String, i64)> = graph.opsets.iter().map(|(domain, &version)| (domain.clone(), version)).collect();
+    upgrade(&mut graph).map_err(fail)?;
+    for_training(&mut graph);
+    graph.remove_unused();
+    infer(&mut graph).map_err(fail)?;
+
+    let find = |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(name, "trained"));
+    let trainable: Vec<&Arc<str>> = values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| name).collect();
+    let targets = trainable.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
+    let loss = find(&graph, &outputs[0])?;
+    let gradients = differentiate(&mut graph, loss, &targets).map_err(fail)?;
+
+    let mut buffers = Vec::with_capacity(targets.len());
+    for &target in &targets {
+        let name = format!("{}{BUFFER}", graph.name_of(target));
+        let ty = graph.value(target).ty.clone();
+        buffers.push(new_input(&mut graph, &name, ty)?);
+    }
+    let reset = new_input(&mut graph, RESET_FLAG, ValueType::tensor(DType::Bool, &[1]))?;
+    let updated: Vec<String> = trainable.iter().map(|name| format!("{name}{UPDATED}")).collect();
+    let accumulations: Vec<Accumulation<'_>> = (0..targets.len())
+        .map(|k| Accumulation {
+            node: format!("GradientAccumulator{}", k + outputs.len()),
+            buffer: buffers[k],
+            gradient: gradients[k],
+            updated: &updated[k],
+        })
+        .collect();
+    let done = append_accumulators(&mut graph, reset, &accumulations);
+    graph.outputs.extend(done);
+    infer(&mut graph).map_err(fail)?;
+    downgrade(&mut graph, opset).map_err(fail)?;
+
+    let mut proto = forward.proto.clone();
+    proto.metadata_props.clear();
+    proto.functions.clear();
+    let import = |(domain, version): (&str, i64)| OperatorSetIdProto { domain: domain.to_owned(), version };
+    let of_forward =
+        domains.iter().map(|(domain, version)| (domain.as_str(), *version)).filter(|(domain, _)| {
+            !domain.is_empty() && TRAINING_OPSETS.iter().all(|(known, _)| known != domain)
+        });
+    proto.opset_import =
+        std::iter::once(("", opset)).chain(TRAINING_OPSETS).chain(of_forward).map(import).collect();
+    proto.graph = Some(graph.to_proto());
+    Ok(proto)
+}
+
+/// A new input, whose name must not be in use.
+fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<ValueId> {
+    if graph.find(name).is_some() {
+        return Err(Error::Argument(format!(
+            "the model has a value {name:?}, which the training model needs for itself; rename it"
+        )));
+    }
+    let id = graph.add_value(name, ty);
+    graph.inputs.push(id);
+    Ok(id)
+}
+
+fn full(values: Vec<(Arc<str>, bool, Tensor)>) -> Checkpoint {
+    let (mut trainable, mut frozen) = (Vec::new(), Vec::new());
+    for (name, requires_grad, tensor) in values {
+        let list = if requires_grad { &mut trainable } else { &mut frozen };
+        list.push(NamedTensor::new(&*name, tensor));
+    }
+    Checkpoint { module: ModuleState::Full { trainable, frozen }, ..Checkpoint::default() }
+}
+
+fn nominal(values: &[(Arc<str>, bool, Tensor)]) -> Checkpoint {
+    let list = |wanted: bool| {
+        let chosen = values.iter().filter(|(_, requires_grad, _)| *requires_grad == wanted);
+        chosen.map(|(name, _, value)| NominalTensor { name: name.to_string(), dtype: value.dtype() }).collect()
+    };
+    Checkpoint {
+        module: ModuleState::Nominal { trainable: list(true), frozen: list(false) },
+        ..Checkpoint::default()
+    }
+}

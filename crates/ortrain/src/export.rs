@@ -1,0 +1,102 @@
+//! From an evaluation model to one for inference: an edit of the original message.
+
+use indexmap::IndexSet;
+use ortrain_graph::{Graph, tensor_to_proto};
+use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, ValueInfoProto};
+use rustc_hash::FxHashSet;
+
+use crate::{CheckpointState, Error, Result};
+
+/// The model with these outputs and the parameters' values inside; nodes and inputs that the outputs do not need are gone.
+pub(crate) fn inference_model(
+    message: &LoadedModel,
+    inferred: &Graph,
+    state: &CheckpointState,
+    outputs: &[&str],
+) -> Result<LoadedModel> {
+    if outputs.is_empty() {
+        return Err(Error::Argument("at least one output must be named for an inference model".into()));
+    }
+    let mut proto = message.proto.clone();
+    let Some(graph) = proto.graph.as_mut() else {
+        return Err(Error::WrongModel { model: "the evaluation model".into(), reason: "it has no graph".into() });
+    };
+
+    let mut infos = Vec::with_capacity(outputs.len());
+    for name in outputs.iter().copied().collect::<IndexSet<&str>>() {
+        infos.push(declaration(graph, inferred, name)?);
+    }
+    graph.output = infos;
+
+    // Nodes are in topological order in a valid message, but nobody has checked: go on until nothing more is needed.
+    let mut needed: FxHashSet<String> = outputs.iter().map(|&name| name.to_owned()).collect();
+    let mut keep = vec![false; graph.node.len()];
+    loop {
+        let before = needed.len();
+        for (index, node) in graph.node.iter().enumerate().rev() {
+            if !keep[index] && node.output.iter().any(|output| !output.is_empty() && needed.contains(output)) {
+                keep[index] = true;
+                needed.extend(node.input.iter().filter(|input| !input.is_empty()).cloned());
+                for attribute in &node.attribute {
+                    free_names_of(attribute, &mut needed);
+                }
+            }
+        }
+        if needed.len() == before {
+            break;
+        }
+    }
+    let mut kept = keep.into_iter();
+    graph.node.retain(|_| kept.next() == Some(true));
+    graph.initializer.retain(|tensor| needed.contains(&tensor.name));
+    graph.sparse_initializer.retain(|sparse| sparse.values.as_ref().is_some_and(|values| needed.contains(&values.name)));
+
+    let mut values = Vec::new();
+    graph.input.retain(|info| {
+        let parameter = state.entry(&info.name);
+        if let Some(entry) = parameter.filter(|_| needed.contains(&info.name)) {
+            values.push(tensor_to_proto(&info.name, &state.view(entry).to_tensor()));
+        }
+        // An input that was asked for as output passes through.
+        parameter.is_none() && needed.contains(&info.name)
+    });
+    graph.initializer.extend(values);
+    let made: FxHashSet<&str> = graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
+    graph.value_info.retain(|info| made.contains(info.name.as_str()));
+    graph.quantization_annotation.retain(|annotation| needed.contains(&annotation.tensor_name));
+    Ok(message.with_proto(proto))
+}
+
+/// Adds the names that a subgraph uses; those it makes itself do no harm.
+fn free_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
+    for node in &graph.node {
+        names.extend(node.input.iter().cloned());
+        for attribute in &node.attribute {
+            free_names_of(attribute, names);
+        }
+    }
+    names.extend(graph.output.iter().map(|info| info.name.clone()));
+}
+
+fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
+    attribute.g.iter().for_each(|graph| free_names(graph, names));
+    attribute.graphs.iter().for_each(|graph| free_names(graph, names));
+}
+
+/// The declaration of a value, as the message has it or else as it was inferred.
+fn declaration(graph: &GraphProto, inferred: &Graph, name: &str) -> Result<ValueInfoProto> {
+    let unknown = || Error::Argument(format!("the evaluation model has no value {name:?} that could be an output"));
+    let mut declared = graph.output.iter().chain(&graph.input).chain(&graph.value_info);
+    if let Some(info) = declared.find(|info| info.name == name) {
+        return Ok(info.clone());
+    }
+    let made = graph.node.iter().any(|node| node.output.iter().any(|output| output == name))
+        || graph.initializer.iter().any(|tensor| tensor.name == name);
+    if !made || name.is_empty() {
+        return Err(unknown());
+    }
+    Ok(inferred.find(name).map_or_else(
+        || ValueInfoProto { name: name.to_owned(), ..ValueInfoProto::default() },
+        |id| inferred.value_info(id),
+    ))
+}

@@ -1,0 +1,78 @@
+"""Recorded cases, and artifacts that ortrain makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+RECORDS = Path(__file__).parent / "data" / "ort-1.19.2"
+# Cases whose artifacts generate_artifacts can make. mlp_adamw_clip_outputs was made of onnxblock's blocks.
+CASES = (
+    "mlp_adamw_ce",
+    "mlp_sgd_mse",
+    "mlp_bce_logits",
+    "mlp_l1",
+    "frozen_params",
+    "grad_accumulation",
+    "linear_lr",
+)
+BACKENDS = ("cpu", "reference")
+
+
+def meta_of(case: str) -> dict[str, Any]:
+    """How a case was made."""
+    meta: dict[str, Any] = json.loads((RECORDS / case / "meta.json").read_text())
+    return meta
+
+
+def generate(case: str, folder: Path, **changes: Any) -> Path:
+    """Artifacts of a case by ortrain, from its forward model and the recorded arguments."""
+    meta = meta_of(case)
+    arguments: dict[str, Any] = {
+        "requires_grad": meta["requires_grad"],
+        "frozen_params": meta.get("frozen_params"),
+        "loss": artifacts.LossType[meta["loss"]],
+        "optimizer": artifacts.OptimType[meta["optimizer"]],
+        "additional_output_names": meta.get("additional_output_names"),
+        "artifact_directory": folder,
+    }
+    artifacts.generate_artifacts(str(RECORDS / case / "forward.onnx"), **(arguments | changes))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of artifacts that ortrain makes of a case."""
+    made: dict[str, Path] = {}
+
+    def artifacts_of(case: str) -> Path:
+        if case not in made:
+            made[case] = generate(case, tmp_path_factory.mktemp(case))
+        return made[case]
+
+    return artifacts_of
+
+
+class Run:
+    """A state with a module and an optimizer."""
+
+    def __init__(self, folder: Path, checkpoint: str = "checkpoint", **arguments: Any) -> None:
+        self.folder = folder
+        self.state = CheckpointState.load_checkpoint(folder / checkpoint)
+        self.module = Module(
+            folder / "training_model.onnx", self.state, folder / "eval_model.onnx", **arguments
+        )
+        self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
+
+
+@pytest.fixture
+def run(ours: Callable[[str], Path]) -> Run:
+    """A fresh run of the classifier: 10 inputs, 24 hidden units, 5 classes."""
+    return Run(ours("mlp_adamw_ce"))

@@ -1,0 +1,156 @@
+"""Recorded runs of onnxruntime-training 1.19.2, followed by ortrain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from conftest import BACKENDS, CASES, RECORDS, Run, meta_of
+from replaying import PARAMETER_TOLERANCE, Record, batches_of, replay, too_far
+
+import ortrain
+from ortrain import api
+from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+
+# What a float32 sum may lose when it is taken in another order.
+ROUNDING = 1e-6
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_our_artifacts(case: str, device: str, ours: Callable[[str], Path]) -> None:
+    distances = replay(api, RECORDS / case, ours(case), device=device)
+    assert not too_far(distances), distances
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("case", [*CASES, "mlp_adamw_clip_outputs"])
+def test_their_artifacts(case: str, device: str) -> None:
+    distances = replay(api, RECORDS / case, RECORDS / case, device=device)
+    assert not too_far(distances), distances
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_and_sizes(case: str, ours: Callable[[str], Path]) -> None:
+    meta, run = meta_of(case), Run(ours(case))
+    assert run.module.input_names() == meta["train_input_names"]
+    assert len(run.module.output_names()) == len(meta["train_output_names"])
+    assert run.module.get_parameters_size() == meta["parameters_size"]["trainable"]
+    assert run.module.get_parameters_size(trainable_only=False) == meta["parameters_size"]["all"]
+    assert run.optimizer.get_learning_rate() == meta["default_lr"]
+    run.module.eval()
+    assert run.module.input_names() == meta["eval_input_names"]
+    assert len(run.module.output_names()) == len(meta["eval_output_names"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exported_model(case: str, ours: Callable[[str], Path], tmp_path: Path) -> None:
+    """An export of the recorded end state gives the recorded outputs, here and in onnxruntime."""
+    record, run, meta = Record(RECORDS / case), Run(ours(case)), meta_of(case)
+    buffer = ortrain.OrtValue.ortvalue_from_numpy(record.values["contiguous_all"])
+    run.module.copy_buffer_to_parameters(buffer, trainable_only=False)
+    path = tmp_path / "inference.onnx"
+    run.module.export_model_for_inferencing(path, meta["inference_outputs"])
+
+    ours_session = ortrain.InferenceSession(path)
+    theirs_session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for session in (ours_session, theirs_session):
+        assert [value.name for value in session.get_inputs()] == meta["inference_inputs"]
+        feeds = {name: batches_of(RECORDS / case)[0][name] for name in meta["inference_inputs"]}
+        for name, value in zip(meta["inference_outputs"], session.run(None, feeds), strict=True):
+            record.compare("infer", value, f"infer/{name}")
+    assert not too_far(record.distances), record.distances
+
+
+RATES = [key for key in Record(RECORDS / "linear_lr").values if key.startswith("lr_sequence/")]
+
+
+@pytest.mark.parametrize("key", RATES)
+def test_linear_learning_rates(key: str, run: Run) -> None:
+    """The recorded rates, with the two counts as documented: in 1.19.2 their names were swapped."""
+    words = key.removeprefix("lr_sequence/").split("_")
+    their_warmup, their_total = int(words[1].removeprefix("warmup")), int(words[3].removeprefix("total"))
+    scheduler = LinearLRScheduler(
+        run.optimizer, warmup_step_count=their_total, total_step_count=their_warmup, initial_lr=0.1
+    )
+    rates = [run.optimizer.get_learning_rate()]
+    for _ in range(12):
+        run.optimizer.step()
+        scheduler.step()
+        rates.append(run.optimizer.get_learning_rate())
+    np.testing.assert_allclose(rates, Record(RECORDS / "linear_lr").values[key], rtol=ROUNDING)
+
+
+def resumed(checkpoint: str) -> tuple[CheckpointState, Module, Optimizer]:
+    case = RECORDS / "checkpoint_resume"
+    run = Run(case, checkpoint)
+    return run.state, run.module, run.optimizer
+
+
+@pytest.mark.parametrize("kind", ["optim", "plain"])
+def test_resume_from_their_checkpoint(kind: str) -> None:
+    """Three steps more from a checkpoint of onnxruntime-training, with and without its optimizer state."""
+    case, meta = RECORDS / "checkpoint_resume", meta_of("checkpoint_resume")
+    record, batches = Record(case), batches_of(case)
+    state, module, optimizer = resumed(f"checkpoint_step3_{kind}")
+    assert dict(state.properties) == meta["properties_set"]
+    assert optimizer.get_learning_rate() == meta[f"lr_after_load_{kind}"]
+    optimizer.set_learning_rate(0.005)
+    for step, loss in enumerate(record.values[f"loss_resumed_{kind}"], start=3):
+        got = module(*[batches[step % len(batches)][name] for name in module.input_names()])
+        np.testing.assert_allclose(got, loss, rtol=2e-5)
+        optimizer.step()
+        module.lazy_reset_grad()
+    for name, parameter in state.parameters:
+        record.compare("parameter", parameter.data, f"param/resumed_{kind}_step6/{name}")
+    assert not too_far(record.distances), record.distances
+
+
+def test_resume_has_the_same_bits(run: Run, tmp_path: Path) -> None:
+    """A saved and loaded run goes on exactly as the run that was never interrupted."""
+    batches = batches_of(RECORDS / "mlp_adamw_ce")
+
+    def steps(run: Run, scheduler: LinearLRScheduler, count: int) -> list[float]:
+        losses = []
+        for step in range(count):
+            batch = batches[step % len(batches)]
+            losses.append(float(run.module(*[batch[name] for name in run.module.input_names()])))
+            run.optimizer.step()
+            scheduler.step()
+            run.module.lazy_reset_grad()
+        return losses
+
+    scheduler = LinearLRScheduler(run.optimizer, 2, 20, 0.01)
+    steps(run, scheduler, 4)
+    CheckpointState.save_checkpoint(run.state, tmp_path / "checkpoint", include_optimizer_state=True)
+    for file in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"):
+        (tmp_path / file).write_bytes((run.folder / file).read_bytes())
+    again = Run(tmp_path)
+    assert again.optimizer.get_learning_rate() == run.optimizer.get_learning_rate()
+    assert steps(again, LinearLRScheduler(again.optimizer, 2, 20, 0.01), 4) == steps(run, scheduler, 4)
+    for name, parameter in run.state.parameters:
+        np.testing.assert_array_equal(parameter.data, again.state.parameters[name].data)
+
+
+def test_nominal_checkpoint_completed_from_a_buffer() -> None:
+    case = RECORDS / "checkpoint_resume"
+    record, batches = Record(case), batches_of(case)
+    state, module, optimizer = resumed("nominal_checkpoint")
+    assert module.get_parameters_size(trainable_only=False) == record.values["nominal_buffer_all"].size
+    with pytest.raises(ortrain.OrtrainError, match="nominal"):
+        state.parameters["fc1.weight"]
+    with pytest.raises(ortrain.OrtrainError, match="nominal"):
+        module(*[batches[0][name] for name in module.input_names()])
+    buffer = ortrain.OrtValue.ortvalue_from_numpy(record.values["nominal_buffer_all"])
+    with pytest.raises(ortrain.OrtrainError, match="nominal"):
+        module.copy_buffer_to_parameters(buffer, trainable_only=True)
+    module.copy_buffer_to_parameters(buffer, trainable_only=False)
+    loss = module(*[batches[0][name] for name in module.input_names()])
+    np.testing.assert_allclose(loss, record.values["loss_from_nominal"][0], rtol=2e-5)
+    optimizer.step()
+    for name, parameter in state.parameters:
+        record.compare("parameter", parameter.data, f"param/nominal_step1/{name}")
+    assert record.distances["parameter"] <= PARAMETER_TOLERANCE
