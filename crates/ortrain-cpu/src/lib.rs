@@ -1,1 +1,59 @@
+//! The CPU backend: a [`Program`] on the kernels of `ortrain-kernels`.
+//!
+//! Instructions are compiled once; a run turns buffers into addresses and calls the kernels in order. It allocates
+//! nothing. Results have the same bits at every thread count and on every run at one instruction-set level.
 
+mod addresses;
+mod executable;
+
+use std::sync::Arc;
+
+use ortrain_kernels::{Isa, Pool};
+use ortrain_program::{Backend, Executable, Program, UnsupportedOnBackend};
+
+/// The backend that runs programs on the CPU.
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    isa: Isa,
+}
+
+impl Default for Cpu {
+    fn default() -> Cpu {
+        Cpu { isa: Isa::detect() }
+    }
+}
+
+impl Cpu {
+    /// At the best instruction-set level of this machine, or what `ORTRAIN_ISA` caps it to.
+    #[must_use]
+    pub fn new() -> Cpu {
+        Cpu::default()
+    }
+
+    /// At a given level.
+    #[must_use]
+    pub fn with_isa(isa: Isa) -> Cpu {
+        Cpu { isa }
+    }
+
+    /// Sets how many threads runs of this process use, the caller's included.
+    pub fn set_num_threads(threads: usize) {
+        Pool::global().set_num_threads(threads);
+    }
+
+    /// How many threads runs of this process use, the caller's included.
+    #[must_use]
+    pub fn num_threads() -> usize {
+        Pool::global().num_threads()
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
+        Ok(Box::new(executable::CpuExecutable::new(program, self.isa)?))
+    }
+}

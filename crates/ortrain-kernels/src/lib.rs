@@ -1,7 +1,34 @@
-//! Kernels.
+//! Kernels: what ortrain's programs run on, on a processor.
+//!
+//! Everything here is made once (that may allocate and fail) and run many times (that does neither):
+//!
+//! - [`NestKernel`] runs an [`ortrain_expr::Nest`]: maps, and reductions along rows or down columns.
+//! - [`GemmKernel`] multiplies matrices, with a nest over the finished product as its epilogue.
+//! - [`ScatterKernel`] adds rows into the rows that indices name.
+//! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
+//! - [`vecmath`] states how exact the elementary functions are.
+//!
+//! # Contract of a run
+//! A run takes the start of each buffer as a raw pointer, [`Scratch`] memory, and nothing else. How a run is cut into
+//! tasks depends on shapes alone, and sums are made in a fixed order, so results have the same bits on any number of
+//! threads (levels differ in the last bits: they round fused multiply-adds once or twice). Memory of callers is reached
+//! through raw pointers only, never through a Rust reference, since others may look at it meanwhile.
+
+#[cfg(target_endian = "big")]
+compile_error!("registers and constants are laid out for little-endian machines");
+
+mod gemm;
 mod isa;
+mod nest;
 mod pool;
-/// v
+mod scatter;
+mod tape;
 pub mod vecmath;
+mod views;
+
+pub use gemm::{GemmDesc, GemmKernel};
 pub use isa::Isa;
+pub use nest::{NestKernel, Order};
 pub use pool::Pool;
+pub use scatter::{ScatterDesc, ScatterKernel};
+pub use views::{RunScalars, Scratch};

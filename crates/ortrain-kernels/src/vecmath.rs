@@ -277,7 +277,9 @@ mod tests {
         // Densely where the functions have their shape.
         values.extend((0..2_000_000).map(|i| (i as f32 - 1_000_000.0) * 1.1e-4));
         values.extend((0..200_000).map(|i| (i as f32 - 100_000.0) * 4e-5));
-        for edge in [0.0f32, 1.0, 0.5, 0.625, 0.925, 3.95, 88.722_83, 89.0, 103.97, 104.0, 1e-45, 1.2e-38, 3.4e38] {
+        for edge in
+            [0.0f32, 1.0, 0.5, 0.625, 0.925, 3.95, 88.722_83, 89.0, 103.97, 104.0, 1e-45, 1.2e-38, 3.4e38]
+        {
             for delta in -3i32..=3 {
                 let near = f32::from_bits((edge.to_bits() as i32 + delta).max(0) as u32);
                 values.extend([near, -near]);
@@ -292,18 +294,19 @@ mod tests {
         let x = values();
         let mut y = vec![0.0; x.len()];
         for isa in Isa::available() {
-            let mut check = |name: &str, bound: u32, exact: fn(f64) -> f64, run: fn(Isa, &[f32], &mut [f32])| {
-                run(isa, &x, &mut y);
-                let mut worst = (0, 0.0);
-                for (&x, &y) in x.iter().zip(&y) {
-                    let error = ulp(y, exact(f64::from(x)) as f32);
-                    if error > worst.0 {
-                        worst = (error, x);
+            let mut check =
+                |name: &str, bound: u32, exact: fn(f64) -> f64, run: fn(Isa, &[f32], &mut [f32])| {
+                    run(isa, &x, &mut y);
+                    let mut worst = (0, 0.0);
+                    for (&x, &y) in x.iter().zip(&y) {
+                        let error = ulp(y, exact(f64::from(x)) as f32);
+                        if error > worst.0 {
+                            worst = (error, x);
+                        }
                     }
-                }
-                assert!(worst.0 <= bound, "{isa}: {name}({:e}) is {} ULP off", worst.1, worst.0);
-                worst.0
-            };
+                    assert!(worst.0 <= bound, "{isa}: {name}({:e}) is {} ULP off", worst.1, worst.0);
+                    worst.0
+                };
             let found = [
                 check("exp", EXP_MAX_ULP, libm::exp, |isa, x, y| worst!(exp, isa, x, y)),
                 check("log", LOG_MAX_ULP, libm::log, |isa, x, y| worst!(log, isa, x, y)),
@@ -342,7 +345,22 @@ mod tests {
         exponents.extend((0..160).map(|i| (i as f32 - 80.0) * 0.5));
         exponents.extend([16_777_215.0, -16_777_215.0, 16_777_216.0, 8_388_607.5, 100_001.0, 1e6]);
         for list in [&mut bases, &mut exponents] {
-            list.extend([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5, 1e-45, -1e-45, f32::MAX, f32::MIN]);
+            list.extend([
+                0.0,
+                -0.0,
+                1.0,
+                -1.0,
+                2.0,
+                -2.0,
+                3.0,
+                -3.0,
+                0.5,
+                -0.5,
+                1e-45,
+                -1e-45,
+                f32::MAX,
+                f32::MIN,
+            ]);
             list.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE]);
         }
         struct Run<'a>(&'a [f32], f32, &'a mut [f32]);

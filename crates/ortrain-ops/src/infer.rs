@@ -16,11 +16,13 @@ pub struct Infer<'a> {
     graph: &'a Graph,
     node: &'a Node,
     pub(crate) outputs: Vec<Inferred>,
+    /// Subgraphs whose types were found out as well, by attribute.
+    pub(crate) subgraphs: Vec<(&'static str, Graph)>,
 }
 
 impl<'a> Infer<'a> {
     pub(crate) fn new(graph: &'a Graph, node: &'a Node) -> Infer<'a> {
-        Infer { graph, node, outputs: vec![Inferred::default(); node.outputs.len()] }
+        Infer { graph, node, outputs: vec![Inferred::default(); node.outputs.len()], subgraphs: Vec::new() }
     }
 
     /// The node.
@@ -178,6 +180,11 @@ impl<'a> Infer<'a> {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.sizes = sizes;
         }
+    }
+
+    /// Puts a subgraph with all types found out in the place of the one in this attribute.
+    pub fn output_subgraph(&mut self, attribute: &'static str, graph: Graph) {
+        self.subgraphs.push((attribute, graph));
     }
 
     /// A size that is not known: a symbol named after output `k` and the axis.

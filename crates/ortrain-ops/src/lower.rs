@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ortrain_expr::{Access, Builder, Dims, Nest, ReduceOp, Reduction, Reg, Strides, Type};
-use ortrain_graph::{DType, Graph, Node, Tensor, ValueId};
+use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId};
 use ortrain_program::{BufferId, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, Step};
 use rustc_hash::FxHashMap;
 
@@ -12,6 +12,10 @@ use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
 use crate::registry::build;
+
+/// The attribute of a node of random numbers that came out of a branch: the names that its outputs had there. It is
+/// set when a schedule is made and stands in no file.
+pub(crate) const ORIGINAL_NAMES: &str = "ortrain.original_names";
 
 /// A part of the state that a sequence is bound to: a whole plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +117,11 @@ impl Lower<'_> {
     /// The name of output `k`, for streams of random numbers.
     #[must_use]
     pub fn output_name(&self, k: usize) -> &str {
-        self.graph.name_of(self.output_id(k))
+        let original = match self.node.attrs.0.get(ORIGINAL_NAMES) {
+            Some(Attr::Strings(names)) => names.get(k).map(String::as_str),
+            _ => None,
+        };
+        original.unwrap_or_else(|| self.graph.name_of(self.output_id(k)))
     }
 
     /// The planes that input `k`, a sequence, is bound to.

@@ -352,9 +352,11 @@ fn indexing(cases: &mut Vec<Case>) {
     let mut b = CaseBuilder::new("Where", "infinity in the branch not taken");
     let x = b.float(&[4], &Fill::Exactly(vec![0.5, -0.5, 1.5, -2.0]));
     let zero = b.constant(Tensor::f32(&[], &[0.0]));
-    let positive = b.node("Greater", &[x, zero], Attrs::new());
-    let root = b.node("Sqrt", &[x], Attrs::new());
-    let y = b.node("Where", &[positive, root, x], Attrs::new());
+    let wall = b.constant(Tensor::f32(&[], &[f32::INFINITY]));
+    let below = b.node("Less", &[x, wall], Attrs::new());
+    let beyond = b.node("Add", &[x, wall], Attrs::new());
+    let y = b.node("Where", &[below, x, beyond], Attrs::new());
+    let y = b.node("Sub", &[y, zero], Attrs::new());
     cases.push(b.outputs(&[y]));
     let mut b = CaseBuilder::new("Cast", "to float64 and back");
     let x = b.float(&[2, 3], &Fill::Signed);

@@ -39,9 +39,8 @@ impl Isa {
 
     fn capped(cap: Option<&str>) -> Isa {
         let levels = Isa::available();
-        let end = cap
-            .and_then(|cap| levels.iter().position(|isa| isa.name() == cap))
-            .unwrap_or(levels.len() - 1);
+        let end =
+            cap.and_then(|cap| levels.iter().position(|isa| isa.name() == cap)).unwrap_or(levels.len() - 1);
         levels[end]
     }
 
@@ -125,7 +124,10 @@ mod tests {
     fn the_environment_caps_but_never_raises() {
         assert_eq!(Isa::capped(Some("portable")), Isa::PORTABLE);
         let best = *Isa::available().last().expect("there is always the portable level");
-        assert_eq!(Isa::capped(Some("avx2")).name(), if best.name() == "avx2" { "avx2" } else { best.name() });
+        assert_eq!(
+            Isa::capped(Some("avx2")).name(),
+            if best.name() == "avx2" { "avx2" } else { best.name() }
+        );
         assert_eq!(Isa::capped(Some("nonsense")), best);
         assert_eq!(Isa::capped(None), best);
     }

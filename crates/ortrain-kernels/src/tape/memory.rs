@@ -94,14 +94,7 @@ impl Reach {
     ///
     /// # Safety
     /// `base` is the start of a buffer of `len` elements; `index` is a register of `n` values, `d` another.
-    pub(crate) unsafe fn load_at(
-        &self,
-        isa: Isa,
-        base: *const u8,
-        index: *const u8,
-        d: *mut u8,
-        n: usize,
-    ) {
+    pub(crate) unsafe fn load_at(&self, isa: Isa, base: *const u8, index: *const u8, d: *mut u8, n: usize) {
         let count = self.len.saturating_sub(self.offset as usize) as u64;
         let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
         with_stored!(self.dtype, S => {

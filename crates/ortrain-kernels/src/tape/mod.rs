@@ -153,11 +153,7 @@ impl Failure {
     pub(crate) const NONE: Failure = Failure { linear: u64::MAX, inst: 0, index: 0, bound: 0 };
 
     pub(crate) fn result(self) -> Result<(), OutOfRange> {
-        if self == Failure::NONE {
-            Ok(())
-        } else {
-            Err(OutOfRange { index: self.index, bound: self.bound })
-        }
+        if self == Failure::NONE { Ok(()) } else { Err(OutOfRange { index: self.index, bound: self.bound }) }
     }
 }
 
@@ -377,8 +373,6 @@ struct Draft<'a> {
     plan: &'a Plan<'a>,
     expr: &'a Expr,
     loads: &'a [Reach],
-    /// Whether body values live on into later stages.
-    fused: bool,
     /// Of each instruction: whether it changes along the tile, and from outside.
     varies: Vec<(bool, bool)>,
     registers: Vec<(Size, Section)>,
@@ -421,6 +415,7 @@ impl Tape {
 }
 
 impl<'a> Draft<'a> {
+    /// `fused`: whether the values of a body live on into later stages.
     fn new(
         plan: &'a Plan<'a>,
         loads: &'a [Reach],
@@ -434,7 +429,6 @@ impl<'a> Draft<'a> {
             plan,
             expr,
             loads,
-            fused,
             varies: Vec::with_capacity(count),
             registers: Vec::new(),
             lists: vec![(Section::Once, Vec::new())],
@@ -444,27 +438,22 @@ impl<'a> Draft<'a> {
             reduced: vec![None; nest.reductions.len()],
         };
 
-        // The stage in which an instruction can run first, and that of each reduction.
-        let mut stages: Vec<usize> = Vec::with_capacity(count);
-        let mut reduction_stage: Vec<Option<usize>> = vec![None; nest.reductions.len()];
-        for (i, &(inst, _)) in expr.insts().iter().enumerate() {
+        for &(inst, _) in expr.insts() {
             let varies = draft.variation(inst);
             draft.varies.push(varies);
-            let mut stage = inst.operands().map(|reg| stages[usize::from(reg.0)]).max().unwrap_or(0);
-            if let Inst::Reduced(k) = inst {
-                let k = usize::from(k);
-                let before = reduction_stage[k].ok_or_else(|| format!("reduction {k} is used before it is made"))?;
-                stage = before + 1;
-            }
-            stages.push(stage);
-            for (k, reduction) in nest.reductions.iter().enumerate() {
-                if usize::from(reduction.value.0) == i {
-                    reduction_stage[k] = Some(stage);
-                }
-            }
         }
-        // With equal values there may be several reductions of one register: all are set above.
-        let last = reduction_stage.iter().flatten().map(|stage| stage + 1).max().unwrap_or(0);
+        // A reduction runs in the stage after those that it needs.
+        let mut reduction_stage: Vec<usize> = Vec::new();
+        for reduction in &nest.reductions {
+            let needed = expr.needed_by(&[reduction.value]);
+            let before = expr.insts().iter().zip(&needed).filter_map(|(&(inst, _), &needed)| match inst {
+                Inst::Reduced(k) if needed => Some(reduction_stage[usize::from(k)] + 1),
+                _ => None,
+            });
+            let stage = before.max().unwrap_or(0);
+            reduction_stage.push(stage);
+        }
+        let last = reduction_stage.iter().map(|stage| stage + 1).max().unwrap_or(0);
 
         let whole_row: Vec<bool> =
             stores.iter().map(|store| plan.drive != Drive::Map && draft.stays_in_row(store)).collect();
@@ -476,7 +465,7 @@ impl<'a> Draft<'a> {
                 .reductions
                 .iter()
                 .zip(&reduction_stage)
-                .filter(|(_, at)| **at == Some(stage))
+                .filter(|(_, at)| **at == stage)
                 .map(|(reduction, _)| reduction.value)
                 .collect();
             if stage == last {
@@ -491,7 +480,7 @@ impl<'a> Draft<'a> {
             }
             draft.compute(stage, &roots);
             for (k, reduction) in nest.reductions.iter().enumerate() {
-                if reduction_stage[k] == Some(stage) {
+                if reduction_stage[k] == stage {
                     draft.reduce(stage, k, reduction.op, reduction.value);
                 }
             }
@@ -841,15 +830,14 @@ impl Kind {
     fn cost(self) -> usize {
         match self {
             Kind::Unary(
-                UnaryOp::Exp
-                | UnaryOp::Log
-                | UnaryOp::Erf
-                | UnaryOp::Tanh
-                | UnaryOp::Sigmoid
-                | UnaryOp::Sqrt,
+                UnaryOp::Exp | UnaryOp::Log | UnaryOp::Erf | UnaryOp::Tanh | UnaryOp::Sigmoid | UnaryOp::Sqrt,
                 ty,
             ) => {
-                if ty == Type::F32 { 8 } else { 64 }
+                if ty == Type::F32 {
+                    8
+                } else {
+                    64
+                }
             }
             Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => 32,
             Kind::Random => 16,
@@ -920,7 +908,11 @@ fn check(nest: &Nest, product: bool) -> Result<(), String> {
             _ => {}
         }
     }
-    if expr.outputs().iter().chain(nest.reductions.iter().map(|r| &r.value)).any(|reg| usize::from(reg.0) >= insts.len())
+    if expr
+        .outputs()
+        .iter()
+        .chain(nest.reductions.iter().map(|r| &r.value))
+        .any(|reg| usize::from(reg.0) >= insts.len())
     {
         return Err("a result that is not computed".to_owned());
     }

@@ -137,6 +137,10 @@ macro_rules! integer_number {
                 self.max(other)
             }
             #[inline(always)]
+            #[allow(
+                clippy::cast_lossless,
+                reason = "not every type of the macro has the lossless conversion"
+            )]
             fn power<L: Level>(self, other: Self) -> Self {
                 integer_power(self as i64, other as i64) as $t
             }
@@ -299,11 +303,8 @@ impl Stored for Half {
         let sign = (bits >> 16) & 0x8000;
         let magnitude = bits & 0x7fff_ffff;
         // Normal results: move the exponent and round by the bits that fall away; ties go to even.
-        let normal = magnitude
-            .wrapping_sub(112 << 23)
-            .wrapping_add(0x0fff)
-            .wrapping_add((magnitude >> 13) & 1)
-            >> 13;
+        let normal =
+            magnitude.wrapping_sub(112 << 23).wrapping_add(0x0fff).wrapping_add((magnitude >> 13) & 1) >> 13;
         // Subnormal ones: the sum's last bit is the last bit of the result, so the addition rounds.
         const MAGIC: f32 = f32::from_bits((126) << 23);
         let subnormal = (f32::from_bits(magnitude) + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits());

@@ -314,8 +314,9 @@ pub(crate) unsafe fn select(
     macro_rules! go {
         ($t:ty) => {{
             // SAFETY: the caller's contract.
-            let (c, a, b, d) =
-                unsafe { (values::<u8>(c, n), values::<$t>(a, n), values::<$t>(b, n), values_mut::<$t>(d, n)) };
+            let (c, a, b) = unsafe { (values::<u8>(c, n), values::<$t>(a, n), values::<$t>(b, n)) };
+            // SAFETY: the caller's contract.
+            let d = unsafe { values_mut::<$t>(d, n) };
             isa.run(Choose(c, a, b, d))
         }};
     }

@@ -586,7 +586,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let numbers: Vec<i64> = (0..count as i64).collect();
             let numbers = Tensor::i64(&lying, &numbers);
             let numbers = rw.constant("classes", numbers);
-            rw.add("Cast", &[numbers], Attrs::new().with("to", i64::from(label_type.to_onnx())))
+            cast(rw, numbers, label_type)
         }
         None => {
             let sizes = rw.add("Shape", &[log_prob], Attrs::new());
@@ -601,7 +601,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             lying[0] = -1;
             let lying = rw.ints("lying", &lying);
             let numbers = rw.add("Reshape", &[numbers, lying], Attrs::new());
-            rw.add("Cast", &[numbers], Attrs::new().with("to", i64::from(label_type.to_onnx())))
+            cast(rw, numbers, label_type)
         }
     };
     let standing = column(rw, labels);

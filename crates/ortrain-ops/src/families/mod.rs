@@ -1,7 +1,10 @@
 //! The operators, one file per family, and the one list of them.
 
 mod concat;
+mod control_flow;
+mod dropout;
 mod elementwise;
+mod gather;
 mod matmul;
 mod optim;
 mod select;
@@ -17,7 +20,10 @@ use crate::op::Definition;
 /// The list.
 const FAMILIES: &[fn() -> Vec<Definition>] = &[
     concat::definitions,
+    control_flow::definitions,
+    dropout::definitions,
     elementwise::definitions,
+    gather::definitions,
     matmul::definitions,
     optim::definitions,
     select::definitions,

@@ -36,7 +36,9 @@ struct NonZeroHost;
 
 impl HostFunction for NonZeroHost {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
-        let [input] = inputs else { return Err(format!("one tensor is needed but {} are given", inputs.len())) };
+        let [input] = inputs else {
+            return Err(format!("one tensor is needed but {} are given", inputs.len()));
+        };
         let dims = input.dims();
         let found: Vec<usize> =
             input.to_f64().iter().enumerate().filter(|&(_, &x)| x != 0.0).map(|(at, _)| at).collect();

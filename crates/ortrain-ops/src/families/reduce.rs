@@ -50,7 +50,8 @@ impl Reduce {
         }
         if self.keepdims {
             // Every axis is itself or 1.
-            let dim = |axis: usize| if shape[axis].is_one() { Dim::Known(1) } else { cx.unknown_dim(0, axis) };
+            let dim =
+                |axis: usize| if shape[axis].is_one() { Dim::Known(1) } else { cx.unknown_dim(0, axis) };
             return Ok(Some((0..shape.rank()).map(dim).collect()));
         }
         let count = cx.shape(1).and_then(|axes| axes.first().and_then(Dim::known));
@@ -122,7 +123,8 @@ impl Op for Reduce {
                 Some(1) => gradient,
                 Some(count) => divide_by_constant(cx, gradient, count)?,
                 None => {
-                    let (size, reduced) = (cx.add("Size", &[x], Attrs::new()), cx.add("Size", &[g], Attrs::new()));
+                    let (size, reduced) =
+                        (cx.add("Size", &[x], Attrs::new()), cx.add("Size", &[g], Attrs::new()));
                     let count = cx.add("Div", &[size, reduced], Attrs::new());
                     let attrs = Attrs::new().with("scale_down", 1i64);
                     cx.add_in("com.microsoft", "Scale", &[gradient, count], attrs)
@@ -142,7 +144,9 @@ impl Op for Reduce {
             (true, Some(axes)) => axes.to_i64().unwrap_or_default(),
             // A scalar has no axes that could be meant.
             (true, None) if dims.is_empty() => Vec::new(),
-            (true, None) => return Err(OpError::unsupported("the axes depend on values computed by the model")),
+            (true, None) => {
+                return Err(OpError::unsupported("the axes depend on values computed by the model"));
+            }
         };
         let axes = self.axes(&named, dims.len())?;
         let count: usize = axes.iter().map(|&axis| dims[axis]).product();
@@ -152,10 +156,8 @@ impl Op for Reduce {
         }
         let whole = Access::contiguous(dtype, &dims);
         // Kept axes lead, reduced ones follow; the order within each stays.
-        let order: Vec<usize> = (0..dims.len())
-            .filter(|axis| !axes.contains(axis))
-            .chain(axes.iter().copied())
-            .collect();
+        let order: Vec<usize> =
+            (0..dims.len()).filter(|axis| !axes.contains(axis)).chain(axes.iter().copied()).collect();
         let space: Vec<usize> = order.iter().map(|&axis| dims[axis]).collect();
         let strides: Strides = order.iter().map(|&axis| whole.strides[axis]).collect();
         let (input, output) = (cx.input(0), cx.output(0));
@@ -351,8 +353,11 @@ fn decompose_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ReduceSum", &[1, 11, 13], build_sum).upgrade(upgrade).downgrade(downgrade_sum),
-        Definition::new("", "ReduceMean", &[1, 11, 13, 18], build_mean).upgrade(upgrade).downgrade(downgrade_mean),
-        Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum).decompose(decompose_sum_training),
+        Definition::new("", "ReduceMean", &[1, 11, 13, 18], build_mean)
+            .upgrade(upgrade)
+            .downgrade(downgrade_mean),
+        Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum)
+            .decompose(decompose_sum_training),
         Definition::new("com.microsoft", "Scale", &[1], build_scale).decompose(decompose_scale),
     ]
 }
@@ -362,8 +367,8 @@ mod tests {
     use super::*;
     use crate::passes;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node,
-        run, run_node, spread,
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
+        one_node, run, run_node, spread,
     };
 
     const SUM: (&str, &str) = ("", "ReduceSum");
@@ -386,7 +391,8 @@ mod tests {
 
     /// A graph whose axes are a constant, as files have them.
     fn constant_axes(op: (&str, &str), data: &Tensor, named: &[i64], attrs: Attrs) -> Graph {
-        let mut graph = one_node(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs).expect("it is valid");
+        let mut graph =
+            one_node(NEWEST, op, &[Some(data), Some(&axes(named))], 1, attrs).expect("it is valid");
         let id = graph.inputs.pop().expect("the axes");
         graph.value_mut(id).constant = Some(axes(named));
         let y = graph.outputs[0];
@@ -446,7 +452,8 @@ mod tests {
     fn wrong_axes_are_refused() {
         let data = Tensor::f32(&[2, 2], &[0.0; 4]);
         for (named, message) in [(&[2][..], "axis 2 is out of range for rank 2"), (&[0, -2], "twice")] {
-            let failure = run_node(SUM, &[Some(&data), Some(&axes(named))], 1, Attrs::new()).expect_err("refused");
+            let failure =
+                run_node(SUM, &[Some(&data), Some(&axes(named))], 1, Attrs::new()).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(message), "{error}");
         }
@@ -464,7 +471,12 @@ mod tests {
                     check_gradients(&graph, std::slice::from_ref(&data), &[0], &[0]);
                 }
             }
-            check_gradients(&constant_axes(op, &data, &[], attrs(0, 1)), std::slice::from_ref(&data), &[0], &[0]);
+            check_gradients(
+                &constant_axes(op, &data, &[], attrs(0, 1)),
+                std::slice::from_ref(&data),
+                &[0],
+                &[0],
+            );
             // Axes that are given at run time.
             let named = axes(&[2, 0]);
             let graph = one_node(NEWEST, op, &[Some(&data), Some(&named)], 1, attrs(0, 0)).expect("valid");
@@ -511,12 +523,13 @@ mod tests {
         let halves = Tensor::filled(DType::F16, &[2], 3.0);
         let count = Tensor::i64(&[], &[2]);
         let attrs = Attrs::new().with("scale_down", 1i64);
-        let got = run_node(("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs).expect("it runs");
+        let got =
+            run_node(("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs).expect("it runs");
         assert_eq!(got[0], Tensor::filled(DType::F16, &[2], 1.5));
         let count = Tensor::i64(&[1], &[100_000]);
         let attrs = Attrs::new().with("scale_down", 1i64);
-        let graph =
-            one_node(NEWEST, ("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs).expect("valid");
+        let graph = one_node(NEWEST, ("com.microsoft", "Scale"), &[Some(&halves), Some(&count)], 1, attrs)
+            .expect("valid");
         check_decomposition(&graph, &[halves, count], 0.0);
     }
 

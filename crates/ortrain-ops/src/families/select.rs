@@ -151,7 +151,8 @@ impl Op for Pow {
         let (base, exponent, y) = (cx.input(0)?, cx.input(1)?, cx.output(0, "y"));
         let (dtype, exponent_dtype) = (cx.dtype(base)?, cx.dtype(exponent)?);
         let ty = Type::of(dtype);
-        let one = cx.constant_of(exponent).filter(|tensor| tensor.len() == 1).map(|tensor| tensor.to_f64()[0]);
+        let one =
+            cx.constant_of(exponent).filter(|tensor| tensor.len() == 1).map(|tensor| tensor.to_f64()[0]);
         // An exponent of 0 has the slope 0 everywhere, which the general form says with the right shape.
         let one = one.filter(|&value| value != 0.0);
         let mut cast: Option<ValueId> = None;
@@ -178,7 +179,8 @@ impl Op for Pow {
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let mut nest = cx.nest(&cx.out_dims(0), 0);
-        let mut load = |cx: &mut Lower<'_>, k: usize| match cx.constant(k).filter(|tensor| tensor.len() == 1) {
+        let mut load = |cx: &mut Lower<'_>, k: usize| match cx.constant(k).filter(|tensor| tensor.len() == 1)
+        {
             // A constant exponent lets backends choose a product or a root.
             Some(tensor) if cx.dtype(k).is_float() => {
                 let value = tensor.to_f64()[0];
@@ -281,7 +283,8 @@ fn downgrade_pow(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Where", &[9, 16], build_where),
-        Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast).downgrade(downgrade_cast),
+        Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast)
+            .downgrade(downgrade_cast),
         Definition::new("", "Pow", &[7, 12, 13, 15], build_pow).downgrade(downgrade_pow),
     ]
 }
@@ -292,7 +295,8 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
     };
 
     const WHERE: (&str, &str) = ("", "Where");
@@ -322,7 +326,8 @@ mod tests {
         let condition = flags(&[2, 1], &[1, 0]);
         for dtype in DType::ALL {
             let (x, y) = (Tensor::filled(dtype, &[3], 1.0), Tensor::filled(dtype, &[], 0.0));
-            let got = run_node(WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new()).expect("it runs");
+            let got =
+                run_node(WHERE, &[Some(&condition), Some(&x), Some(&y)], 1, Attrs::new()).expect("it runs");
             assert_eq!((got[0].dtype(), got[0].dims()), (dtype, &[2, 3][..]));
             assert_eq!(got[0].to_f64(), [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], "{dtype}");
         }
@@ -352,11 +357,18 @@ mod tests {
     fn casts_between_all_types() {
         for from in DType::ALL {
             for to in DType::ALL {
-                assert_eq!(cast(&Tensor::filled(from, &[2], 1.0), to), Tensor::filled(to, &[2], 1.0), "{from} to {to}");
+                assert_eq!(
+                    cast(&Tensor::filled(from, &[2], 1.0), to),
+                    Tensor::filled(to, &[2], 1.0),
+                    "{from} to {to}"
+                );
             }
         }
         let x = Tensor::f32(&[6], &[1.9, -1.9, 3e9, -3e9, f32::NAN, -0.0]);
-        assert_eq!(cast(&x, DType::I32).to_i64().expect("integers"), [1, -1, 2_147_483_647, -2_147_483_648, 0, 0]);
+        assert_eq!(
+            cast(&x, DType::I32).to_i64().expect("integers"),
+            [1, -1, 2_147_483_647, -2_147_483_648, 0, 0]
+        );
         assert_eq!(cast(&x, DType::Bool).to_i64().expect("integers"), [1, 1, 1, 1, 1, 0]);
         let wide = Tensor::i64(&[2], &[257, -1]);
         assert_eq!(cast(&wide, DType::U8).to_i64().expect("integers"), [1, 255]);

@@ -1,6 +1,6 @@
 //! Nodes written as other operators.
 
-use ortrain_graph::Graph;
+use ortrain_graph::{Attr, Graph};
 
 use crate::Error;
 use crate::registry::Registry;
@@ -24,7 +24,7 @@ pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<u
 }
 
 /// Standardise: replaces every operator outside `ai.onnx` by its decomposition, so that any runtime of plain ONNX can
-/// run the graph. Types must have been inferred; those of new values are inferred on the way.
+/// run the graph and its subgraphs. Types must have been inferred; those of new values are inferred on the way.
 ///
 /// # Errors
 /// When an operator has no decomposition, or it cannot express a node.
@@ -33,6 +33,11 @@ pub fn standardise(graph: &mut Graph) -> Result<(), Error> {
     while index < graph.nodes.len() {
         if graph.nodes[index].domain.is_empty() {
             crate::passes::infer::infer_node(graph, index)?;
+            for attr in graph.nodes[index].attrs.0.values_mut() {
+                if let Attr::Graph(subgraph) = attr {
+                    standardise(subgraph)?;
+                }
+            }
             index += 1;
             continue;
         }

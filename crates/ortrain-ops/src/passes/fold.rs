@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ortrain_expr::Mode;
-use ortrain_graph::{Graph, Tensor, ValueType};
-use ortrain_program::{ProgramBuilder, Scalars, reference};
+use ortrain_graph::{Graph, Node, Tensor, ValueType};
+use ortrain_program::{HostFunction, ProgramBuilder, Scalars, reference};
 
 use crate::lower::{Lower, Values};
 use crate::op::Placement;
@@ -37,6 +37,10 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     if done || !constant_inputs || node.captures > 0 || Graph::subgraphs(&node).next().is_some() {
         return Ok(());
     }
+    let op = build(graph, &node)?;
+    if let Placement::Host(function) = op.placement() {
+        return fold_host(graph, &node, function.as_ref());
+    }
     let mut elements = 0usize;
     for id in node.present_outputs() {
         match graph.value(id).ty.shape().and_then(ortrain_graph::Shape::concrete) {
@@ -47,7 +51,6 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     if elements > LARGEST_FOLDED {
         return Ok(());
     }
-    let op = build(graph, &node)?;
     if !matches!(op.placement(), Placement::Program)
         || crate::families::draws_random_numbers(&node.domain, &node.op)
     {
@@ -72,6 +75,24 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         let data = reference::encode(*dtype, &elements);
         let tensor = Tensor::new(*dtype, dims, data.into()).expect("the evaluator fills the inferred shape");
         graph.value_mut(id).constant = Some(tensor);
+    }
+    Ok(())
+}
+
+/// Calls a host function whose inputs are constant.
+fn fold_host(graph: &mut Graph, node: &Node, function: &dyn HostFunction) -> Result<(), Error> {
+    let inputs: Vec<Tensor> =
+        node.present_inputs().filter_map(|id| graph.value(id).constant.clone()).collect();
+    if inputs.iter().map(Tensor::len).sum::<usize>() > LARGEST_FOLDED {
+        return Ok(());
+    }
+    let results =
+        function.call(&inputs).map_err(|message| Error::at(graph, node, OpError::Invalid(message)))?;
+    for (port, tensor) in node.outputs.iter().zip(results) {
+        let Some(id) = *port else { continue };
+        let value = graph.value_mut(id);
+        value.ty = ValueType::tensor(tensor.dtype(), tensor.dims());
+        value.constant = Some(tensor);
     }
     Ok(())
 }

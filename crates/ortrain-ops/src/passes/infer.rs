@@ -1,6 +1,6 @@
 //! Types and shapes of every value.
 
-use ortrain_graph::{Graph, ValueType};
+use ortrain_graph::{Attr, Graph, ValueType};
 
 use crate::infer::Infer;
 use crate::registry::build;
@@ -22,8 +22,11 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     let op = build(graph, node)?;
     let mut cx = Infer::new(graph, node);
     op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
-    let found = cx.outputs;
+    let (found, subgraphs) = (cx.outputs, cx.subgraphs);
     let outputs = node.outputs.clone();
+    for (attribute, subgraph) in subgraphs {
+        graph.nodes[index].attrs.0.insert(attribute.to_owned(), Attr::Graph(Box::new(subgraph)));
+    }
     for (port, inferred) in outputs.into_iter().zip(found) {
         let Some(id) = port else { continue };
         let merged = merge(&graph.value(id).ty, inferred.ty).map_err(|types| {
@@ -39,7 +42,13 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
 }
 
 /// What is declared and what is inferred, together: each may know what the other does not.
-fn merge(declared: &ValueType, inferred: ValueType) -> Result<ValueType, Box<(ValueType, ValueType)>> {
+///
+/// # Errors
+/// Both, when they contradict each other.
+pub(crate) fn merge(
+    declared: &ValueType,
+    inferred: ValueType,
+) -> Result<ValueType, Box<(ValueType, ValueType)>> {
     match (declared, &inferred) {
         (ValueType::Unknown, _) => Ok(inferred),
         (_, ValueType::Unknown) => Ok(declared.clone()),

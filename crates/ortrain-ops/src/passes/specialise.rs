@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain_graph::{DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Patch, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
     Branches, Code, PlaneId, PlanePlace, Program, ProgramBuilder, Schedule, Segment, SegmentNode, SlotId,
     SlotSpec, Specialise,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::lower::{Lower, PlanePart, Values};
+use crate::lower::{Lower, ORIGINAL_NAMES, PlanePart, Values};
 use crate::op::Placement;
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
@@ -191,8 +191,10 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
             let dtype = graph.value(id).ty.dtype().ok_or_else(|| {
                 Error::Graph(format!("the type of input {:?} is not declared", graph.name_of(id)))
             })?;
-            graph.value_mut(id).ty = ValueType::tensor(dtype, input.dims);
-            graph.value_mut(id).constant = input.value.cloned();
+            let value = graph.value_mut(id);
+            value.ty = ValueType::tensor(dtype, input.dims);
+            value.constant = input.value.cloned();
+            value.sizes = None;
         }
         user += 1;
     }
@@ -219,10 +221,17 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
         }
     }
     let mut kinds = Vec::with_capacity(graph.nodes.len());
-    for index in 0..graph.nodes.len() {
+    while kinds.len() < graph.nodes.len() {
+        let index = kinds.len();
         let node = graph.nodes[index].clone();
         let op = build(&graph, &node)?;
         let placement = op.placement();
+        if let Placement::If { then_branch, else_branch } = placement
+            && let Some(holds) = constant_condition(&graph, &node)
+        {
+            inline_branch(&mut graph, index, if holds { then_branch } else { else_branch })?;
+            continue;
+        }
         let any_late = node.present_inputs().any(|id| late.contains(&id));
         if !any_late {
             infer_node(&mut graph, index)?;
@@ -258,6 +267,79 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
         kinds.push(kind);
     }
     segments(&graph, roles, &kinds, &late).map(Compiled::Schedule)
+}
+
+/// Whether the condition of an `If` holds, where that is known: it is its first input.
+fn constant_condition(graph: &Graph, node: &Node) -> Option<bool> {
+    let condition = graph.value(node.inputs.first().copied().flatten()?).constant.as_ref()?;
+    match condition.to_i64()?.as_slice() {
+        [one] => Some(*one != 0),
+        _ => None,
+    }
+}
+
+/// Puts the nodes of a branch in the place of their node. The other branch is not looked at: it may well contradict
+/// the shapes at hand.
+fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) -> Result<(), Error> {
+    let node = graph.nodes[index].clone();
+    let branch = branch_of(graph, &node, attribute)?;
+    let mut patch = Patch::new(graph, "");
+    let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten().copied();
+    let mut outside: FxHashMap<ValueId, ValueId> = branch.inputs.iter().copied().zip(captured).collect();
+    for inner in &branch.nodes {
+        let mut copy = inner.clone();
+        if crate::families::draws_random_numbers(&inner.domain, &inner.op) {
+            // Who recomputes the branch must draw the same numbers.
+            let name =
+                |port: &Option<ValueId>| port.map_or_else(String::new, |id| branch.name_of(id).to_owned());
+            let names = inner.outputs.iter().map(name).collect();
+            copy.attrs.0.insert(ORIGINAL_NAMES.to_owned(), Attr::Strings(names));
+        }
+        for port in copy.inputs.iter_mut().flatten() {
+            *port = moved(branch, &mut patch, &mut outside, *port);
+        }
+        for port in copy.outputs.iter_mut().flatten() {
+            *port = moved(branch, &mut patch, &mut outside, *port);
+        }
+        patch.push(copy);
+    }
+    for (port, &inner) in node.outputs.iter().zip(&branch.outputs) {
+        if let Some(old) = *port {
+            let new = moved(branch, &mut patch, &mut outside, inner);
+            patch.replace(old, new);
+        }
+    }
+    patch.apply(graph, &[index]);
+    Ok(())
+}
+
+/// The value that stands outside for one of a branch.
+fn moved(
+    branch: &Graph,
+    patch: &mut Patch,
+    outside: &mut FxHashMap<ValueId, ValueId>,
+    inner: ValueId,
+) -> ValueId {
+    *outside.entry(inner).or_insert_with(|| {
+        let value = branch.value(inner);
+        match &value.constant {
+            Some(tensor) => patch.constant(&value.name, tensor.clone()),
+            None => {
+                // The shape is found anew, like those of all values.
+                let ty = match value.ty {
+                    ValueType::Tensor(dtype, _) => ValueType::Tensor(dtype, None),
+                    ref other => other.clone(),
+                };
+                patch.add_value(&value.name, ty)
+            }
+        }
+    })
+}
+
+/// A branch of a node.
+fn branch_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) -> Result<&'a Graph, Error> {
+    let found = node.attrs.graph(attribute).and_then(|found| Attrs::required(attribute, found));
+    found.map_err(|error| Error::at(graph, node, error.into()))
 }
 
 /// The user inputs (by position) whose values the integer inputs of a node come from.
@@ -329,11 +411,17 @@ fn segments(
         }
     }
 
-    if groups.is_empty() && !graph.outputs.is_empty() {
-        // Everything was folded or is passed through: still a program, which delivers the outputs.
+    let is_concrete =
+        |id: ValueId| graph.value(id).ty.shape().is_some_and(|shape| shape.concrete().is_some());
+    let concrete_inputs = maker.user_inputs().into_iter().all(is_concrete);
+    // Constants among the outputs are delivered by a program; inputs are passed on as they are.
+    let constants: Vec<ValueId> =
+        graph.outputs.iter().copied().filter(|&id| graph.value(id).constant.is_some()).collect();
+    let is_ready = |(kind, is_late, _): &(Kind, bool, Vec<usize>)| *kind == Kind::Program && !is_late;
+    if !constants.is_empty() && !groups.iter().any(is_ready) || groups.is_empty() && concrete_inputs {
         groups.push((Kind::Program, false, Vec::new()));
     }
-    let last_program = groups.iter().rposition(|(kind, is_late, _)| *kind == Kind::Program && !is_late);
+    let last_program = groups.iter().rposition(is_ready);
     for (g, (kind, is_late, members)) in groups.iter().enumerate() {
         let made: FxHashSet<ValueId> =
             members.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
@@ -358,19 +446,10 @@ fn segments(
         match kind {
             Kind::Folded => {}
             Kind::Program => {
-                // Outputs that no node makes here: constants and inputs passed through.
                 if Some(g) == last_program {
-                    for &id in &graph.outputs {
-                        if !group_of.contains_key(&id) && !outputs.contains(&id) {
-                            outputs.push(id);
-                            if graph.value(id).constant.is_none() && !inputs.contains(&id) {
-                                inputs.push(id);
-                            }
-                        }
-                    }
+                    outputs.extend(&constants);
                 }
-                let single = groups.len() == 1;
-                if single {
+                if groups.len() == 1 && !is_late && concrete_inputs {
                     // The schedule is this program: every input and output of the graph, in order.
                     inputs = maker.user_inputs();
                     outputs.clone_from(&graph.outputs);
@@ -384,10 +463,15 @@ fn segments(
             }
         }
     }
-    maker.schedule.outputs =
-        graph.outputs.iter().map(|&id| maker.slots.get(&id).copied()).collect::<Option<_>>().ok_or_else(
-            || Error::Graph("an output of the graph is a constant that no program delivers".into()),
-        )?;
+    for &id in &graph.outputs {
+        let passed_on = matches!(maker.role(id), Some(Role::Plane(..)));
+        let slot = match maker.slots.get(&id) {
+            Some(&slot) => slot,
+            None if passed_on => maker.slot(id),
+            None => return Err(Error::Graph(format!("nothing makes output {:?}", graph.name_of(id)))),
+        };
+        maker.schedule.outputs.push(slot);
+    }
     Ok(maker.schedule)
 }
 
@@ -467,59 +551,95 @@ impl SegmentMaker<'_> {
         let node = &self.graph.nodes[index];
         let label: Arc<str> = self.graph.node_label(node).into();
         let op = build(self.graph, node)?;
-        // Constants it takes are given to it as they are.
-        let constants: Vec<ValueId> =
-            node.present_inputs().filter(|&id| self.graph.value(id).constant.is_some()).collect();
-        if !constants.is_empty() {
-            self.program(&[], &[], &constants, false)?;
-        }
-        let inputs: Vec<SlotId> = node.present_inputs().map(|id| self.slot(id)).collect();
-        let segment = match op.placement() {
-            Placement::Host(function) => Segment::Host(function, label),
+        let (inputs, outputs, segment) = match op.placement() {
+            Placement::Host(function) => {
+                // Constants it takes are given to it as they are.
+                let constants: Vec<ValueId> =
+                    node.present_inputs().filter(|&id| self.graph.value(id).constant.is_some()).collect();
+                if !constants.is_empty() {
+                    self.program(&[], &[], &constants, false)?;
+                }
+                let inputs: Vec<SlotId> = node.present_inputs().map(|id| self.slot(id)).collect();
+                // Its results come by position, also those that nobody asked for.
+                let mut outputs: Vec<SlotId> = Vec::with_capacity(node.outputs.len());
+                for port in &node.outputs {
+                    outputs.push(match *port {
+                        Some(id) => self.slot(id),
+                        None => self.nameless(),
+                    });
+                }
+                (inputs, outputs, Segment::Host(function, label))
+            }
             Placement::If { then_branch, else_branch } => {
-                let branch = |name: &str| -> Result<Arc<Schedule>, Error> {
-                    let subgraph = node.attrs.graph(name).ok().flatten().ok_or_else(|| {
-                        Error::at(self.graph, node, OpError::Invalid(format!("branch {name:?} is missing")))
-                    })?;
-                    self.branch(subgraph, node).map(Arc::new)
+                let (condition, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
+                // What is constant or lies in planes is reached there by the branches themselves.
+                let given = captured.iter().flatten().filter(|&&id| self.is_passed(id));
+                let inputs: Vec<ValueId> = condition.iter().flatten().chain(given).copied().collect();
+                let branches = Branches {
+                    then_branch: Arc::new(self.branch(node, then_branch)?),
+                    else_branch: Arc::new(self.branch(node, else_branch)?),
                 };
-                Segment::If(
-                    Branches { then_branch: branch(then_branch)?, else_branch: branch(else_branch)? },
-                    label,
-                )
+                let inputs = inputs.into_iter().map(|id| self.slot(id)).collect();
+                let outputs = node.present_outputs().map(|id| self.slot(id)).collect();
+                (inputs, outputs, Segment::If(branches, label))
             }
             Placement::Program => unreachable!("programs are made of groups"),
         };
-        let outputs: Vec<SlotId> = node.present_outputs().map(|id| self.slot(id)).collect();
         self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
         Ok(())
     }
 
-    /// The schedule of a branch; its inputs are the values its node captures.
-    fn branch(&self, subgraph: &Graph, node: &Node) -> Result<Schedule, Error> {
-        let captured = &node.inputs[node.inputs.len() - node.captures..];
-        let mut graph = subgraph.clone();
+    /// A slot for a result that nobody uses.
+    fn nameless(&mut self) -> SlotId {
+        self.schedule.slots.push(SlotSpec { label: "".into(), ty: None, plane: None });
+        SlotId(self.schedule.slots.len() as u32 - 1)
+    }
+
+    /// Whether a value that branches use is handed to them at run time.
+    fn is_passed(&self, id: ValueId) -> bool {
+        self.graph.value(id).constant.is_none() && matches!(self.role(id), None | Some(Role::User))
+    }
+
+    /// The schedule of a branch; its inputs are the values its node captures that are handed to it.
+    fn branch(&self, node: &Node, attribute: &str) -> Result<Schedule, Error> {
+        let mut graph = branch_of(self.graph, node, attribute)?.clone();
+        let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten();
+        let mut roles = Vec::new();
         let mut known: Vec<Option<Vec<usize>>> = Vec::new();
-        for (&inner, outer) in subgraph.inputs.iter().zip(captured.iter().flatten()) {
-            let ty = self.graph.value(*outer).ty.clone();
-            known.push(ty.shape().and_then(Shape::concrete));
-            graph.value_mut(inner).ty = ty;
+        for (inner, &outer) in std::mem::take(&mut graph.inputs).into_iter().zip(captured) {
+            let value = self.graph.value(outer);
+            if let Some(tensor) = &value.constant {
+                graph.value_mut(inner).ty = ValueType::tensor(tensor.dtype(), tensor.dims());
+                graph.value_mut(inner).constant = Some(tensor.clone());
+                continue;
+            }
+            let role = self.role(outer).cloned().unwrap_or(Role::User);
+            if role == Role::User {
+                known.push(value.ty.shape().and_then(Shape::concrete));
+            }
+            graph.inputs.push(inner);
+            roles.push(role);
         }
-        let known: Vec<Option<Known<'_>>> =
-            known.iter().map(|dims| dims.as_ref().map(|dims| Known { dims, value: None })).collect();
-        let roles = vec![Role::User; graph.inputs.len()];
-        match compile(&graph, &roles, &known)? {
-            Compiled::Schedule(schedule) => Ok(schedule),
-            Compiled::NeedsValues(_) => {
-                // Then nothing about the branch is known before it runs.
-                let unknown = vec![None; graph.inputs.len()];
-                match compile(&graph, &roles, &unknown)? {
-                    Compiled::Schedule(schedule) => Ok(schedule),
-                    Compiled::NeedsValues(_) => Err(Error::at(
-                        self.graph,
-                        node,
-                        OpError::unsupported("the shapes inside its branches cannot be determined"),
-                    )),
+        // Results that nobody asked for are not made.
+        let asked: Vec<bool> = node.outputs.iter().map(Option::is_some).collect();
+        let mut asked = asked.into_iter();
+        graph.outputs.retain(|_| asked.next() == Some(true));
+        graph.remove_unused();
+        loop {
+            let shapes: Vec<Option<Known<'_>>> =
+                known.iter().map(|dims| dims.as_ref().map(|dims| Known { dims, value: None })).collect();
+            match compile(&graph, &roles, &shapes)? {
+                Compiled::Schedule(schedule) => return Ok(schedule),
+                Compiled::NeedsValues(wanted) => {
+                    // What depends on these values is compiled when they are known.
+                    let mut fewer = false;
+                    for position in wanted {
+                        fewer |= known[position].take().is_some();
+                    }
+                    if !fewer {
+                        let message = "the shapes inside its branches cannot be determined";
+                        return Err(Error::at(self.graph, node, OpError::unsupported(message)));
+                    }
                 }
             }
         }

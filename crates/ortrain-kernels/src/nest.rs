@@ -1,0 +1,544 @@
+//! Loop nests: maps, and reductions along rows or down columns.
+
+use ortrain_expr::{Nest, OutOfRange};
+
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::tape::memory::width;
+use crate::tape::{ALIGN, Chain, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
+use crate::views::{Bases, Parts, RunScalars, Scratch};
+
+/// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
+const GRAIN: usize = 64 * 1024;
+/// Tasks that are plenty for any number of cores.
+const PLENTY: usize = 16;
+/// Most parts that one reduction is split into.
+const MAX_SPLITS: usize = 64;
+/// Rows that `Col` adds up before it adds the sum to the total: two short sums are more exact than a long one.
+const BLOCK: usize = 64;
+
+/// How the reduced axes are gone through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As memory lies.
+    Auto,
+    /// Tiles along the reduced axes, one outer index after the other.
+    Row,
+    /// Tiles along the outer axes, one reduced index after the other.
+    Col,
+}
+
+/// A compiled [`Nest`].
+#[derive(Debug)]
+pub struct NestKernel {
+    tape: Tape,
+    shape: Shape,
+    buffers: usize,
+    reductions: usize,
+}
+
+/// How the space is cut into tasks. Depends on the nest alone.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    Map {
+        count: usize,
+        chunk: usize,
+    },
+    /// Either `rows` rows a task, or every row in pieces of `piece` elements.
+    Row {
+        outer: usize,
+        inner: usize,
+        rows: usize,
+        piece: Option<usize>,
+    },
+    /// Tiles of `tile` columns; the rows in one piece or in several.
+    Col {
+        kept: usize,
+        reduced: usize,
+        tile: usize,
+        piece: Option<usize>,
+    },
+}
+
+impl NestKernel {
+    /// Compiles a nest.
+    ///
+    /// # Errors
+    /// What is wrong with the nest: [`Nest::fault`], an expression that is not well typed, a store that puts several
+    /// results into one element.
+    pub fn new(nest: &Nest, isa: Isa) -> Result<NestKernel, String> {
+        NestKernel::with_order(nest, isa, Order::Auto)
+    }
+
+    /// Compiles a nest whose reduced axes are gone through in the given order.
+    ///
+    /// # Errors
+    /// As [`NestKernel::new`].
+    pub fn with_order(nest: &Nest, isa: Isa, order: Order) -> Result<NestKernel, String> {
+        if let Some(fault) = nest.fault() {
+            return Err(fault);
+        }
+        let kept = nest.dims.len() - nest.inner;
+        let mut outer_axes: Vec<usize> = (0..kept).collect();
+        let inner_axes: Vec<usize> = (kept..nest.dims.len()).collect();
+        let outer: usize = nest.outer_dims().iter().product();
+        let inner: usize = nest.inner_dims().iter().product();
+        let (tape, shape) = if nest.inner == 0 {
+            let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &outer_axes, product: false };
+            let tape = Tape::new(&plan, isa)?;
+            let chunk = (GRAIN / tape.cost).max(1).next_multiple_of(tape.tile);
+            (tape, Shape::Map { count: outer, chunk })
+        } else if order == Order::Row || order == Order::Auto && !prefers_col(nest, outer, inner) {
+            let plan =
+                Plan { nest, drive: Drive::Row, outside: &outer_axes, along: &inner_axes, product: false };
+            let tape = Tape::new(&plan, isa)?;
+            let work = inner.saturating_mul(tape.cost);
+            let rows = (GRAIN / work.max(1)).max(1);
+            let splits = (work / GRAIN).min(MAX_SPLITS);
+            let piece = (outer < PLENTY && splits >= 4 && inner > tape.tile)
+                .then(|| inner.div_ceil(splits).next_multiple_of(tape.tile));
+            (tape, Shape::Row { outer, inner, rows, piece })
+        } else {
+            // The axis along which memory is contiguous goes last; the order of outer indices is free.
+            if let Some(axis) = outer_axes.iter().copied().min_by_key(|&axis| step(nest, axis)) {
+                outer_axes.retain(|&other| other != axis);
+                outer_axes.push(axis);
+            }
+            let plan =
+                Plan { nest, drive: Drive::Col, outside: &inner_axes, along: &outer_axes, product: false };
+            let tape = Tape::new(&plan, isa)?;
+            let work = outer.saturating_mul(inner).saturating_mul(tape.cost);
+            let (mut tile, mut piece) = (tape.tile, None);
+            if work > GRAIN {
+                tile = (outer / (PLENTY / 2)).next_multiple_of(64).max(128).min(tape.tile);
+                let splits = (work / GRAIN).min(inner / (2 * BLOCK)).min(MAX_SPLITS / 2);
+                if outer.div_ceil(tile) < PLENTY && splits >= 2 {
+                    piece = Some(inner.div_ceil(splits).next_multiple_of(BLOCK));
+                }
+            }
+            (tape, Shape::Col { kept: outer, reduced: inner, tile, piece })
+        };
+        Ok(NestKernel {
+            tape,
+            shape,
+            buffers: nest.loads.len() + nest.stores.len(),
+            reductions: nest.reductions.len(),
+        })
+    }
+
+    /// Whether a run can fail (the expression holds a guard).
+    #[must_use]
+    pub fn can_fail(&self) -> bool {
+        self.tape.can_fail
+    }
+
+    /// The order that was chosen; `Row` for a map.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        match self.shape {
+            Shape::Map { .. } | Shape::Row { .. } => Order::Row,
+            Shape::Col { .. } => Order::Col,
+        }
+    }
+
+    /// Bytes of scratch memory for a run on so many threads.
+    #[must_use]
+    pub fn scratch_bytes(&self, threads: usize) -> usize {
+        self.shared_bytes() + threads.max(1) * self.tape.frame
+    }
+
+    /// Most totals of one stage.
+    fn totals(&self) -> usize {
+        self.tape.stages.iter().map(|stage| stage.totals.len()).max().unwrap_or(0)
+    }
+
+    /// Values of partial and of final results, where rows are cut.
+    fn shared_values(&self) -> (usize, usize) {
+        match self.shape {
+            Shape::Row { outer, inner, piece: Some(piece), .. } => {
+                (outer * inner.div_ceil(piece) * self.totals(), outer * self.reductions)
+            }
+            Shape::Col { kept, reduced, piece: Some(piece), .. } => {
+                (reduced.div_ceil(piece) * self.totals() * kept, self.reductions * kept)
+            }
+            _ => (0, 0),
+        }
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let (partial, complete) = self.shared_values();
+        ((partial + complete) * 8).next_multiple_of(ALIGN)
+    }
+
+    /// Runs the nest. Allocates nothing, and gives the same bits on any number of threads.
+    ///
+    /// `bases` holds the start of each buffer: those of the loads, then those of the stores.
+    ///
+    /// # Errors
+    /// The first guard that fails, in index order. Stores have been made all the same: what they wrote is to be
+    /// thrown away.
+    ///
+    /// # Panics
+    /// When `bases` or `scratch` are not what the kernel asked for.
+    ///
+    /// # Safety
+    /// - Each base is the start of a buffer of `len` elements of its access that is valid for reads (loads) or writes
+    ///   (stores) until the run is over. Any alignment will do.
+    /// - No other thread writes elements that are loaded, or touches elements that are stored. No Rust reference to
+    ///   stored elements may live.
+    /// - A stored buffer overlaps another buffer of the run only if that is loaded through an equal access.
+    /// - Each element is stored by one index at most (that of a row, by one row).
+    /// - `scratch` overlaps no buffer, and is used by nobody else.
+    pub unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        assert_eq!(bases.len(), self.buffers, "one pointer for each load and each store");
+        let parts = scratch.part(self.shared_bytes(), self.tape.frame, pool);
+        let run = Run { kernel: self, bases: Bases(bases), scalars, parts };
+        // SAFETY: the caller's contract.
+        unsafe {
+            for worker in 0..parts.workers {
+                parts.of(worker).cast::<Failure>().write(Failure::NONE);
+            }
+            match self.shape {
+                Shape::Map { count, chunk } => run.map(pool, count, chunk),
+                Shape::Row { outer, inner, rows, piece: None } => run.rows(pool, outer, inner, rows),
+                Shape::Row { outer, inner, piece: Some(piece), .. } => {
+                    run.split_rows(pool, outer, inner, piece);
+                }
+                Shape::Col { kept, reduced, tile, piece: None } => run.cols(pool, kept, reduced, tile),
+                Shape::Col { kept, reduced, tile, piece: Some(piece) } => {
+                    run.split_cols(pool, kept, reduced, tile, piece);
+                }
+            }
+            let failures = (0..parts.workers).map(|worker| parts.of(worker).cast::<Failure>().read());
+            failures.min().unwrap_or(Failure::NONE).result()
+        }
+    }
+}
+
+/// The smallest step that a load makes along an axis.
+fn step(nest: &Nest, axis: usize) -> usize {
+    let steps = nest.loads.iter().map(|load| load.strides[axis].unsigned_abs());
+    match steps.filter(|&step| step > 0).min() {
+        Some(step) if nest.dims[axis] > 1 => step,
+        _ => usize::MAX,
+    }
+}
+
+/// Whether memory is contiguous along the kept axes rather than along the reduced ones, or rows are too short.
+fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
+    const SHORT: usize = 16;
+    if inner <= SHORT && outer >= 4 * SHORT {
+        return true;
+    }
+    let kept = nest.dims.len() - nest.inner;
+    let (mut rows, mut cols) = (0usize, 0usize);
+    for load in &nest.loads {
+        let moving = || (0..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1 && load.strides[axis] != 0);
+        if let Some(nearest) = moving().min_by_key(|&axis| load.strides[axis].unsigned_abs()) {
+            let elements = moving().map(|axis| nest.dims[axis]).fold(1, usize::saturating_mul);
+            let votes = if nearest < kept { &mut cols } else { &mut rows };
+            *votes = votes.saturating_add(elements);
+        }
+    }
+    cols > rows
+}
+
+/// One run of a kernel. Its functions have the contract of [`NestKernel::run`].
+struct Run<'a> {
+    kernel: &'a NestKernel,
+    bases: Bases<'a>,
+    scalars: RunScalars,
+    parts: Parts,
+}
+
+/// A value that the threads share by address.
+#[derive(Clone, Copy)]
+struct Values(*mut u64);
+
+// SAFETY: an address into shared scratch memory; tasks write to distinct parts of it.
+unsafe impl Sync for Values {}
+
+impl Values {
+    fn at(self, i: usize) -> *mut u64 {
+        self.0.wrapping_add(i)
+    }
+}
+
+impl<'a> Run<'a> {
+    fn tape(&self) -> &'a Tape {
+        &self.kernel.tape
+    }
+
+    fn site(&self, worker: usize) -> Site<'_> {
+        Site {
+            tape: self.tape(),
+            bases: self.bases.0,
+            scalars: self.scalars,
+            frame: self.parts.of(worker),
+            product: std::ptr::null(),
+        }
+    }
+
+    /// A site on which the operations that are done once per task are done.
+    unsafe fn start(&self, worker: usize) -> Site<'_> {
+        let site = self.site(worker);
+        // SAFETY: the worker's own frame; these operations load from index zero only, and the space has one.
+        unsafe { site.run(&self.tape().once, 0, 0, self.tape().tile) };
+        site
+    }
+
+    unsafe fn map(&self, pool: &Pool, count: usize, chunk: usize) {
+        let tape = self.tape();
+        pool.run(count.div_ceil(chunk), self.parts.workers, &|task, worker| {
+            let begin = task * chunk;
+            let end = count.min(begin + chunk);
+            // SAFETY: tasks have distinct indices, and a worker has its own frame.
+            unsafe {
+                let site = self.start(worker);
+                for start in (begin..end).step_by(tape.tile) {
+                    site.run(&tape.stages[0].body, 0, start, tape.tile.min(end - start));
+                }
+            }
+        });
+    }
+
+    /// A stage of one row, or of a piece of it: leaves the partial results in the chains.
+    unsafe fn row_body(&self, site: &Site<'_>, stage: &Stage, row: usize, begin: usize, end: usize) {
+        // SAFETY: the caller's contract; chains are initialised before values are pushed.
+        unsafe {
+            for total in &stage.totals {
+                (*site.at::<Chain>(total.state)).reset();
+            }
+            if !stage.body.is_empty() {
+                for start in (begin..end).step_by(self.tape().tile) {
+                    site.run(&stage.body, row, start, self.tape().tile.min(end - start));
+                }
+            }
+        }
+    }
+
+    unsafe fn rows(&self, pool: &Pool, outer: usize, inner: usize, rows: usize) {
+        let tape = self.tape();
+        pool.run(outer.div_ceil(rows), self.parts.workers, &|task, worker| {
+            // SAFETY: tasks have distinct rows, and a worker has its own frame.
+            unsafe {
+                let site = self.start(worker);
+                for row in task * rows..outer.min((task + 1) * rows) {
+                    for stage in &tape.stages {
+                        site.run(&stage.pre, row, 0, tape.tile.min(inner));
+                        self.row_body(&site, stage, row, 0, inner);
+                        for total in &stage.totals {
+                            *site.at(total.result) =
+                                (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                        }
+                    }
+                    site.run(&tape.post, row, 0, 1);
+                }
+            }
+        });
+    }
+
+    /// Partial and final results.
+    fn shared(&self) -> (Values, Values) {
+        let partial = Values(self.parts.shared().cast());
+        (partial, Values(partial.at(self.kernel.shared_values().0)))
+    }
+
+    unsafe fn split_rows(&self, pool: &Pool, outer: usize, inner: usize, piece: usize) {
+        let tape = self.tape();
+        let splits = inner.div_ceil(piece);
+        let width = self.kernel.totals();
+        let (partial, complete) = self.shared();
+        let results = |row: usize, k: usize| complete.at(row * self.kernel.reductions + k);
+        // Everything before the body of stage `stage`.
+        let before = |worker: usize, row: usize, stage: usize| {
+            // SAFETY: final results of earlier stages are there.
+            unsafe {
+                let site = self.start(worker);
+                for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
+                    site.run(&earlier.pre, row, 0, tape.tile.min(inner));
+                    if s < stage {
+                        for total in &earlier.totals {
+                            *site.at(total.result) = *results(row, total.k);
+                        }
+                    }
+                }
+                site
+            }
+        };
+        for (s, stage) in tape.stages.iter().enumerate() {
+            if stage.body.is_empty() {
+                continue;
+            }
+            pool.run(outer * splits, self.parts.workers, &|task, worker| {
+                let (row, split) = (task / splits, task % splits);
+                // SAFETY: tasks have distinct pieces, and places for partial results of their own.
+                unsafe {
+                    let site = before(worker, row, s);
+                    self.row_body(&site, stage, row, split * piece, inner.min((split + 1) * piece));
+                    for (i, total) in stage.totals.iter().enumerate() {
+                        *partial.at(task * width + i) =
+                            (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                    }
+                }
+            });
+            let site = self.site(0);
+            for row in 0..outer {
+                for (i, total) in stage.totals.iter().enumerate() {
+                    // SAFETY: all tasks are done; this thread is worker 0.
+                    unsafe {
+                        let chain = &mut *site.at::<Chain>(total.state);
+                        chain.reset();
+                        for split in 0..splits {
+                            chain.push(total.op, total.ty, *partial.at((row * splits + split) * width + i));
+                        }
+                        *results(row, total.k) = chain.result(total.op, total.ty);
+                    }
+                }
+            }
+        }
+        if !tape.post.is_empty() {
+            for row in 0..outer {
+                let site = before(0, row, tape.stages.len() - 1);
+                // SAFETY: everything that the row's results need is there.
+                unsafe { site.run(&tape.post, row, 0, 1) };
+            }
+        }
+    }
+
+    /// A stage of some columns over the reduced indices `begin..end`: leaves the results in their registers.
+    unsafe fn col_body(
+        &self,
+        site: &Site<'_>,
+        stage: &Stage,
+        (start, n): (usize, usize),
+        begin: usize,
+        end: usize,
+    ) {
+        let isa = self.tape().isa;
+        let each = |f: &dyn Fn(&Total, *mut u8, *mut u8)| {
+            for total in &stage.totals {
+                // SAFETY: places of the frame.
+                unsafe { f(total, site.at(total.state), site.at(total.result)) };
+            }
+        };
+        // SAFETY: both are registers of `n` values of the total's type.
+        each(&|total, block, sum| unsafe {
+            ops::neutral(total.op, total.ty, block, n);
+            ops::neutral(total.op, total.ty, sum, n);
+        });
+        if stage.body.is_empty() {
+            return;
+        }
+        for block in (begin..end).step_by(BLOCK) {
+            for index in block..end.min(block + BLOCK) {
+                // SAFETY: the caller's contract.
+                unsafe { site.run(&stage.body, index, start, n) };
+            }
+            // SAFETY: as above; they do not overlap.
+            each(&|total, block, sum| unsafe {
+                ops::accumulate(isa, total.op, total.ty, block, sum, n);
+                ops::neutral(total.op, total.ty, block, n);
+            });
+        }
+    }
+
+    unsafe fn cols(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize) {
+        let tape = self.tape();
+        pool.run(kept.div_ceil(tile), self.parts.workers, &|task, worker| {
+            let start = task * tile;
+            let n = tile.min(kept - start);
+            // SAFETY: tasks have distinct columns, and a worker has its own frame.
+            unsafe {
+                let site = self.start(worker);
+                for stage in &tape.stages {
+                    site.run(&stage.pre, 0, start, n);
+                    self.col_body(&site, stage, (start, n), 0, reduced);
+                }
+                site.run(&tape.post, 0, start, n);
+            }
+        });
+    }
+
+    unsafe fn split_cols(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize, piece: usize) {
+        let tape = self.tape();
+        let splits = reduced.div_ceil(piece);
+        let tiles = kept.div_ceil(tile);
+        let width_of = |total: &Total| width(total.ty);
+        let totals = self.kernel.totals();
+        let (partial, complete) = self.shared();
+        let columns = |task: usize| (task * tile, tile.min(kept - task * tile));
+        let place = |values: Values, line: usize, start: usize, total: &Total| {
+            values.at(line * kept).cast::<u8>().wrapping_add(start * width_of(total))
+        };
+        // Everything before the body of stage `stage`.
+        let before = |worker: usize, (start, n): (usize, usize), stage: usize| {
+            // SAFETY: final results of earlier stages are there.
+            unsafe {
+                let site = self.start(worker);
+                for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
+                    site.run(&earlier.pre, 0, start, n);
+                    if s < stage {
+                        for total in &earlier.totals {
+                            let from = place(complete, total.k, start, total);
+                            std::ptr::copy_nonoverlapping(from, site.at(total.result), n * width_of(total));
+                        }
+                    }
+                }
+                site
+            }
+        };
+        for (s, stage) in tape.stages.iter().enumerate() {
+            if stage.body.is_empty() {
+                continue;
+            }
+            pool.run(tiles * splits, self.parts.workers, &|task, worker| {
+                let (split, (start, n)) = (task / tiles, columns(task % tiles));
+                // SAFETY: tasks have distinct pieces, and places for partial results of their own.
+                unsafe {
+                    let site = before(worker, (start, n), s);
+                    self.col_body(&site, stage, (start, n), split * piece, reduced.min((split + 1) * piece));
+                    for (i, total) in stage.totals.iter().enumerate() {
+                        let to = place(partial, split * totals + i, start, total);
+                        std::ptr::copy_nonoverlapping(site.at::<u8>(total.result), to, n * width_of(total));
+                    }
+                }
+            });
+            if stage.totals.is_empty() {
+                continue;
+            }
+            pool.run(tiles, self.parts.workers, &|task, worker| {
+                let (start, n) = columns(task);
+                let site = self.site(worker);
+                for (i, total) in stage.totals.iter().enumerate() {
+                    let bytes = n * width_of(total);
+                    // SAFETY: tasks have distinct columns; registers are those of the worker's own frame.
+                    unsafe {
+                        let (value, sum) = (site.at::<u8>(total.state), site.at::<u8>(total.result));
+                        ops::neutral(total.op, total.ty, sum, n);
+                        for split in 0..splits {
+                            let from = place(partial, split * totals + i, start, total);
+                            std::ptr::copy_nonoverlapping(from, value, bytes);
+                            ops::accumulate(tape.isa, total.op, total.ty, value, sum, n);
+                        }
+                        std::ptr::copy_nonoverlapping(sum, place(complete, total.k, start, total), bytes);
+                    }
+                }
+            });
+        }
+        if !tape.post.is_empty() {
+            pool.run(tiles, self.parts.workers, &|task, worker| {
+                let (start, n) = columns(task);
+                let site = before(worker, (start, n), tape.stages.len() - 1);
+                // SAFETY: everything that the results need is there, and tasks have distinct columns.
+                unsafe { site.run(&tape.post, 0, start, n) };
+            });
+        }
+    }
+}

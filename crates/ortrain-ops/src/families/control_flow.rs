@@ -1,0 +1,734 @@
+//! Control flow: `If`.
+//!
+//! If-1, 11, 13, 16, 19, 21, 23, 24, 25 of ONNX. The node's inputs are the condition and then the outer values that its
+//! branches use ([`Node::captures`]); every branch has exactly these as its inputs, in this order. A condition that is
+//! known when a program is made leaves no trace: the branch takes the place of the node, and the other one may
+//! contradict the shapes at hand. Otherwise the branches are schedules of their own.
+//!
+//! The gradient of an If is an If with the same condition. Its branches compute the forward branch again, as far
+//! as they need it, and then the gradients of the captured values; a branch that does not use one gives zeros.
+//! Numbers drawn at random come out the same, for they depend on names that the copy keeps. Weights that are constants of a branch are not
+//! captured and are not trained.
+
+use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use rustc_hash::FxHashSet;
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::op::{Definition, Op, Placement};
+use crate::passes::differentiate::backpropagate;
+use crate::passes::fold::fold_node;
+use crate::passes::infer::{infer, infer_node, merge};
+
+const THEN: &str = "then_branch";
+const ELSE: &str = "else_branch";
+
+struct If;
+
+fn in_subgraph(error: crate::Error) -> OpError {
+    OpError::Subgraph(Box::new(error))
+}
+
+/// A branch of a node.
+fn branch<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph, OpError> {
+    Ok(Attrs::required(attribute, node.attrs.graph(attribute)?)?)
+}
+
+/// A branch whose inputs have the types of the captured values, with the types of its outputs.
+fn typed(cx: &Infer<'_>, attribute: &str) -> Result<(Graph, Vec<ValueType>), OpError> {
+    let node = cx.node();
+    let own = node.inputs.len() - node.captures;
+    let mut graph = branch(node, attribute)?.clone();
+    if graph.inputs.len() != node.captures {
+        let found = graph.inputs.len();
+        return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
+    }
+    for (k, id) in graph.inputs.clone().into_iter().enumerate() {
+        let ty = merge(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
+            let (inner, outer) = *types;
+            let name = graph.name_of(id);
+            OpError::invalid(format!("{attribute} uses {name:?} as {inner}, but it is {outer}"))
+        })?;
+        let value = graph.value_mut(id);
+        value.ty = ty;
+        value.constant = cx.constant(own + k).cloned();
+        value.sizes = cx.sizes(own + k);
+    }
+    for index in 0..graph.nodes.len() {
+        infer_node(&mut graph, index).map_err(in_subgraph)?;
+        fold_node(&mut graph, index).map_err(in_subgraph)?;
+    }
+    let outputs = graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
+    // What was folded served the shapes only; the nodes are still there.
+    let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
+    for id in made.into_iter().chain(graph.inputs.clone()) {
+        graph.value_mut(id).constant = None;
+    }
+    Ok((graph, outputs))
+}
+
+/// The type of a value that is one of two. Symbols mean the same in both branches only if they come from outside.
+fn either(
+    cx: &Infer<'_>,
+    k: usize,
+    (yes, no): (&ValueType, &ValueType),
+    outer: &FxHashSet<&Dim>,
+) -> Result<ValueType, OpError> {
+    match (yes, no) {
+        (ValueType::Tensor(a, from), ValueType::Tensor(b, to)) if a == b => {
+            let shape = match (from, to) {
+                (Some(from), Some(to)) if from.rank() == to.rank() => {
+                    let pairs = from.iter().zip(to.iter()).enumerate();
+                    let dim = |(axis, (x, y)): (usize, (&Dim, &Dim))| {
+                        let same = x == y && (x.known().is_some() || outer.contains(x));
+                        if same { x.clone() } else { cx.unknown_dim(k, axis) }
+                    };
+                    Some(pairs.map(dim).collect::<Shape>())
+                }
+                _ => None,
+            };
+            Ok(ValueType::Tensor(*a, shape))
+        }
+        (ValueType::Sequence(a), ValueType::Sequence(b)) if a == b => Ok(yes.clone()),
+        (ValueType::Unknown, _) | (_, ValueType::Unknown) => Ok(ValueType::Unknown),
+        _ => Err(OpError::invalid(format!("output {k} is {yes} in {THEN} but {no} in {ELSE}"))),
+    }
+}
+
+impl Op for If {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let node = cx.node();
+        cx.arity(1 + node.captures, 1 + node.captures, usize::MAX)?;
+        cx.dtype_where(0, "bool", |dtype| dtype == DType::Bool)?;
+        if let Some(shape) = cx.shape(0)
+            && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
+        {
+            return Err(OpError::invalid(format!("the condition has shape {shape}; one element is needed")));
+        }
+        let holds = cx.constant(0).map(|condition| condition.data().iter().any(|&byte| byte != 0));
+        let counts = (branch(node, THEN)?.outputs.len(), branch(node, ELSE)?.outputs.len());
+        if counts.0 != counts.1 || counts.0 < node.outputs.len() {
+            return Err(OpError::invalid(format!(
+                "it has {} outputs, but {THEN} gives {} and {ELSE} {}",
+                node.outputs.len(),
+                counts.0,
+                counts.1
+            )));
+        }
+        // The branch that is not taken may contradict the shapes at hand.
+        let yes = if holds == Some(false) { None } else { Some(typed(cx, THEN)?) };
+        let no = if holds == Some(true) { None } else { Some(typed(cx, ELSE)?) };
+        let captured: Vec<&Shape> = (1..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
+        let outer: FxHashSet<&Dim> = captured.iter().flat_map(|shape| shape.iter()).collect();
+        for k in 0..node.outputs.len() {
+            let ty = match (&yes, &no) {
+                (Some((_, yes)), Some((_, no))) => either(cx, k, (&yes[k], &no[k]), &outer)?,
+                (Some((_, only)), None) | (None, Some((_, only))) => {
+                    either(cx, k, (&only[k], &only[k]), &outer)?
+                }
+                (None, None) => unreachable!("a condition holds or does not"),
+            };
+            cx.output_type(k, ty);
+        }
+        for (attribute, found) in [(THEN, yes), (ELSE, no)] {
+            if let Some((graph, _)) = found {
+                cx.output_subgraph(attribute, graph);
+            }
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let node = cx.node().clone();
+        let condition = cx.input(0)?;
+        // Every captured value once; the gradients of the outputs join them.
+        let mut outer: Vec<ValueId> = node.inputs[1..].iter().flatten().copied().collect();
+        let wanted: Vec<usize> = (0..outer.len()).filter(|&k| cx.wants(k + 1)).collect();
+        let arriving: Vec<(usize, usize)> = (0..node.outputs.len())
+            .filter_map(|k| {
+                let gradient = cx.output_grad(k)?;
+                let known = outer.iter().position(|&id| id == gradient);
+                Some((
+                    k,
+                    known.unwrap_or_else(|| {
+                        outer.push(gradient);
+                        outer.len() - 1
+                    }),
+                ))
+            })
+            .collect();
+        let mut halves = Vec::with_capacity(2);
+        for attribute in [THEN, ELSE] {
+            let mut graph = branch(&node, attribute)?.clone();
+            for &(k, position) in &arriving {
+                if position >= graph.inputs.len() {
+                    let output = graph.value(graph.outputs[k]);
+                    // Not the name that a gradient would get: it must not pass for one where it is passed on.
+                    let (name, ty) = (format!("{}_grad_in", output.name), output.ty.clone());
+                    let id = graph.add_value(&name, ty);
+                    graph.inputs.push(id);
+                }
+            }
+            let seeds: Vec<(ValueId, ValueId)> =
+                arriving.iter().map(|&(k, position)| (graph.outputs[k], graph.inputs[position])).collect();
+            let targets: Vec<ValueId> = wanted.iter().map(|&k| graph.inputs[k]).collect();
+            let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
+            halves.push((attribute, graph, found));
+        }
+        // A value that no branch passes a gradient to gets none.
+        let reached: Vec<bool> =
+            (0..wanted.len()).map(|t| halves.iter().any(|(_, _, found)| found[t].is_some())).collect();
+        if !reached.contains(&true) {
+            return Ok(());
+        }
+        for (_, graph, found) in &mut halves {
+            graph.name = format!("{}_grad", graph.name);
+            graph.outputs.clear();
+            for (t, &k) in wanted.iter().enumerate() {
+                if reached[t] {
+                    let id = match found[t] {
+                        Some(id) => id,
+                        None => zeros_like(graph, k),
+                    };
+                    graph.outputs.push(id);
+                }
+            }
+            graph.remove_unused();
+            infer(graph).map_err(in_subgraph)?;
+        }
+        // Values that only the forward branches needed are let go.
+        for position in (0..outer.len()).rev() {
+            let is_used = |graph: &Graph| {
+                let id = graph.inputs[position];
+                graph.outputs.contains(&id)
+                    || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
+            };
+            if !halves.iter().any(|(_, graph, _)| is_used(graph)) {
+                outer.remove(position);
+                for (_, graph, _) in &mut halves {
+                    graph.inputs.remove(position);
+                }
+            }
+        }
+        let mut attrs = Attrs::new();
+        for (attribute, graph, _) in halves {
+            attrs = attrs.with(attribute, Attr::Graph(Box::new(graph)));
+        }
+        let inputs: Vec<Option<ValueId>> =
+            std::iter::once(condition).chain(outer.iter().copied()).map(Some).collect();
+        let count = reached.iter().filter(|&&reached| reached).count();
+        let gradients = cx.add_node("", "If", &inputs, count, attrs);
+        cx.nodes.last_mut().expect("just added").captures = outer.len();
+        let kept = wanted.iter().zip(&reached).filter(|&(_, &reached)| reached);
+        for ((&k, _), gradient) in kept.zip(gradients) {
+            cx.give(k + 1, gradient);
+        }
+        Ok(())
+    }
+
+    fn placement(&self) -> Placement {
+        Placement::If { then_branch: THEN, else_branch: ELSE }
+    }
+}
+
+/// Adds zeros of the shape and type of input `k` of a branch.
+fn zeros_like(graph: &mut Graph, k: usize) -> ValueId {
+    let input = graph.inputs[k];
+    let name = graph.name_of(input).to_owned();
+    let dtype = graph.value(input).ty.dtype().unwrap_or(DType::F32);
+    let shape = graph.add_value(&format!("{name}_shape"), ValueType::Unknown);
+    let zeros = graph.add_value(&format!("{name}_grad"), ValueType::Unknown);
+    graph.nodes.push(Node::new("", "Shape", &[Some(input)], &[Some(shape)], Attrs::new()));
+    let value = Tensor::filled(dtype, &[1], 0.0);
+    let attrs = Attrs::new().with("value", value);
+    graph.nodes.push(Node::new("", "ConstantOfShape", &[Some(shape)], &[Some(zeros)], attrs));
+    zeros
+}
+
+fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(If))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "If", &[1, 11, 13, 16, 19, 21, 23, 24, 25], build)]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ortrain_program::{
+        Bindings, Code, Entry, Given, Memory, PlaneId, Reference, Runner, Scalars, Schedule, Segment,
+        Workspace,
+    };
+
+    use super::*;
+    use crate::testing::{
+        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s,
+        gradient_graph, graph, run, run_with, spread,
+    };
+    use crate::{Role, Specialiser};
+
+    fn one(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId]) -> ValueId {
+        one_with(graph, op, name, inputs, Attrs::new())
+    }
+
+    fn one_with(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let made = add(graph, ("", op), name, &inputs, 1, attrs)[0];
+        graph.outputs.pop();
+        made
+    }
+
+    /// A branch with some captured values; `build` returns the outputs.
+    fn block(captures: usize, build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
+        let mut graph = Graph::new("block");
+        let inputs: Vec<ValueId> =
+            (0..captures).map(|k| graph.add_value(&format!("captured{k}"), ValueType::Unknown)).collect();
+        graph.inputs.clone_from(&inputs);
+        graph.outputs = build(&mut graph, &inputs);
+        graph
+    }
+
+    /// Adds an If whose results are named after `name`.
+    fn branching(
+        graph: &mut Graph,
+        name: &str,
+        condition: ValueId,
+        captured: &[ValueId],
+        (yes, no): (Graph, Graph),
+    ) -> Vec<ValueId> {
+        let attrs = Attrs::new().with(THEN, yes.clone()).with(ELSE, no);
+        let inputs: Vec<Option<ValueId>> =
+            std::iter::once(condition).chain(captured.iter().copied()).map(Some).collect();
+        let made = add(graph, ("", "If"), name, &inputs, yes.outputs.len(), attrs);
+        graph.nodes.last_mut().expect("just added").captures = captured.len();
+        made
+    }
+
+    fn flag(value: bool) -> Tensor {
+        Tensor::filled(DType::Bool, &[], f64::from(u8::from(value)))
+    }
+
+    fn schedule(graph: &Graph, inputs: &[Tensor]) -> Arc<Schedule> {
+        let specialiser = Specialiser::new(graph.clone(), vec![Role::User; inputs.len()]);
+        specialiser.schedule(inputs).expect("it compiles")
+    }
+
+    /// `condition ? tanh(x w) : x + x`.
+    fn simple(x: &Tensor, w: &Tensor) -> Graph {
+        let (mut graph, ids) = graph(&[&flag(true), x, w]);
+        let yes = block(2, |g, c| {
+            let product = one(g, "Mul", "product", c);
+            vec![one(g, "Tanh", "result", &[product])]
+        });
+        let no = block(2, |g, c| vec![one(g, "Add", "result", &[c[0], c[0]])]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        infer(&mut graph).expect("valid");
+        graph
+    }
+
+    #[test]
+    fn runs_the_branch_that_the_condition_chooses() {
+        let (x, w) = (f64s(&[2], &[1.0, -2.0]), f64s(&[2], &[0.5, 3.0]));
+        let graph = simple(&x, &w);
+        assert_eq!(graph.value(graph.outputs[0]).ty, ValueType::tensor(DType::F64, &[2]));
+        let got = run(&graph, &[flag(true), x.clone(), w.clone()]).expect("it runs");
+        assert_close(&got[0], &f64s(&[2], &[0.5f64.tanh(), (-6.0f64).tanh()]), 1e-15);
+        let got = run(&graph, &[flag(false), x, w]).expect("it runs");
+        assert_eq!(got[0], f64s(&[2], &[2.0, -4.0]));
+    }
+
+    #[test]
+    fn gradients_of_both_branches() {
+        let (x, w) = (spread(&[2, 3], 1), spread(&[2, 3], 2));
+        let graph = simple(&x, &w);
+        for condition in [true, false] {
+            check_gradients(&graph, &[flag(condition), x.clone(), w.clone()], &[1, 2], &[0]);
+        }
+        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 3))], &[1, 2]);
+        assert!(gradient.nodes.iter().all(|node| &*node.op == "If"), "{gradient}");
+        for condition in [true, false] {
+            check_decomposition(&gradient, &[flag(condition), x.clone(), w.clone()], 1e-12);
+        }
+    }
+
+    #[test]
+    fn the_condition_may_be_computed() {
+        let (x, w) = (spread(&[3], 1), spread(&[3], 2));
+        let (mut graph, ids) = graph(&[&x, &w]);
+        let sum = one_with(&mut graph, "ReduceSum", "sum", &[ids[0]], Attrs::new().with("keepdims", 0i64));
+        let zero = graph.add_constant("zero", f64s(&[], &[0.0]));
+        let condition = one(&mut graph, "Less", "condition", &[sum, zero]);
+        let yes = block(2, |g, c| vec![one(g, "Mul", "result", c)]);
+        let no = block(2, |g, c| vec![one(g, "Exp", "result", &c[1..])]);
+        let y = branching(&mut graph, "y", condition, &ids, (yes, no))[0];
+        graph.outputs.clear();
+        let result = one(&mut graph, "Sigmoid", "result", &[y]);
+        graph.outputs = vec![result];
+        infer(&mut graph).expect("valid");
+        for sign in [1.0, -1.0] {
+            let x = f64s(&[3], &x.to_f64().iter().map(|x| x.abs() * sign).collect::<Vec<_>>());
+            check_gradients(&graph, &[x, w.clone()], &[0, 1], &[0]);
+        }
+    }
+
+    #[test]
+    fn nested() {
+        let (x, w) = (spread(&[2], 4), spread(&[2], 5));
+        let (mut graph, ids) = graph(&[&flag(true), &flag(true), &x, &w]);
+        let yes = block(3, |g, c| {
+            let inner_yes = block(2, |g, c| vec![one(g, "Mul", "product", c)]);
+            let inner_no = block(2, |g, c| vec![one(g, "Exp", "power", &c[1..])]);
+            let inner = branching(g, "inner", c[0], &c[1..], (inner_yes, inner_no))[0];
+            vec![one(g, "Mul", "result", &[inner, c[1]])]
+        });
+        let no = block(3, |g, c| vec![one(g, "Sub", "result", &c[1..])]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        infer(&mut graph).expect("valid");
+        for (outer, inner) in [(true, true), (true, false), (false, true)] {
+            check_gradients(&graph, &[flag(outer), flag(inner), x.clone(), w.clone()], &[2, 3], &[0]);
+        }
+    }
+
+    #[test]
+    fn values_that_are_passed_on_and_constants() {
+        // Outputs: a captured value itself, a constant, a captured constant.
+        let x = spread(&[2], 6);
+        let (mut graph, ids) = graph(&[&flag(true), &x]);
+        let outside = graph.add_constant("outside", f64s(&[1], &[7.0]));
+        let yes = block(2, |g, c| {
+            let inside = g.add_constant("inside", f64s(&[1], &[5.0]));
+            vec![c[0], inside, c[1]]
+        });
+        let no = block(2, |g, c| {
+            let y = one(g, "Mul", "y", c);
+            let sum = one(g, "ReduceSum", "sum", &[y]);
+            vec![y, sum, c[1]]
+        });
+        branching(&mut graph, "y", ids[0], &[ids[1], outside], (yes, no));
+        infer(&mut graph).expect("valid");
+        let got = run(&graph, &[flag(true), x.clone()]).expect("it runs");
+        assert_eq!(got, [x.clone(), f64s(&[1], &[5.0]), f64s(&[1], &[7.0])]);
+        let got = run(&graph, &[flag(false), x.clone()]).expect("it runs");
+        assert_eq!(got[2], f64s(&[1], &[7.0]));
+        for condition in [true, false] {
+            check_gradients(&graph, &[flag(condition), x.clone()], &[1], &[0, 1, 2]);
+        }
+        // A branch of a gradient never hands out a value of its surroundings: runtimes refuse that.
+        let gradient = gradient_graph(&graph, &[Some(spread(&[2], 7)), None, None], &[1]);
+        let node = gradient.nodes.iter().find(|node| &*node.op == "If").expect("the gradient is an If");
+        for (_, graph) in Graph::subgraphs(node) {
+            assert!(!graph.outputs.iter().any(|id| graph.inputs.contains(id)), "{graph}");
+        }
+    }
+
+    #[test]
+    fn an_output_nobody_asked_for() {
+        let x = f64s(&[2], &[1.0, 2.0]);
+        let (mut graph, ids) = graph(&[&flag(true), &x]);
+        let both = || {
+            block(1, |g, c| {
+                let sum = one(g, "Add", "sum", &[c[0], c[0]]);
+                vec![sum, one(g, "Neg", "negative", c)]
+            })
+        };
+        let outputs = branching(&mut graph, "y", ids[0], &ids[1..], (both(), both()));
+        graph.nodes[0].outputs[0] = None;
+        graph.outputs = vec![outputs[1]];
+        infer(&mut graph).expect("valid");
+        assert_eq!(run(&graph, &[flag(true), x]).expect("it runs")[0], f64s(&[2], &[-1.0, -2.0]));
+    }
+
+    /// `condition ? x : x and x again`, and a map behind it.
+    fn of_two_lengths(x: &Tensor) -> Graph {
+        let (mut graph, ids) = graph(&[&flag(true), x]);
+        let yes = block(1, |g, c| vec![one(g, "Exp", "result", c)]);
+        let no = block(1, |g, c| {
+            let axis = Attrs::new().with("axis", 0i64);
+            vec![one_with(g, "Concat", "result", &[c[0], c[0]], axis)]
+        });
+        let y = branching(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
+        graph.outputs.clear();
+        let square = one(&mut graph, "Mul", "square", &[y, y]);
+        let sum = one_with(&mut graph, "ReduceMean", "mean", &[square], Attrs::new().with("keepdims", 0i64));
+        let ready = one(&mut graph, "Tanh", "ready", &[ids[1]]);
+        graph.outputs = vec![square, sum, ready];
+        infer(&mut graph).expect("valid");
+        graph
+    }
+
+    #[test]
+    fn shapes_that_differ_make_what_follows_late() {
+        let x = spread(&[3], 8);
+        let graph = of_two_lengths(&x);
+        let made = schedule(&graph, &[flag(true), x.clone()]);
+        let late =
+            made.segments.iter().filter(|node| matches!(node.segment, Segment::Program(Code::Late(_))));
+        assert_eq!(late.count(), 1, "{made}");
+        for (condition, len) in [(true, 3), (false, 6)] {
+            let inputs = [flag(condition), x.clone()];
+            let got = run(&graph, &inputs).expect("it runs");
+            assert_eq!(got[0].dims(), [len]);
+            assert_eq!(got[2].dims(), [3]);
+            check_gradients(&graph, &inputs, &[1], &[1, 2]);
+        }
+    }
+
+    #[test]
+    fn a_condition_that_is_known_leaves_no_trace() {
+        // The other branch contradicts the shape.
+        let x = f64s(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let (mut graph, ids) = graph(&[&x]);
+        let rows = ortrain_graph::Shape([Dim::symbol("N"), Dim::Known(3)].into_iter().collect());
+        graph.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(rows));
+        let shape = one(&mut graph, "Shape", "shape", &ids);
+        let first = graph.add_constant("first", Tensor::i64(&[], &[0]));
+        let size = one(&mut graph, "Gather", "size", &[shape, first]);
+        let one_row = graph.add_constant("one_row", Tensor::i64(&[], &[1]));
+        let condition = one(&mut graph, "Equal", "condition", &[size, one_row]);
+        let yes = block(1, |g, c| {
+            let axes = g.add_constant("axes", Tensor::i64(&[1], &[0]));
+            vec![one(g, "Squeeze", "squeezed", &[c[0], axes])]
+        });
+        let no = block(1, |g, c| vec![one(g, "Exp", "result", c)]);
+        branching(&mut graph, "y", condition, &ids, (yes, no));
+        infer(&mut graph).expect("valid");
+        assert_eq!(graph.value(graph.outputs[0]).ty, ValueType::Tensor(DType::F64, None));
+        for x in [x, f64s(&[1, 3], &[1.0, 2.0, 3.0])] {
+            let inputs = [x];
+            let made = schedule(&graph, &inputs);
+            assert!(made.single().is_some(), "{made}");
+            assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims().len(), inputs[0].dims()[0]);
+            check_gradients(&graph, &inputs, &[0], &[0]);
+        }
+    }
+
+    #[test]
+    fn inside_a_late_part() {
+        // The indices of x, their count known at run time only, go into both branches, and on.
+        let (x, w) = (spread(&[4], 9), spread(&[1], 10));
+        let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
+        let found = one(&mut graph, "NonZero", "found", &[ids[1]]);
+        let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+        let late = one_with(&mut graph, "Cast", "late", &[found], to);
+        let yes = block(2, |g, c| vec![one(g, "Mul", "result", c)]);
+        let no = block(2, |g, c| {
+            let sum = one(g, "Sub", "sum", c);
+            vec![one(g, "Tanh", "result", &[sum])]
+        });
+        let y = branching(&mut graph, "y", ids[0], &[late, ids[2]], (yes, no))[0];
+        graph.outputs.clear();
+        let square = one(&mut graph, "Mul", "square", &[y, y]);
+        let sum = one_with(&mut graph, "ReduceSum", "sum", &[square], Attrs::new().with("keepdims", 0i64));
+        graph.outputs = vec![sum, y];
+        infer(&mut graph).expect("valid");
+        let x = f64s(&[4], &[0.0, 3.0, 0.0, 1.0]);
+        for condition in [true, false] {
+            let inputs = [flag(condition), x.clone(), w.clone()];
+            assert_eq!(run(&graph, &inputs).expect("it runs")[1].dims(), [1, 2]);
+            check_gradients(&graph, &inputs, &[2], &[0]);
+        }
+    }
+
+    #[test]
+    fn shapes_inside_that_depend_on_values() {
+        let (x, shape) = (spread(&[6], 11), Tensor::i64(&[2], &[2, 3]));
+        let (mut graph, ids) = graph(&[&flag(true), &x, &shape]);
+        let yes = block(2, |g, c| {
+            let matrix = one(g, "Reshape", "matrix", c);
+            let last = g.add_constant("last", Tensor::i64(&[1], &[1]));
+            vec![one(g, "ReduceSum", "rows", &[matrix, last])]
+        });
+        let no = block(2, |g, c| vec![one(g, "Neg", "result", &c[..1])]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        infer(&mut graph).expect("valid");
+        for (shape, rows) in [(shape, 2), (Tensor::i64(&[2], &[3, 2]), 3)] {
+            let inputs = [flag(true), x.clone(), shape.clone()];
+            assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims(), [rows, 1]);
+            check_gradients(&graph, &inputs, &[1], &[0]);
+            let inputs = [flag(false), x.clone(), shape];
+            assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims(), [6]);
+        }
+    }
+
+    /// Runs with input 2 at byte 256 of plane 0.
+    fn run_on_plane(graph: &Graph, inputs: &[Tensor], plane: &Tensor) -> (Arc<Schedule>, Vec<Tensor>) {
+        let roles = vec![Role::User, Role::User, Role::Plane(PlaneId(0), 256)];
+        let made = Specialiser::new(graph.clone(), roles).schedule(inputs).expect("it compiles");
+        let runner = Runner::new(Arc::new(Reference), made.clone()).expect("it runs everything");
+        let memory = Memory::new(256 + plane.data().len());
+        memory.write(256, plane.data());
+        let given: Vec<Given<'_>> = inputs
+            .iter()
+            .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
+            .collect();
+        let mut results = vec![None; graph.outputs.len()];
+        let bindings = Bindings { planes: &[&memory] };
+        let mut work = Workspace::new();
+        runner
+            .run(
+                &bindings,
+                &mut work,
+                Entry::Overwrite,
+                Scalars::default(),
+                &given,
+                &mut |k, dtype, dims, value| {
+                    let mut bytes = vec![0; ortrain_graph::byte_length(dtype, dims).expect("it was run")];
+                    value.copy_to(&mut bytes);
+                    results[k] = Some(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("as long"));
+                },
+            )
+            .expect("it runs");
+        (made, results.into_iter().map(|tensor| tensor.expect("delivered")).collect())
+    }
+
+    #[test]
+    fn branches_reach_planes_themselves() {
+        let (x, w) = (spread(&[2], 12), spread(&[2], 13));
+        let graph = simple(&x, &w);
+        let seed = spread(&[2], 14);
+        let gradient = gradient_graph(&graph, &[Some(seed)], &[1, 2]);
+        for condition in [true, false] {
+            let inputs = [flag(condition), x.clone()];
+            let all = [flag(condition), x.clone(), w.clone()];
+            for graph in [&graph, &gradient] {
+                let (made, got) = run_on_plane(graph, &inputs, &w);
+                assert_eq!(got, run(graph, &all).expect("it runs"));
+                let branching = made.segments.iter().find(|node| matches!(node.segment, Segment::If(..)));
+                assert_eq!(branching.expect("an If").inputs.len(), 2, "condition and x: {made}");
+            }
+        }
+    }
+
+    #[test]
+    fn late_programs_reach_planes_themselves() {
+        // The only segment is late: its shape comes out of a value that a plane cannot tell, given by the user.
+        let (x, w) = (spread(&[2], 15), spread(&[2], 16));
+        let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
+        let yes = block(2, |g, c| {
+            let shorter = one(g, "NonZero", "found", &c[..1]);
+            let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+            let numbers = one_with(g, "Cast", "numbers", &[shorter], to);
+            vec![one(g, "MatMul", "result", &[numbers, c[1]])]
+        });
+        let no = block(2, |g, c| vec![one(g, "Neg", "result", &c[1..])]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        infer(&mut graph).expect("valid");
+        let (_, got) = run_on_plane(&graph, &[flag(true), x.clone()], &w);
+        assert_eq!(got, run(&graph, &[flag(true), x, w]).expect("it runs"));
+    }
+
+    #[test]
+    fn dropout_draws_the_same_mask_when_it_is_recomputed() {
+        let x = Tensor::filled(DType::F64, &[64], 1.0);
+        for known in [false, true] {
+            let (mut graph, ids) = graph(&[&flag(true), &x]);
+            let branch = |scale: f64| {
+                block(1, |g, c| {
+                    let ratio = g.add_constant("ratio", Tensor::f32(&[], &[0.5]));
+                    let training = g.add_constant("training", flag(true));
+                    let scale = g.add_constant("scale", f64s(&[], &[scale]));
+                    let scaled = one(g, "Mul", "scaled", &[c[0], scale]);
+                    let kept = one(g, "Dropout", "kept", &[scaled, ratio, training]);
+                    vec![one(g, "Mul", "result", &[kept, kept])]
+                })
+            };
+            branching(&mut graph, "y", ids[0], &ids[1..], (branch(1.0), branch(3.0)));
+            infer(&mut graph).expect("valid");
+            let y = graph.outputs[0];
+            let mut gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F64, &[64], 1.0))], &[1]);
+            // Forward and backward in one graph, as in a training.
+            gradient.nodes.insert(0, graph.nodes[0].clone());
+            gradient.outputs.push(y);
+            if known {
+                gradient.inputs.remove(0);
+                gradient.value_mut(ids[0]).constant = Some(flag(true));
+            }
+            let inputs = [flag(true), x.clone()];
+            let inputs = if known { &inputs[1..] } else { &inputs[..] };
+            let scalars = Scalars { seed: 3, train_step: 1 };
+            let got = run_with(&gradient, inputs, scalars).expect("it runs");
+            // x is 1 and kept ones are doubled: y is 4 or 0, and its slope 8 or 0.
+            let doubled: Vec<f64> = got[1].to_f64().iter().map(|y| 2.0 * y).collect();
+            assert_eq!(got[0].to_f64(), doubled);
+            assert!(doubled.contains(&0.0) && doubled.contains(&8.0));
+        }
+    }
+
+    #[test]
+    fn older_versions_reach_into_branches() {
+        let (x, exponent) = (f64s(&[2], &[1.0, 2.0]), Tensor::i64(&[], &[3]));
+        let (mut graph, ids) = graph(&[&flag(true), &x, &exponent]);
+        let both = || block(2, |g, c| vec![one(g, "Pow", "result", c)]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (both(), both()));
+        infer(&mut graph).expect("valid");
+        let written = check_downgrade(&graph, &[flag(true), x, exponent], 11);
+        for (_, graph) in Graph::subgraphs(&written.nodes[0]) {
+            assert_eq!(graph.nodes.len(), 2, "{graph}");
+        }
+    }
+
+    #[test]
+    fn symbols_of_branches_are_not_mixed_up() {
+        // Both branches have a value of the same name, and with it of the same symbol, but of another length.
+        let x = f64s(&[3], &[0.0, 1.0, 2.0]);
+        let (mut graph, ids) = graph(&[&flag(true), &x]);
+        let rows = |from: i64| {
+            block(1, |g, c| {
+                let start = g.add_constant("start", Tensor::i64(&[1], &[from]));
+                let end = g.add_constant("end", Tensor::i64(&[1], &[i64::MAX]));
+                let part = one(g, "Slice", "part", &[c[0], start, end]);
+                vec![one(g, "NonZero", "found", &[part])]
+            })
+        };
+        let y = branching(&mut graph, "y", ids[0], &ids[1..], (rows(0), rows(2)))[0];
+        infer(&mut graph).expect("valid");
+        let ValueType::Tensor(_, Some(shape)) = &graph.value(y).ty else { panic!("the rank is known") };
+        assert_eq!(shape[1], Dim::symbol("y.1"));
+        for (condition, count) in [(true, 2), (false, 1)] {
+            assert_eq!(run(&graph, &[flag(condition), x.clone()]).expect("it runs")[0].dims(), [1, count]);
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let x = f64s(&[2], &[1.0, 2.0]);
+        let attempt = |condition: &Tensor, yes: Graph, no: Graph| {
+            let (mut graph, ids) = graph(&[condition, &x]);
+            branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+            infer(&mut graph).expect_err("refused").to_string()
+        };
+        let negative = || block(1, |g, c| vec![one(g, "Neg", "result", c)]);
+        let compared = || block(1, |g, c| vec![one(g, "Equal", "result", &[c[0], c[0]])]);
+        let message = attempt(&flag(true), negative(), compared());
+        assert!(
+            message.contains("output 0 is float64[2] in then_branch but bool[2] in else_branch"),
+            "{message}"
+        );
+        let message = attempt(&flag(true), negative(), block(1, |_, c| vec![c[0], c[0]]));
+        assert!(message.contains("then_branch gives 1 and else_branch 2"), "{message}");
+        let message = attempt(&Tensor::filled(DType::Bool, &[2], 1.0), negative(), negative());
+        assert!(message.contains("one element is needed"), "{message}");
+        let message = attempt(&flag(true), negative(), block(2, |_, c| vec![c[0]]));
+        assert!(message.contains("else_branch has 2 inputs"), "{message}");
+        let message = attempt(&flag(true), block(1, |g, c| vec![one(g, "Not", "result", c)]), negative());
+        assert!(message.contains("in its subgraph") && message.contains("bool is needed"), "{message}");
+    }
+
+    #[test]
+    fn failures_in_a_branch_name_its_node() {
+        let x = f64s(&[2], &[1.0, 2.0]);
+        let index = Tensor::i64(&[], &[5]);
+        let (mut graph, ids) = graph(&[&flag(true), &x, &index]);
+        let yes = block(2, |g, c| vec![one(g, "Gather", "picked", c)]);
+        let no = block(2, |g, c| vec![one(g, "ReduceSum", "sum", &c[..1])]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        infer(&mut graph).expect("valid");
+        let failure = run(&graph, &[flag(true), x.clone(), index.clone()]).expect_err("out of range");
+        let Failure::Run(error) = failure else { panic!("{failure:?}") };
+        assert!(error.to_string().contains("picked"), "{error}");
+        assert!(run(&graph, &[flag(false), x, index]).is_ok());
+    }
+}

@@ -1,0 +1,579 @@
+//! Dropout and its gradient.
+//!
+//! Sources: ONNX Dropout-7, 10 (an attribute `ratio`; nothing is ever dropped), 12, 13, 22 (inputs `ratio` and
+//! `training_mode`); `DropoutGrad` of `com.microsoft`.
+//!
+//! In training an element is kept if a uniform number in [0, 1) is at least `ratio` (0.5 by default) and is then divided
+//! by `1 - ratio`; a ratio of 1 gives zeros. Without `training_mode`, or with it false, the result is the input and the
+//! mask all true, forward *and* backward. (The kernel of ONNX Runtime 1.19 divides backward all the same.)
+//!
+//! The random bits of element `i` (row-major) are Philox4x32-10 of the run's seed, a stream and `i`. The stream is
+//! `fnv1a64(name) + train_step * 0x9E3779B97F4A7C15` (mod 2^64) with the name of the node's first output, as it is
+//! in the model, and if the node has the attribute `seed` its eight bytes (little-endian, of the int64) after the name.
+//! The upper 24 bits, divided by 2^24, are the uniform number. So a mask depends on the seed, the step and the model,
+//! and on nothing else: not on the order of nodes, the number of threads, or the backend.
+
+use ortrain_expr::{Access, BinaryOp, CompareOp, Inst, Reg, RunScalar, Scalar, Type, UnaryOp};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::{Lower, NestBuilder};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// The ratio where none is given.
+const RATIO: f64 = 0.5;
+
+/// The odd number next to `2^64 / golden ratio`: different steps give different streams.
+const STEP_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The 64-bit FNV-1a hash.
+fn fnv1a64(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes
+        .into_iter()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
+/// When elements are dropped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Training {
+    Never,
+    Always,
+    /// When this input is true at run time.
+    If(usize),
+}
+
+impl Training {
+    /// By input `k`, where it is there, and its content, where it is constant.
+    fn read(has: bool, constant: Option<&Tensor>, k: usize) -> Training {
+        match constant {
+            _ if !has => Training::Never,
+            None => Training::If(k),
+            Some(flag) if flag.to_f64().first() == Some(&1.0) => Training::Always,
+            Some(_) => Training::Never,
+        }
+    }
+
+    /// The flag as a register, where it is only known at run time.
+    fn flag(self, cx: &mut Lower<'_>, nest: &mut NestBuilder) -> Option<Reg> {
+        let Training::If(k) = self else { return None };
+        let buffer = cx.input(k);
+        let strides: Vec<isize> = vec![0; nest.dims().len()];
+        Some(nest.load_strided(cx, buffer, 0, &strides))
+    }
+}
+
+/// Checks ratio (input `k`) and training mode (input `k + 1`).
+fn check_settings(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
+    if cx.has(k) {
+        cx.dtype_where(k, "a float type", DType::is_float)?;
+    }
+    if cx.has(k + 1) {
+        cx.dtype_where(k + 1, "bool", |dtype| dtype == DType::Bool)?;
+    }
+    for (input, what) in [(k, "the ratio"), (k + 1, "training_mode")] {
+        if let Some(shape) = cx.shape(input)
+            && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
+        {
+            return Err(OpError::invalid(format!("{what} has shape {shape}; one element is needed")));
+        }
+    }
+    match cx.constant(k).and_then(|ratio| ratio.to_f64().first().copied()) {
+        Some(ratio) if !(0.0..=1.0).contains(&ratio) => {
+            Err(OpError::invalid(format!("the ratio is {ratio}; it is the part that is dropped, from 0 to 1")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The ratio (input `k`) as a register.
+fn ratio(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg {
+    if !cx.has(k) {
+        return nest.b.constant(ty, RATIO);
+    }
+    if let Some(ratio) = cx.constant(k) {
+        let value = ratio.to_f64()[0];
+        return nest.b.constant(ty, value);
+    }
+    let buffer = cx.input(k);
+    let strides: Vec<isize> = vec![0; nest.dims().len()];
+    let ratio = nest.load_strided(cx, buffer, 0, &strides);
+    nest.b.convert(ratio, ty)
+}
+
+/// `x / (1 - ratio)` where `keep`, else 0.
+fn dropped(nest: &mut NestBuilder, x: Reg, ratio: Reg, keep: Reg) -> Reg {
+    let ty = nest.b.ty(x);
+    let (zero, one) = (nest.b.constant(ty, 0.0), nest.b.constant(ty, 1.0));
+    let kept = nest.b.sub(one, ratio);
+    let scale = nest.b.div(one, kept);
+    let scaled = nest.b.mul(x, scale);
+    nest.b.select(keep, scaled, zero)
+}
+
+/// `x`, or zeros and what is left of it enlarged.
+struct Dropout {
+    seed: Option<i64>,
+}
+
+impl Dropout {
+    fn stream(&self, name: &str) -> u64 {
+        let seed = self.seed.map(i64::to_le_bytes);
+        fnv1a64(name.bytes().chain(seed.into_iter().flatten()))
+    }
+}
+
+impl Op for Dropout {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 3, 2)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        check_settings(cx, 1)?;
+        cx.output(0, dtype, cx.shape(0).cloned());
+        cx.output(1, DType::Bool, cx.shape(0).cloned());
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let flag = cx.optional_input(2);
+        let training = Training::read(flag.is_some(), flag.and_then(|flag| cx.constant_of(flag)), 2);
+        let mut ratio = cx.optional_input(1);
+        if training == Training::Never {
+            cx.give(0, g);
+            return Ok(());
+        }
+        if let (Training::If(_), Some(flag)) = (training, flag) {
+            // ONNX Runtime's operator does not look at the flag, but a ratio of 0 says the same.
+            let dtype = ratio.map_or(Ok(DType::F32), |ratio| cx.dtype(ratio))?;
+            let given = ratio.unwrap_or_else(|| cx.constant("ratio", Tensor::scalar(dtype, RATIO)));
+            let nothing = cx.constant("nothing", Tensor::scalar(dtype, 0.0));
+            ratio = Some(cx.add("Where", &[flag, given, nothing], Attrs::new()));
+        }
+        let mask = cx.output(1, "mask");
+        let inputs = [Some(g), Some(mask), ratio, flag];
+        let gradient = cx.add_node("com.microsoft", "DropoutGrad", &inputs, 1, Attrs::new())[0];
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let training = Training::read(cx.has(2), cx.constant(2), 2);
+        let dims = cx.dims(0);
+        if training == Training::Never {
+            cx.alias(0, 0);
+            if cx.wants(1) {
+                let mask = cx.output(1);
+                let mut nest = cx.nest(&dims, 0);
+                let yes = nest.b.constant(Type::Bool, 1.0);
+                nest.store_whole(cx, mask, yes);
+                cx.step(nest.map())?;
+            }
+            return Ok(());
+        }
+        let first = if cx.wants(0) { 0 } else { 1 };
+        let stream = self.stream(cx.output_name(first));
+        let mut nest = cx.nest(&dims, 0);
+        let uniform = uniform(&mut nest, stream);
+        let limit = ratio(cx, &mut nest, 1, Type::F32);
+        let mut keep = nest.b.compare(CompareOp::Le, limit, uniform);
+        let flag = training.flag(cx, &mut nest);
+        if cx.wants(0) {
+            let (input, output) = (cx.input(0), cx.output(0));
+            let access = cx.whole(input, &dims);
+            let x = nest.load(input, access);
+            let ty = nest.b.ty(x);
+            let ratio = ratio(cx, &mut nest, 1, ty);
+            let mut y = dropped(&mut nest, x, ratio, keep);
+            if let Some(flag) = flag {
+                y = nest.b.select(flag, y, x);
+            }
+            nest.store_whole(cx, output, y);
+        }
+        if cx.wants(1) {
+            if let Some(flag) = flag {
+                let idle = nest.b.unary(UnaryOp::Not, flag);
+                keep = nest.b.binary(BinaryOp::Or, idle, keep);
+            }
+            let mask = cx.output(1);
+            nest.store_whole(cx, mask, keep);
+        }
+        cx.step(nest.map())
+    }
+}
+
+/// A uniform number in [0, 1) for each element of a nest over a whole tensor.
+fn uniform(nest: &mut NestBuilder, stream: u64) -> Reg {
+    let dims = nest.dims().to_vec();
+    let b = &mut nest.b;
+    let mut index = b.int(0);
+    for (axis, &size) in dims.iter().enumerate() {
+        let (size, here) = (b.int(size as i64), b.coordinate(axis));
+        let scaled = b.mul(index, size);
+        index = b.add(scaled, here);
+    }
+    let index = b.convert(index, Type::U64);
+    let exact = |b: &mut ortrain_expr::Builder, value: u64| b.push(Inst::Const(Scalar::U64(value)), Type::U64);
+    let (key, step) = (b.run_scalar(RunScalar::Seed), b.run_scalar(RunScalar::TrainStep));
+    let (name, stride) = (exact(b, stream), exact(b, STEP_STRIDE));
+    let moved = b.mul(step, stride);
+    let stream = b.add(name, moved);
+    let bits = b.push(Inst::Random(key, stream, index), Type::U32);
+    // A float32 holds 24 bits exactly.
+    let low = b.constant(Type::U32, 256.0);
+    let upper = b.div(bits, low);
+    let number = b.convert(upper, Type::F32);
+    let unit = b.constant(Type::F32, 1.0 / 16_777_216.0);
+    b.mul(number, unit)
+}
+
+/// The gradient of [`Dropout`]: inputs are the gradient of the result, the mask, and ratio and training mode as they
+/// were.
+struct DropoutGrad;
+
+impl Op for DropoutGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 4, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.dtype_where(1, "bool", |dtype| dtype == DType::Bool)?;
+        check_settings(cx, 2)?;
+        if let (Some(g), Some(mask)) = (cx.shape(0), cx.shape(1)) {
+            let differ =
+                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if g.rank() != mask.rank() || g.iter().zip(mask.iter()).any(differ) {
+                return Err(OpError::invalid(format!("a gradient of shape {g} for a mask of shape {mask}")));
+            }
+        }
+        cx.output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let training = Training::read(cx.has(3), cx.constant(3), 3);
+        if training == Training::Never {
+            cx.alias(0, 0);
+            return Ok(());
+        }
+        let dims = cx.dims(0);
+        let mut nest = cx.nest(&dims, 0);
+        let (gradient, mask, output) = (cx.input(0), cx.input(1), cx.output(0));
+        let access = cx.whole(gradient, &dims);
+        let g = nest.load(gradient, access);
+        let keep = nest.load(mask, Access::contiguous(DType::Bool, &dims));
+        let ty = nest.b.ty(g);
+        let ratio = ratio(cx, &mut nest, 2, ty);
+        let mut value = dropped(&mut nest, g, ratio, keep);
+        if let Some(flag) = training.flag(cx, &mut nest) {
+            value = nest.b.select(flag, value, g);
+        }
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// Before opset 12 the ratio is an attribute and nothing is dropped; before 10 the mask has the type of the data.
+fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 12 {
+        let inputs = rw.node().inputs.clone();
+        rw.same(&inputs, rw.attrs().clone());
+        return Ok(());
+    }
+    let x = rw.required(0)?;
+    let ratio = rw.attrs().float("ratio")?.unwrap_or(RATIO as f32);
+    let ratio = rw.constant("ratio", Tensor::f32(&[], &[ratio]));
+    let inputs = [Some(x), Some(ratio)];
+    if rw.version() < 10 && rw.has_output(1) {
+        let dtype = rw.dtype(x).ok_or_else(|| {
+            OpError::unsupported("its mask is used, and has the type of its input, which is not declared")
+        })?;
+        let outputs = rw.add_node("", "Dropout", &inputs, 2, Attrs::new());
+        let mask = rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(dtype.to_onnx())));
+        rw.output(0, outputs[0]);
+        rw.output(1, mask);
+        return Ok(());
+    }
+    rw.same(&inputs, Attrs::new());
+    Ok(())
+}
+
+/// Before opset 12 only a Dropout that drops nothing can be written.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 12 || rw.node().inputs.len() == 1 {
+        return Ok(());
+    }
+    let flag = rw.input(2);
+    let training = Training::read(flag.is_some(), flag.and_then(|flag| rw.constant_of(flag)), 2);
+    if training != Training::Never {
+        return Err(OpError::unsupported("a Dropout that drops elements needs opset 12 or newer"));
+    }
+    if rw.version() < 10 && rw.has_output(1) {
+        return Err(OpError::unsupported("its mask is bool only from opset 10 on"));
+    }
+    let ratio = rw.input(1).and_then(|ratio| rw.constant_of(ratio)).and_then(|ratio| ratio.to_f64().first().copied());
+    let attrs = ratio.map_or(Attrs::new(), |ratio| Attrs::new().with("ratio", ratio as f32));
+    rw.same(&[rw.input(0)], attrs);
+    Ok(())
+}
+
+/// The gradient in operators of `ai.onnx`.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (g, mask) = (rw.required(0)?, rw.required(1)?);
+    let flag = rw.input(3);
+    let training = Training::read(flag.is_some(), flag.and_then(|flag| rw.constant_of(flag)), 3);
+    if training == Training::Never {
+        let result = rw.add("Identity", &[g], Attrs::new());
+        rw.output(0, result);
+        return Ok(());
+    }
+    let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
+    let constant = match rw.input(2) {
+        None => Some(RATIO),
+        Some(ratio) => rw.constant_of(ratio).and_then(|ratio| ratio.to_f64().first().copied()),
+    };
+    let kept: ValueId = match constant {
+        Some(ratio) => rw.constant("kept", Tensor::scalar(dtype, 1.0 - ratio)),
+        None => {
+            let to = Attrs::new().with("to", i64::from(dtype.to_onnx()));
+            let ratio = rw.add("Cast", &[rw.required(2)?], to);
+            let one = rw.constant("one", Tensor::scalar(dtype, 1.0));
+            rw.add("Sub", &[one, ratio], Attrs::new())
+        }
+    };
+    let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+    let enlarged = rw.add("Div", &[g, kept], Attrs::new());
+    let mut result = rw.add("Where", &[mask, enlarged, zero], Attrs::new());
+    if let (Training::If(_), Some(flag)) = (training, flag) {
+        result = rw.add("Where", &[flag, result, g], Attrs::new());
+    }
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Dropout { seed: node.attrs.int("seed")? }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Dropout", &[7, 10, 12, 13, 22], build).upgrade(upgrade).downgrade(downgrade),
+        Definition::new("com.microsoft", "DropoutGrad", &[1], |_, _| Ok(Box::new(DropoutGrad)))
+            .decompose(decompose_grad),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_program::Scalars;
+
+    use super::*;
+    use crate::testing::{
+        add, assert_close, check_decomposition, check_downgrade, f64s, gradient_graph, graph, one_node, run, run_node,
+        run_with, spread,
+    };
+
+    const NEWEST: i64 = crate::NEWEST_OPSET;
+    const DROPOUT: (&str, &str) = ("", "Dropout");
+    const GRAD: (&str, &str) = ("com.microsoft", "DropoutGrad");
+
+    fn flag(on: bool) -> Tensor {
+        Tensor::from_slice(DType::Bool, &[], &[u8::from(on)])
+    }
+
+    /// A Dropout of `x` whose ratio and training mode are constants.
+    fn constant_dropout(x: &Tensor, ratio: f64, training: bool, attrs: Attrs) -> Graph {
+        let (mut graph, ids) = graph(&[x]);
+        let ratio = graph.add_constant("ratio", Tensor::scalar(DType::F32, ratio));
+        let training = graph.add_constant("training", flag(training));
+        add(&mut graph, DROPOUT, "y", &[Some(ids[0]), Some(ratio), Some(training)], 2, attrs);
+        crate::passes::infer::infer(&mut graph).expect("it is right");
+        graph
+    }
+
+    #[test]
+    fn hash_is_fnv1a() {
+        // Known answers published with the algorithm (Fowler, Noll, Vo).
+        assert_eq!(fnv1a64([]), 0xCBF2_9CE4_8422_2325);
+        assert_eq!(fnv1a64(*b"a"), 0xAF63_DC4C_8601_EC8C);
+        assert_eq!(fnv1a64(*b"foobar"), 0x8594_4171_F739_67E8);
+    }
+
+    #[test]
+    fn nothing_is_dropped_outside_training() {
+        let x = spread(&[3, 4], 1);
+        let ratio = Tensor::scalar(DType::F32, 0.5);
+        let off = flag(false);
+        for ports in [&[Some(&x)][..], &[Some(&x), Some(&ratio)], &[Some(&x), Some(&ratio), Some(&off)]] {
+            let got = run_node(DROPOUT, ports, 2, Attrs::new()).expect("it runs");
+            assert_eq!(got[0], x);
+            assert_eq!(got[1].to_f64(), [1.0; 12]);
+        }
+        let graph = constant_dropout(&x, 0.5, false, Attrs::new());
+        let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+        assert_eq!((&got[0], got[1].to_f64()), (&x, vec![1.0; 12]));
+    }
+
+    #[test]
+    fn random_masks() {
+        let x = Tensor::filled(DType::F64, &[100, 50], 1.0);
+        let graph = constant_dropout(&x, 0.25, true, Attrs::new());
+        let inputs = std::slice::from_ref(&x);
+        let at = |seed, train_step| run_with(&graph, inputs, Scalars { seed, train_step }).expect("it runs");
+        let got = at(7, 3);
+        let (y, mask) = (got[0].to_f64(), got[1].to_f64());
+        for (y, kept) in y.iter().zip(&mask) {
+            assert_eq!(*y, if *kept == 1.0 { 1.0 / 0.75 } else { 0.0 });
+        }
+        let share = mask.iter().sum::<f64>() / mask.len() as f64;
+        // Five standard deviations of the mean of 5000 draws.
+        assert!((share - 0.75).abs() < 5.0 * (0.75f64 * 0.25 / 5000.0).sqrt(), "{share}");
+
+        assert_eq!(at(7, 3), got, "the same again");
+        assert_ne!(at(8, 3)[1], got[1], "another seed");
+        assert_ne!(at(7, 4)[1], got[1], "another step");
+        let other = constant_dropout(&x, 0.25, true, Attrs::new().with("seed", 1i64));
+        let other = run_with(&other, inputs, Scalars { seed: 7, train_step: 3 }).expect("it runs");
+        assert_ne!(other[1], got[1], "another node");
+    }
+
+    #[test]
+    fn bits_are_those_documented() {
+        let x = Tensor::filled(DType::F32, &[2, 3], 1.0);
+        let graph = constant_dropout(&x, 0.5, true, Attrs::new());
+        let scalars = Scalars { seed: 42, train_step: 9 };
+        let got = run_with(&graph, std::slice::from_ref(&x), scalars).expect("it runs");
+        let stream = fnv1a64(*b"y").wrapping_add(9u64.wrapping_mul(STEP_STRIDE));
+        let want: Vec<f64> = (0..6)
+            .map(|k| {
+                let bits = ortrain_expr::philox4x32_10(42, stream, k);
+                f64::from(u8::from(f64::from(bits >> 8) / 16_777_216.0 >= 0.5))
+            })
+            .collect();
+        assert_eq!(got[1].to_f64(), want);
+    }
+
+    #[test]
+    fn settings_at_run_time() {
+        let x = spread(&[4, 5], 2);
+        for (ratio, training) in [(0.5, true), (0.5, false), (0.0, true), (1.0, true)] {
+            let (rate, mode) = (Tensor::scalar(DType::F64, ratio), flag(training));
+            let ports = [Some(&x), Some(&rate), Some(&mode)];
+            let got = run_node(DROPOUT, &ports, 2, Attrs::new()).expect("it runs");
+            let graph = constant_dropout(&x, ratio, training, Attrs::new());
+            let want = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+            assert_eq!(got, want);
+            if ratio == 0.0 {
+                assert_eq!(got[0], x);
+            }
+            if ratio == 1.0 {
+                assert_eq!(got[0].to_f64(), [0.0; 20]);
+            }
+        }
+        let error = run_node(DROPOUT, &[Some(&x), Some(&x)], 1, Attrs::new()).expect_err("no scalar");
+        assert!(format!("{error:?}").contains("one element is needed"), "{error:?}");
+    }
+
+    #[test]
+    fn gradient_uses_the_mask_of_the_forward_pass() {
+        let x = Tensor::filled(DType::F64, &[4, 5], 3.0);
+        let scalars = Scalars { seed: 1, train_step: 2 };
+        for single in [false, true] {
+            for (ratio, training) in [(0.25, true), (0.25, false), (1.0, true)] {
+                let mut forward = constant_dropout(&x, ratio, training, Attrs::new());
+                let g = spread(&[4, 5], 3);
+                let y = run_with(&forward, std::slice::from_ref(&x), scalars).expect("it runs").swap_remove(0);
+                if single {
+                    forward.nodes[0].outputs.truncate(1);
+                    forward.outputs.truncate(1);
+                }
+                let gradients = gradient_graph(&forward, &[Some(g.clone()), None], &[0]);
+                if !training {
+                    assert!(gradients.nodes.iter().all(|node| &*node.op == "Identity"), "{gradients}");
+                }
+                let got = run_with(&gradients, std::slice::from_ref(&x), scalars).expect("it runs");
+                let want: Vec<f64> = y.to_f64().iter().zip(g.to_f64()).map(|(y, g)| y / 3.0 * g).collect();
+                assert_close(&got[0], &f64s(&[4, 5], &want), 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn gradient_with_settings_at_run_time() {
+        let x = Tensor::filled(DType::F64, &[4, 5], 3.0);
+        for training in [false, true] {
+            for with_ratio in [false, true] {
+                let (rate, mode) = (Tensor::scalar(DType::F32, 0.25), flag(training));
+                let ports = [Some(&x), with_ratio.then_some(&rate), Some(&mode)];
+                let forward = one_node(NEWEST, DROPOUT, &ports, 1, Attrs::new()).expect("it is read");
+                let inputs: Vec<Tensor> = ports.iter().copied().flatten().cloned().collect();
+                let g = spread(&[4, 5], 4);
+                let y = run(&forward, &inputs).expect("it runs").swap_remove(0);
+                let got = run(&gradient_graph(&forward, &[Some(g.clone())], &[0]), &inputs).expect("it runs");
+                let want: Vec<f64> = y.to_f64().iter().zip(g.to_f64()).map(|(y, g)| y / 3.0 * g).collect();
+                assert_close(&got[0], &f64s(&[4, 5], &want), 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn gradient_operator() {
+        let g = f64s(&[4], &[1.0, f64::INFINITY, 3.0, f64::NAN]);
+        let mask = Tensor::from_slice(DType::Bool, &[4], &[1u8, 0, 1, 0]);
+        let ratio = Tensor::scalar(DType::F32, 0.75);
+        let (on, off) = (flag(true), flag(false));
+        let ports = [Some(&g), Some(&mask), Some(&ratio), Some(&on)];
+        let got = run_node(GRAD, &ports, 1, Attrs::new()).expect("it runs");
+        assert_eq!(got[0].to_f64(), [4.0, 0.0, 12.0, 0.0], "what was dropped does not leak");
+        let ports = [Some(&g), Some(&mask), None, Some(&on)];
+        assert_eq!(run_node(GRAD, &ports, 1, Attrs::new()).expect("it runs")[0].to_f64(), [2.0, 0.0, 6.0, 0.0]);
+        for ports in [&[Some(&g), Some(&mask), Some(&ratio), Some(&off)][..], &[Some(&g), Some(&mask)]] {
+            let got = run_node(GRAD, ports, 1, Attrs::new()).expect("it runs");
+            assert_close(&got[0], &g, 0.0);
+        }
+        for mode in [&on, &off] {
+            for ratio in [None, Some(&ratio)] {
+                let ports = [Some(&g), Some(&mask), ratio, Some(mode)];
+                let inputs: Vec<Tensor> = ports.iter().copied().flatten().cloned().collect();
+                let graph = one_node(NEWEST, GRAD, &ports, 1, Attrs::new()).expect("it is read");
+                check_decomposition(&graph, &inputs, 1e-12);
+                let mut constant = graph.clone();
+                let id = *constant.inputs.last().expect("inputs");
+                constant.value_mut(id).constant = Some(mode.clone());
+                constant.inputs.pop();
+                check_decomposition(&constant, &inputs[..inputs.len() - 1], 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn older_opsets_drop_nothing() {
+        let x = spread(&[2, 3], 5);
+        let attrs = Attrs::new().with("ratio", 0.3f32);
+        for opset in [7, 10] {
+            let graph = one_node(opset, DROPOUT, &[Some(&x)], 1, attrs.clone()).expect("it is read");
+            assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0], x);
+            let old = check_downgrade(&graph, std::slice::from_ref(&x), opset);
+            assert_eq!(old.nodes[0].attrs, attrs);
+            assert_eq!(old.nodes[0].inputs.len(), 1);
+        }
+        let got = one_node(7, DROPOUT, &[Some(&x)], 2, attrs).expect("it is read");
+        let got = run(&got, std::slice::from_ref(&x)).expect("it runs");
+        assert_eq!(got[1], Tensor::filled(DType::F64, &[2, 3], 1.0), "a mask of the type of the data");
+
+        let mut graph = constant_dropout(&x, 0.3, true, Attrs::new());
+        let error = crate::passes::versions::downgrade(&mut graph, 11).expect_err("it drops");
+        assert!(error.to_string().contains("needs opset 12"), "{error}");
+    }
+
+    #[test]
+    fn ratios_outside_are_refused() {
+        let x = spread(&[2], 6);
+        for ratio in [-0.1, 1.5, f64::NAN] {
+            let (mut graph, ids) = graph(&[&x]);
+            let ratio = graph.add_constant("ratio", Tensor::scalar(DType::F32, ratio));
+            add(&mut graph, DROPOUT, "y", &[Some(ids[0]), Some(ratio)], 1, Attrs::new());
+            let error = crate::passes::infer::infer(&mut graph).expect_err("no ratio");
+            assert!(error.to_string().contains("from 0 to 1"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,554 @@
+//! Rows taken by their indices, and added back.
+//!
+//! Sources: ONNX Gather-1, 11, 13 and ScatterElements-11, 13, 16, 18; `GatherGrad` of `com.microsoft` (inputs are the
+//! shape of what was gathered from, the indices, and the gradient of the rows; equal indices add up). Negative indices
+//! count from the end; any other index outside fails the run and nothing is committed. Narrow floats are summed in
+//! float32. ScatterElements is there because GatherGrad is written with it in plain ONNX: it runs with the reductions
+//! `none` and `add` and passes no gradient; where `none` is given an index twice, which ONNX leaves undefined, the
+//! updates are summed.
+
+use ortrain_expr::{Access, Builder, CompareOp, Reg, Type};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_program::{BufferId, ScatterAdd, Step};
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::{Lower, around};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// Row `index[j]` along an axis for each `j`.
+struct Gather {
+    axis: i64,
+}
+
+/// The gradient of [`Gather`].
+struct GatherGrad {
+    axis: i64,
+}
+
+/// Elements written or added at indices along an axis, one index for each element.
+struct ScatterElements {
+    axis: i64,
+    add: bool,
+}
+
+/// An index counted from the front, from one that may count from the end.
+fn from_front(b: &mut Builder, index: Reg, rows: usize) -> Reg {
+    let (zero, rows) = (b.int(0), b.int(rows as i64));
+    let negative = b.compare(CompareOp::Lt, index, zero);
+    let wrapped = b.add(index, rows);
+    b.select(negative, wrapped, index)
+}
+
+/// Makes the run fail if an index of input `k` lies outside `-rows..rows`; the message names the index as given.
+fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result<(), OpError> {
+    if cx.constant(k).is_some() {
+        // Inference has checked it.
+        return Ok(());
+    }
+    let count: usize = cx.dims(k).iter().product();
+    let buffer = cx.input(k);
+    let mut nest = cx.nest(&[count], 0);
+    let loaded = nest.load_strided(cx, buffer, 0, &[1]);
+    let index = nest.b.convert(loaded, Type::I64);
+    let normal = from_front(&mut nest.b, index, rows);
+    let zero = nest.b.int(0);
+    let below = nest.b.compare(CompareOp::Lt, normal, zero);
+    let shown = nest.b.select(below, index, normal);
+    nest.b.guard(shown, rows as i64);
+    cx.step(nest.map())
+}
+
+/// Checks the type of the indices and, where they are constant, that they lie inside `rows`.
+fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
+    cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+    let (Some(rows), Some(indices)) = (rows.and_then(Dim::known), cx.constant(k).and_then(Tensor::to_i64)) else {
+        return Ok(());
+    };
+    let rows = rows as i64;
+    match indices.into_iter().find(|index| !(-rows..rows).contains(index)) {
+        Some(index) => Err(OpError::invalid(format!("index {index} is out of range for an axis of {rows}"))),
+        None => Ok(()),
+    }
+}
+
+/// The shape of what is gathered.
+fn gathered(data: &Shape, indices: &Shape, axis: usize) -> Shape {
+    data[..axis].iter().chain(indices.iter()).chain(&data[axis + 1..]).cloned().collect()
+}
+
+impl Op for Gather {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype(0)?;
+        let axis = cx.shape(0).map(|data| normalize_axis(self.axis, data.rank())).transpose()?;
+        check_indices(cx, 1, axis.and_then(|axis| cx.shape(0).map(|data| &data[axis])))?;
+        let (Some(data), Some(axis), Some(indices)) = (cx.shape(0), axis, cx.shape(1)) else {
+            cx.output(0, dtype, None);
+            return Ok(());
+        };
+        cx.output(0, dtype, Some(gathered(data, indices, axis)));
+        // Chains of Shape, Gather, Concat, Reshape: sizes stay known.
+        if let (DType::I64, 1, Some(sizes), true, Some(picked)) =
+            (dtype, data.rank(), cx.sizes(0), indices.rank() <= 1, cx.constant(1).and_then(Tensor::to_i64))
+        {
+            let count = sizes.len() as i64;
+            let pick = |index: i64| {
+                let normal = if index < 0 { index + count } else { index };
+                usize::try_from(normal).ok().and_then(|at| sizes.get(at).cloned())
+            };
+            cx.output_sizes(0, picked.into_iter().map(pick).collect());
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (data, indices) = (cx.input(0)?, cx.input(1)?);
+        let shape = cx.shape_of(data);
+        let attrs = Attrs::new().with("axis", self.axis);
+        let gradient = cx.add_in("com.microsoft", "GatherGrad", &[shape, indices, g], attrs);
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let axis = normalize_axis(self.axis, dims.len())?;
+        let (before, rows, after) = around(&dims, axis);
+        let count: usize = cx.dims(1).iter().product();
+        guard_indices(cx, 1, rows)?;
+
+        let (data, indices, output) = (cx.input(0), cx.input(1), cx.output(0));
+        let mut nest = cx.nest(&[before, count, after], 0);
+        let loaded = nest.load_strided(cx, indices, 0, &[0, 1, 0]);
+        let index = nest.b.convert(loaded, Type::I64);
+        let row = from_front(&mut nest.b, index, rows);
+        let (outer, inner) = (nest.b.coordinate(0), nest.b.coordinate(2));
+        let (rows, after) = (nest.b.int(rows as i64), nest.b.int(after as i64));
+        let start = nest.b.mul(outer, rows);
+        let row = nest.b.add(start, row);
+        let start = nest.b.mul(row, after);
+        let at = nest.b.add(start, inner);
+        let dtype = cx.buffer_dtype(data);
+        let access =
+            Access { dtype, offset: 0, strides: [0; 3].into_iter().collect(), len: cx.buffer_len(data) };
+        let slot = nest.slot(data, access);
+        let value = nest.b.load_at(slot, at, Type::of(dtype));
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// What elements of a type are summed in.
+fn summed_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        DType::Bool => DType::I32,
+        other => other,
+    }
+}
+
+/// A buffer with the elements of another in the type that they are summed in: the same one if that is its own.
+fn widened(cx: &mut Lower<'_>, buffer: BufferId, name: &str) -> Result<BufferId, OpError> {
+    let dtype = summed_in(cx.buffer_dtype(buffer));
+    if dtype == cx.buffer_dtype(buffer) {
+        return Ok(buffer);
+    }
+    let len = cx.buffer_len(buffer);
+    let wide = cx.temp(name, dtype, len);
+    copy(cx, buffer, wide)?;
+    Ok(wide)
+}
+
+/// Copies the elements of a buffer to another, converted to its type.
+fn copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(), OpError> {
+    let mut nest = cx.nest(&[cx.buffer_len(from)], 0);
+    let value = nest.load_strided(cx, from, 0, &[1]);
+    nest.store_whole(cx, to, value);
+    cx.step(nest.map())
+}
+
+/// Fills a buffer with one value.
+fn fill(cx: &mut Lower<'_>, buffer: BufferId, value: f64) -> Result<(), OpError> {
+    let mut nest = cx.nest(&[cx.buffer_len(buffer)], 0);
+    let value = nest.b.constant(Type::of(cx.buffer_dtype(buffer)), value);
+    nest.store_whole(cx, buffer, value);
+    cx.step(nest.map())
+}
+
+impl Op for GatherGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        cx.dtype_where(0, "int64", |dtype| dtype == DType::I64)?;
+        let dtype = cx.dtype_where(2, "a float type", DType::is_float)?;
+        let shape: Option<Shape> = cx.sizes(0).map(|sizes| sizes.into_iter().collect());
+        let Some(shape) = shape else {
+            check_indices(cx, 1, None)?;
+            let rank = cx.shape(0).and_then(|shape| shape.first().and_then(Dim::known));
+            cx.output(0, dtype, rank.map(|rank| cx.unknown_shape(0, rank)));
+            return Ok(());
+        };
+        let axis = normalize_axis(self.axis, shape.rank())?;
+        check_indices(cx, 1, Some(&shape[axis]))?;
+        if let (Some(indices), Some(g)) = (cx.shape(1), cx.shape(2)) {
+            let expected = gathered(&shape, indices, axis);
+            let differ =
+                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if g.rank() != expected.rank() || g.iter().zip(expected.iter()).any(differ) {
+                return Err(OpError::invalid(format!(
+                    "a gradient of shape {g} for rows of shape {expected}, gathered by indices of shape {indices}"
+                )));
+            }
+        }
+        cx.output(0, dtype, Some(shape));
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.out_dims(0);
+        let (outer, rows, inner) = around(&dims, normalize_axis(self.axis, dims.len())?);
+        let count: usize = cx.dims(1).iter().product();
+        guard_indices(cx, 1, rows)?;
+        let output = cx.output(0);
+        let gradient = cx.input(2);
+        let source = widened(cx, gradient, "wide_source")?;
+        let dtype = cx.buffer_dtype(source);
+        let narrow = cx.buffer_dtype(output) != dtype;
+        let target = if narrow { cx.temp("wide", dtype, cx.buffer_len(output)) } else { output };
+        fill(cx, target, 0.0)?;
+        let index = cx.input(1);
+        cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target }))?;
+        if narrow {
+            copy(cx, target, output)?;
+        }
+        Ok(())
+    }
+}
+
+impl Op for ScatterElements {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        let dtype = cx.same_dtype([0, 2])?;
+        if self.add && dtype == DType::Bool {
+            return Err(OpError::invalid("elements of type bool cannot be added"));
+        }
+        let data = cx.shape(0).cloned();
+        let axis = data.as_ref().map(|data| normalize_axis(self.axis, data.rank())).transpose()?;
+        check_indices(cx, 1, axis.and_then(|axis| data.as_ref().map(|data| &data[axis])))?;
+        if let (Some(data), Some(axis), Some(indices)) = (&data, axis, cx.shape(1)) {
+            let fits = |k: usize| match (indices[k].known(), data[k].known()) {
+                (Some(taken), Some(size)) => k == axis || taken <= size,
+                _ => true,
+            };
+            if indices.rank() != data.rank() || !(0..data.rank()).all(fits) {
+                return Err(OpError::invalid(format!(
+                    "indices of shape {indices} do not fit data of shape {data}, axis {axis}"
+                )));
+            }
+        }
+        if let (Some(indices), Some(updates)) = (cx.shape(1), cx.shape(2)) {
+            let differ =
+                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if indices.rank() != updates.rank() || indices.iter().zip(updates.iter()).any(differ) {
+                return Err(OpError::invalid(format!(
+                    "updates of shape {updates} for indices of shape {indices}; one index for each is needed"
+                )));
+            }
+        }
+        cx.output(0, dtype, data);
+        Ok(())
+    }
+
+    fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
+        Err(OpError::unsupported("it cannot be differentiated yet; write the scatter as a product with a one-hot matrix"))
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, taken) = (cx.dims(0), cx.dims(1));
+        let axis = normalize_axis(self.axis, dims.len())?;
+        guard_indices(cx, 1, dims[axis])?;
+        let (total, count) = (dims.iter().product(), taken.iter().product());
+
+        // Where in the data each update goes.
+        let place = cx.temp("place", DType::I64, count);
+        let indices = cx.input(1);
+        let mut nest = cx.nest(&taken, 0);
+        let loaded = nest.load(indices, cx.whole(indices, &taken));
+        let index = nest.b.convert(loaded, Type::I64);
+        let row = from_front(&mut nest.b, index, dims[axis]);
+        let mut at = nest.b.int(0);
+        for (k, &size) in dims.iter().enumerate() {
+            let size = nest.b.int(size as i64);
+            let here = if k == axis { row } else { nest.b.coordinate(k) };
+            let scaled = nest.b.mul(at, size);
+            at = nest.b.add(scaled, here);
+        }
+        nest.store_whole(cx, place, at);
+        cx.step(nest.map())?;
+
+        let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
+        let source = widened(cx, updates, "wide_source")?;
+        let dtype = cx.buffer_dtype(source);
+        let narrow = cx.buffer_dtype(output) != dtype;
+        let target = if narrow { cx.temp("wide", dtype, total) } else { output };
+        let scatter = |source, target| {
+            Step::ScatterAdd(ScatterAdd { outer: 1, rows: total, count, inner: 1, source, index: place, target })
+        };
+        if self.add {
+            copy(cx, data, target)?;
+        } else {
+            // Zeros where something will be written.
+            let ones = cx.temp("ones", DType::I32, count);
+            fill(cx, ones, 1.0)?;
+            let hits = cx.temp("hits", DType::I32, total);
+            fill(cx, hits, 0.0)?;
+            cx.step(scatter(ones, hits))?;
+            let mut nest = cx.nest(&[total], 0);
+            let old = nest.load_strided(cx, data, 0, &[1]);
+            let hit = nest.load_strided(cx, hits, 0, &[1]);
+            let hit = nest.b.convert(hit, Type::Bool);
+            let zero = nest.b.constant(nest.b.ty(old), 0.0);
+            let kept = nest.b.select(hit, zero, old);
+            nest.store_whole(cx, target, kept);
+            cx.step(nest.map())?;
+        }
+        cx.step(scatter(source, target))?;
+        if narrow {
+            copy(cx, target, output)?;
+        }
+        Ok(())
+    }
+}
+
+fn build_scatter(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let add = match node.attrs.string("reduction")?.unwrap_or("none") {
+        "none" => false,
+        "add" => true,
+        other @ ("mul" | "max" | "min") => {
+            return Err(OpError::unsupported(format!("reduction {other:?} is not supported; \"none\" and \"add\" are")));
+        }
+        other => return Err(OpError::invalid(format!("reduction {other:?} is not defined"))),
+    };
+    Ok(Box::new(ScatterElements { axis: node.attrs.int("axis")?.unwrap_or(0), add }))
+}
+
+/// Before opset 16 ScatterElements only writes.
+fn downgrade_scatter(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 16 || rw.attrs().string("reduction")?.is_none() {
+        return Ok(());
+    }
+    if rw.attrs().string("reduction")? != Some("none") {
+        return Err(OpError::unsupported("a scatter that adds needs opset 16 or newer"));
+    }
+    let mut attrs = rw.attrs().clone();
+    attrs.0.remove("reduction");
+    rw.same(&rw.node().inputs, attrs);
+    Ok(())
+}
+
+/// The gradient as a ScatterElements that adds rows to zeros: the indices are spread over the elements of the rows.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let rank = rw.node().outputs.first().copied().flatten().and_then(|output| rw.shape(output)).map(Shape::rank);
+    let (Some(rank), Some(dtype)) = (rank, rw.dtype(g)) else {
+        return Err(OpError::unsupported("the rank and the type of what was gathered from must be known"));
+    };
+    let axis = normalize_axis(rw.attrs().int("axis")?.unwrap_or(0), rank)?;
+    let zeros = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
+    let zeros = rw.add("ConstantOfShape", &[shape], zeros);
+    // One axis of indices, in the place of the axis gathered from.
+    let count = rw.add("Size", &[indices], Attrs::new());
+    let one = rw.ints("one_axis", &[1]);
+    let count = rw.add("Reshape", &[count, one], Attrs::new());
+    let slice = |rw: &mut Rewrite<'_>, from: usize, to: usize| -> ValueId {
+        let (from, to) = (rw.ints("from", &[from as i64]), rw.ints("to", &[to as i64]));
+        rw.add("Slice", &[shape, from, to], Attrs::new())
+    };
+    let mut parts = Vec::new();
+    if axis > 0 {
+        parts.push(slice(rw, 0, axis));
+    }
+    parts.push(count);
+    if axis + 1 < rank {
+        parts.push(slice(rw, axis + 1, rank));
+    }
+    let rows = rw.add("Concat", &parts, Attrs::new().with("axis", 0i64));
+    let updates = rw.add("Reshape", &[g, rows], Attrs::new());
+    let mut lying = vec![1; rank];
+    lying[axis] = -1;
+    let lying = rw.ints("lying", &lying);
+    let indices = rw.add("Reshape", &[indices, lying], Attrs::new());
+    let indices = rw.add("Expand", &[indices, rows], Attrs::new());
+    let attrs = Attrs::new().with("axis", axis as i64).with("reduction", "add");
+    let result = rw.add("ScatterElements", &[zeros, indices, updates], attrs);
+    rw.output(0, result);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Gather", &[1, 11, 13], |_, node| {
+            Ok(Box::new(Gather { axis: node.attrs.int("axis")?.unwrap_or(0) }))
+        }),
+        Definition::new("", "ScatterElements", &[11, 13, 16, 18], build_scatter).downgrade(downgrade_scatter),
+        Definition::new("com.microsoft", "GatherGrad", &[1], |_, node| {
+            Ok(Box::new(GatherGrad { axis: node.attrs.int("axis")?.unwrap_or(0) }))
+        })
+        .decompose(decompose_grad),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_program::RunError;
+
+    use super::*;
+    use crate::testing::{
+        Failure, add, assert_close, check_decomposition, check_gradients, f64s, graph, one_node, run, run_node, spread,
+    };
+
+    const NEWEST: i64 = crate::NEWEST_OPSET;
+    const GATHER: (&str, &str) = ("", "Gather");
+    const GRAD: (&str, &str) = ("com.microsoft", "GatherGrad");
+
+    fn axis(axis: i64) -> Attrs {
+        Attrs::new().with("axis", axis)
+    }
+
+    #[test]
+    fn rows_along_every_axis() {
+        let x = Tensor::f32(&[2, 3], &[0., 1., 2., 10., 11., 12.]);
+        let indices = Tensor::i64(&[2, 2], &[1, -1, 0, -2]);
+        let got = run_node(GATHER, &[Some(&x), Some(&indices)], 1, axis(0)).expect("it runs");
+        assert_eq!(got[0].dims(), [2, 2, 3]);
+        assert_eq!(got[0].to_f64(), [10., 11., 12., 10., 11., 12., 0., 1., 2., 0., 1., 2.]);
+        let got = run_node(GATHER, &[Some(&x), Some(&indices)], 1, axis(-1)).expect("it runs");
+        assert_eq!(got[0].dims(), [2, 2, 2]);
+        assert_eq!(got[0].to_f64(), [1., 2., 0., 1., 11., 12., 10., 11.]);
+        let scalar = Tensor::from_slice(DType::I32, &[], &[-1i32]);
+        let got = run_node(GATHER, &[Some(&x), Some(&scalar)], 1, axis(1)).expect("it runs");
+        assert_eq!((got[0].dims(), got[0].to_f64()), (&[2][..], vec![2., 12.]));
+    }
+
+    #[test]
+    fn every_type_keeps_its_bits() {
+        let indices = Tensor::i64(&[2], &[2, 0]);
+        for dtype in DType::ALL {
+            let bytes: Vec<u8> = (0..3 * dtype.size())
+                .map(|k| if dtype == DType::Bool { (k % 2) as u8 } else { 17 * (k as u8 + 1) })
+                .collect();
+            let x = Tensor::new(dtype, vec![3], bytes.clone().into()).expect("three elements");
+            let got = run_node(GATHER, &[Some(&x), Some(&indices)], 1, Attrs::new()).expect("it runs");
+            let size = dtype.size();
+            assert_eq!(got[0].data()[..size], bytes[2 * size..], "{dtype}");
+            assert_eq!(got[0].data()[size..], bytes[..size], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn indices_outside() {
+        let x = spread(&[3, 2], 1);
+        for bad in [3, -4] {
+            let indices = Tensor::i64(&[2], &[0, bad]);
+            let failure = run_node(GATHER, &[Some(&x), Some(&indices)], 1, Attrs::new()).expect_err("outside");
+            let Failure::Run(RunError::IndexOutOfRange { node, index, bound }) = failure else {
+                panic!("{failure:?}")
+            };
+            assert!(node.contains("Gather"), "{node}");
+            assert_eq!((index, bound), (bad, 3));
+            let (shape, g) = (Tensor::i64(&[2], &[3, 2]), spread(&[2, 2], 2));
+            let failure = run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new());
+            let failure = failure.expect_err("outside");
+            assert!(matches!(failure, Failure::Run(RunError::IndexOutOfRange { bound: 3, .. })), "{failure:?}");
+
+            // Constant ones are found before anything runs.
+            let (mut graph, ids) = graph(&[&x]);
+            let indices = graph.add_constant("indices", indices);
+            add(&mut graph, GATHER, "y", &[Some(ids[0]), Some(indices)], 1, Attrs::new());
+            let failure = run(&graph, std::slice::from_ref(&x)).expect_err("outside");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains("is out of range for an axis of 3"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_stay_known() {
+        let (mut graph, ids) = graph(&[&spread(&[2, 3], 3)]);
+        graph.value_mut(ids[0]).ty =
+            ortrain_graph::ValueType::Tensor(DType::F64, Some([Dim::symbol("N"), Dim::Known(3)].into_iter().collect()));
+        let sizes = add(&mut graph, ("", "Shape"), "sizes", &[Some(ids[0])], 1, Attrs::new())[0];
+        let (one, both) = (
+            graph.add_constant("one", Tensor::i64(&[], &[-2])),
+            graph.add_constant("both", Tensor::i64(&[2], &[1, 0])),
+        );
+        let first = add(&mut graph, GATHER, "first", &[Some(sizes), Some(one)], 1, Attrs::new())[0];
+        let swapped = add(&mut graph, GATHER, "swapped", &[Some(sizes), Some(both)], 1, Attrs::new())[0];
+        crate::passes::infer::infer(&mut graph).expect("it is right");
+        assert_eq!(graph.value(first).sizes, Some(vec![Dim::symbol("N")]));
+        assert_eq!(graph.value(swapped).sizes, Some(vec![Dim::Known(3), Dim::symbol("N")]));
+    }
+
+    #[test]
+    fn gradients() {
+        let indices = Tensor::i64(&[2, 2], &[1, -1, 0, 1]);
+        for k in 0..3 {
+            let inputs = [spread(&[2, 3, 2], 4), indices.clone()];
+            let ports = [Some(&inputs[0]), Some(&inputs[1])];
+            let graph = one_node(NEWEST, GATHER, &ports, 1, axis(k)).expect("it is read");
+            check_gradients(&graph, &inputs, &[0], &[0]);
+        }
+        let inputs = [spread(&[3], 5), Tensor::i64(&[], &[-1])];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let graph = one_node(NEWEST, GATHER, &ports, 1, axis(0)).expect("it is read");
+        check_gradients(&graph, &inputs, &[0], &[0]);
+    }
+
+    #[test]
+    fn narrow_gradients_are_summed_wide() {
+        // 2048 + 1 is 2048 in half precision.
+        let count = 2049;
+        let g = Tensor::filled(DType::F16, &[count], 1.0);
+        let (shape, indices) = (Tensor::i64(&[1], &[1]), Tensor::i64(&[count], &vec![0; count]));
+        let got = run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new()).expect("it runs");
+        assert_eq!(got[0].to_f64(), [2048.0], "the exact sum, rounded once");
+        let g = Tensor::filled(DType::F16, &[count + 1], 1.0);
+        let indices = Tensor::i64(&[count + 1], &vec![0; count + 1]);
+        let got = run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new()).expect("it runs");
+        assert_eq!(got[0].to_f64(), [2050.0]);
+    }
+
+    #[test]
+    fn gradient_in_plain_onnx() {
+        for k in 0..3i64 {
+            let (mut graph, ids) = graph(&[&Tensor::i64(&[2, 2], &[0; 4]), &spread(&[1], 0)]);
+            let shape = graph.add_constant("shape", Tensor::i64(&[3], &[3, 2, 4]));
+            let mut dims = vec![3, 2, 4];
+            dims.splice(k as usize..=k as usize, [2, 2]);
+            let g = spread(&dims, 6);
+            graph.value_mut(ids[1]).ty = ortrain_graph::ValueType::tensor(DType::F64, &dims);
+            add(&mut graph, GRAD, "y", &[Some(shape), Some(ids[0]), Some(ids[1])], 1, axis(k));
+            crate::passes::infer::infer(&mut graph).expect("it is right");
+            check_decomposition(&graph, &[Tensor::i64(&[2, 2], &[1, -1, 0, 1]), g], 1e-12);
+        }
+    }
+
+    #[test]
+    fn scattered_elements() {
+        let op = ("", "ScatterElements");
+        let data = f64s(&[2, 3], &[1., 2., 3., 4., 5., f64::INFINITY]);
+        let (indices, updates) = (Tensor::i64(&[2, 1], &[-3, 2]), f64s(&[2, 1], &[10., 20.]));
+        let ports = [Some(&data), Some(&indices), Some(&updates)];
+        let got = run_node(op, &ports, 1, axis(1)).expect("it runs");
+        assert_close(&got[0], &f64s(&[2, 3], &[10., 2., 3., 4., 5., 20.]), 0.0);
+        let got = run_node(op, &ports, 1, axis(-1).with("reduction", "add")).expect("it runs");
+        assert_close(&got[0], &f64s(&[2, 3], &[11., 2., 3., 4., 5., f64::INFINITY]), 0.0);
+
+        let flags = Tensor::from_slice(DType::Bool, &[3], &[1u8, 0, 1]);
+        let (indices, updates) = (Tensor::i64(&[2], &[0, 1]), Tensor::from_slice(DType::Bool, &[2], &[0u8, 1]));
+        let got = run_node(op, &[Some(&flags), Some(&indices), Some(&updates)], 1, axis(0)).expect("it runs");
+        assert_eq!(got[0].to_f64(), [0., 1., 1.]);
+    }
+}

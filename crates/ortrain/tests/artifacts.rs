@@ -1,0 +1,310 @@
+//! Artifacts: equal to those recorded, trainable, and refused with a sentence where they cannot be made.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{collect, given, numbers, recorded};
+use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, OptimizerSettings, generate};
+use ortrain::{
+    CheckpointState, DType, Dim, ErrorKind, InferenceSession, ModelSource, Module, ModuleOptions, Optimizer,
+    SessionOptions, Stage, Tensor, dump,
+};
+use ortrain_onnx::{ExternalData, GraphProto, LoadedModel, ModelProto, NodeProto};
+
+fn names(list: &[&str]) -> Vec<String> {
+    list.iter().map(|&name| name.to_owned()).collect()
+}
+
+const PARAMETERS: [&str; 4] = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"];
+
+fn options(loss: Loss, optimizer: OptimizerKind) -> ArtifactOptions {
+    ArtifactOptions {
+        requires_grad: names(&PARAMETERS),
+        loss: Some(loss),
+        optimizer: Some(optimizer),
+        ..ArtifactOptions::default()
+    }
+}
+
+fn recorded_model(case: &str, file: &str) -> ModelProto {
+    LoadedModel::load(recorded(case, file)).unwrap().proto
+}
+
+/// Nodes without their attributes' order, which means nothing.
+fn nodes(graph: &GraphProto) -> Vec<NodeProto> {
+    let mut nodes = graph.node.clone();
+    for node in &mut nodes {
+        node.attribute.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    nodes
+}
+
+fn assert_same(case: &str, found: &ModelProto, wanted: &ModelProto) {
+    assert_eq!(found.ir_version, wanted.ir_version, "{case}");
+    assert_eq!(found.producer_name, wanted.producer_name, "{case}");
+    assert_eq!(found.opset_import, wanted.opset_import, "{case}");
+    let (found, wanted) = (found.graph.as_ref().unwrap(), wanted.graph.as_ref().unwrap());
+    assert_eq!(found.name, wanted.name, "{case}");
+    assert_eq!(found.input, wanted.input, "{case}");
+    assert_eq!(found.output, wanted.output, "{case}");
+    assert_eq!(nodes(found), nodes(wanted), "{case}");
+    let names = |graph: &GraphProto| graph.initializer.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(found), names(wanted), "{case}");
+}
+
+#[test]
+fn evaluation_and_optimizer_models_are_the_recorded_ones() {
+    use Loss::{BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss};
+    use OptimizerKind::{AdamW, SGD};
+    let clipped = OptimizerSettings {
+        betas: (0.85, 0.99),
+        epsilon: 1e-8,
+        weight_decay: 0.05,
+        bias_correction: true,
+        max_norm: Some(0.25),
+    };
+    let cases = [
+        ("mlp_adamw_ce", options(CrossEntropyLoss, AdamW)),
+        ("mlp_sgd_mse", options(MSELoss, SGD)),
+        ("mlp_bce_logits", options(BCEWithLogitsLoss, AdamW)),
+        ("mlp_l1", options(L1Loss, SGD)),
+        (
+            "frozen_params",
+            ArtifactOptions {
+                requires_grad: names(&["fc2.weight", "fc2.bias"]),
+                frozen_params: names(&["fc1.weight"]),
+                ..options(CrossEntropyLoss, AdamW)
+            },
+        ),
+        (
+            "mlp_adamw_clip_outputs",
+            ArtifactOptions {
+                additional_output_names: names(&["logits", "a1"]),
+                optimizer_settings: clipped,
+                ..options(CrossEntropyLoss, AdamW)
+            },
+        ),
+    ];
+    for (case, options) in cases {
+        let made = generate(recorded(case, "forward.onnx").into(), options).unwrap();
+        assert_same(case, &made.eval_model, &recorded_model(case, "eval_model.onnx"));
+        assert_same(case, &made.optimizer_model.unwrap(), &recorded_model(case, "optimizer_model.onnx"));
+        let wanted = recorded_model(case, "training_model.onnx");
+        assert_eq!(made.training_model.opset_import, wanted.opset_import, "{case}");
+        assert_eq!(made.training_model.ir_version, wanted.ir_version, "{case}");
+        let (found, wanted) = (made.training_model.graph.unwrap(), wanted.graph.unwrap());
+        assert_eq!(found.input, wanted.input, "{case}");
+        assert_eq!(found.output, wanted.output, "{case}");
+        assert_eq!(made.checkpoint, ortrain_checkpoint::load(recorded(case, "checkpoint")).unwrap(), "{case}");
+    }
+}
+
+/// Loss and gradients of one step on some artifacts.
+fn step(train: ModelSource, checkpoint: &[u8], inputs: &[Tensor], parameters: &[&str]) -> (f32, Vec<Vec<f64>>) {
+    let mut state = CheckpointState::from_bytes(checkpoint.to_vec()).unwrap();
+    let mut module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
+    let inputs: Vec<_> = inputs.iter().map(given).collect();
+    let loss = collect(|deliver| module.train_step(&mut state, &inputs, deliver)).unwrap()[0].to_f64()[0];
+    let gradients = parameters.iter().map(|name| module.gradient(name).unwrap().to_tensor().to_f64());
+    (loss as f32, gradients.collect())
+}
+
+#[test]
+fn our_training_models_compute_what_the_recorded_ones_do() {
+    let cases = [
+        ("mlp_adamw_ce", Loss::CrossEntropyLoss, 5),
+        ("mlp_sgd_mse", Loss::MSELoss, 5),
+        ("mlp_bce_logits", Loss::BCEWithLogitsLoss, 3),
+        ("mlp_l1", Loss::L1Loss, 3),
+    ];
+    for (case, loss, width) in cases {
+        let made = generate(recorded(case, "forward.onnx").into(), options(loss, OptimizerKind::SGD)).unwrap();
+        let x = Tensor::f32(&[6, 10], &numbers(60, 1));
+        let target = if loss == Loss::CrossEntropyLoss {
+            Tensor::i64(&[6], &[0, 1, 2, 3, 4, 0])
+        } else {
+            let target: Vec<f32> = numbers(6 * width, 2).iter().map(|value| value.abs()).collect();
+            Tensor::f32(&[6, width], &target)
+        };
+        let inputs = [x, target];
+        let bytes = made.checkpoint_bytes().unwrap();
+        let ours = step(ModelSource::from_proto(&made.training_model).unwrap(), &bytes, &inputs, &PARAMETERS);
+        let theirs = step(recorded(case, "training_model.onnx").into(), &bytes, &inputs, &PARAMETERS);
+        assert!((ours.0 - theirs.0).abs() <= 1e-6 * theirs.0.abs(), "{case}: {} and {}", ours.0, theirs.0);
+        for (a, b) in ours.1.iter().flatten().zip(theirs.1.iter().flatten()) {
+            assert!((a - b).abs() < 1e-6, "{case}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_what_was_made_before() {
+    let make = || {
+        let made = generate(
+            recorded("mlp_l1", "forward.onnx").into(),
+            options(Loss::MSELoss, OptimizerKind::AdamW),
+        );
+        made.unwrap().training_model
+    };
+    assert_eq!(make(), make());
+}
+
+#[test]
+fn what_cannot_be_made_is_said() {
+    let sentence = |change: &dyn Fn(&mut ArtifactOptions)| {
+        let mut options = options(Loss::CrossEntropyLoss, OptimizerKind::AdamW);
+        change(&mut options);
+        let source: ModelSource = std::fs::read(recorded("mlp_adamw_ce", "forward.onnx")).unwrap().into();
+        let error = generate(source, options).unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    let argument = |text: &str| (ErrorKind::InvalidArgument, text.to_owned());
+    assert_eq!(
+        sentence(&|options| options.requires_grad.clear()),
+        argument("no parameters are to be trained; name them in requires_grad")
+    );
+    assert_eq!(
+        sentence(&|options| options.requires_grad.push("FC1.bias".into())),
+        argument("the model has no initializer \"FC1.bias\"; did you mean \"fc1.bias\"?")
+    );
+    assert_eq!(
+        sentence(&|options| options.frozen_params.push("fc1.bias".into())),
+        argument("parameter \"fc1.bias\" is to be both trained and frozen")
+    );
+    assert_eq!(
+        sentence(&|options| options.additional_output_names.push("nothing".into())),
+        argument("the model has no value \"nothing\", which is to be an output")
+    );
+    assert_eq!(
+        sentence(&|options| options.loss_input_names = names(&["nothing"])),
+        argument("the model has no value \"nothing\", which is to be compared by the loss")
+    );
+    let (_, not_scalar) = sentence(&|options| options.loss = None);
+    assert!(not_scalar.contains("the loss must be one float of rank 0, but \"logits\" is"), "{not_scalar}");
+    let (_, unreachable) = sentence(&|options| {
+        options.loss = Some(Loss::L1Loss);
+        options.loss_input_names = names(&["h1"]);
+    });
+    assert!(unreachable.contains("\"fc2.weight\" cannot be trained"), "{unreachable}");
+}
+
+#[test]
+fn initializers_may_be_listed_as_inputs() {
+    let mut proto = recorded_model("mlp_adamw_ce", "forward.onnx");
+    let wanted = recorded_model("mlp_adamw_ce", "eval_model.onnx");
+    proto.ir_version = 3;
+    let of_parameters = wanted.graph.as_ref().unwrap().input[2..].to_vec();
+    proto.graph.as_mut().unwrap().input.splice(0..0, of_parameters);
+    let source = ModelSource::from_proto(&proto).unwrap();
+    let made = generate(source, options(Loss::CrossEntropyLoss, OptimizerKind::AdamW)).unwrap();
+    assert_eq!(made.eval_model.graph.unwrap().input, wanted.graph.unwrap().input);
+    assert_eq!(made.eval_model.ir_version, 4);
+}
+
+#[test]
+fn other_types_than_float32_train_as_well() {
+    for dtype in [DType::F64, DType::F16] {
+        for loss in [Loss::MSELoss, Loss::L1Loss, Loss::BCEWithLogitsLoss, Loss::CrossEntropyLoss] {
+            let made = generate(linear(dtype), ArtifactOptions {
+                requires_grad: names(&["w"]),
+                loss: Some(loss),
+                ..ArtifactOptions::default()
+            })
+            .unwrap();
+            let target = if loss == Loss::CrossEntropyLoss {
+                Tensor::i64(&[2], &[0, 1])
+            } else {
+                Tensor::filled(dtype, &[2, 3], 0.5)
+            };
+            let train = ModelSource::from_proto(&made.training_model).unwrap();
+            let bytes = made.checkpoint_bytes().unwrap();
+            let x = Tensor::filled(dtype, &[2, 2], 1.0);
+            let (value, gradients) = step(train, &bytes, &[x, target], &["w"]);
+            assert!(value.is_finite() && value > 0.0, "{dtype} {loss:?}: {value}");
+            assert!(gradients[0].iter().any(|&value| value != 0.0), "{dtype} {loss:?}");
+        }
+    }
+}
+
+/// `scores = x w`, with `x` `[batch, 2]` and `w` `[2, 3]`.
+fn linear(dtype: DType) -> ModelSource {
+    use ortrain_graph::{Attrs, Graph, Node, Shape, ValueType};
+    let mut graph = Graph::new("linear");
+    let rows = |columns: usize| Some([Dim::symbol("batch"), Dim::from(columns)].into_iter().collect::<Shape>());
+    let x = graph.add_value("x", ValueType::Tensor(dtype, rows(2)));
+    let w = graph.add_constant("w", Tensor::filled(dtype, &[2, 3], 0.25));
+    let scores = graph.add_value("scores", ValueType::Tensor(dtype, rows(3)));
+    graph.nodes.push(Node::new("", "MatMul", &[Some(x), Some(w)], &[Some(scores)], Attrs::new()));
+    graph.inputs = vec![x];
+    graph.outputs = vec![scores];
+    let opset = ortrain_onnx::OperatorSetIdProto { domain: String::new(), version: 17 };
+    let proto = ModelProto {
+        ir_version: 8,
+        opset_import: vec![opset],
+        graph: Some(graph.to_proto()),
+        ..ModelProto::default()
+    };
+    ModelSource::from_proto(&proto).unwrap()
+}
+
+#[test]
+fn files_are_written_and_train() {
+    let folder = tempfile::tempdir().unwrap();
+    let made: Artifacts = generate(
+        recorded("mlp_sgd_mse", "forward.onnx").into(),
+        ArtifactOptions { nominal_checkpoint: true, ..options(Loss::MSELoss, OptimizerKind::SGD) },
+    )
+    .unwrap();
+    made.write(folder.path(), "a_").unwrap();
+    let mut files: Vec<String> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    assert_eq!(
+        files,
+        ["a_checkpoint", "a_eval_model.onnx", "a_nominal_checkpoint", "a_optimizer_model.onnx", "a_training_model.onnx"]
+    );
+    let at = |name: &str| folder.path().join(name);
+    let mut state = CheckpointState::load(at("a_checkpoint")).unwrap();
+    let train = at("a_training_model.onnx").into();
+    let eval = at("a_eval_model.onnx").into();
+    let mut module = Module::new(train, &mut state, Some(eval), ModuleOptions::default()).unwrap();
+    let mut optimizer = Optimizer::new(at("a_optimizer_model.onnx").into(), &mut state, &module).unwrap();
+    optimizer.set_learning_rate(&mut state, 0.1).unwrap();
+    let (x, target) = (Tensor::f32(&[4, 10], &numbers(40, 1)), Tensor::f32(&[4, 5], &numbers(20, 2)));
+    let inputs = [given(&x), given(&target)];
+    let mut losses = Vec::new();
+    for _ in 0..10 {
+        let loss = collect(|deliver| module.train_step(&mut state, &inputs, deliver)).unwrap();
+        losses.push(loss[0].to_f64()[0]);
+        optimizer.step(&mut state, &module).unwrap();
+        module.lazy_reset_grad();
+    }
+    assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
+    let missing = made.write(at("nowhere"), "").unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NoSuchFile);
+}
+
+#[test]
+fn every_stage_can_be_printed() {
+    let forward = || ModelSource::from(recorded("mlp_sgd_mse", "eval_model.onnx"));
+    let graph = dump(forward(), Stage::Graph, &[]).unwrap();
+    assert!(graph.contains("h1: float32[batch, 24] = Gemm("), "{graph}");
+    let train = || ModelSource::from(recorded("mlp_sgd_mse", "training_model.onnx"));
+    let program = dump(train(), Stage::Program, &[("x".into(), vec![3, 10])]).unwrap();
+    assert!(program.contains("peak work"), "{program}");
+    assert!(program.contains("float32[72]"), "3 rows of 24: {program}");
+    let error = dump(train(), Stage::Program, &[("y".into(), vec![3])]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_forward_model_runs() {
+    let mut session = InferenceSession::new(linear(DType::F32), SessionOptions::default()).unwrap();
+    assert_eq!(session.inputs()[0].to_string(), "float32[batch, 2]");
+    let x = Tensor::f32(&[1, 2], &[1.0, 2.0]);
+    let results = collect(|deliver| session.run(&[given(&x)], deliver)).unwrap();
+    assert_eq!(results[0], Tensor::f32(&[1, 3], &[0.75; 3]));
+    LoadedModel::from_bytes(vec![], ExternalData::none()).unwrap_err();
+}

@@ -1,0 +1,162 @@
+"""The node tests of ONNX for every operator that ortrain has, on both backends."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import BACKENDS
+from onnx import TensorProto, helper
+from onnx.backend.test.loader import load_model_tests
+
+import ortrain
+
+OPERATORS = frozenset(
+    """Abs Add And Cast Concat Constant ConstantOfShape Div Dropout Equal Erf Exp Expand Flatten Gather Gelu Gemm
+    Greater Identity If Less Log LogSoftmax MatMul Mul Neg NonZero Not Pow ReduceMean ReduceSum Relu Reshape Shape
+    Sigmoid Sign Size Slice Softmax SoftmaxCrossEntropyLoss Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze
+    Where""".split()
+)
+# Element types that ortrain does not have: a model that uses one is refused, in words.
+UNSUPPORTED_TYPES = frozenset(
+    """STRING FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0 FLOAT4E2M1 INT4 UINT4 INT2 UINT2
+    sequence optional""".split()
+)
+# How many cases that is, so that none leaves the list of those that must pass unnoticed.
+UNSUPPORTED_CASES = 106
+# Models are read from this operator set on. The cases of Not, which has not changed since the first, state an older one.
+OLDEST_OPSET = 7
+# Cases whose outputs are random: any mask is right.
+RANDOM = frozenset(
+    {
+        "test_training_dropout",
+        "test_training_dropout_default",
+        "test_training_dropout_default_mask",
+        "test_training_dropout_mask",
+    }
+)
+# Dropout keeps each element with probability 1 - ratio: the share kept of n elements lies within 5 standard deviations.
+DEVIATIONS = 5
+
+
+def types_of(graph: onnx.GraphProto) -> set[str]:
+    """The element types of the values that a graph names, subgraphs included."""
+    found: set[str] = set()
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        kind = value.type.WhichOneof("value")
+        if kind == "tensor_type":
+            found.add(TensorProto.DataType.Name(value.type.tensor_type.elem_type))
+        else:
+            found.add(kind.removesuffix("_type"))
+    for tensor in graph.initializer:
+        found.add(TensorProto.DataType.Name(tensor.data_type))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                found |= types_of(attribute.g)
+            elif attribute.type == onnx.AttributeProto.TENSOR:
+                found.add(TensorProto.DataType.Name(attribute.t.data_type))
+    return found
+
+
+@cache
+def cases() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The cases of our operators by name: those that must pass, and those of element types that we do not have."""
+    supported: dict[str, Any] = {}
+    unsupported: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        # The cases compute their expected values when they are listed, overflows included.
+        warnings.simplefilter("ignore")
+        listed = load_model_tests(kind="node")
+    for case in listed:
+        graph = case.model.graph
+        if all(node.op_type in OPERATORS and not node.domain for node in graph.node):
+            for opset in case.model.opset_import:
+                opset.version = max(opset.version, OLDEST_OPSET if not opset.domain else 1)
+            (unsupported if types_of(graph) & UNSUPPORTED_TYPES else supported)[case.name] = case
+    return supported, unsupported
+
+
+def arrays(values: list[Any]) -> list[np.ndarray]:
+    """Some values are messages."""
+    return [onnx.numpy_helper.to_array(v) if isinstance(v, TensorProto) else v for v in values]
+
+
+def test_every_operator_has_cases() -> None:
+    found = {node.op_type for case in cases()[0].values() for node in case.model.graph.node}
+    assert found == OPERATORS
+    assert len(cases()[1]) == UNSUPPORTED_CASES
+    assert set(cases()[0]) >= RANDOM
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", sorted(set(cases()[0]) - RANDOM))
+def test_node(name: str, backend: str) -> None:
+    case = cases()[0][name]
+    session = ortrain.InferenceSession(case.model, providers=[backend])
+    for inputs, outputs in [(arrays(inputs), arrays(outputs)) for inputs, outputs in case.data_sets]:
+        feeds = {value.name: array for value, array in zip(session.get_inputs(), inputs, strict=True)}
+        results = session.run(None, feeds)
+        assert len(results) == len(outputs)
+        for got, want in zip(results, outputs, strict=True):
+            assert got.dtype == want.dtype
+            assert got.shape == want.shape
+            wide = np.float64 if got.dtype.kind not in "biu" else got.dtype
+            np.testing.assert_allclose(
+                got.astype(wide), want.astype(wide), rtol=case.rtol, atol=case.atol, strict=True
+            )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", sorted(RANDOM))
+def test_random_node(name: str, backend: str) -> None:
+    case = cases()[0][name]
+    session = ortrain.InferenceSession(case.model, providers=[backend])
+    for inputs, outputs in [(arrays(inputs), arrays(outputs)) for inputs, outputs in case.data_sets]:
+        x = inputs[0]
+        ratio = inputs[1] if len(inputs) > 1 and inputs[1].dtype != np.bool_ else np.float32(0.5)
+        feeds = {value.name: array for value, array in zip(session.get_inputs(), inputs, strict=True)}
+        results = session.run(None, feeds)
+        assert [got.shape for got in results] == [want.shape for want in outputs]
+        kept = results[1] if len(results) > 1 else results[0] != 0
+        np.testing.assert_allclose(results[0], np.where(kept, x / (1 - ratio), 0), rtol=case.rtol)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.75])
+def test_dropout_statistics(ratio: float, backend: str) -> None:
+    """What is kept is scaled by 1 / (1 - ratio), and about the right share is kept, everywhere."""
+    shape = [64, 256]
+    node = helper.make_node("Dropout", ["x", "ratio", "training"], ["y", "mask"])
+    graph = helper.make_graph(
+        [node],
+        "dropout",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, shape),
+            helper.make_tensor_value_info("mask", TensorProto.BOOL, shape),
+        ],
+        [
+            helper.make_tensor("ratio", TensorProto.FLOAT, [], [ratio]),
+            helper.make_tensor("training", TensorProto.BOOL, [], [True]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    y, mask = ortrain.InferenceSession(model, providers=[backend]).run(None, {"x": x})
+    assert mask.dtype == np.bool_
+    np.testing.assert_allclose(y, np.where(mask, x / np.float32(1 - ratio), 0), rtol=1e-6)
+    for axis in (None, 0, 1):
+        share = mask.mean(axis=axis)
+        count = mask.size / np.size(share)
+        assert np.abs(share - (1 - ratio)).max() < DEVIATIONS * np.sqrt(ratio * (1 - ratio) / count)
+
+
+@pytest.mark.parametrize("name", sorted(cases()[1]))
+def test_unsupported_type_is_refused(name: str) -> None:
+    with pytest.raises((ortrain.UnsupportedError, ortrain.InvalidModelError), match="type|Sequence|Optional"):
+        ortrain.InferenceSession(cases()[1][name].model)

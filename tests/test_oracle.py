@@ -1,0 +1,104 @@
+"""What ortrain writes, used by onnxruntime-training 1.19.2 in an environment of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import CASES, RECORDS, Run
+from replaying import batches_of, too_far
+
+from ortrain.api import CheckpointState
+
+TESTS = Path(__file__).parent
+REQUIREMENTS = TESTS / "oracle" / "requirements.txt"
+FOLDER = TESTS.parent / "build" / "oracle"
+# Its wheels exist up to this version of Python.
+NEWEST_PYTHON = (3, 11)
+
+
+def suitable_python() -> str:
+    """An interpreter that the reference has wheels for."""
+    if sys.version_info[:2] <= NEWEST_PYTHON:
+        return sys.executable
+    found = shutil.which("python3.11")
+    if found is None:
+        pytest.fail("onnxruntime-training 1.19.2 has no wheels for this Python; python3.11 must be on the PATH")
+    return found
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Path:
+    """The interpreter of the environment, which is made once and again whenever the requirements change."""
+    stamp = FOLDER / "stamp"
+    wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    python = FOLDER / "venv" / "bin" / "python"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        FOLDER.mkdir(parents=True)
+        subprocess.run([suitable_python(), "-m", "venv", FOLDER / "venv"], check=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", REQUIREMENTS],
+            check=True,
+        )
+        stamp.write_text(wanted)
+    return python
+
+
+def in_oracle(python: Path, script: Path, *arguments: str) -> str:
+    """What a script prints in the environment of the reference, and in nothing of ours."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        [python, script, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) -> None:
+    """All cases follow the record, as closely as is asked of ortrain itself."""
+    pairs = [f"{RECORDS / case}={ours(case)}" for case in CASES]
+    printed = in_oracle(oracle, TESTS / "replaying.py", "onnxruntime.training.api", *pairs)
+    distances: dict[str, dict[str, float]] = json.loads(printed)
+    assert list(distances) == list(CASES)
+    assert not {case: found for case, found in distances.items() if too_far(found)}, distances
+
+
+def test_our_checkpoint_goes_on_there(
+    oracle: Path, ours: Callable[[str], Path], run: Run, tmp_path: Path
+) -> None:
+    """A run saved here goes on there as it goes on here: parameters, moments, step and properties arrive."""
+    batches = batches_of(RECORDS / "mlp_adamw_ce")
+    inputs = run.module.input_names()
+
+    def step(batch: dict[str, np.ndarray]) -> float:
+        run.optimizer.set_learning_rate(0.01)
+        loss = float(run.module(*[batch[name] for name in inputs]))
+        run.optimizer.step()
+        run.module.lazy_reset_grad()
+        return loss
+
+    for batch in batches[:3]:
+        step(batch)
+    run.state.properties["epoch"] = 3
+    run.state.properties["tag"] = "ünïcode"
+    CheckpointState.save_checkpoint(run.state, tmp_path / "saved", include_optimizer_state=True)
+    losses = [step(batch) for batch in batches]
+
+    script = TESTS / "oracle" / "go_on.py"
+    folder, case = str(ours("mlp_adamw_ce")), str(RECORDS / "mlp_adamw_ce")
+    there = json.loads(in_oracle(oracle, script, folder, str(tmp_path / "saved"), case, "0.01"))
+    assert there["properties"] == {"epoch": 3, "tag": "ünïcode"}
+    np.testing.assert_allclose(there["losses"], losses, rtol=2e-5)
+    for name, values in there["parameters"].items():
+        np.testing.assert_allclose(
+            run.state.parameters[name].data.ravel(), values, rtol=5e-4, atol=1e-5, err_msg=name
+        )

@@ -1,0 +1,328 @@
+"""CheckpointState, Parameter, Properties."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import RECORDS, Run
+from onnx import TensorProto, helper, numpy_helper
+from replaying import batches_of
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.api.checkpoint_state import Parameter, Parameters, Properties
+
+CASE = RECORDS / "mlp_adamw_ce"
+NAMES = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
+
+
+def step(run: Run) -> float:
+    """One train step on the first batch."""
+    batch = batches_of(CASE)[0]
+    return float(run.module(*[batch[name] for name in run.module.input_names()]))
+
+
+def test_is_made_by_loading_only() -> None:
+    with pytest.raises(TypeError, match="load_checkpoint"):
+        CheckpointState("checkpoint")  # type: ignore[arg-type]
+
+
+def test_parameters(run: Run) -> None:
+    parameters = run.state.parameters
+    assert isinstance(parameters, Parameters)
+    assert len(parameters) == len(NAMES)
+    assert [name for name, _ in parameters] == NAMES
+    assert "fc1.weight" in parameters
+    assert "fc3.weight" not in parameters
+    assert 3 not in parameters
+    with pytest.raises(KeyError, match=r"Parameter fc3\.weight not found\."):
+        parameters["fc3.weight"]
+    with pytest.raises(KeyError, match=r"Parameter fc3\.weight not found\."):
+        parameters["fc3.weight"] = np.zeros(3, np.float32)
+    weight = parameters["fc1.weight"]
+    assert isinstance(weight, Parameter)
+    assert (weight.name, weight.requires_grad, weight.data.shape) == ("fc1.weight", True, (10, 24))
+    assert repr(weight) == "Parameter(name=fc1.weight, requires_grad=True)"
+    assert repr(parameters) == "Parameters(fc1.bias, fc1.weight, fc2.bias, fc2.weight)"
+    with pytest.raises(AttributeError):
+        weight.grad = np.zeros(3)  # type: ignore[misc, assignment]
+
+
+def test_data_is_a_live_view(run: Run) -> None:
+    data = run.state.parameters["fc1.bias"].data
+    before = data.copy()
+    assert not np.shares_memory(data, before)
+    assert np.shares_memory(data, run.state.parameters["fc1.bias"].data)
+    step(run)
+    np.testing.assert_array_equal(data, before)
+    run.optimizer.step()
+    assert (data != before).all()
+
+    first = step(run)
+    data += 1
+    assert step(run) != first
+    data -= 1
+    np.testing.assert_allclose(step(run), first, rtol=1e-6)
+
+
+def test_data_begins_at_a_multiple_of_256_bytes(run: Run) -> None:
+    for _, parameter in run.state.parameters:
+        assert parameter.data.ctypes.data % 256 == 0
+        assert parameter.grad is not None
+        assert parameter.grad.ctypes.data % 256 == 0
+
+
+def test_views_outlive_everything(ours: Callable[[str], Path]) -> None:
+    run = Run(ours("mlp_adamw_ce"))
+    step(run)
+    parameter = run.state.parameters["fc1.bias"]
+    data, grad = parameter.data, parameter.grad
+    assert grad is not None
+    values, gradients = data.copy(), grad.copy()
+    del run, parameter
+    for _ in range(3):
+        step(Run(ours("mlp_adamw_ce")))
+    np.testing.assert_array_equal(data, values)
+    np.testing.assert_array_equal(grad, gradients)
+    data[:] = 1
+
+
+@pytest.mark.parametrize("how", ["item", "attribute"])
+def test_setting(how: str, run: Run) -> None:
+    values = np.arange(240, dtype=np.float32).reshape(10, 24)
+
+    def write(array: object) -> None:
+        if how == "item":
+            run.state.parameters["fc1.weight"] = array  # type: ignore[assignment]
+        else:
+            run.state.parameters["fc1.weight"].data = array  # type: ignore[assignment]
+
+    view = run.state.parameters["fc1.weight"].data
+    for array in (
+        values,
+        np.asfortranarray(values),
+        np.repeat(values, 2, axis=1)[:, ::2],
+        values.astype(">f4"),
+    ):
+        view[:] = 0
+        write(array)
+        np.testing.assert_array_equal(view, values)
+    for wrong in (values.T, values.ravel(), values[None], values.astype(np.float64), values.astype(np.int32)):
+        with pytest.raises(ortrain.InvalidArgumentError, match=r"parameter \"fc1.weight\" is float32\[10, 24\]"):
+            write(wrong)
+    with pytest.raises(ortrain.InvalidArgumentError, match="expected a NumPy array, not list"):
+        write(values.tolist())
+    np.testing.assert_array_equal(view, values)
+
+
+def test_state_without_a_module(ours: Callable[[str], Path], tmp_path: Path) -> None:
+    """Everything but gradients is there: reading, writing, saving."""
+    state = CheckpointState.load_checkpoint(ours("mlp_adamw_ce") / "checkpoint")
+    bias = state.parameters["fc1.bias"]
+    assert bias.grad is None
+    bias.data = np.full(24, 3, np.float32)
+    bias.data[0] = 4
+    CheckpointState.save_checkpoint(state, tmp_path / "saved")
+    again = CheckpointState.load_checkpoint(tmp_path / "saved")
+    assert again.parameters["fc1.bias"].data.tolist() == [4.0] + [3.0] * 23
+
+
+def test_gradients(run: Run) -> None:
+    grad = run.state.parameters["fc2.bias"].grad
+    assert grad is not None
+    assert not grad.any()
+    step(run)
+    once = grad.copy()
+    assert once.any()
+    step(run)
+    np.testing.assert_allclose(grad, 2 * once, rtol=1e-6)
+    run.module.lazy_reset_grad()
+    np.testing.assert_allclose(grad, 2 * once, rtol=1e-6)
+    step(run)
+    np.testing.assert_array_equal(grad, once)
+
+
+def test_frozen_parameters(ours: Callable[[str], Path]) -> None:
+    run = Run(ours("frozen_params"))
+    frozen = run.state.parameters["fc1.weight"]
+    assert not frozen.requires_grad
+    assert frozen.grad is None
+    with pytest.raises(ValueError, match="read-only"):
+        frozen.data[0] = 1
+    batch = batches_of(RECORDS / "frozen_params")[0]
+    inputs = [batch[name] for name in run.module.input_names()]
+    before = float(run.module(*inputs))
+    frozen.data = frozen.data * 2
+    assert float(run.module(*inputs)) != before
+
+
+def test_newest_module_shows_its_gradients(ours: Callable[[str], Path]) -> None:
+    """Two modules on one state: one set of parameters, a set of gradients each."""
+    run = Run(ours("mlp_adamw_ce"))
+    bias = run.state.parameters["fc2.bias"]
+    step(run)
+    first = bias.grad
+    assert first is not None
+    assert first.any()
+    second = Module(run.folder / "training_model.onnx", run.state)
+    fresh = bias.grad
+    assert fresh is not None
+    assert not fresh.any()
+    assert first.any()
+    batch = batches_of(CASE)[1]
+    second(*[batch[name] for name in second.input_names()])
+    assert fresh.any()
+    assert (fresh != first).any()
+    other = Optimizer(run.folder / "optimizer_model.onnx", second)
+    other.set_learning_rate(0.25)
+    assert run.optimizer.get_learning_rate() == 0.25
+    before = bias.data.copy()
+    other.step()
+    assert (bias.data != before).any()
+    del second, other
+    assert bias.grad is not None
+    np.testing.assert_array_equal(bias.grad, fresh)
+
+
+def test_properties(run: Run, tmp_path: Path) -> None:
+    properties = run.state.properties
+    assert isinstance(properties, Properties)
+    assert len(properties) == 0
+    stored = {
+        "epoch": (3, 3),
+        "big": (-(2**63), -(2**63)),
+        "flag": (True, 1),
+        "numpy": (np.int64(5), 5),
+        "rate": (0.1, float(np.float32(0.1))),
+        "half": (np.float32(1.5), 1.5),
+        "text": ("ünïcode", "ünïcode"),
+        "bytes": (b"abc", "abc"),
+        "": ("no name", "no name"),
+    }
+    for name, (value, _) in stored.items():
+        properties[name] = value
+    CheckpointState.save_checkpoint(run.state, tmp_path / "saved")
+    for state in (run.state, CheckpointState.load_checkpoint(tmp_path / "saved")):
+        assert list(state.properties) == sorted((name, value) for name, (_, value) in stored.items())
+        assert {type(value) for _, value in state.properties} == {int, float, str}
+        assert "epoch" in state.properties
+    properties["epoch"] = "three"
+    assert properties["epoch"] == "three"
+    with pytest.raises(KeyError, match="Property missing not found"):
+        properties["missing"]
+    with pytest.raises(TypeError, match="a property is an int, a float or a str, not list"):
+        properties["list"] = [1]  # type: ignore[assignment]
+    with pytest.raises(OverflowError):
+        properties["too big"] = 2**63
+    assert "too big" not in properties
+
+
+def test_saving(run: Run, tmp_path: Path) -> None:
+    step(run)
+    run.optimizer.step()
+    path = tmp_path / "saved"
+    CheckpointState.save_checkpoint(run.state, path)
+    plain = path.read_bytes()
+    CheckpointState.save_checkpoint(run.state, os.fspath(path), include_optimizer_state=True)
+    assert len(path.read_bytes()) > len(plain)
+    again = CheckpointState.load_checkpoint(path)
+    CheckpointState.save_checkpoint(again, tmp_path / "again", include_optimizer_state=True)
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    with pytest.raises(ortrain.OrtrainError, match="no_such_folder"):
+        CheckpointState.save_checkpoint(run.state, tmp_path / "no_such_folder" / "saved")
+
+
+def test_threads_take_turns(run: Run) -> None:
+    """Steps of several threads on one state are those of one thread, in some order: no step is lost."""
+    batch = batches_of(CASE)[0]
+    inputs = [batch[name] for name in run.module.input_names()]
+    once = run.state.parameters["fc2.bias"].grad
+    assert once is not None
+    run.module(*inputs)
+    expected = once.copy() * 41
+
+    def work() -> None:
+        for _ in range(10):
+            run.module(*inputs)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_allclose(once, expected, rtol=1e-4)
+
+
+def test_writing_while_another_thread_steps(run: Run) -> None:
+    """The values are in no particular order, and nothing worse happens."""
+    data = run.state.parameters["fc1.weight"].data
+    done = threading.Event()
+
+    def scribble() -> None:
+        while not done.is_set():
+            data[:] = np.random.default_rng(0).standard_normal(data.shape)
+
+    thread = threading.Thread(target=scribble)
+    thread.start()
+    for _ in range(200):
+        step(run)
+        run.optimizer.step()
+    done.set()
+    thread.join()
+    assert np.isfinite(data).all()
+
+
+@pytest.mark.parametrize("ml_dtypes_there", [True, False])
+def test_bfloat16_parameters(
+    ml_dtypes_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ml_dtypes.bfloat16, or as their bits."""
+    import ml_dtypes
+
+    values = np.asarray([1.0, -2.5, 3.0], ml_dtypes.bfloat16)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "b"], ["xb"]),
+            helper.make_node("Cast", ["xb"], ["wide"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["wide", "w"], ["product"]),
+            helper.make_node("ReduceSum", ["product"], ["loss"], keepdims=0),
+        ],
+        "bfloat16",
+        [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [3])],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
+        [numpy_helper.from_array(values, "b"), numpy_helper.from_array(np.ones(3, np.float32), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    artifacts.generate_artifacts(
+        model, requires_grad=["w"], frozen_params=["b"], artifact_directory=tmp_path
+    )
+    script = f"""
+import sys
+if not {ml_dtypes_there}:
+    sys.modules["ml_dtypes"] = None
+import numpy as np, ortrain
+from ortrain.api import CheckpointState, Module
+state = CheckpointState.load_checkpoint({str(tmp_path / "checkpoint")!r})
+module = Module({str(tmp_path / "training_model.onnx")!r}, state)
+data = state.parameters["b"].data
+print(data.dtype, data.view(np.uint16).tolist())
+bits = np.asarray([0x3F80, 0x4000, 0x4040], np.uint16)
+x = ortrain.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, 16)
+print(x.data_type(), x.numpy().dtype, float(module(x).numpy()))
+"""
+    import subprocess
+    import sys
+
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    kind = "bfloat16" if ml_dtypes_there else "uint16"
+    bits = values.view(np.uint16).tolist()
+    # 1 * 1 - 2 * 2.5 + 3 * 3
+    assert printed.splitlines() == [f"{kind} {bits}", f"tensor(bfloat16) {kind} 5.0"]
+    assert onnx.checker.check_model(model) is None
