@@ -80,7 +80,7 @@ def generate_artifacts(
         frozen_params=_names("frozen_params", frozen_params),
         loss=_member("loss", loss, LossType),
         optimizer=_member("optimizer", optimizer, OptimType),
-        directory=os.fspath(artifact_directory) if artifact_directory is not None else "",
+        directory="." if artifact_directory is None else os.fspath(artifact_directory),
         prefix=prefix,
         additional_output_names=_names("additional_output_names", additional_output_names),
         nominal_checkpoint=nominal_checkpoint,

@@ -189,7 +189,11 @@ pub fn append_loss(
                 )));
             }
             if opset < 12 {
-                return Err(Error::TooOld { node: "the cross-entropy loss".into(), target: opset, least: 12 });
+                return Err(Error::TooOld {
+                    node: "the cross-entropy loss".into(),
+                    target: opset,
+                    least: 12,
+                });
             }
             let without_classes: Option<Shape> = shape.map(|shape| {
                 let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != 1);
@@ -263,10 +267,13 @@ pub fn for_inference(graph: &mut GraphProto) {
                 }
             }
             ("" | "ai.onnx", "BatchNormalization") => {
-                if let Some(training_mode) = node.attribute.iter_mut().find(|attr| attr.name == "training_mode") {
+                if let Some(training_mode) =
+                    node.attribute.iter_mut().find(|attr| attr.name == "training_mode")
+                {
                     training_mode.i = 0;
                     // Inference has no new statistics to give.
-                    while node.output.len() > 1 && node.output.last().is_some_and(|last| !used.contains(last)) {
+                    while node.output.len() > 1 && node.output.last().is_some_and(|last| !used.contains(last))
+                    {
                         node.output.pop();
                     }
                 }
@@ -324,7 +331,11 @@ pub struct Accumulation<'a> {
 
 /// Appends the nodes that gather gradients in place; `reset` is the flag that says whether they start anew. Returns
 /// their outputs.
-pub fn append_accumulators(graph: &mut Graph, reset: ValueId, gradients: &[Accumulation<'_>]) -> Vec<ValueId> {
+pub fn append_accumulators(
+    graph: &mut Graph,
+    reset: ValueId,
+    gradients: &[Accumulation<'_>],
+) -> Vec<ValueId> {
     let append = |item: &Accumulation<'_>| {
         let updated = graph.add_value(item.updated, ValueType::tensor(DType::Bool, &[1]));
         let inputs = [Some(item.buffer), Some(item.gradient), Some(reset)];
@@ -361,7 +372,13 @@ pub fn optimizer_model(
         Some(max_norm) => {
             let clipped = append.names.next("clip_grad_norm_output");
             let outputs = vec![clipped.clone()];
-            append.node_into(MICROSOFT, "InplaceClipGradNorm", &["gradients"], outputs, vec![float("max_norm", max_norm)]);
+            append.node_into(
+                MICROSOFT,
+                "InplaceClipGradNorm",
+                &["gradients"],
+                outputs,
+                vec![float("max_norm", max_norm)],
+            );
             append.graph.value_info.push(declaration(&clipped, &sequence));
             clipped
         }
@@ -369,8 +386,14 @@ pub fn optimizer_model(
     let updated = match kind {
         OptimizerKind::AdamW => {
             let updated = append.names.next("adamw.updated_flag");
-            let inputs =
-                ["learning_rate", "step", "params", &gradients, "first_order_moments", "second_order_moments"];
+            let inputs = [
+                "learning_rate",
+                "step",
+                "params",
+                &gradients,
+                "first_order_moments",
+                "second_order_moments",
+            ];
             let attributes = vec![
                 int("adam_mode", 1),
                 float("alpha", settings.betas.0),
@@ -390,8 +413,7 @@ pub fn optimizer_model(
         }
     };
     graph.output = vec![scalar(&updated, DType::Bool)];
-    let import =
-        |domain: &str, version| OperatorSetIdProto { domain: domain.to_owned(), version };
+    let import = |domain: &str, version| OperatorSetIdProto { domain: domain.to_owned(), version };
     ModelProto {
         ir_version: OPTIMIZER_IR_VERSION,
         producer_name: "orttraining".into(),

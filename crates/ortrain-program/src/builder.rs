@@ -106,7 +106,10 @@ impl ProgramBuilder {
         if let Some(fault) = self.fault(&step) {
             return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
         }
-        self.instructions.push(Instruction { step, entries, node: node.clone() });
+        // Over an empty space there is nothing to do (an empty batch, say).
+        if !step.is_empty() {
+            self.instructions.push(Instruction { step, entries, node: node.clone() });
+        }
         Ok(())
     }
 

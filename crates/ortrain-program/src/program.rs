@@ -212,6 +212,15 @@ impl Step {
         }
     }
 
+    /// Whether it computes nothing at all: no outer point, no sum.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Step::ScatterAdd(s) => s.outer * s.count * s.inner == 0,
+            _ => self.nest().is_some_and(|nest| nest.outer_dims().contains(&0)),
+        }
+    }
+
     /// Whether a run of it can fail.
     #[must_use]
     pub fn can_fail(&self) -> bool {

@@ -15,3 +15,10 @@ fn every_case_agrees(backend: &Arc<dyn Backend>) {
 fn reference() {
     every_case_agrees(&(Arc::new(Reference) as Arc<dyn Backend>));
 }
+
+#[test]
+fn cpu_at_every_level() {
+    for isa in ortrain_kernels::Isa::available() {
+        every_case_agrees(&(Arc::new(ortrain_cpu::Cpu::with_isa(isa)) as Arc<dyn Backend>));
+    }
+}

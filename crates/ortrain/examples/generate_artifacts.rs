@@ -29,7 +29,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-        let list = |text: String| text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let list =
+            |text: String| text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
         match argument.as_str() {
             "--requires-grad" => options.requires_grad = list(value()?),
             "--frozen" => options.frozen_params = list(value()?),

@@ -9,13 +9,17 @@ use std::sync::Arc;
 
 use ortrain_checkpoint::{Checkpoint, Layout, ModuleState, NamedTensor, NominalTensor};
 use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType};
-use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, ValueInfoProto, encode, visit_tensors_mut};
+use ortrain_onnx::{
+    GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, ValueInfoProto, encode, visit_tensors_mut,
+};
 use ortrain_ops::passes::{
     differentiate::differentiate,
     infer::infer,
     versions::{downgrade, upgrade},
 };
-use ortrain_ops::training::{Accumulation, Names, append_accumulators, append_loss, for_inference, for_training};
+use ortrain_ops::training::{
+    Accumulation, Names, append_accumulators, append_loss, for_inference, for_training,
+};
 pub use ortrain_ops::training::{Loss, OptimizerKind, OptimizerSettings, optimizer_model};
 use rustc_hash::FxHashSet;
 
@@ -88,7 +92,11 @@ impl Artifacts {
         }
         let at = |name: &str| folder.join(format!("{prefix}{name}"));
         // What can be too large is found before the first file is replaced.
-        let models = [("training_model.onnx", Some(&self.training_model)), ("eval_model.onnx", Some(&self.eval_model)), ("optimizer_model.onnx", self.optimizer_model.as_ref())];
+        let models = [
+            ("training_model.onnx", Some(&self.training_model)),
+            ("eval_model.onnx", Some(&self.eval_model)),
+            ("optimizer_model.onnx", self.optimizer_model.as_ref()),
+        ];
         for model in models.iter().filter_map(|(_, model)| *model) {
             encode(model)?;
         }
@@ -126,6 +134,13 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
 
     // The forward model's own types say what the loss's target looks like.
     let typed = inferred(&label, &forward)?;
+    if let Some(name) =
+        typed.inputs.iter().map(|&id| typed.name_of(id)).find(|name| parameter_of_gradient(name).is_some())
+    {
+        return Err(Error::Argument(format!(
+            "input {name:?} of the model has a name that belongs to gradients in a training model; rename it"
+        )));
+    }
     let mut names = Names::new();
     let graph = message_graph(&label, &mut forward.proto)?;
     let loss = match options.loss {
@@ -138,20 +153,26 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
             appended.map_err(|source| Error::model(&label, source))?
         }
     };
-    let outputs: Vec<String> = std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
+    let outputs: Vec<String> =
+        std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
 
     // Parameters leave the initializers and become inputs, in the order they had.
     let mut values: Vec<(Arc<str>, bool, Tensor)> = Vec::new();
     for tensor in &graph.initializer {
         if let Some(requires_grad) = parameters.kind(&tensor.name) {
             let source = |source| Error::graph(&label, source);
-            let value = Graph::tensor_from_proto(&LoadedModel::from_proto(ModelProto::default(), Default::default()), tensor)
-                .map_err(source)?;
+            let value = Graph::tensor_from_proto(
+                &LoadedModel::from_proto(ModelProto::default(), Default::default()),
+                tensor,
+            )
+            .map_err(source)?;
             values.push((tensor.name.as_str().into(), requires_grad, value));
         }
     }
     graph.initializer.retain(|tensor| parameters.kind(&tensor.name).is_none());
-    graph.input.extend(values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))));
+    graph.input.extend(
+        values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
+    );
     let typed = inferred(&label, &forward)?;
     set_outputs(&label, &mut forward.proto, &typed, &outputs)?;
 
@@ -163,7 +184,13 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let optimizer_model =
         options.optimizer.map(|kind| optimizer_model(kind, &options.optimizer_settings, &mut names, opset));
     let nominal_checkpoint = options.nominal_checkpoint.then(|| nominal(&values));
-    Ok(Artifacts { training_model, eval_model, optimizer_model, checkpoint: full(values), nominal_checkpoint })
+    Ok(Artifacts {
+        training_model,
+        eval_model,
+        optimizer_model,
+        checkpoint: full(values),
+        nominal_checkpoint,
+    })
 }
 
 /// Which initializers are parameters.
@@ -175,14 +202,16 @@ struct Parameters<'a> {
 impl Parameters<'_> {
     /// Whether an initializer is trained, if it is a parameter.
     fn kind(&self, name: &str) -> Option<bool> {
-        (self.trainable.contains(name).then_some(true)).or_else(|| self.frozen.contains(name).then_some(false))
+        (self.trainable.contains(name).then_some(true))
+            .or_else(|| self.frozen.contains(name).then_some(false))
     }
 }
 
 /// The parameters that were asked for, checked.
 fn choose<'a>(label: &str, model: &LoadedModel, options: &'a ArtifactOptions) -> Result<Parameters<'a>> {
     let set = |names: &'a [String]| names.iter().map(String::as_str).collect::<FxHashSet<_>>();
-    let parameters = Parameters { trainable: set(&options.requires_grad), frozen: set(&options.frozen_params) };
+    let parameters =
+        Parameters { trainable: set(&options.requires_grad), frozen: set(&options.frozen_params) };
     if parameters.trainable.is_empty() {
         return Err(Error::Argument("no parameters are to be trained; name them in requires_grad".into()));
     }
@@ -204,6 +233,7 @@ fn choose<'a>(label: &str, model: &LoadedModel, options: &'a ArtifactOptions) ->
 /// A hint at a name that may have been meant.
 fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
     let mut close: Vec<&str> = names
+        .filter(|other| !name.is_empty() && !other.is_empty())
         .filter(|other| other.eq_ignore_ascii_case(name) || other.ends_with(name) || name.ends_with(other))
         .collect();
     close.sort_unstable();
@@ -257,7 +287,8 @@ fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> R
     if let Some(name) = options.loss_input_names.first() {
         return Err(Error::Argument(format!("{name:?} is to be compared by the loss, but no loss is given")));
     }
-    let missing = || Error::WrongModel { model: label.to_owned(), reason: "it has no output to be the loss".into() };
+    let missing =
+        || Error::WrongModel { model: label.to_owned(), reason: "it has no output to be the loss".into() };
     graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
 }
 
@@ -312,7 +343,10 @@ fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[St
         }
         let info = match outgoing.iter().find(|info| info.name == name) {
             Some(info) => Some(info.clone()),
-            None => typed.find(&name).filter(|&id| typed.value(id).ty.dtype().is_some()).map(|id| typed.value_info(id)),
+            None => typed
+                .find(&name)
+                .filter(|&id| typed.value(id).ty.dtype().is_some())
+                .map(|id| typed.value_info(id)),
         };
         graph.value_info.extend(info);
     }
@@ -329,14 +363,16 @@ fn training_model(
 ) -> Result<ModelProto> {
     let fail = |source| Error::model(label, source);
     let mut graph = Graph::from_model(forward).map_err(|source| Error::graph(label, source))?;
-    let domains: Vec<(String, i64)> = graph.opsets.iter().map(|(domain, &version)| (domain.clone(), version)).collect();
+    let domains: Vec<(String, i64)> =
+        graph.opsets.iter().map(|(domain, &version)| (domain.clone(), version)).collect();
     upgrade(&mut graph).map_err(fail)?;
     for_training(&mut graph);
     graph.remove_unused();
     infer(&mut graph).map_err(fail)?;
 
     let find = |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(name, "trained"));
-    let trainable: Vec<&Arc<str>> = values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| name).collect();
+    let trainable: Vec<&Arc<str>> =
+        values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| name).collect();
     let targets = trainable.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
     let loss = find(&graph, &outputs[0])?;
     let gradients = differentiate(&mut graph, loss, &targets).map_err(fail)?;
@@ -366,10 +402,10 @@ fn training_model(
     proto.metadata_props.clear();
     proto.functions.clear();
     let import = |(domain, version): (&str, i64)| OperatorSetIdProto { domain: domain.to_owned(), version };
-    let of_forward =
-        domains.iter().map(|(domain, version)| (domain.as_str(), *version)).filter(|(domain, _)| {
-            !domain.is_empty() && TRAINING_OPSETS.iter().all(|(known, _)| known != domain)
-        });
+    let of_forward = domains
+        .iter()
+        .map(|(domain, version)| (domain.as_str(), *version))
+        .filter(|(domain, _)| !domain.is_empty() && TRAINING_OPSETS.iter().all(|(known, _)| known != domain));
     proto.opset_import =
         std::iter::once(("", opset)).chain(TRAINING_OPSETS).chain(of_forward).map(import).collect();
     proto.graph = Some(graph.to_proto());
@@ -400,7 +436,9 @@ fn full(values: Vec<(Arc<str>, bool, Tensor)>) -> Checkpoint {
 fn nominal(values: &[(Arc<str>, bool, Tensor)]) -> Checkpoint {
     let list = |wanted: bool| {
         let chosen = values.iter().filter(|(_, requires_grad, _)| *requires_grad == wanted);
-        chosen.map(|(name, _, value)| NominalTensor { name: name.to_string(), dtype: value.dtype() }).collect()
+        chosen
+            .map(|(name, _, value)| NominalTensor { name: name.to_string(), dtype: value.dtype() })
+            .collect()
     };
     Checkpoint {
         module: ModuleState::Nominal { trainable: list(true), frozen: list(false) },

@@ -99,7 +99,9 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
                 )));
             }
             if buffers.contains(&entry.name) {
-                return Err(mismatch(format!("two inputs hold the gradient of {parameter:?}; {name:?} is the second")));
+                return Err(mismatch(format!(
+                    "two inputs hold the gradient of {parameter:?}; {name:?} is the second"
+                )));
             }
             check_type(model, graph, id, entry, "the gradient of ")?;
             let used = graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id));
@@ -159,7 +161,9 @@ fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, what: 
         ValueType::Tensor(dtype, shape) => {
             let same = |(declared, &size): (&Dim, &usize)| declared.known().is_none_or(|known| known == size);
             *dtype == entry.dtype
-                && shape.as_ref().is_none_or(|shape| shape.rank() == dims.len() && shape.iter().zip(dims).all(same))
+                && shape
+                    .as_ref()
+                    .is_none_or(|shape| shape.rank() == dims.len() && shape.iter().zip(dims).all(same))
         }
     };
     if !fits {

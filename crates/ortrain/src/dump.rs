@@ -55,7 +55,9 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
     }
     let is_weight = |&id: &ValueId| {
         let value = graph.value(id);
-        reached[id.0 as usize] && value.constant.is_some() && value.ty.dtype().is_some_and(|dtype| dtype.is_float())
+        reached[id.0 as usize]
+            && value.constant.is_some()
+            && value.ty.dtype().is_some_and(|dtype| dtype.is_float())
     };
     // What a node made is no initializer, even where its content is known.
     let producers = graph.producers();
@@ -106,10 +108,12 @@ fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training:
             let known = symbols.iter().find(|(symbol, _)| *symbol == dim).map(|&(_, size)| size);
             dim.known().or(known).unwrap_or(1)
         };
-        let dims = given
-            .or_else(|| declared.as_ref().map(|dims| dims.iter().map(size).collect()))
-            .ok_or_else(|| Error::Argument(format!("not even the rank of input {name:?} is known; give its shape")))?;
-        let zeros = Tensor::zeros(*dtype, dims).map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
+        let dims =
+            given.or_else(|| declared.as_ref().map(|dims| dims.iter().map(size).collect())).ok_or_else(
+                || Error::Argument(format!("not even the rank of input {name:?} is known; give its shape")),
+            )?;
+        let zeros = Tensor::zeros(*dtype, dims)
+            .map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
         inputs.push(zeros);
         debug_assert!(!training || parameter_of_gradient(name).is_none() || !name.is_empty());
     }

@@ -180,12 +180,14 @@ impl Error {
             | Error::NominalState
             | Error::NoEvalModel(_) => ErrorKind::Fail,
             Error::Checkpoint(error) => match error.content() {
-                ortrain_checkpoint::Error::Missing { .. } | ortrain_checkpoint::Error::ExternalMissing { .. } => {
-                    ErrorKind::NoSuchFile
-                }
+                ortrain_checkpoint::Error::Missing { .. }
+                | ortrain_checkpoint::Error::ExternalMissing { .. } => ErrorKind::NoSuchFile,
                 _ => ErrorKind::Fail,
             },
-            Error::Graph { source: GraphError::UnsupportedType { .. } | GraphError::UnsupportedAttribute { .. }, .. }
+            Error::Graph {
+                source: GraphError::UnsupportedType { .. } | GraphError::UnsupportedAttribute { .. },
+                ..
+            }
             | Error::Unsupported(_) => ErrorKind::NotImplemented,
             Error::Onnx(_) | Error::Graph { .. } | Error::Mismatch { .. } | Error::WrongModel { .. } => {
                 ErrorKind::InvalidModel

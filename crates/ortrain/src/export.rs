@@ -19,7 +19,10 @@ pub(crate) fn inference_model(
     }
     let mut proto = message.proto.clone();
     let Some(graph) = proto.graph.as_mut() else {
-        return Err(Error::WrongModel { model: "the evaluation model".into(), reason: "it has no graph".into() });
+        return Err(Error::WrongModel {
+            model: "the evaluation model".into(),
+            reason: "it has no graph".into(),
+        });
     };
 
     let mut infos = Vec::with_capacity(outputs.len());
@@ -34,7 +37,8 @@ pub(crate) fn inference_model(
     loop {
         let before = needed.len();
         for (index, node) in graph.node.iter().enumerate().rev() {
-            if !keep[index] && node.output.iter().any(|output| !output.is_empty() && needed.contains(output)) {
+            if !keep[index] && node.output.iter().any(|output| !output.is_empty() && needed.contains(output))
+            {
                 keep[index] = true;
                 needed.extend(node.input.iter().filter(|input| !input.is_empty()).cloned());
                 for attribute in &node.attribute {
@@ -49,7 +53,9 @@ pub(crate) fn inference_model(
     let mut kept = keep.into_iter();
     graph.node.retain(|_| kept.next() == Some(true));
     graph.initializer.retain(|tensor| needed.contains(&tensor.name));
-    graph.sparse_initializer.retain(|sparse| sparse.values.as_ref().is_some_and(|values| needed.contains(&values.name)));
+    graph
+        .sparse_initializer
+        .retain(|sparse| sparse.values.as_ref().is_some_and(|values| needed.contains(&values.name)));
 
     let mut values = Vec::new();
     graph.input.retain(|info| {
@@ -61,7 +67,8 @@ pub(crate) fn inference_model(
         parameter.is_none() && needed.contains(&info.name)
     });
     graph.initializer.extend(values);
-    let made: FxHashSet<&str> = graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
+    let made: FxHashSet<&str> =
+        graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
     graph.value_info.retain(|info| made.contains(info.name.as_str()));
     graph.quantization_annotation.retain(|annotation| needed.contains(&annotation.tensor_name));
     Ok(message.with_proto(proto))
@@ -85,7 +92,8 @@ fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
 
 /// The declaration of a value, as the message has it or else as it was inferred.
 fn declaration(graph: &GraphProto, inferred: &Graph, name: &str) -> Result<ValueInfoProto> {
-    let unknown = || Error::Argument(format!("the evaluation model has no value {name:?} that could be an output"));
+    let unknown =
+        || Error::Argument(format!("the evaluation model has no value {name:?} that could be an output"));
     let mut declared = graph.output.iter().chain(&graph.input).chain(&graph.value_info);
     if let Some(info) = declared.find(|info| info.name == name) {
         return Ok(info.clone());

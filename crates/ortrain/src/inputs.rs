@@ -73,10 +73,12 @@ impl Signature {
             .map(|info| {
                 let axis = |dim: &Dim| match dim {
                     Dim::Known(size) => Axis::Known(*size),
-                    Dim::Symbol(name) => Axis::Symbol(symbols.iter().position(|known| known == name).unwrap_or_else(|| {
-                        symbols.push(name.clone());
-                        symbols.len() - 1
-                    })),
+                    Dim::Symbol(name) => {
+                        Axis::Symbol(symbols.iter().position(|known| known == name).unwrap_or_else(|| {
+                            symbols.push(name.clone());
+                            symbols.len() - 1
+                        }))
+                    }
                 };
                 info.shape.as_ref().map(|dims| dims.iter().map(axis).collect())
             })
@@ -106,7 +108,9 @@ impl Signature {
             }
             match byte_length(value.dtype, value.dims) {
                 Ok(bytes) if bytes == value.bytes.len() => {}
-                Ok(bytes) => return refuse(format!("it should have {bytes} bytes but has {}", value.bytes.len())),
+                Ok(bytes) => {
+                    return refuse(format!("it should have {bytes} bytes but has {}", value.bytes.len()));
+                }
                 Err(error) => return refuse(error.to_string()),
             }
             let Some(axes) = axes else { continue };

@@ -66,7 +66,13 @@ pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
 }
 
 impl Phase {
-    fn new(label: &str, mut graph: Graph, roles: Vec<Role>, training: bool, backend: &Arc<dyn Backend>) -> Result<Phase> {
+    fn new(
+        label: &str,
+        mut graph: Graph,
+        roles: Vec<Role>,
+        training: bool,
+        backend: &Arc<dyn Backend>,
+    ) -> Result<Phase> {
         infer(&mut graph).map_err(|source| Error::model(label, source))?;
         if training {
             // Gradients and flags are not results.
@@ -249,7 +255,11 @@ impl Module {
     }
 
     /// The parameters of the training model, in the order of its inputs.
-    fn packed<'a>(&'a self, state: &'a CheckpointState, trainable_only: bool) -> impl Iterator<Item = &'a Entry> {
+    fn packed<'a>(
+        &'a self,
+        state: &'a CheckpointState,
+        trainable_only: bool,
+    ) -> impl Iterator<Item = &'a Entry> {
         let known = self.parameters.iter().filter_map(|name| state.entry(name));
         known.filter(move |entry| entry.requires_grad || !trainable_only)
     }
@@ -264,7 +274,11 @@ impl Module {
     ///
     /// # Errors
     /// When a parameter is not float32, or the state is nominal.
-    pub fn copy_parameters_to_buffer(&self, state: &CheckpointState, trainable_only: bool) -> Result<Vec<f32>> {
+    pub fn copy_parameters_to_buffer(
+        &self,
+        state: &CheckpointState,
+        trainable_only: bool,
+    ) -> Result<Vec<f32>> {
         self.check_state(state)?;
         let mut buffer = vec![0.0_f32; self.parameters_size(state, trainable_only)];
         let mut rest = buffer.as_mut_slice();
@@ -341,7 +355,11 @@ impl Module {
     ///
     /// # Errors
     /// As there, but for the file.
-    pub fn inference_model(&self, state: &CheckpointState, graph_output_names: &[&str]) -> Result<LoadedModel> {
+    pub fn inference_model(
+        &self,
+        state: &CheckpointState,
+        graph_output_names: &[&str],
+    ) -> Result<LoadedModel> {
         self.check_state(state)?;
         let message = self.eval_message.as_ref().ok_or(Error::NoEvalModel("an export"))?;
         let eval = self.eval.as_ref().ok_or(Error::NoEvalModel("an export"))?;
@@ -370,7 +388,7 @@ impl Module {
 
     fn check_layout(&self, state: &CheckpointState) -> Result<()> {
         match state.shared_layout() {
-            Some(layout) if Arc::ptr_eq(layout, &self.layout) || *layout == self.layout => Ok(()),
+            Some(layout) if *layout == self.layout => Ok(()),
             _ => Err(Error::OtherState { what: "module" }),
         }
     }

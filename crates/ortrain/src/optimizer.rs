@@ -38,7 +38,8 @@ impl Optimizer {
         let wrong = |reason: String| Error::WrongModel { model: label.clone(), reason };
         let mut graph = graph_of(&label, &model.load()?)?;
         let moments = moments_of_optimizer(&graph).map_err(|source| Error::model(&label, source))?;
-        let expected: Vec<&str> = SCALARS.into_iter().chain(SEQUENCES[..2 + moments].iter().copied()).collect();
+        let expected: Vec<&str> =
+            SCALARS.into_iter().chain(SEQUENCES[..2 + moments].iter().copied()).collect();
         let actual: Vec<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();
         if expected != actual {
             let (expected, actual) = (expected.join(", "), actual.join(", "));
@@ -62,7 +63,7 @@ impl Optimizer {
         }
 
         let layout = module.layout().clone();
-        if state.shared_layout().is_none_or(|own| **own != *layout) {
+        if state.shared_layout().is_none_or(|own| *own != layout) {
             return Err(Error::OtherState { what: "module" });
         }
         state.prepare_moments(moments)?;
@@ -80,7 +81,7 @@ impl Optimizer {
     /// When the state is nominal or not the one the optimizer was made on, or the run fails.
     pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<()> {
         module.check_state(state)?;
-        if **module.layout() != *self.layout {
+        if *module.layout() != self.layout {
             return Err(Error::OtherState { what: "optimizer" });
         }
         if state.group().is_none_or(|group| group.moment_planes(self.moments - 1).is_empty()) {
@@ -102,11 +103,17 @@ impl Optimizer {
             .map(|plane| &**plane)
             .collect();
         let mut updated = [0_u8];
-        self.runners.run(&planes, Entry::Accumulate, Scalars::default(), &given, &mut |k, dtype, _, value| {
-            if k == 0 && dtype == DType::Bool {
-                value.copy_to(&mut updated);
-            }
-        })?;
+        self.runners.run(
+            &planes,
+            Entry::Accumulate,
+            Scalars::default(),
+            &given,
+            &mut |k, dtype, _, value| {
+                if k == 0 && dtype == DType::Bool {
+                    value.copy_to(&mut updated);
+                }
+            },
+        )?;
         drop(planes);
         if let (Some(group), true) = (state.group_mut(), updated[0] != 0) {
             group.step = group.step.saturating_add(1);
@@ -134,7 +141,8 @@ impl Optimizer {
     /// The programs made so far, as text.
     #[must_use]
     pub fn dump(&self) -> String {
-        let schedules: String = self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
+        let schedules: String =
+            self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
         format!("{}\n{schedules}", self.runners.graph())
     }
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use ortrain_graph::{Graph, Tensor};
 use ortrain_ops::{Role, Specialiser};
-use ortrain_program::{Backend, Bindings, Deliver, Entry, Given, Memory, Runner, Scalars, Schedule, Workspace};
+use ortrain_program::{
+    Backend, Bindings, Deliver, Entry, Given, Memory, Runner, Scalars, Schedule, Workspace,
+};
 use smallvec::SmallVec;
 
 use crate::{Error, Result};

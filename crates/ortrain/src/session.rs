@@ -84,7 +84,8 @@ impl InferenceSession {
     /// The graph and the programs made so far, as text.
     #[must_use]
     pub fn dump(&self) -> String {
-        let schedules: String = self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
+        let schedules: String =
+            self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
         format!("{}\n{schedules}", self.runners.graph())
     }
 }

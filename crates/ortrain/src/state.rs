@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ortrain_checkpoint::{
-    Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState, Property,
-    Scheduler,
+    Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState,
+    Property, Scheduler,
 };
 use ortrain_graph::{DType, Tensor, byte_length};
 use ortrain_program::{Memory, align};
@@ -196,7 +196,8 @@ impl CheckpointState {
         let nominal = module.is_nominal();
         let mut values: Vec<(Entry, Option<Tensor>)> = Vec::new();
         let mut add = |name: String, dtype, dims, requires_grad, value| {
-            values.push((Entry { name: name.into(), dtype, requires_grad, dims, plane: 0, offset: 0 }, value));
+            values
+                .push((Entry { name: name.into(), dtype, requires_grad, dims, plane: 0, offset: 0 }, value));
         };
         match module {
             ModuleState::Full { trainable, frozen } => {
@@ -305,7 +306,9 @@ impl CheckpointState {
     /// The state as plain data.
     #[must_use]
     pub fn to_checkpoint(&self, include_optimizer_state: bool) -> Checkpoint {
-        let of = |requires_grad: bool| self.entries.iter().filter(move |entry| entry.requires_grad == requires_grad);
+        let of = |requires_grad: bool| {
+            self.entries.iter().filter(move |entry| entry.requires_grad == requires_grad)
+        };
         let module = if self.nominal {
             let list = |requires_grad| {
                 of(requires_grad)
@@ -315,7 +318,9 @@ impl CheckpointState {
             ModuleState::Nominal { trainable: list(true), frozen: list(false) }
         } else {
             let list = |requires_grad| {
-                of(requires_grad).map(|entry| NamedTensor::new(&*entry.name, self.view(entry).to_tensor())).collect()
+                of(requires_grad)
+                    .map(|entry| NamedTensor::new(&*entry.name, self.view(entry).to_tensor()))
+                    .collect()
             };
             ModuleState::Full { trainable: list(true), frozen: list(false) }
         };

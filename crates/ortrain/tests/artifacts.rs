@@ -95,12 +95,21 @@ fn evaluation_and_optimizer_models_are_the_recorded_ones() {
         let (found, wanted) = (made.training_model.graph.unwrap(), wanted.graph.unwrap());
         assert_eq!(found.input, wanted.input, "{case}");
         assert_eq!(found.output, wanted.output, "{case}");
-        assert_eq!(made.checkpoint, ortrain_checkpoint::load(recorded(case, "checkpoint")).unwrap(), "{case}");
+        assert_eq!(
+            made.checkpoint,
+            ortrain_checkpoint::load(recorded(case, "checkpoint")).unwrap(),
+            "{case}"
+        );
     }
 }
 
 /// Loss and gradients of one step on some artifacts.
-fn step(train: ModelSource, checkpoint: &[u8], inputs: &[Tensor], parameters: &[&str]) -> (f32, Vec<Vec<f64>>) {
+fn step(
+    train: ModelSource,
+    checkpoint: &[u8],
+    inputs: &[Tensor],
+    parameters: &[&str],
+) -> (f32, Vec<Vec<f64>>) {
     let mut state = CheckpointState::from_bytes(checkpoint.to_vec()).unwrap();
     let mut module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
     let inputs: Vec<_> = inputs.iter().map(given).collect();
@@ -118,7 +127,8 @@ fn our_training_models_compute_what_the_recorded_ones_do() {
         ("mlp_l1", Loss::L1Loss, 3),
     ];
     for (case, loss, width) in cases {
-        let made = generate(recorded(case, "forward.onnx").into(), options(loss, OptimizerKind::SGD)).unwrap();
+        let made =
+            generate(recorded(case, "forward.onnx").into(), options(loss, OptimizerKind::SGD)).unwrap();
         let x = Tensor::f32(&[6, 10], &numbers(60, 1));
         let target = if loss == Loss::CrossEntropyLoss {
             Tensor::i64(&[6], &[0, 1, 2, 3, 4, 0])
@@ -140,10 +150,8 @@ fn our_training_models_compute_what_the_recorded_ones_do() {
 #[test]
 fn results_do_not_depend_on_what_was_made_before() {
     let make = || {
-        let made = generate(
-            recorded("mlp_l1", "forward.onnx").into(),
-            options(Loss::MSELoss, OptimizerKind::AdamW),
-        );
+        let made =
+            generate(recorded("mlp_l1", "forward.onnx").into(), options(Loss::MSELoss, OptimizerKind::AdamW));
         made.unwrap().training_model
     };
     assert_eq!(make(), make());
@@ -205,16 +213,19 @@ fn initializers_may_be_listed_as_inputs() {
 fn other_types_than_float32_train_as_well() {
     for dtype in [DType::F64, DType::F16] {
         for loss in [Loss::MSELoss, Loss::L1Loss, Loss::BCEWithLogitsLoss, Loss::CrossEntropyLoss] {
-            let made = generate(linear(dtype), ArtifactOptions {
-                requires_grad: names(&["w"]),
-                loss: Some(loss),
-                ..ArtifactOptions::default()
-            })
+            let made = generate(
+                linear(dtype),
+                ArtifactOptions {
+                    requires_grad: names(&["w"]),
+                    loss: Some(loss),
+                    ..ArtifactOptions::default()
+                },
+            )
             .unwrap();
             let target = if loss == Loss::CrossEntropyLoss {
                 Tensor::i64(&[2], &[0, 1])
             } else {
-                Tensor::filled(dtype, &[2, 3], 0.5)
+                Tensor::filled(dtype, &[2, 3], 0.75)
             };
             let train = ModelSource::from_proto(&made.training_model).unwrap();
             let bytes = made.checkpoint_bytes().unwrap();
@@ -230,7 +241,8 @@ fn other_types_than_float32_train_as_well() {
 fn linear(dtype: DType) -> ModelSource {
     use ortrain_graph::{Attrs, Graph, Node, Shape, ValueType};
     let mut graph = Graph::new("linear");
-    let rows = |columns: usize| Some([Dim::symbol("batch"), Dim::from(columns)].into_iter().collect::<Shape>());
+    let rows =
+        |columns: usize| Some([Dim::symbol("batch"), Dim::from(columns)].into_iter().collect::<Shape>());
     let x = graph.add_value("x", ValueType::Tensor(dtype, rows(2)));
     let w = graph.add_constant("w", Tensor::filled(dtype, &[2, 3], 0.25));
     let scores = graph.add_value("scores", ValueType::Tensor(dtype, rows(3)));
@@ -263,7 +275,13 @@ fn files_are_written_and_train() {
     files.sort();
     assert_eq!(
         files,
-        ["a_checkpoint", "a_eval_model.onnx", "a_nominal_checkpoint", "a_optimizer_model.onnx", "a_training_model.onnx"]
+        [
+            "a_checkpoint",
+            "a_eval_model.onnx",
+            "a_nominal_checkpoint",
+            "a_optimizer_model.onnx",
+            "a_training_model.onnx"
+        ]
     );
     let at = |name: &str| folder.path().join(name);
     let mut state = CheckpointState::load(at("a_checkpoint")).unwrap();

@@ -7,8 +7,8 @@ use common::{
     batch, collect, evaluate, given, gradient, module_on, numbers, optimizer_on, recorded, state_of, train,
 };
 use ortrain::{
-    Checkpoint, CheckpointState, ErrorKind, InferenceSession, LinearLRScheduler, Module, ModuleOptions, Optimizer,
-    SessionOptions, Tensor,
+    Checkpoint, CheckpointState, ErrorKind, InferenceSession, LinearLRScheduler, Module, ModuleOptions,
+    Optimizer, SessionOptions, Tensor,
 };
 use ortrain_checkpoint::{ModuleState, NamedTensor};
 
@@ -234,20 +234,17 @@ fn another_state_is_refused() {
 #[test]
 fn a_missing_file_and_a_wrong_model_are_told_apart() {
     let mut state = state_of(CASE);
-    let missing = Module::new("/nonexistent.onnx".into(), &mut state, None, ModuleOptions::default()).unwrap_err();
+    let missing =
+        Module::new("/nonexistent.onnx".into(), &mut state, None, ModuleOptions::default()).unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::NoSuchFile);
     let module = module_on(CASE, &mut state);
     let source = recorded(CASE, "eval_model.onnx").into();
     let wrong = Optimizer::new(source, &mut state, &module).unwrap_err();
     assert_eq!(wrong.kind(), ErrorKind::InvalidModel);
     assert!(wrong.to_string().contains("needs a node that updates the parameters"), "{wrong}");
-    let mut module = Module::new(
-        recorded(CASE, "training_model.onnx").into(),
-        &mut state,
-        None,
-        ModuleOptions::default(),
-    )
-    .unwrap();
+    let mut module =
+        Module::new(recorded(CASE, "training_model.onnx").into(), &mut state, None, ModuleOptions::default())
+            .unwrap();
     assert!(module.input_names(false).is_empty());
     let error = module.eval_step(&state, &[], &mut |_, _, _, _| {}).unwrap_err();
     assert_eq!(
@@ -297,8 +294,10 @@ fn the_scheduler_does_as_documented() {
         scheduler.step(&mut state).unwrap();
         rates.push(optimizer.learning_rate(&state).unwrap());
     }
-    let wanted: Vec<f32> =
-        [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0].iter().map(|f| 0.1 * f).collect();
+    let wanted: Vec<f32> = [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
+        .iter()
+        .map(|f| 0.1 * f)
+        .collect();
     assert_eq!(rates, wanted);
 }
 
@@ -360,7 +359,8 @@ fn the_exported_model_computes_what_evaluation_does() {
     let names = |infos: &[ortrain::ValueInfo]| infos.iter().map(|info| info.name.clone()).collect::<Vec<_>>();
     assert_eq!(names(session.inputs()), ["x"]);
     assert_eq!(names(session.outputs()), ["logits", "a1"]);
-    let logits = collect(|deliver| session.run(&[given(&data.0)], deliver)).unwrap().remove(0).to_vec::<f32>();
+    let logits =
+        collect(|deliver| session.run(&[given(&data.0)], deliver)).unwrap().remove(0).to_vec::<f32>();
     let labels: Vec<i64> = data.1.to_vec();
     let loss: f64 = logits
         .chunks(5)
@@ -377,10 +377,7 @@ fn the_exported_model_computes_what_evaluation_does() {
     let none = module.inference_model(&state, &[]).unwrap_err();
     assert_eq!(none.to_string(), "at least one output must be named for an inference model");
     let unknown = module.inference_model(&state, &["nothing"]).unwrap_err();
-    assert_eq!(
-        unknown.to_string(),
-        "the evaluation model has no value \"nothing\" that could be an output"
-    );
+    assert_eq!(unknown.to_string(), "the evaluation model has no value \"nothing\" that could be an output");
 }
 
 #[test]

@@ -27,7 +27,7 @@ macro_rules! micro_kernel {
                     let b0 = $load(b);
                     let b1 = $load(b.add($lanes));
                     for i in 0..M {
-                        let x = $set(*a.wrapping_offset(i as isize * a_row));
+                        let x = $set(a.wrapping_offset(i as isize * a_row).read_unaligned());
                         sum[i][0] = $fma(x, b0, sum[i][0]);
                         sum[i][1] = $fma(x, b1, sum[i][1]);
                     }

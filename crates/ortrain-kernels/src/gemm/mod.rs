@@ -168,8 +168,7 @@ impl GemmKernel {
     /// When `bases` or `scratch` are not what the kernel asked for.
     ///
     /// # Safety
-    /// As [`crate::NestKernel::run`], where A and B are loads too, which no store may overlap. Operands that are not
-    /// converted must be aligned to their elements.
+    /// As [`crate::NestKernel::run`], where A and B are loads too, which no store may overlap.
     pub unsafe fn run(
         &self,
         bases: &[*mut u8],
@@ -237,7 +236,7 @@ impl Shape {
         let half = |size: usize, unit: usize| size.div_ceil(2).next_multiple_of(unit);
         loop {
             let tasks = batch * m.div_ceil(rows) * n.div_ceil(cols);
-            let work = rows * cols * k;
+            let work = (rows * cols).saturating_mul(k);
             if tasks >= PLENTY || work < 2 * GRAIN {
                 break;
             }
@@ -261,7 +260,7 @@ impl Shape {
             at
         };
         for (operand, lines) in [(&mut a, rows), (&mut b, cols)] {
-            operand.whole = operand.packed && lines * k * T::BYTES <= KEEP;
+            operand.whole = operand.packed && (lines * T::BYTES).saturating_mul(k) <= KEEP;
             // Even where B is read in place, its last, narrow panel is packed.
             let lines = if operand.packed { lines } else { nr };
             operand.at = room(lines * if operand.whole { k } else { k.min(DEPTH) });
@@ -415,7 +414,10 @@ impl<T: Real> Product<T> {
         if *k == 0 {
             for i in 0..rows.1 {
                 // SAFETY: the block has these elements; all zero bits are zero.
-                unsafe { c.wrapping_offset(i as isize * c_row).write_bytes(0, cols.1) };
+                unsafe {
+                    let c = c.wrapping_offset(i as isize * c_row).cast::<u8>();
+                    c.write_bytes(0, cols.1 * T::BYTES);
+                }
             }
             return;
         }
@@ -531,7 +533,7 @@ impl<T: Real> Product<T> {
                         for j in 0..cols - j {
                             let value = *corner.add(i * nr + j);
                             let c = c.add(j);
-                            c.write(if add { c.read().plus(value) } else { value });
+                            c.write_unaligned(if add { c.read_unaligned().plus(value) } else { value });
                         }
                     }
                 }

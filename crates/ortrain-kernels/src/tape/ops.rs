@@ -335,6 +335,7 @@ macro_rules! casts {
             type A = $a;
             type Out = $b;
             #[inline(always)]
+            #[allow(clippy::cast_lossless, clippy::unnecessary_cast, reason = "one body for all pairs")]
             fn call<L: Level>(a: $a) -> $b {
                 a as $b
             }

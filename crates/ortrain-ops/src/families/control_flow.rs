@@ -161,6 +161,7 @@ impl Op for If {
         let mut halves = Vec::with_capacity(2);
         for attribute in [THEN, ELSE] {
             let mut graph = branch(&node, attribute)?.clone();
+            let forward = graph.value_count();
             for &(k, position) in &arriving {
                 if position >= graph.inputs.len() {
                     let output = graph.value(graph.outputs[k]);
@@ -174,15 +175,15 @@ impl Op for If {
                 arriving.iter().map(|&(k, position)| (graph.outputs[k], graph.inputs[position])).collect();
             let targets: Vec<ValueId> = wanted.iter().map(|&k| graph.inputs[k]).collect();
             let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
-            halves.push((attribute, graph, found));
+            halves.push((attribute, graph, found, forward));
         }
         // A value that no branch passes a gradient to gets none.
         let reached: Vec<bool> =
-            (0..wanted.len()).map(|t| halves.iter().any(|(_, _, found)| found[t].is_some())).collect();
+            (0..wanted.len()).map(|t| halves.iter().any(|(_, _, found, _)| found[t].is_some())).collect();
         if !reached.contains(&true) {
             return Ok(());
         }
-        for (_, graph, found) in &mut halves {
+        for (attribute, graph, found, forward) in &mut halves {
             graph.name = format!("{}_grad", graph.name);
             graph.outputs.clear();
             for (t, &k) in wanted.iter().enumerate() {
@@ -195,6 +196,11 @@ impl Op for If {
                 }
             }
             graph.remove_unused();
+            // Names outside may not be taken: the gradients outside are named alike.
+            for id in graph.value_ids().skip(*forward) {
+                let name = format!("{}{attribute}/{}", cx.prefix, graph.name_of(id));
+                graph.rename(id, &name);
+            }
             infer(graph).map_err(in_subgraph)?;
         }
         // Values that only the forward branches needed are let go.
@@ -204,15 +210,15 @@ impl Op for If {
                 graph.outputs.contains(&id)
                     || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
             };
-            if !halves.iter().any(|(_, graph, _)| is_used(graph)) {
+            if !halves.iter().any(|(_, graph, ..)| is_used(graph)) {
                 outer.remove(position);
-                for (_, graph, _) in &mut halves {
+                for (_, graph, ..) in &mut halves {
                     graph.inputs.remove(position);
                 }
             }
         }
         let mut attrs = Attrs::new();
-        for (attribute, graph, _) in halves {
+        for (attribute, graph, ..) in halves {
             attrs = attrs.with(attribute, Attr::Graph(Box::new(graph)));
         }
         let inputs: Vec<Option<ValueId>> =
@@ -309,6 +315,14 @@ mod tests {
 
     fn flag(value: bool) -> Tensor {
         Tensor::filled(DType::Bool, &[], f64::from(u8::from(value)))
+    }
+
+    /// Adds the sum of squares of a value as output 1.
+    fn squares(graph: &mut Graph, y: ValueId) {
+        let square = one(graph, "Mul", "square", &[y, y]);
+        let sum = one_with(graph, "ReduceSum", "sum", &[square], Attrs::new().with("keepdims", 0i64));
+        graph.outputs = vec![y, sum];
+        infer(graph).expect("valid");
     }
 
     fn schedule(graph: &Graph, inputs: &[Tensor]) -> Arc<Schedule> {
@@ -493,15 +507,15 @@ mod tests {
             vec![one(g, "Squeeze", "squeezed", &[c[0], axes])]
         });
         let no = block(1, |g, c| vec![one(g, "Exp", "result", c)]);
-        branching(&mut graph, "y", condition, &ids, (yes, no));
-        infer(&mut graph).expect("valid");
-        assert_eq!(graph.value(graph.outputs[0]).ty, ValueType::Tensor(DType::F64, None));
+        let y = branching(&mut graph, "y", condition, &ids, (yes, no))[0];
+        squares(&mut graph, y);
+        assert_eq!(graph.value(y).ty, ValueType::Tensor(DType::F64, None));
         for x in [x, f64s(&[1, 3], &[1.0, 2.0, 3.0])] {
             let inputs = [x];
             let made = schedule(&graph, &inputs);
             assert!(made.single().is_some(), "{made}");
             assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims().len(), inputs[0].dims()[0]);
-            check_gradients(&graph, &inputs, &[0], &[0]);
+            check_gradients(&graph, &inputs, &[0], &[1]);
         }
     }
 
@@ -542,14 +556,15 @@ mod tests {
             vec![one(g, "ReduceSum", "rows", &[matrix, last])]
         });
         let no = block(2, |g, c| vec![one(g, "Neg", "result", &c[..1])]);
-        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
-        infer(&mut graph).expect("valid");
+        let y = branching(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
+        squares(&mut graph, y);
         for (shape, rows) in [(shape, 2), (Tensor::i64(&[2], &[3, 2]), 3)] {
             let inputs = [flag(true), x.clone(), shape.clone()];
             assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims(), [rows, 1]);
-            check_gradients(&graph, &inputs, &[1], &[0]);
+            check_gradients(&graph, &inputs, &[1], &[1]);
             let inputs = [flag(false), x.clone(), shape];
             assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims(), [6]);
+            check_gradients(&graph, &inputs, &[1], &[1]);
         }
     }
 
@@ -604,20 +619,71 @@ mod tests {
 
     #[test]
     fn late_programs_reach_planes_themselves() {
-        // The only segment is late: its shape comes out of a value that a plane cannot tell, given by the user.
-        let (x, w) = (spread(&[2], 15), spread(&[2], 16));
+        // Inside the branch there is one program, of unknown shape, which uses a plane.
+        let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), spread(&[1], 16));
         let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
-        let yes = block(2, |g, c| {
-            let shorter = one(g, "NonZero", "found", &c[..1]);
-            let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-            let numbers = one_with(g, "Cast", "numbers", &[shorter], to);
-            vec![one(g, "MatMul", "result", &[numbers, c[1]])]
-        });
-        let no = block(2, |g, c| vec![one(g, "Neg", "result", &c[1..])]);
-        branching(&mut graph, "y", ids[0], &ids[1..], (yes, no));
+        let found = one(&mut graph, "NonZero", "found", &ids[1..2]);
+        let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+        let late = one_with(&mut graph, "Cast", "late", &[found], to);
+        let yes = block(2, |g, c| vec![one(g, "Mul", "result", c)]);
+        let no = block(2, |_, c| vec![c[1]]);
+        let y = branching(&mut graph, "y", ids[0], &[late, ids[2]], (yes, no))[0];
+        graph.outputs = vec![y];
         infer(&mut graph).expect("valid");
-        let (_, got) = run_on_plane(&graph, &[flag(true), x.clone()], &w);
-        assert_eq!(got, run(&graph, &[flag(true), x, w]).expect("it runs"));
+        for condition in [true, false] {
+            let (_, got) = run_on_plane(&graph, &[flag(condition), x.clone()], &w);
+            assert_eq!(got, run(&graph, &[flag(condition), x.clone(), w.clone()]).expect("it runs"));
+            assert_eq!(got[0].dims(), if condition { &[1, 2][..] } else { &[1] });
+        }
+    }
+
+    /// The names that nodes and constants of branches define, and those of their surroundings.
+    fn names_inside(graph: &Graph, outer: &FxHashSet<String>) {
+        let own: Vec<String> = graph
+            .nodes
+            .iter()
+            .flat_map(|node| node.present_outputs().chain(node.present_inputs()))
+            .filter(|id| !graph.inputs.contains(id))
+            .map(|id| graph.name_of(id).to_owned())
+            .collect();
+        for name in &own {
+            assert!(!outer.contains(name), "{name:?} is defined outside as well");
+        }
+        let visible: FxHashSet<String> = outer.iter().cloned().chain(own).collect();
+        for node in &graph.nodes {
+            for (_, inner) in Graph::subgraphs(node) {
+                names_inside(inner, &visible);
+            }
+        }
+    }
+
+    #[test]
+    fn survives_a_file() {
+        let (x, w) = (spread(&[2], 17), spread(&[2], 18));
+        let graph = simple(&x, &w);
+        let mut training = gradient_graph(&graph, &[Some(spread(&[2], 19))], &[1, 2]);
+        training.nodes.insert(0, graph.nodes[0].clone());
+        training.outputs.push(graph.outputs[0]);
+        names_inside(&training, &FxHashSet::default());
+        let opset = |domain: &str, version: i64| ortrain_onnx::OperatorSetIdProto {
+            domain: domain.into(),
+            version,
+            ..Default::default()
+        };
+        let model = ortrain_onnx::ModelProto {
+            graph: Some(training.to_proto()),
+            opset_import: vec![opset("", crate::NEWEST_OPSET), opset("com.microsoft", 1)],
+            ..Default::default()
+        };
+        let model = ortrain_onnx::LoadedModel::from_proto(model, ortrain_onnx::ExternalData::none());
+        let mut read = Graph::from_model(&model).expect("it can be read");
+        crate::passes::versions::upgrade(&mut read).expect("it is known");
+        infer(&mut read).expect("it is valid");
+        names_inside(&read, &FxHashSet::default());
+        for condition in [true, false] {
+            let inputs = [flag(condition), x.clone(), w.clone()];
+            assert_eq!(run(&read, &inputs).expect("it runs"), run(&training, &inputs).expect("it runs"));
+        }
     }
 
     #[test]

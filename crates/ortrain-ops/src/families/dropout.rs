@@ -81,9 +81,9 @@ fn check_settings(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
         }
     }
     match cx.constant(k).and_then(|ratio| ratio.to_f64().first().copied()) {
-        Some(ratio) if !(0.0..=1.0).contains(&ratio) => {
-            Err(OpError::invalid(format!("the ratio is {ratio}; it is the part that is dropped, from 0 to 1")))
-        }
+        Some(ratio) if !(0.0..=1.0).contains(&ratio) => Err(OpError::invalid(format!(
+            "the ratio is {ratio}; it is the part that is dropped, from 0 to 1"
+        ))),
         _ => Ok(()),
     }
 }
@@ -214,7 +214,8 @@ fn uniform(nest: &mut NestBuilder, stream: u64) -> Reg {
         index = b.add(scaled, here);
     }
     let index = b.convert(index, Type::U64);
-    let exact = |b: &mut ortrain_expr::Builder, value: u64| b.push(Inst::Const(Scalar::U64(value)), Type::U64);
+    let exact =
+        |b: &mut ortrain_expr::Builder, value: u64| b.push(Inst::Const(Scalar::U64(value)), Type::U64);
     let (key, step) = (b.run_scalar(RunScalar::Seed), b.run_scalar(RunScalar::TrainStep));
     let (name, stride) = (exact(b, stream), exact(b, STEP_STRIDE));
     let moved = b.mul(step, stride);
@@ -310,7 +311,8 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 10 && rw.has_output(1) {
         return Err(OpError::unsupported("its mask is bool only from opset 10 on"));
     }
-    let ratio = rw.input(1).and_then(|ratio| rw.constant_of(ratio)).and_then(|ratio| ratio.to_f64().first().copied());
+    let ratio =
+        rw.input(1).and_then(|ratio| rw.constant_of(ratio)).and_then(|ratio| ratio.to_f64().first().copied());
     let attrs = ratio.map_or(Attrs::new(), |ratio| Attrs::new().with("ratio", ratio as f32));
     rw.same(&[rw.input(0)], attrs);
     Ok(())
@@ -368,8 +370,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        add, assert_close, check_decomposition, check_downgrade, f64s, gradient_graph, graph, one_node, run, run_node,
-        run_with, spread,
+        add, assert_close, check_decomposition, check_downgrade, f64s, gradient_graph, graph, one_node, run,
+        run_node, run_with, spread,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -481,7 +483,8 @@ mod tests {
             for (ratio, training) in [(0.25, true), (0.25, false), (1.0, true)] {
                 let mut forward = constant_dropout(&x, ratio, training, Attrs::new());
                 let g = spread(&[4, 5], 3);
-                let y = run_with(&forward, std::slice::from_ref(&x), scalars).expect("it runs").swap_remove(0);
+                let y =
+                    run_with(&forward, std::slice::from_ref(&x), scalars).expect("it runs").swap_remove(0);
                 if single {
                     forward.nodes[0].outputs.truncate(1);
                     forward.outputs.truncate(1);
@@ -525,7 +528,10 @@ mod tests {
         let got = run_node(GRAD, &ports, 1, Attrs::new()).expect("it runs");
         assert_eq!(got[0].to_f64(), [4.0, 0.0, 12.0, 0.0], "what was dropped does not leak");
         let ports = [Some(&g), Some(&mask), None, Some(&on)];
-        assert_eq!(run_node(GRAD, &ports, 1, Attrs::new()).expect("it runs")[0].to_f64(), [2.0, 0.0, 6.0, 0.0]);
+        assert_eq!(
+            run_node(GRAD, &ports, 1, Attrs::new()).expect("it runs")[0].to_f64(),
+            [2.0, 0.0, 6.0, 0.0]
+        );
         for ports in [&[Some(&g), Some(&mask), Some(&ratio), Some(&off)][..], &[Some(&g), Some(&mask)]] {
             let got = run_node(GRAD, ports, 1, Attrs::new()).expect("it runs");
             assert_close(&got[0], &g, 0.0);

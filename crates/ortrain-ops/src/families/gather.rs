@@ -64,7 +64,8 @@ fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result<(), OpErro
 /// Checks the type of the indices and, where they are constant, that they lie inside `rows`.
 fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
     cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
-    let (Some(rows), Some(indices)) = (rows.and_then(Dim::known), cx.constant(k).and_then(Tensor::to_i64)) else {
+    let (Some(rows), Some(indices)) = (rows.and_then(Dim::known), cx.constant(k).and_then(Tensor::to_i64))
+    else {
         return Ok(());
     };
     let rows = rows as i64;
@@ -263,7 +264,9 @@ impl Op for ScatterElements {
     }
 
     fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
-        Err(OpError::unsupported("it cannot be differentiated yet; write the scatter as a product with a one-hot matrix"))
+        Err(OpError::unsupported(
+            "it cannot be differentiated yet; write the scatter as a product with a one-hot matrix",
+        ))
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
@@ -295,7 +298,15 @@ impl Op for ScatterElements {
         let narrow = cx.buffer_dtype(output) != dtype;
         let target = if narrow { cx.temp("wide", dtype, total) } else { output };
         let scatter = |source, target| {
-            Step::ScatterAdd(ScatterAdd { outer: 1, rows: total, count, inner: 1, source, index: place, target })
+            Step::ScatterAdd(ScatterAdd {
+                outer: 1,
+                rows: total,
+                count,
+                inner: 1,
+                source,
+                index: place,
+                target,
+            })
         };
         if self.add {
             copy(cx, data, target)?;
@@ -328,7 +339,9 @@ fn build_scatter(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
         "none" => false,
         "add" => true,
         other @ ("mul" | "max" | "min") => {
-            return Err(OpError::unsupported(format!("reduction {other:?} is not supported; \"none\" and \"add\" are")));
+            return Err(OpError::unsupported(format!(
+                "reduction {other:?} is not supported; \"none\" and \"add\" are"
+            )));
         }
         other => return Err(OpError::invalid(format!("reduction {other:?} is not defined"))),
     };
@@ -352,7 +365,8 @@ fn downgrade_scatter(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 /// The gradient as a ScatterElements that adds rows to zeros: the indices are spread over the elements of the rows.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
-    let rank = rw.node().outputs.first().copied().flatten().and_then(|output| rw.shape(output)).map(Shape::rank);
+    let rank =
+        rw.node().outputs.first().copied().flatten().and_then(|output| rw.shape(output)).map(Shape::rank);
     let (Some(rank), Some(dtype)) = (rank, rw.dtype(g)) else {
         return Err(OpError::unsupported("the rank and the type of what was gathered from must be known"));
     };
@@ -407,7 +421,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        Failure, add, assert_close, check_decomposition, check_gradients, f64s, graph, one_node, run, run_node, spread,
+        Failure, add, assert_close, check_decomposition, check_gradients, f64s, graph, one_node, run,
+        run_node, spread,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -438,7 +453,7 @@ mod tests {
         let indices = Tensor::i64(&[2], &[2, 0]);
         for dtype in DType::ALL {
             let bytes: Vec<u8> = (0..3 * dtype.size())
-                .map(|k| if dtype == DType::Bool { (k % 2) as u8 } else { 17 * (k as u8 + 1) })
+                .map(|k| if dtype == DType::Bool { (k % 2) as u8 } else { k as u8 + 1 })
                 .collect();
             let x = Tensor::new(dtype, vec![3], bytes.clone().into()).expect("three elements");
             let got = run_node(GATHER, &[Some(&x), Some(&indices)], 1, Attrs::new()).expect("it runs");
@@ -453,16 +468,21 @@ mod tests {
         let x = spread(&[3, 2], 1);
         for bad in [3, -4] {
             let indices = Tensor::i64(&[2], &[0, bad]);
-            let failure = run_node(GATHER, &[Some(&x), Some(&indices)], 1, Attrs::new()).expect_err("outside");
+            let failure =
+                run_node(GATHER, &[Some(&x), Some(&indices)], 1, Attrs::new()).expect_err("outside");
             let Failure::Run(RunError::IndexOutOfRange { node, index, bound }) = failure else {
                 panic!("{failure:?}")
             };
             assert!(node.contains("Gather"), "{node}");
             assert_eq!((index, bound), (bad, 3));
-            let (shape, g) = (Tensor::i64(&[2], &[3, 2]), spread(&[2, 2], 2));
-            let failure = run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new());
-            let failure = failure.expect_err("outside");
-            assert!(matches!(failure, Failure::Run(RunError::IndexOutOfRange { bound: 3, .. })), "{failure:?}");
+            let (mut gradient, ids) = graph(&[&indices, &spread(&[2, 2], 2)]);
+            let shape = gradient.add_constant("shape", Tensor::i64(&[2], &[3, 2]));
+            add(&mut gradient, GRAD, "dx", &[Some(shape), Some(ids[0]), Some(ids[1])], 1, Attrs::new());
+            let failure = run(&gradient, &[indices.clone(), spread(&[2, 2], 2)]).expect_err("outside");
+            assert!(
+                matches!(failure, Failure::Run(RunError::IndexOutOfRange { bound: 3, .. })),
+                "{failure:?}"
+            );
 
             // Constant ones are found before anything runs.
             let (mut graph, ids) = graph(&[&x]);
@@ -477,8 +497,10 @@ mod tests {
     #[test]
     fn sizes_stay_known() {
         let (mut graph, ids) = graph(&[&spread(&[2, 3], 3)]);
-        graph.value_mut(ids[0]).ty =
-            ortrain_graph::ValueType::Tensor(DType::F64, Some([Dim::symbol("N"), Dim::Known(3)].into_iter().collect()));
+        graph.value_mut(ids[0]).ty = ortrain_graph::ValueType::Tensor(
+            DType::F64,
+            Some([Dim::symbol("N"), Dim::Known(3)].into_iter().collect()),
+        );
         let sizes = add(&mut graph, ("", "Shape"), "sizes", &[Some(ids[0])], 1, Attrs::new())[0];
         let (one, both) = (
             graph.add_constant("one", Tensor::i64(&[], &[-2])),
@@ -512,11 +534,13 @@ mod tests {
         let count = 2049;
         let g = Tensor::filled(DType::F16, &[count], 1.0);
         let (shape, indices) = (Tensor::i64(&[1], &[1]), Tensor::i64(&[count], &vec![0; count]));
-        let got = run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new()).expect("it runs");
+        let got =
+            run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new()).expect("it runs");
         assert_eq!(got[0].to_f64(), [2048.0], "the exact sum, rounded once");
         let g = Tensor::filled(DType::F16, &[count + 1], 1.0);
         let indices = Tensor::i64(&[count + 1], &vec![0; count + 1]);
-        let got = run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new()).expect("it runs");
+        let got =
+            run_node(GRAD, &[Some(&shape), Some(&indices), Some(&g)], 1, Attrs::new()).expect("it runs");
         assert_eq!(got[0].to_f64(), [2050.0]);
     }
 
@@ -547,7 +571,8 @@ mod tests {
         assert_close(&got[0], &f64s(&[2, 3], &[11., 2., 3., 4., 5., f64::INFINITY]), 0.0);
 
         let flags = Tensor::from_slice(DType::Bool, &[3], &[1u8, 0, 1]);
-        let (indices, updates) = (Tensor::i64(&[2], &[0, 1]), Tensor::from_slice(DType::Bool, &[2], &[0u8, 1]));
+        let (indices, updates) =
+            (Tensor::i64(&[2], &[0, 1]), Tensor::from_slice(DType::Bool, &[2], &[0u8, 1]));
         let got = run_node(op, &[Some(&flags), Some(&indices), Some(&updates)], 1, axis(0)).expect("it runs");
         assert_eq!(got[0].to_f64(), [0., 1., 1.]);
     }

@@ -9,7 +9,7 @@
 //! zero, as in PyTorch. Any other label outside the classes fails the run and nothing is committed. Narrow floats are
 //! computed and summed in float32. Weights get no gradient.
 
-use ortrain_expr::{Access, CompareOp, Reg, ReduceOp, Scalar, Strides, Type, UnaryOp};
+use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Scalar, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::BufferId;
 
@@ -100,7 +100,8 @@ impl Entropy {
         let ignore = match attrs.int("ignore_index")? {
             _ if internal => {
                 let input = node.inputs.get(first + 3).copied().flatten();
-                let constant = input.and_then(|id| graph.value(id).constant.as_ref()).and_then(Tensor::to_i64);
+                let constant =
+                    input.and_then(|id| graph.value(id).constant.as_ref()).and_then(Tensor::to_i64);
                 match constant.as_deref() {
                     Some(&[label]) => Ignore::Label(label),
                     _ => Ignore::Input(first + 3),
@@ -112,8 +113,12 @@ impl Entropy {
         let output_type = match attrs.int("output_type")?.filter(|_| internal) {
             None | Some(0) => None,
             Some(number) => {
-                let dtype = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
-                Some(dtype.ok_or_else(|| OpError::invalid(format!("output_type {number} is no float type")))?)
+                let dtype =
+                    i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
+                Some(
+                    dtype
+                        .ok_or_else(|| OpError::invalid(format!("output_type {number} is no float type")))?,
+                )
             }
         };
         Ok(Entropy {
@@ -148,7 +153,9 @@ impl Entropy {
             )));
         }
         if scores[1] == Dim::Known(0) {
-            return Err(OpError::invalid(format!("scores of shape {scores}: there are no classes on axis 1")));
+            return Err(OpError::invalid(format!(
+                "scores of shape {scores}: there are no classes on axis 1"
+            )));
         }
         if let Some(weights) = cx.shape(self.weights)
             && (weights.rank() != 1 || differ(&weights[0], &scores[1]))
@@ -158,7 +165,8 @@ impl Entropy {
         let mut samples: Shape = scores.clone();
         samples.0.remove(1);
         if let Some(labels) = labels {
-            if labels.rank() != samples.rank() || labels.iter().zip(samples.iter()).any(|(a, b)| differ(a, b)) {
+            if labels.rank() != samples.rank() || labels.iter().zip(samples.iter()).any(|(a, b)| differ(a, b))
+            {
                 return Err(OpError::invalid(format!(
                     "labels of shape {labels} for scores of shape {scores}: {samples} is needed"
                 )));
@@ -506,7 +514,9 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if let Some(id) = rw.input(3) {
         let constant = rw.constant_of(id).and_then(Tensor::to_i64);
         let Some(&[label]) = constant.as_deref() else {
-            return Err(OpError::unsupported("ignore_index is computed at run time, which ai.onnx cannot express"));
+            return Err(OpError::unsupported(
+                "ignore_index is computed at run time, which ai.onnx cannot express",
+            ));
         };
         attrs = attrs.with("ignore_index", label);
     }
@@ -530,7 +540,9 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, log_prob, labels, weights) = (rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.input(3));
     let types = (rw.dtype(log_prob), rw.dtype(labels), rw.shape(log_prob).cloned());
     let (Some(dtype), Some(label_type), Some(shape)) = types else {
-        return Err(OpError::unsupported("the rank of the scores and the types of scores and labels must be known"));
+        return Err(OpError::unsupported(
+            "the rank of the scores and the types of scores and labels must be known",
+        ));
     };
     let cast = |rw: &mut Rewrite<'_>, value: ValueId, to: DType| {
         if rw.dtype(value) == Some(to) {
@@ -592,10 +604,8 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let sizes = rw.add("Shape", &[log_prob], Attrs::new());
             let axis = rw.constant("axis", Tensor::i64(&[], &[1]));
             let count = rw.add("Gather", &[sizes, axis], Attrs::new());
-            let (first, step) = (
-                rw.constant("start", Tensor::i64(&[], &[0])),
-                rw.constant("step", Tensor::i64(&[], &[1])),
-            );
+            let (first, step) =
+                (rw.constant("start", Tensor::i64(&[], &[0])), rw.constant("step", Tensor::i64(&[], &[1])));
             let numbers = rw.add("Range", &[first, count, step], Attrs::new());
             let mut lying: Vec<i64> = vec![1; shape.rank() - 1];
             lying[0] = -1;
@@ -648,8 +658,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        Failure, assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run, run_node,
-        spread,
+        Failure, assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -769,7 +779,8 @@ mod tests {
             if let Some(ignore) = ignore {
                 attrs = attrs.with("ignore_index", ignore);
             }
-            let failure = run_node(LOSS, &[Some(&x), Some(&labels)], 2, attrs.clone()).expect_err("it must fail");
+            let failure =
+                run_node(LOSS, &[Some(&x), Some(&labels)], 2, attrs.clone()).expect_err("it must fail");
             let Failure::Run(RunError::IndexOutOfRange { node, index, bound }) = failure else {
                 panic!("{failure:?}")
             };
@@ -779,7 +790,10 @@ mod tests {
             let inputs = [Some(&g), Some(&x), Some(&labels)];
             let grad = ("com.microsoft", "SoftmaxCrossEntropyLossGrad");
             let failure = run_node(grad, &inputs, 1, attrs).expect_err("it must fail");
-            assert!(matches!(failure, Failure::Run(RunError::IndexOutOfRange { bound: 3, .. })), "{failure:?}");
+            assert!(
+                matches!(failure, Failure::Run(RunError::IndexOutOfRange { bound: 3, .. })),
+                "{failure:?}"
+            );
         }
     }
 
@@ -878,8 +892,14 @@ mod tests {
             }
             let ignore = Tensor::i64(&[], &[2]);
             let inputs = [g, log_prob.clone(), labels.clone(), ignore, bias.clone()];
-            let ports =
-                [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2]), None, Some(&inputs[3]), Some(&inputs[4])];
+            let ports = [
+                Some(&inputs[0]),
+                Some(&inputs[1]),
+                Some(&inputs[2]),
+                None,
+                Some(&inputs[3]),
+                Some(&inputs[4]),
+            ];
             let op = ("com.microsoft", "SoftmaxCrossEntropyLossInternalGrad");
             let graph = one_node(NEWEST, op, &ports, 1, reduction(how)).expect("it is read");
             check_decomposition(&graph, &inputs, 1e-12);

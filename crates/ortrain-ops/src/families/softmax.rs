@@ -172,7 +172,9 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let x = rw.required(0)?;
     let (dtype, shape) = (rw.dtype(x), rw.shape(x).cloned());
     let (Some(dtype), Some(shape)) = (dtype, shape) else {
-        return Err(OpError::unsupported("before opset 13 it can be written only if the rank of its input is known"));
+        return Err(OpError::unsupported(
+            "before opset 13 it can be written only if the rank of its input is known",
+        ));
     };
     let written = rw.attrs().int("axis")?;
     let axis = normalize_axis(written.unwrap_or(-1), shape.rank())?;
@@ -222,9 +224,8 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    let forward = ["Softmax", "LogSoftmax"].map(|name| {
-        Definition::new("", name, &[1, 11, 13], build).upgrade(upgrade).downgrade(downgrade)
-    });
+    let forward = ["Softmax", "LogSoftmax"]
+        .map(|name| Definition::new("", name, &[1, 11, 13], build).upgrade(upgrade).downgrade(downgrade));
     let gradients = ["SoftmaxGrad_13", "LogSoftmaxGrad_13"]
         .map(|name| Definition::new("com.microsoft", name, &[1], build_grad).decompose(decompose_grad));
     // "Since 1, 2" makes every one of them an old version, to be read as one of the above.
@@ -239,7 +240,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        assert_close, check_decomposition, check_downgrade, check_gradients, f64s, one_node, run, run_node, spread,
+        assert_close, check_decomposition, check_downgrade, check_gradients, f64s, one_node, run, run_node,
+        spread,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -279,7 +281,8 @@ mod tests {
 
     #[test]
     fn large_and_masked_elements() {
-        let x = Tensor::f32(&[3, 2], &[1e4, 1e4, f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, f32::NEG_INFINITY]);
+        let x =
+            Tensor::f32(&[3, 2], &[1e4, 1e4, f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, f32::NEG_INFINITY]);
         let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
         let y = got[0].to_f64();
         assert_eq!(y[..4], [0.5, 0.5, 0.0, 1.0]);
@@ -363,7 +366,8 @@ mod tests {
         let x = Tensor::f32(&[0, 3], &[]);
         let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it runs");
         assert_eq!(got[0].dims(), [0, 3]);
-        let error = one_node(NEWEST, ("", "Softmax"), &[Some(&x)], 1, axis(2)).expect_err("there are two axes");
+        let error =
+            one_node(NEWEST, ("", "Softmax"), &[Some(&x)], 1, axis(2)).expect_err("there are two axes");
         assert!(error.to_string().contains("axis 2 is out of range for rank 2"), "{error}");
     }
 }

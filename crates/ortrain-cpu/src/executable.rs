@@ -1,0 +1,162 @@
+//! A program whose instructions are kernels.
+
+use std::sync::Arc;
+
+use ortrain_expr::OutOfRange;
+use ortrain_kernels::{
+    GemmDesc, GemmKernel, Isa, NestKernel, Order, Pool, RunScalars, ScatterDesc, ScatterKernel, Scratch,
+};
+use ortrain_program::{
+    Bindings, Entry, Executable, Instruction, Loop, Program, RunError, Scalars, Step, UnsupportedOnBackend,
+    Workspace,
+};
+
+use crate::addresses::Addresses;
+
+/// An instruction, compiled.
+#[derive(Debug)]
+enum Kernel {
+    Nest(NestKernel),
+    MatMul(GemmKernel),
+    Scatter(ScatterKernel),
+}
+
+impl Kernel {
+    fn new(program: &Program, step: &Step, isa: Isa) -> Result<Kernel, String> {
+        let nest = |l: &Loop, order| NestKernel::with_order(&l.nest, isa, order).map(Kernel::Nest);
+        match step {
+            Step::Map(l) => nest(l, Order::Auto),
+            Step::Row(l) => nest(l, Order::Row),
+            Step::Col(l) => nest(l, Order::Col),
+            Step::MatMul(m) => {
+                let desc = GemmDesc {
+                    k: m.k,
+                    a: m.a_access.clone(),
+                    b: m.b_access.clone(),
+                    epilogue: m.epilogue.nest.clone(),
+                };
+                GemmKernel::new(&desc, isa).map(Kernel::MatMul)
+            }
+            Step::ScatterAdd(s) => {
+                let desc = ScatterDesc {
+                    outer: s.outer,
+                    size: s.rows,
+                    count: s.count,
+                    inner: s.inner,
+                    dtype: program.buffer(s.target).dtype,
+                    index: program.buffer(s.index).dtype,
+                };
+                ScatterKernel::new(desc, isa).map(Kernel::Scatter)
+            }
+        }
+    }
+
+    fn scratch_bytes(&self, threads: usize) -> usize {
+        match self {
+            Kernel::Nest(kernel) => kernel.scratch_bytes(threads),
+            Kernel::MatMul(kernel) => kernel.scratch_bytes(threads),
+            Kernel::Scatter(_) => 0,
+        }
+    }
+}
+
+/// A program ready to run on the CPU.
+#[derive(Debug)]
+pub(crate) struct CpuExecutable {
+    program: Arc<Program>,
+    kernels: Vec<Kernel>,
+    scratch: usize,
+}
+
+impl CpuExecutable {
+    pub(crate) fn new(program: Arc<Program>, isa: Isa) -> Result<CpuExecutable, UnsupportedOnBackend> {
+        let compile = |instruction: &Instruction| {
+            Kernel::new(&program, &instruction.step, isa).map_err(|reason| UnsupportedOnBackend {
+                backend: "cpu",
+                node: instruction.node.to_string(),
+                step: instruction.step.name(),
+                reason,
+            })
+        };
+        let kernels = program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
+        // With fewer bytes than it asks for a kernel uses fewer threads, with the same result.
+        let threads = Pool::global().num_threads();
+        let scratch = kernels.iter().map(|kernel| kernel.scratch_bytes(threads)).max().unwrap_or(0);
+        Ok(CpuExecutable { program, kernels, scratch })
+    }
+
+    /// Runs one instruction.
+    fn step(
+        &self,
+        kernel: &Kernel,
+        step: &Step,
+        addresses: &Addresses<'_>,
+        scalars: RunScalars,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let pool = Pool::global();
+        // SAFETY (of all calls below): addresses are starts of whole buffers inside memories that outlive the run
+        // (`Executable::run` has checked their sizes). The builder has refused instructions that reach outside their
+        // buffers, and the planner lets a stored buffer share bytes with a loaded one only through equal accesses.
+        // The workspace is borrowed exclusively, so arena and scratch are this run's alone. Planes are reached through
+        // raw pointers only; a user who writes to one meanwhile gets values in no particular order and nothing worse.
+        match (kernel, step) {
+            (Kernel::Nest(kernel), Step::Map(l) | Step::Row(l) | Step::Col(l)) => {
+                let bases = addresses.all(l.reads.iter().chain(&l.writes).copied());
+                // SAFETY: as said above.
+                unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::MatMul(kernel), Step::MatMul(m)) => {
+                let buffers = [m.a, m.b].into_iter();
+                let epilogue = m.epilogue.reads[1..].iter().chain(&m.epilogue.writes).copied();
+                let bases = addresses.all(buffers.chain(epilogue));
+                // SAFETY: as said above.
+                unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::Scatter(kernel), Step::ScatterAdd(s)) => {
+                let [out, indices, src] = [s.target, s.index, s.source].map(|id| addresses.of(id));
+                // SAFETY: as said above.
+                unsafe { kernel.run(out, indices, src, pool) };
+                Ok(())
+            }
+            _ => unreachable!("every instruction was compiled to its own kernel"),
+        }
+    }
+}
+
+impl Executable for CpuExecutable {
+    fn program(&self) -> &Program {
+        &self.program
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.scratch
+    }
+
+    fn run(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+    ) -> Result<(), RunError> {
+        self.program.check_bindings(bindings)?;
+        work.reserve(self.program.work_bytes, self.scratch);
+        let addresses = Addresses::new(&self.program, bindings, work);
+        let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
+        let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
+        for (instruction, kernel) in self.program.instructions.iter().zip(&self.kernels) {
+            if !instruction.entries.contains(entry) {
+                continue;
+            }
+            self.step(kernel, &instruction.step, &addresses, scalars, scratch).map_err(
+                |OutOfRange { index, bound }| RunError::IndexOutOfRange {
+                    node: instruction.node.to_string(),
+                    index,
+                    bound,
+                },
+            )?;
+        }
+        Ok(())
+    }
+}

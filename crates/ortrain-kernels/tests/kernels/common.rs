@@ -1,0 +1,334 @@
+//! Buffers, a random source, the reference evaluation of a nest, comparison.
+
+use ortrain_expr::{
+    Access, BinaryOp, DType, Evaluation, Expr, Mode, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar,
+    Strides, Type,
+};
+use ortrain_kernels::{Isa, NestKernel, Order, Pool, RunScalars, Scratch};
+
+pub(crate) const SCALARS: RunScalars = RunScalars { seed: 0x0123_4567_89ab_cdef, train_step: 42 };
+
+/// `SplitMix64`.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    pub(crate) fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// In -1..1.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+
+    /// A value that is ordinary, or an edge case of its type.
+    pub(crate) fn scalar(&mut self, dtype: DType) -> Scalar {
+        if dtype.is_float() {
+            let edges =
+                [0.0, -0.0, 1.0, -1.0, 0.5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e-42, 3e38, -2.5];
+            let value = if self.chance(15) {
+                self.pick(&edges)
+            } else {
+                self.unit() * self.pick(&[0.1, 1.0, 10.0, 1e5])
+            };
+            return Scalar::F64(value);
+        }
+        let bits = self.bits() as i64;
+        Scalar::I64(match self.below(6) {
+            0 => bits,
+            1 => self.pick(&[0, 1, -1, i64::MIN, i64::MAX, 127, 128, 255, 65535, 1 << 31]),
+            _ => bits % 20,
+        })
+    }
+}
+
+/// A buffer of elements, aligned to nothing more than a byte.
+pub(crate) fn buffer(random: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len * dtype.size()];
+    for element in bytes.chunks_exact_mut(dtype.size()) {
+        random.scalar(dtype).write(dtype, element);
+    }
+    bytes
+}
+
+pub(crate) fn f32_buffer(random: &mut Random, len: usize) -> Vec<u8> {
+    (0..len).flat_map(|_| (random.unit() as f32).to_le_bytes()).collect()
+}
+
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+pub(crate) fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+#[repr(align(64))]
+#[derive(Clone)]
+struct Line(#[allow(dead_code, reason = "only its bytes are used")] [u8; 64]);
+
+/// Scratch memory, filled with what must not matter.
+pub(crate) struct Memory(Vec<Line>);
+
+impl Memory {
+    pub(crate) fn new(bytes: usize) -> Memory {
+        Memory(vec![Line([0xa5; 64]); bytes.div_ceil(64)])
+    }
+
+    pub(crate) fn scratch(&mut self) -> Scratch {
+        Scratch::new(self.0.as_mut_ptr().cast(), self.0.len() * 64)
+    }
+}
+
+/// The kernel's results: one buffer for each store, starting from `outs`.
+pub(crate) fn run(
+    nest: &Nest,
+    isa: Isa,
+    order: Order,
+    threads: usize,
+    loads: &[Vec<u8>],
+    outs: &[Vec<u8>],
+) -> Result<Vec<Vec<u8>>, OutOfRange> {
+    let kernel =
+        NestKernel::with_order(nest, isa, order).unwrap_or_else(|fault| panic!("{fault}: {}", nest.expr));
+    let pool = Pool::new(threads);
+    let mut memory = Memory::new(kernel.scratch_bytes(threads));
+    let mut loads = loads.to_vec();
+    let mut outs = outs.to_vec();
+    let bases: Vec<*mut u8> = loads.iter_mut().chain(&mut outs).map(|buffer| buffer.as_mut_ptr()).collect();
+    for (access, buffer) in nest.loads.iter().chain(&nest.stores).zip(loads.iter().chain(&outs)) {
+        assert!(buffer.len() >= access.len * access.dtype.size(), "buffers are as long as accesses say");
+    }
+    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }?;
+    Ok(outs)
+}
+
+fn element(access: &Access, index: &[usize]) -> usize {
+    let moved: isize = access.strides.iter().zip(index).map(|(&stride, &i)| stride * i as isize).sum();
+    (access.offset as isize + moved) as usize
+}
+
+pub(crate) fn get(buffer: &[u8], dtype: DType, i: usize) -> Scalar {
+    Scalar::read(dtype, &buffer[i * dtype.size()..])
+}
+
+pub(crate) fn put(buffer: &mut [u8], dtype: DType, i: usize, value: Scalar) {
+    value.write(dtype, &mut buffer[i * dtype.size()..]);
+}
+
+struct Point<'a> {
+    nest: &'a Nest,
+    loads: &'a [Vec<u8>],
+    index: &'a [usize],
+    reduced: &'a [Scalar],
+}
+
+impl Evaluation for Point<'_> {
+    fn load(&mut self, slot: usize) -> Scalar {
+        let access = &self.nest.loads[slot];
+        get(&self.loads[slot], access.dtype, element(access, self.index))
+    }
+
+    fn load_at(&mut self, slot: usize, index: i64) -> Scalar {
+        let access = &self.nest.loads[slot];
+        match usize::try_from(index)
+            .ok()
+            .and_then(|i| i.checked_add(access.offset))
+            .filter(|&i| i < access.len)
+        {
+            Some(i) => get(&self.loads[slot], access.dtype, i),
+            None => Scalar::I64(0).convert(Type::of(access.dtype)),
+        }
+    }
+
+    fn coordinate(&mut self, axis: usize) -> i64 {
+        self.index[axis] as i64
+    }
+
+    fn run_scalar(&mut self, scalar: RunScalar) -> u64 {
+        match scalar {
+            RunScalar::Seed => SCALARS.seed,
+            RunScalar::TrainStep => SCALARS.train_step,
+        }
+    }
+
+    fn reduced(&mut self, k: usize) -> Scalar {
+        self.reduced[k]
+    }
+}
+
+/// Every index of a space, in order.
+pub(crate) fn indices(dims: &[usize]) -> Vec<Vec<usize>> {
+    dims.iter().fold(vec![Vec::new()], |list, &dim| {
+        list.iter().flat_map(|index| (0..dim).map(|i| [index.as_slice(), &[i]].concat())).collect()
+    })
+}
+
+fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
+    let op = match op {
+        ReduceOp::Sum => BinaryOp::Add,
+        ReduceOp::Prod => BinaryOp::Mul,
+        ReduceOp::Max => BinaryOp::Max,
+        ReduceOp::Min => BinaryOp::Min,
+    };
+    Scalar::binary(op, a, b)
+}
+
+fn neutral(op: ReduceOp, ty: Type) -> Scalar {
+    let ends = |least: bool| match ty {
+        Type::F32 | Type::F64 => Scalar::F64(if least { f64::NEG_INFINITY } else { f64::INFINITY }),
+        Type::I32 => Scalar::I32(if least { i32::MIN } else { i32::MAX }),
+        Type::I64 => Scalar::I64(if least { i64::MIN } else { i64::MAX }),
+        Type::U32 => Scalar::U32(if least { 0 } else { u32::MAX }),
+        Type::U64 => Scalar::U64(if least { 0 } else { u64::MAX }),
+        Type::Bool => Scalar::Bool(!least),
+    };
+    match op {
+        ReduceOp::Sum => Scalar::I64(0),
+        ReduceOp::Prod => Scalar::I64(1),
+        ReduceOp::Max => ends(true),
+        ReduceOp::Min => ends(false),
+    }
+    .convert(ty)
+}
+
+/// The results by the reference semantics; sums and products of f32 are made in f64.
+pub(crate) fn reference(
+    nest: &Nest,
+    loads: &[Vec<u8>],
+    outs: &[Vec<u8>],
+) -> Result<Vec<Vec<u8>>, OutOfRange> {
+    let mut outs = outs.to_vec();
+    let expr: &Expr = &nest.expr;
+    let kept = nest.dims.len() - nest.inner;
+    let row_store = |access: &Access| {
+        nest.inner > 0
+            && (kept..nest.dims.len()).all(|axis| access.strides[axis] == 0 || nest.dims[axis] == 1)
+    };
+    let mut regs = Vec::new();
+    for outer in indices(nest.outer_dims()) {
+        let mut reduced: Vec<Scalar> = Vec::new();
+        for reduction in &nest.reductions {
+            let ty = expr.ty(reduction.value);
+            let wide = if ty == Type::F32 { Type::F64 } else { ty };
+            let mut total = neutral(reduction.op, wide);
+            let needed = expr.needed_by(&[reduction.value]);
+            for inner in indices(nest.inner_dims()) {
+                let index = [outer.as_slice(), &inner].concat();
+                let mut at = Point { nest, loads, index: &index, reduced: &reduced };
+                expr.evaluate_into(Mode::Exact, &needed, &mut at, &mut regs)?;
+                total = combine(reduction.op, total, regs[usize::from(reduction.value.0)].convert(wide));
+            }
+            reduced.push(total.convert(ty));
+        }
+        for inner in indices(nest.inner_dims()) {
+            let index = [outer.as_slice(), &inner].concat();
+            let mut at = Point { nest, loads, index: &index, reduced: &reduced };
+            let results = expr.evaluate(Mode::Exact, &mut at)?;
+            for ((access, out), value) in nest.stores.iter().zip(&mut outs).zip(results) {
+                put(out, access.dtype, element(access, &index), value);
+            }
+        }
+        if nest.inner_dims().contains(&0) {
+            let index = [outer.as_slice(), &vec![0; nest.inner]].concat();
+            for (slot, access) in nest.stores.iter().enumerate().filter(|(_, access)| row_store(access)) {
+                let root: Reg = expr.outputs()[slot];
+                let mut at = Point { nest, loads, index: &index, reduced: &reduced };
+                expr.evaluate_into(Mode::Exact, &expr.needed_by(&[root]), &mut at, &mut regs)?;
+                put(&mut outs[slot], access.dtype, element(access, &index), regs[usize::from(root.0)]);
+            }
+        }
+    }
+    Ok(outs)
+}
+
+/// Distance in representable numbers; NaN equals NaN.
+pub(crate) fn ulp(a: f32, b: f32) -> u64 {
+    if a.is_nan() || b.is_nan() {
+        return if a.is_nan() && b.is_nan() { 0 } else { u64::MAX };
+    }
+    let order = |v: f32| {
+        let bits = v.to_bits() as i32;
+        i64::from(if bits < 0 { i32::MIN.wrapping_sub(bits) } else { bits })
+    };
+    (order(a) - order(b)).unsigned_abs()
+}
+
+/// Bits, where every NaN is the same.
+fn canonical(value: Scalar) -> u64 {
+    match value {
+        Scalar::F32(v) if v.is_nan() => u64::MAX,
+        Scalar::F64(v) if v.is_nan() => u64::MAX,
+        other => other.bits(),
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_same(dtype: DType, got: &[u8], want: &[u8], what: &str) {
+    for i in 0..want.len() / dtype.size() {
+        let (g, w) = (get(got, dtype, i), get(want, dtype, i));
+        assert!(canonical(g) == canonical(w), "{what}: element {i} is {g}, not {w}");
+    }
+}
+
+#[track_caller]
+pub(crate) fn assert_close(dtype: DType, got: &[u8], want: &[u8], relative: f64, absolute: f64, what: &str) {
+    for i in 0..want.len() / dtype.size() {
+        let (g, w) = (get(got, dtype, i).to_f64(), get(want, dtype, i).to_f64());
+        let near = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= absolute + relative * w.abs();
+        assert!(near, "{what}: element {i} is {g}, not {w}");
+    }
+}
+
+/// A load over `dims`: axes in some order, some broadcast, some reversed, some with gaps.
+pub(crate) fn random_access(
+    random: &mut Random,
+    dtype: DType,
+    dims: &[usize],
+    store: bool,
+    fixed: &[usize],
+) -> Access {
+    let mut strides: Strides = dims.iter().map(|_| 0).collect();
+    let mut axes: Vec<usize> = (0..dims.len()).collect();
+    if random.chance(40) {
+        for i in (1..axes.len()).rev() {
+            axes.swap(i, random.below(i + 1));
+        }
+    }
+    let mut step = if random.chance(20) { 2 } else { 1 };
+    let mut offset = random.below(3);
+    let simple = random.chance(40);
+    for &axis in axes.iter().rev() {
+        if fixed.contains(&axis) || (!store && random.chance(25)) {
+            continue;
+        }
+        let reversed = !simple && random.chance(20);
+        strides[axis] = if reversed { -(step as isize) } else { step as isize };
+        if reversed {
+            offset += step * dims[axis].saturating_sub(1);
+        }
+        step *= dims[axis].max(1);
+        if !simple && random.chance(20) {
+            step += random.below(4);
+        }
+    }
+    let mut access = Access { dtype, offset, strides, len: offset + random.below(4) };
+    access.len = access.reach(dims).map_or(access.len, |(_, high)| high as usize + 1 + random.below(4));
+    access
+}

@@ -1,0 +1,9 @@
+//! Kernels against the reference semantics of expressions, on every instruction-set level of this machine.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+mod common;
+mod gemm;
+mod maps;
+mod operations;
+mod reductions;
+mod scatter;

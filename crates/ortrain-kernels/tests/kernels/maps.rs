@@ -1,0 +1,326 @@
+//! Maps over random spaces, strides and expressions.
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, DType, Inst, Nest, OutOfRange, Reg, RunScalar, Scalar, Type,
+    UnaryOp,
+};
+use ortrain_kernels::{Isa, NestKernel, Order, Pool};
+use proptest::prelude::*;
+
+use crate::common::*;
+
+const TYPES: [Type; 7] = [Type::F32, Type::F64, Type::I32, Type::I64, Type::U32, Type::U64, Type::Bool];
+
+pub(crate) fn random_dims(random: &mut Random) -> Vec<usize> {
+    let rank = random.below(5);
+    let mut dims: Vec<usize> = (0..rank).map(|_| random.pick(&[1, 2, 3, 4, 5, 7, 8])).collect();
+    if random.chance(50)
+        && let Some(dim) = dims.last_mut()
+    {
+        *dim = random.pick(&[1, 16, 17, 63, 64, 65, 130, 700]);
+    }
+    if random.chance(4) && rank > 0 {
+        let axis = random.below(rank);
+        dims[axis] = 0;
+    }
+    dims
+}
+
+/// An expression whose every result is exact: no elementary functions.
+pub(crate) fn random_expr(
+    random: &mut Random,
+    b: &mut Builder,
+    loads: &[Access],
+    rank: usize,
+    regs: &mut Vec<Reg>,
+    count: usize,
+) {
+    let start = regs.len();
+    let mut tries = 0;
+    while regs.len() < start + count && tries < 20 * count {
+        tries += 1;
+        let ty = random.pick(&TYPES);
+        let of = |b: &Builder, ty: Type, random: &mut Random, regs: &[Reg]| {
+            let fitting: Vec<Reg> = regs.iter().copied().filter(|&reg| b.ty(reg) == ty).collect();
+            (!fitting.is_empty()).then(|| random.pick(&fitting))
+        };
+        let reg = match random.below(12) {
+            0 => {
+                let value = random.scalar(if ty.is_float() { DType::F64 } else { DType::I64 });
+                Some(b.push(Inst::Const(value.convert(ty)), ty))
+            }
+            1 if !loads.is_empty() => {
+                let slot = random.below(loads.len());
+                let ty = if random.chance(70) { Type::of(loads[slot].dtype) } else { ty };
+                Some(b.load(slot, ty))
+            }
+            2 if !loads.is_empty() => of(b, Type::I64, random, regs).map(|index| {
+                let slot = random.below(loads.len());
+                b.load_at(slot, index, Type::of(loads[slot].dtype))
+            }),
+            3 if rank > 0 => Some(b.coordinate(random.below(rank))),
+            4 => Some(b.run_scalar(RunScalar::Seed)),
+            5 => of(b, ty, random, regs).map(|x| {
+                let op = match ty {
+                    Type::Bool => UnaryOp::Not,
+                    Type::F32 | Type::F64 => random.pick(&[
+                        UnaryOp::Neg,
+                        UnaryOp::Abs,
+                        UnaryOp::Sign,
+                        UnaryOp::Floor,
+                        UnaryOp::Sqrt,
+                    ]),
+                    _ => random.pick(&[UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Sign, UnaryOp::Floor]),
+                };
+                b.push(Inst::Unary(op, x), ty)
+            }),
+            6..=7 => of(b, ty, random, regs).zip(of(b, ty, random, regs)).map(|(x, y)| {
+                let op = match ty {
+                    Type::Bool => random.pick(&[BinaryOp::And, BinaryOp::Or, BinaryOp::Xor]),
+                    Type::F32 | Type::F64 => random.pick(&[
+                        BinaryOp::Add,
+                        BinaryOp::Sub,
+                        BinaryOp::Mul,
+                        BinaryOp::Div,
+                        BinaryOp::Rem,
+                        BinaryOp::Min,
+                        BinaryOp::Max,
+                    ]),
+                    _ => random.pick(&[
+                        BinaryOp::Add,
+                        BinaryOp::Sub,
+                        BinaryOp::Mul,
+                        BinaryOp::Div,
+                        BinaryOp::Rem,
+                        BinaryOp::Pow,
+                        BinaryOp::Min,
+                        BinaryOp::Max,
+                    ]),
+                };
+                b.push(Inst::Binary(op, x, y), ty)
+            }),
+            8 => of(b, ty, random, regs).zip(of(b, ty, random, regs)).map(|(x, y)| {
+                let op = random.pick(&[CompareOp::Eq, CompareOp::Lt, CompareOp::Le]);
+                b.push(Inst::Compare(op, x, y), Type::Bool)
+            }),
+            9 => of(b, Type::Bool, random, regs)
+                .zip(of(b, ty, random, regs).zip(of(b, ty, random, regs)))
+                .map(|(c, (x, y))| b.push(Inst::Select(c, x, y), ty)),
+            10 if !regs.is_empty() => Some(b.push(Inst::Convert(random.pick(regs)), ty)),
+            11 => {
+                let index = of(b, Type::U64, random, regs);
+                index
+                    .zip(of(b, Type::U64, random, regs))
+                    .map(|(i, s)| b.push(Inst::Random(i, s, i), Type::U32))
+            }
+            _ => None,
+        };
+        regs.extend(reg);
+    }
+}
+
+fn random_map(random: &mut Random) -> Nest {
+    let dims = random_dims(random);
+    let loads: Vec<Access> = (0..random.below(4))
+        .map(|_| {
+            let dtype = random.pick(&DType::ALL);
+            random_access(random, dtype, &dims, false, &[])
+        })
+        .collect();
+    let mut b = Builder::new();
+    let mut regs = vec![b.int(3)];
+    let count = 1 + random.below(25);
+    random_expr(random, &mut b, &loads, dims.len(), &mut regs, count);
+    let outputs: Vec<Reg> = (0..1 + random.below(3)).map(|_| random.pick(&regs)).collect();
+    let stores = outputs
+        .iter()
+        .map(|_| {
+            let dtype = random.pick(&DType::ALL);
+            random_access(random, dtype, &dims, true, &[])
+        })
+        .collect();
+    Nest {
+        dims: dims.into_iter().collect(),
+        inner: 0,
+        loads,
+        expr: b.finish(&outputs),
+        reductions: Vec::new(),
+        stores,
+    }
+}
+
+pub(crate) fn buffers(random: &mut Random, nest: &Nest) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let loads = nest.loads.iter().map(|a| buffer(random, a.dtype, a.len)).collect();
+    let outs = nest.stores.iter().map(|a| buffer(random, a.dtype, a.len)).collect();
+    (loads, outs)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn maps_compute_what_the_reference_computes(seed: u64) {
+        let mut random = Random(seed);
+        let nest = random_map(&mut random);
+        let (loads, outs) = buffers(&mut random, &nest);
+        let want = reference(&nest, &loads, &outs).unwrap();
+        for isa in Isa::available() {
+            let got = run(&nest, isa, Order::Auto, 1, &loads, &outs).unwrap();
+            for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
+                assert_same(store.dtype, got, want, &format!("{:?} {} at {isa}", nest.dims, nest.expr));
+            }
+        }
+    }
+}
+
+fn map(n: usize, loads: Vec<Access>, stores: Vec<Access>, build: impl Fn(&mut Builder) -> Vec<Reg>) -> Nest {
+    let mut b = Builder::new();
+    let outputs = build(&mut b);
+    Nest {
+        dims: [n].into_iter().collect(),
+        inner: 0,
+        loads,
+        expr: b.finish(&outputs),
+        reductions: Vec::new(),
+        stores,
+    }
+}
+
+#[test]
+fn every_size() {
+    for n in (0..70).chain([127, 128, 129, 1023, 1024, 1025, 2049, 5000]) {
+        let access = Access::contiguous(DType::F32, &[n]);
+        let nest = map(n, vec![access.clone()], vec![access], |b| {
+            let x = b.load(0, Type::F32);
+            let three = b.constant(Type::F32, 3.0);
+            let y = b.mul(x, three);
+            vec![b.add(y, x)]
+        });
+        let mut random = Random(n as u64);
+        let (loads, outs) = buffers(&mut random, &nest);
+        let want = reference(&nest, &loads, &outs).unwrap();
+        for isa in Isa::available() {
+            let got = run(&nest, isa, Order::Auto, 2, &loads, &outs).unwrap();
+            assert_same(DType::F32, &got[0], &want[0], &format!("{n} elements at {isa}"));
+        }
+    }
+}
+
+#[test]
+fn a_buffer_may_be_loaded_and_stored() {
+    let n = 100_000;
+    let access = Access::contiguous(DType::F32, &[n]);
+    let nest = map(n, vec![access.clone()], vec![access], |b| {
+        let x = b.load(0, Type::F32);
+        vec![b.add(x, x)]
+    });
+    for isa in Isa::available() {
+        let kernel = NestKernel::new(&nest, isa).unwrap();
+        let pool = Pool::new(3);
+        let mut memory = Memory::new(kernel.scratch_bytes(3));
+        let mut values: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let base = values.as_mut_ptr().cast();
+        // SAFETY: both accesses are equal, and the buffer belongs to this test.
+        unsafe { kernel.run(&[base, base], SCALARS, &pool, memory.scratch()) }.unwrap();
+        assert!(values.iter().enumerate().all(|(i, &v)| v == 2.0 * i as f32), "{isa}");
+    }
+}
+
+#[test]
+fn the_first_guard_that_fails_is_reported() {
+    let n = 300_000;
+    let access = Access::contiguous(DType::I64, &[n]);
+    let nest = map(n, vec![access.clone()], vec![access], |b| {
+        let x = b.load(0, Type::I64);
+        let first = b.guard(x, 1000);
+        let twice = b.add(first, first);
+        // The same index fails here too, but later.
+        vec![b.guard(twice, 10_000)]
+    });
+    for bad in [vec![], vec![0], vec![299_999, 123_456], vec![5, 299_999], vec![150_000, 149_999, 200_000]] {
+        let mut index = vec![0i64; n];
+        for &i in &bad {
+            index[i] = -(i as i64) - 1;
+        }
+        let load: Vec<u8> = index.iter().flat_map(|i| i.to_le_bytes()).collect();
+        let want = match bad.iter().min() {
+            None => Ok(()),
+            Some(&i) => Err(OutOfRange { index: -(i as i64) - 1, bound: 1000 }),
+        };
+        for isa in Isa::available() {
+            for threads in 1..=3 {
+                let got =
+                    run(&nest, isa, Order::Auto, threads, std::slice::from_ref(&load), &[vec![0; n * 8]]);
+                assert_eq!(got.map(|_| ()), want, "{bad:?} on {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_unused_guard_still_guards() {
+    let access = Access::contiguous(DType::I64, &[5]);
+    let nest = map(5, vec![access.clone()], vec![access], |b| {
+        let x = b.load(0, Type::I64);
+        b.guard(x, 3);
+        vec![x]
+    });
+    let load: Vec<u8> = [0i64, 1, 2, 3, 4].iter().flat_map(|i| i.to_le_bytes()).collect();
+    let got = run(&nest, Isa::PORTABLE, Order::Auto, 1, &[load], &[vec![0; 40]]);
+    assert_eq!(got, Err(OutOfRange { index: 3, bound: 3 }));
+}
+
+#[test]
+fn one_element_is_not_stored_twice() {
+    let nest = map(
+        5,
+        vec![Access::contiguous(DType::F32, &[5])],
+        vec![Access { strides: [0].into_iter().collect(), ..Access::contiguous(DType::F32, &[5]) }],
+        |b| vec![b.load(0, Type::F32)],
+    );
+    NestKernel::new(&nest, Isa::PORTABLE).expect_err("five results for one element");
+}
+
+#[test]
+fn less_scratch_memory_means_fewer_threads() {
+    let n = 200_000;
+    let access = Access::contiguous(DType::F32, &[n]);
+    let nest = map(n, vec![access.clone()], vec![access], |b| {
+        let x = b.load(0, Type::F32);
+        vec![b.unary(UnaryOp::Exp, x)]
+    });
+    let kernel = NestKernel::new(&nest, Isa::detect()).unwrap();
+    let pool = Pool::new(4);
+    let mut random = Random(1);
+    let mut load = f32_buffer(&mut random, n);
+    let mut results = Vec::new();
+    for threads in 1..=4 {
+        let mut memory = Memory::new(kernel.scratch_bytes(threads));
+        let mut out = vec![0u8; n * 4];
+        // SAFETY: buffers of the accesses' lengths.
+        unsafe { kernel.run(&[load.as_mut_ptr(), out.as_mut_ptr()], SCALARS, &pool, memory.scratch()) }
+            .unwrap();
+        results.push(out);
+    }
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn scalars_of_a_space_without_axes() {
+    let nest = Nest {
+        dims: [].into_iter().collect(),
+        inner: 0,
+        loads: vec![Access::contiguous(DType::F32, &[])],
+        expr: {
+            let mut b = Builder::new();
+            let x = b.load(0, Type::F32);
+            let y = b.push(Inst::Const(Scalar::F32(2.0)), Type::F32);
+            let z = b.mul(x, y);
+            b.finish(&[z])
+        },
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(DType::F32, &[])],
+    };
+    let got = run(&nest, Isa::PORTABLE, Order::Auto, 1, &[bytes_of(&[21.0])], &[bytes_of(&[0.0])]).unwrap();
+    assert_eq!(floats(&got[0]), [42.0]);
+}

@@ -1,0 +1,267 @@
+//! Every operation, for every type it is defined for, on edge cases.
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, DType, Inst, Nest, Reg, RunScalar, Scalar, Type, UnaryOp,
+};
+use ortrain_kernels::{Isa, Order, vecmath};
+
+use crate::common::*;
+
+const TYPES: [DType; 7] =
+    [DType::F32, DType::F64, DType::I32, DType::I64, DType::U32, DType::U64, DType::Bool];
+
+const UNARY: [UnaryOp; 11] = [
+    UnaryOp::Neg,
+    UnaryOp::Abs,
+    UnaryOp::Sign,
+    UnaryOp::Exp,
+    UnaryOp::Log,
+    UnaryOp::Sqrt,
+    UnaryOp::Erf,
+    UnaryOp::Tanh,
+    UnaryOp::Sigmoid,
+    UnaryOp::Floor,
+    UnaryOp::Not,
+];
+
+const BINARY: [BinaryOp; 11] = [
+    BinaryOp::Add,
+    BinaryOp::Sub,
+    BinaryOp::Mul,
+    BinaryOp::Div,
+    BinaryOp::Rem,
+    BinaryOp::Pow,
+    BinaryOp::Min,
+    BinaryOp::Max,
+    BinaryOp::And,
+    BinaryOp::Or,
+    BinaryOp::Xor,
+];
+
+fn unary_is_defined(op: UnaryOp, ty: Type) -> bool {
+    match op {
+        UnaryOp::Not => ty == Type::Bool,
+        UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
+        _ => ty.is_float(),
+    }
+}
+
+fn binary_is_defined(op: BinaryOp, ty: Type) -> bool {
+    matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor) == (ty == Type::Bool)
+}
+
+/// Pairs of edge cases and of ordinary values, as two buffers.
+fn pairs(dtype: DType) -> (Vec<u8>, Vec<u8>, usize) {
+    let mut random = Random(7);
+    let mut values: Vec<Scalar> = (0..40).map(|_| random.scalar(dtype)).collect();
+    if dtype.is_float() {
+        let edges = [
+            0.0,
+            -0.0,
+            f64::NAN,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            1e-40,
+            3.0,
+            -3.0,
+            0.5,
+            2.5,
+            -2.0,
+            89.0,
+            -104.0,
+        ];
+        values.extend(edges.map(Scalar::F64));
+    } else {
+        values.extend([0, 1, -1, 2, 3, -5, i64::MIN, i64::MAX, i64::from(i32::MIN)].map(Scalar::I64));
+    }
+    let n = values.len() * values.len();
+    let (mut a, mut b) = (vec![0; n * dtype.size()], vec![0; n * dtype.size()]);
+    for (i, &x) in values.iter().enumerate() {
+        for (j, &y) in values.iter().enumerate() {
+            put(&mut a, dtype, i * values.len() + j, x);
+            put(&mut b, dtype, i * values.len() + j, y);
+        }
+    }
+    (a, b, n)
+}
+
+fn check(expr: impl Fn(&mut Builder, Reg, Reg) -> Reg, dtype: DType, out: DType, bound: u64, what: &str) {
+    let (a, b, n) = pairs(dtype);
+    let mut builder = Builder::new();
+    let ty = Type::of(dtype);
+    let (x, y) = (builder.load(0, ty), builder.load(1, ty));
+    let result = expr(&mut builder, x, y);
+    let access = |dtype| Access::contiguous(dtype, &[n]);
+    let nest = Nest {
+        dims: [n].into_iter().collect(),
+        inner: 0,
+        loads: vec![access(dtype), access(dtype)],
+        expr: builder.finish(&[result]),
+        reductions: Vec::new(),
+        stores: vec![access(out)],
+    };
+    let loads = [a, b];
+    let outs = [vec![0xee; n * out.size()]];
+    let want = reference(&nest, &loads, &outs).unwrap();
+    for isa in Isa::available() {
+        let got = run(&nest, isa, Order::Auto, 1, &loads, &outs).unwrap();
+        let what = format!("{what} of {dtype} at {isa}");
+        if bound == 0 {
+            assert_same(out, &got[0], &want[0], &what);
+        } else {
+            for (i, (g, w)) in floats(&got[0]).into_iter().zip(floats(&want[0])).enumerate() {
+                let at = (get(&loads[0], dtype, i), get(&loads[1], dtype, i));
+                assert!(ulp(g, w) <= bound, "{what}: ({}, {}) gives {g:e}, not {w:e}", at.0, at.1);
+            }
+        }
+    }
+}
+
+#[test]
+fn unary() {
+    for op in UNARY {
+        for dtype in TYPES.into_iter().filter(|&dtype| unary_is_defined(op, Type::of(dtype))) {
+            let bound = match (op, dtype) {
+                (UnaryOp::Exp, DType::F32) => vecmath::EXP_MAX_ULP,
+                (UnaryOp::Log, DType::F32) => vecmath::LOG_MAX_ULP,
+                (UnaryOp::Tanh, DType::F32) => vecmath::TANH_MAX_ULP,
+                (UnaryOp::Sigmoid, DType::F32) => vecmath::SIGMOID_MAX_ULP,
+                (UnaryOp::Erf, DType::F32) => vecmath::ERF_MAX_ULP,
+                _ => 0,
+            };
+            let build = |b: &mut Builder, x: Reg, _: Reg| b.unary(op, x);
+            check(build, dtype, dtype, u64::from(bound), &format!("{op:?}"));
+        }
+    }
+}
+
+#[test]
+fn binary() {
+    for op in BINARY {
+        for dtype in TYPES.into_iter().filter(|&dtype| binary_is_defined(op, Type::of(dtype))) {
+            let bound = if (op, dtype) == (BinaryOp::Pow, DType::F32) { vecmath::POW_MAX_ULP } else { 0 };
+            let build = |b: &mut Builder, x: Reg, y: Reg| b.binary(op, x, y);
+            check(build, dtype, dtype, u64::from(bound), &format!("{op:?}"));
+        }
+    }
+}
+
+#[test]
+fn compare_and_select() {
+    for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
+        for dtype in TYPES {
+            check(|b, x, y| b.compare(op, x, y), dtype, DType::Bool, 0, &format!("{op:?}"));
+            let select = |b: &mut Builder, x, y| {
+                let c = b.compare(op, x, y);
+                b.select(c, x, y)
+            };
+            check(select, dtype, dtype, 0, &format!("select by {op:?}"));
+        }
+    }
+}
+
+#[test]
+fn convert_load_and_store() {
+    // Loads of every stored type, conversions between all computed ones, stores of every type.
+    for from in DType::ALL {
+        for to in DType::ALL {
+            let build = |b: &mut Builder, x: Reg, _: Reg| b.push(Inst::Convert(x), Type::of(to));
+            check(build, from, to, 0, &format!("conversion to {to}"));
+            // The same conversion, made by the store.
+            check(|_, x, _| x, from, to, 0, &format!("store as {to}"));
+        }
+    }
+}
+
+#[test]
+fn a_load_may_name_another_type() {
+    for from in DType::ALL {
+        for ty in TYPES.map(Type::of) {
+            check(|b, _, _| b.load(0, ty), from, from, 0, &format!("load as {ty:?}"));
+        }
+    }
+}
+
+#[test]
+fn constants_coordinates_and_run_scalars() {
+    let dims = [3usize, 1, 50, 7];
+    let n: usize = dims.iter().product();
+    for axis in 0..dims.len() {
+        let mut b = Builder::new();
+        let coordinate = b.coordinate(axis);
+        let seed = b.run_scalar(RunScalar::Seed);
+        let step = b.run_scalar(RunScalar::TrainStep);
+        let (seed, step) = (b.convert(seed, Type::I64), b.convert(step, Type::I64));
+        let seven = b.int(7);
+        let sum = b.add(coordinate, step);
+        let product = b.mul(seed, seven);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            loads: Vec::new(),
+            expr: b.finish(&[coordinate, sum, product]),
+            reductions: Vec::new(),
+            stores: vec![Access::contiguous(DType::I64, &dims); 3],
+        };
+        let outs = vec![vec![0; n * 8]; 3];
+        let want = reference(&nest, &[], &outs).unwrap();
+        for isa in Isa::available() {
+            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "axis {axis} at {isa}");
+        }
+    }
+}
+
+#[test]
+fn random_bits_are_those_of_the_reference() {
+    let n = 3000;
+    let mut b = Builder::new();
+    let (seed, index) = (b.run_scalar(RunScalar::Seed), b.coordinate(0));
+    let index = b.convert(index, Type::U64);
+    let stream = b.constant(Type::U64, 12_345.0);
+    let bits = b.push(Inst::Random(seed, stream, index), Type::U32);
+    let nest = Nest {
+        dims: [n].into_iter().collect(),
+        inner: 0,
+        loads: Vec::new(),
+        expr: b.finish(&[bits]),
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(DType::U32, &[n])],
+    };
+    let outs = vec![vec![0; n * 4]];
+    let want = reference(&nest, &[], &outs).unwrap();
+    for isa in Isa::available() {
+        assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "{isa}");
+    }
+}
+
+#[test]
+fn ill_typed_expressions_are_refused() {
+    let refuse = |build: &dyn Fn(&mut Builder) -> Reg| {
+        let mut b = Builder::new();
+        let result = build(&mut b);
+        let nest = Nest {
+            dims: [4].into_iter().collect(),
+            inner: 0,
+            loads: vec![Access::contiguous(DType::F32, &[4])],
+            expr: b.finish(&[result]),
+            reductions: Vec::new(),
+            stores: vec![Access::contiguous(DType::F32, &[4])],
+        };
+        ortrain_kernels::NestKernel::new(&nest, Isa::PORTABLE).expect_err("it is wrong");
+    };
+    refuse(&|b| {
+        let x = b.load(0, Type::Bool);
+        b.push(Inst::Unary(UnaryOp::Exp, x), Type::Bool)
+    });
+    refuse(&|b| {
+        let (x, y) = (b.load(0, Type::F32), b.int(1));
+        b.push(Inst::Binary(BinaryOp::Add, x, y), Type::F32)
+    });
+    refuse(&|b| b.load(3, Type::F32));
+    refuse(&|b| b.coordinate(1));
+    refuse(&|b| b.reduced(0, Type::F32));
+    refuse(&|b| {
+        let x = b.load(0, Type::F32);
+        b.load_at(0, x, Type::F32)
+    });
+}
