@@ -66,9 +66,7 @@ class Run:
     def __init__(self, folder: Path, checkpoint: str = "checkpoint", **arguments: Any) -> None:
         self.folder = folder
         self.state = CheckpointState.load_checkpoint(folder / checkpoint)
-        self.module = Module(
-            folder / "training_model.onnx", self.state, folder / "eval_model.onnx", **arguments
-        )
+        self.module = Module(folder / "training_model.onnx", self.state, folder / "eval_model.onnx", **arguments)
         self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
 
 

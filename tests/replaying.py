@@ -104,7 +104,7 @@ def replay(api: Any, case: Path, artifacts: Path, **module_arguments: Any) -> di
         results = as_tuple(module(*[batches[micro % len(batches)][name] for name in inputs]))
         record.values["loss of this step"] = losses[micro]
         record.compare("loss", np.asarray(results[0]).reshape(()), "loss of this step")
-        for name, value in zip(outputs[1:], results[1:]):
+        for name, value in zip(outputs[1:], results[1:], strict=True):
             record.compare("output", value, f"output/micro{micro + 1}/{name}")
         if micro < micro_steps:
             for name, parameter in state.parameters:
@@ -127,7 +127,7 @@ def replay(api: Any, case: Path, artifacts: Path, **module_arguments: Any) -> di
         record.compare("parameter", packed, key, allowance=drift)
     module.eval()
     results = as_tuple(module(*[batches[0][name] for name in module.input_names()]))
-    for name, value in zip(module.output_names(), results):
+    for name, value in zip(module.output_names(), results, strict=True):
         record.compare("eval", value, f"eval/final/{name}")
     return record.distances
 

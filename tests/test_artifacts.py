@@ -75,9 +75,7 @@ def test_ways_to_give_a_model(tmp_path: Path) -> None:
     for k, given in enumerate((FORWARD, os.fspath(FORWARD), FORWARD.read_bytes(), model)):
         folder = tmp_path / str(k)
         folder.mkdir()
-        artifacts.generate_artifacts(
-            given, requires_grad=WEIGHTS, loss=CROSS_ENTROPY, artifact_directory=folder
-        )
+        artifacts.generate_artifacts(given, requires_grad=WEIGHTS, loss=CROSS_ENTROPY, artifact_directory=folder)
         found.append((folder / "training_model.onnx").read_bytes())
     assert all(content == found[0] for content in found)
     assert model.SerializeToString() == before
@@ -161,9 +159,7 @@ class Block:
         ({"requires_grad": "fc1.weight"}, TypeError, "requires_grad is a list of names, not one name"),
     ],
 )
-def test_refusals(
-    arguments: dict[str, object], kind: type[Exception], sentence: str, tmp_path: Path
-) -> None:
+def test_refusals(arguments: dict[str, object], kind: type[Exception], sentence: str, tmp_path: Path) -> None:
     """Each names what is wrong, and writes nothing."""
     with pytest.raises(kind) as error:
         generate("mlp_adamw_ce", tmp_path, **arguments)

@@ -73,9 +73,7 @@ def test_several_outputs() -> None:
 
 
 def test_models_from_bytes_and_messages(run: Run) -> None:
-    train, evaluation, optimizer = (
-        run.folder / f"{name}_model.onnx" for name in ("training", "eval", "optimizer")
-    )
+    train, evaluation, optimizer = (run.folder / f"{name}_model.onnx" for name in ("training", "eval", "optimizer"))
     for train_model, eval_model, optimizer_model in (
         (os.fspath(train), os.fspath(evaluation), os.fspath(optimizer)),
         (train.read_bytes(), evaluation.read_bytes(), optimizer.read_bytes()),

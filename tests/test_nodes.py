@@ -28,7 +28,7 @@ UNSUPPORTED_TYPES = frozenset(
 )
 # How many cases that is, so that none leaves the list of those that must pass unnoticed.
 UNSUPPORTED_CASES = 106
-# Models are read from this operator set on. The cases of Not, which has not changed since the first, state an older one.
+# Models are read from this operator set on. The cases of Not, which never changed, state an older one.
 OLDEST_OPSET = 7
 # Cases whose outputs are random: any mask is right.
 RANDOM = frozenset(
@@ -106,9 +106,7 @@ def test_node(name: str, backend: str) -> None:
             assert got.dtype == want.dtype
             assert got.shape == want.shape
             wide = np.float64 if got.dtype.kind not in "biu" else got.dtype
-            np.testing.assert_allclose(
-                got.astype(wide), want.astype(wide), rtol=case.rtol, atol=case.atol, strict=True
-            )
+            np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=case.rtol, atol=case.atol, strict=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -158,5 +156,5 @@ def test_dropout_statistics(ratio: float, backend: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(cases()[1]))
 def test_unsupported_type_is_refused(name: str) -> None:
-    with pytest.raises((ortrain.UnsupportedError, ortrain.InvalidModelError), match="type|Sequence|Optional"):
+    with pytest.raises((ortrain.UnsupportedError, ortrain.InvalidModelError), match=r"type|Sequence|Optional"):
         ortrain.InferenceSession(cases()[1][name].model)

@@ -56,9 +56,7 @@ def oracle() -> Path:
 def in_oracle(python: Path, script: Path, *arguments: str) -> str:
     """What a script prints in the environment of the reference, and in nothing of ours."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    done = subprocess.run(
-        [python, script, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([python, script, *arguments], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()[-1]
 
@@ -72,9 +70,7 @@ def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) ->
     assert not {case: found for case, found in distances.items() if too_far(found)}, distances
 
 
-def test_our_checkpoint_goes_on_there(
-    oracle: Path, ours: Callable[[str], Path], run: Run, tmp_path: Path
-) -> None:
+def test_our_checkpoint_goes_on_there(oracle: Path, ours: Callable[[str], Path], run: Run, tmp_path: Path) -> None:
     """A run saved here goes on there as it goes on here: parameters, moments, step and properties arrive."""
     batches = batches_of(RECORDS / "mlp_adamw_ce")
     inputs = run.module.input_names()
@@ -99,6 +95,4 @@ def test_our_checkpoint_goes_on_there(
     assert there["properties"] == {"epoch": 3, "tag": "ünïcode"}
     np.testing.assert_allclose(there["losses"], losses, rtol=2e-5)
     for name, values in there["parameters"].items():
-        np.testing.assert_allclose(
-            run.state.parameters[name].data.ravel(), values, rtol=5e-4, atol=1e-5, err_msg=name
-        )
+        np.testing.assert_allclose(run.state.parameters[name].data.ravel(), values, rtol=5e-4, atol=1e-5, err_msg=name)

@@ -280,9 +280,7 @@ def test_writing_while_another_thread_steps(run: Run) -> None:
 
 
 @pytest.mark.parametrize("ml_dtypes_there", [True, False])
-def test_bfloat16_parameters(
-    ml_dtypes_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_parameters(ml_dtypes_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ml_dtypes.bfloat16, or as their bits."""
     import ml_dtypes
 
@@ -300,9 +298,7 @@ def test_bfloat16_parameters(
         [numpy_helper.from_array(values, "b"), numpy_helper.from_array(np.ones(3, np.float32), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    artifacts.generate_artifacts(
-        model, requires_grad=["w"], frozen_params=["b"], artifact_directory=tmp_path
-    )
+    artifacts.generate_artifacts(model, requires_grad=["w"], frozen_params=["b"], artifact_directory=tmp_path)
     script = f"""
 import sys
 if not {ml_dtypes_there}:

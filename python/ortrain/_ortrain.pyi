@@ -5,6 +5,18 @@ from typing import Any, Final, final
 
 import numpy.typing as npt
 
+__all__ = [
+    "CheckpointState",
+    "InferenceSession",
+    "LinearLRScheduler",
+    "Module",
+    "Optimizer",
+    "OrtValue",
+    "__version__",
+    "dump",
+    "generate_artifacts",
+]
+
 __version__: Final[str]
 
 @final

@@ -15,8 +15,8 @@ class SupportsSerializeToString(Protocol):
         ...
 
 
-PathLike: TypeAlias = "str | os.PathLike[str]"
-ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | SupportsSerializeToString"
+PathLike: TypeAlias = str | os.PathLike[str]
+ModelLike: TypeAlias = str | os.PathLike[str] | bytes | SupportsSerializeToString
 
 
 def model_source(model: ModelLike) -> str | bytes:

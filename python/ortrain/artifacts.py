@@ -67,13 +67,12 @@ def generate_artifacts(
         additional_output_names: values to return beside the loss, at each training and eval step.
         nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
+
     """
     if ort_format:
         raise UnsupportedError("ort_format=True is not supported: ortrain writes and reads .onnx files")
     if custom_op_library is not None:
-        raise UnsupportedError(
-            "custom_op_library is not supported: ortrain runs no operators from shared libraries"
-        )
+        raise UnsupportedError("custom_op_library is not supported: ortrain runs no operators from shared libraries")
     _ortrain.generate_artifacts(
         model_source(model),
         requires_grad=_names("requires_grad", requires_grad),
@@ -101,6 +100,5 @@ def _member(argument: str, value: object, kind: type[enum.IntEnum]) -> str | Non
         return value.name
     choices = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     raise TypeError(
-        f"{argument} is one of {choices} or None, not {type(value).__name__}; "
-        "blocks of onnxblock are not supported"
+        f"{argument} is one of {choices} or None, not {type(value).__name__}; blocks of onnxblock are not supported"
     )

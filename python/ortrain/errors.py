@@ -10,7 +10,10 @@ __all__ = [
 
 
 class OrtrainError(RuntimeError):
-    """The root: whatever ortrain refuses or fails to do. Itself for a failing disk, a damaged checkpoint, a call too early."""
+    """The root: whatever ortrain refuses or fails to do.
+
+    Raised itself for a failing disk, a damaged checkpoint, a call out of order.
+    """
 
 
 class InvalidArgumentError(OrtrainError, ValueError):

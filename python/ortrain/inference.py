@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["InferenceSession", "NodeArg", "SessionOptions"]
 
@@ -100,9 +102,7 @@ class InferenceSession:
             if name not in outputs:
                 raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}")
         feeds = {
-            name: value._ortvalue
-            if isinstance(value, OrtValue)
-            else _ortrain.OrtValue.from_numpy(np.asarray(value))
+            name: value._ortvalue if isinstance(value, OrtValue) else _ortrain.OrtValue.from_numpy(np.asarray(value))
             for name, value in input_feed.items()
         }
         results = dict(zip(outputs, self._native.run(feeds), strict=True))

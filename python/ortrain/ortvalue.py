@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ortrain import _ortrain
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["OrtValue"]
 
@@ -36,7 +38,7 @@ class OrtValue:
         return OrtValue(_ortrain.OrtValue.from_numpy(np.asarray(data), onnx_element_type))
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy as an array. bfloat16 comes as ``ml_dtypes.bfloat16`` if that is installed, else as its uint16 bits."""
+        """A copy as an array. bfloat16 is ``ml_dtypes.bfloat16`` if that is installed, else its uint16 bits."""
         return self._ortvalue.numpy()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:

@@ -17,7 +17,11 @@ pub(crate) struct Addresses<'a> {
 }
 
 impl<'a> Addresses<'a> {
-    pub(crate) fn new(program: &'a Program, bindings: &'a Bindings<'a>, work: &'a Workspace) -> Addresses<'a> {
+    pub(crate) fn new(
+        program: &'a Program,
+        bindings: &'a Bindings<'a>,
+        work: &'a Workspace,
+    ) -> Addresses<'a> {
         Addresses { program, bindings, work }
     }
 

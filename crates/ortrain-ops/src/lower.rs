@@ -433,7 +433,8 @@ impl NestBuilder {
         let along = |axis: usize| l.nest.loads.iter().any(|access| access.strides[axis] == 1);
         let last_outer = (0..outer).rev().find(|&axis| l.nest.dims[axis] > 1);
         let inner_contiguous = (outer..l.nest.dims.len()).any(|axis| l.nest.dims[axis] > 1 && along(axis));
-        let per_outer = l.nest.stores.iter().all(|store| store.strides[outer..].iter().all(|&stride| stride == 0));
+        let per_outer =
+            l.nest.stores.iter().all(|store| store.strides[outer..].iter().all(|&stride| stride == 0));
         if l.nest.reductions.len() == 1 && per_outer && !inner_contiguous && last_outer.is_some_and(along) {
             Step::Col(l)
         } else {

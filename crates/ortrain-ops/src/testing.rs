@@ -100,7 +100,8 @@ pub(crate) fn run_with(graph: &Graph, inputs: &[Tensor], scalars: Scalars) -> Re
                 let len = ortrain_graph::byte_length(dtype, dims).expect("it was run");
                 let mut bytes = vec![0; len];
                 value.copy_to(&mut bytes);
-                results[k] = Some(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is right"));
+                results[k] =
+                    Some(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is right"));
             },
         )
         .map_err(Failure::Run)?;

@@ -1,6 +1,6 @@
 //! Every stage between a file and its instructions, as text.
 
-use ortrain_graph::{Dim, Graph, Tensor, ValueId, ValueType};
+use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::{differentiate::differentiate, infer::infer};
 use ortrain_ops::{Role, Specialiser};
 
@@ -55,9 +55,7 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
     }
     let is_weight = |&id: &ValueId| {
         let value = graph.value(id);
-        reached[id.0 as usize]
-            && value.constant.is_some()
-            && value.ty.dtype().is_some_and(|dtype| dtype.is_float())
+        reached[id.0 as usize] && value.constant.is_some() && value.ty.dtype().is_some_and(DType::is_float)
     };
     // What a node made is no initializer, even where its content is known.
     let producers = graph.producers();

@@ -42,7 +42,7 @@ pub enum Error {
         /// The model.
         model: String,
         /// What is wrong with it.
-        source: GraphError,
+        source: Box<GraphError>,
     },
     /// A model's operators cannot be understood, differentiated or written.
     #[error("{model}: {source}")]
@@ -172,7 +172,9 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Onnx(OnnxError::Read { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
+            Error::Onnx(OnnxError::Read { error, .. } | OnnxError::Write { error, .. })
+                if error.kind() == io::ErrorKind::NotFound =>
+            {
                 ErrorKind::NoSuchFile
             }
             Error::Onnx(OnnxError::Read { .. } | OnnxError::Write { .. } | OnnxError::OutOfMemory { .. })
@@ -184,14 +186,14 @@ impl Error {
                 | ortrain_checkpoint::Error::ExternalMissing { .. } => ErrorKind::NoSuchFile,
                 _ => ErrorKind::Fail,
             },
-            Error::Graph {
-                source: GraphError::UnsupportedType { .. } | GraphError::UnsupportedAttribute { .. },
-                ..
-            }
-            | Error::Unsupported(_) => ErrorKind::NotImplemented,
-            Error::Onnx(_) | Error::Graph { .. } | Error::Mismatch { .. } | Error::WrongModel { .. } => {
-                ErrorKind::InvalidModel
-            }
+            Error::Graph { source, .. } => match **source {
+                GraphError::UnsupportedType { .. } | GraphError::UnsupportedAttribute { .. } => {
+                    ErrorKind::NotImplemented
+                }
+                _ => ErrorKind::InvalidModel,
+            },
+            Error::Unsupported(_) => ErrorKind::NotImplemented,
+            Error::Onnx(_) | Error::Mismatch { .. } | Error::WrongModel { .. } => ErrorKind::InvalidModel,
             Error::Model { source, .. } => of_ops(source, ErrorKind::InvalidModel),
             Error::Shapes(source) => of_ops(source, ErrorKind::InvalidArgument),
             Error::Run(RunError::IndexOutOfRange { .. } | RunError::Specialise(_))
@@ -215,7 +217,7 @@ impl Error {
 
     /// What is wrong with the graph of a model.
     pub(crate) fn graph(model: &str, source: GraphError) -> Error {
-        Error::Graph { model: model.to_owned(), source }
+        Error::Graph { model: model.to_owned(), source: Box::new(source) }
     }
 }
 

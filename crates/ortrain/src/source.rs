@@ -18,10 +18,10 @@ pub enum ModelSource {
 
 impl ModelSource {
     /// Reads the model.
-    pub(crate) fn load(&self) -> Result<LoadedModel> {
+    pub(crate) fn load(self) -> Result<LoadedModel> {
         Ok(match self {
             ModelSource::Path(path) => LoadedModel::load(path)?,
-            ModelSource::Bytes(bytes) => LoadedModel::from_bytes(bytes.clone(), ExternalData::none())?,
+            ModelSource::Bytes(bytes) => LoadedModel::from_bytes(bytes, ExternalData::none())?,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The state: its planes, its errors, its files.
 #![allow(clippy::unwrap_used)]
 
-use ortrain::{ALIGNMENT, Checkpoint, CheckpointState, DType, ErrorKind, Property, Tensor};
+use ortrain::{ALIGNMENT, Checkpoint, CheckpointState, DType, ErrorKind, PlaneLayout, Property, Tensor};
 use ortrain_checkpoint::{ModuleState, NamedTensor, NominalTensor};
 
 fn state(trainable: &[(&str, Tensor)], frozen: &[(&str, Tensor)]) -> CheckpointState {
@@ -25,23 +25,14 @@ fn planes_are_sorted_aligned_and_padded_with_zeros() {
     let names: Vec<&str> = state.names().collect();
     assert_eq!(names, ["f", "h", "n", "w1", "w2"]);
     let layout = state.layout().unwrap();
-    let of = |planes: &[ortrain::PlaneLayout]| -> Vec<(DType, usize, Vec<(String, usize)>)> {
-        let tensors = |plane: &ortrain::PlaneLayout| {
-            plane.tensors.iter().map(|tensor| (tensor.name.to_string(), tensor.offset)).collect()
+    let of = |planes: &[PlaneLayout]| -> Vec<String> {
+        let tensors = |plane: &PlaneLayout| -> Vec<String> {
+            plane.tensors.iter().map(|tensor| format!("{}@{}", tensor.name, tensor.offset)).collect()
         };
-        planes.iter().map(|plane| (plane.dtype, plane.bytes, tensors(plane))).collect()
+        planes.iter().map(|plane| format!("{} {}: {:?}", plane.dtype, plane.bytes, tensors(plane))).collect()
     };
-    let named = |list: &[(&str, usize)]| -> Vec<(String, usize)> {
-        list.iter().map(|&(name, offset)| (name.to_owned(), offset)).collect()
-    };
-    assert_eq!(
-        of(&layout.trainable),
-        [(DType::F16, 256, named(&[("h", 0)])), (DType::F32, 768, named(&[("w1", 0), ("w2", 256)]))]
-    );
-    assert_eq!(
-        of(&layout.frozen),
-        [(DType::F32, 256, named(&[("f", 0)])), (DType::I64, 256, named(&[("n", 0)]))]
-    );
+    assert_eq!(of(&layout.trainable), ["float16 256: [\"h@0\"]", "float32 768: [\"w1@0\", \"w2@256\"]"]);
+    assert_eq!(of(&layout.frozen), ["float32 256: [\"f@0\"]", "int64 256: [\"n@0\"]"]);
     for (plane, memory) in layout.trainable.iter().zip(state.trainable_planes()) {
         let mut rest = memory.to_vec(0, memory.len());
         assert_eq!(rest.len(), plane.bytes);

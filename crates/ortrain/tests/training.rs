@@ -118,7 +118,7 @@ fn what_is_given_is_checked() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
     };
-    assert_eq!(sentence(&[x.clone()]), "2 inputs are needed (x, labels), but 1 were given");
+    assert_eq!(sentence(std::slice::from_ref(&x)), "2 inputs are needed (x, labels), but 1 were given");
     assert_eq!(
         sentence(&[labels.clone(), x.clone()]),
         "input \"x\" should be float32[batch, 10], but int64[4] was given: the element types differ"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._sources import PathLike
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["CheckpointState", "Parameter", "Parameters", "Properties"]
 

@@ -15,13 +15,9 @@ class LinearLRScheduler:
     while t < W, and ``max(0, (T - t) / (T - W))`` from then on. Making the scheduler sets the rate for the current t.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
         self._optimizer = optimizer
-        self._native = _ortrain.LinearLRScheduler(
-            optimizer._native, warmup_step_count, total_step_count, initial_lr
-        )
+        self._native = _ortrain.LinearLRScheduler(optimizer._native, warmup_step_count, total_step_count, initial_lr)
 
     def step(self) -> None:
         """Set the rate for the number of optimizer steps done so far; there is no other counter."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.inference import SessionOptions
 from ortrain.ortvalue import OrtValue
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Module"]
 
@@ -93,15 +95,11 @@ class Module:
         """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy."""
         return OrtValue(self._native.copy_parameters_to_buffer(trainable_only))
 
-    def copy_buffer_to_parameters(
-        self, buffer: OrtValue | _ortrain.OrtValue, trainable_only: bool = True
-    ) -> None:
+    def copy_buffer_to_parameters(self, buffer: OrtValue | _ortrain.OrtValue, trainable_only: bool = True) -> None:
         """Set the (trainable) parameters from a vector packed as by :meth:`get_contiguous_parameters`."""
         self._native.copy_buffer_to_parameters(_wrapped(buffer), trainable_only)
 
-    def export_model_for_inferencing(
-        self, inference_model_uri: PathLike, graph_output_names: list[str]
-    ) -> None:
+    def export_model_for_inferencing(self, inference_model_uri: PathLike, graph_output_names: list[str]) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need."""
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")

@@ -7,8 +7,8 @@
 //!
 //! The gradient of an If is an If with the same condition. Its branches compute the forward branch again, as far
 //! as they need it, and then the gradients of the captured values; a branch that does not use one gives zeros.
-//! Numbers drawn at random come out the same, for they depend on names that the copy keeps. Weights that are constants of a branch are not
-//! captured and are not trained.
+//! Numbers drawn at random come out the same, for they depend on names that the copy keeps. Weights that are constants
+//! of a branch are not captured and are not trained.
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::FxHashSet;
@@ -665,10 +665,9 @@ mod tests {
         training.nodes.insert(0, graph.nodes[0].clone());
         training.outputs.push(graph.outputs[0]);
         names_inside(&training, &FxHashSet::default());
-        let opset = |domain: &str, version: i64| ortrain_onnx::OperatorSetIdProto {
-            domain: domain.into(),
-            version,
-            ..Default::default()
+        let opset = |domain: &str, version: i64| {
+            let domain = domain.to_owned();
+            ortrain_onnx::OperatorSetIdProto { domain, version }
         };
         let model = ortrain_onnx::ModelProto {
             graph: Some(training.to_proto()),

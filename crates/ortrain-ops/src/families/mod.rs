@@ -5,15 +5,15 @@ mod control_flow;
 mod dropout;
 mod elementwise;
 mod gather;
-mod matmul;
-mod optim;
-mod select;
-mod nonzero;
 mod loss;
-mod softmax;
+mod matmul;
+mod nonzero;
+mod optim;
 mod reduce;
+mod select;
 pub(crate) mod shape;
 mod slice;
+mod softmax;
 
 use crate::op::Definition;
 

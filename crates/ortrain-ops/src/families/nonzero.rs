@@ -1,8 +1,8 @@
 //! `NonZero`: where a tensor is not zero.
 //!
 //! NonZero-9 and 13 of ONNX (NumPy's `nonzero` as one int64 tensor of shape `[rank, count]`; a scalar gives
-//! `[0, count]`). NaN is not zero. The count depends on values, so it runs on the host, and what uses it is compiled when
-//! the count is known. It has no gradient.
+//! `[0, count]`). NaN is not zero. The count depends on values, so it runs on the host, and what uses it is compiled
+//! when the count is known. It has no gradient.
 
 use std::sync::Arc;
 

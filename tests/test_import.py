@@ -1,0 +1,57 @@
+"""Importing ortrain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import requires, version
+
+import ortrain
+
+HEAVY = ("onnx", "torch", "onnxruntime", "ml_dtypes", "google.protobuf", "scipy")
+
+
+def imported(statements: str) -> set[str]:
+    """The modules there are after some statements in a fresh interpreter."""
+    script = f"import sys\n{statements}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_numpy_is_all_it_imports() -> None:
+    found = imported("import ortrain")
+    assert not found.intersection(HEAVY)
+    beyond = {name.partition(".")[0] for name in found - imported("import numpy")}
+    assert beyond - set(sys.stdlib_module_names) == {"ortrain"}
+
+
+def test_training_imports_no_more() -> None:
+    found = imported(
+        "from ortrain import artifacts, api, InferenceSession, OrtValue\n"
+        "from ortrain.api.checkpoint_state import CheckpointState, Parameter, Parameters, Properties\n"
+        "from ortrain.api.lr_scheduler import LinearLRScheduler\n"
+        "from ortrain.api.module import Module\n"
+        "from ortrain.api.optimizer import Optimizer\n"
+    )
+    assert not found.intersection(HEAVY)
+
+
+def test_numpy_is_all_it_requires() -> None:
+    needed = [line for line in requires("ortrain") or [] if "extra ==" not in line]
+    assert needed == ["numpy>=1.24"]
+    assert ortrain.__version__ == version("ortrain")
+
+
+def test_public_names() -> None:
+    assert ortrain.api.__all__ == ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer"]
+    for module in (ortrain, ortrain.api, ortrain.artifacts, ortrain.errors):
+        for name in module.__all__:
+            assert getattr(module, name).__doc__ or name == "__version__", name
+    for kind in (
+        ortrain.InvalidArgumentError,
+        ortrain.InvalidModelError,
+        ortrain.NoSuchFileError,
+        ortrain.UnsupportedError,
+    ):
+        assert issubclass(kind, ortrain.OrtrainError)
+        assert issubclass(kind, RuntimeError)
