@@ -157,7 +157,13 @@ impl Nest {
             if access.strides.len() != self.dims.len() {
                 return Some(format!("strides {:?} for {} axes", access.strides, self.dims.len()));
             }
-            if let Some((low, high)) = access.reach(&self.dims)
+            // What is the same along a row is touched once per row, even if the row has no elements.
+            let kept = self.dims.len() - self.inner;
+            let mut dims = self.dims.clone();
+            if access.strides[kept..].iter().all(|&stride| stride == 0) {
+                dims[kept..].fill(1);
+            }
+            if let Some((low, high)) = access.reach(&dims)
                 && (low < 0 || high >= access.len as isize)
             {
                 return Some(format!("elements {low}..={high} of a buffer of {}", access.len));
@@ -183,5 +189,26 @@ mod tests {
         assert_eq!(access.reach(&[6, 9]), Some((0, 5)));
         assert_eq!(access.reach(&[7, 9]), Some((-1, 5)));
         assert_eq!(access.reach(&[0, 9]), None);
+    }
+
+    #[test]
+    fn rows_without_elements_are_checked() {
+        let access = |strides: [isize; 2], len| Access {
+            dtype: DType::F32,
+            offset: 0,
+            strides: strides.into_iter().collect(),
+            len,
+        };
+        let nest = |load| Nest {
+            dims: [3, 0].into_iter().collect(),
+            inner: 1,
+            loads: vec![load],
+            expr: Expr::default(),
+            reductions: Vec::new(),
+            stores: Vec::new(),
+        };
+        assert_eq!(nest(access([1, 0], 3)).fault(), None);
+        assert_eq!(nest(access([0, 1], 0)).fault(), None, "elements of a row, of which there are none");
+        assert!(nest(access([1, 0], 2)).fault().is_some(), "one for each of three rows");
     }
 }

@@ -5,6 +5,7 @@
 //! of f64 are those of `libm`, element by element.
 //!
 //! Polynomials are near-minimax (Chebyshev) fits made for this file; error bounds were measured, not assumed.
+#![allow(clippy::excessive_precision, reason = "coefficients are given as they were fitted")]
 
 use crate::isa::Level;
 

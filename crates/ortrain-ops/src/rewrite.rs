@@ -104,6 +104,15 @@ impl<'a> Rewrite<'a> {
         self.patch.node("", op, &inputs, attrs)
     }
 
+    /// The numbers 0, 1, ... up to (not including) the one element of `count`, a vector of int64: the positions of
+    /// ones. (`Range` would say it in one node, but is younger than what this is used for.)
+    pub fn count_up(&mut self, count: ValueId) -> ValueId {
+        let ones = self.add("ConstantOfShape", &[count], Attrs::new().with("value", Tensor::i64(&[1], &[1])));
+        let positions = self.add("NonZero", &[ones], Attrs::new());
+        let flat = self.ints("flat", &[-1]);
+        self.add("Reshape", &[positions, flat], Attrs::new())
+    }
+
     /// A new node of any domain with several outputs.
     pub fn add_node(
         &mut self,

@@ -451,3 +451,113 @@ pub fn moments_of_optimizer(graph: &Graph) -> Result<usize, Error> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Dim;
+
+    use super::*;
+
+    fn scores(dims: &[Dim]) -> ValueType {
+        ValueType::Tensor(DType::F32, Some(dims.iter().cloned().collect()))
+    }
+
+    fn shape_of(info: &ValueInfoProto) -> String {
+        format!("{:?}", info.r#type)
+    }
+
+    #[test]
+    fn names_count_on_from_the_loss_to_the_optimizer() {
+        let mut graph = GraphProto::default();
+        let mut names = Names::new();
+        let ty = scores(&[Dim::symbol("batch"), 5.into()]);
+        let loss = append_loss(&mut graph, &mut names, Loss::CrossEntropyLoss, "y", &ty, None, 17)
+            .expect("it exists");
+        assert_eq!(loss, "onnx::loss::2");
+        let settings = OptimizerSettings { max_norm: Some(1.0), ..OptimizerSettings::default() };
+        let model = optimizer_model(OptimizerKind::AdamW, &settings, &mut names, 17);
+        let graph = model.graph.expect("it has a graph");
+        assert_eq!(graph.node[0].output, ["onnx::clip_grad_norm_output::5"]);
+        assert_eq!(graph.output[0].name, "onnx::adamw.updated_flag::7");
+    }
+
+    #[test]
+    fn labels_have_the_shape_of_the_scores_without_the_classes() {
+        let mut graph = GraphProto::default();
+        let ty = scores(&[Dim::symbol("n"), 21.into(), 4.into(), 6.into()]);
+        append_loss(&mut graph, &mut Names::new(), Loss::CrossEntropyLoss, "y", &ty, Some("l"), 13)
+            .expect("it exists");
+        let wanted =
+            ValueType::Tensor(DType::I64, Some([Dim::symbol("n"), 4.into(), 6.into()].into_iter().collect()));
+        assert_eq!(graph.input.len(), 1);
+        assert_eq!(shape_of(&graph.input[0]), shape_of(&declaration("l", &wanted)));
+    }
+
+    #[test]
+    fn a_target_that_is_there_is_used() {
+        let mut graph =
+            GraphProto { input: vec![declaration("target", &scores(&[1.into()]))], ..Default::default() };
+        let ty = scores(&[1.into()]);
+        append_loss(&mut graph, &mut Names::new(), Loss::L1Loss, "y", &ty, None, 13).expect("it exists");
+        assert_eq!(graph.input.len(), 1);
+        assert_eq!(graph.node[0].input, ["y", "target"]);
+    }
+
+    #[test]
+    fn losses_of_what_they_cannot_compare_are_refused() {
+        let refused = |loss, ty: &ValueType, opset| {
+            append_loss(&mut GraphProto::default(), &mut Names::new(), loss, "y", ty, None, opset)
+                .expect_err("it is refused")
+                .to_string()
+        };
+        let vector = scores(&[3.into()]);
+        assert_eq!(
+            refused(Loss::CrossEntropyLoss, &vector, 17),
+            "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but \"y\" is float32[3]"
+        );
+        let integers = ValueType::tensor(DType::I64, &[3]);
+        assert_eq!(
+            refused(Loss::MSELoss, &integers, 17),
+            "a loss needs scores that are floats, but \"y\" is int64[3]"
+        );
+        let matrix = scores(&[3.into(), 2.into()]);
+        assert_eq!(
+            refused(Loss::CrossEntropyLoss, &matrix, 11),
+            "the cross-entropy loss cannot be written at opset 11: it needs opset 12 or newer"
+        );
+    }
+
+    fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
+        let strings = |list: &[&str]| list.iter().map(|&name| name.to_owned()).collect();
+        NodeProto {
+            op_type: op.into(),
+            input: strings(inputs),
+            output: strings(outputs),
+            ..NodeProto::default()
+        }
+    }
+
+    #[test]
+    fn inference_drops_nothing_and_keeps_statistics() {
+        let mut normalization =
+            node("BatchNormalization", &["a", "scale", "bias", "mean", "var"], &["y", "new_mean", "new_var"]);
+        normalization.attribute.push(int("training_mode", 1));
+        let dropout = node("Dropout", &["x", "ratio", "training"], &["a", "mask"]);
+        let mut graph = GraphProto { node: vec![dropout, normalization], ..GraphProto::default() };
+        for_inference(&mut graph);
+        assert_eq!(graph.node[0].input, ["x", "ratio", ""]);
+        assert_eq!(graph.node[1].attribute[0].i, 0);
+        assert_eq!(graph.node[1].output, ["y"]);
+    }
+
+    #[test]
+    fn an_optimizer_model_has_one_optimizer() {
+        let mut graph = Graph::new("");
+        assert!(moments_of_optimizer(&graph).is_err());
+        graph.nodes.push(Node::new(MICROSOFT, "SGDOptimizerV2", &[], &[], Attrs::new()));
+        assert_eq!(moments_of_optimizer(&graph).expect("there is one"), 1);
+        graph.nodes.push(Node::new(MICROSOFT, "AdamWOptimizer", &[], &[], Attrs::new()));
+        let error = moments_of_optimizer(&graph).expect_err("there are two").to_string();
+        assert!(error.starts_with("an optimizer model needs one optimizer, but it has"), "{error}");
+    }
+}

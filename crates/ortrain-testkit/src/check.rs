@@ -116,6 +116,14 @@ fn differentiated(case: &Case) -> Result<(Graph, Graph, Vec<usize>), String> {
     Ok((forward, graph, floats))
 }
 
+/// The graph of a case with a loss, and the loss and the gradients of the float inputs as outputs.
+///
+/// # Errors
+/// When the case cannot be differentiated.
+pub fn gradient_graph(case: &Case) -> Result<Graph, String> {
+    differentiated(case).map(|(_, graph, _)| graph)
+}
+
 /// Compares the gradients of a case with central differences, both in float64. The number of points compared.
 ///
 /// # Errors

@@ -12,4 +12,4 @@ pub mod tolerance;
 
 pub use case::{Case, CaseBuilder, Fill};
 pub use cases::cases;
-pub use check::{check_backend, check_gradient, check_gradient_after, run};
+pub use check::{check_backend, check_gradient, check_gradient_after, gradient_graph, run};

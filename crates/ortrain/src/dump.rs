@@ -59,9 +59,20 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
     };
     // What a node made is no initializer, even where its content is known.
     let producers = graph.producers();
-    let targets: Vec<ValueId> =
+    let mut targets: Vec<ValueId> =
         graph.value_ids().filter(is_weight).filter(|id| producers[id.0 as usize].is_none()).collect();
-    let gradients = differentiate(graph, loss, &targets).map_err(|source| Error::model(label, source))?;
+    let gradients = loop {
+        let mut attempt = graph.clone();
+        match differentiate(&mut attempt, loss, &targets) {
+            Ok(gradients) => {
+                *graph = attempt;
+                break gradients;
+            }
+            // What gets no gradient (a ratio, a bound) is no weight.
+            Err(ortrain_ops::Error::NoPath { value, .. }) => targets.retain(|&id| graph.name_of(id) != value),
+            Err(source) => return Err(Error::model(label, source)),
+        }
+    };
     graph.outputs.extend(gradients);
     Ok(())
 }

@@ -131,7 +131,7 @@ impl Module {
             }
         };
         let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
-        let gradients = zeroed(&layout.trainable);
+        let gradients = zeroed(&layout.trainable)?;
         state.set_gradients(gradients.clone());
         Ok(Module {
             layout,

@@ -280,8 +280,8 @@ impl CheckpointState {
                 .ok_or_else(|| Error::Argument("the parameters are larger than can be addressed".into()))?;
             plane.tensors.push(TensorLayout { name: entry.name.clone(), dims, offset: entry.offset });
         }
-        self.trainable = zeroed(&layout.trainable);
-        self.frozen = zeroed(&layout.frozen);
+        self.trainable = zeroed(&layout.trainable)?;
+        self.frozen = zeroed(&layout.frozen)?;
         self.layout = Some(Arc::new(layout));
         Ok(())
     }
@@ -592,7 +592,8 @@ impl CheckpointState {
     /// Makes sure that there are `count` moments for every trainable parameter: those of the file, or zeros.
     pub(crate) fn prepare_moments(&mut self, count: usize) -> Result<()> {
         let layout = self.layout.clone().ok_or(Error::NominalState)?;
-        let mut planes: Vec<Vec<Arc<Memory>>> = (0..count).map(|_| zeroed(&layout.trainable)).collect();
+        let mut planes: Vec<Vec<Arc<Memory>>> =
+            (0..count).map(|_| zeroed(&layout.trainable)).collect::<Result<_>>()?;
         match &mut self.group {
             None => {
                 self.group = Some(Group {
@@ -651,8 +652,16 @@ fn restore(entries: &[Entry], stored: &[ParameterState], planes: &[Vec<Arc<Memor
 }
 
 /// Planes of this layout, all zero.
-pub(crate) fn zeroed(planes: &[PlaneLayout]) -> Vec<Arc<Memory>> {
-    planes.iter().map(|plane| Arc::new(Memory::new(plane.bytes))).collect()
+pub(crate) fn zeroed(planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
+    let zeros = |plane: &PlaneLayout| {
+        // Sizes may come from a stranger's model; what the system refuses is an error and not the end of the process.
+        Vec::<u8>::new().try_reserve_exact(plane.bytes).map_err(|_| {
+            let bytes = plane.bytes;
+            Error::State(format!("the parameters need {bytes} bytes of memory, which could not be allocated"))
+        })?;
+        Ok(Arc::new(Memory::new(plane.bytes)))
+    };
+    planes.iter().map(zeros).collect()
 }
 
 /// A parameter, or what mirrors it, in a plane.

@@ -218,6 +218,7 @@ fn other_types_than_float32_train_as_well() {
                 ArtifactOptions {
                     requires_grad: names(&["w"]),
                     loss: Some(loss),
+                    optimizer: Some(OptimizerKind::AdamW),
                     ..ArtifactOptions::default()
                 },
             )
@@ -230,9 +231,24 @@ fn other_types_than_float32_train_as_well() {
             let train = ModelSource::from_proto(&made.training_model).unwrap();
             let bytes = made.checkpoint_bytes().unwrap();
             let x = Tensor::filled(dtype, &[2, 2], 1.0);
-            let (value, gradients) = step(train, &bytes, &[x, target], &["w"]);
+            let inputs = [x, target];
+            let (value, gradients) = step(train.clone(), &bytes, &inputs, &["w"]);
             assert!(value.is_finite() && value > 0.0, "{dtype} {loss:?}: {value}");
             assert!(gradients[0].iter().any(|&value| value != 0.0), "{dtype} {loss:?}");
+
+            let mut state = CheckpointState::from_bytes(bytes).unwrap();
+            let mut module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
+            let optimizer = ModelSource::from_proto(&made.optimizer_model.unwrap()).unwrap();
+            let mut optimizer = Optimizer::new(optimizer, &mut state, &module).unwrap();
+            optimizer.set_learning_rate(&mut state, 0.05).unwrap();
+            let inputs: Vec<_> = inputs.iter().map(given).collect();
+            let train = |state: &mut CheckpointState, module: &mut Module| {
+                collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap()[0].to_f64()[0]
+            };
+            let before = train(&mut state, &mut module);
+            optimizer.step(&mut state, &module).unwrap();
+            let after = train(&mut state, &mut module);
+            assert!(after < before, "{dtype} {loss:?}: from {before} to {after}");
         }
     }
 }
@@ -313,6 +329,13 @@ fn every_stage_can_be_printed() {
     let program = dump(train(), Stage::Program, &[("x".into(), vec![3, 10])]).unwrap();
     assert!(program.contains("peak work"), "{program}");
     assert!(program.contains("float32[72]"), "3 rows of 24: {program}");
+    // The gradient of a model with its weights inside.
+    let mut state = CheckpointState::load(recorded("mlp_sgd_mse", "checkpoint")).unwrap();
+    let module = Module::new(train(), &mut state, Some(forward()), ModuleOptions::default()).unwrap();
+    let loss = &module.output_names(false)[..1];
+    let model = ModelSource::from_proto(&module.inference_model(&state, loss).unwrap().proto).unwrap();
+    let gradient = dump(model, Stage::Gradient, &[]).unwrap();
+    assert!(gradient.contains("output   fc1.weight_grad: float32[10, 24]"), "{gradient}");
     let error = dump(train(), Stage::Program, &[("y".into(), vec![3])]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

@@ -1,1 +1,390 @@
-//! .
+//! Products of matrices against sums in f64.
+
+use ortrain_expr::{Access, Builder, DType, Nest, OutOfRange, Reg, Scalar, Strides, Type, UnaryOp};
+use ortrain_kernels::{GemmDesc, GemmKernel, Isa, Pool};
+use proptest::prelude::*;
+
+use crate::common::*;
+
+/// The sizes of a product.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+impl Sizes {
+    fn dims(self) -> [usize; 3] {
+        [self.batch, self.m, self.n]
+    }
+}
+
+fn strides(list: [usize; 3]) -> Strides {
+    list.into_iter().map(|stride| stride as isize).collect()
+}
+
+/// A `[batch, rows, columns]` operand, transposed in memory or not.
+fn operand(dtype: DType, dims: [usize; 3], transposed: bool) -> Access {
+    let [_, rows, columns] = dims;
+    let mut access = Access::contiguous(dtype, &dims);
+    if transposed {
+        access.strides = strides([rows * columns, 1, rows]);
+    }
+    access
+}
+
+/// An epilogue over the product, other loads and stores.
+fn epilogue(
+    dims: [usize; 3],
+    double: bool,
+    loads: Vec<Access>,
+    stores: Vec<Access>,
+    build: impl Fn(&mut Builder, Reg) -> Vec<Reg>,
+) -> Nest {
+    let (dtype, ty) = if double { (DType::F64, Type::F64) } else { (DType::F32, Type::F32) };
+    let mut b = Builder::new();
+    let product = b.load(0, ty);
+    let outputs = build(&mut b, product);
+    Nest {
+        dims: dims.into_iter().collect(),
+        inner: 0,
+        loads: [vec![Access::contiguous(dtype, &dims)], loads].concat(),
+        expr: b.finish(&outputs),
+        reductions: Vec::new(),
+        stores,
+    }
+}
+
+fn run_gemm(
+    desc: &GemmDesc,
+    isa: Isa,
+    threads: usize,
+    inputs: &[Vec<u8>],
+    outs: &[Vec<u8>],
+) -> Result<Vec<Vec<u8>>, OutOfRange> {
+    let kernel = GemmKernel::new(desc, isa).unwrap();
+    let pool = Pool::new(threads);
+    let mut memory = Memory::new(kernel.scratch_bytes(threads));
+    let (mut inputs, mut outs) = (inputs.to_vec(), outs.to_vec());
+    let bases: Vec<*mut u8> = inputs.iter_mut().chain(&mut outs).map(|buffer| buffer.as_mut_ptr()).collect();
+    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }?;
+    Ok(outs)
+}
+
+fn element(access: &Access, index: [usize; 3]) -> usize {
+    let moved: isize = access.strides.iter().zip(index).map(|(&stride, i)| stride * i as isize).sum();
+    (access.offset as isize + moved) as usize
+}
+
+/// The product in f64, row-major, and the sums of magnitudes that errors are measured by.
+fn product(desc: &GemmDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
+    let [batch, m, n] = desc.epilogue.dims.as_slice().try_into().unwrap();
+    let (mut c, mut scale) = (Vec::new(), Vec::new());
+    let decode = |access: &Access, bytes: &[u8]| -> Vec<f64> {
+        (0..access.len).map(|i| get(bytes, access.dtype, i).to_f64()).collect()
+    };
+    let (a, b) = (decode(&desc.a, &inputs[0]), decode(&desc.b, &inputs[1]));
+    for z in 0..batch {
+        for i in 0..m {
+            for j in 0..n {
+                let (mut sum, mut magnitude) = (0.0, 0.0);
+                for p in 0..desc.k {
+                    let term = a[element(&desc.a, [z, i, p])] * b[element(&desc.b, [z, p, j])];
+                    sum += term;
+                    magnitude += term.abs();
+                }
+                c.push(sum);
+                scale.push(magnitude);
+            }
+        }
+    }
+    (c, scale)
+}
+
+fn random_buffer(random: &mut Random, access: &Access) -> Vec<u8> {
+    let mut bytes = vec![0; access.len * access.dtype.size()];
+    (0..access.len).for_each(|i| put(&mut bytes, access.dtype, i, Scalar::F64(random.unit())));
+    bytes
+}
+
+fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
+    let store = &desc.epilogue.stores[0];
+    let dims: [usize; 3] = desc.epilogue.dims.as_slice().try_into().unwrap();
+    let inputs = [random_buffer(random, &desc.a), random_buffer(random, &desc.b)];
+    let outs = [vec![0xee; store.len * store.dtype.size()]];
+    let (c, scale) = product(desc, &inputs);
+    let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype) {
+        (DType::F64, DType::F64) => 1e-14,
+        (DType::F16, _) => 1e-3,
+        _ => 1e-6,
+    };
+    for isa in Isa::available() {
+        let got = run_gemm(desc, isa, 1, &inputs, &outs).unwrap();
+        for threads in [2, 3] {
+            let more = run_gemm(desc, isa, threads, &inputs, &outs).unwrap();
+            assert!(got == more, "{what}: {threads} threads change bits at {isa}");
+        }
+        let mut touched = vec![false; store.len];
+        for (flat, index) in indices(&dims).into_iter().enumerate() {
+            let at = element(store, index.as_slice().try_into().unwrap());
+            touched[at] = true;
+            let got = get(&got[0], store.dtype, at).to_f64();
+            assert!(
+                (got - c[flat]).abs() <= epsilon * (1.0 + scale[flat]),
+                "{what} at {isa}: {index:?} is {got}, not {}",
+                c[flat]
+            );
+        }
+        for (i, touched) in touched.iter().enumerate() {
+            let size = store.dtype.size();
+            let kept = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
+            assert!(*touched || kept, "{what} at {isa}: wrote element {i}, which is none of C's");
+        }
+    }
+}
+
+fn plain(sizes: Sizes, dtype: DType, ta: bool, tb: bool) -> GemmDesc {
+    let Sizes { batch, m, n, k } = sizes;
+    let out = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    GemmDesc {
+        k,
+        a: operand(dtype, [batch, m, k], ta),
+        b: operand(dtype, [batch, k, n], tb),
+        epilogue: epilogue(
+            sizes.dims(),
+            dtype == DType::F64,
+            Vec::new(),
+            vec![Access::contiguous(out, &sizes.dims())],
+            |_, product| vec![product],
+        ),
+    }
+}
+
+#[test]
+fn transposes_types_and_sizes() {
+    let sizes = [
+        (1, 1, 1, 1),
+        (1, 0, 5, 3),
+        (1, 5, 0, 3),
+        (2, 3, 4, 0),
+        (0, 3, 4, 2),
+        (3, 6, 16, 7),
+        (1, 7, 17, 300),
+        (1, 1, 100, 64),
+        (1, 100, 1, 64),
+        (2, 13, 33, 65),
+        (1, 97, 35, 257),
+        (1, 130, 530, 40),
+        (1, 5, 600, 513),
+        (1, 12, 40, 9),
+    ];
+    let mut random = Random(1);
+    for (batch, m, n, k) in sizes {
+        let sizes = Sizes { batch, m, n, k };
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+                check(&plain(sizes, dtype, ta, tb), &mut random, &format!("{sizes:?} {dtype} {ta} {tb}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn large_products_are_cut_into_many_blocks() {
+    let mut random = Random(2);
+    for (m, n, k) in [(300, 600, 700), (600, 300, 300), (64, 1100, 520), (200, 200, 3000)] {
+        check(
+            &plain(Sizes { batch: 1, m, n, k }, DType::F32, false, true),
+            &mut random,
+            &format!("{m} {n} {k}"),
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_strides(seed: u64) {
+        let mut random = Random(seed);
+        let size = |random: &mut Random, most: usize| 1 + random.below(most);
+        let sizes = Sizes {
+            batch: size(&mut random, 3),
+            m: size(&mut random, 40),
+            n: size(&mut random, 50),
+            k: random.below(60),
+        };
+        let Sizes { batch, m, n, k } = sizes;
+        let double = random.chance(30);
+        let types: &[DType] = if double { &[DType::F64] } else { &[DType::F32, DType::F16, DType::BF16] };
+        let (at, bt) = (random.pick(types), random.pick(types));
+        let out = random.pick(&[DType::F32, DType::F64, DType::F16]);
+        let store = random_access(&mut random, out, &sizes.dims(), true, &[]);
+        let desc = GemmDesc {
+            k,
+            a: random_access(&mut random, at, &[batch, m, k], false, &[]),
+            b: random_access(&mut random, bt, &[batch, k, n], false, &[]),
+            epilogue: epilogue(sizes.dims(), double, Vec::new(), vec![store], |_, product| vec![product]),
+        };
+        check(&desc, &mut random, &format!("{desc:?}"));
+    }
+}
+
+#[test]
+fn an_epilogue_has_everything_a_nest_has() {
+    // relu(alpha * A·B + bias) + beta * old, in place, and the product itself in half precision beside it.
+    let mut random = Random(9);
+    for (m, n, k) in [(1, 1, 1), (10, 10, 4), (33, 70, 20), (100, 700, 33), (257, 9, 300)] {
+        let dims = [1, m, n];
+        let bias = Access::broadcast(DType::F32, &[n], &dims);
+        let old = Access::contiguous(DType::F32, &dims);
+        let half = Access::contiguous(DType::F16, &dims);
+        let desc = GemmDesc {
+            k,
+            a: operand(DType::F32, [1, m, k], false),
+            b: operand(DType::F32, [1, k, n], false),
+            epilogue: epilogue(
+                dims,
+                false,
+                vec![bias.clone(), old.clone()],
+                vec![old.clone(), half],
+                |b, product| {
+                    let (alpha, beta) = (b.constant(Type::F32, 0.5), b.constant(Type::F32, 2.0));
+                    let (bias, old) = (b.load(1, Type::F32), b.load(2, Type::F32));
+                    let scaled = b.mul(product, alpha);
+                    let sum = b.add(scaled, bias);
+                    let zero = b.constant(Type::F32, 0.0);
+                    let positive = b.binary(ortrain_expr::BinaryOp::Max, sum, zero);
+                    let kept = b.mul(old, beta);
+                    let column = b.coordinate(2);
+                    let column = b.convert(column, Type::F32);
+                    let result = b.add(positive, kept);
+                    vec![b.add(result, column), product]
+                },
+            ),
+        };
+        let (a, b) = (random_buffer(&mut random, &desc.a), random_buffer(&mut random, &desc.b));
+        let bias = random_buffer(&mut random, &bias);
+        let old = random_buffer(&mut random, &old);
+        let (c, _) = product(&desc, &[a.clone(), b.clone()]);
+        for isa in Isa::available() {
+            let kernel = GemmKernel::new(&desc, isa).unwrap();
+            let mut results = Vec::new();
+            for threads in 1..=3 {
+                let mut memory = Memory::new(kernel.scratch_bytes(threads));
+                let (mut a, mut b, mut bias) = (a.clone(), b.clone(), bias.clone());
+                let (mut state, mut half) = (old.clone(), vec![0; m * n * 2]);
+                let state_at = state.as_mut_ptr();
+                let bases = [
+                    a.as_mut_ptr(),
+                    b.as_mut_ptr(),
+                    bias.as_mut_ptr(),
+                    state_at,
+                    state_at,
+                    half.as_mut_ptr(),
+                ];
+                // SAFETY: old and new C have equal accesses; the buffers belong to this test.
+                unsafe { kernel.run(&bases, SCALARS, &Pool::new(threads), memory.scratch()) }.unwrap();
+                results.push((state, half));
+            }
+            assert!(results[0] == results[1] && results[1] == results[2], "threads change bits");
+            for i in 0..m * n {
+                let (bias, old) = (get(&bias, DType::F32, i % n).to_f64(), get(&old, DType::F32, i).to_f64());
+                let want = (0.5 * c[i] + bias).max(0.0) + 2.0 * old + (i % n) as f64;
+                let got = get(&results[0].0, DType::F32, i).to_f64();
+                assert!(
+                    (got - want).abs() < 1e-4 * (1.0 + want.abs()),
+                    "{m} {n} {k}: {i} is {got}, not {want}"
+                );
+                let half = get(&results[0].1, DType::F16, i).to_f64();
+                assert!(
+                    (half - c[i]).abs() < 2e-2 + 1e-3 * c[i].abs(),
+                    "{m} {n} {k}: {i} is {half}, not {}",
+                    c[i]
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_guard_in_an_epilogue_reports_the_first_index() {
+    let (m, n, k) = (200, 600, 8);
+    let dims = [1, m, n];
+    let index = Access::contiguous(DType::I64, &dims);
+    let desc = GemmDesc {
+        k,
+        a: operand(DType::F32, [1, m, k], false),
+        b: operand(DType::F32, [1, k, n], false),
+        epilogue: epilogue(
+            dims,
+            false,
+            vec![index],
+            vec![Access::contiguous(DType::F32, &dims)],
+            |b, product| {
+                let index = b.load(1, Type::I64);
+                let index = b.guard(index, 5);
+                let index = b.convert(index, Type::F32);
+                vec![b.add(product, index)]
+            },
+        ),
+    };
+    let mut values = vec![0i64; m * n];
+    for (i, at) in [(100_000, -1), (50_010, -2), (50_001, -3), (119_999, -4)] {
+        values[i] = at;
+    }
+    let mut random = Random(1);
+    let inputs = [
+        random_buffer(&mut random, &desc.a),
+        random_buffer(&mut random, &desc.b),
+        values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    ];
+    for threads in 1..=3 {
+        let got = run_gemm(&desc, Isa::detect(), threads, &inputs, &[vec![0; m * n * 4]]);
+        assert_eq!(got, Err(OutOfRange { index: -3, bound: 5 }));
+    }
+}
+
+#[test]
+fn not_a_number_times_zero_is_not_zero() {
+    let desc = plain(Sizes { batch: 1, m: 2, n: 2, k: 2 }, DType::F32, false, false);
+    let a = bytes_of(&[f32::NAN, 0.0, 1.0, 1.0]);
+    let b = bytes_of(&[0.0, 0.0, f32::INFINITY, 1.0]);
+    for isa in Isa::available() {
+        let got = floats(&run_gemm(&desc, isa, 1, &[a.clone(), b.clone()], &[vec![0; 16]]).unwrap()[0]);
+        assert!(got[0].is_nan() && got[1].is_nan() && got[2] == f32::INFINITY && got[3] == 1.0, "{got:?}");
+    }
+}
+
+#[test]
+fn wrong_descriptions_are_refused() {
+    let good = plain(Sizes { batch: 1, m: 4, n: 5, k: 6 }, DType::F32, false, false);
+    let refuse = |change: &dyn Fn(&mut GemmDesc), what: &str| {
+        let mut desc = good.clone();
+        change(&mut desc);
+        assert!(GemmKernel::new(&desc, Isa::PORTABLE).is_err(), "{what}");
+    };
+    GemmKernel::new(&good, Isa::PORTABLE).unwrap();
+    refuse(&|desc| desc.k = 7, "A is too short");
+    refuse(&|desc| desc.a.dtype = DType::I32, "integers");
+    refuse(&|desc| desc.b.dtype = DType::F64, "two types");
+    refuse(&|desc| desc.epilogue.loads[0].dtype = DType::F64, "the product is f32");
+    refuse(&|desc| desc.epilogue.loads.clear(), "no product");
+    refuse(&|desc| desc.epilogue.stores[0].len = 3, "C is too short");
+    refuse(&|desc| desc.b.strides.truncate(2), "strides of another rank");
+    refuse(
+        &|desc| {
+            desc.epilogue =
+                epilogue([1, 4, 5], false, Vec::new(), desc.epilogue.stores.clone(), |b, product| {
+                    let i = b.int(0);
+                    let other = b.load_at(0, i, Type::F32);
+                    let sum = b.add(product, other);
+                    vec![b.unary(UnaryOp::Neg, sum)]
+                });
+        },
+        "the product cannot be indexed",
+    );
+}

@@ -1,1 +1,439 @@
 //! Reductions along rows and down columns.
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, DType, Inst, Nest, OutOfRange, ReduceOp, Reduction, Reg, Type, UnaryOp,
+};
+use ortrain_kernels::{Isa, NestKernel, Order};
+use proptest::prelude::*;
+
+use crate::common::*;
+use crate::maps::{buffers, random_dims, random_expr};
+
+const ORDERS: [Order; 3] = [Order::Auto, Order::Row, Order::Col];
+
+/// A nest whose results are exact: sums of integers, extremes of anything.
+fn random_reduction(random: &mut Random) -> Nest {
+    let mut dims = random_dims(random);
+    if dims.is_empty() {
+        dims.push(random.pick(&[0, 1, 5, 100, 1500]));
+    }
+    let inner = 1 + random.below(dims.len());
+    let kept = dims.len() - inner;
+    let inner_axes: Vec<usize> = (kept..dims.len()).collect();
+    let row_loads = random.below(3);
+    let loads: Vec<Access> = (0..row_loads + random.below(3))
+        .map(|i| {
+            let dtype = random.pick(&DType::ALL);
+            random_access(random, dtype, &dims, false, if i < row_loads { &inner_axes } else { &[] })
+        })
+        .collect();
+    let mut b = Builder::new();
+    // What is the same along a row, and everything.
+    let mut row = vec![b.int(2)];
+    let mut all = row.clone();
+    let mut reductions = Vec::new();
+    for k in 0..random.below(4) {
+        let count = random.below(8);
+        random_expr(random, &mut b, &loads[..row_loads], kept, &mut row, count);
+        all.extend(&row);
+        let count = random.below(8);
+        random_expr(random, &mut b, &loads, dims.len(), &mut all, count);
+        let numbers: Vec<Reg> = all.iter().copied().filter(|&reg| b.ty(reg) != Type::Bool).collect();
+        let value = random.pick(&numbers);
+        let ty = b.ty(value);
+        let ops: &[ReduceOp] = if ty.is_float() {
+            &[ReduceOp::Max, ReduceOp::Min]
+        } else {
+            &[ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min]
+        };
+        reductions.push(Reduction { op: random.pick(ops), value });
+        let as_type = if random.chance(80) { ty } else { Type::F64 };
+        row.push(b.reduced(k, as_type));
+    }
+    let count = 1 + random.below(8);
+    random_expr(random, &mut b, &loads[..row_loads], kept, &mut row, count);
+    all.extend(&row);
+    random_expr(random, &mut b, &loads, dims.len(), &mut all, count);
+    let mut stores = Vec::new();
+    let mut outputs = Vec::new();
+    for _ in 0..1 + random.below(3) {
+        let dtype = random.pick(&DType::ALL);
+        if random.chance(50) {
+            outputs.push(random.pick(&row));
+            stores.push(random_access(random, dtype, &dims, true, &inner_axes));
+        } else {
+            outputs.push(random.pick(&all));
+            stores.push(random_access(random, dtype, &dims, true, &[]));
+            // A store of one element per row must not look like one by chance.
+            if dims[kept..].iter().all(|&dim| dim <= 1) {
+                *outputs.last_mut().unwrap() = random.pick(&row);
+            }
+        }
+    }
+    let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
+    let (expr, moved) = b.finish_keeping(&outputs, &values);
+    for (reduction, value) in reductions.iter_mut().zip(moved) {
+        reduction.value = value;
+    }
+    Nest { dims: dims.into_iter().collect(), inner, loads, expr, reductions, stores }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn reductions_compute_what_the_reference_computes(seed: u64) {
+        let mut random = Random(seed);
+        let nest = random_reduction(&mut random);
+        let (loads, outs) = buffers(&mut random, &nest);
+        let want = reference(&nest, &loads, &outs).unwrap();
+        for isa in Isa::available() {
+            for order in ORDERS {
+                for threads in [1, 3] {
+                    let got = run(&nest, isa, order, threads, &loads, &outs).unwrap();
+                    for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
+                        let what = format!(
+                            "{:?}, {} reduced, {:?} {} {order:?} at {isa}",
+                            nest.dims, nest.inner, nest.reductions, nest.expr
+                        );
+                        assert_same(store.dtype, got, want, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A nest over `[outer, inner]`, or over the transposed memory of it.
+fn over(
+    (outer, inner): (usize, usize),
+    transposed: bool,
+    dtype: DType,
+    build: impl Fn(&mut Builder) -> (Vec<Reduction>, Vec<Reg>, Vec<Reg>),
+) -> Nest {
+    let dims = [outer, inner];
+    let mut b = Builder::new();
+    let (mut reductions, per_row, per_element) = build(&mut b);
+    let mut full = Access::contiguous(dtype, &dims);
+    if transposed {
+        full.strides = [1, outer as isize].into_iter().collect();
+    }
+    let row = Access { strides: [1, 0].into_iter().collect(), len: outer, ..full.clone() };
+    let outputs = [per_row.clone(), per_element.clone()].concat();
+    let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
+    let (expr, moved) = b.finish_keeping(&outputs, &values);
+    for (reduction, value) in reductions.iter_mut().zip(moved) {
+        reduction.value = value;
+    }
+    let stores =
+        per_row.iter().map(|_| row.clone()).chain(per_element.iter().map(|_| full.clone())).collect();
+    Nest { dims: dims.into_iter().collect(), inner: 1, loads: vec![full], expr, reductions, stores }
+}
+
+fn softmax(b: &mut Builder, ty: Type) -> (Vec<Reduction>, Vec<Reg>, Vec<Reg>) {
+    let x = b.load(0, ty);
+    let largest = b.reduced(0, ty);
+    let shifted = b.sub(x, largest);
+    let e = b.unary(UnaryOp::Exp, shifted);
+    let sum = b.reduced(1, ty);
+    let y = b.div(e, sum);
+    let log = b.unary(UnaryOp::Log, sum);
+    let normaliser = b.add(log, largest);
+    let reductions =
+        vec![Reduction { op: ReduceOp::Max, value: x }, Reduction { op: ReduceOp::Sum, value: e }];
+    (reductions, vec![normaliser], vec![y])
+}
+
+/// Mean, reciprocal deviation and the normalised row.
+fn normalise(b: &mut Builder, ty: Type, n: usize) -> (Vec<Reduction>, Vec<Reg>, Vec<Reg>) {
+    let x = b.load(0, ty);
+    let scale = b.constant(ty, 1.0 / n as f64);
+    let sum = b.reduced(0, ty);
+    let mean = b.mul(sum, scale);
+    let centred = b.sub(x, mean);
+    let square = b.mul(centred, centred);
+    let squares = b.reduced(1, ty);
+    let variance = b.mul(squares, scale);
+    let epsilon = b.constant(ty, 1e-5);
+    let variance = b.add(variance, epsilon);
+    let deviation = b.unary(UnaryOp::Sqrt, variance);
+    let y = b.div(centred, deviation);
+    let reductions =
+        vec![Reduction { op: ReduceOp::Sum, value: x }, Reduction { op: ReduceOp::Sum, value: square }];
+    (reductions, vec![mean, deviation], vec![y])
+}
+
+#[test]
+fn softmax_and_normalisation_of_every_shape() {
+    let shapes = [
+        (0, 3),
+        (1, 1),
+        (5, 1),
+        (3, 2),
+        (100, 10),
+        (7, 100),
+        (70, 65),
+        (3, 1000),
+        (2, 5000),
+        (1, 20_000),
+        (600, 33),
+        (300, 700),
+    ];
+    let mut random = Random(3);
+    for shape in shapes {
+        for transposed in [false, true] {
+            for dtype in [DType::F32, DType::F64, DType::F16] {
+                let ty = Type::of(dtype);
+                let bound = match dtype {
+                    DType::F64 => 1e-12,
+                    DType::F32 => 2e-6,
+                    _ => 1e-3,
+                };
+                let nests = [
+                    over(shape, transposed, dtype, |b| softmax(b, ty)),
+                    over(shape, transposed, dtype, |b| normalise(b, ty, shape.1)),
+                ];
+                for nest in nests {
+                    let n = shape.0 * shape.1;
+                    let mut load = vec![0; n * dtype.size()];
+                    (0..n).for_each(|i| put(&mut load, dtype, i, ortrain_expr::Scalar::F64(random.unit())));
+                    let outs: Vec<Vec<u8>> =
+                        nest.stores.iter().map(|store| vec![0; store.len * dtype.size()]).collect();
+                    let loads = [load];
+                    let want = reference(&nest, &loads, &outs).unwrap();
+                    for isa in Isa::available() {
+                        for order in ORDERS {
+                            let got = run(&nest, isa, order, 2, &loads, &outs).unwrap();
+                            for (got, want) in got.iter().zip(&want) {
+                                let what = format!("{shape:?} {transposed} {dtype} {order:?} at {isa}");
+                                assert_close(dtype, got, want, bound, bound, &what);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn sums(b: &mut Builder) -> (Vec<Reduction>, Vec<Reg>, Vec<Reg>) {
+    let x = b.load(0, Type::F32);
+    let square = b.mul(x, x);
+    let (sum, squares) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
+    let reductions =
+        vec![Reduction { op: ReduceOp::Sum, value: x }, Reduction { op: ReduceOp::Sum, value: square }];
+    (reductions, vec![sum, squares], Vec::new())
+}
+
+#[test]
+fn long_sums_are_exact_to_the_last_bits() {
+    let mut random = Random(11);
+    let shapes = [(1, 3_000_000), (3, 700_001), (40, 50_000), (64, 40_000), (1000, 2000), (5, 300_000)];
+    for (outer, inner) in shapes {
+        // All positive, so that the sum is as large as its terms together.
+        let values: Vec<f32> = (0..outer * inner).map(|_| random.unit().abs() as f32).collect();
+        for transposed in [false, true] {
+            let nest = over((outer, inner), transposed, DType::F32, sums);
+            let at = |o: usize, i: usize| {
+                f64::from(values[if transposed { i * outer + o } else { o * inner + i }])
+            };
+            for isa in Isa::available() {
+                for order in [Order::Row, Order::Col] {
+                    let outs = vec![vec![0; outer * 4]; 2];
+                    let got = run(&nest, isa, order, 2, &[bytes_of(&values)], &outs).unwrap();
+                    let (sum, squares) = (floats(&got[0]), floats(&got[1]));
+                    for o in 0..outer {
+                        let want: f64 = (0..inner).map(|i| at(o, i)).sum();
+                        let want_squares: f64 = (0..inner).map(|i| at(o, i).powi(2)).sum();
+                        for (got, want) in [(sum[o], want), (squares[o], want_squares)] {
+                            let error = (f64::from(got) - want).abs() / want;
+                            assert!(error < 1e-6, "{outer}x{inner} {transposed} {order:?}: {error:e} off");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    let mut random = Random(5);
+    for (shape, transposed) in [
+        ((1, 1_000_003), false),
+        ((6, 200_000), false),
+        ((500, 700), false),
+        ((65, 60_000), true),
+        ((3000, 900), true),
+    ] {
+        let load = f32_buffer(&mut random, shape.0 * shape.1);
+        for build in
+            [sums, |b: &mut Builder| softmax(b, Type::F32), |b: &mut Builder| normalise(b, Type::F32, 1000)]
+        {
+            let nest = over(shape, transposed, DType::F32, build);
+            let outs: Vec<Vec<u8>> = nest.stores.iter().map(|store| vec![0; store.len * 4]).collect();
+            for isa in Isa::available() {
+                let one = run(&nest, isa, Order::Auto, 1, std::slice::from_ref(&load), &outs).unwrap();
+                for threads in [2, 3, 7] {
+                    let more =
+                        run(&nest, isa, Order::Auto, threads, std::slice::from_ref(&load), &outs).unwrap();
+                    assert!(one == more, "{shape:?} on {threads} threads at {isa}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_reduced_gives_the_neutral_element() {
+    for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
+        for order in ORDERS {
+            let nest = over((4, 0), false, DType::F32, |b| {
+                let x = b.load(0, Type::F32);
+                (vec![Reduction { op, value: x }], vec![b.reduced(0, Type::F32)], Vec::new())
+            });
+            let got = run(&nest, Isa::PORTABLE, order, 1, &[Vec::new()], &[vec![0xff; 16]]).unwrap();
+            let want = match op {
+                ReduceOp::Sum => 0.0,
+                ReduceOp::Prod => 1.0,
+                ReduceOp::Max => f32::NEG_INFINITY,
+                ReduceOp::Min => f32::INFINITY,
+            };
+            assert_eq!(floats(&got[0]), [want; 4], "{op:?} {order:?}");
+        }
+    }
+}
+
+#[test]
+fn a_value_that_changes_along_the_row_is_not_stored_once() {
+    let nest = over((4, 3), false, DType::F32, |b| (Vec::new(), vec![b.load(0, Type::F32)], Vec::new()));
+    for order in ORDERS {
+        NestKernel::with_order(&nest, Isa::PORTABLE, order).expect_err("which one should it be?");
+    }
+}
+
+#[test]
+fn rows_and_columns_are_told_apart() {
+    let order = |shape, transposed| {
+        NestKernel::new(&over(shape, transposed, DType::F32, sums), Isa::detect()).unwrap().order()
+    };
+    assert_eq!(order((100, 1000), false), Order::Row);
+    assert_eq!(order((100, 1000), true), Order::Col);
+    assert_eq!(order((1000, 10), false), Order::Col, "short rows");
+}
+
+#[test]
+fn guards_in_every_place_report_the_first_index() {
+    // A label of each row picks an element; labels are checked per row, elements per element.
+    let (outer, inner) = (3000, 50);
+    let dims = [outer, inner];
+    let mut b = Builder::new();
+    let label = b.load(1, Type::I64);
+    let label = b.guard(label, 50);
+    let column = b.coordinate(1);
+    let x = b.load(0, Type::I64);
+    let x = b.guard(x, 1_000_000);
+    let hit = b.compare(ortrain_expr::CompareOp::Eq, column, label);
+    let zero = b.int(0);
+    let picked = b.select(hit, x, zero);
+    let result = b.reduced(0, Type::I64);
+    let (expr, moved) = b.finish_keeping(&[result], &[picked]);
+    let row =
+        Access { strides: [1, 0].into_iter().collect(), len: outer, ..Access::contiguous(DType::I64, &dims) };
+    let nest = Nest {
+        dims: dims.into_iter().collect(),
+        inner: 1,
+        loads: vec![Access::contiguous(DType::I64, &dims), row.clone()],
+        expr,
+        reductions: vec![Reduction { op: ReduceOp::Sum, value: moved[0] }],
+        stores: vec![row],
+    };
+    let good: Vec<i64> = (0..(outer * inner) as i64).collect();
+    let labels: Vec<i64> = (0..outer as i64).map(|i| i % 50).collect();
+    let bytes = |values: &[i64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let cases = [
+        (None, None),
+        (Some(2000), None),
+        (None, Some(70_000)),
+        (Some(1000), Some(70_000)),
+        (Some(2999), Some(49_999)),
+    ];
+    for (bad_label, bad_element) in cases {
+        let (mut x, mut labels) = (good.clone(), labels.clone());
+        let mut want = Ok(());
+        let mut first = usize::MAX;
+        if let Some(i) = bad_element {
+            x[i] = -7;
+            (want, first) = (Err(OutOfRange { index: -7, bound: 1_000_000 }), i);
+        }
+        if let Some(i) = bad_label {
+            labels[i] = 50;
+            if i * inner < first {
+                want = Err(OutOfRange { index: 50, bound: 50 });
+            }
+        }
+        let loads = [bytes(&x), bytes(&labels)];
+        for isa in Isa::available() {
+            for order in ORDERS {
+                for threads in [1, 3] {
+                    let got = run(&nest, isa, order, threads, &loads, &[vec![0; outer * 8]]);
+                    assert_eq!(got.as_ref().map(|_| ()), want.as_ref().map(|()| ()), "{order:?}");
+                    if let Ok(got) = got {
+                        let want: Vec<i64> = (0..outer).map(|i| good[i * inner + i % 50]).collect();
+                        assert_eq!(got[0], bytes(&want));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn running_statistics_are_updated_in_place() {
+    // new = 0.9 old + 0.1 mean, where old is loaded and stored through equal accesses, in every way rows are cut.
+    for (outer, inner) in [(4, 100), (2, 2_000_000), (70, 20_000)] {
+        for transposed in [false, true] {
+            let mut nest = over((outer, inner), transposed, DType::F32, |b| {
+                let x = b.load(0, Type::F32);
+                let old = b.load(1, Type::F32);
+                let sum = b.reduced(0, Type::F32);
+                let scale = b.constant(Type::F32, 0.1 / inner as f64);
+                let (mean, keep) = (b.mul(sum, scale), b.constant(Type::F32, 0.9));
+                let kept = b.binary(BinaryOp::Mul, old, keep);
+                (vec![Reduction { op: ReduceOp::Sum, value: x }], vec![b.add(kept, mean)], vec![x])
+            });
+            nest.loads.push(nest.stores[0].clone());
+            for isa in Isa::available() {
+                let kernel = NestKernel::new(&nest, isa).unwrap();
+                let pool = ortrain_kernels::Pool::new(3);
+                let mut memory = Memory::new(kernel.scratch_bytes(3));
+                let mut x = vec![3.0f32; outer * inner];
+                let mut state: Vec<f32> = (0..outer).map(|i| i as f32).collect();
+                let (x, state_at) = (x.as_mut_ptr().cast(), state.as_mut_ptr().cast());
+                // SAFETY: equal accesses; the buffers belong to this test.
+                unsafe { kernel.run(&[x, state_at, state_at, x], SCALARS, &pool, memory.scratch()) }.unwrap();
+                for (i, &value) in state.iter().enumerate() {
+                    assert!((value - (0.9 * i as f32 + 0.3)).abs() < 1e-4, "{outer}x{inner}: {i} is {value}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_wins() {
+    let mut values = vec![1.0f32; 2000];
+    values[1234] = f32::NAN;
+    for op in [ReduceOp::Max, ReduceOp::Min] {
+        for order in ORDERS {
+            let nest = over((2, 1000), false, DType::F32, |b| {
+                let x = b.load(0, Type::F32);
+                (vec![Reduction { op, value: x }], vec![b.push(Inst::Reduced(0), Type::F32)], Vec::new())
+            });
+            for isa in Isa::available() {
+                let got = floats(&run(&nest, isa, order, 1, &[bytes_of(&values)], &[vec![0; 8]]).unwrap()[0]);
+                assert!(got[0] == 1.0 && got[1].is_nan(), "{op:?} {order:?}: {got:?}");
+            }
+        }
+    }
+}

@@ -234,9 +234,20 @@ fn build_concat(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Concat { axis: Attrs::required("axis", axis)? }))
 }
 
+/// One Slice for each part, from the sum of the lengths before it to the sum with its own.
 fn decompose_split(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let inputs = rw.node().inputs.to_vec();
-    rw.renamed("", "Split", &inputs, Attrs::new().with("axis", axis_of(rw.node())?));
+    let (x, lengths) = (rw.required(0)?, rw.required(1)?);
+    let axis = axis_of(rw.node())?;
+    let axes = rw.ints("axes", &[axis]);
+    let mut start = rw.ints("start", &[0]);
+    for k in 0..rw.node().outputs.len() {
+        let at = rw.ints("part", &[k as i64]);
+        let length = rw.add("Gather", &[lengths, at], Attrs::new());
+        let end = rw.add("Add", &[start, length], Attrs::new());
+        let part = rw.add("Slice", &[x, start, end, axes], Attrs::new());
+        rw.output(k, part);
+        start = end;
+    }
     Ok(())
 }
 

@@ -602,11 +602,9 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
         None => {
             let sizes = rw.add("Shape", &[log_prob], Attrs::new());
-            let axis = rw.constant("axis", Tensor::i64(&[], &[1]));
+            let axis = rw.ints("axis", &[1]);
             let count = rw.add("Gather", &[sizes, axis], Attrs::new());
-            let (first, step) =
-                (rw.constant("start", Tensor::i64(&[], &[0])), rw.constant("step", Tensor::i64(&[], &[1])));
-            let numbers = rw.add("Range", &[first, count, step], Attrs::new());
+            let numbers = rw.count_up(count);
             let mut lying: Vec<i64> = vec![1; shape.rank() - 1];
             lying[0] = -1;
             let lying = rw.ints("lying", &lying);

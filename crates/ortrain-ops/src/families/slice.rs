@@ -267,31 +267,25 @@ fn downgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// The gradient written into zeros by ScatterND: positions are those of the slice of a tensor that holds its own
+/// The gradient written into zeros by ScatterElements: positions are those of the slice of a tensor that holds its own
 /// positions.
 fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, shape) = (rw.required(0)?, rw.required(1)?);
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
-    let (flat, zero, one) = (
-        rw.ints("flat", &[-1]),
-        rw.constant("zero", Tensor::i64(&[], &[0])),
-        rw.constant("one", Tensor::i64(&[], &[1])),
-    );
-    let count = rw.add("ReduceProd", &[shape], Attrs::new().with("keepdims", 0i64));
-    let positions = rw.add("Range", &[zero, count, one], Attrs::new());
-    let positions = rw.add("Reshape", &[positions, shape], Attrs::new());
+    let flat = rw.ints("flat", &[-1]);
+    let value = Tensor::filled(dtype, &[1], 0.0);
+    let zeros = rw.add("ConstantOfShape", &[shape], Attrs::new().with("value", value));
+    let zeros = rw.add("Reshape", &[zeros, flat], Attrs::new());
+    let count = rw.add("Shape", &[zeros], Attrs::new());
+    let positions = rw.count_up(count);
+    let positions = rw.add("Reshape", &[positions, shape], Attrs::new().with("allowzero", 1i64));
     let mut inputs = vec![Some(positions)];
     inputs.extend((2..rw.node().inputs.len()).map(|k| rw.input(k)));
     let taken = rw.add_node("", "Slice", &inputs, 1, Attrs::new())[0];
     let taken = rw.add("Reshape", &[taken, flat], Attrs::new());
-    let column = rw.ints("column", &[-1]);
-    let taken = rw.add("Unsqueeze", &[taken, column], Attrs::new());
-    let count = rw.add("Reshape", &[count, flat], Attrs::new());
-    let value = Tensor::filled(dtype, &[1], 0.0);
-    let zeros = rw.add("ConstantOfShape", &[count], Attrs::new().with("value", value));
     let updates = rw.add("Reshape", &[g, flat], Attrs::new());
-    let scattered = rw.add("ScatterND", &[zeros, taken, updates], Attrs::new());
-    let result = rw.add("Reshape", &[scattered, shape], Attrs::new());
+    let written = rw.add("ScatterElements", &[zeros, taken, updates], Attrs::new().with("axis", 0i64));
+    let result = rw.add("Reshape", &[written, shape], Attrs::new().with("allowzero", 1i64));
     rw.output(0, result);
     Ok(())
 }
