@@ -18,6 +18,8 @@ export PYO3_BUILD_EXTENSION_MODULE := 1
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TERM_COLOR ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Exact versions, for every pip that runs here.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 PY_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
@@ -78,12 +80,12 @@ types: build/wheel.stamp ## mypy --strict
 	$(BIN)/python -m mypy
 
 .PHONY: ruff
-ruff: build/venv.stamp ## lint and layout of the Python code
+ruff: build/wheel.stamp ## lint and layout of the Python code
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
 .PHONY: fix
-fix: build/venv.stamp ## rustfmt and ruff, in place
+fix: build/wheel.stamp ## rustfmt and ruff, in place
 	cargo fmt
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -92,10 +94,10 @@ fix: build/venv.stamp ## rustfmt and ruff, in place
 clean: ## remove environments and build/ (not target/)
 	rm -rf build $(VENV) $(DEMO)
 
-build/venv.stamp: pyproject.toml requirements-dev.txt
+build/venv.stamp: constraints.txt
 	@mkdir -p build
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet maturin
 	touch $@
 
 build/nextest.stamp:
@@ -105,19 +107,19 @@ build/nextest.stamp:
 
 # The development profile: the crates are those that the Rust tests have built already.
 build/wheel.stamp: build/venv.stamp $(RUST_SOURCES) $(PY_SOURCES)
-	VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --quiet
+	VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --quiet --extras test
 	touch $@
 
 # The demo stands alone: an environment of its own, in which the wheel is built, installed and used.
-build/release.stamp: requirements-dev.txt $(RUST_SOURCES) $(PY_SOURCES)
+build/release.stamp: constraints.txt $(RUST_SOURCES) $(PY_SOURCES)
 	@mkdir -p build
 	[ -x $(DEMO)/bin/python ] || $(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python -m pip install --quiet -c requirements-dev.txt maturin
+	$(DEMO)/bin/python -m pip install --quiet maturin
 	rm -rf build/wheels
 	env -u PYO3_PYTHON $(DEMO)/bin/maturin build --release --quiet --interpreter $(DEMO)/bin/python --out build/wheels
 	touch $@
 
 build/demo.stamp: build/release.stamp
-	$(DEMO)/bin/python -m pip install --quiet -c requirements-dev.txt "$$(echo build/wheels/*.whl)[demo]"
+	$(DEMO)/bin/python -m pip install --quiet "$$(echo build/wheels/*.whl)[demo]"
 	$(DEMO)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
 	touch $@

@@ -49,7 +49,7 @@ def test_calls(run: Run) -> None:
     assert result.numpy() == loss
     assert run.module.eval()(x, labels) == pytest.approx(loss)
     with pytest.raises(TypeError):
-        run.module(x=x, labels=labels)
+        run.module(x=x, labels=labels)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"expected an ortrain\.OrtValue \(or arrays throughout\), not list"):
         run.module(x.tolist(), labels.tolist())
 

@@ -26,7 +26,10 @@ class SessionOptions:
     __slots__ = ("intra_op_num_threads",)
 
     intra_op_num_threads: int
-    """Threads for one run; 0 takes one per core. Results are the same bits for every number."""
+    """Threads that runs may take; 0 leaves the number as it is, at first one per core.
+
+    The process has one pool: the number set last holds for all. Results are the same bits for every number.
+    """
 
     def __init__(self) -> None:
         self.intra_op_num_threads = 0

@@ -287,32 +287,27 @@ pub fn for_inference(graph: &mut GraphProto) {
     }
 }
 
-/// Makes a graph (of the newest versions) behave as in training: batch normalization uses the statistics of the batch
-/// and updates the running ones in place, also where the model was exported for inference.
-pub fn for_training(graph: &mut Graph) {
+/// The least opset at which a Dropout can say that it drops elements.
+const DROPOUT_TRAINS_FROM: i64 = 12;
+
+/// Makes a graph (of the newest versions, to be written at `opset`) behave as in training: every Dropout drops
+/// elements, also where the model was exported for inference. One whose flag is computed keeps it, and before opset 12
+/// a Dropout cannot say that it is on: there it stays what the model says, the identity.
+pub fn for_training(graph: &mut Graph, opset: i64) {
+    if opset < DROPOUT_TRAINS_FROM {
+        return;
+    }
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
-        if !(node.domain.is_empty() && &*node.op == "BatchNormalization") {
+        let flag = node.inputs.get(2).copied().flatten();
+        let computed = flag.is_some_and(|flag| graph.value(flag).constant.is_none());
+        if !node.domain.is_empty() || &*node.op != "Dropout" || computed {
             continue;
         }
-        let mut attrs = Attrs::new().with("training_mode", 1i64);
-        for name in ["epsilon", "momentum"] {
-            if let Some(value) = node.attrs.0.get(name) {
-                attrs.0.insert(name.to_owned(), value.clone());
-            }
-        }
-        let base = node.present_outputs().next().map_or(String::new(), |id| graph.name_of(id).to_owned());
-        let mut outputs = node.outputs.clone();
-        outputs.truncate(5);
-        for k in outputs.len()..5 {
-            let part = ["", "running_mean", "running_var", "saved_mean", "saved_inv_std"][k];
-            outputs.push(Some(graph.add_value(&format!("{base}_{part}"), ValueType::Unknown)));
-        }
-        let node = &mut graph.nodes[index];
-        node.domain = MICROSOFT.into();
-        node.op = "BatchNormInternal".into();
-        node.attrs = attrs;
-        node.outputs = outputs;
+        let on = graph.add_constant("training_mode", Tensor::filled(DType::Bool, &[], 1.0));
+        let inputs = &mut graph.nodes[index].inputs;
+        inputs.resize(3, None);
+        inputs[2] = Some(on);
     }
 }
 
@@ -548,6 +543,20 @@ mod tests {
         assert_eq!(graph.node[0].input, ["x", "ratio", ""]);
         assert_eq!(graph.node[1].attribute[0].i, 0);
         assert_eq!(graph.node[1].output, ["y"]);
+    }
+
+    #[test]
+    fn training_drops_elements() {
+        let mut graph = Graph::new("");
+        let x = graph.add_value("x", ValueType::tensor(DType::F32, &[4]));
+        let y = graph.add_value("y", ValueType::Unknown);
+        graph.nodes.push(Node::new("", "Dropout", &[Some(x)], &[Some(y)], Attrs::new()));
+        for_training(&mut graph, 11);
+        assert_eq!(graph.nodes[0].inputs.len(), 1, "before opset 12 a Dropout cannot be on");
+        for_training(&mut graph, 12);
+        let flag = graph.nodes[0].inputs[2].expect("it is on");
+        assert_eq!(graph.value(flag).constant, Some(Tensor::filled(DType::Bool, &[], 1.0)));
+        assert_eq!(graph.nodes[0].inputs[1], None, "the ratio is what the model says");
     }
 
     #[test]

@@ -40,7 +40,8 @@ impl<T: Send> Door<T> {
     }
 
     fn enter(&self) -> Result<MutexGuard<'_, T>, &'static str> {
-        const BROKEN: &str = "an earlier call broke off inside ortrain and may have left this half changed; load it again";
+        const BROKEN: &str =
+            "an earlier call broke off inside ortrain and may have left this half changed; load it again";
         match self.value.try_lock() {
             Ok(value) => Ok(value),
             Err(TryLockError::Poisoned(_)) => Err(BROKEN),

@@ -10,7 +10,6 @@ import_exception!(ortrain.errors, OrtrainError);
 import_exception!(ortrain.errors, UnsupportedError);
 
 /// An error of the core as an exception of its kind.
-#[expect(clippy::needless_pass_by_value, reason = "it is what map_err gives")]
 pub(crate) fn raise(error: Error) -> PyErr {
     let text = error.to_string();
     match error.kind() {

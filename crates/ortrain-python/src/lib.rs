@@ -1,5 +1,6 @@
 //! The Python classes of ortrain; `python/ortrain` is their documented face.
 #![forbid(unsafe_code)]
+#![expect(clippy::needless_pass_by_value, reason = "PyO3 hands extracted arguments over by value")]
 
 mod door;
 mod error;

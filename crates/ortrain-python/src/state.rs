@@ -31,7 +31,8 @@ impl CheckpointState {
     }
 
     fn require_values(&self, py: Python<'_>) -> PyResult<()> {
-        self.door.pass(py, |state| if state.is_nominal() { Err(ortrain::Error::NominalState) } else { Ok(()) })
+        self.door
+            .pass(py, |state| if state.is_nominal() { Err(ortrain::Error::NominalState) } else { Ok(()) })
     }
 
     fn parameter_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {

@@ -76,7 +76,8 @@ impl InferenceSession {
                 return Err(Error::Argument(format!("the model has no input {name:?}; it has {names}")));
             }
             let mut results = Results::default();
-            session.run(&given(&inputs), &mut |at, dtype, dims, value| results.take(at, dtype, dims, value))?;
+            session
+                .run(&given(&inputs), &mut |at, dtype, dims, value| results.take(at, dtype, dims, value))?;
             Ok(results.values())
         })
     }

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::ModuleOptions;
+use ortrain::{Delivered, ModuleOptions, Tensor};
 use pyo3::prelude::*;
 
 use crate::door::Door;
 use crate::state::CheckpointState;
 use crate::tools::{Source, backend};
-use crate::value::{OrtValue, Results, elements, given, tensors, vector};
+use crate::value::{OrtValue, Results, elements, given, vector};
 
 /// What is reached through the lock of a state only, so its own lock is never waited for.
 #[derive(Debug)]
@@ -58,28 +58,27 @@ impl Module {
     ) -> PyResult<Module> {
         let options = ModuleOptions::default().backend(backend(device, num_threads)?);
         let eval = eval_model.map(|source| source.0);
-        let module = state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
+        let module =
+            state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
         Ok(Module { state: state.door.clone(), module: Under::new(module) })
     }
 
-    fn train_step(&self, py: Python<'_>, inputs: Vec<Bound<'_, OrtValue>>) -> PyResult<Vec<OrtValue>> {
-        let inputs = tensors(&inputs);
+    fn step(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Bound<'_, OrtValue>>,
+        training: bool,
+    ) -> PyResult<Vec<OrtValue>> {
+        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
         self.with(py, |module, state| {
             let mut results = Results::default();
-            module.train_step(state, &given(&inputs), &mut |at, dtype, dims, value| {
-                results.take(at, dtype, dims, value);
-            })?;
-            Ok(results.values())
-        })
-    }
-
-    fn eval_step(&self, py: Python<'_>, inputs: Vec<Bound<'_, OrtValue>>) -> PyResult<Vec<OrtValue>> {
-        let inputs = tensors(&inputs);
-        self.with(py, |module, state| {
-            let mut results = Results::default();
-            module.eval_step(state, &given(&inputs), &mut |at, dtype, dims, value| {
-                results.take(at, dtype, dims, value);
-            })?;
+            let mut deliver =
+                |at, dtype, dims: &[usize], value: Delivered<'_>| results.take(at, dtype, dims, value);
+            if training {
+                module.train_step(state, &given(&inputs), &mut deliver)?;
+            } else {
+                module.eval_step(state, &given(&inputs), &mut deliver)?;
+            }
             Ok(results.values())
         })
     }
@@ -104,16 +103,27 @@ impl Module {
     }
 
     fn copy_parameters_to_buffer(&self, py: Python<'_>, trainable_only: bool) -> PyResult<OrtValue> {
-        let packed = self.with(py, |module, state| module.copy_parameters_to_buffer(state, trainable_only))?;
+        let packed =
+            self.with(py, |module, state| module.copy_parameters_to_buffer(state, trainable_only))?;
         Ok(vector(&packed))
     }
 
-    fn copy_buffer_to_parameters(&self, py: Python<'_>, buffer: &OrtValue, trainable_only: bool) -> PyResult<()> {
+    fn copy_buffer_to_parameters(
+        &self,
+        py: Python<'_>,
+        buffer: &OrtValue,
+        trainable_only: bool,
+    ) -> PyResult<()> {
         let packed = elements(buffer)?;
         self.with(py, |module, state| module.copy_buffer_to_parameters(state, &packed, trainable_only))
     }
 
-    fn export_model_for_inferencing(&self, py: Python<'_>, path: PathBuf, output_names: Vec<String>) -> PyResult<()> {
+    fn export_model_for_inferencing(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        output_names: Vec<String>,
+    ) -> PyResult<()> {
         self.with(py, |module, state| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
             module.export_model_for_inferencing(state, path, &names)
@@ -149,7 +159,9 @@ impl Optimizer {
     }
 
     fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {
-        self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.set_learning_rate(state, learning_rate)))
+        self.state.pass(py, |state| {
+            self.optimizer.with(|optimizer| optimizer.set_learning_rate(state, learning_rate))
+        })
     }
 }
 

@@ -1,7 +1,5 @@
 //! Arrays in and out.
 
-use std::sync::Arc;
-
 use ortrain::{Bytes, DType, Delivered, Dim, Given, ParameterView, Tensor, ValueInfo};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -24,11 +22,13 @@ impl OrtValue {
     fn from_numpy(array: &Bound<'_, PyAny>, onnx_element_type: Option<i32>) -> PyResult<OrtValue> {
         let tensor = tensor_of(array)?;
         let Some(number) = onnx_element_type else { return Ok(OrtValue { tensor }) };
-        let dtype = DType::from_onnx(number)
-            .ok_or_else(|| UnsupportedError::new_err(format!("tensors of ONNX element type {number} are not supported")))?;
+        let dtype = DType::from_onnx(number).ok_or_else(|| {
+            UnsupportedError::new_err(format!("tensors of ONNX element type {number} are not supported"))
+        })?;
         let bits = tensor.dtype();
-        let tensor = Tensor::new(dtype, tensor.dims().to_vec(), tensor.data().clone())
-            .map_err(|_| InvalidArgumentError::new_err(format!("the bits of {bits} cannot be read as {dtype}")))?;
+        let tensor = Tensor::new(dtype, tensor.dims().to_vec(), tensor.data().clone()).map_err(|_| {
+            InvalidArgumentError::new_err(format!("the bits of {bits} cannot be read as {dtype}"))
+        })?;
         Ok(OrtValue { tensor })
     }
 
@@ -127,7 +127,8 @@ fn dtype_of(numpy_type: &Bound<'_, PyAny>, code: &str) -> PyResult<Option<DType>
 /// `ml_dtypes.bfloat16`, or nothing if that package is not installed.
 fn bfloat16(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
     static BFLOAT16: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
-    let find = || py.import("ml_dtypes").and_then(|module| module.getattr("bfloat16")).ok().map(Bound::unbind);
+    let find =
+        || py.import("ml_dtypes").and_then(|module| module.getattr("bfloat16")).ok().map(Bound::unbind);
     BFLOAT16.get_or_init(py, find).as_ref().map(|found| found.bind(py))
 }
 
@@ -216,9 +217,4 @@ pub(crate) fn elements(value: &OrtValue) -> PyResult<Vec<f32>> {
     }
     let found = value.tensor.dtype();
     Err(InvalidArgumentError::new_err(format!("the buffer should be float32, but it is {found}")))
-}
-
-/// Tensors of a list of values.
-pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> Arc<[Tensor]> {
-    values.iter().map(|value| value.get().tensor.clone()).collect()
 }

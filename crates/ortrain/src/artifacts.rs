@@ -366,7 +366,7 @@ fn training_model(
     let domains: Vec<(String, i64)> =
         graph.opsets.iter().map(|(domain, &version)| (domain.clone(), version)).collect();
     upgrade(&mut graph).map_err(fail)?;
-    for_training(&mut graph);
+    for_training(&mut graph, opset);
     graph.remove_unused();
     infer(&mut graph).map_err(fail)?;
 

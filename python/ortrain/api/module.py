@@ -61,8 +61,7 @@ class Module:
             inputs = [_native_value(value) for value in user_inputs if value is not None]
         else:
             inputs = [_wrapped(value) for value in user_inputs]
-        step = self._native.train_step if self.training else self._native.eval_step
-        outputs = step(inputs)
+        outputs = self._native.step(inputs, self.training)
         results = tuple(value.numpy() if arrays else OrtValue(value) for value in outputs)
         return results[0] if len(results) == 1 else results
 
