@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -72,7 +73,8 @@ def test_ways_to_give_a_model(tmp_path: Path) -> None:
     model = onnx.load(FORWARD)
     before = model.SerializeToString()
     found = []
-    for k, given in enumerate((FORWARD, os.fspath(FORWARD), FORWARD.read_bytes(), model)):
+    ways: tuple[Any, ...] = (FORWARD, os.fspath(FORWARD), FORWARD.read_bytes(), model)
+    for k, given in enumerate(ways):
         folder = tmp_path / str(k)
         folder.mkdir()
         artifacts.generate_artifacts(given, requires_grad=WEIGHTS, loss=CROSS_ENTROPY, artifact_directory=folder)

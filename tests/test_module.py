@@ -215,7 +215,7 @@ def test_scheduler(run: Run) -> None:
 )
 def test_values(dtype: type, name: str, number: int) -> None:
     for shape in ((2, 3), (), (0, 4), (1,)):
-        array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+        array: np.ndarray = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
         value = ortrain.OrtValue.ortvalue_from_numpy(array)
         assert (value.data_type(), value.element_type()) == (f"tensor({name})", number)
         assert value.shape() == list(shape)

@@ -73,6 +73,7 @@ def cases() -> tuple[dict[str, Any], dict[str, Any]]:
         warnings.simplefilter("ignore")
         listed = load_model_tests(kind="node")
     for case in listed:
+        assert case.model is not None
         graph = case.model.graph
         if all(node.op_type in OPERATORS and not node.domain for node in graph.node):
             for opset in case.model.opset_import:

@@ -52,7 +52,7 @@ def test_parameters(run: Run) -> None:
     assert repr(weight) == "Parameter(name=fc1.weight, requires_grad=True)"
     assert repr(parameters) == "Parameters(fc1.bias, fc1.weight, fc2.bias, fc2.weight)"
     with pytest.raises(AttributeError):
-        weight.grad = np.zeros(3)  # type: ignore[misc, assignment]
+        weight.grad = np.zeros(3)  # type: ignore[misc]
 
 
 def test_data_is_a_live_view(run: Run) -> None:
