@@ -73,7 +73,7 @@ pytest: build/wheel.stamp ## tests of the Python face
 
 .PHONY: stubs
 stubs: build/wheel.stamp ## the stubs describe the extension module
-	cd build && MYPYPATH= $(BIN)/python -m mypy.stubtest ortrain --mypy-config-file ../pyproject.toml
+	$(BIN)/stubtest ortrain --mypy-config-file pyproject.toml
 
 .PHONY: types
 types: build/wheel.stamp ## mypy --strict

@@ -1,7 +1,4 @@
-"""Times that users feel: importing ortrain, and a train step with its optimizer step.
-
-    python benches/steps.py
-"""
+"""Times that users feel: importing ortrain, and a train step with its optimizer step. `make bench` runs this."""
 
 from __future__ import annotations
 

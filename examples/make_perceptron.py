@@ -14,7 +14,7 @@ def perceptron() -> onnx.ModelProto:
     rng = np.random.default_rng(0)
 
     def weights(outputs: int, inputs: int) -> np.ndarray:
-        return (rng.standard_normal((outputs, inputs)) * np.sqrt(2 / inputs)).astype(np.float32)
+        return np.asarray(rng.standard_normal((outputs, inputs)) * np.sqrt(2 / inputs), np.float32)
 
     parameters = {
         "fc1.weight": weights(HIDDEN, INPUTS),

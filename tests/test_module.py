@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from conftest import RECORDS, Run
 from onnx import numpy_helper
@@ -110,6 +111,8 @@ def test_thread_counts_give_the_same_bits(run: Run) -> None:
     assert all(bits == found[0] for bits in found)
     with pytest.raises(AttributeError):
         ortrain.SessionOptions().graph_optimization_level = 1  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"session options are an ortrain\.SessionOptions, not onnxruntime"):
+        Module(CASE / "training_model.onnx", run.state, session_options=onnxruntime.SessionOptions())
 
 
 def test_eval_mode_without_an_eval_model(run: Run, tmp_path: Path) -> None:

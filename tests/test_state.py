@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from conftest import RECORDS, Run
 from onnx import TensorProto, helper, numpy_helper

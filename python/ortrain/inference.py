@@ -35,6 +35,15 @@ class SessionOptions:
         self.intra_op_num_threads = 0
 
 
+def thread_count(options: SessionOptions | None) -> int:
+    """What the options say; those of another library are refused, as most of what they say would be ignored."""
+    if options is None:
+        return 0
+    if not isinstance(options, SessionOptions):
+        raise TypeError(f"session options are an ortrain.SessionOptions, not {type(options).__module__} ones")
+    return options.intra_op_num_threads
+
+
 class NodeArg:
     """The name, type and shape of an input or output."""
 
@@ -80,7 +89,7 @@ class InferenceSession:
         self._native = _ortrain.InferenceSession(
             model_source(path_or_bytes),
             device=_PROVIDERS[wanted[0]],
-            num_threads=0 if sess_options is None else sess_options.intra_op_num_threads,
+            num_threads=thread_count(sess_options),
         )
 
     def get_inputs(self) -> list[NodeArg]:

@@ -141,7 +141,7 @@ impl Executable for CpuExecutable {
         scalars: Scalars,
     ) -> Result<(), RunError> {
         self.program.check_bindings(bindings)?;
-        work.reserve(self.program.work_bytes, self.scratch);
+        work.reserve(self.program.work_bytes, self.scratch)?;
         let addresses = Addresses::new(&self.program, bindings, work);
         let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };

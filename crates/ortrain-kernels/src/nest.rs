@@ -232,7 +232,7 @@ fn step(nest: &Nest, axis: usize) -> usize {
 
 /// Whether memory is contiguous along the kept axes rather than along the reduced ones, or rows are too short.
 fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
-    const SHORT: usize = 16;
+    const SHORT: usize = 32;
     if inner <= SHORT && outer >= 4 * SHORT {
         return true;
     }

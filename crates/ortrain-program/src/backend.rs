@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Entry, Memory, Program};
+use crate::{Entry, Memory, OutOfMemory, Program};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,13 +41,17 @@ impl Workspace {
     }
 
     /// Makes room; allocates only if there is less than asked for.
-    pub fn reserve(&mut self, arena: usize, scratch: usize) {
+    ///
+    /// # Errors
+    /// When the system does not give that much.
+    pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<(), OutOfMemory> {
         if self.arena.len() < arena {
-            self.arena = Memory::new(arena);
+            self.arena = Memory::try_new(arena)?;
         }
         if self.scratch.len() < scratch {
-            self.scratch = Memory::new(scratch);
+            self.scratch = Memory::try_new(scratch)?;
         }
+        Ok(())
     }
 
     /// Where the program's inputs, values and outputs lie.
@@ -87,6 +91,9 @@ pub enum RunError {
         /// Bytes there are.
         found: usize,
     },
+    /// The memory that the plan asks for is not there.
+    #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
+    Memory(#[from] OutOfMemory),
     /// A host function failed.
     #[error("{node}: {message}")]
     Host {

@@ -18,7 +18,7 @@ mod schedule;
 
 pub use backend::{Backend, Bindings, Executable, RunError, Scalars, UnsupportedOnBackend, Workspace};
 pub use builder::{ProgramBuilder, ProgramError, align};
-pub use memory::{ALIGNMENT, Memory};
+pub use memory::{ALIGNMENT, Memory, OutOfMemory};
 pub use program::{
     Buffer, BufferId, Entries, Entry, Instruction, Loop, MatMul, Place, PlaneId, Program, ScatterAdd, Step,
 };

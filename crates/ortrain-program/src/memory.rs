@@ -5,6 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
 pub const ALIGNMENT: usize = 256;
 
+/// The system does not give as much memory as is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the system does not give {bytes} bytes of memory")]
+pub struct OutOfMemory {
+    /// What was asked for.
+    pub bytes: usize,
+}
+
 const WORD: usize = size_of::<u64>();
 
 #[repr(C, align(256))]
@@ -23,10 +31,24 @@ pub struct Memory {
 
 impl Memory {
     /// A region of at least `bytes` bytes, rounded up to whole blocks, all zero.
+    ///
+    /// # Errors
+    /// When the system does not give that much.
+    pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
+        let count = bytes.div_ceil(ALIGNMENT);
+        let mut blocks: Vec<Block> = Vec::new();
+        blocks.try_reserve_exact(count).map_err(|_| OutOfMemory { bytes })?;
+        blocks.resize_with(count, Block::default);
+        Ok(Memory { blocks: blocks.into_boxed_slice(), bytes })
+    }
+
+    /// The same for sizes that are no larger than what the process holds already.
+    ///
+    /// # Panics
+    /// When the system does not give that much.
     #[must_use]
     pub fn new(bytes: usize) -> Memory {
-        let blocks = (0..bytes.div_ceil(ALIGNMENT)).map(|_| Block::default()).collect();
-        Memory { blocks, bytes }
+        Memory::try_new(bytes).expect("the system has memory for a copy of what it holds")
     }
 
     /// The number of bytes asked for.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ortrain_expr::{Access, DType, Evaluation, Mode, Nest, OutOfRange, ReduceOp, RunScalar, Scalar, Type};
 
 use crate::{
-    Backend, Bindings, BufferId, Entry, Executable, Loop, MatMul, Place, Program, RunError, Scalars,
-    ScatterAdd, Step, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Buffer, BufferId, Entry, Executable, Loop, MatMul, OutOfMemory, Place, Program,
+    RunError, Scalars, ScatterAdd, Step, UnsupportedOnBackend, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -45,7 +45,7 @@ impl Executable for ReferenceExecutable {
     ) -> Result<(), RunError> {
         let program = &*self.0;
         program.check_bindings(bindings)?;
-        let mut run = Run::new(program, Mode::Exact, scalars);
+        let mut run = Run::new(program, Mode::Exact, scalars)?;
         for (k, buffer) in program.buffers.iter().enumerate() {
             if let Place::Plane(plane, offset) = buffer.place {
                 run.buffers[k] =
@@ -91,7 +91,7 @@ pub fn evaluate(
 ) -> Result<Vec<Vec<Scalar>>, RunError> {
     assert!(program.planes.is_empty(), "a program with planes needs them bound");
     assert_eq!(inputs.len(), program.inputs.len(), "one list of elements per input");
-    let mut run = Run::new(program, mode, scalars);
+    let mut run = Run::new(program, mode, scalars)?;
     for (&id, elements) in program.inputs.iter().zip(inputs) {
         assert_eq!(elements.len(), program.buffer(id).len, "elements of {:?}", program.buffer(id).label);
         run.buffers[id.0 as usize].clone_from(elements);
@@ -218,18 +218,19 @@ fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
 }
 
 impl<'a> Run<'a> {
-    fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Run<'a> {
-        let buffers = program
-            .buffers
-            .iter()
-            .map(|buffer| match buffer.place {
-                Place::Constant(offset) => {
-                    decode(buffer.dtype, &program.constants.to_vec(offset, buffer.bytes()))
-                }
-                _ => vec![Scalar::from_f64(Type::of(buffer.dtype), 0.0); buffer.len],
-            })
-            .collect();
-        Run { program, mode, scalars, buffers }
+    fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Result<Run<'a>, RunError> {
+        let elements = |buffer: &Buffer| -> Result<Vec<Scalar>, RunError> {
+            if let Place::Constant(offset) = buffer.place {
+                return Ok(decode(buffer.dtype, &program.constants.to_vec(offset, buffer.bytes())));
+            }
+            let mut zeros = Vec::new();
+            let bytes = buffer.len.saturating_mul(size_of::<Scalar>());
+            zeros.try_reserve_exact(buffer.len).map_err(|_| OutOfMemory { bytes })?;
+            zeros.resize(buffer.len, Scalar::from_f64(Type::of(buffer.dtype), 0.0));
+            Ok(zeros)
+        };
+        let buffers = program.buffers.iter().map(elements).collect::<Result<_, _>>()?;
+        Ok(Run { program, mode, scalars, buffers })
     }
 
     fn execute(&mut self, entry: Entry) -> Result<(), RunError> {

@@ -291,7 +291,7 @@ impl Runner {
         if let ([Prepared::Program(executable)], Some(program)) =
             (self.prepared.as_slice(), self.schedule.single())
         {
-            work.reserve(program.work_bytes, executable.scratch_bytes());
+            work.reserve(program.work_bytes, executable.scratch_bytes())?;
             for (&id, value) in program.inputs.iter().zip(given) {
                 let buffer = program.buffer(id);
                 assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
@@ -411,7 +411,7 @@ fn run_program(
     inputs: &[Tensor],
 ) -> Result<Vec<Tensor>, RunError> {
     let program = executable.program();
-    work.reserve(program.work_bytes, executable.scratch_bytes());
+    work.reserve(program.work_bytes, executable.scratch_bytes())?;
     for (&id, tensor) in program.inputs.iter().zip(inputs) {
         if let Place::Work(offset) = program.buffer(id).place {
             work.arena().write(offset, tensor.data());

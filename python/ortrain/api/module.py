@@ -10,7 +10,7 @@ import numpy as np
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
-from ortrain.inference import SessionOptions
+from ortrain.inference import SessionOptions, thread_count
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Module:
             state._native,
             None if eval_model_uri is None else model_source(eval_model_uri),
             device=device,
-            num_threads=0 if session_options is None else session_options.intra_op_num_threads,
+            num_threads=thread_count(session_options),
         )
 
     def __call__(self, *user_inputs: Any) -> Any:

@@ -1,6 +1,6 @@
 //! What a micro-kernel is.
 
-use crate::isa::{Isa, Kind};
+use crate::isa::{Isa, Kind, Level};
 use crate::tape::number::Number;
 
 /// Multiplies a few rows of A with a few columns of B, keeping the sums in registers.
@@ -26,6 +26,8 @@ type Run<T> = unsafe fn(usize, *const T, isize, isize, *const T, isize, *mut T, 
 pub(super) trait Real: Number {
     const BYTES: usize = size_of::<Self>();
     fn micro(isa: Isa) -> Micro<Self>;
+    /// `a * b + c`, as the level does it.
+    fn fused<L: Level>(a: Self, b: Self, c: Self) -> Self;
 }
 
 impl Real for f32 {
@@ -36,6 +38,11 @@ impl Real for f32 {
             Kind::Avx2 => super::avx2::F32,
         }
     }
+
+    #[inline(always)]
+    fn fused<L: Level>(a: f32, b: f32, c: f32) -> f32 {
+        L::mul_add(a, b, c)
+    }
 }
 
 impl Real for f64 {
@@ -45,5 +52,10 @@ impl Real for f64 {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => super::avx2::F64,
         }
+    }
+
+    #[inline(always)]
+    fn fused<L: Level>(a: f64, b: f64, c: f64) -> f64 {
+        L::mul_add64(a, b, c)
     }
 }

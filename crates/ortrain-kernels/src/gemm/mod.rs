@@ -10,6 +10,7 @@ mod avx2;
 mod micro;
 mod pack;
 mod portable;
+mod thin;
 
 use std::fmt;
 
@@ -22,6 +23,7 @@ use crate::tape::{ALIGN, Drive, Failure, Plan, Site, Tape};
 use crate::views::{Bases, Parts, RunScalars, Scratch};
 use micro::{Micro, Real};
 use pack::{Block, pack};
+use thin::Thin;
 
 /// A product of matrices, or of batches of them.
 ///
@@ -94,6 +96,8 @@ struct Shape {
     tape: Tape,
     /// Store straight from the micro-kernel: the product is stored as it is, and columns are adjacent.
     direct: Option<Direct>,
+    /// Few rows, multiplied without packing B.
+    thin: bool,
     block_at: usize,
     corner_at: usize,
     bytes: usize,
@@ -231,6 +235,8 @@ impl Shape {
         let mut a = operand(&desc.a, m, k, 0)?;
         let mut b = operand(&desc.b, k, n, 1)?;
 
+        let thin =
+            m <= thin::ROWS && (b.line == 1 || b.depth == 1) && (m * T::BYTES).saturating_mul(k) <= KEEP;
         let mut rows = (mr * ROW_PANELS).min(m.next_multiple_of(mr)).max(mr);
         let mut cols = COLUMNS.min(n.next_multiple_of(nr)).max(nr);
         let half = |size: usize, unit: usize| size.div_ceil(2).next_multiple_of(unit);
@@ -242,7 +248,7 @@ impl Shape {
             }
             if cols > 2 * rows && half(cols, nr) < cols {
                 cols = half(cols, nr);
-            } else if half(rows, mr) < rows {
+            } else if !thin && half(rows, mr) < rows {
                 rows = half(rows, mr);
             } else if half(cols, nr) < cols {
                 cols = half(cols, nr);
@@ -259,14 +265,18 @@ impl Shape {
             bytes += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
         };
-        for (operand, lines) in [(&mut a, rows), (&mut b, cols)] {
-            operand.whole = operand.packed && (lines * T::BYTES).saturating_mul(k) <= KEEP;
-            // Even where B is read in place, its last, narrow panel is packed.
-            let lines = if operand.packed { lines } else { nr };
-            operand.at = room(lines * if operand.whole { k } else { k.min(DEPTH) });
+        if thin {
+            a.at = room(m * k);
+        } else {
+            for (operand, lines) in [(&mut a, rows), (&mut b, cols)] {
+                operand.whole = operand.packed && (lines * T::BYTES).saturating_mul(k) <= KEEP;
+                // Even where B is read in place, its last, narrow panel is packed.
+                let lines = if operand.packed { lines } else { nr };
+                operand.at = room(lines * if operand.whole { k } else { k.min(DEPTH) });
+            }
         }
         let direct = Shape::direct(nest, axes)?;
-        let block_at = room(if direct.is_some() { 0 } else { rows * cols });
+        let block_at = room(if direct.is_some() && !thin { 0 } else { rows * cols });
         let corner_at = room(mr * nr);
         Ok(Shape {
             batch,
@@ -280,6 +290,7 @@ impl Shape {
             buffers: 1 + nest.loads.len() + nest.stores.len(),
             tape,
             direct,
+            thin,
             block_at,
             corner_at,
             bytes,
@@ -400,9 +411,52 @@ impl<T: Real> Product<T> {
                 None => (scratch.add(shape.block_at).cast::<T>(), cols.1 as isize),
             };
             let task = Task { batch, rows, cols, scratch, bases: bases.0, c, c_row };
-            self.multiply(&task);
+            if shape.thin {
+                self.multiply_thin(&task);
+            } else {
+                self.multiply(&task);
+            }
             if shape.direct.is_none() {
                 self.finish(&task, scalars);
+            }
+        }
+    }
+
+    /// Computes a block of a thin product.
+    unsafe fn multiply_thin(&self, task: &Task<'_, T>) {
+        let Shape { k, a, b, tape, block_at, direct, .. } = &self.shape;
+        let &Task { rows, cols, scratch, .. } = task;
+        let start = |operand: &Operand, base: *mut u8, first: usize| {
+            let element = operand.offset + operand.batch.offset(task.batch) + first as isize * operand.line;
+            base.wrapping_offset(element * operand.dtype.size() as isize).cast_const()
+        };
+        // SAFETY: the caller's contract, and the layout made by `Shape::new`.
+        unsafe {
+            let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
+            let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
+            let key = (a.offset + a.batch.offset(task.batch), rows.0);
+            if *kept != key {
+                let at = start(a, task.bases[0], rows.0);
+                let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
+                pack(tape.isa, a.dtype, lines, 1, packed);
+                *kept = key;
+            }
+            let thin = Thin {
+                a: packed.cast_const(),
+                b: start(b, task.bases[1], cols.0),
+                line: b.line,
+                depth: b.depth,
+                rows: rows.1,
+                cols: cols.1,
+                k: *k,
+                c: block,
+            };
+            thin::multiply(tape.isa, b.dtype, thin);
+            if direct.is_some() {
+                for i in 0..rows.1 {
+                    let to = task.c.wrapping_offset(i as isize * task.c_row).cast::<u8>();
+                    std::ptr::copy_nonoverlapping(block.add(i * cols.1).cast(), to, cols.1 * T::BYTES);
+                }
             }
         }
     }

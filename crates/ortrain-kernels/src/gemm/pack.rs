@@ -16,6 +16,9 @@ pub(super) struct Block {
     pub(super) depth: usize,
 }
 
+/// Elements of a line that are read at once.
+const STRIP: usize = 16;
+
 struct Pack<S: Stored> {
     block: Block,
     /// Lines of a panel.
@@ -31,25 +34,32 @@ impl<S: Stored> Pack<S> {
         let Block { at, line_step, depth_step, lines, depth } = self.block;
         let there = PANEL.min(lines - first);
         let at = at.cast::<S>().wrapping_offset(first as isize * line_step);
-        for p in 0..depth {
-            let from = at.wrapping_offset(p as isize * depth_step);
-            // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has room for
-            // whole panels (contract of `pack`).
-            unsafe {
-                let to = to.add(p * PANEL);
-                if there == PANEL && line_step == 1 {
-                    for i in 0..PANEL {
-                        to.add(i).write(from.add(i).read_unaligned().decode());
-                    }
-                } else if there == PANEL {
-                    for i in 0..PANEL {
-                        let from = from.wrapping_offset(i as isize * line_step);
-                        to.add(i).write(from.read_unaligned().decode());
-                    }
-                } else {
-                    for i in 0..PANEL {
-                        let from = from.wrapping_offset(i as isize * line_step);
-                        to.add(i).write(if i < there { from.read_unaligned().decode() } else { self.zero });
+        if line_step == 1 && there == PANEL {
+            for p in 0..depth {
+                let from = at.wrapping_offset(p as isize * depth_step);
+                for i in 0..PANEL {
+                    // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
+                    // room for whole panels (contract of `pack`).
+                    unsafe { to.add(p * PANEL + i).write(from.add(i).read_unaligned().decode()) };
+                }
+            }
+            return;
+        }
+        // A few depths of one line at a time: lines that lie a power of two apart share a place in the cache.
+        for start in (0..depth).step_by(STRIP) {
+            let strip = STRIP.min(depth - start);
+            for i in 0..PANEL {
+                let from = at.wrapping_offset(i as isize * line_step + start as isize * depth_step);
+                let to = to.wrapping_add(start * PANEL + i);
+                for p in 0..strip {
+                    // SAFETY: as above; lines that are not there are not read.
+                    unsafe {
+                        let value = if i < there {
+                            from.wrapping_offset(p as isize * depth_step).read_unaligned().decode()
+                        } else {
+                            self.zero
+                        };
+                        to.add(p * PANEL).write(value);
                     }
                 }
             }
@@ -64,6 +74,7 @@ impl<S: Stored> Work for Pack<S> {
         for first in (0..self.block.lines).step_by(self.panel) {
             let to = self.to.wrapping_add(first * self.block.depth);
             match self.panel {
+                1 => self.panel::<1>(first, to),
                 4 => self.panel::<4>(first, to),
                 6 => self.panel::<6>(first, to),
                 8 => self.panel::<8>(first, to),

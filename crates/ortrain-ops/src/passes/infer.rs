@@ -1,6 +1,6 @@
 //! Types and shapes of every value.
 
-use ortrain_graph::{Attr, Graph, ValueType};
+use ortrain_graph::{Attr, Graph, ValueId, ValueType};
 
 use crate::infer::Infer;
 use crate::registry::build;
@@ -19,6 +19,9 @@ pub fn infer(graph: &mut Graph) -> Result<(), Error> {
 
 pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     let node = &graph.nodes[index];
+    for id in node.present_inputs() {
+        addressable(graph, id, &graph.value(id).ty).map_err(|source| Error::at(graph, node, source))?;
+    }
     let op = build(graph, node)?;
     let mut cx = Infer::new(graph, node);
     op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
@@ -34,11 +37,20 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
             let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
             Error::at(graph, &graph.nodes[index], OpError::Invalid(message))
         })?;
+        addressable(graph, id, &merged).map_err(|source| Error::at(graph, &graph.nodes[index], source))?;
         let value = graph.value_mut(id);
         value.ty = merged;
         value.sizes = inferred.sizes;
     }
     Ok(())
+}
+
+/// Refuses sizes whose product overflows, here and once, so that everything behind may multiply them.
+fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
+    let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(()) };
+    let Some(dims) = shape.concrete() else { return Ok(()) };
+    let outcome = ortrain_graph::byte_length(*dtype, &dims);
+    outcome.map(|_| ()).map_err(|error| OpError::invalid(format!("{:?}: {error}", graph.name_of(id))))
 }
 
 /// What is declared and what is inferred, together: each may know what the other does not.

@@ -667,9 +667,7 @@ fn lower(
     };
     let mut buffers = Vec::with_capacity(inputs.len());
     for &id in inputs {
-        let len = ortrain_graph::byte_length(dtype_of(id)?, &dims_of(id)?)
-            .map_err(|error| Error::Graph(format!("{:?}: {error}", graph.name_of(id))))?
-            / dtype_of(id)?.size();
+        let len = dims_of(id)?.iter().product();
         let buffer = builder.work(graph.name_of(id), dtype_of(id)?, len);
         values.buffers.insert(id, buffer);
         buffers.push(buffer);
@@ -690,18 +688,6 @@ fn lower(
     }
     for &index in members {
         let node = &graph.nodes[index];
-        for id in node.present_outputs() {
-            // Sizes that overflow are refused here, before a lowering multiplies them.
-            if let ValueType::Tensor(dtype, _) = graph.value(id).ty {
-                ortrain_graph::byte_length(dtype, &dims_of(id)?).map_err(|error| {
-                    Error::at(
-                        graph,
-                        node,
-                        OpError::Invalid(format!("output {:?}: {error}", graph.name_of(id))),
-                    )
-                })?;
-            }
-        }
         let op = build(graph, node)?;
         let label: Arc<str> = graph.node_label(node).into();
         let mut cx = Lower { graph, node, builder: &mut builder, values: &mut values, label };

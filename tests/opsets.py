@@ -1,0 +1,278 @@
+"""Nodes in the words of each version of ai.onnx, and models to train that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper
+
+# From the oldest version that is read to the newest that there is.
+OLDEST_OPSET = 7
+NEWEST_OPSET = min(defs.onnx_opset_version(), 28)
+OPSETS = tuple(range(OLDEST_OPSET, NEWEST_OPSET + 1))
+# The version of the file format that opset 7 came with would want every weight among the inputs.
+IR_VERSION = 8
+
+
+def since(op: str, opset: int) -> int:
+    """The version of an operator that a model of this opset uses; 0 where it does not exist yet."""
+    try:
+        return int(defs.get_schema(op, opset).since_version)
+    except defs.SchemaError:
+        return 0
+
+
+def has(op: str, opset: int) -> bool:
+    return since(op, opset) > 0
+
+
+class Words:
+    """A graph under construction, in the words of one opset."""
+
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
+        self.nodes: list[NodeProto] = []
+        self.weights: dict[str, np.ndarray] = {}
+
+    def node(self, op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> str:
+        """A node, and the name of its first output."""
+        names = list(outputs) or [f"{op.lower()}_{len(self.nodes)}"]
+        self.nodes.append(helper.make_node(op, list(inputs), names, f"{op}_{len(self.nodes)}", **attributes))
+        return names[0]
+
+    def weight(self, value: Any, name: str = "", dtype: Any = None) -> str:
+        name = name or f"constant_{len(self.weights)}"
+        self.weights[name] = np.asarray(value, dtype)
+        return name
+
+    def ints(self, values: Sequence[int]) -> str:
+        return self.weight(values, dtype=np.int64)
+
+    def _with_axes(self, op: str, x: str, axes: Sequence[int] | None, as_input_since: int, **attributes: Any) -> str:
+        if axes is None:
+            return self.node(op, [x], **attributes)
+        if self.opset < as_input_since:
+            return self.node(op, [x], axes=list(axes), **attributes)
+        return self.node(op, [x, self.ints(axes)], **attributes)
+
+    def squeeze(self, x: str, axes: Sequence[int] | None) -> str:
+        return self._with_axes("Squeeze", x, axes, 13)
+
+    def unsqueeze(self, x: str, axes: Sequence[int]) -> str:
+        return self._with_axes("Unsqueeze", x, axes, 13)
+
+    def reduce_sum(self, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
+        return self._with_axes("ReduceSum", x, axes, 13, **attributes)
+
+    def reduce_mean(self, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
+        return self._with_axes("ReduceMean", x, axes, 18, **attributes)
+
+    def slice(self, x: str, starts: list[int], ends: list[int], axes: list[int]) -> str:
+        if self.opset < 10:
+            return self.node("Slice", [x], starts=starts, ends=ends, axes=axes)
+        return self.node("Slice", [x, self.ints(starts), self.ints(ends), self.ints(axes)])
+
+    def dropout(self, x: str, ratio: float) -> str:
+        """As in a model for inference: nothing is dropped."""
+        if self.opset < 12:
+            return self.node("Dropout", [x], ratio=ratio)
+        return self.node("Dropout", [x, self.weight(ratio, dtype=np.float32)])
+
+    def constant(self, value: np.ndarray) -> str:
+        return self.node("Constant", [], value=numpy_helper.from_array(value))
+
+    def graph(self, inputs: dict[str, tuple[Any, Sequence[int | str] | None]], outputs: dict[str, Any]) -> GraphProto:
+        """The graph; inputs by NumPy type and shape, outputs by NumPy type."""
+        kind = helper.np_dtype_to_tensor_dtype
+        return helper.make_graph(
+            self.nodes,
+            "graph",
+            [helper.make_tensor_value_info(name, kind(np.dtype(d)), shape) for name, (d, shape) in inputs.items()],
+            [helper.make_tensor_value_info(name, kind(np.dtype(d)), None) for name, d in outputs.items()],
+            [numpy_helper.from_array(value, name) for name, value in self.weights.items()],
+        )
+
+    def model(self, graph: GraphProto) -> ModelProto:
+        imports = [helper.make_opsetid("", self.opset)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="tests")
+
+
+FEATURES, HIDDEN, BATCH = 6, 8, 5
+CLASSES = 3
+
+
+def parameter(name: str, *shape: int) -> np.ndarray:
+    """The same numbers for the same name, on every run."""
+    seed = int.from_bytes(name.encode(), "little") % 2**32
+    return (np.random.default_rng(seed).standard_normal(shape) / np.sqrt(max(shape[0], 1))).astype(np.float32)
+
+
+@dataclass
+class Trainee:
+    """A model to train, in the words of an opset."""
+
+    model: ModelProto
+    trainable: list[str]
+    feeds: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def perceptron(w: Words, x: str) -> str:
+    """Scores of CLASSES classes, by as many operators as opset 7 has."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("Gemm", [x, weight("w1", HIDDEN, FEATURES), weight("b1", HIDDEN)], transB=1, alpha=0.9, beta=1.1)
+    hidden = w.dropout(w.node("Relu", [hidden]), 0.3)
+    left = w.node("Sigmoid", [w.slice(hidden, [0], [HIDDEN // 2], [1])])
+    right = w.node("Tanh", [w.slice(hidden, [HIDDEN // 2], [2**31], [1])])
+    joined = w.node("Concat", [left, right], axis=1)
+    product = w.node("MatMul", [joined, weight("w2", HIDDEN, 4 * CLASSES)])
+    total = w.node("Add", [product, weight("b2", 4 * CLASSES)])
+    # Sizes computed from shapes, as exporters write them.
+    batch = w.node("Gather", [w.node("Shape", [total]), w.weight(0, dtype=np.int64)], axis=0)
+    shape = w.node("Concat", [w.unsqueeze(batch, [0]), w.constant(np.asarray([4, -1]))], axis=0)
+    stack = w.node("Reshape", [total, shape])
+    turned = w.node("Transpose", [stack], perm=[0, 2, 1])
+    shares = w.node("Softmax", [turned], axis=2)
+    logs = w.node("LogSoftmax", [turned], axis=2)
+    rows = w.node("Gather", [weight("table", 5, 4), w.weight([2, 0, 2], dtype=np.int64)], axis=0)
+    mixed = w.node("Sum", [shares, w.node("Mul", [logs, weight("scale", 4)]), rows])
+    spread = w.node("Exp", [w.node("Neg", [w.node("Abs", [mixed])])])
+    root = w.node("Sqrt", [w.node("Add", [spread, w.weight(0.5, dtype=np.float32)])])
+    wide = w.node("Cast", [root], to=TensorProto.DOUBLE)
+    power = w.node("Pow", [w.node("Cast", [wide], to=TensorProto.FLOAT), w.weight([1.5], dtype=np.float32)])
+    log = w.node("Log", [w.node("Div", [power, w.node("Add", [spread, root])])])
+    mean = w.reduce_mean(log, [2], keepdims=1)
+    centred = w.node("Sub", [mixed, mean])
+    summed = w.reduce_sum(centred, [2], keepdims=1)
+    squeezed = w.squeeze(summed, [2])
+    flat = w.node("Flatten", [w.node("Identity", [squeezed])], axis=1)
+    return w.node("MatMul", [flat, weight("w3", CLASSES, CLASSES)])
+
+
+def learnt_power(w: Words, x: str) -> str:
+    """Exponents that are trained."""
+    base = w.node("Exp", [w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])])
+    return w.node("Pow", [base, w.weight(np.asarray([1.5, 0.5, 2], np.float32), "exponent")])
+
+
+def middle_softmax(w: Words, x: str) -> str:
+    """Both softmaxes over two axes at once before opset 13, over one axis from then on."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, 12), "w")])
+    stack = w.node("Reshape", [product, w.ints([-1, 2, 6])])
+    shares, logs = w.node("Softmax", [stack], axis=1), w.node("LogSoftmax", [stack], axis=1)
+    return w.reduce_mean(w.node("Sub", [shares, logs]), [1], keepdims=0)
+
+
+def branches(w: Words, x: str) -> str:
+    """An If whose branches use the same weights in other ways."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    bias = w.weight(parameter("b", CLASSES), "b")
+    total = w.reduce_sum(x, None, keepdims=0)
+    condition = w.node("Less", [w.weight(0, dtype=np.float32), total])
+    halves = {}
+    for name, ops in [("then_branch", ["Add", "Tanh"]), ("else_branch", ["Mul", "Sigmoid"])]:
+        inner = [
+            helper.make_node(ops[0], [product, bias], [f"{name}_a"]),
+            helper.make_node(ops[1], [f"{name}_a"], [f"{name}_b"]),
+        ]
+        output = helper.make_tensor_value_info(f"{name}_b", TensorProto.FLOAT, None)
+        halves[name] = helper.make_graph(inner, name, [], [output])
+    return w.node("If", [condition], **halves)
+
+
+def lonely_branch(w: Words, x: str) -> str:
+    """An If of which one branch does not use a weight: its gradient is zero there."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    bias = w.weight(parameter("b", CLASSES), "b")
+    total = w.reduce_sum(x, None, keepdims=0)
+    condition = w.node("Less", [w.weight(0, dtype=np.float32), total])
+    halves = {}
+    for name, op, inputs in [("then_branch", "Relu", [product]), ("else_branch", "Add", [product, bias])]:
+        inner = [helper.make_node(op, inputs, [f"{name}_y"])]
+        output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)
+        halves[name] = helper.make_graph(inner, name, [], [output])
+    return w.node("If", [condition], **halves)
+
+
+def expanded(w: Words, x: str) -> str:
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    row = w.weight(parameter("row", 1, CLASSES), "row")
+    wide = w.node("Expand", [row, w.node("Shape", [product])])
+    return w.node("Mul", [product, wide])
+
+
+def chosen(w: Words, x: str) -> str:
+    """Where, Erf, Sign, comparisons, logic, ConstantOfShape."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    bias = w.weight(parameter("b", CLASSES), "b")
+    value = numpy_helper.from_array(np.asarray([0.25], np.float32))
+    quarter = w.node("ConstantOfShape", [w.node("Shape", [product])], value=value)
+    above, below = w.node("Greater", [product, quarter]), w.node("Less", [bias, product])
+    both = w.node("And", [above, w.node("Not", [below])])
+    bell = w.node("Erf", [w.node("Add", [product, bias])])
+    picked = w.node("Where", [both, w.node("Mul", [bell, bias]), w.node("Sub", [bell, product])])
+    return w.node("Add", [picked, w.node("Mul", [w.node("Sign", [product]), bias])])
+
+
+def selected(w: Words, x: str) -> str:
+    """Rows that are chosen by their values: a host function, and a program after it."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    sums = w.reduce_sum(x, [1], keepdims=0)
+    rows = w.node("NonZero", [w.node("Greater", [sums, w.weight(-100, dtype=np.float32)])])
+    rows = w.squeeze(rows, [0])
+    picked = w.node("Gather", [w.node("Tanh", [product]), rows], axis=0)
+    return w.node("Add", [picked, w.weight(parameter("b", CLASSES), "b")])
+
+
+def gelus(w: Words, x: str) -> str:
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    smooth = w.node("Gelu", [product])
+    return w.node("Mul", [smooth, w.node("Gelu", [w.weight(parameter("b", CLASSES), "b")], approximate="tanh")])
+
+
+def dropped(w: Words, x: str) -> str:
+    """A Dropout that drops."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    settings = [w.weight(0.4, dtype=np.float32), w.weight(True, dtype=np.bool_)]
+    return w.node("Dropout", [product, *settings])
+
+
+# What can be trained, and the oldest opset with all its operators.
+NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
+    "perceptron": (perceptron, 7),
+    "learnt_power": (learnt_power, 7),
+    "middle_softmax": (middle_softmax, 7),
+    "branches": (branches, 7),
+    "lonely_branch": (lonely_branch, 7),
+    "expanded": (expanded, 8),
+    "chosen": (chosen, 9),
+    "selected": (selected, 9),
+    "dropped": (dropped, 12),
+    "gelus": (gelus, 20),
+}
+LOSSES = ("MSELoss", "L1Loss", "BCEWithLogitsLoss", "CrossEntropyLoss")
+
+
+def trainee(network: str, opset: int, batch: int | str) -> Trainee:
+    """A network at an opset, for a given number of rows or any."""
+    w = Words(opset)
+    scores = NETWORKS[network][0](w, "x")
+    model = w.model(w.graph({"x": (np.float32, [batch, FEATURES])}, {scores: np.float32}))
+    rank = 2
+    shape = model.graph.output[0].type.tensor_type.shape
+    for _ in range(rank):
+        shape.dim.add()
+    constants = [name for name in w.weights if not name.startswith("constant_")]
+    return Trainee(model, constants, feeds())
+
+
+def feeds() -> dict[str, np.ndarray]:
+    """Values for the inputs of a training step, whatever the loss."""
+    rng = np.random.default_rng(7)
+    return {
+        "x": rng.standard_normal((BATCH, FEATURES)).astype(np.float32),
+        "target": rng.uniform(0, 1, (BATCH, CLASSES)).astype(np.float32),
+        "labels": rng.integers(0, CLASSES, BATCH),
+    }
