@@ -18,6 +18,7 @@ export PYO3_BUILD_EXTENSION_MODULE := 1
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TERM_COLOR ?= auto
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_QUIET := 1
 # Exact versions, for every pip that runs here.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
@@ -97,7 +98,7 @@ clean: ## remove environments and build/ (not target/)
 build/venv.stamp: constraints.txt
 	@mkdir -p build
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet maturin
+	$(BIN)/python -m pip install maturin
 	touch $@
 
 build/nextest.stamp:
@@ -114,12 +115,12 @@ build/wheel.stamp: build/venv.stamp $(RUST_SOURCES) $(PY_SOURCES)
 build/release.stamp: constraints.txt $(RUST_SOURCES) $(PY_SOURCES)
 	@mkdir -p build
 	[ -x $(DEMO)/bin/python ] || $(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python -m pip install --quiet maturin
+	$(DEMO)/bin/python -m pip install maturin
 	rm -rf build/wheels
 	env -u PYO3_PYTHON $(DEMO)/bin/maturin build --release --quiet --interpreter $(DEMO)/bin/python --out build/wheels
 	touch $@
 
 build/demo.stamp: build/release.stamp
-	$(DEMO)/bin/python -m pip install --quiet "$$(echo build/wheels/*.whl)[demo]"
-	$(DEMO)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
+	$(DEMO)/bin/python -m pip install "$$(echo build/wheels/*.whl)[demo]"
+	$(DEMO)/bin/python -m pip install --no-deps --force-reinstall build/wheels/*.whl
 	touch $@

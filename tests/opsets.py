@@ -44,7 +44,7 @@ class Words:
         return names[0]
 
     def weight(self, value: Any, name: str = "", dtype: Any = None) -> str:
-        name = name or f"constant_{len(self.weights)}"
+        name = name or f"given_{len(self.weights)}"
         self.weights[name] = np.asarray(value, dtype)
         return name
 
@@ -123,7 +123,7 @@ def perceptron(w: Words, x: str) -> str:
     """Scores of CLASSES classes, by as many operators as opset 7 has."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     hidden = w.node("Gemm", [x, weight("w1", HIDDEN, FEATURES), weight("b1", HIDDEN)], transB=1, alpha=0.9, beta=1.1)
-    hidden = w.dropout(w.node("Relu", [hidden]), 0.3)
+    hidden = w.dropout(w.node("Relu", [hidden]), 0.0)
     left = w.node("Sigmoid", [w.slice(hidden, [0], [HIDDEN // 2], [1])])
     right = w.node("Tanh", [w.slice(hidden, [HIDDEN // 2], [2**31], [1])])
     joined = w.node("Concat", [left, right], axis=1)
@@ -137,7 +137,7 @@ def perceptron(w: Words, x: str) -> str:
     shares = w.node("Softmax", [turned], axis=2)
     logs = w.node("LogSoftmax", [turned], axis=2)
     rows = w.node("Gather", [weight("table", 5, 4), w.weight([2, 0, 2], dtype=np.int64)], axis=0)
-    mixed = w.node("Sum", [shares, w.node("Mul", [logs, weight("scale", 4)]), rows])
+    mixed = w.node("Add", [w.node("Sum", [shares, w.node("Mul", [logs, weight("scale", 4)])]), rows])
     spread = w.node("Exp", [w.node("Neg", [w.node("Abs", [mixed])])])
     root = w.node("Sqrt", [w.node("Add", [spread, w.weight(0.5, dtype=np.float32)])])
     wide = w.node("Cast", [root], to=TensorProto.DOUBLE)
@@ -160,7 +160,7 @@ def learnt_power(w: Words, x: str) -> str:
 def middle_softmax(w: Words, x: str) -> str:
     """Both softmaxes over two axes at once before opset 13, over one axis from then on."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, 12), "w")])
-    stack = w.node("Reshape", [product, w.ints([-1, 2, 6])])
+    stack = w.node("Reshape", [product, w.ints([-1, 4, CLASSES])])
     shares, logs = w.node("Softmax", [stack], axis=1), w.node("LogSoftmax", [stack], axis=1)
     return w.reduce_mean(w.node("Sub", [shares, logs]), [1], keepdims=0)
 
@@ -210,7 +210,9 @@ def chosen(w: Words, x: str) -> str:
     value = numpy_helper.from_array(np.asarray([0.25], np.float32))
     quarter = w.node("ConstantOfShape", [w.node("Shape", [product])], value=value)
     above, below = w.node("Greater", [product, quarter]), w.node("Less", [bias, product])
-    both = w.node("And", [above, w.node("Not", [below])])
+    odd = w.node("Equal", [w.node("Shape", [product]), w.node("Reshape", [w.node("Size", [bias]), w.ints([1])])])
+    width = w.node("Gather", [odd, w.weight(1, dtype=np.int64)])
+    both = w.node("And", [w.node("And", [above, w.node("Not", [below])]), width])
     bell = w.node("Erf", [w.node("Add", [product, bias])])
     picked = w.node("Where", [both, w.node("Mul", [bell, bias]), w.node("Sub", [bell, product])])
     return w.node("Add", [picked, w.node("Mul", [w.node("Sign", [product]), bias])])
@@ -242,7 +244,7 @@ def dropped(w: Words, x: str) -> str:
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
-    "learnt_power": (learnt_power, 7),
+    "learnt_power": (learnt_power, 9),
     "middle_softmax": (middle_softmax, 7),
     "branches": (branches, 7),
     "lonely_branch": (lonely_branch, 7),
@@ -252,7 +254,10 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "dropped": (dropped, 12),
     "gelus": (gelus, 20),
 }
+# Networks whose operators mean something else from an opset on.
+CHANGED = {"middle_softmax": 13}
 LOSSES = ("MSELoss", "L1Loss", "BCEWithLogitsLoss", "CrossEntropyLoss")
+OLDEST_OF_LOSS = {"CrossEntropyLoss": 12}
 
 
 def trainee(network: str, opset: int, batch: int | str) -> Trainee:
@@ -264,7 +269,7 @@ def trainee(network: str, opset: int, batch: int | str) -> Trainee:
     shape = model.graph.output[0].type.tensor_type.shape
     for _ in range(rank):
         shape.dim.add()
-    constants = [name for name in w.weights if not name.startswith("constant_")]
+    constants = [name for name in w.weights if not name.startswith("given_")]
     return Trainee(model, constants, feeds())
 
 

@@ -215,6 +215,18 @@ def test_inputs_of_a_session(array: np.ndarray, found: str, reason: str) -> None
     assert str(error.value) == f'input "x" should be float32[batch, 64], but {found} was given: {reason}'
 
 
+def test_more_memory_than_there_is() -> None:
+    sizes = numpy_helper.from_array(np.asarray([2**24, 2**22, 1]), "sizes")
+    session = ortrain.InferenceSession(model(node("Expand", ["x", "sizes"], ["y"], "grow"), weights=(sizes,)))
+    with pytest.raises(ortrain.OrtrainError) as error:
+        session.run(None, {"x": np.ones((1, 2), np.float32)})
+    assert re.fullmatch(
+        r"the step needs more memory than there is: the system does not give \d+ bytes of memory; "
+        "a smaller batch needs less",
+        str(error.value),
+    )
+
+
 X = np.ones((4, 10), np.float32)
 
 

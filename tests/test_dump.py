@@ -27,7 +27,7 @@ def test_stages(stage: str, words: list[str], capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     for word in words:
         assert word in printed
-    assert printed == ortrain.dump(PERCEPTRON, stage, {"x": [32, 64]})  # type: ignore[arg-type]
+    assert printed == ortrain.dump(PERCEPTRON, stage, {"x": [32, 64]})
 
 
 def test_shapes_decide_sizes() -> None:

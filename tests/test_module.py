@@ -50,7 +50,7 @@ def test_calls(run: Run) -> None:
     assert result.numpy() == loss
     assert run.module.eval()(x, labels) == pytest.approx(loss)
     with pytest.raises(TypeError):
-        run.module(x=x, labels=labels)  # type: ignore[call-arg]
+        run.module(x=x, labels=labels)
     with pytest.raises(TypeError, match=r"expected an ortrain\.OrtValue \(or arrays throughout\), not list"):
         run.module(x.tolist(), labels.tolist())
 
@@ -85,7 +85,7 @@ def test_models_from_bytes_and_messages(run: Run) -> None:
         assert module.eval()(*inputs_of(run)) == pytest.approx(loss)
         Optimizer(optimizer_model, module).step()
     with pytest.raises(TypeError, match=r"a model is a path, bytes or an onnx\.ModelProto, not int"):
-        Module(3, run.state)  # type: ignore[arg-type]
+        Module(3, run.state)
 
 
 def test_devices(run: Run) -> None:
@@ -110,7 +110,7 @@ def test_thread_counts_give_the_same_bits(run: Run) -> None:
         found.append([loss.tobytes(), *[grad.tobytes() for grad in gradients if grad is not None]])
     assert all(bits == found[0] for bits in found)
     with pytest.raises(AttributeError):
-        ortrain.SessionOptions().graph_optimization_level = 1  # type: ignore[attr-defined]
+        ortrain.SessionOptions().graph_optimization_level = 1
     with pytest.raises(TypeError, match=r"session options are an ortrain\.SessionOptions, not onnxruntime"):
         Module(CASE / "training_model.onnx", run.state, session_options=onnxruntime.SessionOptions())
 
@@ -164,7 +164,7 @@ def test_export(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ortrain.InvalidArgumentError, match="nothing"):
         run.module.export_model_for_inferencing(path, ["nothing"])
     with pytest.raises(TypeError, match="a list of names"):
-        run.module.export_model_for_inferencing(path, "logits")  # type: ignore[arg-type]
+        run.module.export_model_for_inferencing(path, "logits")
 
 
 def test_optimizer(run: Run) -> None:
@@ -174,7 +174,7 @@ def test_optimizer(run: Run) -> None:
     run.optimizer.set_learning_rate(-0.5)
     assert run.optimizer.get_learning_rate() == -0.5
     with pytest.raises(TypeError):
-        run.optimizer.set_learning_rate("fast")  # type: ignore[arg-type]
+        run.optimizer.set_learning_rate("fast")
     before = run.module.get_contiguous_parameters().numpy()
     run.optimizer.step()
     np.testing.assert_array_equal(run.module.get_contiguous_parameters().numpy(), before)
@@ -196,7 +196,7 @@ def test_scheduler(run: Run) -> None:
         rates.append(run.optimizer.get_learning_rate())
     assert rates == [0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0, 0]
     with pytest.raises(TypeError):
-        LinearLRScheduler(run.optimizer, 2.5, 10, 0.1)  # type: ignore[arg-type]
+        LinearLRScheduler(run.optimizer, 2.5, 10, 0.1)
 
 
 @pytest.mark.parametrize(

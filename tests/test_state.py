@@ -30,7 +30,7 @@ def step(run: Run) -> float:
 
 def test_is_made_by_loading_only() -> None:
     with pytest.raises(TypeError, match="load_checkpoint"):
-        CheckpointState("checkpoint")  # type: ignore[arg-type]
+        CheckpointState("checkpoint")
 
 
 def test_parameters(run: Run) -> None:
@@ -51,7 +51,7 @@ def test_parameters(run: Run) -> None:
     assert repr(weight) == "Parameter(name=fc1.weight, requires_grad=True)"
     assert repr(parameters) == "Parameters(fc1.bias, fc1.weight, fc2.bias, fc2.weight)"
     with pytest.raises(AttributeError):
-        weight.grad = np.zeros(3)  # type: ignore[misc]
+        weight.grad = np.zeros(3)
 
 
 def test_data_is_a_live_view(run: Run) -> None:
@@ -99,9 +99,9 @@ def test_setting(how: str, run: Run) -> None:
 
     def write(array: object) -> None:
         if how == "item":
-            run.state.parameters["fc1.weight"] = array  # type: ignore[assignment]
+            run.state.parameters["fc1.weight"] = array
         else:
-            run.state.parameters["fc1.weight"].data = array  # type: ignore[assignment]
+            run.state.parameters["fc1.weight"].data = array
 
     view = run.state.parameters["fc1.weight"].data
     for array in (
@@ -217,7 +217,7 @@ def test_properties(run: Run, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="Property missing not found"):
         properties["missing"]
     with pytest.raises(TypeError, match="a property is an int, a float or a str, not list"):
-        properties["list"] = [1]  # type: ignore[assignment]
+        properties["list"] = [1]
     with pytest.raises(OverflowError):
         properties["too big"] = 2**63
     assert "too big" not in properties

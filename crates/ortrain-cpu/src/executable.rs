@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
-    GemmDesc, GemmKernel, Isa, NestKernel, Order, Pool, RunScalars, ScatterDesc, ScatterKernel, Scratch,
+    GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc, ScatterKernel, Scratch,
 };
 use ortrain_program::{
-    Bindings, Entry, Executable, Instruction, Loop, Program, RunError, Scalars, Step, UnsupportedOnBackend,
+    Bindings, Entry, Executable, Instruction, Program, RunError, Scalars, Step, UnsupportedOnBackend,
     Workspace,
 };
 
@@ -23,11 +23,9 @@ enum Kernel {
 
 impl Kernel {
     fn new(program: &Program, step: &Step, isa: Isa) -> Result<Kernel, String> {
-        let nest = |l: &Loop, order| NestKernel::with_order(&l.nest, isa, order).map(Kernel::Nest);
         match step {
-            Step::Map(l) => nest(l, Order::Auto),
-            Step::Row(l) => nest(l, Order::Row),
-            Step::Col(l) => nest(l, Order::Col),
+            // Row and Col mean the same sums; short rows are faster down the columns, whichever it is called.
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => NestKernel::new(&l.nest, isa).map(Kernel::Nest),
             Step::MatMul(m) => {
                 let desc = GemmDesc {
                     k: m.k,

@@ -233,7 +233,7 @@ fn step(nest: &Nest, axis: usize) -> usize {
 /// Whether memory is contiguous along the kept axes rather than along the reduced ones, or rows are too short.
 fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
     const SHORT: usize = 32;
-    if inner <= SHORT && outer >= 4 * SHORT {
+    if inner <= SHORT && outer >= 2 * inner {
         return true;
     }
     let kept = nest.dims.len() - nest.inner;

@@ -82,6 +82,12 @@ impl<'a> Rewrite<'a> {
         self.patch.value(self.graph, value).constant.as_ref()
     }
 
+    /// The node that makes a value, if one of the graph does.
+    #[must_use]
+    pub fn maker_of(&self, value: ValueId) -> Option<&'a Node> {
+        self.graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == value))
+    }
+
     /// The sizes of a value's axes as numbers, if all are known.
     #[must_use]
     pub fn dims(&self, value: ValueId) -> Option<Vec<usize>> {

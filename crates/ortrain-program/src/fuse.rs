@@ -71,6 +71,11 @@ fn candidate(
         if writers != 1 || readers[0] != consumer || instructions[producer].step.writes().len() != 1 {
             continue;
         }
+        // A step that fails has changed nothing: what can fail never writes state itself.
+        let writes_state = |k: &usize| instructions[*k].step.writes().iter().any(|&id| !is_work(buffers, id));
+        if instructions[producer].step.can_fail() && readers.iter().any(writes_state) {
+            continue;
+        }
         // Several readers are fine if no entry runs two of them.
         let mut seen = instructions[consumer].entries;
         let disjoint = readers[1..].iter().all(|&k| {

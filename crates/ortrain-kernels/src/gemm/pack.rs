@@ -16,9 +16,6 @@ pub(super) struct Block {
     pub(super) depth: usize,
 }
 
-/// Elements of a line that are read at once.
-const STRIP: usize = 16;
-
 struct Pack<S: Stored> {
     block: Block,
     /// Lines of a panel.
@@ -34,32 +31,25 @@ impl<S: Stored> Pack<S> {
         let Block { at, line_step, depth_step, lines, depth } = self.block;
         let there = PANEL.min(lines - first);
         let at = at.cast::<S>().wrapping_offset(first as isize * line_step);
-        if line_step == 1 && there == PANEL {
-            for p in 0..depth {
-                let from = at.wrapping_offset(p as isize * depth_step);
-                for i in 0..PANEL {
-                    // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
-                    // room for whole panels (contract of `pack`).
-                    unsafe { to.add(p * PANEL + i).write(from.add(i).read_unaligned().decode()) };
-                }
-            }
-            return;
-        }
-        // A few depths of one line at a time: lines that lie a power of two apart share a place in the cache.
-        for start in (0..depth).step_by(STRIP) {
-            let strip = STRIP.min(depth - start);
-            for i in 0..PANEL {
-                let from = at.wrapping_offset(i as isize * line_step + start as isize * depth_step);
-                let to = to.wrapping_add(start * PANEL + i);
-                for p in 0..strip {
-                    // SAFETY: as above; lines that are not there are not read.
-                    unsafe {
-                        let value = if i < there {
-                            from.wrapping_offset(p as isize * depth_step).read_unaligned().decode()
-                        } else {
-                            self.zero
-                        };
-                        to.add(p * PANEL).write(value);
+        for p in 0..depth {
+            let from = at.wrapping_offset(p as isize * depth_step);
+            // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has room for
+            // whole panels (contract of `pack`).
+            unsafe {
+                let to = to.add(p * PANEL);
+                if there == PANEL && line_step == 1 {
+                    for i in 0..PANEL {
+                        to.add(i).write(from.add(i).read_unaligned().decode());
+                    }
+                } else if there == PANEL {
+                    for i in 0..PANEL {
+                        let from = from.wrapping_offset(i as isize * line_step);
+                        to.add(i).write(from.read_unaligned().decode());
+                    }
+                } else {
+                    for i in 0..PANEL {
+                        let from = from.wrapping_offset(i as isize * line_step);
+                        to.add(i).write(if i < there { from.read_unaligned().decode() } else { self.zero });
                     }
                 }
             }

@@ -4,7 +4,7 @@ use ortrain_expr::DType;
 
 use super::micro::Real;
 use crate::isa::{Isa, Level, Work};
-use crate::tape::number::{Brain, Half, Stored};
+use crate::tape::number::{Brain, Half, Number, Stored};
 
 /// Rows up to which a product is thin.
 pub(super) const ROWS: usize = 8;
@@ -37,7 +37,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
     #[inline(always)]
     fn dots<L: Level, const M: usize>(&self, i: usize) {
         let Thin { a, b, line, cols, k, c, .. } = self.0;
-        let zero = <S::Computed as crate::tape::number::Number>::ZERO;
+        let zero = <S::Computed as Number>::ZERO;
         for j in 0..cols {
             let b = b.cast::<S>().wrapping_offset(j as isize * line);
             let mut sums = [[zero; LANES]; M];
@@ -78,7 +78,7 @@ impl<S: Stored<Computed: Real>> Run<S> {
     #[inline(always)]
     fn sums<L: Level>(&self) {
         let Thin { a, b, depth, rows, cols, k, c, .. } = self.0;
-        let zero = <S::Computed as crate::tape::number::Number>::ZERO;
+        let zero = <S::Computed as Number>::ZERO;
         // SAFETY: C is scratch memory of this worker with room for these elements.
         let c = unsafe { std::slice::from_raw_parts_mut(c, rows * cols) };
         c.fill(zero);

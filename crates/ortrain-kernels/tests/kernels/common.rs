@@ -110,7 +110,7 @@ pub(crate) fn run(
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let mut loads = loads.to_vec();
     let mut outs = outs.to_vec();
-    let bases: Vec<*mut u8> = loads.iter_mut().chain(&mut outs).map(|buffer| buffer.as_mut_ptr()).collect();
+    let bases: Vec<*mut u8> = loads.iter_mut().chain(&mut outs).map(Vec::as_mut_ptr).collect();
     for (access, buffer) in nest.loads.iter().chain(&nest.stores).zip(loads.iter().chain(&outs)) {
         assert!(buffer.len() >= access.len * access.dtype.size(), "buffers are as long as accesses say");
     }

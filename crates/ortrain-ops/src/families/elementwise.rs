@@ -5,7 +5,7 @@
 //! Sources: the operator pages of ONNX, opset 7 to 28; `com.microsoft` contrib operators of ONNX Runtime.
 
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Reg, Type, UnaryOp, derive};
-use ortrain_graph::{Attrs, DType, Graph, Node};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -421,19 +421,54 @@ fn upgrade_microsoft_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 /// Before opset 9, Less and Greater know floats only: integers are compared as float64. Before 11, Equal knows
-/// integers and bool only, and nothing older says what it means for floats.
+/// integers and bool only: floats are equal where both are numbers and neither is less.
 fn downgrade_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (a, b) = (rw.required(0)?, rw.required(1)?);
-    let float = rw.dtype(a).is_some_and(DType::is_float);
+    // A comparison that a rewrite made has values of no type yet, and is right.
+    let Some(dtype) = rw.dtype(a).or(rw.dtype(b)) else { return Ok(()) };
     let equal = &*rw.node().op == "Equal";
-    let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
-    if equal && float && rw.version() < 11 {
-        return Err(OpError::unsupported("the comparison of floats for equality needs opset 11 or newer"));
-    }
-    if !equal && !float && rw.version() < 9 {
-        let (x, y) = (rw.add("Cast", &[a], cast(DType::F64)), rw.add("Cast", &[b], cast(DType::F64)));
+    if equal && dtype.is_float() && rw.version() < 11 {
+        let result = equal_floats(rw, a, b, dtype);
+        rw.output(0, result);
+    } else if !equal && !dtype.is_float() && rw.version() < 9 {
+        let cast = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+        let (x, y) = (rw.add("Cast", &[a], cast.clone()), rw.add("Cast", &[b], cast));
         rw.same(&[Some(x), Some(y)], Attrs::new());
     }
+    Ok(())
+}
+
+/// Whether floats are equal, in operators that opset 7 has. NaN equals nothing.
+fn equal_floats(rw: &mut Rewrite<'_>, a: ValueId, b: ValueId, dtype: DType) -> ValueId {
+    let (less, greater) = (rw.add("Less", &[a, b], Attrs::new()), rw.add("Greater", &[a, b], Attrs::new()));
+    let differ = rw.add("Or", &[less, greater], Attrs::new());
+    let mut result = rw.add("Not", &[differ], Attrs::new());
+    for value in [a, b] {
+        if rw.constant_of(value).is_some_and(|tensor| !tensor.to_f64().iter().any(|x| x.is_nan())) {
+            continue;
+        }
+        // Every number is below 1 or above -1.
+        let (one, minus) = (Tensor::scalar(dtype, 1.0), Tensor::scalar(dtype, -1.0));
+        let (one, minus) = (rw.constant("one", one), rw.constant("minus_one", minus));
+        let (below, above) =
+            (rw.add("Less", &[value, one], Attrs::new()), rw.add("Greater", &[value, minus], Attrs::new()));
+        let number = rw.add("Or", &[below, above], Attrs::new());
+        result = rw.add("And", &[result, number], Attrs::new());
+    }
+    result
+}
+
+/// Sign is an operator from opset 9 on; before, it is what is above 0 less what is below.
+fn downgrade_sign(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let x = rw.required(0)?;
+    let Some(dtype) = rw.dtype(x).filter(|dtype| rw.version() < 9 && dtype.is_float()) else { return Ok(()) };
+    let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+    let [above, below] = ["Greater", "Less"].map(|op| {
+        let flag = rw.add(op, &[x, zero], Attrs::new());
+        rw.add("Cast", &[flag], Attrs::new().with("to", i64::from(dtype.to_onnx())))
+    });
+    let sign = rw.add("Sub", &[above, below], Attrs::new());
+    rw.output(0, sign);
     Ok(())
 }
 
@@ -457,6 +492,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             let definition = Definition::new(row.domain, row.name, row.since, build);
             match row.name {
                 "Gelu" => definition.downgrade(downgrade_gelu),
+                "Sign" => definition.downgrade(downgrade_sign),
                 "Less" | "Greater" | "Equal" => definition.downgrade(downgrade_comparison),
                 _ if row.domain == "com.microsoft" => definition.decompose(decompose),
                 _ => definition,

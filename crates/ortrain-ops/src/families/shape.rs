@@ -7,7 +7,7 @@
 //! is made and is not part of it.
 
 use ortrain_expr::Access;
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -601,8 +601,68 @@ fn axes_to_input(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 13 { ints_attribute_to_input(rw, "axes", 1) } else { Ok(()) }
 }
 
+/// Axes that count from the end came with opset 11.
 fn axes_to_attribute(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    if rw.version() < 13 { ints_input_to_attribute(rw, "axes", 1) } else { Ok(()) }
+    if rw.version() >= 13 {
+        return Ok(());
+    }
+    let x = rw.required(0)?;
+    let named = rw.input(1).and_then(|axes| rw.constant_of(axes)).and_then(Tensor::to_i64);
+    if let (Some(named), Some(rank), true) = (named, rw.shape(x).map(Shape::rank), rw.version() < 11) {
+        let rank = rank + if &*rw.node().op == "Unsqueeze" { named.len() } else { 0 };
+        let axes: Vec<i64> = normalize_axes(&named, rank)?.into_iter().map(|axis| axis as i64).collect();
+        rw.same(&[Some(x)], Attrs::new().with("axes", axes));
+        return Ok(());
+    }
+    ints_input_to_attribute(rw, "axes", 1)
+}
+
+/// Zeros of the shape that a value holds, in operators that opset 7 has, if it is constant or the shape of a value.
+fn zeros_of_shape(rw: &mut Rewrite<'_>, shape: ValueId, dtype: DType) -> Option<ValueId> {
+    if let Some(dims) = rw.constant_of(shape).and_then(Tensor::to_i64) {
+        let dims: Option<Vec<usize>> = dims.into_iter().map(|dim| usize::try_from(dim).ok()).collect();
+        return Some(rw.constant("zeros", Tensor::zeros(dtype, dims?).ok()?));
+    }
+    let maker = rw.maker_of(shape).filter(|maker| &*maker.op == "Shape" && maker.attrs.0.is_empty())?;
+    let like = maker.inputs.first().copied().flatten()?;
+    // False everywhere, whatever the elements are: no NaN gets through.
+    let never = match rw.dtype(like)? {
+        float if float.is_float() => rw.add("Less", &[like, like], Attrs::new()),
+        DType::Bool | DType::I32 | DType::I64 => {
+            let always = rw.add("Equal", &[like, like], Attrs::new());
+            rw.add("Not", &[always], Attrs::new())
+        }
+        _ => return None,
+    };
+    Some(rw.add("Cast", &[never], Attrs::new().with("to", i64::from(dtype.to_onnx()))))
+}
+
+/// Expand is an operator from opset 8 on; before, zeros of the shape are added.
+fn downgrade_expand(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, shape) = (rw.required(0)?, rw.required(1)?);
+    let Some(dtype) = rw.dtype(x).filter(|dtype| rw.version() < 8 && dtype.is_float()) else { return Ok(()) };
+    if let Some(zeros) = zeros_of_shape(rw, shape, dtype) {
+        let wide = rw.add("Add", &[x, zeros], Attrs::new());
+        rw.output(0, wide);
+    }
+    Ok(())
+}
+
+/// ConstantOfShape is an operator from opset 9 on; before, the constant is added to zeros of the shape.
+fn downgrade_constant_of_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let shape = rw.required(0)?;
+    let value = rw.attrs().tensor("value")?.cloned().unwrap_or_else(|| Tensor::scalar(DType::F32, 0.0));
+    let dtype = value.dtype();
+    if rw.version() >= 9 || !dtype.is_float() {
+        return Ok(());
+    }
+    if let Some(zeros) = zeros_of_shape(rw, shape, dtype) {
+        let value =
+            rw.constant("value", Tensor::scalar(dtype, value.to_f64().first().copied().unwrap_or(0.0)));
+        let filled = rw.add("Add", &[zeros, value], Attrs::new());
+        rw.output(0, filled);
+    }
+    Ok(())
 }
 
 /// Before opset 14 a size of 0 always copies the input's axis, which only matters for empty tensors.
@@ -666,7 +726,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Transpose", &[1, 13, 21, 23, 24, 25], |_, node| {
             Ok(Box::new(Transpose { perm: node.attrs.ints("perm")?.map(<[i64]>::to_vec) }))
         }),
-        Definition::new("", "Expand", &[8, 13], |_, _| Ok(Box::new(Expand))),
+        Definition::new("", "Expand", &[8, 13], |_, _| Ok(Box::new(Expand))).downgrade(downgrade_expand),
         Definition::new("", "Shape", &[1, 13, 15, 19, 21, 23, 24, 25], |_, node| {
             let (start, end) = (node.attrs.int("start")?.unwrap_or(0), node.attrs.int("end")?);
             Ok(Box::new(ShapeOf { start, end }))
@@ -676,7 +736,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Identity", &[1, 13, 14, 16, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Identity))),
         Definition::new("", "Constant", &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25], build_constant)
             .downgrade(downgrade_constant),
-        Definition::new("", "ConstantOfShape", &[9, 20, 21, 23, 24, 25], build_constant_of_shape),
+        Definition::new("", "ConstantOfShape", &[9, 20, 21, 23, 24, 25], build_constant_of_shape)
+            .downgrade(downgrade_constant_of_shape),
         Definition::new("com.microsoft", "BroadcastGradientArgs", &[1], |_, _| {
             Ok(Box::new(BroadcastGradientArgs))
         })

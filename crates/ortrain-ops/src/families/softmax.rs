@@ -149,7 +149,7 @@ fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(
         .collect();
     let result = rw.add_node(domain, op, &matrices, 1, Attrs::new().with("axis", -1i64))[0];
     let shape = rw.add("Shape", &[last], Attrs::new());
-    let result = rw.add("Reshape", &[result, shape], Attrs::new());
+    let result = rw.add("Reshape", &[result, shape], Attrs::new().with("allowzero", 1i64));
     rw.output(0, result);
     Ok(())
 }

@@ -182,6 +182,17 @@ enum Kind {
 /// Makes a schedule. `known` has, for each user input, its shape if that is known.
 fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Result<Compiled, Error> {
     let mut graph = source.clone();
+    // Lowerings may count on a first output, even if nobody asked for it.
+    for index in 0..graph.nodes.len() {
+        if graph.nodes[index].outputs.first().copied().flatten().is_none() {
+            let unused = graph.add_value("unused", ValueType::Unknown);
+            let outputs = &mut graph.nodes[index].outputs;
+            if outputs.is_empty() {
+                outputs.push(None);
+            }
+            outputs[0] = Some(unused);
+        }
+    }
     let mut user = 0;
     for (&id, role) in source.inputs.iter().zip(roles) {
         if *role != Role::User {

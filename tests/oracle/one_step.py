@@ -1,0 +1,24 @@
+"""One training step in onnxruntime-training: one_step.py FOLDER..., each with artifacts and feeds.npz."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from replaying import load_api
+
+api = load_api("onnxruntime.training.api")
+found = {}
+for folder in map(Path, sys.argv[1:]):
+    try:
+        state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
+        module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
+        with np.load(folder / "feeds.npz") as feeds:
+            loss = float(module(*[feeds[name] for name in module.input_names()]))
+        gradients = {name: parameter.grad.tolist() for name, parameter in state.parameters}
+        found[folder.name] = {"loss": loss, "gradients": gradients}
+    except Exception as error:
+        found[folder.name] = {"error": str(error)}
+print(json.dumps(found))

@@ -1,0 +1,661 @@
+"""Every operator in the form of every opset from 7 on: what it computes, and how it is trained."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, defs, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from opsets import BATCH, CHANGED, LOSSES, NETWORKS, OLDEST_OF_LOSS, OLDEST_OPSET, OPSETS, Words, has, trainee
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+# The newest opset that this onnxruntime reads; newer ones are compared with the reference implementation of ONNX.
+NEWEST_OF_ONNXRUNTIME = 26
+# Rounding of a few operations on numbers of magnitude 1, by element type.
+TOLERANCE = {np.dtype(np.float16): 2e-3, np.dtype(np.float32): 2e-6, np.dtype(np.float64): 1e-7}
+# One model trained in the words of two opsets: the same operations in the same order, but for how they are spelled.
+SAME = 1e-6
+# onnxruntime logs errors only: it warns of old opsets.
+ERRORS = 3
+
+FLOATS = (np.float16, np.float32, np.float64)
+INTEGERS = (np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64)
+NUMBERS = (*FLOATS, *INTEGERS)
+ANY = (*NUMBERS, np.bool_)
+
+
+@dataclass
+class Case:
+    """A graph of one or two nodes, with its inputs."""
+
+    words: Words
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, Any]
+
+
+def values(dtype: Any, *shape: int, seed: int = 0, low: float = -3.0, high: float = 3.0) -> np.ndarray:
+    """Numbers between bounds, integers without zeros, in a type."""
+    kind = np.dtype(dtype)
+    rng = np.random.default_rng(seed)
+    if kind.kind == "b":
+        numbers = rng.integers(0, 2, shape)
+    elif kind.kind == "f":
+        numbers = rng.uniform(low, high, shape)
+    else:
+        numbers = rng.integers(1, 4, shape)
+        if kind.kind == "i" and low < 0:
+            numbers = numbers * rng.choice([-1, 1], shape)
+    return np.asarray(numbers).astype(kind)
+
+
+def takes(op: str, opset: int, dtype: Any, position: int = 0) -> bool:
+    """Whether an operator takes elements of a type at this opset."""
+    schema = defs.get_schema(op, opset)
+    name = TensorProto.DataType.Name(helper.np_dtype_to_tensor_dtype(np.dtype(dtype))).lower()
+    return f"tensor({name})" in schema.inputs[min(position, len(schema.inputs) - 1)].types
+
+
+def simple(opset: int, op: str, inputs: list[np.ndarray], result: Any, **attributes: Any) -> Case:
+    """One node whose inputs are all given."""
+    w = Words(opset)
+    names = [f"x{k}" for k in range(len(inputs))]
+    w.node(op, names, "y", **attributes)
+    return Case(w, dict(zip(names, inputs, strict=True)), {"y": result})
+
+
+def one(w: Words, inputs: dict[str, np.ndarray], name: str, dtype: Any) -> Case:
+    return Case(w, inputs, {name: dtype})
+
+
+UNARY = {
+    "Neg": (NUMBERS, -3),
+    "Abs": (NUMBERS, -3),
+    "Sign": (NUMBERS, -3),
+    "Exp": (FLOATS, -3),
+    "Log": (FLOATS, 0.1),
+    "Sqrt": (FLOATS, 0.1),
+    "Erf": (FLOATS, -3),
+    "Relu": (NUMBERS, -3),
+    "Sigmoid": (FLOATS, -3),
+    "Tanh": (FLOATS, -3),
+    "Identity": (ANY, -3),
+    "Not": ((np.bool_,), 0),
+}
+BINARY = {
+    "Add": NUMBERS,
+    "Sub": NUMBERS,
+    "Mul": NUMBERS,
+    "Div": NUMBERS,
+    "Equal": ANY,
+    "Less": NUMBERS,
+    "Greater": NUMBERS,
+    "And": (np.bool_,),
+}
+GIVES_BOOL = ("Equal", "Less", "Greater", "And")
+SHAPES = (((2, 3), (2, 3)), ((2, 1, 3), (4, 1)), ((2, 3), ()), ((0, 3), (1, 3)))
+
+
+def element_wise(op: str, opset: int) -> Iterator[Case]:
+    if op in UNARY:
+        kinds, low = UNARY[op]
+        for dtype in kinds:
+            if takes(op, opset, dtype):
+                yield simple(opset, op, [values(dtype, 2, 3, low=low)], dtype)
+    else:
+        for dtype, (a, b) in itertools.product(BINARY[op], SHAPES):
+            if takes(op, opset, dtype):
+                inputs = [values(dtype, *a, low=0 if op == "Sub" else -3), values(dtype, *b, seed=1)]
+                if dtype == np.uint8 or dtype == np.uint32:
+                    inputs[0] = inputs[0] + dtype(3)
+                yield simple(opset, op, inputs, np.bool_ if op in GIVES_BOOL else dtype)
+
+
+def gelu(opset: int) -> Iterator[Case]:
+    for approximate in ("none", "tanh"):
+        yield simple(opset, "Gelu", [values(np.float32, 2, 3)], np.float32, approximate=approximate)
+    yield simple(opset, "Gelu", [values(np.float64, 4)], np.float64)
+
+
+def power(opset: int) -> Iterator[Case]:
+    base = values(np.float32, 2, 3, low=0.1)
+    for exponent in (2.0, 0.5, -1.0, 3.0):
+        w = Words(opset)
+        yield one(w, {"x": base}, w.node("Pow", ["x", w.weight([exponent], dtype=np.float32)], "y"), np.float32)
+    yield simple(opset, "Pow", [base, values(np.float32, 3, seed=1)], np.float32)
+    yield simple(opset, "Pow", [base.astype(np.float64), values(np.float64, 1)], np.float64)
+    if opset >= 12:
+        yield simple(opset, "Pow", [base, values(np.int64, 3, low=0)], np.float32)
+        yield simple(opset, "Pow", [values(np.int64, 3), values(np.int64, 1, low=0)], np.int64)
+        yield simple(opset, "Pow", [values(np.int32, 3, low=0), values(np.float32, 1, low=0)], np.int32)
+
+
+def total(opset: int) -> Iterator[Case]:
+    x, y = values(np.float32, 2, 3), values(np.float32, 2, 3, seed=1)
+    yield simple(opset, "Sum", [x], np.float32)
+    yield simple(opset, "Sum", [x, y, x], np.float32)
+    yield simple(opset, "Sum", [x.astype(np.float64), y.astype(np.float64)], np.float64)
+    if opset >= 8:
+        yield simple(opset, "Sum", [x, y[:1], values(np.float32)], np.float32)
+
+
+def softmax(op: str, opset: int) -> Iterator[Case]:
+    for shape in ((2, 3), (2, 3, 4), (2, 1, 3, 2), (0, 3)):
+        # Without an axis it is 1 before opset 13, the last one from then on. Axes count from the end from opset 11 on.
+        axes: list[int | None] = [None, *range(len(shape))]
+        if opset >= 11:
+            axes += [-1, -2]
+        for axis in axes:
+            attributes = {} if axis is None else {"axis": axis}
+            yield simple(opset, op, [values(np.float32, *shape)], np.float32, **attributes)
+    yield simple(opset, op, [values(np.float64, 2, 3)], np.float64)
+    # The rank is not declared anywhere: after a Reshape to a computed shape.
+    w = Words(opset)
+    reshaped = w.node("Reshape", ["x", "shape"])
+    inputs = {"x": values(np.float32, 2, 12), "shape": np.asarray([2, 3, 4])}
+    yield one(w, inputs, w.node(op, [reshaped], "y", axis=1), np.float32)
+
+
+def matmul(opset: int) -> Iterator[Case]:
+    shapes = (((2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,)), ((2, 1, 2, 3), (4, 3, 1)))
+    for a, b in shapes:
+        yield simple(opset, "MatMul", [values(np.float32, *a), values(np.float32, *b, seed=1)], np.float32)
+    for dtype in (np.float64, np.int32, np.int64, np.uint32):
+        if takes("MatMul", opset, dtype):
+            low = 0 if dtype == np.uint32 else -3
+            yield simple(opset, "MatMul", [values(dtype, 2, 3, low=low), values(dtype, 3, 2, seed=1, low=low)], dtype)
+
+
+def gemm(opset: int) -> Iterator[Case]:
+    for ta, tb in itertools.product((0, 1), (0, 1)):
+        a, b = values(np.float32, *((3, 2) if ta else (2, 3))), values(np.float32, *((4, 3) if tb else (3, 4)), seed=1)
+        attributes = {"transA": ta, "transB": tb, "alpha": 0.5, "beta": 2.0}
+        for c in ((), (4,), (2, 1), (2, 4)):
+            yield simple(opset, "Gemm", [a, b, values(np.float32, *c, seed=2)], np.float32, **attributes)
+        # Without C only from opset 11 on.
+        if opset >= 11:
+            yield simple(opset, "Gemm", [a, b], np.float32, **attributes)
+
+
+def reduction(op: str, opset: int) -> Iterator[Case]:
+    as_input_since = {"ReduceSum": 13, "ReduceMean": 18}[op]
+    x = values(np.float32, 2, 3, 4)
+    axes: list[list[int] | None] = [None, [0], [1], [0, 2], [0, 1, 2]]
+    if opset >= 11:
+        axes += [[-1], [-2, 0]]
+    for named, keepdims in itertools.product(axes, (None, 0, 1)):
+        w = Words(opset)
+        attributes = {} if keepdims is None else {"keepdims": keepdims}
+        if named is None:
+            w.node(op, ["x"], "y", **attributes)
+        elif opset < as_input_since:
+            w.node(op, ["x"], "y", axes=named, **attributes)
+        else:
+            w.node(op, ["x", w.ints(named)], "y", **attributes)
+        yield one(w, {"x": x}, "y", np.float32)
+    if opset >= as_input_since:
+        for noop in (0, 1):
+            w = Words(opset)
+            w.node(op, ["x", w.ints([])], "y", noop_with_empty_axes=noop)
+            yield one(w, {"x": x}, "y", np.float32)
+    for dtype in (np.float64, np.int32, np.int64):
+        yield simple(opset, op, [np.abs(values(dtype, 2, 3)) * dtype(6)], dtype, keepdims=0)
+
+
+def reshape(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 2, 3, 4)
+    for shape in ([6, 4], [-1], [0, -1], [2, 0, 2, 2], [4, 3, 2]):
+        w = Words(opset)
+        yield one(w, {"x": x}, w.node("Reshape", ["x", w.ints(shape)], "y"), np.float32)
+    # The shape computed from a shape, and given at run time.
+    w = Words(opset)
+    sizes = w.node("Shape", ["x"])
+    front = w.slice(sizes, [0], [1], [0])
+    yield one(w, {"x": x}, w.node("Reshape", ["x", w.node("Concat", [front, w.ints([-1])], axis=0)], "y"), np.float32)
+    yield simple(opset, "Reshape", [x, np.asarray([3, 8])], np.float32)
+    if opset >= 14:
+        w = Words(opset)
+        w.node("Reshape", ["x", w.ints([3, 0])], "y", allowzero=1)
+        yield one(w, {"x": values(np.float32, 0, 5)}, "y", np.float32)
+
+
+def flatten(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 2, 3, 4)
+    axes: list[int | None] = [None, 0, 1, 2, 3]
+    if opset >= 11:
+        axes += [-1, -3]
+    for axis in axes:
+        yield simple(opset, "Flatten", [x], np.float32, **({} if axis is None else {"axis": axis}))
+    if opset >= 9:
+        yield simple(opset, "Flatten", [values(np.int64, 2, 3)], np.int64)
+
+
+def transpose(opset: int) -> Iterator[Case]:
+    for perm in (None, [0, 2, 1], [2, 0, 1]):
+        attributes = {} if perm is None else {"perm": perm}
+        for dtype in (np.float32, np.int64, np.bool_):
+            yield simple(opset, "Transpose", [values(dtype, 2, 3, 4)], dtype, **attributes)
+
+
+def squeeze(opset: int) -> Iterator[Case]:
+    axes: list[list[int] | None] = [None, [0], [0, 2]]
+    if opset >= 11:
+        axes += [[-2]]
+    for named in axes:
+        w = Words(opset)
+        yield one(w, {"x": values(np.float32, 1, 3, 1, 2)}, w.squeeze("x", named), np.float32)
+
+
+def unsqueeze(opset: int) -> Iterator[Case]:
+    axes = [[0], [1], [0, 3]]
+    if opset >= 11:
+        axes += [[-1], [-1, 0]]
+    for named in axes:
+        w = Words(opset)
+        yield one(w, {"x": values(np.float32, 2, 3)}, w.unsqueeze("x", named), np.float32)
+
+
+def concat(opset: int) -> Iterator[Case]:
+    for axis in (0, 1) if opset < 11 else (0, 1, -1):
+        for dtype in (np.float32, np.int64, np.bool_):
+            parts = [values(dtype, 2, 3), values(dtype, 2, 3, seed=1), values(dtype, 2, 3, seed=2)]
+            yield simple(opset, "Concat", parts, dtype, axis=axis)
+    yield simple(opset, "Concat", [values(np.float32, 2, 0), values(np.float32, 2, 1)], np.float32, axis=1)
+
+
+def slices(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 4, 5, 3)
+    for starts, ends, axes in (([1], [3], [1]), ([-2], [2**31 - 1], [0]), ([0, 1], [-1, 99], [0, 2]), ([3], [1], [0])):
+        w = Words(opset)
+        yield one(w, {"x": x}, w.slice("x", starts, ends, axes), np.float32)
+    # Axes from the front where none are named.
+    w = Words(opset)
+    if opset < 10:
+        w.node("Slice", ["x"], "y", starts=[1, 2], ends=[4, 5])
+    else:
+        w.node("Slice", ["x", w.ints([1, 2]), w.ints([4, 5])], "y")
+    yield one(w, {"x": x}, "y", np.float32)
+    if opset >= 10:
+        bounds = (([3, 0], [0, 5], [0, 1], [-1, 2]), ([-1], [-100], [0], [-2]))
+        for starts, ends, axes, steps in bounds:
+            w = Words(opset)
+            given = [w.weight(part, dtype=np.int32) for part in (starts, ends, axes, steps)]
+            yield one(w, {"x": x}, w.node("Slice", ["x", *given], "y"), np.float32)
+
+
+def gather(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 3, 4)
+    for axis, dtype in itertools.product((None, 0, 1), (np.int32, np.int64)):
+        attributes = {} if axis is None else {"axis": axis}
+        for index in (np.asarray([[2, 0], [1, 1]]), np.asarray(1)):
+            yield simple(opset, "Gather", [x, index.astype(dtype)], np.float32, **attributes)
+    if opset >= 11:
+        yield simple(opset, "Gather", [x, np.asarray([-1, 0])], np.float32, axis=-2)
+
+
+def shape_of(opset: int) -> Iterator[Case]:
+    yield simple(opset, "Shape", [values(np.float32, 2, 3, 4)], np.int64)
+    yield simple(opset, "Shape", [values(np.float32)], np.int64)
+    if opset >= 15:
+        for bounds in ({"start": 1}, {"start": -2, "end": -1}, {"end": 2}, {"start": 9}):
+            yield simple(opset, "Shape", [values(np.bool_, 2, 3, 4)], np.int64, **bounds)
+
+
+def size_of(opset: int) -> Iterator[Case]:
+    for shape in ((2, 3), (), (0, 3)):
+        yield simple(opset, "Size", [values(np.float32, *shape)], np.int64)
+
+
+def cast(opset: int) -> Iterator[Case]:
+    for source, target in itertools.product(ANY, ANY):
+        x = values(source, 2, 3, low=0)
+        to = helper.np_dtype_to_tensor_dtype(np.dtype(target))
+        yield simple(opset, "Cast", [x], target, to=to)
+
+
+def where(opset: int) -> Iterator[Case]:
+    condition = values(np.bool_, 2, 1)
+    for dtype in (np.float32, np.float64, np.int32, np.int64, np.uint8):
+        yield simple(opset, "Where", [condition, values(dtype, 3), values(dtype, 2, 3, seed=1)], dtype)
+
+
+def expand(opset: int) -> Iterator[Case]:
+    for shape in ([2, 4, 3], [3], [1, 1], [2, 1, 1]):
+        for dtype in (np.float32, np.int64, np.bool_):
+            w = Words(opset)
+            yield one(w, {"x": values(dtype, 4, 1)}, w.node("Expand", ["x", w.ints(shape)], "y"), dtype)
+
+
+def constants(opset: int) -> Iterator[Case]:
+    for dtype in (np.float32, np.int64, np.bool_):
+        w = Words(opset)
+        held = w.constant(values(dtype, 2, 3))
+        yield one(w, {"x": values(np.float32, 1)}, w.node("Identity", [held], "y"), dtype)
+    if opset >= 12:
+        numbers: dict[str, tuple[Any, Any]] = {
+            "value_float": (1.5, np.float32),
+            "value_floats": ([1.5, 2.5], np.float32),
+            "value_int": (3, np.int64),
+            "value_ints": ([3, 4], np.int64),
+        }
+        for name, (value, dtype) in numbers.items():
+            w = Words(opset)
+            held = w.node("Constant", [], **{name: value})
+            yield one(w, {"x": values(np.float32, 1)}, w.node("Identity", [held], "y"), dtype)
+
+
+def constants_of_shape(opset: int) -> Iterator[Case]:
+    yield simple(opset, "ConstantOfShape", [np.asarray([2, 3])], np.float32)
+    for dtype in (np.float32, np.float64, np.int32, np.int64, np.bool_):
+        w = Words(opset)
+        value = numpy_helper.from_array(np.asarray([1], dtype))
+        w.node("ConstantOfShape", [w.node("Shape", ["x"])], "y", value=value)
+        yield one(w, {"x": values(np.float32, 2, 3)}, "y", dtype)
+
+
+def dropout(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 3, 4)
+    w = Words(opset)
+    yield one(w, {"x": x}, w.dropout("x", 0.25), np.float32)
+    yield simple(opset, "Dropout", [x], np.float32)
+    if opset >= 12:
+        w = Words(opset)
+        w.node("Dropout", ["x"], "y", "mask")
+        yield Case(w, {"x": x}, {"y": np.float32, "mask": np.bool_})
+        w = Words(opset)
+        settings = [w.weight(0.5, dtype=np.float32), w.weight(False, dtype=np.bool_)]
+        w.node("Dropout", ["x", *settings], "y", "mask")
+        yield Case(w, {"x": x}, {"y": np.float32, "mask": np.bool_})
+
+
+def cross_entropy(opset: int) -> Iterator[Case]:
+    for scores, labels in (((4, 3), (4,)), ((2, 3, 5), (2, 5))):
+        feeds = {"s": values(np.float32, *scores), "l": np.random.default_rng(0).integers(0, 3, labels)}
+        for reduction, ignored, weighted in itertools.product(("mean", "sum", "none"), (None, 1), (False, True)):
+            w = Words(opset)
+            weights = [w.weight([0.2, 0.3, 0.6], dtype=np.float32)] if weighted else []
+            attributes: dict[str, Any] = {} if ignored is None else {"ignore_index": ignored}
+            w.node("SoftmaxCrossEntropyLoss", ["s", "l", *weights], "y", "p", reduction=reduction, **attributes)
+            yield Case(w, feeds, {"y": np.float32, "p": np.float32})
+
+
+def conditional(opset: int) -> Iterator[Case]:
+    info = helper.make_tensor_value_info
+    halves = {
+        name: helper.make_graph([helper.make_node(op, ["x"], [op])], name, [], [info(op, TensorProto.FLOAT, [2, 3])])
+        for name, op in (("then_branch", "Exp"), ("else_branch", "Neg"))
+    }
+    for holds in (True, False):
+        w = Words(opset)
+        x = values(np.float32, 2, 3)
+        yield Case(w, {"c": np.asarray(holds), "x": x}, {w.node("If", ["c"], "y", **halves): np.float32})
+        w = Words(opset)
+        condition = w.weight([holds], dtype=np.bool_)
+        yield Case(w, {"x": x}, {w.node("If", [condition], "y", **halves): np.float32})
+
+
+def nonzero(opset: int) -> Iterator[Case]:
+    for dtype in (np.float32, np.int32, np.int64, np.bool_):
+        yield simple(opset, "NonZero", [values(np.int32, 3, 4).clip(0).astype(dtype)], np.int64)
+
+
+CASES: dict[str, Callable[[int], Iterator[Case]]] = {
+    **{op: lambda opset, op=op: element_wise(op, opset) for op in (*UNARY, *BINARY)},
+    **{op: lambda opset, op=op: softmax(op, opset) for op in ("Softmax", "LogSoftmax")},
+    **{op: lambda opset, op=op: reduction(op, opset) for op in ("ReduceSum", "ReduceMean")},
+    "Gelu": gelu,
+    "Pow": power,
+    "Sum": total,
+    "MatMul": matmul,
+    "Gemm": gemm,
+    "Reshape": reshape,
+    "Flatten": flatten,
+    "Transpose": transpose,
+    "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze,
+    "Concat": concat,
+    "Slice": slices,
+    "Gather": gather,
+    "Shape": shape_of,
+    "Size": size_of,
+    "Cast": cast,
+    "Where": where,
+    "Expand": expand,
+    "Constant": constants,
+    "ConstantOfShape": constants_of_shape,
+    "Dropout": dropout,
+    "SoftmaxCrossEntropyLoss": cross_entropy,
+    "If": conditional,
+    "NonZero": nonzero,
+}
+
+
+def oldest(op: str) -> int:
+    """The first version of an operator."""
+    return next(opset for opset in itertools.count(1) if has(op, opset))
+
+
+def expected(model: ModelProto, opset: int, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What onnxruntime computes, or the reference implementation where onnxruntime has no kernel."""
+    if opset <= NEWEST_OF_ONNXRUNTIME:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = ERRORS
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        try:
+            session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+        except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+            pass
+        else:
+            results: list[np.ndarray] = session.run(None, feeds)
+            return results
+    with np.errstate(all="ignore"):
+        return [np.asarray(result) for result in ReferenceEvaluator(model).run(None, feeds)]
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("op", sorted(CASES))
+def test_operator(op: str, opset: int) -> None:
+    """In the words of an opset, it computes what onnxruntime computes."""
+    if not has(op, opset):
+        model = simple(opset, op, [values(np.float32, 2)], np.float32)
+        with pytest.raises(ortrain.InvalidModelError, match=f"the operator exists from opset {oldest(op)} on"):
+            ortrain.InferenceSession(model.words.model(model.words.graph({"x0": (np.float32, [2])}, {"y": np.float32})))
+        return
+    count = 0
+    for case in CASES[op](opset):
+        inputs = {name: (array.dtype, array.shape) for name, array in case.inputs.items()}
+        model = case.words.model(case.words.graph(inputs, case.outputs))
+        wanted = expected(model, opset, case.inputs)
+        for info, want in zip(model.graph.output, wanted, strict=True):
+            info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension(dim_value=size) for size in want.shape)
+            info.type.tensor_type.shape.SetInParent()
+        onnx.checker.check_model(model)
+        results = ortrain.InferenceSession(model).run(None, case.inputs)
+        assert len(results) == len(wanted)
+        for got, want in zip(results, wanted, strict=True):
+            assert got.dtype == want.dtype, model
+            assert got.shape == want.shape, model
+            tolerance = TOLERANCE.get(want.dtype, 0.0)
+            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=str(model.graph))
+        count += 1
+    assert count
+
+
+@pytest.mark.parametrize("opset", range(OLDEST_OPSET, 12))
+def test_mask_of_an_old_dropout(opset: int) -> None:
+    """All true, as from opset 12 on. (onnxruntime says all false; the old text leaves it open.)"""
+    w = Words(opset)
+    w.node("Dropout", ["x"], "y", "mask", ratio=0.5)
+    kind = np.dtype(np.float32 if opset < 10 else np.bool_)
+    model = w.model(w.graph({"x": (np.float32, [2, 3])}, {"y": np.float32, "mask": kind}))
+    x = values(np.float32, 2, 3)
+    y, mask = ortrain.InferenceSession(model).run(None, {"x": x})
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(mask, np.ones_like(x, kind), strict=True)
+
+
+@dataclass
+class Run:
+    """Two steps of training: the losses, and the gradients of the first."""
+
+    losses: list[float]
+    gradients: dict[str, np.ndarray]
+    forward: ModelProto
+    training: ModelProto
+    evaluation: ModelProto
+
+
+@cache
+def two_steps(network: str, loss: str, opset: int, batch: int | str) -> Run:
+    """Artifacts are made in the words of an opset, and trained with."""
+    made = trainee(network, opset, batch)
+    onnx.checker.check_model(made.model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        artifacts.generate_artifacts(
+            made.model,
+            requires_grad=made.trainable,
+            loss=artifacts.LossType[loss],
+            optimizer=artifacts.OptimType.AdamW,
+            artifact_directory=folder,
+        )
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        training, evaluation = onnx.load(folder / "training_model.onnx"), onnx.load(folder / "eval_model.onnx")
+    given = [made.feeds[name] for name in module.input_names()]
+    losses = [float(module(*given))]
+    gradients = {name: parameter.grad.copy() for name, parameter in state.parameters}
+    optimizer.step()
+    module.lazy_reset_grad()
+    losses.append(float(module(*given)))
+    module.eval()
+    losses.append(float(module(*given)))
+    return Run(losses, gradients, made.model, training, evaluation)
+
+
+def opset_of(model: ModelProto) -> int:
+    return int(next(imported.version for imported in model.opset_import if not imported.domain))
+
+
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and all within it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from graphs(attribute.g)
+
+
+# Where an axis that counts from the end has a meaning before opset 11.
+COUNTS_FROM_THE_END = ("Gather",)
+
+
+def check_nodes(model: ModelProto) -> None:
+    """Every node of ai.onnx is one of the model's opset, with the inputs, types and attributes that it has there."""
+    opset = opset_of(model)
+    types = {}
+    for graph in graphs(model.graph):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            types[info.name] = info.type.tensor_type.elem_type
+        for tensor in graph.initializer:
+            types[tensor.name] = tensor.data_type
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if node.domain:
+                assert node.domain in {imported.domain for imported in model.opset_import}
+                continue
+            schema = defs.get_schema(node.op_type, opset)
+            assert not schema.deprecated, node
+            assert schema.min_input <= len(node.input) <= schema.max_input, node
+            assert schema.min_output <= len(node.output) <= schema.max_output, node
+            given = {attribute.name for attribute in node.attribute}
+            assert given <= set(schema.attributes), node
+            assert given >= {name for name, known in schema.attributes.items() if known.required}, node
+            for k, name in enumerate(node.input):
+                formal = schema.inputs[min(k, len(schema.inputs) - 1)]
+                if name in types:
+                    kind = f"tensor({TensorProto.DataType.Name(types[name]).lower()})"
+                    assert kind in formal.types, (node, name, kind)
+            if opset < 11 and node.op_type not in COUNTS_FROM_THE_END:
+                for attribute in node.attribute:
+                    if attribute.name in ("axis", "axes"):
+                        assert min([attribute.i, *attribute.ints]) >= 0, node
+
+
+TRAINED = [
+    (network, loss, opset)
+    for network, (_, oldest_opset) in NETWORKS.items()
+    for loss in (LOSSES if network == "perceptron" else LOSSES[:1])
+    for opset in OPSETS
+    if opset >= max(oldest_opset, OLDEST_OF_LOSS.get(loss, OLDEST_OPSET))
+]
+
+
+@pytest.mark.parametrize(("network", "loss", "opset"), TRAINED)
+def test_training(network: str, loss: str, opset: int) -> None:
+    """The training model has the opset of the forward model, and computes what that of the newest opset computes."""
+    # The older softmaxes mean something else in the middle of a shape.
+    newest = max(OPSETS) if network not in CHANGED or opset >= CHANGED[network] else CHANGED[network] - 1
+    for batch in ("batch", BATCH):
+        run, reference = (two_steps(network, loss, version, batch) for version in (opset, newest))
+        onnx.checker.check_model(run.evaluation)
+        onnx.checker.check_model(run.training)
+        assert opset_of(run.training) == opset_of(run.evaluation) == opset
+        assert run.training.ir_version == run.forward.ir_version
+        check_nodes(run.training)
+        assert np.isfinite(run.losses).all()
+        np.testing.assert_allclose(run.losses, reference.losses, rtol=SAME)
+        assert run.gradients.keys() == reference.gradients.keys()
+        for name, want in reference.gradients.items():
+            assert np.abs(want).max() > 0
+            np.testing.assert_allclose(run.gradients[name], want, rtol=0, atol=SAME * np.abs(want).max(), err_msg=name)
+
+
+def test_every_operator_is_trained() -> None:
+    """The networks have every operator of this file."""
+    used = {
+        node.op_type
+        for network, loss, opset in TRAINED
+        if opset == max(OPSETS)
+        for graph in graphs(two_steps(network, loss, opset, BATCH).evaluation.graph)
+        for node in graph.node
+    }
+    assert used >= set(CASES)
+
+
+@pytest.mark.parametrize(
+    ("network", "opset", "sentence"),
+    [
+        (
+            "learnt_power",
+            8,
+            'the model: node "Pow_2_Grad/Where_9" (Where) cannot be written at opset 8: it needs opset 9 or newer',
+        ),
+    ],
+)
+def test_no_older_spelling(network: str, opset: int, sentence: str, tmp_path: Path) -> None:
+    """What an opset cannot say is refused with the least one that can."""
+    made = trainee(network, opset, BATCH)
+    with pytest.raises(ortrain.UnsupportedError) as error:
+        artifacts.generate_artifacts(
+            made.model,
+            requires_grad=made.trainable,
+            loss=artifacts.LossType.MSELoss,
+            artifact_directory=tmp_path,
+        )
+    assert str(error.value) == sentence
+    assert not list(tmp_path.iterdir())
