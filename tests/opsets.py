@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper
+
+from ortrain import artifacts
 
 # From the oldest version that is read to the newest that there is.
 OLDEST_OPSET = 7
@@ -258,6 +261,14 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
 CHANGED = {"middle_softmax": 13}
 LOSSES = ("MSELoss", "L1Loss", "BCEWithLogitsLoss", "CrossEntropyLoss")
 OLDEST_OF_LOSS = {"CrossEntropyLoss": 12}
+# What is trained at which opset: every network, and one of them with every loss.
+TRAINED = [
+    (network, loss, opset)
+    for network, (_, oldest_opset) in NETWORKS.items()
+    for loss in (LOSSES if network == "perceptron" else LOSSES[:1])
+    for opset in OPSETS
+    if opset >= max(oldest_opset, OLDEST_OF_LOSS.get(loss, OLDEST_OPSET))
+]
 
 
 def trainee(network: str, opset: int, batch: int | str) -> Trainee:
@@ -271,6 +282,19 @@ def trainee(network: str, opset: int, batch: int | str) -> Trainee:
         shape.dim.add()
     constants = [name for name in w.weights if not name.startswith("given_")]
     return Trainee(model, constants, feeds())
+
+
+def write_artifacts(folder: Path, network: str, loss: str, opset: int, batch: int | str) -> Trainee:
+    """Artifacts of a network at an opset."""
+    made = trainee(network, opset, batch)
+    artifacts.generate_artifacts(
+        made.model,
+        requires_grad=made.trainable,
+        loss=artifacts.LossType[loss],
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder,
+    )
+    return made
 
 
 def feeds() -> dict[str, np.ndarray]:

@@ -14,15 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CASES, RECORDS, Run
-from replaying import batches_of, too_far
+from opsets import NETWORKS, OPSETS, TRAINED, write_artifacts
+from replaying import GRADIENT_TOLERANCE, LOSS_TOLERANCE, batches_of, too_far
 
-from ortrain.api import CheckpointState
+from ortrain.api import CheckpointState, Module
 
 TESTS = Path(__file__).parent
 REQUIREMENTS = TESTS / "oracle" / "requirements.txt"
 FOLDER = TESTS.parent / "build" / "oracle"
 # Its wheels exist up to this version of Python.
 NEWEST_PYTHON = (3, 11)
+# The newest opset that the reference reads.
+NEWEST_OPSET = 21
+# Networks that drop elements: which ones, the two choose differently.
+RANDOM = ("dropped",)
 
 
 def suitable_python() -> str:
@@ -96,3 +101,32 @@ def test_our_checkpoint_goes_on_there(oracle: Path, ours: Callable[[str], Path],
     np.testing.assert_allclose(there["losses"], losses, rtol=2e-5)
     for name, values in there["parameters"].items():
         np.testing.assert_allclose(run.state.parameters[name].data.ravel(), values, rtol=5e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("network", [name for name, (_, oldest) in NETWORKS.items() if oldest <= NEWEST_OPSET])
+def test_our_training_models_of_every_opset(network: str, oracle: Path, tmp_path: Path) -> None:
+    """Written for any opset that the reference reads, they give the loss and gradients there that they give here."""
+    wanted = {}
+    for name, loss, opset in TRAINED:
+        if name != network or opset not in OPSETS or opset > NEWEST_OPSET:
+            continue
+        folder = tmp_path / f"{loss} at {opset}"
+        folder.mkdir()
+        made = write_artifacts(folder, network, loss, opset, "batch")
+        np.savez(folder / "feeds.npz", **made.feeds)
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state)
+        value = float(module(*[made.feeds[name] for name in module.input_names()]))
+        wanted[folder.name] = (value, {name: parameter.grad.copy() for name, parameter in state.parameters})
+    script = TESTS / "oracle" / "one_step.py"
+    found = json.loads(in_oracle(oracle, script, *[str(tmp_path / name) for name in wanted]))
+    assert found.keys() == wanted.keys()
+    for name, (value, gradients) in wanted.items():
+        assert found[name]["gradients"].keys() == gradients.keys()
+        if network in RANDOM:
+            assert np.isfinite(found[name]["loss"])
+            continue
+        np.testing.assert_allclose(found[name]["loss"], value, rtol=LOSS_TOLERANCE, err_msg=name)
+        for parameter, gradient in gradients.items():
+            there, scale = found[name]["gradients"][parameter], np.abs(gradient).max()
+            np.testing.assert_allclose(there, gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=name)

@@ -16,10 +16,9 @@ import onnxruntime
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from opsets import BATCH, CHANGED, LOSSES, NETWORKS, OLDEST_OF_LOSS, OLDEST_OPSET, OPSETS, Words, has, trainee
+from opsets import BATCH, CHANGED, OLDEST_OPSET, OPSETS, TRAINED, Words, has, write_artifacts
 
 import ortrain
-from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
 # The newest opset that this onnxruntime reads; newer ones are compared with the reference implementation of ONNX.
@@ -509,7 +508,7 @@ def test_mask_of_an_old_dropout(opset: int) -> None:
 
 @dataclass
 class Run:
-    """Two steps of training: the losses, and the gradients of the first."""
+    """Two steps of training and one of evaluation: the losses, and the gradients of the first."""
 
     losses: list[float]
     gradients: dict[str, np.ndarray]
@@ -519,19 +518,12 @@ class Run:
 
 
 @cache
-def two_steps(network: str, loss: str, opset: int, batch: int | str) -> Run:
+def run_of(network: str, loss: str, opset: int, batch: int | str) -> Run:
     """Artifacts are made in the words of an opset, and trained with."""
-    made = trainee(network, opset, batch)
-    onnx.checker.check_model(made.model)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        artifacts.generate_artifacts(
-            made.model,
-            requires_grad=made.trainable,
-            loss=artifacts.LossType[loss],
-            optimizer=artifacts.OptimType.AdamW,
-            artifact_directory=folder,
-        )
+        made = write_artifacts(folder, network, loss, opset, batch)
+        onnx.checker.check_model(made.model)
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
         optimizer = Optimizer(folder / "optimizer_model.onnx", module)
@@ -596,22 +588,13 @@ def check_nodes(model: ModelProto) -> None:
                         assert min([attribute.i, *attribute.ints]) >= 0, node
 
 
-TRAINED = [
-    (network, loss, opset)
-    for network, (_, oldest_opset) in NETWORKS.items()
-    for loss in (LOSSES if network == "perceptron" else LOSSES[:1])
-    for opset in OPSETS
-    if opset >= max(oldest_opset, OLDEST_OF_LOSS.get(loss, OLDEST_OPSET))
-]
-
-
 @pytest.mark.parametrize(("network", "loss", "opset"), TRAINED)
 def test_training(network: str, loss: str, opset: int) -> None:
     """The training model has the opset of the forward model, and computes what that of the newest opset computes."""
     # The older softmaxes mean something else in the middle of a shape.
     newest = max(OPSETS) if network not in CHANGED or opset >= CHANGED[network] else CHANGED[network] - 1
     for batch in ("batch", BATCH):
-        run, reference = (two_steps(network, loss, version, batch) for version in (opset, newest))
+        run, reference = (run_of(network, loss, version, batch) for version in (opset, newest))
         onnx.checker.check_model(run.evaluation)
         onnx.checker.check_model(run.training)
         assert opset_of(run.training) == opset_of(run.evaluation) == opset
@@ -631,7 +614,7 @@ def test_every_operator_is_trained() -> None:
         node.op_type
         for network, loss, opset in TRAINED
         if opset == max(OPSETS)
-        for graph in graphs(two_steps(network, loss, opset, BATCH).evaluation.graph)
+        for graph in graphs(run_of(network, loss, opset, BATCH).evaluation.graph)
         for node in graph.node
     }
     assert used >= set(CASES)
@@ -649,13 +632,7 @@ def test_every_operator_is_trained() -> None:
 )
 def test_no_older_spelling(network: str, opset: int, sentence: str, tmp_path: Path) -> None:
     """What an opset cannot say is refused with the least one that can."""
-    made = trainee(network, opset, BATCH)
     with pytest.raises(ortrain.UnsupportedError) as error:
-        artifacts.generate_artifacts(
-            made.model,
-            requires_grad=made.trainable,
-            loss=artifacts.LossType.MSELoss,
-            artifact_directory=tmp_path,
-        )
+        write_artifacts(tmp_path, network, "MSELoss", opset, BATCH)
     assert str(error.value) == sentence
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ use crate::addresses::Addresses;
 /// An instruction, compiled.
 #[derive(Debug)]
 enum Kernel {
-    Nest(NestKernel),
+    Nest(Box<NestKernel>),
     MatMul(GemmKernel),
     Scatter(ScatterKernel),
 }
@@ -25,7 +25,9 @@ impl Kernel {
     fn new(program: &Program, step: &Step, isa: Isa) -> Result<Kernel, String> {
         match step {
             // Row and Col mean the same sums; short rows are faster down the columns, whichever it is called.
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => NestKernel::new(&l.nest, isa).map(Kernel::Nest),
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => {
+                NestKernel::new(&l.nest, isa).map(|kernel| Kernel::Nest(Box::new(kernel)))
+            }
             Step::MatMul(m) => {
                 let desc = GemmDesc {
                     k: m.k,

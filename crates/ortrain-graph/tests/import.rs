@@ -2,8 +2,8 @@
 
 use ortrain_graph::{Attr, Graph};
 use ortrain_onnx::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto,
-    type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto,
+    ValueInfoProto, type_proto,
 };
 use ortrain_onnx::{AttributeType, ExternalData, LoadedModel};
 
@@ -11,7 +11,10 @@ fn info(name: &str) -> ValueInfoProto {
     let tensor = type_proto::Tensor { elem_type: 1, shape: None };
     ValueInfoProto {
         name: name.into(),
-        r#type: Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)), ..TypeProto::default() }),
+        r#type: Some(TypeProto {
+            value: Some(type_proto::Value::TensorType(tensor)),
+            ..TypeProto::default()
+        }),
         ..ValueInfoProto::default()
     }
 }
@@ -66,8 +69,7 @@ fn an_undefined_value_is_named() {
     let expected = "the node that makes \"y\" (Neg) uses \"z\", which is no input, initializer or output of another node";
     assert_eq!(message, expected);
     let message = import(model(Vec::new(), &["x"], &["y"])).unwrap_err();
-    let expected =
-        "the list of the graph's outputs uses \"y\", which is no input, initializer or output of another node";
+    let expected = "the list of the graph's outputs uses \"y\", which is no input, initializer or output of another node";
     assert_eq!(message, expected);
 }
 
@@ -96,8 +98,13 @@ fn nodes_are_sorted() {
 #[test]
 fn initializers_listed_as_inputs_are_constants() {
     let mut proto = model(vec![node("a", "Add", &["x", "w"], &["y"])], &["x", "w"], &["y"]);
-    let tensor =
-        TensorProto { name: "w".into(), dims: vec![1], data_type: 1, float_data: vec![2.0], ..TensorProto::default() };
+    let tensor = TensorProto {
+        name: "w".into(),
+        dims: vec![1],
+        data_type: 1,
+        float_data: vec![2.0],
+        ..TensorProto::default()
+    };
     proto.graph.as_mut().unwrap().initializer.push(tensor);
     let graph = import(proto).unwrap();
     assert_eq!(graph.inputs.len(), 1);
@@ -115,12 +122,16 @@ fn captured_values_become_inputs() {
         ..GraphProto::default()
     };
     let attribute = |name: &str, graph: GraphProto| {
-        let mut attribute = AttributeProto { name: name.into(), g: Some(Box::new(graph)), ..AttributeProto::default() };
+        let mut attribute =
+            AttributeProto { name: name.into(), g: Some(Box::new(graph)), ..AttributeProto::default() };
         attribute.set_type(AttributeType::Graph);
         attribute
     };
     let mut chosen = node("if", "If", &["c"], &["y"]);
-    chosen.attribute = vec![attribute("then_branch", branch("Neg", &["a"])), attribute("else_branch", branch("Add", &["b", "a"]))];
+    chosen.attribute = vec![
+        attribute("then_branch", branch("Neg", &["a"])),
+        attribute("else_branch", branch("Add", &["b", "a"])),
+    ];
     let proto = model(vec![chosen], &["c", "a", "b"], &["y"]);
     let graph = import(proto).unwrap();
     let node = &graph.nodes[0];

@@ -23,7 +23,9 @@ fn gradients_in_plain_onnx_are_the_same() {
             Ok(found) => {
                 for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let scale = expected.to_f64().iter().fold(1e-6f64, |scale, v| scale.max(v.abs()));
-                    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= tolerance::FLOAT32 * scale || a.is_nan() && b.is_nan();
+                    let near = |(a, b): (&f64, &f64)| {
+                        (a - b).abs() <= tolerance::FLOAT32 * scale || a.is_nan() && b.is_nan()
+                    };
                     let same = found.dims() == expected.dims()
                         && found.to_f64().iter().zip(&expected.to_f64()).all(near);
                     if !same {
