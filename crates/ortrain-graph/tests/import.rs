@@ -109,7 +109,7 @@ fn initializers_listed_as_inputs_are_constants() {
     let graph = import(proto).unwrap();
     assert_eq!(graph.inputs.len(), 1);
     let weight = graph.value(graph.find("w").unwrap());
-    assert_eq!(weight.constant.as_ref().map(|tensor| tensor.to_f64()), Some(vec![2.0]));
+    assert_eq!(weight.constant.as_ref().map(ortrain_graph::Tensor::to_f64), Some(vec![2.0]));
 }
 
 /// What branches use from outside becomes inputs of the node, and goes by its outer name again on the way out.
