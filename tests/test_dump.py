@@ -42,13 +42,23 @@ def test_gradient() -> None:
     assert "ReduceMean" in loss
     training = ortrain.dump(RECORDS / "mlp_adamw_ce" / "training_model.onnx", "gradient")
     assert "ReluGrad" in training
-    with pytest.raises(ortrain.OrtrainError, match="the loss must be one float of rank 0"):
-        ortrain.dump(PERCEPTRON, "gradient")
+    # An output that is no scalar: its gradient is one more input.
+    product = ortrain.dump(PERCEPTRON, "gradient")
+    assert "input    logits_grad: float32[batch, 10]" in product
+    assert "output   fc1.weight_grad: float32[96, 64]" in product
 
 
 def test_training_model(run: Run) -> None:
     printed = ortrain.dump(run.folder / "training_model.onnx", "program", {"x": [8, 10], "labels": [8]})
     assert "fc1.weight_grad.accumulation.buffer" in printed
+    assert "(overwrite)" in printed
+    assert "(accumulate)" in printed
+
+
+def test_optimizer_model(run: Run) -> None:
+    printed = ortrain.dump(run.folder / "optimizer_model.onnx", "program", {"params": [1000]})
+    assert "plane" in printed
+    assert "Sqrt" in printed
 
 
 def test_command_line() -> None:

@@ -221,11 +221,15 @@ fn choose<'a>(label: &str, model: &LoadedModel, options: &'a ArtifactOptions) ->
     let graph = model.proto.graph.as_ref();
     let there: FxHashSet<&str> =
         graph.iter().flat_map(|graph| &graph.initializer).map(|tensor| tensor.name.as_str()).collect();
-    for name in options.requires_grad.iter().chain(&options.frozen_params) {
-        if !there.contains(name.as_str()) {
-            let near = nearest(name, there.iter().copied());
-            return Err(Error::Argument(format!("{label} has no initializer {name:?}{near}")));
-        }
+    let missing: Vec<String> = options
+        .requires_grad
+        .iter()
+        .chain(&options.frozen_params)
+        .filter(|name| !there.contains(name.as_str()))
+        .map(|name| format!("{name:?}{}", nearest(name, there.iter().copied())))
+        .collect();
+    if !missing.is_empty() {
+        return Err(Error::Argument(format!("{label} has no initializer {}", missing.join(", no "))));
     }
     Ok(parameters)
 }

@@ -1,8 +1,9 @@
 //! Every stage between a file and its instructions, as text.
 
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType};
-use ortrain_ops::passes::{differentiate::differentiate, infer::infer};
-use ortrain_ops::{Role, Specialiser};
+use ortrain_ops::passes::{differentiate::backpropagate, infer::infer};
+use ortrain_ops::{PlanePart, Role, Specialiser};
+use ortrain_program::{ALIGNMENT, PlaneId, align};
 
 use crate::binding::{RESET_FLAG, parameter_of_gradient};
 use crate::module::graph_of;
@@ -13,8 +14,8 @@ use crate::{Error, ModelSource, Result};
 pub enum Stage {
     /// The graph: newest versions of the operators, all types inferred.
     Graph,
-    /// The graph with the gradients of its first output with respect to every initializer of floats. A training model has
-    /// its gradients already.
+    /// The graph with the gradients of its first output with respect to every initializer of floats. Where that output is
+    /// no scalar, its own gradient is one more input. A training model has its gradients already.
     Gradient,
     /// The schedule: its programs with their instructions, buffers, offsets and peak bytes.
     Program,
@@ -59,21 +60,22 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
     };
     // What a node made is no initializer, even where its content is known.
     let producers = graph.producers();
-    let mut targets: Vec<ValueId> =
+    let targets: Vec<ValueId> =
         graph.value_ids().filter(is_weight).filter(|id| producers[id.0 as usize].is_none()).collect();
-    let gradients = loop {
-        let mut attempt = graph.clone();
-        match differentiate(&mut attempt, loss, &targets) {
-            Ok(gradients) => {
-                *graph = attempt;
-                break gradients;
-            }
-            // What gets no gradient (a ratio, a bound) is no weight.
-            Err(ortrain_ops::Error::NoPath { value, .. }) => targets.retain(|&id| graph.name_of(id) != value),
-            Err(source) => return Err(Error::model(label, source)),
-        }
+    let fail = |source| Error::model(label, source);
+    let scalar = matches!(&graph.value(loss).ty, ValueType::Tensor(_, Some(shape)) if shape.rank() == 0);
+    let seed = if scalar {
+        let dtype = graph.value(loss).ty.dtype().unwrap_or(DType::F32);
+        graph.add_constant(&format!("{}_grad", graph.name_of(loss)), Tensor::scalar(dtype, 1.0))
+    } else {
+        // The vector of a vector-Jacobian product: one more input.
+        let seed = graph.add_value(&format!("{}_grad", graph.name_of(loss)), graph.value(loss).ty.clone());
+        graph.inputs.push(seed);
+        seed
     };
-    graph.outputs.extend(gradients);
+    let gradients = backpropagate(graph, &[(loss, seed)], &targets).map_err(fail)?;
+    // What gets no gradient (a ratio, a bound) is no weight.
+    graph.outputs.extend(gradients.into_iter().flatten());
     Ok(())
 }
 
@@ -99,20 +101,46 @@ fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training:
     }
     let mut inputs = Vec::new();
     let mut roles = Vec::new();
+    // Of a training model, trainable parameters and their gradients lie in planes, as they will in a run.
+    let trained: Vec<&str> = graph
+        .inputs
+        .iter()
+        .filter(|_| training)
+        .filter_map(|&id| parameter_of_gradient(graph.name_of(id)))
+        .collect();
+    let mut plane_ends = [0usize; 2];
+    // Sequences are bound to planes of one size: as many elements as are given for one of them, or the least there can be.
+    let is_sequence =
+        |name: &str| graph.find(name).is_some_and(|id| matches!(graph.value(id).ty, ValueType::Sequence(_)));
+    let counts =
+        shapes.iter().filter(|(name, _)| is_sequence(name)).map(|(_, dims)| dims.iter().product::<usize>());
+    let elements = counts.max().unwrap_or(1).max(1);
     for &id in &graph.inputs {
         let name = graph.name_of(id);
         if training && name == RESET_FLAG {
             roles.push(Role::ResetFlag);
             continue;
         }
-        roles.push(Role::User);
-        let ValueType::Tensor(dtype, declared) = &graph.value(id).ty else {
-            return Err(Error::Argument(format!(
-                "input {name:?} is {}; only models of tensors can be specialised by themselves",
-                graph.value(id).ty
-            )));
-        };
         let given = shapes.iter().find(|(known, _)| known == name).map(|(_, dims)| dims.clone());
+        let (dtype, declared) = match &graph.value(id).ty {
+            ValueType::Tensor(dtype, declared) => (dtype, declared),
+            ValueType::Sequence(dtype) => {
+                let len = elements.next_multiple_of(ALIGNMENT / dtype.size());
+                let plane = PlaneId(roles.len() as u32);
+                roles.push(Role::Planes(vec![PlanePart { dtype: *dtype, plane, offset: 0, len }]));
+                continue;
+            }
+            ValueType::Unknown => {
+                return Err(Error::Argument(format!("the type of input {name:?} is not declared")));
+            }
+        };
+        let plane = if parameter_of_gradient(name).is_some_and(|_| training) {
+            Some(1)
+        } else if trained.contains(&name) {
+            Some(0)
+        } else {
+            None
+        };
         let size = |dim: &Dim| {
             let known = symbols.iter().find(|(symbol, _)| *symbol == dim).map(|&(_, size)| size);
             dim.known().or(known).unwrap_or(1)
@@ -123,8 +151,16 @@ fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training:
             )?;
         let zeros = Tensor::zeros(*dtype, dims)
             .map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
-        inputs.push(zeros);
-        debug_assert!(!training || parameter_of_gradient(name).is_none() || !name.is_empty());
+        match plane {
+            Some(plane) => {
+                roles.push(Role::Plane(PlaneId(plane as u32), plane_ends[plane]));
+                plane_ends[plane] += align(zeros.data().len());
+            }
+            None => {
+                roles.push(Role::User);
+                inputs.push(zeros);
+            }
+        }
     }
     let specialiser = Specialiser::new(graph, roles);
     let schedule = specialiser.schedule(&inputs).map_err(|source| Error::model(label, source))?;

@@ -39,7 +39,7 @@ pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> R
 ///
 /// # Errors
 /// When an operator on the path cannot be differentiated.
-pub(crate) fn backpropagate(
+pub fn backpropagate(
     graph: &mut Graph,
     seeds: &[(ValueId, ValueId)],
     targets: &[ValueId],
