@@ -50,8 +50,11 @@ def oracle() -> Path:
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir(parents=True)
         subprocess.run([suitable_python(), "-m", "venv", FOLDER / "venv"], check=True)
+        # Its versions are its own; those that this project is held to would contradict them.
+        environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
         subprocess.run(
             [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", REQUIREMENTS],
+            env=environment,
             check=True,
         )
         stamp.write_text(wanted)

@@ -181,7 +181,9 @@ impl Grad<'_> {
     /// When the element type is not known.
     pub fn sum_to(&mut self, gradient: ValueId, input: ValueId, output: ValueId) -> Result<ValueId, OpError> {
         if let (Some(from), Some(to)) = (self.shape(output).cloned(), self.shape(input).cloned()) {
-            let lead = from.rank() - to.rank();
+            let lead = from.rank().checked_sub(to.rank()).ok_or_else(|| {
+                OpError::invalid(format!("a value of shape {to} cannot be broadcast to the declared {from}"))
+            })?;
             let certain = (0..to.rank()).all(|axis| {
                 let (small, large) = (&to[axis], &from[axis + lead]);
                 small == large || small.is_one() || matches!(small, Dim::Known(_))

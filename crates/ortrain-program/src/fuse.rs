@@ -1,8 +1,10 @@
 //! Fusion and order of instructions.
 
+use std::collections::BTreeSet;
+
 use ortrain_expr::{Access, Builder, Dims, Inst, Nest, Reg, Strides};
 
-use crate::{Buffer, BufferId, Instruction, Loop, Place, Step};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, Step};
 
 fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
     matches!(buffers[id.0 as usize].place, Place::Work(_))
@@ -29,98 +31,158 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
     instructions.retain(|_| kept.next() == Some(true));
 }
 
+/// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
+const LONGEST_EXPRESSION: usize = 192;
+
+/// Nests do not read more buffers than this after fusion.
+const MOST_LOADS: usize = 32;
+
 /// Merges element-wise maps into what makes their operand: another map, the epilogue of a matrix product, or the
 /// map that follows a reduction. The merged instruction stands where the map stood.
 pub(crate) fn fuse(instructions: &mut Vec<Instruction>, buffers: &[Buffer], outputs: &[BufferId]) {
-    let mut consumer = 0;
-    while consumer < instructions.len() {
-        match candidate(instructions, buffers, outputs, consumer) {
-            Some((producer, readers, merged)) => {
-                for (reader, step) in readers.iter().zip(merged) {
-                    instructions[*reader].step = step;
-                }
-                instructions.remove(producer);
-                // The merged map may now fit behind another producer.
-                consumer = readers[0] - 1;
-            }
-            None => consumer += 1,
+    let mut work = Fusion::new(std::mem::take(instructions), buffers, outputs);
+    for consumer in 0..work.instructions.len() {
+        // What was merged may itself fit behind another producer.
+        while let Some((producer, merged)) = work.candidate(consumer) {
+            work.replace(producer, merged);
         }
     }
+    instructions.extend(work.instructions.into_iter().flatten());
 }
 
-/// A producer whose only result is read by maps alone, one per entry, of which `consumer` is the first; with the
-/// steps that replace them.
-fn candidate(
-    instructions: &[Instruction],
-    buffers: &[Buffer],
-    outputs: &[BufferId],
-    consumer: usize,
-) -> Option<(usize, Vec<usize>, Vec<Step>)> {
-    let Step::Map(map) = &instructions[consumer].step else { return None };
-    for &id in &map.reads {
-        if !is_work(buffers, id) || outputs.contains(&id) {
-            continue;
-        }
-        let Some(producer) = instructions[..consumer].iter().rposition(|i| i.step.writes().contains(&id))
-        else {
-            continue;
+/// Instructions while they are fused, and who reads and writes each buffer.
+struct Fusion<'a> {
+    instructions: Vec<Option<Instruction>>,
+    buffers: &'a [Buffer],
+    is_output: Vec<bool>,
+    readers: Vec<BTreeSet<usize>>,
+    writers: Vec<Vec<usize>>,
+    /// Instructions that write state, ascending.
+    state_writers: Vec<usize>,
+}
+
+impl<'a> Fusion<'a> {
+    fn new(instructions: Vec<Instruction>, buffers: &'a [Buffer], outputs: &[BufferId]) -> Fusion<'a> {
+        let mut work = Fusion {
+            instructions: Vec::with_capacity(instructions.len()),
+            buffers,
+            is_output: vec![false; buffers.len()],
+            readers: vec![BTreeSet::new(); buffers.len()],
+            writers: vec![Vec::new(); buffers.len()],
+            state_writers: Vec::new(),
         };
-        let writers = instructions.iter().filter(|i| i.step.writes().contains(&id)).count();
-        let readers: Vec<usize> =
-            (0..instructions.len()).filter(|&k| instructions[k].step.reads().contains(&id)).collect();
-        if writers != 1 || readers[0] != consumer || instructions[producer].step.writes().len() != 1 {
-            continue;
+        for output in outputs {
+            work.is_output[output.0 as usize] = true;
+        }
+        for (index, instruction) in instructions.into_iter().enumerate() {
+            for id in instruction.step.reads() {
+                work.readers[id.0 as usize].insert(index);
+            }
+            let writes = instruction.step.writes();
+            if writes.iter().any(|&id| !is_work(buffers, id)) {
+                work.state_writers.push(index);
+            }
+            for id in writes {
+                work.writers[id.0 as usize].push(index);
+            }
+            work.instructions.push(Some(instruction));
+        }
+        work
+    }
+
+    fn step(&self, index: usize) -> Option<&Step> {
+        self.instructions[index].as_ref().map(|instruction| &instruction.step)
+    }
+
+    /// A producer whose only result is read by maps alone, one per entry, of which `consumer` is the first; with the
+    /// steps that replace those.
+    fn candidate(&self, consumer: usize) -> Option<(usize, Vec<(usize, Step)>)> {
+        let Some(Step::Map(map)) = self.step(consumer) else { return None };
+        map.reads.iter().find_map(|&id| self.producer_of(id, consumer))
+    }
+
+    fn producer_of(&self, id: BufferId, consumer: usize) -> Option<(usize, Vec<(usize, Step)>)> {
+        let slot = id.0 as usize;
+        if !is_work(self.buffers, id) || self.is_output[slot] {
+            return None;
+        }
+        let [producer] = self.writers[slot][..] else { return None };
+        let made = self.step(producer)?;
+        let readers = &self.readers[slot];
+        if producer >= consumer || readers.first() != Some(&consumer) || made.writes().len() != 1 {
+            return None;
         }
         // A step that fails has changed nothing: what can fail never writes state itself.
-        let writes_state = |k: &usize| instructions[*k].step.writes().iter().any(|&id| !is_work(buffers, id));
-        if instructions[producer].step.can_fail() && readers.iter().any(writes_state) {
-            continue;
+        let writes_state = |k: &usize| self.state_writers.binary_search(k).is_ok();
+        if made.can_fail() && readers.iter().any(writes_state) {
+            return None;
         }
         // Several readers are fine if no entry runs two of them.
-        let mut seen = instructions[consumer].entries;
-        let disjoint = readers[1..].iter().all(|&k| {
-            let fresh = seen.and(instructions[k].entries).is_empty();
-            seen = seen.or(instructions[k].entries);
-            fresh
-        });
-        if !disjoint || !unchanged_between(instructions, buffers, producer, *readers.last()?) {
-            continue;
+        let mut seen = Entries::NONE;
+        for &reader in readers {
+            let entries = self.instructions[reader].as_ref()?.entries;
+            if !seen.and(entries).is_empty() {
+                return None;
+            }
+            seen = seen.or(entries);
         }
-        let merged: Option<Vec<Step>> = readers
-            .iter()
-            .map(|&k| match &instructions[k].step {
-                Step::Map(map) => merge(&instructions[producer].step, map, id),
-                _ => None,
-            })
-            .collect();
-        if let Some(merged) = merged {
-            return Some((producer, readers, merged));
+        if !self.unchanged_between(made, producer, *readers.last()?) {
+            return None;
+        }
+        let merged = readers.iter().map(|&reader| match self.step(reader) {
+            Some(Step::Map(map)) => merge(made, map, id).map(|step| (reader, step)),
+            _ => None,
+        });
+        Some((producer, merged.collect::<Option<Vec<_>>>()?))
+    }
+
+    /// Whether what a step reads is still the same where the last reader of its result stands.
+    fn unchanged_between(&self, step: &Step, producer: usize, reader: usize) -> bool {
+        let reads = step.reads();
+        let written_between = |list: &[usize]| list.iter().any(|&k| k > producer && k < reader);
+        if reads.iter().any(|id| is_work(self.buffers, *id) && written_between(&self.writers[id.0 as usize]))
+        {
+            return false;
+        }
+        let in_state: Vec<BufferId> = reads.into_iter().filter(|&id| !is_work(self.buffers, id)).collect();
+        if in_state.is_empty() {
+            return true;
+        }
+        let overlaps = |a: BufferId, b: BufferId| {
+            let (x, y) = (&self.buffers[a.0 as usize], &self.buffers[b.0 as usize]);
+            match (x.place, y.place) {
+                (Place::Plane(p, from), Place::Plane(q, other)) => {
+                    p == q && from < other + y.bytes() && other < from + x.bytes()
+                }
+                _ => false,
+            }
+        };
+        let between = self.state_writers.iter().filter(|&&k| k > producer && k < reader);
+        !between
+            .filter_map(|&k| self.step(k))
+            .flat_map(Step::writes)
+            .any(|written| in_state.iter().any(|&read| overlaps(read, written)))
+    }
+
+    /// Puts merged steps where the maps stood and takes the producer out.
+    fn replace(&mut self, producer: usize, merged: Vec<(usize, Step)>) {
+        let Some(old) = self.instructions[producer].take() else { return };
+        for id in old.step.reads() {
+            self.readers[id.0 as usize].remove(&producer);
+        }
+        for id in old.step.writes() {
+            self.writers[id.0 as usize].clear();
+            self.readers[id.0 as usize].clear();
+        }
+        for (reader, step) in merged {
+            for id in step.reads() {
+                self.readers[id.0 as usize].insert(reader);
+            }
+            if let Some(instruction) = &mut self.instructions[reader] {
+                instruction.step = step;
+            }
         }
     }
-    None
-}
-
-/// Whether what the producer reads is still the same where the last reader stands.
-fn unchanged_between(
-    instructions: &[Instruction],
-    buffers: &[Buffer],
-    producer: usize,
-    reader: usize,
-) -> bool {
-    let overlaps = |a: BufferId, b: BufferId| {
-        let (x, y) = (&buffers[a.0 as usize], &buffers[b.0 as usize]);
-        match (x.place, y.place) {
-            (Place::Plane(p, from), Place::Plane(q, other)) => {
-                p == q && from < other + y.bytes() && other < from + x.bytes()
-            }
-            _ => a == b,
-        }
-    };
-    let reads = instructions[producer].step.reads();
-    !instructions[producer + 1..reader]
-        .iter()
-        .flat_map(|i| i.step.writes())
-        .any(|written| reads.iter().any(|&read| overlaps(read, written)))
 }
 
 /// The sizes without ones: spaces that agree in them are walked in the same order.
@@ -145,6 +207,10 @@ fn merge(producer: &Step, map: &Loop, value: BufferId) -> Option<Step> {
         Step::MatMul(m) => &m.epilogue,
         Step::ScatterAdd(_) => return None,
     };
+    let length = first.nest.expr.insts().len() + map.nest.expr.insts().len();
+    if length > LONGEST_EXPRESSION || first.reads.len() + map.reads.len() > MOST_LOADS {
+        return None;
+    }
     let space: Dims = first.nest.dims.clone();
     let stored = &first.nest.stores[0];
     // A reduction's result per outer point can be followed by a map over the outer points.

@@ -58,11 +58,7 @@ pub(crate) fn plan(
                     && buffers[source].bytes() == buffers[target].bytes()
                     && load.dtype.size() == store.dtype.size()
                     && lives[root].is_some_and(|life| life.last == index as isize)
-                    && !group.iter().enumerate().any(|(other, &r)| {
-                        r == root
-                            && other != source
-                            && lives[other].is_some_and(|life| life.last >= index as isize)
-                    })
+                    && !map.reads.iter().any(|&other| other != from && group[other.0 as usize] == root)
                     && !reads_otherwise(map, from, load)
             });
             if let Some((_, &from)) = reusable {

@@ -62,6 +62,9 @@ impl Entries {
     /// Every entry.
     pub const ALL: Entries = Entries(0b11);
 
+    /// No entry.
+    pub const NONE: Entries = Entries(0);
+
     /// One entry.
     #[must_use]
     pub fn only(entry: Entry) -> Entries {

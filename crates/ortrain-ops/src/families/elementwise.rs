@@ -258,6 +258,9 @@ fn clamped(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
     }
 }
 
+/// The most inputs of a variadic operator: each is a load of one expression.
+const MOST_OPERANDS: usize = 1024;
+
 /// Any number of inputs.
 const VARIADIC: usize = usize::MAX;
 
@@ -321,6 +324,9 @@ impl Op for Elementwise {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let count = self.count(cx.node());
         cx.arity(count.max(1), count.max(1), 1)?;
+        if count > MOST_OPERANDS {
+            return Err(OpError::unsupported(format!("it has {count} inputs; {MOST_OPERANDS} are the most")));
+        }
         for k in 0..count {
             cx.dtype_where(k, self.row.takes.describe(), |dtype| self.row.takes.accepts(dtype))?;
         }
