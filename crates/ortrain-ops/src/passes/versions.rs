@@ -14,15 +14,20 @@ use crate::{Error, OpError};
 /// All unknown operators at once; a set of operators that is too old or too new; a node that cannot be rewritten.
 pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     let opsets = graph.opsets.clone();
-    if let Some(&found) = opsets.get("")
-        && !(OLDEST_OPSET..=NEWEST_OPSET).contains(&found)
-    {
-        return Err(Error::Opset {
-            domain: "ai.onnx".into(),
-            found,
-            least: OLDEST_OPSET,
-            newest: NEWEST_OPSET,
-        });
+    match opsets.get("") {
+        Some(&found) if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&found) => {
+            return Err(Error::Opset {
+                domain: "ai.onnx".into(),
+                found,
+                least: OLDEST_OPSET,
+                newest: NEWEST_OPSET,
+            });
+        }
+        None if uses_standard(graph) => {
+            let message = "it imports no version of operator set \"ai.onnx\", whose operators it uses";
+            return Err(Error::Graph(message.into()));
+        }
+        _ => {}
     }
     let mut unknown = BTreeMap::new();
     collect_unknown(graph, &mut unknown);
@@ -37,6 +42,13 @@ pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     upgrade_nodes(graph, &opsets)?;
     graph.opsets.insert(String::new(), NEWEST_OPSET);
     Ok(())
+}
+
+/// Whether operators of `ai.onnx` are used, in subgraphs too.
+fn uses_standard(graph: &Graph) -> bool {
+    graph.nodes.iter().any(|node| {
+        node.domain.is_empty() || Graph::subgraphs(node).any(|(_, subgraph)| uses_standard(subgraph))
+    })
 }
 
 fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
