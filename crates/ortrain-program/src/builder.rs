@@ -113,7 +113,7 @@ impl ProgramBuilder {
         Ok(())
     }
 
-    /// What makes an instruction unsafe to run, if anything.
+    /// What would take an instruction outside its buffers, if anything.
     fn fault(&self, step: &Step) -> Option<String> {
         let (nest, reads, writes, virtual_loads) = match step {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => (&l.nest, &l.reads, &l.writes, 0),

@@ -1,0 +1,423 @@
+"""More that can be wrong with a model and with what it is given; the sentences are quoted in full."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import BACKENDS, Run
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from opsets import Words, write_artifacts
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module
+
+X = np.ones((3, 2), np.float32)
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+INVALID, UNSUPPORTED, ARGUMENT = ortrain.InvalidModelError, ortrain.UnsupportedError, ortrain.InvalidArgumentError
+
+
+def model(*nodes: Any, inputs: Any = None, outputs: Any = None, weights: Any = (), opset: int = 17) -> ModelProto:
+    """A model from x, float32[n, 2], to y, unless other inputs and outputs are declared."""
+    declare = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(op, ins, outs, f"a {op}", **dict(*attributes)) for op, ins, outs, *attributes in nodes],
+        "graph",
+        [declare(name, kind, shape) for name, kind, shape in inputs or [("x", FLOAT, ["n", 2])]],
+        [declare(name, kind, None) for name, kind in outputs or [("y", FLOAT)]],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def changed(proto: ModelProto, change: Callable[[ModelProto], Any]) -> ModelProto:
+    change(proto)
+    return proto
+
+
+def branch(op: str, name: str) -> onnx.GraphProto:
+    nodes = [helper.make_node(op, [name], ["z"], f"an inner {op}")]
+    return helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info("z", FLOAT, None)])
+
+
+def conditional(*, yes: onnx.GraphProto, no: onnx.GraphProto) -> Any:
+    return ("If", ["c"], ["y"], {"then_branch": yes, "else_branch": no})
+
+
+def weight(name: str = "w", **changes: Any) -> TensorProto:
+    """A float32[2, 3], with its values in other fields."""
+    return TensorProto(name=name, **({"data_type": FLOAT, "dims": [2, 3]} | changes))
+
+
+RELU = ("Relu", ["x"], ["y"])
+MATMUL = ("MatMul", ["x", "w"], ["y"])
+WITH_CONDITION = [("x", FLOAT, ["n", 2]), ("c", BOOL, [])]
+
+MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
+    "made twice, by an initializer and a node": (
+        model(RELU, weights=[weight("y", float_data=[0] * 6)]),
+        INVALID,
+        'the model: "y" is made twice: node "a Relu" (Relu) makes it again',
+    ),
+    "made twice, by two initializers": (
+        model(RELU, weights=[weight(float_data=[0] * 6)] * 2),
+        INVALID,
+        'the model: "w" is made twice: an initializer makes it again',
+    ),
+    "an output that nothing makes": (
+        model(RELU, outputs=[("z", FLOAT)]),
+        INVALID,
+        'the model: the list of the graph\'s outputs uses "z", which is no input, initializer or output of another node',
+    ),
+    "a node that uses its own result": (
+        model(("Add", ["x", "y"], ["y"])),
+        INVALID,
+        'the model: the graph has a cycle through node "a Add" (Add)',
+    ),
+    "no graph": (
+        changed(model(RELU), lambda proto: proto.ClearField("graph")),
+        INVALID,
+        "the model is not an ONNX model: it has no graph",
+    ),
+    "no opset": (
+        changed(model(RELU), lambda proto: proto.ClearField("opset_import")),
+        INVALID,
+        'the model: it imports no version of operator set "ai.onnx", whose operators it uses',
+    ),
+    "an operator younger than the opset": (
+        model(("Erf", ["x"], ["y"]), opset=8),
+        INVALID,
+        'the model: node "a Erf" (Erf) with inputs (x: float32[n, 2]): the model uses opset 8, but the operator exists '
+        "from opset 9 on",
+    ),
+    "a negative size": (
+        model(RELU, inputs=[("x", FLOAT, [-3, 2])]),
+        INVALID,
+        'the model: "x" has an axis of size -3',
+    ),
+    "sizes that overflow": (
+        model(RELU, inputs=[("x", FLOAT, [2**62, 2**62])]),
+        INVALID,
+        'the model: node "a Relu" (Relu) with inputs (x: float32[4611686018427387904, 4611686018427387904]): "x": a '
+        "tensor of shape [4611686018427387904, 4611686018427387904] and type float32 is too large to address",
+    ),
+    "texts": (
+        model(RELU, inputs=[("x", TensorProto.STRING, ["n", 2])]),
+        UNSUPPORTED,
+        'the model: "x" has type tensor of element type 8, which is not supported; tensors of numbers and sequences of '
+        "them are",
+    ),
+    "a type that is not declared": (
+        model(RELU, inputs=[("x", 0, ["n", 2])]),
+        INVALID,
+        'the model: node "a Relu" (Relu) with inputs (x: ?): the type of input 0 is not declared anywhere',
+    ),
+    "types that differ": (
+        model(("Add", ["x", "i"], ["y"]), inputs=[("x", FLOAT, [2]), ("i", INT64, [2])]),
+        INVALID,
+        'the model: node "a Add" (Add) with inputs (x: float32[2], i: int64[2]): input 0 is of type float32 but input '
+        "1 of type int64; insert a Cast",
+    ),
+    "a missing attribute": (
+        model(("Cast", ["x"], ["y"])),
+        INVALID,
+        'the model: node "a Cast" (Cast) with inputs (x: float32[n, 2]): attribute "to" is missing',
+    ),
+    "an attribute of another kind": (
+        model(("Cast", ["x"], ["y"], {"to": "float"})),
+        INVALID,
+        'the model: node "a Cast" (Cast) with inputs (x: float32[n, 2]): attribute "to" should be INT but is STRING',
+    ),
+    "too many inputs": (
+        model(("Relu", ["x", "x"], ["y"])),
+        INVALID,
+        'the model: node "a Relu" (Relu) with inputs (x: float32[n, 2], x: float32[n, 2]): it takes 1 inputs but has 2',
+    ),
+    "too many outputs": (
+        model(("Relu", ["x"], ["y", "z"])),
+        INVALID,
+        'the model: node "a Relu" (Relu) with inputs (x: float32[n, 2]): it has 1 outputs at most but 2 are named',
+    ),
+    "an axis out of range": (
+        model(("Softmax", ["x"], ["y"], {"axis": -(2**63)})),
+        INVALID,
+        'the model: node "a Softmax" (Softmax) with inputs (x: float32[n, 2]): axis -9223372036854775808 is out of '
+        "range for rank 2",
+    ),
+    "a branch that is missing": (
+        model(("If", ["c"], ["y"], {"then_branch": branch("Relu", "x")}), inputs=WITH_CONDITION),
+        INVALID,
+        'the model: node "a If" (If) with inputs (c: bool[], x: float32[n, 2]): attribute "else_branch" is missing',
+    ),
+    "a branch that uses what is not there": (
+        model(conditional(yes=branch("Relu", "x"), no=branch("Tanh", "q")), inputs=WITH_CONDITION),
+        INVALID,
+        'the model: node "an inner Tanh" (Tanh) uses "q", which is no input, initializer or output of another node',
+    ),
+    "unknown operators in branches": (
+        model(
+            conditional(yes=branch("Frob", "x"), no=branch("Grob", "x")), ("Frob", ["y"], ["z"]), inputs=WITH_CONDITION
+        ),
+        UNSUPPORTED,
+        "the model: the model uses operators that are not supported: "
+        'Frob ("an inner Frob", "a Frob"); Grob ("an inner Grob")',
+    ),
+    "too few values": (
+        model(MATMUL, weights=[weight(float_data=[1, 2])]),
+        INVALID,
+        "the model: tensor `w` should have 6 elements by its dimensions and type, but float_data holds 2",
+    ),
+    "values in the wrong field": (
+        model(MATMUL, weights=[weight(int32_data=[1] * 6)]),
+        INVALID,
+        "the model: tensor `w` has the element type FLOAT, whose values cannot be in int32_data",
+    ),
+    "no elements, but sizes that overflow": (
+        model(MATMUL, weights=[weight(dims=[0, 2**62, 2**62])]),
+        INVALID,
+        'the model: tensor "w": a tensor of shape [0, 4611686018427387904, 4611686018427387904] and type float32 is '
+        "too large to address",
+    ),
+    "a data file, but no folder": (
+        model(
+            MATMUL,
+            weights=[
+                weight(
+                    data_location=TensorProto.EXTERNAL,
+                    external_data=[onnx.StringStringEntryProto(key="location", value="w.bin")],
+                )
+            ],
+        ),
+        INVALID,
+        "the model: tensor `w` has its data in the file `w.bin`, but the model was given as bytes; load it from its "
+        "path, name its folder, or provide the file's bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, tmp_path: Path) -> None:
+    """The same is said by whatever reads the model, and nothing is written."""
+    proto, kind, sentence = MODELS[name]
+    with pytest.raises(kind) as error:
+        ortrain.InferenceSession(proto)
+    assert str(error.value) == sentence
+    with pytest.raises((kind, ortrain.InvalidArgumentError)):
+        artifacts.generate_artifacts(proto, ["w"], loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_shorter_file(tmp_path: Path) -> None:
+    """A file that was cut short anywhere is refused."""
+    content = model(MATMUL, weights=[weight(float_data=[1] * 6)]).SerializeToString()
+    for length in range(len(content)):
+        with pytest.raises(ortrain.InvalidModelError):
+            ortrain.InferenceSession(content[:length])
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        (
+            {"location": "w.bin", "offset": "10"},
+            "should have 24 bytes at offset 10 of the file `w.bin`, which has only 30 bytes; was it copied or "
+            "downloaded completely?",
+        ),
+        (
+            {"location": "w.bin", "offset": "-4"},
+            "has a wrong description of its external data: `offset` is `-4`, not a number",
+        ),
+        (
+            {"location": "w.bin", "length": "20"},
+            "should have 24 bytes by its dimensions and type, but external_data holds 20",
+        ),
+        ({"length": "24"}, "has a wrong description of its external data: it names no `location`"),
+        (
+            {"location": "link.bin"},
+            "has its data in the file `link.bin`, which is refused: it is a link that leads out of the model's folder",
+        ),
+        ({"location": "pipe"}, "has its data in the file `pipe`, which is refused: it is not a plain file"),
+        ({"location": "."}, "has its data in the file `.`, which is refused: it is not a plain file"),
+        (
+            {"location": "in/../../w.bin"},
+            "has its data in the file `in/../../w.bin`, which is refused: it leads out of the model's folder by `..`",
+        ),
+    ],
+)
+def test_external_data(entries: dict[str, str], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(30))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "w.bin").write_bytes(bytes(30))
+    (folder / "link.bin").symlink_to(tmp_path / "secret")
+    os.mkfifo(folder / "pipe")
+    described = [onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items()]
+    tensor = weight(data_location=TensorProto.EXTERNAL, external_data=described)
+    path = folder / "model.onnx"
+    path.write_bytes(model(MATMUL, weights=[tensor]).SerializeToString())
+    with pytest.raises(ortrain.InvalidModelError) as error:
+        ortrain.InferenceSession(path)
+    assert str(error.value) == f"the model {path}: tensor `w` {reason}"
+
+
+TWO = [("x", FLOAT, ["n", 2]), ("s", INT64, [2])]
+AT_RUN = "the model cannot run on inputs of these shapes: "
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("op", "second", "sentence"),
+    [
+        (
+            "Expand",
+            [2**31, 2**31],
+            f'{AT_RUN}node "a Expand" (Expand) with inputs (x: float32[1, 1], s: int64[2]): "y": a tensor of shape '
+            "[2147483648, 2147483648] and type float32 is too large to address",
+        ),
+        (
+            "Expand",
+            [-1, 3],
+            f'{AT_RUN}node "a Expand" (Expand) with inputs (x: float32[1, 1], s: int64[2]): -1 is not a size',
+        ),
+        (
+            "Reshape",
+            [4, 5],
+            f'{AT_RUN}node "a Reshape" (Reshape) with inputs (x: float32[1, 1], s: int64[2]): shape [1, 1] of 1 '
+            "elements cannot be seen as 4x5",
+        ),
+        ("Gather", [0, 1], 'node "a Gather" (Gather): index 1 is out of range for 1 entries (0 to 0)'),
+        ("Gather", [0, -2], 'node "a Gather" (Gather): index -2 is out of range for 1 entries (0 to 0)'),
+    ],
+)
+def test_values_that_do_not_fit(op: str, second: list[int], sentence: str, backend: str) -> None:
+    inputs = [("x", FLOAT, ["n", "m"]), ("s", INT64, [2])]
+    session = ortrain.InferenceSession(model((op, ["x", "s"], ["y"]), inputs=inputs), providers=[backend])
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        session.run(None, {"x": X[:1, :1], "s": np.asarray(second)})
+    assert str(error.value) == sentence
+    # It goes on with what does fit.
+    for fits in ([1, 1], [0, 0]):
+        if op == "Gather" or fits[0]:
+            session.run(None, {"x": X[:1, :1], "s": np.asarray(fits)})
+
+
+@pytest.mark.parametrize(
+    ("feeds", "kind", "sentence"),
+    [
+        ({"x": X}, ARGUMENT, 'no value was given for input "z"'),
+        ({"x": X, "z": np.eye(3, dtype="f4"), "q": X}, ARGUMENT, 'the model has no input "q"; it has x, z'),
+        (
+            {"x": X, "z": np.eye(2, dtype="f4")},
+            ARGUMENT,
+            'input "z" should be float32[n, n], but float32[2, 2] was given: axis 0 is 2, but "n" is 3 in input "x"',
+        ),
+        (
+            {"x": X, "z": np.ones((3, 2), np.float32)},
+            ARGUMENT,
+            'input "z" should be float32[n, n], but float32[3, 2] was given: axis 1 is 2, but "n" is 3 in input "x"',
+        ),
+        ({"x": np.asarray([[None, 1]]), "z": X}, UNSUPPORTED, "arrays of object are not supported"),
+        ({"x": X.astype(complex), "z": X}, UNSUPPORTED, "arrays of complex128 are not supported"),
+    ],
+)
+def test_feeds(feeds: dict[str, np.ndarray], kind: type[Exception], sentence: str) -> None:
+    inputs = [("x", FLOAT, ["n", 2]), ("z", FLOAT, ["n", "n"])]
+    session = ortrain.InferenceSession(model(RELU, inputs=inputs))
+    with pytest.raises(kind) as error:
+        session.run(None, feeds)
+    assert str(error.value) == sentence
+
+
+def test_arrays_of_any_layout() -> None:
+    """Byte order and strides are no reason to refuse an array, nor to read it wrongly."""
+    session = ortrain.InferenceSession(model(RELU))
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for same in (x.astype(">f4"), np.asfortranarray(x), np.repeat(x, 2, axis=0)[::2], x[::-1].copy()[::-1]):
+        np.testing.assert_array_equal(session.run(None, {"x": same})[0], x)
+
+
+def memory(run: Run, folder: Path) -> tuple[dict[str, np.ndarray], bytes]:
+    """Gradients, and everything that a checkpoint holds: parameters, moments, the step."""
+    gradients = {name: parameter.grad.copy() for name, parameter in run.state.parameters}
+    CheckpointState.save_checkpoint(run.state, folder / "state", include_optimizer_state=True)
+    return gradients, (folder / "state").read_bytes()
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("accumulating", [False, True])
+@pytest.mark.parametrize("label", [5, -1, 2**40, -(2**63)])
+def test_a_label_out_of_range(
+    label: int, accumulating: bool, device: str, ours: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Not one bit of the state changes: parameters, gradients, moments, in training and in evaluation."""
+    run = Run(ours("mlp_adamw_ce"), device=device)
+    x, labels = np.ones((4, 10), np.float32), np.asarray([0, 1, 4, 2])
+    for _ in range(2):
+        run.module(x, labels)
+        run.optimizer.step()
+    if not accumulating:
+        run.module.lazy_reset_grad()
+    gradients, state = memory(run, tmp_path)
+    wrong = np.asarray([0, 1, label, 2])
+    sentence = (
+        'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): '
+        f"index {label} is out of range for 5 entries (0 to 4)"
+    )
+    for mode in (run.module.train, run.module.eval):
+        mode()
+        with pytest.raises(ortrain.InvalidArgumentError) as error:
+            run.module(x, wrong)
+        assert str(error.value) == sentence
+        same, still = memory(run, tmp_path)
+        assert still == state
+        for name, gradient in gradients.items():
+            assert same[name].tobytes() == gradient.tobytes(), name
+
+
+def test_an_index_out_of_range_in_training(tmp_path: Path) -> None:
+    """The rows of a table that is trained are checked, forward and backward, before anything is written."""
+    w = Words(17)
+    table = w.weight(np.ones((5, 3), np.float32), "table")
+    scores = w.node("Gather", [table, "rows"])
+    proto = w.model(w.graph({"rows": (np.int64, ["n"])}, {scores: np.float32}))
+    artifacts.generate_artifacts(proto, ["table"], loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    target = np.zeros((2, 3), np.float32)
+    module(np.asarray([0, -5]), target)
+    gradient = state.parameters["table"].grad.copy()
+    assert np.abs(gradient).sum(axis=1).nonzero()[0].tolist() == [0]
+    for row in (5, -6):
+        with pytest.raises(ortrain.InvalidArgumentError) as error:
+            module(np.asarray([0, row]), target)
+        assert str(error.value) == f'node "Gather_0" (Gather): index {row} is out of range for 5 entries (0 to 4)'
+        np.testing.assert_array_equal(state.parameters["table"].grad, gradient)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_batch(backend: str) -> None:
+    """No rows in, no rows out."""
+    value = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
+    session = ortrain.InferenceSession(model(MATMUL, weights=[value]), providers=[backend])
+    (y,) = session.run(None, {"x": X[:0]})
+    assert y.shape == (0, 3)
+
+
+# Networks whose losses are means over rows; at opset 11 and 17 their gradients are spelled differently.
+@pytest.mark.parametrize("opset", [7, 11, 17])
+@pytest.mark.parametrize("network", ["perceptron", "middle_softmax", "branches"])
+def test_empty_batch_in_training(network: str, opset: int, tmp_path: Path) -> None:
+    """The mean over nothing is not a number, and every gradient is zero."""
+    made = write_artifacts(tmp_path, network, "MSELoss", opset, "batch")
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    assert np.isnan(module(*[made.feeds[name][:0] for name in module.input_names()]))
+    for name, parameter in state.parameters:
+        assert not parameter.grad.any(), name
+    assert np.isfinite(module(*[made.feeds[name] for name in module.input_names()]))
