@@ -244,11 +244,31 @@ def dropped(w: Words, x: str) -> str:
     return w.node("Dropout", [product, *settings])
 
 
+def heads(w: Words, x: str) -> str:
+    """Attention of two heads, as exporters write it: shapes of computed sizes and a -1."""
+
+    def split(value: str) -> str:
+        batch = w.node("Gather", [w.node("Shape", [value]), w.weight(0, dtype=np.int64)], axis=0)
+        shape = w.node("Concat", [w.unsqueeze(batch, [0]), w.ints([-1, 2, 2])], axis=0)
+        return w.node("Transpose", [w.node("Reshape", [value, shape])], perm=[0, 2, 1, 3])
+
+    products = [w.node("MatMul", [x, w.weight(parameter(name, FEATURES, 12), name)]) for name in ("q", "k", "v")]
+    queries, keys, values = [split(product) for product in products]
+    turned = w.node("Transpose", [keys], perm=[0, 1, 3, 2])
+    scores = w.node("Mul", [w.node("MatMul", [queries, turned]), w.weight(0.7, dtype=np.float32)])
+    mixed = w.node("MatMul", [w.node("Softmax", [scores], axis=3), values])
+    batch = w.node("Gather", [w.node("Shape", [x]), w.ints([0])], axis=0)
+    shape = w.node("Concat", [batch, w.ints([12])], axis=0)
+    joined = w.node("Reshape", [w.node("Transpose", [mixed], perm=[0, 2, 1, 3]), shape])
+    return w.node("MatMul", [joined, w.weight(parameter("out", 12, CLASSES), "out")])
+
+
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
     "learnt_power": (learnt_power, 9),
     "middle_softmax": (middle_softmax, 7),
+    "heads": (heads, 7),
     "branches": (branches, 7),
     "lonely_branch": (lonely_branch, 7),
     "expanded": (expanded, 8),

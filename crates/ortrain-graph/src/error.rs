@@ -22,6 +22,14 @@ pub enum GraphError {
     /// The model has no graph.
     #[error("the model has no graph")]
     NoGraph,
+    /// One set of operators is imported in two versions.
+    #[error("the model imports operator set {domain:?} in versions {} and {}", .versions.0, .versions.1)]
+    TwoVersions {
+        /// The domain.
+        domain: String,
+        /// The versions.
+        versions: (i64, i64),
+    },
     /// A node uses a value that nothing makes.
     #[error("{node} uses {value:?}, which is no input, initializer or output of another node")]
     UndefinedValue {
@@ -80,7 +88,4 @@ pub enum GraphError {
         /// The size.
         size: i64,
     },
-    /// Functions that call each other, or are missing.
-    #[error("{0}")]
-    Function(String),
 }

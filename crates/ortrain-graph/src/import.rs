@@ -28,7 +28,13 @@ impl Graph {
         let mut graph = import(model, proto, &FxHashMap::default())?;
         for opset in &model.proto.opset_import {
             let domain = if opset.domain == "ai.onnx" { "" } else { opset.domain.as_str() };
-            graph.opsets.insert(domain.to_owned(), opset.version);
+            let before = graph.opsets.insert(domain.to_owned(), opset.version);
+            if let Some(before) = before.filter(|&before| before != opset.version) {
+                return Err(GraphError::TwoVersions {
+                    domain: if domain.is_empty() { "ai.onnx".into() } else { domain.to_owned() },
+                    versions: (before, opset.version),
+                });
+            }
         }
         Ok(graph)
     }

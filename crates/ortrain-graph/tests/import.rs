@@ -79,6 +79,13 @@ fn no_graph_is_said() {
 }
 
 #[test]
+fn two_versions_of_one_set_are_refused() {
+    let mut proto = model(vec![node("a", "Neg", &["x"], &["y"])], &["x"], &["y"]);
+    proto.opset_import.push(OperatorSetIdProto { domain: "ai.onnx".into(), version: 9 });
+    assert_eq!(import(proto).unwrap_err(), "the model imports operator set \"ai.onnx\" in versions 17 and 9");
+}
+
+#[test]
 fn negative_sizes_are_refused() {
     let mut proto = model(vec![node("a", "Neg", &["x"], &["y"])], &["x"], &["y"]);
     let tensor = TensorProto { name: "w".into(), dims: vec![-3], data_type: 1, ..TensorProto::default() };

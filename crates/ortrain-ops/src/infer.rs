@@ -4,6 +4,18 @@ use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueType};
 
 use crate::OpError;
 
+/// The symbol for a size of -1, which Reshape finds out. No file can name an axis like this and mean it.
+pub(crate) const OPEN: &str = "<open>";
+
+/// Numbers as sizes, if they are.
+pub(crate) fn as_sizes(numbers: Vec<i64>) -> Option<Vec<Dim>> {
+    let size = |number: i64| match number {
+        -1 => Some(Dim::symbol(OPEN)),
+        _ => usize::try_from(number).ok().map(Dim::Known),
+    };
+    numbers.into_iter().map(size).collect()
+}
+
 /// What is found out about one output.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inferred {
@@ -150,7 +162,8 @@ impl<'a> Infer<'a> {
         }
     }
 
-    /// The elements of input `k` as sizes, if they are constant or computed from shapes. Negative ones are no sizes.
+    /// The elements of input `k` as sizes, if they are constant or computed from shapes. A -1 among them is open;
+    /// other negative numbers are no sizes.
     #[must_use]
     pub fn sizes(&self, k: usize) -> Option<Vec<Dim>> {
         let value = self.graph.value(self.node.inputs.get(k).copied().flatten()?);
@@ -158,7 +171,7 @@ impl<'a> Infer<'a> {
             return Some(sizes.clone());
         }
         let ints = value.constant.as_ref()?.to_i64()?;
-        ints.into_iter().map(|size| usize::try_from(size).ok().map(Dim::Known)).collect()
+        as_sizes(ints)
     }
 
     /// Says the type of output `k`. `None`: not even the rank is known.

@@ -45,7 +45,8 @@ fn shape_computations_disappear() {
     let case = case.expect("the case is in the list");
     assert!(case.graph.nodes.len() >= 4, "the graph computes a shape");
     let roles = vec![ortrain_ops::Role::User; case.graph.inputs.len()];
-    let schedule = ortrain_ops::Specialiser::new(case.graph, roles).schedule(&case.inputs).expect("it is made");
+    let schedule =
+        ortrain_ops::Specialiser::new(case.graph, roles).schedule(&case.inputs).expect("it is made");
     let program = schedule.single().expect("one program");
     assert!(program.instructions.is_empty(), "{program}");
 }

@@ -11,7 +11,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, Valu
 
 use crate::OpError;
 use crate::grad::Grad;
-use crate::infer::{Infer, broadcast, normalize_axes, normalize_axis};
+use crate::infer::{Infer, OPEN, as_sizes, broadcast, normalize_axes, normalize_axis};
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
@@ -38,7 +38,7 @@ impl View {
         let wanted: Vec<Result<Dim, i64>> = if let Some(ints) = cx.ints(1) {
             ints.into_iter().map(|size| usize::try_from(size).map(Dim::Known).map_err(|_| size)).collect()
         } else if let Some(sizes) = cx.sizes(1) {
-            sizes.into_iter().map(Ok).collect()
+            sizes.into_iter().map(|size| if size == Dim::symbol(OPEN) { Err(-1) } else { Ok(size) }).collect()
         } else {
             let rank = cx.shape(1).and_then(|shape| shape.first().and_then(Dim::known));
             return Ok(rank.map(|rank| cx.unknown_shape(0, rank)));
@@ -69,8 +69,19 @@ impl View {
         if let Some(shape) = input {
             let (known, symbols) = elements(shape);
             if symbols == told_symbols {
-                let fits =
-                    if open == 1 { told_known != 0 && known % told_known == 0 } else { known == told_known };
+                // An empty axis that both have in one place says nothing about the open size.
+                let empty_in_both = |axis: usize| {
+                    shape.get(axis) == Some(&Dim::Known(0)) && dims.get(axis) == Some(&Some(Dim::Known(0)))
+                };
+                let (all, told) = if open == 1 {
+                    let rest = |count: usize| (0..count).filter(|&axis| !empty_in_both(axis));
+                    let all: Vec<Dim> = rest(shape.rank()).map(|axis| shape[axis].clone()).collect();
+                    let told: Vec<Dim> = rest(dims.len()).filter_map(|axis| dims[axis].clone()).collect();
+                    (elements(&all).0, elements(&told).0)
+                } else {
+                    (known, told_known)
+                };
+                let fits = if open == 1 { told != 0 && all % told == 0 } else { all == told };
                 if !fits && (symbols.is_empty() || (known != 0 && told_known != 0)) {
                     return Err(OpError::invalid(format!(
                         "shape {shape} of {known} elements cannot be seen as {}",
@@ -80,7 +91,7 @@ impl View {
                             .join("x"),
                     )));
                 }
-                let rest = if open == 1 { known.checked_div(told_known).unwrap_or(0) } else { 1 };
+                let rest = if open == 1 { all.checked_div(told).unwrap_or(0) } else { 1 };
                 return Ok(Some(dims.into_iter().map(|dim| dim.unwrap_or(Dim::Known(rest))).collect()));
             }
             // One symbol more in the input than is told: it is the open size, if the numbers agree.
@@ -402,9 +413,7 @@ impl Op for Constant {
         cx.arity(0, 0, 1)?;
         cx.output(0, self.value.dtype(), Some(Shape::known(self.value.dims())));
         if self.value.dtype() == DType::I64 && self.value.dims().len() <= 1 {
-            let sizes = self.value.to_i64().unwrap_or_default();
-            let sizes = sizes.into_iter().map(|size| usize::try_from(size).ok().map(Dim::Known));
-            cx.output_sizes(0, sizes.collect());
+            cx.output_sizes(0, as_sizes(self.value.to_i64().unwrap_or_default()));
         }
         Ok(())
     }
@@ -743,4 +752,52 @@ pub(crate) fn definitions() -> Vec<Definition> {
         })
         .decompose(decompose_broadcast_args),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::ValueId;
+
+    use super::*;
+    use crate::passes;
+    use crate::testing::{add, graph, run, spread};
+
+    /// `x`, of a symbolic first axis, seen as its first size followed by `rest`.
+    fn split(x: &Tensor, rest: &[i64]) -> (Graph, ValueId) {
+        let (mut graph, ids) = graph(&[x]);
+        let mut dims: Vec<Dim> = x.dims().iter().map(|&dim| Dim::Known(dim)).collect();
+        dims[0] = Dim::symbol("N");
+        graph.value_mut(ids[0]).ty = ValueType::Tensor(x.dtype(), Some(dims.into_iter().collect()));
+        let sizes = add(&mut graph, ("", "Shape"), "sizes", &[Some(ids[0])], 1, Attrs::new())[0];
+        let zero = graph.add_constant("zero", Tensor::i64(&[1], &[0]));
+        let first = add(&mut graph, ("", "Gather"), "first", &[Some(sizes), Some(zero)], 1, Attrs::new())[0];
+        let rest = graph.add_constant("rest", Tensor::i64(&[rest.len()], rest));
+        let axis = Attrs::new().with("axis", 0i64);
+        let shape = add(&mut graph, ("", "Concat"), "shape", &[Some(first), Some(rest)], 1, axis)[0];
+        graph.outputs.clear();
+        let y = add(&mut graph, ("", "Reshape"), "y", &[Some(ids[0]), Some(shape)], 1, Attrs::new())[0];
+        passes::infer::infer(&mut graph).expect("valid");
+        (graph, y)
+    }
+
+    #[test]
+    fn an_open_size_is_found_among_computed_ones() {
+        let (graph, y) = split(&spread(&[5, 12], 1), &[-1, 3, 2]);
+        let shape = [Dim::symbol("N"), Dim::Known(2), Dim::Known(3), Dim::Known(2)];
+        assert_eq!(graph.value(y).ty.shape(), Some(&shape.into_iter().collect()));
+        for batch in [5, 1, 0] {
+            let got = run(&graph, &[spread(&[batch, 12], 1)]).expect("it runs");
+            assert_eq!(got[0].dims(), [batch, 2, 3, 2]);
+        }
+    }
+
+    #[test]
+    fn an_open_size_that_an_empty_axis_leaves_open_is_refused() {
+        // 0 elements are 0 times anything, if the empty axis is in another place.
+        let (mut graph, ids) = graph(&[&spread(&[2, 0], 1)]);
+        let shape = graph.add_constant("shape", Tensor::i64(&[3], &[0, 0, -1]));
+        let allow = Attrs::new().with("allowzero", 1i64);
+        add(&mut graph, ("", "Reshape"), "y", &[Some(ids[0]), Some(shape)], 1, allow);
+        assert!(passes::infer::infer(&mut graph).is_err());
+    }
 }

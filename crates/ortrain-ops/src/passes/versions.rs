@@ -147,3 +147,109 @@ pub fn downgrade(graph: &mut Graph, target: i64) -> Result<(), Error> {
     graph.opsets.insert(String::new(), target);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, DType, Tensor};
+
+    use super::*;
+    use crate::testing::{add, check_downgrade, f64s, graph, one_node, spread};
+
+    const NAN: f64 = f64::NAN;
+
+    fn ops(graph: &Graph) -> Vec<&str> {
+        graph.nodes.iter().map(|node| &*node.op).collect()
+    }
+
+    #[test]
+    fn a_model_without_a_version_is_refused() {
+        let x = spread(&[2], 1);
+        let (mut nameless, ids) = graph(&[&x]);
+        add(&mut nameless, ("", "Relu"), "y", &[Some(ids[0])], 1, Attrs::new());
+        nameless.opsets.remove("");
+        let error = upgrade(&mut nameless).expect_err("refused").to_string();
+        assert_eq!(error, r#"it imports no version of operator set "ai.onnx", whose operators it uses"#);
+    }
+
+    #[test]
+    fn floats_are_compared_for_equality_by_their_order() {
+        let a = f64s(&[8], &[1.0, 1.0, NAN, NAN, 0.0, f64::INFINITY, f64::NEG_INFINITY, 5.0]);
+        let b = f64s(&[8], &[1.0, 2.0, NAN, 1.0, -0.0, f64::INFINITY, f64::INFINITY, NAN]);
+        let equal = one_node(28, ("", "Equal"), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
+        let given = [a, b];
+        assert_eq!(ops(&check_downgrade(&equal, &given, 11)), ["Equal"]);
+        assert!(!ops(&check_downgrade(&equal, &given, 10)).contains(&"Equal"));
+        assert!(!ops(&check_downgrade(&equal, &given, 7)).contains(&"Equal"));
+    }
+
+    #[test]
+    fn integers_are_compared_as_floats() {
+        let (a, b) = (Tensor::i64(&[3], &[1, -2, 3]), Tensor::i64(&[1], &[1]));
+        for op in ["Less", "Greater"] {
+            let compared = one_node(28, ("", op), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
+            let given = [a.clone(), b.clone()];
+            assert_eq!(ops(&check_downgrade(&compared, &given, 9)), [op]);
+            assert_eq!(ops(&check_downgrade(&compared, &given, 8)), ["Cast", "Cast", op]);
+        }
+    }
+
+    #[test]
+    fn signs() {
+        let x = f64s(&[5], &[-3.0, 0.0, -0.0, 2.0, f64::INFINITY]);
+        let sign = one_node(28, ("", "Sign"), &[Some(&x)], 1, Attrs::new()).expect("valid");
+        assert_eq!(ops(&check_downgrade(&sign, std::slice::from_ref(&x), 9)), ["Sign"]);
+        assert!(!ops(&check_downgrade(&sign, &[x], 8)).contains(&"Sign"));
+    }
+
+    /// Expand and ConstantOfShape, of a shape that is the shape of a value, and of one that is constant.
+    #[test]
+    fn shapes_are_filled_without_expand() {
+        let (x, floats) = (spread(&[3, 1], 1), f64s(&[2, 3, 2], &[NAN; 12]));
+        let integers = Tensor::i64(&[2, 3, 2], &[7; 12]);
+        for like in [Some(&floats), Some(&integers), None] {
+            let (mut filled, ids) = graph(&[&x, like.unwrap_or(&x)]);
+            let shape = match like {
+                Some(_) => add(&mut filled, ("", "Shape"), "s", &[Some(ids[1])], 1, Attrs::new())[0],
+                None => filled.add_constant("s", Tensor::i64(&[3], &[2, 3, 2])),
+            };
+            filled.outputs.clear();
+            add(&mut filled, ("", "Expand"), "y", &[Some(ids[0]), Some(shape)], 1, Attrs::new());
+            let value = Attrs::new().with("value", Tensor::filled(DType::F32, &[1], 2.5));
+            add(&mut filled, ("", "ConstantOfShape"), "z", &[Some(shape)], 1, value);
+            upgrade(&mut filled).expect("known");
+            crate::passes::infer::infer(&mut filled).expect("valid");
+            let given = [x.clone(), like.unwrap_or(&x).clone()];
+            assert!(ops(&check_downgrade(&filled, &given, 9)).contains(&"ConstantOfShape"));
+            let old = check_downgrade(&filled, &given, 7);
+            assert!(!ops(&old).contains(&"Expand") && !ops(&old).contains(&"ConstantOfShape"), "{old}");
+        }
+    }
+
+    #[test]
+    fn a_computed_shape_needs_expand() {
+        let (x, shape) = (spread(&[3, 1], 1), Tensor::i64(&[2], &[3, 4]));
+        let expand = one_node(28, ("", "Expand"), &[Some(&x), Some(&shape)], 1, Attrs::new()).expect("valid");
+        check_downgrade(&expand, &[x, shape], 8);
+        let error = downgrade(&mut expand.clone(), 7).expect_err("refused").to_string();
+        assert_eq!(error, r#"node "y" (Expand) cannot be written at opset 7: it needs opset 8 or newer"#);
+    }
+
+    #[test]
+    fn axes_count_from_the_front_before_opset_11() {
+        let (wide, flat) = (spread(&[2, 1, 3, 1], 1), spread(&[2, 3], 2));
+        for (op, x, axes, front) in
+            [("Squeeze", &wide, [-1, 1], [1, 3]), ("Unsqueeze", &flat, [-1, 0], [0, 3])]
+        {
+            let axes = Tensor::i64(&[2], &axes);
+            let (mut view, ids) = graph(&[x]);
+            let named = view.add_constant("axes", axes);
+            add(&mut view, ("", op), "y", &[Some(ids[0]), Some(named)], 1, Attrs::new());
+            crate::passes::infer::infer(&mut view).expect("valid");
+            for opset in [12, 11, 10, 7] {
+                let old = check_downgrade(&view, std::slice::from_ref(x), opset);
+                let written = old.nodes[0].attrs.ints("axes").expect("ints").expect("there");
+                assert_eq!(written == front, opset < 11, "{op} at {opset}: {written:?}");
+            }
+        }
+    }
+}
