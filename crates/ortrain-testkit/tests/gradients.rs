@@ -6,7 +6,7 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 35] = [
+const COVERED: [&str; 37] = [
     "Abs",
     "Add",
     "Cast",
@@ -42,6 +42,8 @@ const COVERED: [&str; 35] = [
     "Sum",
     "Tanh",
     "Transpose",
+    "Unsqueeze",
+    "Where",
 ];
 
 #[test]
