@@ -106,6 +106,24 @@ impl Node {
         }
     }
 
+    /// A node and its outputs, all named after `label`; `value` makes a value of a name.
+    pub fn labelled(
+        label: &str,
+        domain: &str,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        outputs: usize,
+        attrs: Attrs,
+        mut value: impl FnMut(&str) -> ValueId,
+    ) -> (Node, Vec<ValueId>) {
+        let name = |k: usize| if k == 0 { format!("{label}_out") } else { format!("{label}_out{k}") };
+        let ids: Vec<ValueId> = (0..outputs).map(|k| value(&name(k))).collect();
+        let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+        let mut node = Node::new(domain, op, inputs, &ports, attrs);
+        node.name = label.into();
+        (node, ids)
+    }
+
     /// The operator with its domain, as messages show it.
     #[must_use]
     pub fn op_label(&self) -> String {
@@ -352,15 +370,9 @@ impl Patch {
         attrs: Attrs,
     ) -> Vec<ValueId> {
         let label = format!("{}{op}_{}", self.prefix, self.nodes.len());
-        let ids: Vec<ValueId> = (0..outputs)
-            .map(|k| {
-                let name = if k == 0 { format!("{label}_out") } else { format!("{label}_out{k}") };
-                self.add_value(&name, ValueType::Unknown)
-            })
-            .collect();
-        let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
-        let mut node = Node::new(domain, op, inputs, &ports, attrs);
-        node.name = label.into();
+        let (node, ids) = Node::labelled(&label, domain, op, inputs, outputs, attrs, |name| {
+            self.add_value(name, ValueType::Unknown)
+        });
         self.nodes.push(node);
         ids
     }
@@ -425,10 +437,5 @@ impl Patch {
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
-    }
-
-    /// Names new nodes and values after another prefix from here on.
-    pub fn set_prefix(&mut self, prefix: &str) {
-        prefix.clone_into(&mut self.prefix);
     }
 }

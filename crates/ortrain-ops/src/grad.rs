@@ -131,15 +131,9 @@ impl Grad<'_> {
         attrs: Attrs,
     ) -> Vec<ValueId> {
         let label = format!("{}{op}_{}", self.prefix, self.nodes.len());
-        let ids: Vec<ValueId> = (0..outputs)
-            .map(|k| {
-                let name = if k == 0 { format!("{label}_out") } else { format!("{label}_out{k}") };
-                self.graph.add_value(&name, ValueType::Unknown)
-            })
-            .collect();
-        let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
-        let mut node = Node::new(domain, op, inputs, &ports, attrs);
-        node.name = label.into();
+        let (node, ids) = Node::labelled(&label, domain, op, inputs, outputs, attrs, |name| {
+            self.graph.add_value(name, ValueType::Unknown)
+        });
         self.nodes.push(node);
         ids
     }
