@@ -24,15 +24,15 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     dropout::definitions,
     elementwise::definitions,
     gather::definitions,
-    matmul::definitions,
-    optim::definitions,
-    select::definitions,
-    nonzero::definitions,
     loss::definitions,
-    softmax::definitions,
+    matmul::definitions,
+    nonzero::definitions,
+    optim::definitions,
     reduce::definitions,
+    select::definitions,
     shape::definitions,
     slice::definitions,
+    softmax::definitions,
 ];
 
 /// Every operator.
