@@ -107,10 +107,26 @@ impl ProgramBuilder {
             return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
         }
         // Over an empty space there is nothing to do (an empty batch, say).
-        if !step.is_empty() {
+        // What was checked once need not be checked again (labels, in the loss and in its gradient).
+        if !step.is_empty() && !self.is_checked(&step, entries) {
             self.instructions.push(Instruction { step, entries, node: node.clone() });
         }
         Ok(())
+    }
+
+    /// Whether a map that only guards stands there already. Values are made whole before they are used, so it sees
+    /// the same ones.
+    fn is_checked(&self, step: &Step, entries: Entries) -> bool {
+        let Step::Map(guard) = step else { return false };
+        let made_here = |id: &BufferId| matches!(self.buffer(*id).place, Place::Work(_) | Place::Constant(_));
+        guard.writes.is_empty()
+            && guard.reads.iter().all(made_here)
+            && self.instructions.iter().any(|earlier| match &earlier.step {
+                Step::Map(other) => {
+                    earlier.entries == entries && other.reads == guard.reads && other.nest == guard.nest
+                }
+                _ => false,
+            })
     }
 
     /// What would take an instruction outside its buffers, if anything.
