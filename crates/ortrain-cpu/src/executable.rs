@@ -37,6 +37,7 @@ impl Kernel {
                 };
                 GemmKernel::new(&desc, isa).map(Kernel::MatMul)
             }
+            Step::Conv(_) | Step::Window(_) => Err("there is no kernel for it".to_owned()),
             Step::ScatterAdd(s) => {
                 let desc = ScatterDesc {
                     outer: s.outer,

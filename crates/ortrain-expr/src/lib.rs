@@ -4,6 +4,7 @@
 //! - [`Type`]: how a scalar is computed. Narrow floats exist at load and store only.
 //! - [`Expr`]: a pure function of scalars in SSA form, with [`derive`] and reference semantics in [`Scalar`].
 //! - [`Nest`]: an expression evaluated over a space of indices, with optional reductions.
+//! - [`ConvShape`], [`WindowShape`]: the geometry of convolutions and pooling.
 #![forbid(unsafe_code)]
 
 mod derive;
@@ -12,6 +13,7 @@ mod expr;
 mod nest;
 mod philox;
 mod scalar;
+mod sliding;
 
 pub use derive::derive;
 pub use dtype::DType;
@@ -21,3 +23,4 @@ pub use expr::{
 pub use nest::{Access, Dims, Nest, ReduceOp, Reduction, Strides};
 pub use philox::philox4x32_10;
 pub use scalar::{Mode, Scalar};
+pub use sliding::{ConvPass, ConvShape, SlidingAxes, SlidingAxis, WindowPass, WindowShape};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, Builder, Dims, Nest, ReduceOp, Reduction, Reg, Strides, Type};
+use ortrain_expr::{Access, Builder, ConvShape, Dims, Nest, ReduceOp, Reduction, Reg, Strides, Type};
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId};
-use ortrain_program::{BufferId, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, Step};
+use ortrain_program::{BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, Step};
 use rustc_hash::FxHashMap;
 
 use crate::OpError;
@@ -454,7 +454,14 @@ impl NestBuilder {
         Step::MatMul(Box::new(MatMul { batch, m, n, k, a, a_access, b, b_access, epilogue: self.finish() }))
     }
 
-    /// The product of the matrices, as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it
+    /// The nest as the epilogue of a convolution; its load 0 must be the one made by [`NestBuilder::product`], and its
+    /// space that of the result ([`ConvShape::operands`]).
+    #[must_use]
+    pub fn conv(self, shape: ConvShape, a: BufferId, b: BufferId) -> Step {
+        Step::Conv(Box::new(Conv { shape, a, b, epilogue: self.finish() }))
+    }
+
+    /// The product of the matrices (or the convolution), as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it
     /// is not read.
     pub fn product(&mut self, dtype: DType, placeholder: BufferId) -> Reg {
         assert!(self.loads.is_empty(), "the product is load 0");

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::DType;
+use ortrain_expr::{DType, WindowPass};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
 use crate::memory::ALIGNMENT;
-use crate::{Buffer, BufferId, Entries, Instruction, Memory, Place, PlaneId, Program, Step, fuse, plan};
+use crate::{
+    Buffer, BufferId, Entries, Instruction, Memory, Place, PlaneId, Program, Step, Window, fuse, plan,
+};
 
 /// Why a program cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,6 +136,8 @@ impl ProgramBuilder {
         let (nest, reads, writes, virtual_loads) = match step {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => (&l.nest, &l.reads, &l.writes, 0),
             Step::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
+            Step::Conv(c) => (&c.epilogue.nest, &c.epilogue.reads, &c.epilogue.writes, 1),
+            Step::Window(w) => return self.window_fault(w),
             Step::ScatterAdd(s) => {
                 let need = |id: BufferId, len: usize| {
                     (self.buffer(id).len != len)
@@ -186,7 +190,47 @@ impl ProgramBuilder {
                 return Some("an epilogue over another space than the product".into());
             }
         }
+        if let Step::Conv(c) = step {
+            if let Some(fault) = c.shape.fault() {
+                return Some(fault);
+            }
+            let [a, b, result] = c.shape.operands();
+            for (id, dims) in [(c.a, &a), (c.b, &b)] {
+                if self.buffer(id).len != dims.iter().product::<usize>() || !self.buffer(id).dtype.is_float()
+                {
+                    return Some(format!(
+                        "an operand {:?} that is not floats {dims:?}",
+                        self.buffer(id).label
+                    ));
+                }
+            }
+            if nest.dims != result || nest.inner != 0 {
+                return Some("an epilogue over another space than the result".into());
+            }
+        }
         nest.fault()
+    }
+
+    fn window_fault(&self, w: &Window) -> Option<String> {
+        if let Some(fault) = w.shape.fault() {
+            return Some(fault);
+        }
+        let [source, target] = w.shape.operands().map(Some);
+        let (from, to) = (self.buffer(w.source), self.buffer(w.target));
+        if (Some(from.len), Some(to.len)) != (source, target) || from.dtype != to.dtype {
+            return Some(format!(
+                "{} {} to {} {} where {source:?} to {target:?} are needed",
+                from.len, from.dtype, to.len, to.dtype
+            ));
+        }
+        let outputs = w.shape.planes * w.shape.outputs();
+        let fits = |id: BufferId| self.buffer(id).len == outputs && self.buffer(id).dtype == DType::I64;
+        let index_fits = match w.shape.pass {
+            WindowPass::Max => w.index.is_none_or(fits),
+            WindowPass::MaxGradient => w.index.is_some_and(fits),
+            WindowPass::Sum | WindowPass::SumGradient => w.index.is_none(),
+        };
+        (!index_fits).then(|| "positions that do not fit".into())
     }
 
     /// The program with these inputs and outputs: instructions fused, those that can fail first, state written last,

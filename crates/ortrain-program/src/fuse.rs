@@ -205,7 +205,8 @@ fn merge(producer: &Step, map: &Loop, value: BufferId) -> Option<Step> {
     let first = match producer {
         Step::Map(l) | Step::Row(l) | Step::Col(l) => l,
         Step::MatMul(m) => &m.epilogue,
-        Step::ScatterAdd(_) => return None,
+        Step::Conv(c) => &c.epilogue,
+        Step::Window(_) | Step::ScatterAdd(_) => return None,
     };
     let length = first.nest.expr.insts().len() + map.nest.expr.insts().len();
     if length > LONGEST_EXPRESSION || first.reads.len() + map.reads.len() > MOST_LOADS {
@@ -273,7 +274,7 @@ fn merge(producer: &Step, map: &Loop, value: BufferId) -> Option<Step> {
     let mut slots: Vec<usize> = Vec::new();
     for (access, &id) in map.nest.loads.iter().zip(&map.reads) {
         let access = here(access);
-        let virtual_loads = usize::from(matches!(producer, Step::MatMul(_)));
+        let virtual_loads = usize::from(matches!(producer, Step::MatMul(_) | Step::Conv(_)));
         let known = (virtual_loads..loads.len()).find(|&k| reads[k] == id && loads[k] == access);
         slots.push(if id == value {
             usize::MAX
@@ -334,7 +335,8 @@ fn merge(producer: &Step, map: &Loop, value: BufferId) -> Option<Step> {
         Step::Row(_) => Step::Row(merged),
         Step::Col(_) => Step::Col(merged),
         Step::MatMul(m) => Step::MatMul(Box::new(crate::MatMul { epilogue: merged, ..(**m).clone() })),
-        Step::ScatterAdd(_) => return None,
+        Step::Conv(c) => Step::Conv(Box::new(crate::Conv { epilogue: merged, ..(**c).clone() })),
+        Step::Window(_) | Step::ScatterAdd(_) => return None,
     })
 }
 

@@ -20,7 +20,8 @@ pub use backend::{Backend, Bindings, Executable, RunError, Scalars, UnsupportedO
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use memory::{ALIGNMENT, Memory, OutOfMemory};
 pub use program::{
-    Buffer, BufferId, Entries, Entry, Instruction, Loop, MatMul, Place, PlaneId, Program, ScatterAdd, Step,
+    Buffer, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Place, PlaneId, Program, ScatterAdd,
+    Step, Window,
 };
 pub use reference::Reference;
 pub use schedule::{

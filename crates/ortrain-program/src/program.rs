@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ortrain_expr::{Access, DType, Dims, Nest};
+use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, WindowPass, WindowShape};
 
 /// A buffer of a [`Program`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,6 +134,36 @@ pub struct MatMul {
     pub epilogue: Loop,
 }
 
+/// Convolution, or the gradient of one, with an epilogue.
+///
+/// Sums are accumulated in `f32` for narrow floats. The epilogue is a map over the dimensions of the result
+/// ([`ConvShape::operands`]) whose load 0 is the result before it (so `reads[0]` of the epilogue is not used).
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// What is computed, and the sizes.
+    pub shape: ConvShape,
+    /// Operand A, row-major.
+    pub a: BufferId,
+    /// Operand B, row-major.
+    pub b: BufferId,
+    /// What becomes of the result.
+    pub epilogue: Loop,
+}
+
+/// Pooling, or the gradient of one.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// What is computed, and the sizes.
+    pub shape: WindowShape,
+    /// What is read, row-major.
+    pub source: BufferId,
+    /// Positions of the maxima, `I64`, one for each output element: written by the maximum if asked for, read by its
+    /// gradient, absent for sums.
+    pub index: Option<BufferId>,
+    /// What is written, row-major, of the source's type.
+    pub target: BufferId,
+}
+
 /// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`.
 ///
 /// Indices count from the end where negative; those outside contribute nothing (whoever emits the instruction has
@@ -168,6 +198,10 @@ pub enum Step {
     Col(Loop),
     /// Matrix product with an epilogue.
     MatMul(Box<MatMul>),
+    /// Convolution with an epilogue.
+    Conv(Box<Conv>),
+    /// Pooling.
+    Window(Window),
     /// Sums at given rows.
     ScatterAdd(ScatterAdd),
 }
@@ -181,6 +215,8 @@ impl Step {
             Step::Row(_) => "Row",
             Step::Col(_) => "Col",
             Step::MatMul(_) => "MatMul",
+            Step::Conv(_) => "Conv",
+            Step::Window(_) => "Window",
             Step::ScatterAdd(_) => "ScatterAdd",
         }
     }
@@ -191,6 +227,11 @@ impl Step {
         match self {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => l.reads.clone(),
             Step::MatMul(m) => [m.a, m.b].into_iter().chain(m.epilogue.reads[1..].iter().copied()).collect(),
+            Step::Conv(c) => [c.a, c.b].into_iter().chain(c.epilogue.reads[1..].iter().copied()).collect(),
+            Step::Window(w) => match w.shape.pass {
+                WindowPass::MaxGradient => [w.source].into_iter().chain(w.index).collect(),
+                WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => vec![w.source],
+            },
             Step::ScatterAdd(s) => vec![s.source, s.index, s.target],
         }
     }
@@ -201,6 +242,11 @@ impl Step {
         match self {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => l.writes.clone(),
             Step::MatMul(m) => m.epilogue.writes.clone(),
+            Step::Conv(c) => c.epilogue.writes.clone(),
+            Step::Window(w) => match w.shape.pass {
+                WindowPass::Max => [w.target].into_iter().chain(w.index).collect(),
+                WindowPass::MaxGradient | WindowPass::Sum | WindowPass::SumGradient => vec![w.target],
+            },
             Step::ScatterAdd(s) => vec![s.target],
         }
     }
@@ -211,7 +257,8 @@ impl Step {
         match self {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => Some(&l.nest),
             Step::MatMul(m) => Some(&m.epilogue.nest),
-            Step::ScatterAdd(_) => None,
+            Step::Conv(c) => Some(&c.epilogue.nest),
+            Step::Window(_) | Step::ScatterAdd(_) => None,
         }
     }
 
@@ -220,6 +267,7 @@ impl Step {
     pub fn is_empty(&self) -> bool {
         match self {
             Step::ScatterAdd(s) => s.outer * s.count * s.inner == 0,
+            Step::Window(w) => w.shape.operands()[1] == 0,
             _ => self.nest().is_some_and(|nest| nest.outer_dims().contains(&0)),
         }
     }
@@ -331,6 +379,14 @@ impl fmt::Display for Program {
                     write!(f, "  {:?} over {:?}", l.nest.outer_dims(), l.nest.inner_dims())?;
                 }
                 Step::MatMul(m) => write!(f, "  {:?} {}x{}x{}", m.batch.as_slice(), m.m, m.n, m.k)?,
+                Step::Conv(c) => {
+                    let [a, b, _] = c.shape.operands();
+                    write!(f, "  {:?} {:?} x {:?}", c.shape.pass, a.as_slice(), b.as_slice())?;
+                }
+                Step::Window(w) => {
+                    let cells: Vec<usize> = w.shape.axes.iter().map(|axis| axis.kernel).collect();
+                    write!(f, "  {:?} {} planes, window {cells:?}", w.shape.pass, w.shape.planes)?;
+                }
                 Step::ScatterAdd(s) => write!(f, "  {}x{}x{} rows {}", s.outer, s.count, s.inner, s.rows)?,
             }
             writeln!(f, "  # {}", instruction.node)?;

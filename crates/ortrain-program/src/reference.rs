@@ -3,11 +3,14 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, DType, Evaluation, Mode, Nest, OutOfRange, ReduceOp, RunScalar, Scalar, Type};
+use ortrain_expr::{
+    Access, ConvPass, ConvShape, DType, Evaluation, Mode, Nest, OutOfRange, ReduceOp, RunScalar, Scalar,
+    SlidingAxis, Type, WindowPass, WindowShape,
+};
 
 use crate::{
-    Backend, Bindings, Buffer, BufferId, Entry, Executable, Loop, MatMul, OutOfMemory, Place, Program,
-    RunError, Scalars, ScatterAdd, Step, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Buffer, BufferId, Conv, Entry, Executable, Loop, MatMul, OutOfMemory, Place, Program,
+    RunError, Scalars, ScatterAdd, Step, UnsupportedOnBackend, Window, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -184,6 +187,11 @@ impl Evaluation for Point<'_> {
     }
 }
 
+/// The position of an index in a row-major tensor.
+fn flat(dims: &[usize], index: &[usize]) -> usize {
+    dims.iter().zip(index).fold(0, |position, (&dim, &i)| position * dim + i)
+}
+
 /// Advances a row-major index; false after the last.
 fn advance(index: &mut [usize], dims: &[usize]) -> bool {
     for axis in (0..dims.len()).rev() {
@@ -238,6 +246,11 @@ impl<'a> Run<'a> {
             let outcome = match &instruction.step {
                 Step::Map(l) | Step::Row(l) | Step::Col(l) => self.nest(l, |_, _| None),
                 Step::MatMul(m) => self.matmul(m),
+                Step::Conv(c) => self.conv(c),
+                Step::Window(w) => {
+                    self.window(w);
+                    Ok(())
+                }
                 Step::ScatterAdd(s) => {
                     self.scatter(s);
                     Ok(())
@@ -374,6 +387,121 @@ impl<'a> Run<'a> {
             Some(total)
         };
         self.nest(&m.epilogue, product)
+    }
+
+    fn conv(&mut self, c: &Conv) -> Result<(), OutOfRange> {
+        let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = c.shape;
+        let ty = match Type::of(self.program.buffer(c.a).dtype) {
+            Type::F32 if self.mode == Mode::Widened => Type::F64,
+            ty => ty,
+        };
+        let [a_dims, b_dims, dims] = c.shape.operands();
+        let (a, b) = (&self.buffers[c.a.0 as usize], &self.buffers[c.b.0 as usize]);
+        let mut sums = vec![Scalar::from_f64(ty, 0.0); dims.iter().product()];
+        let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
+        let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));
+        // Every product of an input element and a filter element that the definition names, once.
+        let space: Vec<usize> = [batch, groups, channels_in, channels_out]
+            .into_iter()
+            .chain(outputs.iter().chain(&kernels).copied())
+            .collect();
+        let mut index = vec![0; space.len()];
+        let (mut input, mut output, mut filter) = (a_dims.to_vec(), a_dims.to_vec(), a_dims.to_vec());
+        while !space.contains(&0) {
+            let [n, g, i, m] = [index[0], index[1], index[2], index[3]];
+            let (at, cell) = index[4..].split_at(axes.len());
+            (input[0], input[1]) = (n, g * channels_in + i);
+            (output[0], output[1]) = (n, g * channels_out + m);
+            (filter[0], filter[1]) = (g * channels_out + m, i);
+            output[2..].copy_from_slice(at);
+            filter[2..].copy_from_slice(cell);
+            let positions = axes.iter().zip(at).zip(cell).map(|((axis, &o), &k)| axis.input_at(o, k));
+            if let Some(positions) = positions.collect::<Option<Vec<_>>>() {
+                input[2..].copy_from_slice(&positions);
+                let (x, y, to) = match pass {
+                    ConvPass::Output => (&input, &filter, &output),
+                    ConvPass::InputGradient => (&output, &filter, &input),
+                    ConvPass::FilterGradient => (&output, &input, &filter),
+                };
+                let [x, y] = [a[flat(&a_dims, x)], b[flat(&b_dims, y)]].map(|factor| factor.convert(ty));
+                let total = &mut sums[flat(&dims, to)];
+                *total = combine(ReduceOp::Sum, *total, Scalar::binary(ortrain_expr::BinaryOp::Mul, x, y));
+            }
+            if !advance(&mut index, &space) {
+                break;
+            }
+        }
+        self.nest(&c.epilogue, |_, index| Some(sums[flat(&dims, index)]))
+    }
+
+    fn window(&mut self, w: &Window) {
+        let WindowShape { pass, planes, ref axes } = w.shape;
+        let dtype = self.program.buffer(w.target).dtype;
+        let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
+        let (inputs, outputs) = (sizes(|axis| axis.input), sizes(|axis| axis.output));
+        let kernels = sizes(|axis| axis.kernel);
+        let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
+        let ty = match Type::of(dtype) {
+            Type::F32 if self.mode == Mode::Widened => Type::F64,
+            ty => ty,
+        };
+        let start =
+            if pass == WindowPass::Max { neutral(ReduceOp::Max, ty) } else { Scalar::from_f64(ty, 0.0) };
+        let mut target = vec![start; w.shape.operands()[1]];
+        let mut index: Vec<i64> = match (pass, w.index) {
+            (WindowPass::MaxGradient, Some(id)) => {
+                self.buffers[id.0 as usize].iter().map(|position| position.to_i64()).collect()
+            }
+            _ => (0..planes * per_output).map(|o| (o / per_output * per_input) as i64).collect(),
+        };
+        let source = &self.buffers[w.source.0 as usize];
+        for plane in 0..planes {
+            let mut at = vec![0; axes.len()];
+            for o in plane * per_output..(plane + 1) * per_output {
+                if pass == WindowPass::MaxGradient {
+                    let within = usize::try_from(index[o]).ok().filter(|&i| i / per_input.max(1) == plane);
+                    if let Some(i) = within {
+                        target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
+                    }
+                } else {
+                    let mut cell = vec![0; axes.len()];
+                    let mut found = false;
+                    while !kernels.contains(&0) {
+                        let places =
+                            axes.iter().zip(&at).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
+                        if let Some(position) = places.collect::<Option<Vec<_>>>() {
+                            let i = plane * per_input + flat(&inputs, &position);
+                            match pass {
+                                WindowPass::Max => {
+                                    let (old, new) = (target[o], source[i].convert(ty));
+                                    let larger = combine(ReduceOp::Max, old, new);
+                                    let nan = |value: Scalar| value.to_f64().is_nan();
+                                    if !found || (!nan(old) && (nan(new) || larger != old)) {
+                                        (target[o], index[o], found) = (new, i as i64, true);
+                                    }
+                                }
+                                WindowPass::Sum => {
+                                    target[o] = combine(ReduceOp::Sum, target[o], source[i].convert(ty));
+                                }
+                                WindowPass::SumGradient => {
+                                    target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
+                                }
+                                WindowPass::MaxGradient => unreachable!("has no windows"),
+                            }
+                        }
+                        if !advance(&mut cell, &kernels) {
+                            break;
+                        }
+                    }
+                }
+                advance(&mut at, &outputs);
+            }
+        }
+        let target = target.into_iter().map(|value| stored(value, dtype, self.mode)).collect();
+        self.buffers[w.target.0 as usize] = target;
+        if let (WindowPass::Max, Some(id)) = (pass, w.index) {
+            self.buffers[id.0 as usize] = index.into_iter().map(Scalar::I64).collect();
+        }
     }
 
     fn scatter(&mut self, s: &ScatterAdd) {

@@ -1,0 +1,241 @@
+//! The geometry of convolutions and pooling: windows that slide along axes.
+
+use smallvec::SmallVec;
+
+use crate::Dims;
+
+/// An axis that a window slides along.
+///
+/// Cell `k` of the window at output position `o` lies over input position `o * stride + k * dilation - before`. What
+/// lies outside `0..input` is padding; how much of it there is behind the input follows from `output`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingAxis {
+    /// Number of input positions.
+    pub input: usize,
+    /// Number of output positions.
+    pub output: usize,
+    /// Number of cells of the window.
+    pub kernel: usize,
+    /// Input positions from one output position to the next; at least 1.
+    pub stride: usize,
+    /// Input positions from one cell to the next; at least 1.
+    pub dilation: usize,
+    /// Padding before the first input position. Negative: so many input positions are skipped.
+    pub before: isize,
+}
+
+impl SlidingAxis {
+    /// The input position under cell `k` of the window at output position `o`; `None` in the padding.
+    #[must_use]
+    pub fn input_at(&self, o: usize, k: usize) -> Option<usize> {
+        let at = (o * self.stride + k * self.dilation) as isize - self.before;
+        usize::try_from(at).ok().filter(|&at| at < self.input)
+    }
+
+    /// What is wrong with it, if anything.
+    fn fault(&self) -> Option<String> {
+        if self.stride == 0 || self.dilation == 0 {
+            return Some(format!("a stride of {} and a dilation of {}", self.stride, self.dilation));
+        }
+        let far = self
+            .output
+            .checked_mul(self.stride)
+            .and_then(|o| o.checked_add(self.kernel.checked_mul(self.dilation)?))
+            .and_then(|far| far.checked_add(self.before.unsigned_abs()))
+            .and_then(|far| far.checked_add(self.input));
+        match far {
+            Some(far) if isize::try_from(far).is_ok() => None,
+            _ => Some("window positions that are too large to count".to_owned()),
+        }
+    }
+}
+
+/// Axes that a window slides along, outermost first.
+pub type SlidingAxes = SmallVec<[SlidingAxis; 3]>;
+
+/// Which of the three tensors of a convolution is computed from the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConvPass {
+    /// The output from the input (A) and the filter (B).
+    Output,
+    /// The gradient of the input from that of the output (A) and the filter (B). Also what a transposed convolution
+    /// computes.
+    InputGradient,
+    /// The gradient of the filter from that of the output (A) and the input (B).
+    FilterGradient,
+}
+
+/// The sizes of a convolution.
+///
+/// All tensors are row-major: the input `[batch, groups * channels_in, inputs..]`, the output
+/// `[batch, groups * channels_out, outputs..]`, the filter `[groups * channels_out, channels_in, kernels..]`, with
+///
+/// `output[n, g*M + m, o] = sum over c, k of input[n, g*C + c, position(o, k)] * filter[g*M + m, c, k]`
+///
+/// where `C = channels_in`, `M = channels_out`, and padding is zero.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ConvShape {
+    /// What is computed.
+    pub pass: ConvPass,
+    /// Number of images.
+    pub batch: usize,
+    /// Number of groups of channels.
+    pub groups: usize,
+    /// Input channels of a group.
+    pub channels_in: usize,
+    /// Output channels of a group.
+    pub channels_out: usize,
+    /// The spatial axes.
+    pub axes: SlidingAxes,
+}
+
+impl ConvShape {
+    fn dims(&self, lead: [usize; 2], size: impl Fn(&SlidingAxis) -> usize) -> Dims {
+        lead.into_iter().chain(self.axes.iter().map(size)).collect()
+    }
+
+    /// The shape of the input.
+    #[must_use]
+    pub fn input_dims(&self) -> Dims {
+        self.dims([self.batch, self.groups * self.channels_in], |axis| axis.input)
+    }
+
+    /// The shape of the output.
+    #[must_use]
+    pub fn output_dims(&self) -> Dims {
+        self.dims([self.batch, self.groups * self.channels_out], |axis| axis.output)
+    }
+
+    /// The shape of the filter.
+    #[must_use]
+    pub fn filter_dims(&self) -> Dims {
+        self.dims([self.groups * self.channels_out, self.channels_in], |axis| axis.kernel)
+    }
+
+    /// The shapes of A, B and the result.
+    #[must_use]
+    pub fn operands(&self) -> [Dims; 3] {
+        let (input, output, filter) = (self.input_dims(), self.output_dims(), self.filter_dims());
+        match self.pass {
+            ConvPass::Output => [input, filter, output],
+            ConvPass::InputGradient => [output, filter, input],
+            ConvPass::FilterGradient => [output, input, filter],
+        }
+    }
+
+    /// What is wrong with it, if anything: sizes or positions that cannot be counted.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        let channels = [self.channels_in, self.channels_out].map(|c| self.groups.checked_mul(c));
+        if channels.contains(&None) {
+            return Some("channels that are too many to count".to_owned());
+        }
+        let too_large = |dims: &Dims| dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none();
+        if self.operands().iter().any(too_large) {
+            return Some("tensors that are too large to count".to_owned());
+        }
+        self.axes.iter().find_map(SlidingAxis::fault)
+    }
+}
+
+/// What is computed of the elements under a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowPass {
+    /// The largest element, NaN before all, and if asked for its position. Padding never wins; of a window that
+    /// covers nothing but padding the result is the least value, and the position that of the plane's start.
+    Max,
+    /// The gradient of [`WindowPass::Max`] from that of its result and the positions: what arrives at each position,
+    /// added in the order of the output. Positions outside their plane receive nothing.
+    MaxGradient,
+    /// The sum of the elements; padding is zero.
+    Sum,
+    /// The gradient of [`WindowPass::Sum`]: for each input position the sum over the windows that cover it.
+    SumGradient,
+}
+
+/// The sizes of a pooling: `planes` independent planes of the spatial axes.
+///
+/// Positions of maxima are those in the whole tensor `[planes, inputs..]`, row-major, as `I64`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WindowShape {
+    /// What is computed.
+    pub pass: WindowPass,
+    /// Number of planes.
+    pub planes: usize,
+    /// The spatial axes.
+    pub axes: SlidingAxes,
+}
+
+impl WindowShape {
+    /// Elements of a plane on the side of the input.
+    #[must_use]
+    pub fn inputs(&self) -> usize {
+        self.axes.iter().map(|axis| axis.input).product()
+    }
+
+    /// Elements of a plane on the side of the output.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        self.axes.iter().map(|axis| axis.output).product()
+    }
+
+    /// Elements of what is read and of what is written, over all planes.
+    #[must_use]
+    pub fn operands(&self) -> [usize; 2] {
+        let (inputs, outputs) = (self.planes * self.inputs(), self.planes * self.outputs());
+        match self.pass {
+            WindowPass::Max | WindowPass::Sum => [inputs, outputs],
+            WindowPass::MaxGradient | WindowPass::SumGradient => [outputs, inputs],
+        }
+    }
+
+    /// What is wrong with it, if anything: sizes or positions that cannot be counted.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        let count = |size: fn(&SlidingAxis) -> usize| {
+            self.axes.iter().try_fold(self.planes, |n, axis| n.checked_mul(size(axis)))
+        };
+        if count(|axis| axis.input).is_none() || count(|axis| axis.output).is_none() {
+            return Some("tensors that are too large to count".to_owned());
+        }
+        self.axes.iter().find_map(SlidingAxis::fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AXIS: SlidingAxis =
+        SlidingAxis { input: 5, output: 3, kernel: 3, stride: 2, dilation: 1, before: 1 };
+
+    #[test]
+    fn positions_in_the_padding_are_none() {
+        assert_eq!(AXIS.input_at(0, 0), None);
+        assert_eq!(AXIS.input_at(0, 1), Some(0));
+        assert_eq!(AXIS.input_at(2, 1), Some(4));
+        assert_eq!(AXIS.input_at(2, 2), None);
+        let cropped = SlidingAxis { before: -2, ..AXIS };
+        assert_eq!(cropped.input_at(0, 0), Some(2));
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_faults() {
+        let shape = |axis| ConvShape {
+            pass: ConvPass::Output,
+            batch: 1,
+            groups: 1,
+            channels_in: 1,
+            channels_out: 1,
+            axes: [axis].into_iter().collect(),
+        };
+        assert_eq!(shape(AXIS).fault(), None);
+        assert!(shape(SlidingAxis { dilation: usize::MAX / 2, ..AXIS }).fault().is_some());
+        assert!(shape(SlidingAxis { stride: 0, ..AXIS }).fault().is_some());
+        assert!(ConvShape { batch: usize::MAX, ..shape(AXIS) }.fault().is_some());
+        let window =
+            |axis| WindowShape { pass: WindowPass::Max, planes: 2, axes: [axis].into_iter().collect() };
+        assert_eq!(window(AXIS).fault(), None);
+        assert!(window(SlidingAxis { input: usize::MAX, ..AXIS }).fault().is_some());
+    }
+}
