@@ -1,0 +1,335 @@
+//! The attributes that convolutions and poolings share: how a window slides along the spatial axes.
+//!
+//! Sources: ONNX Conv-22, ConvTranspose-22, MaxPool-22, AveragePool-22, LpPool-22. `auto_pad` becomes explicit padding
+//! from the sizes of the run at hand; with `SAME_UPPER` the odd one goes behind the input, with `SAME_LOWER` before it.
+//! Dilations count when padding is chosen. Where `auto_pad` chooses it, `pads` is ignored, as ONNX Runtime does. With
+//! `ceil_mode` a last window may hang over the end, but must start inside the input or its padding in front (ONNX since
+//! 1.16).
+
+use ortrain_expr::{SlidingAxes, SlidingAxis};
+use ortrain_graph::{Attrs, Dim, Shape};
+
+use crate::OpError;
+
+/// Who chooses the padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AutoPad {
+    /// The attribute `pads`.
+    NotSet,
+    /// Nobody: there is none.
+    Valid,
+    /// So many that there is an output for each stride, the odd one behind the input.
+    SameUpper,
+    /// The same, the odd one before the input.
+    SameLower,
+}
+
+/// How a window slides along the spatial axes, as the attributes say it.
+#[derive(Clone, Debug)]
+pub(crate) struct Sliding {
+    /// The attribute `kernel_shape`.
+    pub(crate) kernel: Option<Vec<i64>>,
+    /// The attribute `strides`; absent stands for ones.
+    pub(crate) strides: Option<Vec<i64>>,
+    /// The attribute `dilations`; absent stands for ones.
+    pub(crate) dilations: Option<Vec<i64>>,
+    /// The attribute `pads`: before each axis, then behind each; absent stands for zeros.
+    pub(crate) pads: Option<Vec<i64>>,
+    /// The attribute `auto_pad`.
+    pub(crate) auto_pad: AutoPad,
+    /// The attribute `ceil_mode`.
+    pub(crate) ceil: bool,
+}
+
+impl Sliding {
+    /// Reads the attributes. Values are checked here, lengths when the number of axes is known ([`Sliding::check`]).
+    ///
+    /// # Errors
+    /// Sizes and steps below 1, negative padding, an unknown `auto_pad`, attributes of the wrong kind.
+    pub(crate) fn read(attrs: &Attrs) -> Result<Sliding, OpError> {
+        let list = |name: &str, least: i64| -> Result<Option<Vec<i64>>, OpError> {
+            let Some(values) = attrs.ints(name)? else { return Ok(None) };
+            if values.iter().any(|&value| value < least) {
+                return Err(OpError::invalid(format!("{name} {values:?}: {least} is the least")));
+            }
+            Ok(Some(values.to_vec()))
+        };
+        let auto_pad = match attrs.string("auto_pad")?.unwrap_or("NOTSET") {
+            "NOTSET" | "" => AutoPad::NotSet,
+            "VALID" => AutoPad::Valid,
+            "SAME_UPPER" => AutoPad::SameUpper,
+            "SAME_LOWER" => AutoPad::SameLower,
+            other => {
+                return Err(OpError::invalid(format!(
+                    "auto_pad {other:?} is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER"
+                )));
+            }
+        };
+        Ok(Sliding {
+            kernel: list("kernel_shape", 1)?,
+            strides: list("strides", 1)?,
+            dilations: list("dilations", 1)?,
+            pads: list("pads", 0)?,
+            auto_pad,
+            ceil: attrs.int("ceil_mode")?.unwrap_or(0) != 0,
+        })
+    }
+
+    /// Checks that every list is as long as the number of spatial axes of an input of shape `shape` asks.
+    ///
+    /// # Errors
+    /// When there is no spatial axis, or a list is longer or shorter.
+    pub(crate) fn check(&self, shape: &Shape) -> Result<(), OpError> {
+        let Some(axes) = shape.rank().checked_sub(2).filter(|&axes| axes > 0) else {
+            return Err(OpError::invalid(format!(
+                "an input of shape {shape}; batch, channels and at least one spatial axis are needed"
+            )));
+        };
+        let lists = [
+            ("kernel_shape", &self.kernel, axes),
+            ("strides", &self.strides, axes),
+            ("dilations", &self.dilations, axes),
+            ("pads", &self.pads, 2 * axes),
+        ];
+        for (name, list, needed) in lists {
+            if let Some(list) = list.as_ref().filter(|list| list.len() != needed) {
+                return Err(OpError::invalid(format!(
+                    "{name} {list:?} for an input of shape {shape}, whose {axes} spatial axes need {needed}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The stride along spatial axis `k`.
+    pub(crate) fn stride(&self, k: usize) -> i64 {
+        self.strides.as_ref().map_or(1, |list| list[k])
+    }
+
+    /// The dilation along spatial axis `k`.
+    pub(crate) fn dilation(&self, k: usize) -> i64 {
+        self.dilations.as_ref().map_or(1, |list| list[k])
+    }
+
+    /// Explicit padding of spatial axis `k`, before and behind, of `axes`; zeros where `auto_pad` chooses.
+    pub(crate) fn padding(&self, k: usize, axes: usize) -> (i64, i64) {
+        match (&self.pads, self.auto_pad) {
+            (Some(pads), AutoPad::NotSet) => (pads[k], pads[k + axes]),
+            _ => (0, 0),
+        }
+    }
+
+    /// Spatial axis `k` of `axes` with all its sizes: the window has `kernel` cells, the input `input` positions.
+    ///
+    /// # Errors
+    /// When the window does not fit the padded input, or sizes cannot be counted.
+    pub(crate) fn axis(
+        &self,
+        (k, axes): (usize, usize),
+        kernel: usize,
+        input: usize,
+    ) -> Result<SlidingAxis, OpError> {
+        // Each is below 2^63, so that nothing here overflows.
+        let (stride, dilation) = (i128::from(self.stride(k)), i128::from(self.dilation(k)));
+        let (size, cells) = (input as i128, kernel as i128);
+        let (mut before, behind) = {
+            let (before, behind) = self.padding(k, axes);
+            (i128::from(before), i128::from(behind))
+        };
+        let reach = (cells - 1) * dilation + 1;
+        let output = match self.auto_pad {
+            AutoPad::SameUpper | AutoPad::SameLower => {
+                let output = (size + stride - 1) / stride;
+                let padding = ((output - 1) * stride + reach - size).max(0);
+                before = if self.auto_pad == AutoPad::SameUpper { padding / 2 } else { (padding + 1) / 2 };
+                output
+            }
+            AutoPad::NotSet | AutoPad::Valid => {
+                let room = size + before + behind - reach;
+                let mut steps = room.div_euclid(stride);
+                if self.ceil && room.rem_euclid(stride) != 0 && (steps + 1) * stride < size + before {
+                    steps += 1;
+                }
+                if steps < 0 {
+                    let dilated =
+                        if dilation > 1 { format!(", dilated by {dilation},") } else { String::new() };
+                    return Err(OpError::invalid(format!(
+                        "along spatial axis {k} a window of {kernel}{dilated} does not fit {input} with padding of \
+                         {before} before and {behind} behind"
+                    )));
+                }
+                steps + 1
+            }
+        };
+        let far = output * stride + cells * dilation + before + behind + size;
+        let number = |value: i128| usize::try_from(value).ok();
+        match (isize::try_from(far).is_ok(), number(output), number(stride), number(dilation)) {
+            (true, Some(output), Some(stride), Some(dilation)) => {
+                Ok(SlidingAxis { input, output, kernel, stride, dilation, before: before as isize })
+            }
+            _ => Err(OpError::invalid(format!(
+                "along spatial axis {k} positions are too large to count: {input} with padding of {before} before and \
+                 {behind} behind, a window of {kernel} with stride {stride} and dilation {dilation}"
+            ))),
+        }
+    }
+
+    /// All spatial axes with their sizes: windows of `kernel` cells over an input of shape `dims`, which includes batch
+    /// and channels. [`Sliding::check`] has passed.
+    ///
+    /// # Errors
+    /// As [`Sliding::axis`].
+    pub(crate) fn axes(&self, kernel: &[usize], dims: &[usize]) -> Result<SlidingAxes, OpError> {
+        let count = kernel.len();
+        (0..count).map(|k| self.axis((k, count), kernel[k], dims[k + 2])).collect()
+    }
+
+    /// The sizes of the output's spatial axes. `unknown` names the size of an axis (counted with batch and channels)
+    /// that cannot be told: where a size is not a number, only windows that keep every size can be.
+    /// [`Sliding::check`] has passed.
+    ///
+    /// # Errors
+    /// As [`Sliding::axis`].
+    pub(crate) fn outputs(
+        &self,
+        kernel: &[Dim],
+        shape: &Shape,
+        unknown: impl Fn(usize) -> Dim,
+    ) -> Result<Vec<Dim>, OpError> {
+        let count = kernel.len();
+        let size = |k: usize| -> Result<Dim, OpError> {
+            let dim = &shape[k + 2];
+            match (&kernel[k], dim) {
+                (Dim::Known(kernel), Dim::Known(input)) => {
+                    Ok(Dim::Known(self.axis((k, count), *kernel, *input)?.output))
+                }
+                (kernel, _) if self.keeps_sizes(k, count, kernel) => Ok(dim.clone()),
+                _ => Ok(unknown(k + 2)),
+            }
+        };
+        (0..count).map(size).collect()
+    }
+
+    /// Whether there are as many output positions as input positions along an axis, however many those are.
+    fn keeps_sizes(&self, k: usize, count: usize, kernel: &Dim) -> bool {
+        if self.stride(k) != 1 {
+            return false;
+        }
+        match (self.auto_pad, kernel) {
+            (AutoPad::SameUpper | AutoPad::SameLower, _) => true,
+            (_, Dim::Known(kernel)) => {
+                let (before, behind) = self.padding(k, count);
+                let reach = (*kernel as i128 - 1) * i128::from(self.dilation(k));
+                i128::from(before) + i128::from(behind) == reach
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ints(name: &str, values: &[i64]) -> Attrs {
+        Attrs::new().with(name, values)
+    }
+
+    fn axis(attrs: &Attrs, kernel: usize, input: usize) -> Result<SlidingAxis, String> {
+        let sliding = Sliding::read(attrs).map_err(|error| error.to_string())?;
+        sliding.axis((0, 1), kernel, input).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn padding_that_keeps_a_position_per_stride() {
+        let attrs = ints("strides", &[2]);
+        for (mode, before) in [("SAME_UPPER", 0), ("SAME_LOWER", 1)] {
+            let found = axis(&attrs.clone().with("auto_pad", mode), 3, 6).expect("it fits");
+            assert_eq!((found.output, found.before), (3, before), "{mode}");
+        }
+        // The dilated window reaches over five positions.
+        let attrs = ints("dilations", &[2]).with("auto_pad", "SAME_UPPER");
+        let found = axis(&attrs, 3, 4).expect("it fits");
+        assert_eq!((found.output, found.before), (4, 2));
+        // A stride longer than the window needs no padding.
+        let attrs = ints("strides", &[3]).with("auto_pad", "SAME_LOWER");
+        let found = axis(&attrs, 1, 5).expect("it fits");
+        assert_eq!((found.output, found.before), (2, 0));
+        // Padding that is given beside it does not count.
+        let found = axis(&ints("pads", &[9, 9]).with("auto_pad", "VALID"), 3, 6).expect("it fits");
+        assert_eq!((found.output, found.before), (4, 0));
+    }
+
+    #[test]
+    fn a_last_window_may_hang_over_the_end() {
+        for (ceil, pads, input, output) in [
+            (0, [0, 0], 4, 1),
+            (1, [0, 0], 4, 2),
+            (1, [0, 0], 2, 1),
+            (0, [1, 1], 4, 2),
+            // It would start in the padding behind the input.
+            (1, [0, 2], 2, 1),
+            (1, [1, 1], 3, 2),
+            (0, [1, 1], 3, 2),
+        ] {
+            let attrs = ints("pads", &pads).with("strides", &[2i64][..]).with("ceil_mode", i64::from(ceil));
+            let found = axis(&attrs, 3, input).expect("it fits");
+            assert_eq!(found.output, output, "ceil_mode {ceil}, pads {pads:?}, input {input}");
+        }
+    }
+
+    #[test]
+    fn bad_attributes_are_refused() {
+        for (attrs, needle) in [
+            (ints("strides", &[0]), "strides [0]: 1 is the least"),
+            (ints("strides", &[-2]), "strides [-2]: 1 is the least"),
+            (ints("dilations", &[0]), "dilations [0]: 1 is the least"),
+            (ints("kernel_shape", &[0]), "kernel_shape [0]: 1 is the least"),
+            (ints("pads", &[0, -1]), "pads [0, -1]: 0 is the least"),
+            (Attrs::new().with("auto_pad", "SAME"), "auto_pad \"SAME\" is not one of"),
+            (ints("dilations", &[i64::MAX]), "does not fit 4 with padding of 0 before and 0 behind"),
+            (ints("dilations", &[i64::MAX]).with("auto_pad", "SAME_UPPER"), "too large to count"),
+            (ints("pads", &[i64::MAX, i64::MAX]), "too large to count"),
+        ] {
+            let message = axis(&attrs, 5, 4).expect_err("refused");
+            assert!(message.contains(needle), "{message}");
+        }
+        let message = axis(&Attrs::new(), 2, 1).expect_err("refused");
+        assert_eq!(
+            message,
+            "along spatial axis 0 a window of 2 does not fit 1 with padding of 0 before and 0 behind"
+        );
+    }
+
+    #[test]
+    fn lists_fit_the_rank() {
+        let two = Shape::known(&[1, 1, 4, 4]);
+        for name in ["kernel_shape", "strides", "dilations", "pads"] {
+            let sliding = Sliding::read(&ints(name, &[1])).expect("right values");
+            let message = sliding.check(&two).expect_err("one is too few").to_string();
+            assert!(
+                message.starts_with(&format!("{name} [1] for an input of shape [1, 1, 4, 4]")),
+                "{message}"
+            );
+        }
+        let sliding = Sliding::read(&Attrs::new()).expect("nothing is wrong");
+        sliding.check(&two).expect("two spatial axes");
+        sliding.check(&Shape::known(&[1, 4])).expect_err("no spatial axis");
+    }
+
+    #[test]
+    fn sizes_that_are_not_numbers() {
+        let shape: Shape =
+            [Dim::symbol("N"), Dim::Known(3), Dim::symbol("H"), Dim::Known(5)].into_iter().collect();
+        let outputs = |attrs: Attrs, kernel: usize| {
+            let sliding = Sliding::read(&attrs).expect("right values");
+            let kernel = [Dim::Known(kernel), Dim::Known(kernel)];
+            sliding.outputs(&kernel, &shape, |axis| Dim::symbol(&format!("?{axis}"))).expect("it fits")
+        };
+        assert_eq!(outputs(ints("pads", &[1, 0, 1, 0]), 3), [Dim::symbol("H"), Dim::Known(3)]);
+        assert_eq!(outputs(Attrs::new(), 3), [Dim::symbol("?2"), Dim::Known(3)]);
+        let same = Attrs::new().with("auto_pad", "SAME_UPPER");
+        assert_eq!(outputs(same.clone(), 2), [Dim::symbol("H"), Dim::Known(5)]);
+        assert_eq!(outputs(same.with("strides", &[2i64, 2][..]), 2), [Dim::symbol("?2"), Dim::Known(3)]);
+    }
+}
