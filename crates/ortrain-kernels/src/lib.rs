@@ -6,6 +6,7 @@
 //! - [`GemmKernel`] multiplies matrices, with a nest over the finished product as its epilogue.
 //! - [`ScatterKernel`] adds rows into the rows that indices name.
 //! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
+//! - [`Limits`] are what the machine can do at most, measured.
 //! - [`vecmath`] states how exact the elementary functions are.
 //!
 //! # Contract of a run
@@ -19,6 +20,7 @@ compile_error!("registers and constants are laid out for little-endian machines"
 
 mod gemm;
 mod isa;
+pub mod limits;
 mod nest;
 mod pool;
 mod scatter;
@@ -28,6 +30,7 @@ mod views;
 
 pub use gemm::{GemmDesc, GemmKernel};
 pub use isa::Isa;
+pub use limits::Limits;
 pub use nest::{NestKernel, Order};
 pub use pool::Pool;
 pub use scatter::{ScatterDesc, ScatterKernel};

@@ -1,6 +1,12 @@
 //! AVX2 with fused multiply-add and half-precision conversion: x86-64 since 2013 (Intel) and 2015 (AMD).
 
-use super::{Level, Work};
+use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps};
+use std::hint::black_box;
+
+use super::{CHAINS, Level, Work};
+
+/// Floats of a register.
+pub(crate) const LANES: usize = 8;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2;
@@ -35,4 +41,21 @@ impl Level for Avx2 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn enter<W: Work>(work: W) -> W::Out {
     work.work::<Avx2>()
+}
+
+/// So many rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, each multiplied and added to once.
+///
+/// # Safety
+/// The machine must have AVX2, FMA and F16C.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn multiply_add(rounds: usize) {
+    let (x, y) = black_box((_mm256_set1_ps(0.5), _mm256_set1_ps(0.25)));
+    let mut sums = [x; CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm256_fmadd_ps(*sum, x, y);
+        }
+    }
+    black_box(sums);
 }

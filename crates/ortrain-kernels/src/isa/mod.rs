@@ -25,6 +25,9 @@ pub(crate) enum Kind {
     Avx2,
 }
 
+/// Sums that the `multiply_add` loops of the levels keep: more than the latency of a multiply-add times the units.
+pub(crate) const CHAINS: usize = 12;
+
 impl Isa {
     /// What every machine of the target has.
     pub const PORTABLE: Isa = Isa(Kind::Portable);

@@ -1,6 +1,11 @@
 //! The level of every machine: plain Rust, compiled for the target's baseline.
 
-use super::{Level, Work};
+use std::hint::black_box;
+
+use super::{CHAINS, Level, Work};
+
+/// Floats of a register.
+pub(crate) const LANES: usize = 4;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
@@ -38,6 +43,42 @@ impl Level for Portable {
 #[inline(never)]
 pub(crate) fn enter<W: Work>(work: W) -> W::Out {
     work.work::<Portable>()
+}
+
+/// So many rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, each multiplied and added to once.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn multiply_add(rounds: usize) {
+    use std::arch::x86_64::{_mm_add_ps, _mm_mul_ps, _mm_set1_ps};
+
+    #[target_feature(enable = "sse")]
+    fn burst(rounds: usize) {
+        let (x, y) = black_box((_mm_set1_ps(0.5), _mm_set1_ps(0.25)));
+        let mut sums = [x; CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = _mm_add_ps(_mm_mul_ps(*sum, x), y);
+            }
+        }
+        black_box(sums);
+    }
+    // SAFETY: every machine of the target has SSE.
+    unsafe { burst(rounds) }
+}
+
+/// So many rounds of multiply-adds on registers: [`CHAINS`] sums of [`LANES`] lanes, each multiplied and added to once.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(never)]
+pub(crate) fn multiply_add(rounds: usize) {
+    let (x, y) = black_box(([0.5f32; LANES], [0.25f32; LANES]));
+    let mut sums = [x; CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            for lane in 0..LANES {
+                sum[lane] = Portable::mul_add(sum[lane], x[lane], y[lane]);
+            }
+        }
+    }
+    black_box(sums);
 }
 
 #[cfg(test)]
