@@ -7,9 +7,9 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
-#[cfg(target_arch = "x86_64")]
-use crate::isa::avx2;
 use crate::isa::{CHAINS, Isa, Kind, Level, Work, portable};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::{avx2, avx512};
 use crate::pool::Pool;
 
 /// The limits of all threads of a pool together.
@@ -50,6 +50,9 @@ pub fn flops(isa: Isa, pool: &Pool) -> f64 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the token exists, so the machine has the level.
         Kind::Avx2 => (avx2::LANES, || unsafe { avx2::multiply_add(ROUNDS) }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Kind::Avx512 => (avx512::LANES, || unsafe { avx512::multiply_add(ROUNDS) }),
     };
     let work = (2 * ROUNDS * CHAINS * lanes * threads) as f64;
     work / best(|| pool.run(threads, threads, &|_, _| burst()))

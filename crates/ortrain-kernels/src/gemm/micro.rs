@@ -36,6 +36,8 @@ impl Real for f32 {
             Kind::Portable => super::portable::F32,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => super::avx2::F32,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => super::avx512::F32,
         }
     }
 
@@ -51,6 +53,8 @@ impl Real for f64 {
             Kind::Portable => super::portable::F64,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => super::avx2::F64,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => super::avx512::F64,
         }
     }
 

@@ -68,7 +68,9 @@ impl<S: Stored> Work for Pack<S> {
                 4 => self.panel::<4>(first, to),
                 6 => self.panel::<6>(first, to),
                 8 => self.panel::<8>(first, to),
+                14 => self.panel::<14>(first, to),
                 16 => self.panel::<16>(first, to),
+                32 => self.panel::<32>(first, to),
                 other => unreachable!("no micro-kernel has panels of {other} lines"),
             }
         }

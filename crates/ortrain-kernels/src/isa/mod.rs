@@ -4,11 +4,13 @@
 //! enters it through a small `#[target_feature]` shim, so that everything inlined into it is compiled for that level.
 //! An [`Isa`] can only be had for a level that this machine has: holding one is the proof.
 //!
-//! A new level is a file beside this one (`avx512.rs`, `neon.rs`) with its [`Level`] and its shim, and a line in each
+//! A new level is a file beside this one (`neon.rs`) with its [`Level`] and its shim, and a line in each
 //! `match` below.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
 pub(crate) mod portable;
 
 use std::fmt;
@@ -23,6 +25,8 @@ pub(crate) enum Kind {
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 /// Sums that the `multiply_add` loops of the levels keep: more than the latency of a multiply-add times the units.
@@ -32,8 +36,8 @@ impl Isa {
     /// What every machine of the target has.
     pub const PORTABLE: Isa = Isa(Kind::Portable);
 
-    /// The best level of this machine, capped by the environment variable `ORTRAIN_ISA` (`portable` or `avx2`;
-    /// other values are ignored). Decided once per process.
+    /// The best level of this machine, capped by the environment variable `ORTRAIN_ISA` (`portable`, `avx2`
+    /// or `avx512`; other values are ignored). Decided once per process.
     #[must_use]
     pub fn detect() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
@@ -58,6 +62,13 @@ impl Isa {
             && is_x86_feature_detected!("f16c")
         {
             levels.push(Isa(Kind::Avx2));
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                levels.push(Isa(Kind::Avx512));
+            }
         }
         levels
     }
@@ -69,6 +80,8 @@ impl Isa {
             Kind::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => "avx512",
         }
     }
 
@@ -84,6 +97,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token exists, so the machine has the features (see `available`).
             Kind::Avx2 => unsafe { avx2::enter(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::Avx512 => unsafe { avx512::enter(work) },
         }
     }
 }
@@ -127,10 +143,9 @@ mod tests {
     fn the_environment_caps_but_never_raises() {
         assert_eq!(Isa::capped(Some("portable")), Isa::PORTABLE);
         let best = *Isa::available().last().expect("there is always the portable level");
-        assert_eq!(
-            Isa::capped(Some("avx2")).name(),
-            if best.name() == "avx2" { "avx2" } else { best.name() }
-        );
+        for isa in Isa::available() {
+            assert_eq!(Isa::capped(Some(isa.name())), isa);
+        }
         assert_eq!(Isa::capped(Some("nonsense")), best);
         assert_eq!(Isa::capped(None), best);
     }
