@@ -5,6 +5,7 @@ use ortrain_expr::{Nest, OutOfRange};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::memory::width;
+use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Chain, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
 use crate::views::{Bases, Parts, RunScalars, Scratch};
 
@@ -83,7 +84,16 @@ impl NestKernel {
         let inner_axes: Vec<usize> = (kept..nest.dims.len()).collect();
         let outer: usize = nest.outer_dims().iter().product();
         let inner: usize = nest.inner_dims().iter().product();
-        let (tape, shape) = if nest.inner == 0 {
+        let (tape, shape) = if let Some(first) = rows_of_map(nest) {
+            // Rows that reduce nothing.
+            let (outside, along) = outer_axes.split_at(first);
+            let plan = Plan { nest, drive: Drive::Row, outside, along, product: false };
+            let tape = Tape::new(&plan, isa)?;
+            let count = |axes: &[usize]| axes.iter().map(|&axis| nest.dims[axis]).product::<usize>();
+            let (outer, inner) = (count(outside), count(along));
+            let rows = (GRAIN / inner.saturating_mul(tape.cost)).max(1);
+            (tape, Shape::Row { outer, inner, rows, piece: None })
+        } else if nest.inner == 0 {
             let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &outer_axes, product: false };
             let tape = Tape::new(&plan, isa)?;
             let chunk = (GRAIN / tape.cost).max(1).next_multiple_of(tape.tile);
@@ -221,6 +231,32 @@ impl NestKernel {
     }
 }
 
+/// The first of the axes that tiles of a map run along, if it is better to step through the others from outside: then
+/// what is the same all along, a channel's scale, is one value instead of a tile.
+fn rows_of_map(nest: &Nest) -> Option<usize> {
+    /// Shorter rows cost more in calls than they save.
+    const LONG: usize = 192;
+    if nest.inner > 0 {
+        return None;
+    }
+    let moves = |load: &ortrain_expr::Access, axes: std::ops::Range<usize>| {
+        axes.into_iter().any(|axis| nest.dims[axis] > 1 && load.strides[axis] != 0)
+    };
+    let rank = nest.dims.len();
+    let gain = |first: usize| {
+        let stays = |load: &&ortrain_expr::Access| moves(load, 0..first) && !moves(load, first..rank);
+        nest.loads.iter().filter(stays).count()
+    };
+    let outer = |first: usize| nest.dims[..first].iter().product::<usize>();
+    let inner = |first: usize| nest.dims[first..].iter().product::<usize>();
+    let best = (1..rank).filter(|&first| inner(first) >= LONG && outer(first) >= PLENTY);
+    // Of equal gains that of the longest rows.
+    best.map(|first| (gain(first), std::cmp::Reverse(first)))
+        .max()
+        .filter(|best| best.0 > 0)
+        .map(|best| best.1.0)
+}
+
 /// The smallest step that a load makes along an axis.
 fn step(nest: &Nest, axis: usize) -> usize {
     let steps = nest.loads.iter().map(|load| load.strides[axis].unsigned_abs());
@@ -232,11 +268,25 @@ fn step(nest: &Nest, axis: usize) -> usize {
 
 /// Whether memory is contiguous along the kept axes rather than along the reduced ones, or rows are too short.
 fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
+    /// A row in one piece is gone through quickly from this length on.
     const SHORT: usize = 32;
-    if inner <= SHORT && outer >= 2 * inner {
+    /// A row in many small pieces (a channel of many small images) from this one on.
+    const SHORT_IN_PIECES: usize = 256;
+    const SMALL_PIECE: usize = 64;
+    let kept = nest.dims.len() - nest.inner;
+    let axes = || (kept..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1);
+    let in_pieces = nest.loads.iter().any(|load| {
+        let walk = Walk::new(axes().map(|axis| (nest.dims[axis], load.strides[axis])));
+        walk.is_ok_and(|walk| walk.piece().is_some_and(|piece| piece < SMALL_PIECE))
+    });
+    let is_short = if in_pieces {
+        inner <= SHORT_IN_PIECES && outer >= inner
+    } else {
+        inner <= SHORT && outer >= 2 * inner
+    };
+    if is_short {
         return true;
     }
-    let kept = nest.dims.len() - nest.inner;
     let (mut rows, mut cols) = (0usize, 0usize);
     for load in &nest.loads {
         let moving = || (0..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1 && load.strides[axis] != 0);
@@ -301,8 +351,8 @@ impl<'a> Run<'a> {
             // SAFETY: tasks have distinct indices, and a worker has its own frame.
             unsafe {
                 let site = self.start(worker);
-                for start in (begin..end).step_by(tape.tile) {
-                    site.run(&tape.stages[0].body, 0, start, tape.tile.min(end - start));
+                for (start, n) in tape.tiles(begin, end) {
+                    site.run(&tape.stages[0].body, 0, start, n);
                 }
             }
         });
@@ -316,8 +366,8 @@ impl<'a> Run<'a> {
                 (*site.at::<Chain>(total.state)).reset();
             }
             if !stage.body.is_empty() {
-                for start in (begin..end).step_by(self.tape().tile) {
-                    site.run(&stage.body, row, start, self.tape().tile.min(end - start));
+                for (start, n) in self.tape().tiles(begin, end) {
+                    site.run(&stage.body, row, start, n);
                 }
             }
         }

@@ -46,6 +46,20 @@ impl Reach {
         base.wrapping_offset((self.offset + self.outside.offset(outside)) * self.dtype.size() as isize)
     }
 
+    /// The address of the element at index (`outside`, `start`), for what is side by side.
+    #[inline(always)]
+    pub(crate) fn at(&self, base: *const u8, outside: usize, start: usize) -> *const u8 {
+        let step = self.along.offset(start) * self.dtype.size() as isize;
+        self.start(base, outside).wrapping_offset(step)
+    }
+
+    /// The length of the pieces along a tile whose elements lie side by side and are stored as they are computed with.
+    pub(crate) fn piece(&self) -> Option<usize> {
+        let as_computed =
+            matches!(self.dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64);
+        self.along.piece().filter(|_| as_computed)
+    }
+
     /// Loads the elements of the indices (`outside`, `start..start + n`), as `Type::of(dtype)`.
     ///
     /// # Safety

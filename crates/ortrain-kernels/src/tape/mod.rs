@@ -18,8 +18,13 @@ use crate::RunScalars;
 use crate::isa::Isa;
 use memory::{Reach, width};
 
-/// A register: before allocation its number, after it the byte where it lies in a worker's frame.
+/// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
+/// read where callers have them ([`Size::There`]) carry the bit [`THERE`] and the number of the load instead.
 type Place = u32;
+
+const THERE: Place = 1 << 31;
+/// The finished block of a matrix product, read where it is.
+const PRODUCT: Place = Place::MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
@@ -28,6 +33,8 @@ pub(crate) struct Op {
     one: bool,
     d: Place,
     a: [Place; 3],
+    /// Which operands are one value for the whole tile, of an operation that computes one for each index.
+    ones: [bool; 3],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +48,8 @@ enum Kind {
         dim: usize,
     },
     Load(u16),
-    /// The finished block of a matrix product.
-    Product(Type),
+    /// Brings what lies elsewhere into a register.
+    Copy(Type),
     LoadAt(u16),
     Unary(UnaryOp, Type),
     Binary(BinaryOp, Type),
@@ -122,6 +129,8 @@ pub(crate) struct Tape {
     pub(crate) post: Vec<Op>,
     /// Indices of a tile, at most.
     pub(crate) tile: usize,
+    /// No tile reaches over a multiple of this: up to there what is read lies side by side.
+    piece: usize,
     /// Bytes of a worker's frame, a multiple of [`ALIGN`].
     pub(crate) frame: usize,
     /// Whether a guard may fail.
@@ -208,6 +217,18 @@ fn join(op: ReduceOp, ty: Type, a: u64, b: u64) -> u64 {
     value
 }
 
+impl Tape {
+    /// The tiles of the indices `begin..end`: start and number of indices.
+    pub(crate) fn tiles(&self, begin: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+        let mut start = begin;
+        std::iter::from_fn(move || {
+            let n = self.tile.min(end - start).min(self.piece - start % self.piece);
+            start += n;
+            (n > 0).then_some((start - n, n))
+        })
+    }
+}
+
 /// What a tape runs on, in one worker.
 pub(crate) struct Site<'a> {
     pub(crate) tape: &'a Tape,
@@ -232,9 +253,10 @@ impl Site<'_> {
             let n = if op.one { 1 } else { count };
             // SAFETY: places lie inside the frame (see `Draft::place`); a result shares bytes with no operand.
             let (d, a, b, c) = unsafe {
-                let at = |place: Place| self.frame.add(place as usize);
-                (at(op.d), at(op.a[0]), at(op.a[1]), at(op.a[2]))
+                let at = |place: Place| self.operand(place, outside, start);
+                (self.frame.add(op.d as usize), at(op.a[0]), at(op.a[1]), at(op.a[2]))
             };
+            let with = |at: *const u8, k: usize| ops::Operand { at, one: op.ones[k] };
             // SAFETY: registers hold `n` values of the operation's types, as the tape was compiled; accesses stay
             // inside their buffers by the caller's contract.
             unsafe {
@@ -252,15 +274,15 @@ impl Site<'_> {
                         let base = self.bases[usize::from(slot)];
                         self.tape.loads[usize::from(slot)].load(isa, base, outside, start, d, n);
                     }
-                    Kind::Product(ty) => std::ptr::copy_nonoverlapping(self.product, d, n * width(ty)),
+                    Kind::Copy(ty) => std::ptr::copy_nonoverlapping(a, d, n * width(ty)),
                     Kind::LoadAt(slot) => {
                         let base = self.bases[usize::from(slot)];
                         self.tape.loads[usize::from(slot)].load_at(isa, base, a, d, n);
                     }
                     Kind::Unary(op, ty) => ops::unary(isa, op, ty, a, d, n),
-                    Kind::Binary(op, ty) => ops::binary(isa, op, ty, a, b, d, n),
-                    Kind::Compare(op, ty) => ops::compare(isa, op, ty, a, b, d, n),
-                    Kind::Select(ty) => ops::select(isa, width(ty), a, b, c, d, n),
+                    Kind::Binary(op, ty) => ops::binary(isa, op, ty, with(a, 0), with(b, 1), d, n),
+                    Kind::Compare(op, ty) => ops::compare(isa, op, ty, with(a, 0), with(b, 1), d, n),
+                    Kind::Select(ty) => ops::select(isa, width(ty), a, with(b, 1), with(c, 2), d, n),
                     Kind::Convert(from, to) => ops::convert(isa, from, to, a, d, n),
                     Kind::Guard(inst) => {
                         self.guard(inst, outside, start, ops::values(a, n), ops::values(b, n), d);
@@ -280,6 +302,23 @@ impl Site<'_> {
                 }
             }
         }
+    }
+
+    /// The address of an operand.
+    ///
+    /// # Safety
+    /// As [`Site::run`].
+    #[inline(always)]
+    unsafe fn operand(&self, place: Place, outside: usize, start: usize) -> *const u8 {
+        if place & THERE == 0 {
+            // SAFETY: places lie inside the frame.
+            return unsafe { self.frame.add(place as usize) };
+        }
+        if place == PRODUCT {
+            return self.product;
+        }
+        let slot = (place & !THERE) as usize;
+        self.tape.loads[slot].at(self.bases[slot], outside, start)
     }
 
     /// Records the first failing index, and lets only good ones through.
@@ -367,12 +406,15 @@ enum Size {
     Tile(Type),
     /// A [`Chain`].
     Chain,
+    /// None: what is read lies side by side elsewhere, at this place.
+    There(Place),
 }
 
 struct Draft<'a> {
     plan: &'a Plan<'a>,
     expr: &'a Expr,
     loads: &'a [Reach],
+    piece: usize,
     /// Of each instruction: whether it changes along the tile, and from outside.
     varies: Vec<(bool, bool)>,
     registers: Vec<(Size, Section)>,
@@ -397,15 +439,20 @@ impl Tape {
         let along: usize = plan.along.iter().map(|&axis| nest.dims[axis]).product();
 
         // Rows that fit are computed once and kept through all stages.
-        if plan.drive == Drive::Row && along <= 4 * MAX_TILE {
-            let draft = Draft::new(plan, &loads, &stores, true)?;
+        if plan.drive == Drive::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
+            let draft = Draft::new(plan, &loads, &stores, usize::MAX, true)?;
             let tile = along.next_multiple_of(16).max(16);
             let tape = draft.place(isa, tile);
             if tape.frame <= FUSED || along <= MIN_TILE {
                 return Ok(Tape { loads, stores, index, ..tape });
             }
         }
-        let draft = Draft::new(plan, &loads, &stores, false)?;
+        // Pieces shorter than this are better copied together into a tile.
+        const LONG_PIECE: usize = 192;
+        let pieces = loads.iter().filter_map(Reach::piece);
+        let piece = if plan.product { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
+        let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
+        let draft = Draft::new(plan, &loads, &stores, piece, false)?;
         // The size of a frame tells how many bytes one index of a tile takes.
         let per_index = (draft.bytes(2 * MIN_TILE) - draft.bytes(MIN_TILE)).div_ceil(MIN_TILE).max(1);
         let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
@@ -415,11 +462,12 @@ impl Tape {
 }
 
 impl<'a> Draft<'a> {
-    /// `fused`: whether the values of a body live on into later stages.
+    /// `piece`: see [`Tape::piece`]. `fused`: whether the values of a body live on into later stages.
     fn new(
         plan: &'a Plan<'a>,
         loads: &'a [Reach],
         stores: &[Reach],
+        piece: usize,
         fused: bool,
     ) -> Result<Draft<'a>, String> {
         let nest = plan.nest;
@@ -429,6 +477,7 @@ impl<'a> Draft<'a> {
             plan,
             expr,
             loads,
+            piece,
             varies: Vec::with_capacity(count),
             registers: Vec::new(),
             lists: vec![(Section::Once, Vec::new())],
@@ -486,8 +535,13 @@ impl<'a> Draft<'a> {
             }
             if stage == last {
                 draft.lists.push((Section::Post, Vec::new()));
+                let mut made = Vec::new();
                 for (slot, &reg) in expr.outputs().iter().enumerate() {
-                    draft.store(stage, slot, &stores[slot], reg, whole_row[slot])?;
+                    made.push(draft.result(stage, slot, &stores[slot], reg, whole_row[slot])?);
+                }
+                // Only when everything is read: a store may overwrite what is loaded through an equal access.
+                for (slot, op) in made {
+                    draft.list(slot).push(op);
                 }
             }
             if !fused {
@@ -548,8 +602,20 @@ impl<'a> Draft<'a> {
     }
 
     fn push(&mut self, section: Section, kind: Kind, one: bool, ty: Type, a: [Place; 3]) -> Place {
+        self.push_with(section, kind, one, ty, a, [false; 3])
+    }
+
+    fn push_with(
+        &mut self,
+        section: Section,
+        kind: Kind,
+        one: bool,
+        ty: Type,
+        a: [Place; 3],
+        ones: [bool; 3],
+    ) -> Place {
         let d = self.register(if one { Size::One } else { Size::Tile(ty) }, section);
-        self.list(section).push(Op { kind, one, d, a });
+        self.list(section).push(Op { kind, one, d, a, ones });
         d
     }
 
@@ -579,8 +645,16 @@ impl<'a> Draft<'a> {
     fn emit(&mut self, i: usize, inst: Inst, ty: Type, section: Section, stage: usize) -> Place {
         let one = !self.varies[i].0;
         let mut a = [0; 3];
-        for (a, reg) in a.iter_mut().zip(inst.operands()) {
-            *a = self.operand(reg, one, stage);
+        let mut ones = [false; 3];
+        for (k, reg) in inst.operands().enumerate() {
+            // One value for all need not be spread over a tile where the operation takes it as it is.
+            let takes_one = match inst {
+                Inst::Binary(..) | Inst::Compare(..) => ops::takes_one(self.expr.ty(reg)),
+                Inst::Select(..) => k > 0,
+                _ => false,
+            };
+            ones[k] = !one && takes_one && !self.varies[usize::from(reg.0)].0 && !ones[..k].contains(&true);
+            a[k] = self.operand(reg, one || ones[k], stage);
         }
         let of = |reg: Reg| self.expr.ty(reg);
         let (kind, made) = match inst {
@@ -598,11 +672,26 @@ impl<'a> Draft<'a> {
                 let (after, dim) = if dim == 1 { (1, 1) } else { (after, dim) };
                 (Kind::Coordinate { along, after: usize::max(after, 1), dim }, Type::I64)
             }
-            Inst::Load(0) if self.plan.product => {
-                let stored = Type::of(self.plan.nest.loads[0].dtype);
-                (Kind::Product(stored), stored)
+            Inst::Load(slot) => {
+                let load = &self.loads[usize::from(slot)];
+                let stored = Type::of(load.dtype);
+                let there = match slot {
+                    0 if self.plan.product => Some(PRODUCT),
+                    _ => {
+                        let there =
+                            !one && load.piece().is_some_and(|piece| piece.is_multiple_of(self.piece));
+                        there.then_some(THERE | Place::from(slot))
+                    }
+                };
+                match there {
+                    Some(there) if stored == ty => return self.register(Size::There(there), section),
+                    Some(there) => {
+                        a[0] = self.register(Size::There(there), section);
+                        (Kind::Copy(stored), stored)
+                    }
+                    None => (Kind::Load(slot), stored),
+                }
             }
-            Inst::Load(slot) => (Kind::Load(slot), Type::of(self.loads[usize::from(slot)].dtype)),
             Inst::LoadAt(slot, _) => (Kind::LoadAt(slot), Type::of(self.loads[usize::from(slot)].dtype)),
             Inst::Reduced(k) => {
                 let (made, place) = self.reduced[usize::from(k)].expect("reduced in an earlier stage");
@@ -621,7 +710,7 @@ impl<'a> Draft<'a> {
             Inst::Guard(..) => (Kind::Guard(i as u16), Type::I64),
             Inst::Random(..) => (Kind::Random, Type::U32),
         };
-        let place = self.push(section, kind, one, made, a);
+        let place = self.push_with(section, kind, one, made, a, ones);
         if made == ty { place } else { self.push(section, Kind::Convert(made, ty), one, ty, [place, 0, 0]) }
     }
 
@@ -652,19 +741,26 @@ impl<'a> Draft<'a> {
         // They live as long as the whole tape.
         let state = self.register(state, Section::Once);
         let result = self.register(result, Section::Once);
-        self.list(Section::Body(stage)).push(Op { kind, one: false, d: state, a: [a, 0, 0] });
+        self.list(Section::Body(stage)).push(Op {
+            kind,
+            one: false,
+            d: state,
+            a: [a, 0, 0],
+            ones: [false; 3],
+        });
         self.totals[stage].push(Total { op, ty, k, state, result });
         self.reduced[k] = Some((ty, result));
     }
 
-    fn store(
+    /// Brings a result into a register, and says what stores it, and where.
+    fn result(
         &mut self,
         stage: usize,
         slot: usize,
         store: &Reach,
         reg: Reg,
         whole_row: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(Section, Op), String> {
         let (along, outside) = self.varies[usize::from(reg.0)];
         let section = if whole_row { Section::Post } else { Section::Body(stage) };
         let one = whole_row && self.plan.drive == Drive::Row;
@@ -675,10 +771,11 @@ impl<'a> Draft<'a> {
         let (ty, stored) = (self.expr.ty(reg), Type::of(store.dtype));
         if ty != stored {
             a = self.push(section, Kind::Convert(ty, stored), one, stored, [a, 0, 0]);
+        } else if matches!(self.registers[a as usize].0, Size::There(_)) {
+            a = self.push(section, Kind::Copy(ty), one, ty, [a, 0, 0]);
         }
         // A store makes nothing; its result register is never written.
-        self.list(section).push(Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0] });
-        Ok(())
+        Ok((section, Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0], ones: [false; 3] }))
     }
 
     /// Drops the values that were made in a section.
@@ -750,7 +847,7 @@ impl<'a> Draft<'a> {
     fn fixed_bytes(&self) -> usize {
         let sizes = self.registers.iter().map(|(size, _)| match size {
             Size::One => 8,
-            Size::Tile(_) => 0,
+            Size::Tile(_) | Size::There(_) => 0,
             Size::Chain => size_of::<Chain>(),
         });
         (size_of::<Failure>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
@@ -772,6 +869,7 @@ impl<'a> Draft<'a> {
             .zip(&slots)
             .map(|((size, _), &slot)| {
                 let place = match size {
+                    Size::There(there) => return *there,
                     Size::Tile(_) => tiles + slot * slot_bytes,
                     Size::One => {
                         fixed += 8;
@@ -795,6 +893,7 @@ impl<'a> Draft<'a> {
             stages: vec![Stage::default(); self.totals.len()],
             post: Vec::new(),
             tile,
+            piece: self.piece,
             frame,
             can_fail: self.expr.can_fail(),
             cost: 0,

@@ -22,39 +22,82 @@ trait Function2 {
     fn call<L: Level>(a: Self::A, b: Self::A) -> Self::Out;
 }
 
-struct Loop1<'a, F: Function1>(&'a [F::A], &'a mut [F::Out]);
+/// What an operation reads: a value for each index, side by side and aligned to nothing, or one value for all.
+///
+/// It may lie in memory of callers, which is never looked at through a reference.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand {
+    pub(crate) at: *const u8,
+    pub(crate) one: bool,
+}
+
+/// An operand of known type; `ONE` says that it is one value for all.
+#[derive(Clone, Copy)]
+struct Values<T, const ONE: bool>(*const T);
+
+impl<T: Copy, const ONE: bool> Values<T, ONE> {
+    fn new(operand: Operand) -> Values<T, ONE> {
+        debug_assert_eq!(operand.one, ONE);
+        Values(operand.at.cast())
+    }
+
+    /// # Safety
+    /// The operand has a value for index `i`.
+    #[inline(always)]
+    unsafe fn get(self, i: usize) -> T {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.add(if ONE { 0 } else { i }).read_unaligned() }
+    }
+}
+
+struct Loop1<'a, F: Function1>(Values<F::A, false>, &'a mut [F::Out]);
 
 impl<F: Function1> Work for Loop1<'_, F> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        for (d, &a) in self.1.iter_mut().zip(self.0) {
-            *d = F::call::<L>(a);
+        for (i, d) in self.1.iter_mut().enumerate() {
+            // SAFETY: whoever makes the loop has as many values as results.
+            *d = F::call::<L>(unsafe { self.0.get(i) });
         }
     }
 }
 
-struct Loop2<'a, F: Function2>(&'a [F::A], &'a [F::A], &'a mut [F::Out]);
+struct Loop2<'a, F: Function2, const A: bool, const B: bool>(
+    Values<F::A, A>,
+    Values<F::A, B>,
+    &'a mut [F::Out],
+);
 
-impl<F: Function2> Work for Loop2<'_, F> {
+impl<F: Function2, const A: bool, const B: bool> Work for Loop2<'_, F, A, B> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        for ((d, &a), &b) in self.2.iter_mut().zip(self.0).zip(self.1) {
+        if self.2.is_empty() {
+            return;
+        }
+        // SAFETY: whoever makes the loop has as many values as results, of which there is one.
+        let (a, b) = unsafe { (self.0.get(0), self.1.get(0)) };
+        for (i, d) in self.2.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let a = if A { a } else { unsafe { self.0.get(i) } };
+            // SAFETY: as above.
+            let b = if B { b } else { unsafe { self.1.get(i) } };
             *d = F::call::<L>(a, b);
         }
     }
 }
 
 /// `d = F(d, b)`.
-struct Onto<'a, F: Function2<Out = <F as Function2>::A>>(&'a [F::A], &'a mut [F::A]);
+struct Onto<'a, F: Function2<Out = <F as Function2>::A>>(Values<F::A, false>, &'a mut [F::A]);
 
 impl<F: Function2<Out = <F as Function2>::A>> Work for Onto<'_, F> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        for (d, &b) in self.1.iter_mut().zip(self.0) {
-            *d = F::call::<L>(*d, b);
+        for (i, d) in self.1.iter_mut().enumerate() {
+            // SAFETY: whoever makes the loop has as many values as results.
+            *d = F::call::<L>(*d, unsafe { self.0.get(i) });
         }
     }
 }
@@ -162,16 +205,22 @@ pub(crate) unsafe fn values_mut<'a, T>(at: *mut u8, n: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(at.cast::<T>(), n) }
 }
 
+/// Whether the binary operations of a type take operands that are one value for all indices.
+pub(crate) fn takes_one(ty: Type) -> bool {
+    ty.is_float()
+}
+
 /// `d = op(a)`.
 ///
 /// # Safety
-/// `a` and `d` are registers of `n` values of type `ty` that do not overlap.
+/// `a` has `n` values of type `ty`, `d` is a register of as many that does not overlap it.
 pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mut u8, n: usize) {
+    let a = Operand { at: a, one: false };
     macro_rules! go {
         ($f:ident, $t:ty) => {{
             // SAFETY: the caller's contract.
-            let (a, d) = unsafe { (values::<$t>(a, n), values_mut::<$t>(d, n)) };
-            isa.run(Loop1::<$f<$t>>(a, d))
+            let d = unsafe { values_mut::<$t>(d, n) };
+            isa.run(Loop1::<$f<$t>>(Values::new(a), d))
         }};
     }
     macro_rules! number {
@@ -201,39 +250,47 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
         UnaryOp::Sigmoid => float!(Sigmoid),
         UnaryOp::Not => {
             // SAFETY: the caller's contract.
-            let (a, d) = unsafe { (values::<u8>(a, n), values_mut::<u8>(d, n)) };
-            isa.run(Loop1::<Not>(a, d));
+            let d = unsafe { values_mut::<u8>(d, n) };
+            isa.run(Loop1::<Not>(Values::new(a), d));
         }
     }
+}
+
+/// Runs a loop over two operands, of which one may be a single float.
+macro_rules! loop2 {
+    ($isa:expr, $f:ty, $ty:expr, $a:expr, $b:expr, $d:expr) => {
+        match ($a.one, $b.one) {
+            (false, true) if takes_one($ty) => {
+                $isa.run(Loop2::<$f, false, true>(Values::new($a), Values::new($b), $d))
+            }
+            (true, false) if takes_one($ty) => {
+                $isa.run(Loop2::<$f, true, false>(Values::new($a), Values::new($b), $d))
+            }
+            _ => $isa.run(Loop2::<$f, false, false>(Values::new($a), Values::new($b), $d)),
+        }
+    };
 }
 
 /// `d = op(a, b)`.
 ///
 /// # Safety
-/// `a`, `b` and `d` are registers of `n` values of type `ty`; `d` does not overlap the others.
-pub(crate) unsafe fn binary(
-    isa: Isa,
-    op: BinaryOp,
-    ty: Type,
-    a: *const u8,
-    b: *const u8,
-    d: *mut u8,
-    n: usize,
-) {
+/// `a` and `b` have `n` values of type `ty`, or one each if [`takes_one`], but not both; `d` is a register of `n` values
+/// that does not overlap them.
+pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Operand, d: *mut u8, n: usize) {
     macro_rules! number {
         ($f:ident) => {
             with_number!(ty, T => {
                 // SAFETY: the caller's contract.
-                let (a, b, d) = unsafe { (values::<T>(a, n), values::<T>(b, n), values_mut::<T>(d, n)) };
-                isa.run(Loop2::<$f<T>>(a, b, d))
+                let d = unsafe { values_mut::<T>(d, n) };
+                loop2!(isa, $f<T>, ty, a, b, d)
             }, bool => unreachable!("{op:?} of truth: checked when compiled"))
         };
     }
     macro_rules! truth {
         ($f:ident) => {{
             // SAFETY: the caller's contract.
-            let (a, b, d) = unsafe { (values::<u8>(a, n), values::<u8>(b, n), values_mut::<u8>(d, n)) };
-            isa.run(Loop2::<$f>(a, b, d))
+            let d = unsafe { values_mut::<u8>(d, n) };
+            isa.run(Loop2::<$f, false, false>(Values::new(a), Values::new(b), d))
         }};
     }
     match op {
@@ -254,13 +311,13 @@ pub(crate) unsafe fn binary(
 /// `d = a op b`, as truth.
 ///
 /// # Safety
-/// `a` and `b` are registers of `n` values of type `ty`, `d` one of `n` truth values that does not overlap them.
+/// As [`binary`], but `d` is a register of `n` truth values.
 pub(crate) unsafe fn compare(
     isa: Isa,
     op: CompareOp,
     ty: Type,
-    a: *const u8,
-    b: *const u8,
+    a: Operand,
+    b: Operand,
     d: *mut u8,
     n: usize,
 ) {
@@ -268,15 +325,11 @@ pub(crate) unsafe fn compare(
     let d = unsafe { values_mut::<u8>(d, n) };
     macro_rules! go {
         ($f:ident, $truth:ident) => {
-            with_number!(ty, T => {
-                // SAFETY: the caller's contract.
-                let (a, b) = unsafe { (values::<T>(a, n), values::<T>(b, n)) };
-                isa.run(Loop2::<$f<T>>(a, b, d))
-            }, bool => {
-                // SAFETY: the caller's contract.
-                let (a, b) = unsafe { (values::<u8>(a, n), values::<u8>(b, n)) };
-                isa.run(Loop2::<$truth>(a, b, d))
-            })
+            with_number!(
+                ty,
+                T => loop2!(isa, $f<T>, ty, a, b, d),
+                bool => isa.run(Loop2::<$truth, false, false>(Values::new(a), Values::new(b), d))
+            )
         };
     }
     match op {
@@ -286,13 +339,22 @@ pub(crate) unsafe fn compare(
     }
 }
 
-struct Choose<'a, T>(&'a [u8], &'a [T], &'a [T], &'a mut [T]);
+struct Choose<'a, T, const A: bool, const B: bool>(&'a [u8], Values<T, A>, Values<T, B>, &'a mut [T]);
 
-impl<T: Copy> Work for Choose<'_, T> {
+impl<T: Copy, const A: bool, const B: bool> Work for Choose<'_, T, A, B> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        for (((d, &c), &a), &b) in self.3.iter_mut().zip(self.0).zip(self.1).zip(self.2) {
+        if self.3.is_empty() {
+            return;
+        }
+        // SAFETY: whoever makes the loop has as many values as results, of which there is one.
+        let (a, b) = unsafe { (self.1.get(0), self.2.get(0)) };
+        for (i, (d, &c)) in self.3.iter_mut().zip(self.0).enumerate() {
+            // SAFETY: as above.
+            let a = if A { a } else { unsafe { self.1.get(i) } };
+            // SAFETY: as above.
+            let b = if B { b } else { unsafe { self.2.get(i) } };
             *d = if c != 0 { a } else { b };
         }
     }
@@ -301,23 +363,29 @@ impl<T: Copy> Work for Choose<'_, T> {
 /// `d = c ? a : b`.
 ///
 /// # Safety
-/// `c` is a register of `n` truth values, the others are of `n` values of `width` bytes; `d` overlaps none.
+/// `c` is a register of `n` truth values, `a` and `b` have `n` values of `width` bytes or one each; `d` is a register of
+/// `n` values that overlaps none of them.
 pub(crate) unsafe fn select(
     isa: Isa,
     width: usize,
     c: *const u8,
-    a: *const u8,
-    b: *const u8,
+    a: Operand,
+    b: Operand,
     d: *mut u8,
     n: usize,
 ) {
     macro_rules! go {
         ($t:ty) => {{
             // SAFETY: the caller's contract.
-            let (c, a, b) = unsafe { (values::<u8>(c, n), values::<$t>(a, n), values::<$t>(b, n)) };
-            // SAFETY: the caller's contract.
-            let d = unsafe { values_mut::<$t>(d, n) };
-            isa.run(Choose(c, a, b, d))
+            let (c, d) = unsafe { (values::<u8>(c, n), values_mut::<$t>(d, n)) };
+            match (a.one, b.one) {
+                (false, false) => {
+                    isa.run(Choose(c, Values::<_, false>::new(a), Values::<_, false>::new(b), d))
+                }
+                (false, true) => isa.run(Choose(c, Values::<_, false>::new(a), Values::<_, true>::new(b), d)),
+                (true, false) => isa.run(Choose(c, Values::<_, true>::new(a), Values::<_, false>::new(b), d)),
+                (true, true) => isa.run(Choose(c, Values::<_, true>::new(a), Values::<_, true>::new(b), d)),
+            }
         }};
     }
     match width {
@@ -367,13 +435,13 @@ impl<T: Number> Function1 for ToTruth<T> {
 /// `d = a`, converted.
 ///
 /// # Safety
-/// `a` is a register of `n` values of type `from`, `d` one of `n` values of type `to`; they do not overlap.
+/// `a` has `n` values of type `from`, `d` is a register of `n` values of type `to`; they do not overlap.
 pub(crate) unsafe fn convert(isa: Isa, from: Type, to: Type, a: *const u8, d: *mut u8, n: usize) {
     macro_rules! go {
         ($f:ty, $a:ty, $b:ty) => {{
             // SAFETY: the caller's contract.
-            let (a, d) = unsafe { (values::<$a>(a, n), values_mut::<$b>(d, n)) };
-            isa.run(Loop1::<$f>(a, d))
+            let d = unsafe { values_mut::<$b>(d, n) };
+            isa.run(Loop1::<$f>(Values::new(Operand { at: a, one: false }), d))
         }};
     }
     with_number!(from,
@@ -432,30 +500,61 @@ pub(crate) unsafe fn random(
 
 /// Partial results of a reduction inside a tile: so many independent chains, joined as a tree.
 const LANES: usize = 16;
+/// As many as keep the adders busy, where a tile has enough values for it.
+const MANY_LANES: usize = 64;
 
-struct Fold<'a, T, F>(&'a [T], T, PhantomData<F>);
+struct Fold<T: Copy, F> {
+    values: Values<T, false>,
+    n: usize,
+    neutral: T,
+    with: PhantomData<F>,
+}
 
-impl<T: Number, F: Function2<A = T, Out = T>> Work for Fold<'_, T, F> {
+impl<T: Number, F: Function2<A = T, Out = T>> Fold<T, F> {
+    /// Adds values `from..` to the lanes as long as there are enough for all, and says where it ended.
+    #[inline(always)]
+    fn add<L: Level, const N: usize>(&self, mut from: usize, lanes: &mut [T; N]) -> usize {
+        while from + N <= self.n {
+            for (i, lane) in lanes.iter_mut().enumerate() {
+                // SAFETY: whoever makes the fold has `n` values.
+                *lane = F::call::<L>(*lane, unsafe { self.values.get(from + i) });
+            }
+            from += N;
+        }
+        from
+    }
+}
+
+/// Halves the lanes until `left` remain.
+#[inline(always)]
+fn halve<L: Level, F: Function2<Out = <F as Function2>::A>>(lanes: &mut [F::A], left: usize) {
+    let mut width = lanes.len() / 2;
+    while width >= left {
+        for i in 0..width {
+            lanes[i] = F::call::<L>(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+}
+
+impl<T: Number, F: Function2<A = T, Out = T>> Work for Fold<T, F> {
     type Out = T;
     #[inline(always)]
     fn work<L: Level>(self) -> T {
-        let mut lanes = [self.1; LANES];
-        let mut chunks = self.0.chunks_exact(LANES);
-        for chunk in &mut chunks {
-            for (lane, &value) in lanes.iter_mut().zip(chunk) {
-                *lane = F::call::<L>(*lane, value);
-            }
+        let mut lanes = [self.neutral; LANES];
+        let mut done = 0;
+        if self.n >= 2 * MANY_LANES {
+            let mut many = [self.neutral; MANY_LANES];
+            done = self.add::<L, MANY_LANES>(0, &mut many);
+            halve::<L, F>(&mut many, LANES);
+            lanes.copy_from_slice(&many[..LANES]);
         }
-        for (lane, &value) in lanes.iter_mut().zip(chunks.remainder()) {
-            *lane = F::call::<L>(*lane, value);
+        done = self.add::<L, LANES>(done, &mut lanes);
+        for (i, lane) in (done..self.n).zip(&mut lanes) {
+            // SAFETY: whoever makes the fold has `n` values.
+            *lane = F::call::<L>(*lane, unsafe { self.values.get(i) });
         }
-        let mut width = LANES / 2;
-        while width > 0 {
-            for i in 0..width {
-                lanes[i] = F::call::<L>(lanes[i], lanes[i + width]);
-            }
-            width /= 2;
-        }
+        halve::<L, F>(&mut lanes, 1);
         lanes[0]
     }
 }
@@ -474,23 +573,25 @@ macro_rules! with_reduction {
 /// Reduces a register to `d`, in an order that depends on `n` alone.
 ///
 /// # Safety
-/// `a` is a register of `n` values of type `ty`, `d` has room for one.
+/// `a` has `n` values of type `ty`, `d` has room for one.
 pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mut u8, n: usize) {
     with_reduction!(op, ty, T, F, NEUTRAL => {
+        let values = Values::new(Operand { at: a, one: false });
+        let total = isa.run(Fold::<T, F> { values, n, neutral: NEUTRAL, with: PhantomData });
         // SAFETY: the caller's contract.
-        unsafe { *d.cast::<T>() = isa.run(Fold::<T, F>(values(a, n), NEUTRAL, PhantomData)) }
+        unsafe { *d.cast::<T>() = total }
     });
 }
 
 /// `d = d op b`, element by element.
 ///
 /// # Safety
-/// `b` and `d` are registers of `n` values of type `ty` that do not overlap.
+/// `b` has `n` values of type `ty`, `d` is a register of as many that does not overlap it.
 pub(crate) unsafe fn accumulate(isa: Isa, op: ReduceOp, ty: Type, b: *const u8, d: *mut u8, n: usize) {
     with_reduction!(op, ty, T, F, _NEUTRAL => {
         // SAFETY: the caller's contract.
-        let (b, d) = unsafe { (values::<T>(b, n), values_mut::<T>(d, n)) };
-        isa.run(Onto::<F>(b, d));
+        let d = unsafe { values_mut::<T>(d, n) };
+        isa.run(Onto::<F>(Values::new(Operand { at: b, one: false }), d));
     });
 }
 

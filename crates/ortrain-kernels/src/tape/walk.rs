@@ -43,6 +43,15 @@ impl Walk {
         self.strides.iter().all(|&stride| stride == 0)
     }
 
+    /// The length of the pieces in which it moves by one element at every index, where it does.
+    pub(crate) fn piece(&self) -> Option<usize> {
+        match (self.dims.as_slice(), self.strides.as_slice()) {
+            ([_], [1]) => Some(usize::MAX),
+            ([.., piece], [.., 1]) => Some(*piece),
+            _ => None,
+        }
+    }
+
     /// The length after which it starts again from the same element, if it does and that is all it does.
     #[inline(always)]
     pub(crate) fn period(&self) -> Option<usize> {

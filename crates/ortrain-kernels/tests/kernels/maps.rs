@@ -324,3 +324,42 @@ fn scalars_of_a_space_without_axes() {
     let got = run(&nest, Isa::PORTABLE, Order::Auto, 1, &[bytes_of(&[21.0])], &[bytes_of(&[0.0])]).unwrap();
     assert_eq!(floats(&got[0]), [42.0]);
 }
+
+#[test]
+fn what_is_overwritten_is_read_before() {
+    // new = scale[channel] * old in place, and the old value copied elsewhere, whichever is stored first.
+    for [images, channels, pixels] in [[1, 1, 5], [2, 3, 70], [4, 16, 300], [3, 40, 1500]] {
+        let dims = [images, channels, pixels];
+        let len = dims.iter().product::<usize>();
+        let mut b = Builder::new();
+        let (old, scale) = (b.load(0, Type::F32), b.load(1, Type::F32));
+        let new = b.mul(old, scale);
+        let whole = Access::contiguous(DType::F32, &dims);
+        let channel =
+            Access { dtype: DType::F32, offset: 0, strides: [0, 1, 0].into_iter().collect(), len: channels };
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            loads: vec![whole.clone(), channel],
+            expr: b.finish(&[new, old]),
+            reductions: Vec::new(),
+            stores: vec![whole.clone(), whole],
+        };
+        for isa in Isa::available() {
+            let kernel = NestKernel::new(&nest, isa).unwrap();
+            let pool = Pool::new(2);
+            let mut memory = Memory::new(kernel.scratch_bytes(2));
+            let mut values: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            let mut scales: Vec<f32> = (0..channels).map(|i| 2.0 + i as f32).collect();
+            let mut copy = vec![0.0f32; len];
+            let at = values.as_mut_ptr().cast();
+            let bases = [at, scales.as_mut_ptr().cast(), at, copy.as_mut_ptr().cast()];
+            // SAFETY: equal accesses; the buffers belong to this test.
+            unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }.unwrap();
+            for i in 0..len {
+                assert_eq!(copy[i], i as f32, "{dims:?} at {isa}");
+                assert_eq!(values[i], i as f32 * scales[i / pixels % channels], "{dims:?} at {isa}");
+            }
+        }
+    }
+}
