@@ -42,6 +42,10 @@ test: fmt lint rust doctest pytest stubs types ruff demo ## everything that CI r
 bench: build/demo.stamp ## import time and step times of the release wheel
 	$(DEMO)/bin/python benches/steps.py
 
+.PHONY: compare
+compare: build/demo.stamp ## the release wheel's step beside onnxruntime-training's; ARGUMENTS="mlp --rounds 5"
+	$(DEMO)/bin/python benches/compare.py $(ARGUMENTS)
+
 .PHONY: conform
 conform: build/wheel.stamp ## recorded runs, in ortrain and in onnxruntime-training, and the node tests of ONNX
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_nodes.py

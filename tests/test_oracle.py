@@ -2,77 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import environments
 import numpy as np
 import pytest
 from conftest import CASES, RECORDS, Run
+from environments import in_environment
 from opsets import NETWORKS, OPSETS, TRAINED, write_artifacts
 from replaying import GRADIENT_TOLERANCE, LOSS_TOLERANCE, batches_of, too_far
 
 from ortrain.api import CheckpointState, Module
 
 TESTS = Path(__file__).parent
-REQUIREMENTS = TESTS / "oracle" / "requirements.txt"
-FOLDER = TESTS.parent / "build" / "oracle"
-# Its wheels exist up to this version of Python.
-NEWEST_PYTHON = (3, 11)
 # The newest opset that the reference reads.
 NEWEST_OPSET = 21
 # Networks that drop elements: which ones, the two choose differently.
 RANDOM = ("dropped",)
 
 
-def suitable_python() -> str:
-    """An interpreter that the reference has wheels for."""
-    if sys.version_info[:2] <= NEWEST_PYTHON:
-        return sys.executable
-    found = shutil.which("python3.11")
-    if found is None:
-        pytest.fail("onnxruntime-training 1.19.2 has no wheels for this Python; python3.11 must be on the PATH")
-    return found
-
-
 @pytest.fixture(scope="session")
 def oracle() -> Path:
     """The interpreter of the environment, which is made once and again whenever the requirements change."""
-    stamp = FOLDER / "stamp"
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
-    python = FOLDER / "venv" / "bin" / "python"
-    if not stamp.exists() or stamp.read_text() != wanted:
-        shutil.rmtree(FOLDER, ignore_errors=True)
-        FOLDER.mkdir(parents=True)
-        subprocess.run([suitable_python(), "-m", "venv", FOLDER / "venv"], check=True)
-        # Its versions are its own; those that this project is held to would contradict them.
-        environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
-        subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", REQUIREMENTS],
-            env=environment,
-            check=True,
-        )
-        stamp.write_text(wanted)
-    return python
-
-
-def in_oracle(python: Path, script: Path, *arguments: str) -> str:
-    """What a script prints in the environment of the reference, and in nothing of ours."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    done = subprocess.run([python, script, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.splitlines()[-1]
+    return environments.oracle()
 
 
 def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) -> None:
     """All cases follow the record, as closely as is asked of ortrain itself."""
     pairs = [f"{RECORDS / case}={ours(case)}" for case in CASES]
-    printed = in_oracle(oracle, TESTS / "replaying.py", "onnxruntime.training.api", *pairs)
+    printed = in_environment(oracle, TESTS / "replaying.py", "onnxruntime.training.api", *pairs)
     distances: dict[str, dict[str, float]] = json.loads(printed)
     assert list(distances) == list(CASES)
     assert not {case: found for case, found in distances.items() if too_far(found)}, distances
@@ -99,7 +59,7 @@ def test_our_checkpoint_goes_on_there(oracle: Path, ours: Callable[[str], Path],
 
     script = TESTS / "oracle" / "go_on.py"
     folder, case = str(ours("mlp_adamw_ce")), str(RECORDS / "mlp_adamw_ce")
-    there = json.loads(in_oracle(oracle, script, folder, str(tmp_path / "saved"), case, "0.01"))
+    there = json.loads(in_environment(oracle, script, folder, str(tmp_path / "saved"), case, "0.01"))
     assert there["properties"] == {"epoch": 3, "tag": "ünïcode"}
     np.testing.assert_allclose(there["losses"], losses, rtol=2e-5)
     for name, values in there["parameters"].items():
@@ -122,7 +82,7 @@ def test_our_training_models_of_every_opset(network: str, oracle: Path, tmp_path
         value = float(module(*[made.feeds[name] for name in module.input_names()]))
         wanted[folder.name] = (value, {name: parameter.grad.copy() for name, parameter in state.parameters})
     script = TESTS / "oracle" / "one_step.py"
-    found = json.loads(in_oracle(oracle, script, *[str(tmp_path / name) for name in wanted]))
+    found = json.loads(in_environment(oracle, script, *[str(tmp_path / name) for name in wanted]))
     assert found.keys() == wanted.keys()
     for name, (value, gradients) in wanted.items():
         assert found[name]["gradients"].keys() == gradients.keys()

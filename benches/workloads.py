@@ -1,0 +1,89 @@
+"""The workloads of the comparison: models, their weights, their batches.
+
+`workloads/NAME.onnx` is a forward model (opset 17, output `logits`) without its large weights; `NAME.json` gives the
+batch size, the names that are trained, FLOPs, and the least number of bytes a step must move. Weights are drawn by
+their names and batches by their index, so that every library starts from the same values and sees the same data.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+FOLDER = Path(__file__).resolve().parent / "workloads"
+NAMES = ("mlp", "lenet", "mobilenetv2_96", "resnet18_224")
+SEED = 20260
+# What every library trains with: AdamW in the variant that onnxruntime-training has (adam_mode 1).
+LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
+# Tables of embeddings are drawn smaller.
+SMALL, EMBEDDINGS = 0.02, ("tok", "pos")
+
+
+def about(name: str) -> dict[str, Any]:
+    """What `NAME.json` says."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return found
+
+
+def _drawn(name: str, shape: tuple[int, ...], how: list[str]) -> np.ndarray:
+    """The values of a weight, from its name and its shape."""
+    if how[0] == "constant":
+        return np.full(shape, float(how[1]), np.float32)
+    if len(shape) < 2 or any(word in name for word in EMBEDDINGS):
+        scale = SMALL
+    elif len(shape) == 2:
+        scale = max(shape) ** -0.5
+    else:
+        scale = float((2 / np.prod(shape[1:])) ** 0.5)
+    rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
+    return np.asarray(rng.standard_normal(shape, np.float32) * np.float32(scale))
+
+
+def load(name: str) -> onnx.ModelProto:
+    """The forward model with all its weights."""
+    model = onnx.load(FOLDER / f"{name}.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.doc_string.startswith("fill "):
+            value = _drawn(tensor.name, tuple(tensor.dims), tensor.doc_string.split()[1:])
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return model
+
+
+def batch(name: str, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Input and labels of a batch."""
+    model, facts = onnx.load(FOLDER / f"{name}.onnx"), about(name)
+    (x,) = model.graph.input
+    shape = [dim.dim_value for dim in x.type.tensor_type.shape.dim]
+    rng = np.random.default_rng([SEED, index])
+    data: np.ndarray
+    if x.type.tensor_type.elem_type == onnx.TensorProto.INT64:
+        data = rng.integers(0, facts["input_high"], shape)
+    else:
+        data = rng.standard_normal(shape, np.float32)
+    rows = model.graph.output[0].type.tensor_type.shape.dim[0].dim_value
+    return data, rng.integers(0, facts["classes"], rows).astype(np.int64)
+
+
+def write(name: str, folder: Path, batches: int) -> None:
+    """What a peer needs: `forward.onnx`, `batches.npz` (x0, labels0, x1, ...) and `settings.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(load(name), folder / "forward.onnx")
+    arrays: dict[str, np.ndarray] = {}
+    for index in range(batches):
+        arrays[f"x{index}"], arrays[f"labels{index}"] = batch(name, index)
+    np.savez(folder / "batches.npz", **arrays)  # type: ignore[arg-type]
+    settings = {
+        "trainable": about(name)["trainable_names"],
+        "batches": batches,
+        "learning_rate": LEARNING_RATE,
+        "betas": BETAS,
+        "epsilon": EPSILON,
+        "weight_decay": WEIGHT_DECAY,
+    }
+    (folder / "settings.json").write_text(json.dumps(settings))

@@ -1,0 +1,65 @@
+"""Environments of other libraries, each of its own: made once under build/, and again when their versions change.
+
+Needs the standard library alone. Used by the tests and by benches/compare.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+BUILD = TESTS.parent / "build"
+
+
+def suitable_python(newest: tuple[int, int]) -> str:
+    """An interpreter that is not newer than the wheels that are needed."""
+    if sys.version_info[:2] <= newest:
+        return sys.executable
+    name = f"python{newest[0]}.{newest[1]}"
+    found = shutil.which(name)
+    if found is None:
+        raise RuntimeError(f"there are no wheels for this Python; {name} must be on the PATH")
+    return found
+
+
+def environment(name: str, newest: tuple[int, int]) -> Path:
+    """The interpreter of the environment that tests/NAME/requirements.txt describes.
+
+    `newest` is the newest version of Python that all of it has wheels for.
+    """
+    requirements, folder = TESTS / name / "requirements.txt", BUILD / name
+    stamp = folder / "stamp"
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    python = folder / "venv" / "bin" / "python"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        subprocess.run([suitable_python(newest), "-m", "venv", folder / "venv"], check=True)
+        # Its versions are its own; those that this project is held to would contradict them.
+        variables = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements],
+            env=variables,
+            check=True,
+        )
+        stamp.write_text(wanted)
+    return python
+
+
+def oracle() -> Path:
+    """The interpreter with onnxruntime-training 1.19.2, whose wheels end at Python 3.11."""
+    return environment("oracle", (3, 11))
+
+
+def in_environment(python: Path, script: Path, *arguments: str) -> str:
+    """The last line that a script prints in an environment, and in nothing of ours."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run([python, script, *arguments], env=variables, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{script.name} failed: {done.stderr[-4000:]}")
+    return done.stdout.splitlines()[-1]
