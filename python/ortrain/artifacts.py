@@ -56,8 +56,9 @@ def generate_artifacts(
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        requires_grad: initializers to train.
-        frozen_params: initializers that go into the checkpoint without being trained.
+        requires_grad: initializers to train. A value that the model computes from constants alone (by a
+            ``ConstantOfShape``, say) may be named, too, and becomes a parameter with the value it has.
+        frozen_params: initializers, or such values, that go into the checkpoint without being trained.
         loss: what to put on the model's outputs; ``None`` if the first output is the loss, a scalar.
         optimizer: what to write as ``optimizer_model.onnx``; ``None`` for no such file.
         artifact_directory: an existing folder; ``None`` for the current one.

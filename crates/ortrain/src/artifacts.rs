@@ -24,6 +24,7 @@ pub use ortrain_ops::training::{Loss, OptimizerKind, OptimizerSettings, optimize
 use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
+use crate::constants::make_initializers;
 use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
 
@@ -44,9 +45,10 @@ const TRAINING_OPSETS: [(&str, i64); 7] = [
 /// What to make artifacts for.
 #[derive(Clone, Debug, Default)]
 pub struct ArtifactOptions {
-    /// Initializers that are trained.
+    /// Initializers that are trained. A value that the model computes from constants alone may be named, too: it becomes
+    /// a parameter with the value it has, and the nodes that made it are gone.
     pub requires_grad: Vec<String>,
-    /// Initializers that are not trained but lie in the checkpoint. All others stay in the models.
+    /// The same for parameters that are not trained but lie in the checkpoint. All others stay in the models.
     pub frozen_params: Vec<String>,
     /// The loss to put behind the model; without one its first output is the loss.
     pub loss: Option<Loss>,
@@ -130,7 +132,9 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let label = model.label("the model");
     let mut forward = self_contained(&label, model.load()?)?;
     let opset = opset_of(&forward.proto);
-    let parameters = choose(&label, &forward, &options)?;
+    let wanted = options.requires_grad.iter().chain(&options.frozen_params).map(String::as_str).collect();
+    let computable = make_initializers(&label, &mut forward, &wanted)?;
+    let parameters = choose(&label, &forward, &options, &computable)?;
 
     // The forward model's own types say what the loss's target looks like.
     let typed = inferred(&label, &forward)?;
@@ -208,7 +212,12 @@ impl Parameters<'_> {
 }
 
 /// The parameters that were asked for, checked.
-fn choose<'a>(label: &str, model: &LoadedModel, options: &'a ArtifactOptions) -> Result<Parameters<'a>> {
+fn choose<'a>(
+    label: &str,
+    model: &LoadedModel,
+    options: &'a ArtifactOptions,
+    computable: &FxHashSet<Arc<str>>,
+) -> Result<Parameters<'a>> {
     let set = |names: &'a [String]| names.iter().map(String::as_str).collect::<FxHashSet<_>>();
     let parameters =
         Parameters { trainable: set(&options.requires_grad), frozen: set(&options.frozen_params) };
@@ -226,7 +235,17 @@ fn choose<'a>(label: &str, model: &LoadedModel, options: &'a ArtifactOptions) ->
         .iter()
         .chain(&options.frozen_params)
         .filter(|name| !there.contains(name.as_str()))
-        .map(|name| format!("{name:?}{}", nearest(name, there.iter().copied())))
+        .map(|name| {
+            let nodes = graph.iter().flat_map(|graph| &graph.node);
+            if !name.is_empty() && nodes.flat_map(|node| &node.output).any(|output| output == name) {
+                format!("{name:?}, which is computed from the model's inputs")
+            } else {
+                format!(
+                    "{name:?}{}",
+                    nearest(name, there.iter().copied().chain(computable.iter().map(|name| &**name)))
+                )
+            }
+        })
         .collect();
     if !missing.is_empty() {
         return Err(Error::Argument(format!("{label} has no initializer {}", missing.join(", no "))));
@@ -272,11 +291,8 @@ fn self_contained(label: &str, mut model: LoadedModel) -> Result<LoadedModel> {
     })?;
     let graph = message_graph(label, &mut proto)?;
     let initializers: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
-    let before = graph.input.len();
     graph.input.retain(|info| !initializers.contains(info.name.as_str()));
-    if graph.input.len() < before {
-        proto.ir_version = proto.ir_version.max(SEPARATE_INITIALIZERS);
-    }
+    proto.ir_version = proto.ir_version.max(SEPARATE_INITIALIZERS);
     Ok(model.with_proto(proto))
 }
 

@@ -85,7 +85,7 @@ fn free_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
     names.extend(graph.output.iter().map(|info| info.name.clone()));
 }
 
-fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
+pub(crate) fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
     attribute.g.iter().for_each(|graph| free_names(graph, names));
     attribute.graphs.iter().for_each(|graph| free_names(graph, names));
 }

@@ -36,6 +36,7 @@
 pub mod artifacts;
 mod backend;
 mod binding;
+mod constants;
 mod dump;
 mod error;
 mod export;

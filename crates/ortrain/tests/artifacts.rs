@@ -209,6 +209,97 @@ fn initializers_may_be_listed_as_inputs() {
     assert_eq!(made.eval_model.ir_version, 4);
 }
 
+fn int64s(name: &str, values: &[i64]) -> ortrain_onnx::proto::TensorProto {
+    ortrain_graph::tensor_to_proto(name, &Tensor::i64(&[values.len()], values))
+}
+
+/// `scores = x w + b`, with both parameters computed: `w` is 0.25 everywhere, `b` a constant that a node unsqueezes.
+fn computed_parameters() -> ModelProto {
+    use ortrain_onnx::{AttributeProto, AttributeType};
+    let node = |op: &str, inputs: &[&str], outputs: &[&str], attribute: Option<(&str, Tensor)>| NodeProto {
+        op_type: op.into(),
+        input: names(inputs),
+        output: names(outputs),
+        attribute: attribute
+            .into_iter()
+            .map(|(name, tensor)| AttributeProto {
+                name: name.into(),
+                r#type: AttributeType::Tensor.into(),
+                t: Some(Box::new(ortrain_graph::tensor_to_proto("", &tensor))),
+                ..AttributeProto::default()
+            })
+            .collect(),
+        ..NodeProto::default()
+    };
+    let mut proto = linear_proto(DType::F32);
+    let graph = proto.graph.as_mut().unwrap();
+    graph.initializer = vec![int64s("w.shape", &[2, 3]), int64s("axes", &[0])];
+    graph.node = vec![
+        node("Add", &["xw", "b"], &["scores"], None),
+        node("MatMul", &["x", "w"], &["xw"], None),
+        node("ConstantOfShape", &["w.shape"], &["w"], Some(("value", Tensor::f32(&[1], &[0.25])))),
+        node("Constant", &[], &["row"], Some(("value", Tensor::f32(&[3], &[0.5, -0.5, 1.0])))),
+        node("Unsqueeze", &["row", "axes"], &["b"], None),
+    ];
+    proto
+}
+
+/// What a model computes from constants alone becomes a parameter when it is asked for, as if it had been an initializer.
+#[test]
+fn computed_constants_may_be_parameters() {
+    let options = |train: &[&str], freeze: &[&str]| ArtifactOptions {
+        requires_grad: names(train),
+        frozen_params: names(freeze),
+        loss: Some(Loss::MSELoss),
+        optimizer: Some(OptimizerKind::AdamW),
+        ..ArtifactOptions::default()
+    };
+    let (w, b) = (Tensor::filled(DType::F32, &[2, 3], 0.25), Tensor::f32(&[1, 3], &[0.5, -0.5, 1.0]));
+    let mut plain = computed_parameters();
+    let graph = plain.graph.as_mut().unwrap();
+    graph.node.truncate(2);
+    graph.initializer =
+        vec![ortrain_graph::tensor_to_proto("w", &w), ortrain_graph::tensor_to_proto("b", &b)];
+    let make = |proto: &ModelProto, options| generate(ModelSource::from_proto(proto).unwrap(), options);
+    for (train, freeze) in [(["w"], ["b"]), (["b"], ["w"])] {
+        let made = make(&computed_parameters(), options(&train, &freeze)).unwrap();
+        let wanted = make(&plain, options(&train, &freeze)).unwrap();
+        assert_eq!(made.checkpoint, wanted.checkpoint);
+        assert_eq!(made.eval_model, wanted.eval_model);
+        assert_eq!(made.training_model, wanted.training_model);
+        assert_eq!(made.optimizer_model, wanted.optimizer_model);
+    }
+
+    // One of them only: the other stays what it was, and so does what both need.
+    let mut proto = computed_parameters();
+    proto.graph.as_mut().unwrap().initializer.push(int64s("unused", &[1]));
+    let made = make(&proto, options(&["w"], &[])).unwrap();
+    let eval = made.eval_model.graph.as_ref().unwrap();
+    let kept: Vec<&str> = eval.node.iter().map(|node| node.op_type.as_str()).collect();
+    assert_eq!(kept[..4], ["Add", "MatMul", "Constant", "Unsqueeze"]);
+    let initializers: Vec<&str> = eval.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(initializers[..2], ["axes", "unused"]);
+    let (x, target) = (Tensor::f32(&[2, 2], &numbers(4, 1)), Tensor::f32(&[2, 3], &numbers(6, 2)));
+    let train = ModelSource::from_proto(&made.training_model).unwrap();
+    let ours = step(train, &made.checkpoint_bytes().unwrap(), &[x.clone(), target.clone()], &["w"]);
+    let made = make(&plain, options(&["w"], &[])).unwrap();
+    let train = ModelSource::from_proto(&made.training_model).unwrap();
+    assert_eq!(ours, step(train, &made.checkpoint_bytes().unwrap(), &[x, target], &["w"]));
+
+    let refused = |train: &[&str], freeze: &[&str]| {
+        make(&computed_parameters(), options(train, freeze)).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&["w", "row"], &["b"]),
+        "parameter \"b\" is computed from parameter \"row\" and would no longer follow it; name one of them only"
+    );
+    assert_eq!(
+        refused(&["xw"], &[]),
+        "the model has no initializer \"xw\", which is computed from the model's inputs"
+    );
+    assert_eq!(refused(&["W"], &[]), "the model has no initializer \"W\"; did you mean \"w\"?");
+}
+
 #[test]
 fn other_types_than_float32_train_as_well() {
     for dtype in [DType::F64, DType::F16] {
@@ -255,6 +346,10 @@ fn other_types_than_float32_train_as_well() {
 
 /// `scores = x w`, with `x` `[batch, 2]` and `w` `[2, 3]`.
 fn linear(dtype: DType) -> ModelSource {
+    ModelSource::from_proto(&linear_proto(dtype)).unwrap()
+}
+
+fn linear_proto(dtype: DType) -> ModelProto {
     use ortrain_graph::{Attrs, Graph, Node, Shape, ValueType};
     let mut graph = Graph::new("linear");
     let rows =
@@ -266,13 +361,12 @@ fn linear(dtype: DType) -> ModelSource {
     graph.inputs = vec![x];
     graph.outputs = vec![scores];
     let opset = ortrain_onnx::OperatorSetIdProto { domain: String::new(), version: 17 };
-    let proto = ModelProto {
+    ModelProto {
         ir_version: 8,
         opset_import: vec![opset],
         graph: Some(graph.to_proto()),
         ..ModelProto::default()
-    };
-    ModelSource::from_proto(&proto).unwrap()
+    }
 }
 
 #[test]

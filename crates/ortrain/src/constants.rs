@@ -1,0 +1,222 @@
+//! Parameters that a model computes: some models keep no weights but say how to make them, from constants alone.
+
+use std::sync::Arc;
+
+use ortrain_graph::{Graph, Tensor, ValueId, tensor_to_proto};
+use ortrain_onnx::{GraphProto, LoadedModel};
+use ortrain_ops::passes::{infer::infer, versions::upgrade};
+use ortrain_program::{Entry, Scalars};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::export::free_names_of;
+use crate::runners::Runners;
+use crate::{Error, Result, default_backend};
+
+/// The values of a graph that nodes compute from constants alone, without the constants themselves.
+fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
+    let mut found = FxHashSet::default();
+    // The graph's nodes are in topological order.
+    for node in &graph.nodes {
+        if node.present_inputs().all(|id| graph.value(id).constant.is_some() || found.contains(&id)) {
+            found.extend(node.present_outputs());
+        }
+    }
+    found
+}
+
+/// Makes initializers of those of `wanted` that nodes compute from constants alone. The values are computed now; nodes and
+/// initializers that only they needed are gone. Returns the names of all values that could have been wanted.
+///
+/// # Errors
+/// When a value cannot be computed, or is computed from another one that is wanted.
+pub(crate) fn make_initializers(
+    label: &str,
+    model: &mut LoadedModel,
+    wanted: &FxHashSet<&str>,
+) -> Result<FxHashSet<Arc<str>>> {
+    let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
+    let computed = computed_constants(&graph);
+    let computable = computed.iter().map(|&id| graph.value(id).name.clone()).collect();
+    // The order of the nodes, so that results do not depend on the order of the names.
+    let ids: Vec<ValueId> = graph
+        .nodes
+        .iter()
+        .flat_map(ortrain_graph::Node::present_outputs)
+        .filter(|id| computed.contains(id) && wanted.contains(graph.name_of(*id)))
+        .collect();
+    if ids.is_empty() {
+        return Ok(computable);
+    }
+    refuse_chains(&graph, &ids, wanted)?;
+    let names: Vec<Arc<str>> = ids.iter().map(|&id| graph.value(id).name.clone()).collect();
+    graph.outputs = ids;
+    graph.remove_unused();
+    graph.inputs.clear();
+    let values = computed_now(label, graph)?;
+    if let Some(message) = &mut model.proto.graph {
+        remove_makers(message, &names);
+        let tensors = names.iter().zip(&values).map(|(name, value)| tensor_to_proto(name, value));
+        message.initializer.extend(tensors);
+        message.value_info.retain(|info| !names.iter().any(|name| **name == info.name));
+    }
+    Ok(computable)
+}
+
+/// Refuses a parameter that is computed from another one: it would no longer follow it.
+fn refuse_chains(graph: &Graph, ids: &[ValueId], wanted: &FxHashSet<&str>) -> Result<()> {
+    let producers = graph.producers();
+    let mut seen = FxHashSet::default();
+    // Values, each with the parameter that it was reached from.
+    let mut rest: Vec<(ValueId, ValueId)> = ids.iter().map(|&id| (id, id)).collect();
+    while let Some((id, parameter)) = rest.pop() {
+        if id != parameter && wanted.contains(graph.name_of(id)) {
+            return Err(Error::Argument(format!(
+                "parameter {:?} is computed from parameter {:?} and would no longer follow it; name one of them only",
+                graph.name_of(parameter),
+                graph.name_of(id)
+            )));
+        }
+        if let (true, Some(index)) = (seen.insert(id), producers[id.0 as usize]) {
+            rest.extend(graph.nodes[index].present_inputs().map(|input| (input, parameter)));
+        }
+    }
+    Ok(())
+}
+
+/// The outputs of a graph without inputs.
+fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
+    let fail = |source| Error::model(label, source);
+    upgrade(&mut graph).map_err(fail)?;
+    infer(&mut graph).map_err(fail)?;
+    let mut values = Vec::with_capacity(graph.outputs.len());
+    let mut runners = Runners::new(graph, Vec::new(), default_backend());
+    runners.run(&[], Entry::Accumulate, Scalars::default(), &[], &mut |_, dtype, dims, value| {
+        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+        value.copy_to(&mut bytes);
+        values
+            .push(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is that of the shape"));
+    })?;
+    Ok(values)
+}
+
+/// Takes values away from the nodes that make them, and nodes and initializers away that nothing needs any more then.
+fn remove_makers(graph: &mut GraphProto, names: &[Arc<str>]) {
+    let mut makers: FxHashMap<String, usize> = FxHashMap::default();
+    let mut uses: FxHashMap<String, usize> = FxHashMap::default();
+    let mut inputs: Vec<FxHashSet<String>> = Vec::with_capacity(graph.node.len());
+    for (index, node) in graph.node.iter().enumerate() {
+        let mut of_node: FxHashSet<String> = node.input.iter().cloned().collect();
+        node.attribute.iter().for_each(|attribute| free_names_of(attribute, &mut of_node));
+        for name in &of_node {
+            *uses.entry(name.clone()).or_default() += 1;
+        }
+        inputs.push(of_node);
+        makers.extend(node.output.iter().map(|name| (name.clone(), index)));
+    }
+    for info in &graph.output {
+        *uses.entry(info.name.clone()).or_default() += 1;
+    }
+
+    let mut taken: FxHashSet<String> = makers.keys().chain(uses.keys()).cloned().collect();
+    taken.extend(graph.input.iter().map(|info| info.name.clone()));
+    taken.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
+    let mut doubtful = Vec::with_capacity(names.len());
+    for name in names {
+        let Some(index) = makers.remove(&**name) else { continue };
+        // The node stays if something else needs it; then it makes a value that nothing uses.
+        let mut other = format!("{name}/computed");
+        while !taken.insert(other.clone()) {
+            other.push('_');
+        }
+        if let Some(output) = graph.node[index].output.iter_mut().find(|output| **output == **name) {
+            *output = other;
+        }
+        doubtful.push(index);
+    }
+    let mut gone = vec![false; graph.node.len()];
+    let mut unused: FxHashSet<String> = FxHashSet::default();
+    let is_used =
+        |uses: &FxHashMap<String, usize>, name: &str| uses.get(name).is_some_and(|&count| count > 0);
+    while let Some(index) = doubtful.pop() {
+        if gone[index] || graph.node[index].output.iter().any(|name| is_used(&uses, name)) {
+            continue;
+        }
+        gone[index] = true;
+        for name in &inputs[index] {
+            let count = uses.get_mut(name).expect("the use was counted");
+            *count -= 1;
+            if *count == 0 {
+                match makers.get(name) {
+                    Some(&maker) => doubtful.push(maker),
+                    None => drop(unused.insert(name.clone())),
+                }
+            }
+        }
+    }
+    let mut index = 0;
+    graph.node.retain(|_| {
+        index += 1;
+        !gone[index - 1]
+    });
+    graph.initializer.retain(|tensor| !unused.contains(&tensor.name));
+    let is_unused = |values: &ortrain_onnx::proto::TensorProto| unused.contains(&values.name);
+    graph.sparse_initializer.retain(|sparse| !sparse.values.as_ref().is_some_and(is_unused));
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_onnx::{NodeProto, ValueInfoProto};
+
+    use super::*;
+
+    fn strings(list: &[&str]) -> Vec<String> {
+        list.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn node(inputs: &[&str], outputs: &[&str]) -> NodeProto {
+        NodeProto { input: strings(inputs), output: strings(outputs), ..NodeProto::default() }
+    }
+
+    fn graph(nodes: &[NodeProto], initializers: &[&str], output: &str) -> GraphProto {
+        let tensor = |&name: &&str| tensor_to_proto(name, &Tensor::f32(&[1], &[1.0]));
+        GraphProto {
+            node: nodes.to_vec(),
+            initializer: initializers.iter().map(tensor).collect(),
+            output: vec![ValueInfoProto { name: output.into(), ..ValueInfoProto::default() }],
+            ..GraphProto::default()
+        }
+    }
+
+    fn left(mut graph: GraphProto, names: &[&str]) -> (Vec<Vec<String>>, Vec<String>) {
+        let names: Vec<Arc<str>> = names.iter().map(|&name| name.into()).collect();
+        remove_makers(&mut graph, &names);
+        (
+            graph.node.into_iter().map(|node| node.output).collect(),
+            graph.initializer.into_iter().map(|tensor| tensor.name).collect(),
+        )
+    }
+
+    #[test]
+    fn makers_go_with_what_only_they_need() {
+        let nodes = [node(&["a"], &["b"]), node(&["b", "b", "c"], &["w"]), node(&["x", "w", "c"], &["y"])];
+        let made = left(graph(&nodes, &["a", "c", "d"], "y"), &["w"]);
+        assert_eq!(made, (vec![strings(&["y"])], strings(&["c", "d"])));
+    }
+
+    #[test]
+    fn a_maker_stays_for_what_else_it_makes() {
+        let nodes = [node(&["a"], &["w", "v"]), node(&["w", "v", "w/computed"], &["y"])];
+        let made = left(graph(&nodes, &["a", "w/computed"], "y"), &["w"]);
+        let kept = vec![strings(&["w/computed_", "v"]), strings(&["y"])];
+        assert_eq!(made, (kept, strings(&["a", "w/computed"])));
+        let made = left(graph(&nodes, &["a", "w/computed"], "y"), &["w", "v"]);
+        assert_eq!(made, (vec![strings(&["y"])], strings(&["w/computed"])));
+    }
+
+    #[test]
+    fn outputs_are_uses() {
+        let nodes = [node(&["a"], &["b"]), node(&["b"], &["w"])];
+        let made = left(graph(&nodes, &["a"], "b"), &["w"]);
+        assert_eq!(made, (vec![strings(&["b"])], strings(&["a"])));
+    }
+}
