@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
-    GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc, ScatterKernel, Scratch,
+    ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc,
+    ScatterKernel, Scratch,
 };
 use ortrain_program::{
     Bindings, Entry, Executable, Instruction, Program, RunError, Scalars, Step, UnsupportedOnBackend,
@@ -18,6 +19,7 @@ use crate::addresses::Addresses;
 enum Kernel {
     Nest(Box<NestKernel>),
     MatMul(GemmKernel),
+    Conv(ConvKernel),
     Scatter(ScatterKernel),
 }
 
@@ -37,7 +39,12 @@ impl Kernel {
                 };
                 GemmKernel::new(&desc, isa).map(Kernel::MatMul)
             }
-            Step::Conv(_) | Step::Window(_) => Err("there is no kernel for it".to_owned()),
+            Step::Conv(c) => {
+                let [a, b] = [c.a, c.b].map(|id| program.buffer(id).dtype);
+                let desc = ConvDesc { shape: c.shape.clone(), a, b, epilogue: c.epilogue.nest.clone() };
+                ConvKernel::new(&desc, isa).map(Kernel::Conv)
+            }
+            Step::Window(_) => Err("there is no kernel for it".to_owned()),
             Step::ScatterAdd(s) => {
                 let desc = ScatterDesc {
                     outer: s.outer,
@@ -56,6 +63,7 @@ impl Kernel {
         match self {
             Kernel::Nest(kernel) => kernel.scratch_bytes(threads),
             Kernel::MatMul(kernel) => kernel.scratch_bytes(threads),
+            Kernel::Conv(kernel) => kernel.scratch_bytes(threads),
             Kernel::Scatter(_) => 0,
         }
     }
@@ -110,6 +118,13 @@ impl CpuExecutable {
             (Kernel::MatMul(kernel), Step::MatMul(m)) => {
                 let buffers = [m.a, m.b].into_iter();
                 let epilogue = m.epilogue.reads[1..].iter().chain(&m.epilogue.writes).copied();
+                let bases = addresses.all(buffers.chain(epilogue));
+                // SAFETY: as said above.
+                unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::Conv(kernel), Step::Conv(c)) => {
+                let buffers = [c.a, c.b].into_iter();
+                let epilogue = c.epilogue.reads[1..].iter().chain(&c.epilogue.writes).copied();
                 let bases = addresses.all(buffers.chain(epilogue));
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }

@@ -4,6 +4,7 @@
 //!
 //! - [`NestKernel`] runs an [`ortrain_expr::Nest`]: maps, and reductions along rows or down columns.
 //! - [`GemmKernel`] multiplies matrices, with a nest over the finished product as its epilogue.
+//! - [`ConvKernel`] convolves, or makes the gradients of a convolution's operands, with an epilogue of the same kind.
 //! - [`ScatterKernel`] adds rows into the rows that indices name.
 //! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
 //! - [`Limits`] are what the machine can do at most, measured.
@@ -18,6 +19,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("registers and constants are laid out for little-endian machines");
 
+mod conv;
 mod gemm;
 mod isa;
 pub mod limits;
@@ -28,6 +30,7 @@ mod tape;
 pub mod vecmath;
 mod views;
 
+pub use conv::{ConvDesc, ConvKernel};
 pub use gemm::{GemmDesc, GemmKernel};
 pub use isa::Isa;
 pub use limits::Limits;

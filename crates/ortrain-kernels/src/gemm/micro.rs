@@ -5,13 +5,13 @@ use crate::tape::number::Number;
 
 /// Multiplies a few rows of A with a few columns of B, keeping the sums in registers.
 #[derive(Clone, Copy)]
-pub(super) struct Micro<T: 'static> {
+pub(crate) struct Micro<T: 'static> {
     /// Rows, at most.
-    pub(super) mr: usize,
+    pub(crate) mr: usize,
     /// Columns, always.
-    pub(super) nr: usize,
+    pub(crate) nr: usize,
     /// One function for each number of rows from 1 on.
-    pub(super) run: &'static [Run<T>],
+    pub(crate) run: &'static [Run<T>],
 }
 
 /// `C = A·B`, or `C += A·B` if the last argument says so: (k; A, its steps by row and by column; B, its step by row,
@@ -20,10 +20,10 @@ pub(super) struct Micro<T: 'static> {
 /// # Safety
 /// The elements of A, B and C that the sizes and steps name are valid for reads, those of C for writes; the machine has
 /// the level that the kernel is of.
-type Run<T> = unsafe fn(usize, *const T, isize, isize, *const T, isize, *mut T, isize, bool);
+pub(crate) type Run<T> = unsafe fn(usize, *const T, isize, isize, *const T, isize, *mut T, isize, bool);
 
 /// An element type that products are computed in.
-pub(super) trait Real: Number {
+pub(crate) trait Real: Number {
     const BYTES: usize = size_of::<Self>();
     fn micro(isa: Isa) -> Micro<Self>;
     /// `a * b + c`, as the level does it.

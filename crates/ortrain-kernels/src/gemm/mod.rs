@@ -9,8 +9,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod micro;
-mod pack;
+pub(crate) mod micro;
+pub(crate) mod pack;
 mod portable;
 mod thin;
 

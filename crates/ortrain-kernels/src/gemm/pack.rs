@@ -8,12 +8,12 @@ use crate::tape::number::{Brain, Half, Stored};
 
 /// A block of a matrix as packing sees it: `lines` run across the panels (rows of A, columns of B), `depth` is k.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
-    pub(super) at: *const u8,
-    pub(super) line_step: isize,
-    pub(super) depth_step: isize,
-    pub(super) lines: usize,
-    pub(super) depth: usize,
+pub(crate) struct Block {
+    pub(crate) at: *const u8,
+    pub(crate) line_step: isize,
+    pub(crate) depth_step: isize,
+    pub(crate) lines: usize,
+    pub(crate) depth: usize,
 }
 
 struct Pack<S: Stored> {
@@ -82,7 +82,7 @@ impl<S: Stored> Work for Pack<S> {
 /// # Safety
 /// `at` and the steps name elements that are valid for reads; `to` has room for `lines` rounded up to whole panels,
 /// times `depth`. `dtype` is computed as `T`.
-pub(super) unsafe fn pack<T: Real>(isa: Isa, dtype: DType, block: Block, panel: usize, to: *mut T) {
+pub(crate) unsafe fn pack<T: Real>(isa: Isa, dtype: DType, block: Block, panel: usize, to: *mut T) {
     macro_rules! go {
         ($s:ty, $zero:literal) => {
             isa.run(Pack::<$s> { block, panel, to: to.cast(), zero: $zero })

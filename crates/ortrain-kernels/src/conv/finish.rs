@@ -1,0 +1,152 @@
+//! From finished blocks of the result to what the epilogue stores.
+
+use ortrain_expr::{ConvPass, DType, Inst, OutOfRange, Type};
+
+use super::ConvDesc;
+use crate::gemm::micro::Real;
+use crate::isa::Isa;
+use crate::tape::{Drive, Failure, Plan, Site, Tape};
+use crate::views::{Parts, RunScalars};
+
+/// The result as rows: `images × channels` planes of `plane` adjacent elements.
+#[derive(Debug)]
+pub(super) struct Finish {
+    pub(super) tape: Tape,
+    /// Channels of an image (rows of a filter's gradient).
+    pub(super) channels: usize,
+    /// Elements of a plane (of a row).
+    pub(super) plane: usize,
+    /// Where the result starts in the only store, if it goes there as it is.
+    direct: Option<isize>,
+    store: usize,
+}
+
+/// A rectangle of the result: a range of channels of one image, and a range of each one's plane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rect {
+    pub(super) image: usize,
+    pub(super) channels: (usize, usize),
+    pub(super) places: (usize, usize),
+}
+
+impl Finish {
+    pub(super) fn new<T: Real>(desc: &ConvDesc, isa: Isa) -> Result<Finish, String> {
+        let nest = &desc.epilogue;
+        let [_, _, dims] = desc.shape.operands();
+        if nest.dims != dims {
+            return Err(format!(
+                "an epilogue over {:?} of a result {:?}",
+                nest.dims.as_slice(),
+                dims.as_slice()
+            ));
+        }
+        if nest.inner != 0 {
+            return Err("an epilogue reduces nothing".to_owned());
+        }
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        if nest.loads.first().is_none_or(|load| load.dtype != real) {
+            return Err(format!("load 0 of the epilogue is the result, of type {real}"));
+        }
+        let along: Vec<usize> = (0..dims.len()).collect();
+        let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &along, product: true };
+        let tape = Tape::new(&plan, isa)?;
+        let (channels, plane) = match desc.shape.pass {
+            ConvPass::Output | ConvPass::InputGradient => (dims[1], dims[2..].iter().product()),
+            ConvPass::FilterGradient => (dims[0], dims[1..].iter().product()),
+        };
+        let mut direct = None;
+        if let ([store], [_]) = (nest.stores.as_slice(), nest.loads.as_slice()) {
+            let (inst, ty) = nest.expr.insts()[usize::from(nest.expr.outputs()[0].0)];
+            let plain = inst == Inst::Load(0) && ty == Type::of(real) && store.dtype == real;
+            let mut step = 1;
+            let mut row_major = true;
+            for (&dim, &stride) in dims.iter().zip(&store.strides).rev() {
+                row_major &= dim == 1 || stride == step;
+                step *= dim as isize;
+            }
+            if plain && row_major && !nest.expr.can_fail() {
+                direct = Some(store.offset as isize);
+            }
+        }
+        Ok(Finish { tape, channels, plane, direct, store: 1 + nest.loads.len() })
+    }
+
+    fn linear(&self, image: usize, channel: usize, place: usize) -> usize {
+        (image * self.channels + channel) * self.plane + place
+    }
+
+    /// Before the first task of a run.
+    ///
+    /// # Safety
+    /// The workers' pieces start with the tape's frame.
+    pub(super) unsafe fn open(&self, parts: Parts) {
+        for worker in 0..parts.workers {
+            // SAFETY: a frame starts with a failure.
+            unsafe { parts.of(worker).cast::<Failure>().write(Failure::NONE) };
+        }
+    }
+
+    /// After the last task of a run.
+    ///
+    /// # Safety
+    /// As [`Finish::open`], and all tasks are done.
+    pub(super) unsafe fn close(&self, parts: Parts) -> Result<(), OutOfRange> {
+        // SAFETY: the caller's contract.
+        let failures = (0..parts.workers).map(|worker| unsafe { parts.of(worker).cast::<Failure>().read() });
+        failures.min().unwrap_or(Failure::NONE).result()
+    }
+
+    /// Runs the epilogue over a rectangle whose values lie at `block`, channel by channel, `step` elements apart.
+    ///
+    /// # Safety
+    /// The contract of [`super::ConvKernel::run`]; `frame` is that of the worker alone; the rectangle lies in the
+    /// result, is not empty and nobody else's.
+    pub(super) unsafe fn run<T: Real>(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        frame: *mut u8,
+        rect: Rect,
+        block: *const T,
+        step: usize,
+    ) {
+        let tape = &self.tape;
+        let (first, count) = (self.linear(rect.image, rect.channels.0, rect.places.0), rect.places.1);
+        if let Some(offset) = self.direct {
+            let to = bases[self.store].cast::<T>().wrapping_offset(offset).wrapping_add(first);
+            for c in 0..rect.channels.1 {
+                let (from, to) = (block.wrapping_add(c * step), to.wrapping_add(c * self.plane));
+                // SAFETY: the caller's contract: elements of the block and of the store.
+                unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), count * T::BYTES) };
+            }
+            return;
+        }
+        let site = |product: *const T| Site {
+            tape,
+            // Slot 0 is never taken from `bases`, so that slots count from B on.
+            bases: &bases[1..],
+            scalars,
+            frame,
+            product: product.cast(),
+        };
+        let run = |first: usize, count: usize, mut product: *const T| {
+            let mut start = first;
+            while start < first + count {
+                let n = tape.tile.min(first + count - start);
+                // SAFETY: the caller's contract.
+                unsafe { site(product).run(&tape.stages[0].body, 0, start, n) };
+                start += n;
+                product = product.wrapping_add(n);
+            }
+        };
+        // SAFETY: the caller's contract; these operations load from index zero only, and the space has one.
+        unsafe { site(std::ptr::null()).run(&tape.once, 0, 0, tape.tile) };
+        if count == self.plane && step == count {
+            run(first, rect.channels.1 * count, block);
+        } else {
+            for c in 0..rect.channels.1 {
+                run(first + c * self.plane, count, block.wrapping_add(c * step));
+            }
+        }
+    }
+}

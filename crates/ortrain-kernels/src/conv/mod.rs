@@ -1,0 +1,123 @@
+//! Convolutions and the gradients of their operands, with a nest over the finished result.
+//!
+//! Every pass is a product of matrices, one for each group of channels, of which one operand (or both) is a tensor seen
+//! through sliding windows: an element of the tensor occurs in it as often as windows cover it. That matrix is never
+//! made as a whole: its panels are packed when they are needed.
+
+mod finish;
+mod general;
+
+use std::fmt;
+
+use ortrain_expr::{ConvShape, DType, Nest, OutOfRange, Type};
+
+use crate::gemm::micro::Real;
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::views::{RunScalars, Scratch};
+use finish::Finish;
+
+/// A convolution, or the gradient of one.
+#[derive(Clone, Debug)]
+pub struct ConvDesc {
+    /// What is computed, and the sizes.
+    pub shape: ConvShape,
+    /// Element type of operand A ([`ConvShape::operands`]).
+    pub a: DType,
+    /// Element type of operand B.
+    pub b: DType,
+    /// What becomes of the result, over its dimensions. Its load 0 is the result itself: it has no buffer, its access
+    /// says only the type (`F32`, or `F64` if both operands are). The other loads and the stores are buffers.
+    pub epilogue: Nest,
+}
+
+/// A compiled [`ConvDesc`].
+pub struct ConvKernel {
+    engine: Box<dyn Engine>,
+    buffers: usize,
+}
+
+impl fmt::Debug for ConvKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConvKernel").finish_non_exhaustive()
+    }
+}
+
+/// A way to compute a convolution.
+trait Engine: Send + Sync {
+    fn finish(&self) -> &Finish;
+    /// Bytes of scratch memory that all workers share, and of that which each has for itself.
+    fn scratch(&self) -> (usize, usize);
+    /// # Safety
+    /// The contract of [`ConvKernel::run`].
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange>;
+}
+
+impl ConvKernel {
+    /// Compiles a convolution.
+    ///
+    /// # Errors
+    /// What is wrong with the description: sizes that cannot be counted, operands that are not floats of one compute
+    /// type, an epilogue that reduces, is not well typed or not over the result.
+    pub fn new(desc: &ConvDesc, isa: Isa) -> Result<ConvKernel, String> {
+        if let Some(fault) = desc.shape.fault() {
+            return Err(fault);
+        }
+        let double = match (desc.a, desc.b) {
+            (DType::F64, DType::F64) => true,
+            (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
+            (a, b) => return Err(format!("a convolution of {a} and {b}")),
+        };
+        let engine = if double { choose::<f64>(desc, isa)? } else { choose::<f32>(desc, isa)? };
+        let nest = &desc.epilogue;
+        Ok(ConvKernel { engine, buffers: 1 + nest.loads.len() + nest.stores.len() })
+    }
+
+    /// Whether a run can fail (the epilogue holds a guard).
+    #[must_use]
+    pub fn can_fail(&self) -> bool {
+        self.engine.finish().tape.can_fail
+    }
+
+    /// Bytes of scratch memory for a run on so many threads.
+    #[must_use]
+    pub fn scratch_bytes(&self, threads: usize) -> usize {
+        let (shared, each) = self.engine.scratch();
+        shared + threads.max(1) * each
+    }
+
+    /// Computes the convolution and its epilogue. Allocates nothing, and gives the same bits on any number of threads.
+    ///
+    /// `bases` holds the start of each buffer: A, B, the epilogue's loads but the first, its stores.
+    ///
+    /// # Errors
+    /// The first guard of the epilogue that fails, in index order. Stores have been made all the same.
+    ///
+    /// # Panics
+    /// When `bases` or `scratch` are not what the kernel asked for.
+    ///
+    /// # Safety
+    /// As [`crate::NestKernel::run`], where A and B are loads of whole row-major tensors, which no store may overlap.
+    pub unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        assert_eq!(bases.len(), self.buffers, "one pointer for each buffer");
+        // SAFETY: the caller's contract.
+        unsafe { self.engine.run(bases, scalars, pool, scratch) }
+    }
+}
+
+fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn Engine>, String> {
+    let finish = Finish::new::<T>(desc, isa)?;
+    Ok(Box::new(general::General::<T>::new(desc, isa, finish)))
+}

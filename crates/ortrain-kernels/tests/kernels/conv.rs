@@ -1,0 +1,410 @@
+//! Convolutions against sums in f64 that follow the definition word by word.
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Nest, OutOfRange, Scalar, SlidingAxis, Type,
+};
+use ortrain_kernels::{ConvDesc, ConvKernel, Isa, Pool};
+use proptest::prelude::*;
+
+use crate::common::*;
+
+const PASSES: [ConvPass; 3] = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
+
+/// An axis whose output covers the padded input, as most have.
+fn axis(input: usize, kernel: usize, stride: usize, dilation: usize, pads: [isize; 2]) -> SlidingAxis {
+    let padded = input as isize + pads[0] + pads[1];
+    let window = (dilation * (kernel.max(1) - 1) + 1) as isize;
+    let output = if padded < window { 0 } else { (padded - window) as usize / stride + 1 };
+    SlidingAxis { input, output, kernel, stride, dilation, before: pads[0] }
+}
+
+fn shape(pass: ConvPass, batch: usize, channels: [usize; 3], axes: &[SlidingAxis]) -> ConvShape {
+    let [groups, channels_in, channels_out] = channels;
+    ConvShape { pass, batch, groups, channels_in, channels_out, axes: axes.iter().copied().collect() }
+}
+
+fn flat(dims: &[usize], index: &[usize]) -> usize {
+    dims.iter().zip(index).fold(0, |position, (&dim, &i)| position * dim + i)
+}
+
+/// The sums, row-major, and the sums of magnitudes that errors are measured by.
+fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
+    let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = desc.shape;
+    let [a_dims, b_dims, dims] = desc.shape.operands();
+    let decode = |dtype: DType, bytes: &[u8]| -> Vec<f64> {
+        (0..bytes.len() / dtype.size()).map(|i| get(bytes, dtype, i).to_f64()).collect()
+    };
+    let (a, b) = (decode(desc.a, &inputs[0]), decode(desc.b, &inputs[1]));
+    let count = dims.iter().product();
+    let (mut sums, mut scale) = (vec![0.0; count], vec![0.0; count]);
+    let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
+    let kernels: Vec<usize> = axes.iter().map(|axis| axis.kernel).collect();
+    let mut pairs = Vec::new();
+    for output in indices(&outputs) {
+        for cell in indices(&kernels) {
+            let places = axes.iter().zip(&output).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
+            if let Some(input) = places.collect::<Option<Vec<_>>>() {
+                pairs.push((output.clone(), cell.clone(), input));
+            }
+        }
+    }
+    for head in indices(&[batch, groups, channels_in, channels_out]) {
+        let [n, g, c, m] = head.try_into().unwrap();
+        for (output, cell, input) in &pairs {
+            let x = [&[n, g * channels_in + c], input.as_slice()].concat();
+            let y = [&[n, g * channels_out + m], output.as_slice()].concat();
+            let w = [&[g * channels_out + m, c], cell.as_slice()].concat();
+            let (first, second, to) = match pass {
+                ConvPass::Output => (x, w, y),
+                ConvPass::InputGradient => (y, w, x),
+                ConvPass::FilterGradient => (y, x, w),
+            };
+            let term = a[flat(&a_dims, &first)] * b[flat(&b_dims, &second)];
+            sums[flat(&dims, &to)] += term;
+            scale[flat(&dims, &to)] += term.abs();
+        }
+    }
+    (sums, scale)
+}
+
+fn run_conv(
+    desc: &ConvDesc,
+    isa: Isa,
+    threads: usize,
+    inputs: &[Vec<u8>],
+    outs: &[Vec<u8>],
+) -> Result<Vec<Vec<u8>>, OutOfRange> {
+    let kernel = ConvKernel::new(desc, isa).unwrap();
+    let pool = Pool::new(threads);
+    let mut memory = Memory::new(kernel.scratch_bytes(threads));
+    let (mut inputs, mut outs) = (inputs.to_vec(), outs.to_vec());
+    let bases: Vec<*mut u8> = inputs.iter_mut().chain(&mut outs).map(Vec::as_mut_ptr).collect();
+    // SAFETY: buffers have the lengths that the shapes say, and belong to this test.
+    unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }?;
+    Ok(outs)
+}
+
+fn random_tensor(random: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len * dtype.size()];
+    (0..len).for_each(|i| put(&mut bytes, dtype, i, Scalar::F64(random.unit())));
+    bytes
+}
+
+fn operands(desc: &ConvDesc, random: &mut Random) -> [Vec<u8>; 2] {
+    let [a, b, _] = desc.shape.operands();
+    [random_tensor(random, desc.a, a.iter().product()), random_tensor(random, desc.b, b.iter().product())]
+}
+
+/// A description whose result is stored as it is.
+fn plain(shape: ConvShape, [a, b]: [DType; 2], store: Option<Access>) -> ConvDesc {
+    let [_, _, dims] = shape.operands();
+    let (dtype, ty) = if a == DType::F64 { (DType::F64, Type::F64) } else { (DType::F32, Type::F32) };
+    let mut builder = Builder::new();
+    let result = builder.load(0, ty);
+    let epilogue = Nest {
+        inner: 0,
+        loads: vec![Access::contiguous(dtype, &dims)],
+        expr: builder.finish(&[result]),
+        reductions: Vec::new(),
+        stores: vec![store.unwrap_or_else(|| Access::contiguous(dtype, &dims))],
+        dims,
+    };
+    ConvDesc { shape, a, b, epilogue }
+}
+
+fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
+    let store = &desc.epilogue.stores[0];
+    let inputs = operands(desc, random);
+    let outs = [vec![0xee; store.len * store.dtype.size()]];
+    let (sums, scale) = convolve(desc, &inputs);
+    let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype) {
+        (DType::F64, DType::F64) => 1e-14,
+        (DType::F16, _) => 1e-3,
+        _ => 1e-6,
+    };
+    for isa in Isa::available() {
+        let got = run_conv(desc, isa, 1, &inputs, &outs).unwrap();
+        for threads in [2, 3] {
+            let more = run_conv(desc, isa, threads, &inputs, &outs).unwrap();
+            assert!(got == more, "{what}: {threads} threads change bits at {isa}");
+        }
+        let mut touched = vec![false; store.len];
+        for (i, index) in indices(&desc.epilogue.dims).into_iter().enumerate() {
+            let moved: isize =
+                store.strides.iter().zip(&index).map(|(&stride, &i)| stride * i as isize).sum();
+            let at = (store.offset as isize + moved) as usize;
+            touched[at] = true;
+            let got = get(&got[0], store.dtype, at).to_f64();
+            assert!(
+                (got - sums[i]).abs() <= epsilon * (1.0 + scale[i]),
+                "{what} at {isa}: {index:?} is {got}, not {}",
+                sums[i]
+            );
+        }
+        for (i, touched) in touched.iter().enumerate() {
+            let size = store.dtype.size();
+            let kept = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
+            assert!(*touched || kept, "{what} at {isa}: wrote element {i}, which is none of the result's");
+        }
+    }
+}
+
+fn check_passes(batch: usize, channels: [usize; 3], axes: &[SlidingAxis], random: &mut Random) {
+    for pass in PASSES {
+        let shape = shape(pass, batch, channels, axes);
+        check(&plain(shape.clone(), [DType::F32; 2], None), random, &format!("{shape:?}"));
+    }
+}
+
+fn square(input: usize, kernel: usize, stride: usize, pad: isize) -> [SlidingAxis; 2] {
+    [axis(input, kernel, stride, 1, [pad; 2]); 2]
+}
+
+/// What networks are made of, but smaller; depths, rows and columns go beyond one block somewhere.
+#[test]
+fn layers_of_networks() {
+    let mut random = Random(1);
+    for (batch, channels, axes) in [
+        (2, [1, 1, 6], square(14, 5, 1, 2)),
+        (3, [1, 6, 16], square(14, 5, 1, 0)),
+        (1, [1, 3, 20], square(32, 7, 2, 3)),
+        (2, [1, 33, 40], square(12, 3, 1, 1)),
+        (1, [1, 40, 20], square(13, 3, 2, 1)),
+        (3, [1, 64, 130], square(7, 3, 1, 1)),
+        (5, [1, 70, 70], square(3, 1, 1, 0)),
+        (2, [1, 24, 36], square(16, 1, 1, 0)),
+        (2, [1, 24, 36], square(9, 1, 2, 0)),
+        (1, [1, 300, 7], square(4, 1, 1, 0)),
+        (2, [4, 6, 10], square(8, 3, 1, 1)),
+        (2, [20, 1, 1], square(12, 3, 1, 1)),
+        (2, [20, 1, 1], square(12, 3, 2, 1)),
+        (3, [33, 1, 1], square(3, 3, 1, 1)),
+        (2, [5, 1, 1], square(48, 3, 2, 1)),
+        (1, [7, 1, 2], square(11, 5, 1, 2)),
+        (2, [7, 2, 1], square(11, 3, 3, 0)),
+    ] {
+        check_passes(batch, channels, &axes, &mut random);
+    }
+}
+
+#[test]
+fn sizes_zero_and_one() {
+    let mut random = Random(2);
+    let one = axis(1, 1, 1, 1, [0, 0]);
+    check_passes(1, [1, 1, 1], &[one], &mut random);
+    check_passes(1, [1, 1, 1], &[one, one], &mut random);
+    check_passes(0, [1, 2, 3], &square(5, 3, 1, 1), &mut random);
+    check_passes(2, [0, 2, 3], &square(5, 3, 1, 1), &mut random);
+    check_passes(2, [1, 0, 3], &square(5, 3, 1, 1), &mut random);
+    check_passes(2, [1, 3, 0], &square(5, 3, 1, 1), &mut random);
+    check_passes(2, [3, 1, 1], &square(5, 0, 1, 1), &mut random);
+    check_passes(2, [1, 3, 2], &square(5, 0, 1, 1), &mut random);
+    // A kernel that is larger than the padded image: no output.
+    check_passes(2, [1, 3, 2], &square(2, 5, 1, 1), &mut random);
+    check_passes(2, [3, 1, 1], &square(2, 5, 1, 1), &mut random);
+    // No input at all, all padding.
+    check_passes(2, [1, 3, 2], &square(0, 3, 1, 2), &mut random);
+    check_passes(2, [3, 1, 1], &square(0, 3, 1, 2), &mut random);
+    // Output beyond the input, and input that no window covers.
+    for before in [-7, -2, 0, 3, 20] {
+        for stride in 1..4 {
+            let far = SlidingAxis { input: 5, output: 9, kernel: 2, stride, dilation: 2, before };
+            check_passes(2, [1, 2, 3], &[far, one, far], &mut random);
+            check_passes(2, [2, 1, 1], &[far, far], &mut random);
+        }
+    }
+}
+
+#[test]
+fn windows_that_reach_far() {
+    let mut random = Random(3);
+    let far = SlidingAxis {
+        input: 4,
+        output: 3,
+        kernel: 3,
+        stride: 1,
+        dilation: 1_000_000_000,
+        before: 1_000_000_001,
+    };
+    check_passes(2, [1, 2, 2], &[far], &mut random);
+    check_passes(2, [2, 1, 1], &[far, far], &mut random);
+    let wide = SlidingAxis { stride: 1 << 40, ..far };
+    check_passes(2, [1, 2, 2], &[wide, far], &mut random);
+    check_passes(2, [3, 1, 1], &[wide, far], &mut random);
+}
+
+fn any_axis(random: &mut Random) -> SlidingAxis {
+    let pads = [random.below(5), random.below(5)].map(|pad| pad as isize);
+    let (kernel, stride, dilation) = (1 + random.below(5), 1 + random.below(3), 1 + random.below(3));
+    let mut axis = axis(1 + random.below(12), kernel, stride, dilation, pads);
+    if random.chance(10) {
+        axis.output = random.below(9);
+    }
+    if random.chance(10) {
+        axis.before = random.below(12) as isize - 6;
+    }
+    axis
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_shape(seed: u64) {
+        let mut random = Random(seed);
+        let rank = random.pick(&[1, 2, 2, 2, 3]);
+        let axes: Vec<SlidingAxis> = (0..rank).map(|_| any_axis(&mut random)).collect();
+        let most = [40, 12, 4][rank - 1];
+        let channels = match random.below(4) {
+            0 => [1 + random.below(40), 1, 1],
+            1 => [1 + random.below(3), 1 + random.below(4), 1 + random.below(4)],
+            _ => [1, 1 + random.below(most), 1 + random.below(most)],
+        };
+        let shape = shape(random.pick(&PASSES), random.below(4), channels, &axes);
+        let double = random.chance(20);
+        let narrow = random.chance(20);
+        let types: &[DType] = match (double, narrow) {
+            (true, _) => &[DType::F64],
+            (false, false) => &[DType::F32],
+            (false, true) => &[DType::F32, DType::F16, DType::BF16],
+        };
+        let dtypes = [random.pick(types), random.pick(types)];
+        let [_, _, dims] = shape.operands();
+        let out = random.pick(&[DType::F32, DType::F32, DType::F64, DType::F16]);
+        let store = random.chance(40).then(|| random_access(&mut random, out, &dims, true, &[]));
+        let desc = plain(shape, dtypes, store);
+        check(&desc, &mut random, &format!("{desc:?}"));
+    }
+}
+
+/// `relu(result * 0.5 + bias[channel]) + 2 * old`, in place, and the result itself in half precision beside it.
+fn with_everything(shape: ConvShape) -> ConvDesc {
+    let [_, _, dims] = shape.operands();
+    let f32 = Access::contiguous(DType::F32, &dims);
+    let strides = (0..dims.len()).map(|axis| isize::from(axis == 1)).collect();
+    let bias = Access { dtype: DType::F32, offset: 0, strides, len: dims[1] };
+    let mut b = Builder::new();
+    let result = b.load(0, Type::F32);
+    let (alpha, beta) = (b.constant(Type::F32, 0.5), b.constant(Type::F32, 2.0));
+    let (shift, old) = (b.load(1, Type::F32), b.load(2, Type::F32));
+    let scaled = b.mul(result, alpha);
+    let sum = b.add(scaled, shift);
+    let zero = b.constant(Type::F32, 0.0);
+    let positive = b.binary(BinaryOp::Max, sum, zero);
+    let kept = b.mul(old, beta);
+    let sum = b.add(positive, kept);
+    let column = b.coordinate(dims.len() - 1);
+    let column = b.convert(column, Type::F32);
+    let sum = b.add(sum, column);
+    let epilogue = Nest {
+        inner: 0,
+        loads: vec![f32.clone(), bias, f32.clone()],
+        expr: b.finish(&[sum, result]),
+        reductions: Vec::new(),
+        stores: vec![f32, Access::contiguous(DType::F16, &dims)],
+        dims,
+    };
+    ConvDesc { shape, a: DType::F32, b: DType::F32, epilogue }
+}
+
+#[test]
+fn an_epilogue_has_everything_a_nest_has() {
+    let mut random = Random(9);
+    for (batch, channels, axes) in [
+        (2, [1, 5, 7], square(9, 3, 1, 1)),
+        (3, [1, 9, 40], square(6, 3, 2, 1)),
+        (9, [1, 20, 33], square(3, 1, 1, 0)),
+        (2, [3, 2, 4], square(20, 3, 1, 1)),
+        (2, [19, 1, 1], square(9, 3, 2, 1)),
+        (2, [19, 1, 1], square(12, 3, 1, 1)),
+    ] {
+        for pass in PASSES {
+            let desc = with_everything(shape(pass, batch, channels, &axes));
+            let dims = &desc.epilogue.dims;
+            let count: usize = dims.iter().product();
+            let (plane, width) = (dims[2..].iter().product::<usize>(), dims[dims.len() - 1]);
+            let [a, b] = operands(&desc, &mut random);
+            let bias = random_tensor(&mut random, DType::F32, dims[1]);
+            let old = random_tensor(&mut random, DType::F32, count);
+            let (sums, _) = convolve(&desc, &[a.clone(), b.clone()]);
+            for isa in Isa::available() {
+                let kernel = ConvKernel::new(&desc, isa).unwrap();
+                let mut results = Vec::new();
+                for threads in 1..=3 {
+                    let mut memory = Memory::new(kernel.scratch_bytes(threads));
+                    let (mut a, mut b, mut bias) = (a.clone(), b.clone(), bias.clone());
+                    let (mut state, mut half) = (old.clone(), vec![0; count * 2]);
+                    let at = state.as_mut_ptr();
+                    let bases =
+                        [a.as_mut_ptr(), b.as_mut_ptr(), bias.as_mut_ptr(), at, at, half.as_mut_ptr()];
+                    // SAFETY: the old and the new state have equal accesses; the buffers belong to this test.
+                    unsafe { kernel.run(&bases, SCALARS, &Pool::new(threads), memory.scratch()) }.unwrap();
+                    results.push((state, half));
+                }
+                assert!(results[0] == results[1] && results[1] == results[2], "threads change bits");
+                for (i, &sum) in sums.iter().enumerate() {
+                    let bias = get(&bias, DType::F32, i / plane % dims[1]).to_f64();
+                    let old = get(&old, DType::F32, i).to_f64();
+                    let want = (0.5 * sum + bias).max(0.0) + 2.0 * old + (i % width) as f64;
+                    let got = get(&results[0].0, DType::F32, i).to_f64();
+                    assert!(
+                        (got - want).abs() < 1e-4 * (1.0 + want.abs()),
+                        "{pass:?} {i}: {got}, not {want}"
+                    );
+                    let half = get(&results[0].1, DType::F16, i).to_f64();
+                    assert!((half - sum).abs() < 2e-2 + 1e-3 * sum.abs(), "{pass:?} {i}: {half}, not {sum}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_guard_in_an_epilogue_reports_the_first_index() {
+    let shape = shape(ConvPass::Output, 2, [1, 3, 50], &square(40, 3, 1, 1));
+    let [_, _, dims] = shape.operands();
+    let count: usize = dims.iter().product();
+    let mut b = Builder::new();
+    let result = b.load(0, Type::F32);
+    let index = b.load(1, Type::I64);
+    let index = b.guard(index, 5);
+    let index = b.convert(index, Type::F32);
+    let sum = b.add(result, index);
+    let epilogue = Nest {
+        inner: 0,
+        loads: vec![Access::contiguous(DType::F32, &dims), Access::contiguous(DType::I64, &dims)],
+        expr: b.finish(&[sum]),
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(DType::F32, &dims)],
+        dims,
+    };
+    let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, epilogue };
+    let mut values = vec![0i64; count];
+    for (i, at) in [(100_000, -1), (50_010, -2), (50_001, -3), (119_999, -4)] {
+        values[i] = at;
+    }
+    let [a, b] = operands(&desc, &mut Random(1));
+    let inputs = [a, b, values.iter().flat_map(|v| v.to_le_bytes()).collect()];
+    for threads in 1..=3 {
+        let got = run_conv(&desc, Isa::detect(), threads, &inputs, &[vec![0; count * 4]]);
+        assert_eq!(got, Err(OutOfRange { index: -3, bound: 5 }));
+    }
+}
+
+#[test]
+fn wrong_descriptions_are_refused() {
+    let good = plain(shape(ConvPass::Output, 1, [1, 2, 3], &square(5, 3, 1, 1)), [DType::F32; 2], None);
+    let refuse = |change: &dyn Fn(&mut ConvDesc), what: &str| {
+        let mut desc = good.clone();
+        change(&mut desc);
+        assert!(ConvKernel::new(&desc, Isa::PORTABLE).is_err(), "{what}");
+    };
+    ConvKernel::new(&good, Isa::PORTABLE).unwrap();
+    refuse(&|desc| desc.a = DType::I32, "integers");
+    refuse(&|desc| desc.b = DType::F64, "two types");
+    refuse(&|desc| desc.epilogue.loads[0].dtype = DType::F64, "the result is f32");
+    refuse(&|desc| desc.epilogue.loads.clear(), "no result");
+    refuse(&|desc| desc.epilogue.stores[0].len = 3, "the store is too short");
+    refuse(&|desc| desc.shape.batch = 2, "an epilogue over another space");
+    refuse(&|desc| desc.shape.axes[0].dilation = usize::MAX / 2, "positions that overflow");
+}
