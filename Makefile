@@ -39,7 +39,8 @@ demo: build/demo.stamp ## train a perceptron on handwritten digits, with a relea
 test: fmt lint rust doctest pytest stubs types ruff demo ## everything that CI runs
 
 .PHONY: bench
-bench: build/demo.stamp ## import time and step times of the release wheel
+bench: build/demo.stamp ## kernels beside what the machine allows; import and step times of the release wheel
+	cargo bench --package ortrain-kernels --bench kernels
 	$(DEMO)/bin/python benches/steps.py
 
 .PHONY: compare

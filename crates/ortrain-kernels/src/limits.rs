@@ -30,7 +30,7 @@ impl Limits {
     /// 192 MiB of memory, which it gives back.
     #[must_use]
     pub fn measure(isa: Isa, pool: &Pool) -> Limits {
-        Limits { flops: flops(isa, pool), bandwidth: bandwidth(isa, pool, FAR) }
+        Limits { flops: flops(isa, pool, PATIENCE), bandwidth: bandwidth(isa, pool, FAR) }
     }
 
     /// The least seconds in which so much work can be done: the longer of computing and of moving bytes.
@@ -40,10 +40,11 @@ impl Limits {
     }
 }
 
-/// Floating-point operations per second of multiply-adds on registers, all threads of the pool together.
+/// Floating-point operations per second of multiply-adds on registers, all threads of the pool together: the best
+/// round, after so much time.
 #[must_use]
-pub fn flops(isa: Isa, pool: &Pool) -> f64 {
-    const ROUNDS: usize = 100_000;
+pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
+    const ROUNDS: usize = 25_000;
     let threads = pool.num_threads();
     let (lanes, burst): (usize, fn()) = match isa.kind() {
         Kind::Portable => (portable::LANES, || portable::multiply_add(ROUNDS)),
@@ -55,7 +56,7 @@ pub fn flops(isa: Isa, pool: &Pool) -> f64 {
         Kind::Avx512 => (avx512::LANES, || unsafe { avx512::multiply_add(ROUNDS) }),
     };
     let work = (2 * ROUNDS * CHAINS * lanes * threads) as f64;
-    work / best(|| pool.run(threads, threads, &|_, _| burst()))
+    work / best(patience, || pool.run(threads, threads, &|_, _| burst()))
 }
 
 /// Bytes per second of `a = b + c · s` over a working set of so many bytes, all threads of the pool together: each
@@ -69,7 +70,7 @@ pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
     // Filled, since untouched pages are all one page.
     let mut memory = vec![1f32; 3 * share * threads];
     let start = AtomicPtr::new(memory.as_mut_ptr());
-    let seconds = best(|| {
+    let seconds = best(PATIENCE, || {
         pool.run(threads, threads, &|task, _| {
             // SAFETY: tasks have distinct parts of the memory, which lives until the run is over.
             let part = unsafe {
@@ -88,12 +89,12 @@ pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
 }
 
 /// Seconds of the fastest round: others were disturbed.
-fn best(mut round: impl FnMut()) -> f64 {
+fn best(patience: Duration, mut round: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut best = f64::INFINITY;
     // The first round wakes threads and clocks up.
     round();
-    while best == f64::INFINITY || begin.elapsed() < PATIENCE {
+    while best == f64::INFINITY || begin.elapsed() < patience {
         let start = Instant::now();
         round();
         best = best.min(start.elapsed().as_secs_f64());

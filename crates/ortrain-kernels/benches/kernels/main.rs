@@ -1,0 +1,114 @@
+//! Every kernel at the shapes that matter, beside what the machine allows.
+//!
+//! `cargo bench -p ortrain-kernels --bench kernels -- [WORD...]` prints, for each case whose line holds all the words,
+//! the time of its best round and the share of the bound that it reaches. The bound is the longer of its arithmetic at
+//! the measured rate of multiply-adds and its least traffic at the measured bandwidth of a working set of that size
+//! (see [`ortrain_kernels::limits`]), both measured in this run. `ORTRAIN_ISA` caps the level, `THREADS=1,2` lists
+//! numbers of threads.
+//!
+//! A family of kernels adds its list of [`Case`]s to [`cases`].
+#![allow(clippy::print_stdout, reason = "it is what the program is for")]
+
+mod case;
+mod gemm;
+mod nests;
+
+use std::time::{Duration, Instant};
+
+use case::Case;
+use ortrain_kernels::{Isa, Pool, limits};
+
+/// Time that a case goes on for.
+const PATIENCE: Duration = Duration::from_millis(150);
+/// Time of a round: a case's best time in it is compared with the rate of multiply-adds in it.
+const ROUND: Duration = Duration::from_millis(6);
+/// Working sets, in bytes, whose bandwidth is measured.
+const SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
+
+fn cases() -> Vec<Case> {
+    [gemm::cases(), nests::cases()].into_iter().flatten().collect()
+}
+
+fn main() {
+    // Cargo passes flags of its own.
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let isa = Isa::detect();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match std::env::var("THREADS") {
+        Ok(list) => list.split(',').filter_map(|n| n.parse().ok()).collect(),
+        Err(_) if cores > 1 => vec![1, cores],
+        Err(_) => vec![1],
+    };
+    let cases = cases();
+    for threads in threads {
+        let pool = Pool::new(threads);
+        let bandwidth = SETS.map(|bytes| limits::bandwidth(isa, &pool, bytes));
+        let rate = limits::flops(isa, &pool, PATIENCE);
+        let sets = SETS.iter().zip(bandwidth).map(|(bytes, rate)| {
+            let size = if *bytes < 1 << 20 {
+                format!("{} KiB", bytes >> 10)
+            } else {
+                format!("{} MiB", bytes >> 20)
+            };
+            format!("{:.0} GB/s in {size}", rate / 1e9)
+        });
+        println!(
+            "\n{isa}, {threads} thread(s): {:.0} GFLOP/s; {}",
+            rate / 1e9,
+            sets.collect::<Vec<_>>().join(", ")
+        );
+        println!("{:44} {:>10} {:>9} {:>8} {:>8}", "kernel", "time µs", "GFLOP/s", "GB/s", "share");
+        for case in &cases {
+            let line = case.name.to_lowercase();
+            if words.iter().any(|word| !line.contains(&word.to_lowercase())) {
+                continue;
+            }
+            let set = SETS.iter().position(|&bytes| case.bytes <= bytes as f64).unwrap_or(SETS.len() - 1);
+            let memory = case.bytes / bandwidth[set];
+            let Measure { seconds, share, compute } = measure(case, isa, &pool, memory);
+            println!(
+                "{:44} {:>10.1} {:>9.1} {:>8.1} {:>6.0} % {}",
+                case.name,
+                seconds * 1e6,
+                case.flops / seconds / 1e9,
+                case.bytes / seconds / 1e9,
+                share * 100.0,
+                if compute { "of the multiply-adds" } else { "of the bandwidth" }
+            );
+        }
+    }
+}
+
+/// What came out for a case.
+struct Measure {
+    /// Of the fastest run.
+    seconds: f64,
+    /// Median over the rounds of the share of the bound.
+    share: f64,
+    /// Whether the bound is arithmetic.
+    compute: bool,
+}
+
+/// Runs a case in rounds. Clocks change, so each round measures the rate of multiply-adds anew. `memory` are the
+/// seconds that its traffic takes at least.
+fn measure(case: &Case, isa: Isa, pool: &Pool, memory: f64) -> Measure {
+    let mut run = (case.compile)(isa, pool.num_threads());
+    run(pool);
+    let begin = Instant::now();
+    let mut rounds = Vec::new();
+    while rounds.len() < 3 || begin.elapsed() < PATIENCE {
+        let compute = case.flops / (case.rate * limits::flops(isa, pool, ROUND / 8));
+        let round = Instant::now();
+        let mut best = f64::INFINITY;
+        while best == f64::INFINITY || round.elapsed() < ROUND {
+            let start = Instant::now();
+            run(pool);
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        rounds.push((compute.max(memory) / best, best, compute > memory));
+    }
+    rounds.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (share, _, compute) = rounds[rounds.len() / 2];
+    let seconds = rounds.iter().map(|round| round.1).fold(f64::INFINITY, f64::min);
+    Measure { seconds, share, compute }
+}

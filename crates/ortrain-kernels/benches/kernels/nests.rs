@@ -1,0 +1,213 @@
+//! Maps, reductions and scatter-add.
+
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp};
+use ortrain_kernels::{NestKernel, ScatterDesc, ScatterKernel};
+
+use crate::case::{Buffers, Case, SCALARS};
+
+const F32: DType = DType::F32;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for elements in [1 << 10, 1 << 15, 1 << 20, 1 << 23] {
+        cases.push(map("add", elements, 2, 1.0, |b, x| vec![b.add(x[0], x[1])], 1));
+    }
+    for elements in [1 << 15, 1 << 20] {
+        cases.push(map("gelu of a sum", elements, 2, 40.0, gelu, 1));
+        for (name, op) in [
+            ("exp", UnaryOp::Exp),
+            ("log", UnaryOp::Log),
+            ("tanh", UnaryOp::Tanh),
+            ("sigmoid", UnaryOp::Sigmoid),
+            ("erf", UnaryOp::Erf),
+            ("sqrt", UnaryOp::Sqrt),
+        ] {
+            cases.push(map(name, elements, 1, 20.0, move |b, x| vec![b.unary(op, x[0])], 1));
+        }
+    }
+    for elements in [400_000, 25_000_000] {
+        cases.push(adamw(elements));
+    }
+    for dims in [[64, 10], [1024, 1024], [4096, 128]] {
+        cases.push(softmax(dims));
+        cases.push(sum("row sums", dims, 1));
+        cases.push(sum("column sums", dims, 0));
+    }
+    // Statistics of the channels of images, as BatchNormalization wants them.
+    cases.push(channels([8, 96, 24 * 24]));
+    cases.push(channels([4, 64, 56 * 56]));
+    cases.push(scatter([1, 30_000, 1024, 768]));
+    cases.push(scatter([64, 1000, 64, 1]));
+    cases
+}
+
+/// A nest; with `in_place` its stores go to its first loads.
+fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case {
+    let sizes: Vec<usize> = nest.loads.iter().chain(&nest.stores).map(|a| a.len * a.dtype.size()).collect();
+    Case {
+        name,
+        flops,
+        rate: 1.0,
+        bytes: sizes.iter().sum::<usize>() as f64,
+        compile: Box::new(move |isa, threads| {
+            let kernel = NestKernel::new(&nest, isa).expect("a good nest");
+            let loads = nest.loads.len();
+            let mut sizes = sizes.clone();
+            if in_place {
+                sizes.truncate(loads);
+            }
+            let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
+            let stores = nest.stores.len();
+            Box::new(move |pool| {
+                let mut bases = buffers.bases();
+                if in_place {
+                    bases.extend_from_within(..stores);
+                }
+                // SAFETY: buffers are as long as the accesses say, and belong to this case.
+                unsafe { kernel.run(&bases, SCALARS, pool, buffers.scratch()) }.expect("no guards");
+            })
+        }),
+    }
+}
+
+/// An element-wise function; `work` is its arithmetic per element. Several results are updates of the first loads.
+fn map(
+    name: &str,
+    elements: usize,
+    loads: usize,
+    work: f64,
+    build: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
+    stores: usize,
+) -> Case {
+    let mut b = Builder::new();
+    let x: Vec<Reg> = (0..loads).map(|slot| b.load(slot, Type::F32)).collect();
+    let outputs = build(&mut b, &x);
+    let plane = Access::contiguous(F32, &[elements]);
+    let nest = Nest {
+        dims: [elements].into_iter().collect(),
+        inner: 0,
+        loads: vec![plane.clone(); loads],
+        expr: b.finish(&outputs),
+        reductions: Vec::new(),
+        stores: vec![plane; stores],
+    };
+    case(format!("map {name} {elements}"), work * elements as f64, nest, stores > 1)
+}
+
+fn gelu(b: &mut Builder, x: &[Reg]) -> Vec<Reg> {
+    let x = b.add(x[0], x[1]);
+    let half = b.constant(Type::F32, 0.5);
+    let (scale, one) = (b.constant(Type::F32, std::f64::consts::FRAC_1_SQRT_2), b.constant(Type::F32, 1.0));
+    let scaled = b.mul(x, scale);
+    let erf = b.unary(UnaryOp::Erf, scaled);
+    let sum = b.add(erf, one);
+    let halved = b.mul(x, half);
+    vec![b.mul(halved, sum)]
+}
+
+/// Parameter and two moments updated in place from a gradient.
+fn adamw(elements: usize) -> Case {
+    let build = |b: &mut Builder, x: &[Reg]| {
+        let [p, m, v, g] = [x[0], x[1], x[2], x[3]];
+        let mut constant = |value: f64| b.constant(Type::F32, value);
+        let (beta1, rest1, beta2, rest2) = (constant(0.9), constant(0.1), constant(0.999), constant(0.001));
+        let (rate, epsilon, decay) = (constant(1e-3), constant(1e-8), constant(1.0 - 1e-5));
+        let (m, g1) = (b.mul(m, beta1), b.mul(g, rest1));
+        let m = b.add(m, g1);
+        let square = b.mul(g, g);
+        let (v, g2) = (b.mul(v, beta2), b.mul(square, rest2));
+        let v = b.add(v, g2);
+        let root = b.unary(UnaryOp::Sqrt, v);
+        let root = b.add(root, epsilon);
+        let step = b.div(m, root);
+        let step = b.mul(step, rate);
+        let kept = b.mul(p, decay);
+        vec![b.sub(kept, step), m, v]
+    };
+    map("AdamW", elements, 4, 14.0, build, 3)
+}
+
+fn softmax(dims: [usize; 2]) -> Case {
+    let mut b = Builder::new();
+    let x = b.load(0, Type::F32);
+    let most = b.reduced(0, Type::F32);
+    let shifted = b.sub(x, most);
+    let e = b.unary(UnaryOp::Exp, shifted);
+    let total = b.reduced(1, Type::F32);
+    let result = b.div(e, total);
+    let (expr, values) = b.finish_keeping(&[result], &[x, e]);
+    let plane = Access::contiguous(F32, &dims);
+    let nest = Nest {
+        dims: dims.into_iter().collect(),
+        inner: 1,
+        loads: vec![plane.clone()],
+        expr,
+        reductions: vec![
+            Reduction { op: ReduceOp::Max, value: values[0] },
+            Reduction { op: ReduceOp::Sum, value: values[1] },
+        ],
+        stores: vec![plane],
+    };
+    case(format!("nest softmax {}x{}", dims[0], dims[1]), 24.0 * (dims[0] * dims[1]) as f64, nest, false)
+}
+
+/// Sums over one axis of a matrix.
+fn sum(name: &str, dims: [usize; 2], axis: usize) -> Case {
+    let kept = 1 - axis;
+    let mut load = Access::contiguous(F32, &dims);
+    load.strides = [load.strides[kept], load.strides[axis]].into_iter().collect();
+    let nest = sums(&[dims[kept], dims[axis]], 1, load, &[ReduceOp::Sum]);
+    case(format!("nest {name} {}x{}", dims[0], dims[1]), (dims[0] * dims[1]) as f64, nest, false)
+}
+
+/// Sums and sums of squares of the channels of a batch of images.
+fn channels(dims: [usize; 3]) -> Case {
+    let [batch, channels, size] = dims;
+    let mut load = Access::contiguous(F32, &dims);
+    load.strides = [load.strides[1], load.strides[0], load.strides[2]].into_iter().collect();
+    let nest = sums(&[channels, batch, size], 2, load, &[ReduceOp::Sum, ReduceOp::Sum]);
+    let name = format!("nest channel statistics {batch}x{channels}x{size}");
+    case(name, 3.0 * (batch * channels * size) as f64, nest, false)
+}
+
+/// Sums, and with two operations sums of squares, over the last `inner` axes.
+fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
+    let mut b = Builder::new();
+    let x = b.load(0, Type::F32);
+    let square = b.binary(BinaryOp::Mul, x, x);
+    let values = [x, square];
+    let outputs: Vec<Reg> = (0..ops.len()).map(|k| b.reduced(k, Type::F32)).collect();
+    let (expr, values) = b.finish_keeping(&outputs, &values[..ops.len()]);
+    let kept = dims.len() - inner;
+    let mut store = Access::contiguous(F32, &dims[..kept]);
+    store.strides.extend(std::iter::repeat_n(0, inner));
+    Nest {
+        dims: dims.iter().copied().collect(),
+        inner,
+        loads: vec![load],
+        expr,
+        reductions: ops.iter().zip(values).map(|(&op, value)| Reduction { op, value }).collect(),
+        stores: vec![store; ops.len()],
+    }
+}
+
+fn scatter([outer, size, count, inner]: [usize; 4]) -> Case {
+    let desc = ScatterDesc { outer, size, count, inner, dtype: F32, index: DType::I64 };
+    let moved = outer * count * inner;
+    Case {
+        name: format!("scatter {outer}x{count}x{inner} into {size}"),
+        flops: moved as f64,
+        rate: 1.0,
+        bytes: (3 * moved * F32.size() + count * 8) as f64,
+        compile: Box::new(move |isa, _| {
+            let kernel = ScatterKernel::new(desc, isa).expect("a good description");
+            let mut buffers = Buffers::new(&[outer * size * inner * 4, moved * 4], 0);
+            let mut indices: Vec<i64> = (0..count).map(|j| ((j * 7919) % size) as i64).collect();
+            Box::new(move |pool| {
+                let bases = buffers.bases();
+                // SAFETY: buffers are as long as the description says, and belong to this case.
+                unsafe { kernel.run(bases[0], indices.as_mut_ptr().cast(), bases[1], pool) };
+            })
+        }),
+    }
+}
