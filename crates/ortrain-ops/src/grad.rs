@@ -56,6 +56,12 @@ impl Grad<'_> {
         id
     }
 
+    /// Makes another operator of the node, one that computes the same outputs (and further ones, perhaps). `change` is
+    /// given the graph and the node's index in it.
+    pub fn change_node(&mut self, change: impl FnOnce(&mut Graph, usize)) {
+        change(self.graph, self.node_index);
+    }
+
     /// The gradient that arrives at output `k`; `None` stands for zeros.
     #[must_use]
     pub fn output_grad(&self, k: usize) -> Option<ValueId> {

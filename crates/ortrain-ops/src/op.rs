@@ -43,6 +43,17 @@ pub trait Op {
     fn placement(&self) -> Placement {
         Placement::Program
     }
+
+    /// Outputs that take the place of inputs where those are state, as pairs of output and input. They do so when a
+    /// run is over: until then everybody sees the old values, but for the next node that updates the same state.
+    fn updates(&self) -> &'static [(usize, usize)] {
+        &[]
+    }
+
+    /// Whether it writes state in place. Such nodes run after everything that can fail.
+    fn writes_state(&self) -> bool {
+        false
+    }
 }
 
 /// Where an operator runs.
@@ -83,6 +94,8 @@ pub struct Definition {
     pub downgrade: Option<RewriteFn>,
     /// Rewrites a node as other operators, in the newest version.
     pub decompose: Option<RewriteFn>,
+    /// Whether the operator is nothing but its decomposition: then it is differentiated and run as that.
+    pub composition: bool,
 }
 
 impl Definition {
@@ -94,7 +107,16 @@ impl Definition {
         since: &'static [i64],
         build: BuildFn,
     ) -> Definition {
-        Definition { domain, name, since, build, upgrade: None, downgrade: None, decompose: None }
+        Definition {
+            domain,
+            name,
+            since,
+            build,
+            upgrade: None,
+            downgrade: None,
+            decompose: None,
+            composition: false,
+        }
     }
 
     /// With a rewrite from older versions.
@@ -116,5 +138,12 @@ impl Definition {
     pub const fn decompose(mut self, rewrite: RewriteFn) -> Definition {
         self.decompose = Some(rewrite);
         self
+    }
+
+    /// As nothing but a decomposition: gradient, lowering and every backend follow.
+    #[must_use]
+    pub const fn composition(mut self, rewrite: RewriteFn) -> Definition {
+        self.composition = true;
+        self.decompose(rewrite)
     }
 }

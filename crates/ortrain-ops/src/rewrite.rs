@@ -58,10 +58,18 @@ impl<'a> Rewrite<'a> {
         self.input(k).ok_or_else(|| OpError::invalid(format!("input {k} is missing")))
     }
 
-    /// Whether output `k` is used.
+    /// Whether output `k` has a name.
     #[must_use]
     pub fn has_output(&self, k: usize) -> bool {
         self.node.outputs.get(k).copied().flatten().is_some()
+    }
+
+    /// Whether a node or the graph's outputs use output `k`.
+    #[must_use]
+    pub fn is_output_used(&self, k: usize) -> bool {
+        let Some(output) = self.node.outputs.get(k).copied().flatten() else { return false };
+        self.graph.outputs.contains(&output)
+            || self.graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == output))
     }
 
     /// The element type of a value, if known.

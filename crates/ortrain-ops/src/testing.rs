@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
-use ortrain_program::{Bindings, Entry, Given, Reference, RunError, Runner, Scalars, Workspace};
+use ortrain_program::{
+    Bindings, Entry, Given, Memory, Reference, RunError, Runner, Scalars, Schedule, Workspace,
+};
 
 use crate::passes::differentiate::backpropagate;
 use crate::registry::NEWEST_OPSET;
@@ -80,10 +82,17 @@ impl From<Error> for Failure {
     }
 }
 
-/// Runs a graph whose inputs are all given by the user.
-pub(crate) fn run_with(graph: &Graph, inputs: &[Tensor], scalars: Scalars) -> Result<Vec<Tensor>, Failure> {
-    let schedule = Specialiser::new(graph.clone(), vec![Role::User; inputs.len()]).schedule(inputs)?;
-    let runner = Runner::new(Arc::new(Reference), schedule).expect("the reference runs every instruction");
+/// Runs a graph bound to planes; `inputs` are those given by the user. The schedule, and the results.
+pub(crate) fn run_bound(
+    graph: &Graph,
+    roles: Vec<Role>,
+    planes: &[&Memory],
+    inputs: &[Tensor],
+    scalars: Scalars,
+) -> Result<(Arc<Schedule>, Vec<Tensor>), Failure> {
+    let schedule = Specialiser::new(graph.clone(), roles).schedule(inputs)?;
+    let runner =
+        Runner::new(Arc::new(Reference), schedule.clone()).expect("the reference runs every instruction");
     let given: Vec<Given<'_>> = inputs
         .iter()
         .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
@@ -91,7 +100,7 @@ pub(crate) fn run_with(graph: &Graph, inputs: &[Tensor], scalars: Scalars) -> Re
     let mut results: Vec<Option<Tensor>> = vec![None; graph.outputs.len()];
     runner
         .run(
-            &Bindings { planes: &[] },
+            &Bindings { planes },
             &mut Workspace::new(),
             Entry::Overwrite,
             scalars,
@@ -105,7 +114,13 @@ pub(crate) fn run_with(graph: &Graph, inputs: &[Tensor], scalars: Scalars) -> Re
             },
         )
         .map_err(Failure::Run)?;
-    Ok(results.into_iter().map(|tensor| tensor.expect("every output is delivered")).collect())
+    Ok((schedule, results.into_iter().map(|tensor| tensor.expect("every output is delivered")).collect()))
+}
+
+/// Runs a graph whose inputs are all given by the user.
+pub(crate) fn run_with(graph: &Graph, inputs: &[Tensor], scalars: Scalars) -> Result<Vec<Tensor>, Failure> {
+    let roles = vec![Role::User; inputs.len()];
+    Ok(run_bound(graph, roles, &[], inputs, scalars)?.1)
 }
 
 /// Runs a graph whose inputs are all given by the user.

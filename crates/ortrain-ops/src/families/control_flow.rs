@@ -17,9 +17,11 @@ use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
+use crate::passes::decompose::decompose_node;
 use crate::passes::differentiate::backpropagate;
 use crate::passes::fold::fold_node;
 use crate::passes::infer::{infer, infer_node, merge};
+use crate::registry;
 
 const THEN: &str = "then_branch";
 const ELSE: &str = "else_branch";
@@ -196,6 +198,7 @@ impl Op for If {
                 }
             }
             graph.remove_unused();
+            without_updates(graph)?;
             // Names outside may not be taken: the gradients outside are named alike.
             for id in graph.value_ids().skip(*forward) {
                 let name = format!("{}{attribute}/{}", cx.prefix, graph.name_of(id));
@@ -238,6 +241,35 @@ impl Op for If {
     }
 }
 
+/// Writes the nodes that update state as ones that do not: what a branch did once is not done again when it is computed
+/// again for its gradient.
+fn without_updates(graph: &mut Graph) -> Result<(), OpError> {
+    let mut index = 0;
+    while index < graph.nodes.len() {
+        let node = &graph.nodes[index];
+        let op = registry::build(graph, node).map_err(in_subgraph)?;
+        let updated: Vec<usize> = op.updates().iter().map(|&(output, _)| output).collect();
+        if updated.is_empty() {
+            index += 1;
+            continue;
+        }
+        let used = |id: ValueId| {
+            graph.outputs.contains(&id)
+                || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
+        };
+        let unused: Vec<usize> = updated
+            .into_iter()
+            .filter(|&k| node.outputs.get(k).copied().flatten().is_some_and(|id| !used(id)))
+            .collect();
+        for k in unused {
+            graph.nodes[index].outputs[k] = None;
+        }
+        let count = decompose_node(graph, index).map_err(in_subgraph)?;
+        index += count.unwrap_or(1);
+    }
+    Ok(())
+}
+
 /// Adds zeros of the shape and type of input `k` of a branch.
 fn zeros_like(graph: &mut Graph, k: usize) -> ValueId {
     let input = graph.inputs[k];
@@ -264,15 +296,12 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use std::sync::Arc;
 
-    use ortrain_program::{
-        Bindings, Code, Entry, Given, Memory, PlaneId, Reference, Runner, Scalars, Schedule, Segment,
-        Workspace,
-    };
+    use ortrain_program::{Code, Memory, PlaneId, Scalars, Schedule, Segment};
 
     use super::*;
     use crate::testing::{
         Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s,
-        gradient_graph, graph, run, run_with, spread,
+        gradient_graph, graph, run, run_bound, run_with, spread,
     };
     use crate::{Role, Specialiser};
 
@@ -571,32 +600,9 @@ mod tests {
     /// Runs with input 2 at byte 256 of plane 0.
     fn run_on_plane(graph: &Graph, inputs: &[Tensor], plane: &Tensor) -> (Arc<Schedule>, Vec<Tensor>) {
         let roles = vec![Role::User, Role::User, Role::Plane(PlaneId(0), 256)];
-        let made = Specialiser::new(graph.clone(), roles).schedule(inputs).expect("it compiles");
-        let runner = Runner::new(Arc::new(Reference), made.clone()).expect("it runs everything");
         let memory = Memory::new(256 + plane.data().len());
         memory.write(256, plane.data());
-        let given: Vec<Given<'_>> = inputs
-            .iter()
-            .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
-            .collect();
-        let mut results = vec![None; graph.outputs.len()];
-        let bindings = Bindings { planes: &[&memory] };
-        let mut work = Workspace::new();
-        runner
-            .run(
-                &bindings,
-                &mut work,
-                Entry::Overwrite,
-                Scalars::default(),
-                &given,
-                &mut |k, dtype, dims, value| {
-                    let mut bytes = vec![0; ortrain_graph::byte_length(dtype, dims).expect("it was run")];
-                    value.copy_to(&mut bytes);
-                    results[k] = Some(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("as long"));
-                },
-            )
-            .expect("it runs");
-        (made, results.into_iter().map(|tensor| tensor.expect("delivered")).collect())
+        run_bound(graph, roles, &[&memory], inputs, Scalars::default()).expect("it runs")
     }
 
     #[test]

@@ -8,7 +8,8 @@ mod gather;
 mod loss;
 mod matmul;
 mod nonzero;
-mod optim;
+pub(crate) mod norm;
+pub(crate) mod optim;
 mod reduce;
 mod select;
 pub(crate) mod shape;
@@ -27,6 +28,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     loss::definitions,
     matmul::definitions,
     nonzero::definitions,
+    norm::definitions,
     optim::definitions,
     reduce::definitions,
     select::definitions,

@@ -7,7 +7,7 @@
 //! in float64.
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Type, UnaryOp};
-use ortrain_graph::{DType, Graph, Node, Shape, Tensor, ValueType};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{BufferId, Entry};
 
 use crate::OpError;
@@ -209,6 +209,10 @@ impl Op for AdamW {
         }
         Ok(())
     }
+
+    fn writes_state(&self) -> bool {
+        true
+    }
 }
 
 /// `w -= lr * g`.
@@ -242,6 +246,10 @@ impl Op for Sgd {
         let parts = cx.planes(1)?;
         cx.set_planes(1, parts);
         Ok(())
+    }
+
+    fn writes_state(&self) -> bool {
+        true
     }
 }
 
@@ -312,10 +320,25 @@ impl Op for ClipGradNorm {
         cx.set_planes(0, parts);
         Ok(())
     }
+
+    fn writes_state(&self) -> bool {
+        true
+    }
 }
 
 /// Adds a gradient to its buffer, or overwrites the buffer where the flag says so.
 struct Accumulate;
+
+/// Appends the node that writes a value to the place of a piece of state.
+pub(crate) fn assign(graph: &mut Graph, state: ValueId, value: ValueId) {
+    let name = format!("{}_update", graph.name_of(state));
+    let overwrite = graph.add_constant("overwrite", Tensor::filled(DType::Bool, &[1], 1.0));
+    let done = graph.add_value(&name, ValueType::tensor(DType::Bool, &[1]));
+    let inputs = [state, value, overwrite].map(Some);
+    let mut node = Node::new("com.microsoft", "InPlaceAccumulatorV2", &inputs, &[Some(done)], Attrs::new());
+    node.name = name.into();
+    graph.nodes.push(node);
+}
 
 impl Op for Accumulate {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
@@ -368,7 +391,8 @@ impl Op for Accumulate {
             cx.step_for(Entry::Overwrite, overwrite)?;
             cx.step_for(Entry::Accumulate, accumulate)?;
         } else {
-            let overwrite = if cx.has(2) { None } else { Some(false) };
+            let known = cx.constant(2).map(|flag| flag.data().iter().any(|&byte| byte != 0));
+            let overwrite = if cx.has(2) { known } else { Some(false) };
             let step = step(cx, overwrite);
             cx.step(step)?;
         }
@@ -376,6 +400,10 @@ impl Op for Accumulate {
         cx.alias_buffer(0, flag);
         cx.alias(1, 0);
         Ok(())
+    }
+
+    fn writes_state(&self) -> bool {
+        true
     }
 }
 

@@ -5,7 +5,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Error;
 use crate::grad::Grad;
-use crate::registry::build;
+use crate::passes::decompose::decompose_node;
+use crate::passes::infer::infer_node;
+use crate::registry::{Registry, build};
 
 /// Adds the nodes that compute the gradients of `loss` (one float, rank 0) with respect to `targets`. Returns the
 /// gradients, named `<target>_grad`. Types must have been inferred; those of the new values are inferred as well.
@@ -45,15 +47,9 @@ pub fn backpropagate(
     targets: &[ValueId],
 ) -> Result<Vec<Option<ValueId>>, Error> {
     let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
+    decompose_on_path(graph, seeds, targets)?;
     let forward = graph.nodes.len();
-
-    // Values that depend on a target through floats.
-    let mut dependent: FxHashSet<ValueId> = targets.iter().copied().collect();
-    for node in &graph.nodes {
-        if node.present_inputs().any(|input| dependent.contains(&input)) {
-            dependent.extend(node.present_outputs().filter(|&output| is_float(graph, output)));
-        }
-    }
+    let dependent = dependent(graph, targets);
 
     let mut arriving: FxHashMap<ValueId, Vec<ValueId>> = FxHashMap::default();
     for &(value, gradient) in seeds {
@@ -123,6 +119,50 @@ pub fn backpropagate(
     // Forward nodes may have been asked for more outputs, so their types come first.
     crate::passes::infer::infer(graph)?;
     Ok(results)
+}
+
+/// Values that depend on some others through floats, these included.
+pub(crate) fn dependent(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
+    let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
+    let mut dependent: FxHashSet<ValueId> = on.iter().copied().collect();
+    for node in &graph.nodes {
+        if node.present_inputs().any(|input| dependent.contains(&input)) {
+            dependent.extend(node.present_outputs().filter(|&output| is_float(output)));
+        }
+    }
+    dependent
+}
+
+/// Writes the operators on the path that are nothing but a composition of others as these, so that they are
+/// differentiated and what the gradient needs is computed once.
+fn decompose_on_path(
+    graph: &mut Graph,
+    seeds: &[(ValueId, ValueId)],
+    targets: &[ValueId],
+) -> Result<(), Error> {
+    let is_composition = |node: &Node| {
+        Registry::standard().find(&node.domain, &node.op).is_some_and(|definition| definition.composition)
+    };
+    let dependent = dependent(graph, targets);
+    let mut parts = 0;
+    let mut reaching: FxHashSet<ValueId> = seeds.iter().map(|&(value, _)| value).collect();
+    for index in (0..graph.nodes.len()).rev() {
+        let node = &graph.nodes[index];
+        if !node.present_outputs().any(|output| reaching.contains(&output)) {
+            continue;
+        }
+        reaching.extend(node.present_inputs());
+        if !is_composition(node) || !node.present_inputs().any(|input| dependent.contains(&input)) {
+            continue;
+        }
+        let count = decompose_node(graph, index)?.unwrap_or(1);
+        for part in index..index + count {
+            infer_node(graph, part)?;
+        }
+        parts += count;
+    }
+    // A part may be a composition itself.
+    if parts > 0 { decompose_on_path(graph, seeds, targets) } else { Ok(()) }
 }
 
 /// The sum of what arrives at a value, named `<value>_grad`.

@@ -14,6 +14,7 @@ use crate::lower::{Lower, ORIGINAL_NAMES, PlanePart, Values};
 use crate::op::Placement;
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
+use crate::passes::updates;
 use crate::registry::build;
 use crate::{Error, OpError};
 
@@ -59,8 +60,17 @@ impl Specialiser {
     /// # Panics
     /// When there are more or fewer roles than inputs.
     #[must_use]
-    pub fn new(graph: Graph, roles: Vec<Role>) -> Specialiser {
+    pub fn new(mut graph: Graph, roles: Vec<Role>) -> Specialiser {
         assert_eq!(graph.inputs.len(), roles.len(), "a role for each input");
+        let pairs = graph.inputs.iter().zip(&roles);
+        let in_planes = pairs.filter(|(_, role)| matches!(role, Role::Plane(..))).map(|(&id, _)| id);
+        let state: Vec<ValueId> = in_planes.collect();
+        updates::write_last(&mut graph, &state);
+        Specialiser::of_part(graph, roles)
+    }
+
+    /// For a part of a graph that was prepared already.
+    fn of_part(graph: Graph, roles: Vec<Role>) -> Specialiser {
         Specialiser { graph, roles, shape_inputs: Mutex::default(), cache: Mutex::default() }
     }
 
@@ -375,6 +385,27 @@ fn values_behind(graph: &Graph, roles: &[Role], index: usize) -> Vec<usize> {
     positions
 }
 
+/// Which nodes go behind all others: those that write state, and those of programs that see what these made. A run
+/// that fails has changed nothing then. If something outside programs sees it, nodes stay where they are.
+fn written_last(graph: &Graph, kinds: &[Kind]) -> Result<Vec<bool>, Error> {
+    let mut behind: FxHashSet<ValueId> = FxHashSet::default();
+    let mut last = vec![false; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if kinds[index] == Kind::Folded {
+            continue;
+        }
+        let sees = node.present_inputs().any(|id| behind.contains(&id));
+        if sees && kinds[index] != Kind::Program {
+            return Ok(vec![false; graph.nodes.len()]);
+        }
+        last[index] = sees || build(graph, node)?.writes_state();
+        if last[index] {
+            behind.extend(node.present_outputs());
+        }
+    }
+    Ok(last)
+}
+
 /// Cuts the nodes into segments and compiles those whose shapes are known.
 fn segments(
     graph: &Graph,
@@ -397,9 +428,10 @@ fn segments(
     // follows a host function and not several.
     let mut groups: Vec<(Kind, bool, Vec<usize>)> = Vec::new();
     let mut group_of: FxHashMap<ValueId, usize> = FxHashMap::default();
+    let last = written_last(graph, kinds)?;
     for (index, node) in graph.nodes.iter().enumerate() {
         let kind = kinds[index];
-        if kind == Kind::Folded {
+        if kind == Kind::Folded || last[index] {
             continue;
         }
         let is_late = node_is_late(node);
@@ -419,6 +451,13 @@ fn segments(
         groups[group].2.push(index);
         for output in node.present_outputs() {
             group_of.insert(output, group);
+        }
+    }
+    for index in (0..graph.nodes.len()).filter(|&index| last[index]) {
+        let is_late = node_is_late(&graph.nodes[index]);
+        match groups.last_mut() {
+            Some((Kind::Program, late, members)) if *late == is_late => members.push(index),
+            _ => groups.push((Kind::Program, is_late, vec![index])),
         }
     }
 
@@ -554,7 +593,7 @@ impl SegmentMaker<'_> {
         graph.inputs = inputs.to_vec();
         graph.outputs = outputs.to_vec();
         let roles = inputs.iter().map(|&id| self.role(id).cloned().unwrap_or(Role::User)).collect();
-        Specialiser::new(graph, roles)
+        Specialiser::of_part(graph, roles)
     }
 
     /// A segment of a node that runs outside programs.

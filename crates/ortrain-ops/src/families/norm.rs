@@ -1,0 +1,756 @@
+//! Batch normalization: `BatchNormalization`, and what training graphs are made of, `BatchNormInternal` and
+//! `BatchNormalizationGrad`.
+//!
+//! Sources: ONNX BatchNormalization-7, 9, 14 and 15 (<https://onnx.ai/onnx/operators/onnx__BatchNormalization.html>);
+//! `BatchNormInternal` and `BatchNormalizationGrad` of `com.microsoft` version 1 (ONNX Runtime's training operators).
+//! Axis 1 is that of the channels; a vector has one channel. Before opset 14 training is told by the number of
+//! outputs; `spatial=0` of opset 7 (statistics for every element of a row) is read as a normalization of flat rows.
+//!
+//! In inference mode `y = (x - mean) * scale / sqrt(var + epsilon) + bias` with the statistics given, and the gradient
+//! is that of this formula, in operators of `ai.onnx`. In training mode mean and (biased) variance are those of the
+//! batch, in two passes, and the running ones become `momentum * old + (1 - momentum) * batch`; they carry no gradient.
+//! `BatchNormInternal` also says the mean and `1 / sqrt(var + epsilon)` of the batch, which its gradient needs, and
+//! where its running statistics are state it updates them. An empty batch leaves them as they are. Narrow floats are
+//! computed in float32.
+
+use ortrain_expr::{Access, ReduceOp, Reg, Strides, Type, UnaryOp};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_program::BufferId;
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::{Lower, NestBuilder};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::spell::Emit;
+
+const MICROSOFT: &str = "com.microsoft";
+const INTERNAL: &str = "BatchNormInternal";
+const GRADIENT: &str = "BatchNormalizationGrad";
+
+/// The names that onnxruntime-training gives to the outputs it adds.
+const ADDED_OUTPUTS: [&str; 4] = ["running_mean_def", "running_var_def", "saved_mean_def", "saved_inv_std"];
+
+/// `BatchNormalization` or `BatchNormInternal`.
+struct BatchNorm {
+    epsilon: f64,
+    momentum: f64,
+    training: bool,
+    /// Whether it says the statistics of the batch, too.
+    internal: bool,
+}
+
+/// The gradient of [`BatchNorm`] in training mode: inputs are the gradient of the result, `X`, the scale, and mean and
+/// `1 / sqrt(var + epsilon)` of the batch; outputs the gradients of `X`, scale and bias.
+struct BatchNormGrad;
+
+/// The axes of a batch: elements, channels, space.
+struct Axes {
+    dims: Vec<usize>,
+}
+
+impl Axes {
+    fn of(dims: &[usize]) -> Axes {
+        let mut dims = dims.to_vec();
+        if dims.len() == 1 {
+            dims.push(1);
+        }
+        Axes { dims }
+    }
+
+    fn channels(&self) -> usize {
+        self.dims[1]
+    }
+
+    /// How many elements a channel has.
+    fn count(&self) -> usize {
+        self.dims[2..].iter().fold(self.dims[0], |count, &dim| count.saturating_mul(dim))
+    }
+
+    /// A map over the batch as it lies in memory.
+    fn map(&self, cx: &Lower<'_>) -> NestBuilder {
+        cx.nest(&self.dims, 0)
+    }
+
+    /// The strides in [`Axes::map`] of what has one element for each channel.
+    fn by_channel(&self) -> Strides {
+        (0..self.dims.len()).map(|axis| isize::from(axis == 1)).collect()
+    }
+
+    /// Reductions of each channel, and the strides in it of the batch and of what has one element for each channel.
+    fn reduction(&self, cx: &Lower<'_>) -> (NestBuilder, Strides, Strides) {
+        let mut strides = Access::contiguous(DType::F32, &self.dims).strides;
+        let mut dims = self.dims.clone();
+        strides.swap(0, 1);
+        dims.swap(0, 1);
+        let channel = (0..dims.len()).map(|axis| isize::from(axis == 0)).collect();
+        (cx.nest(&dims, dims.len() - 1), strides, channel)
+    }
+}
+
+/// The type in which floats are computed and kept between instructions.
+fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// One element for each channel of a nest, in a type.
+fn load(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId, strides: &[isize], ty: Type) -> Reg {
+    let value = nest.load_strided(cx, buffer, 0, strides);
+    nest.b.convert(value, ty)
+}
+
+impl BatchNorm {
+    /// `y = (x - mean) * factor + bias`, with one mean and factor for each channel.
+    fn apply(
+        &self,
+        cx: &mut Lower<'_>,
+        axes: &Axes,
+        mean: BufferId,
+        factor: BufferId,
+    ) -> Result<(), OpError> {
+        let (x, bias, y) = (cx.input(0), cx.input(2), cx.output(0));
+        let (ty, dtype) = (Type::of(cx.dtype(0)), cx.dtype(0));
+        let (mut nest, channel) = (axes.map(cx), axes.by_channel());
+        let x = nest.load_broadcast(x, dtype, &axes.dims);
+        let mean = load(cx, &mut nest, mean, &channel, ty);
+        let factor = load(cx, &mut nest, factor, &channel, ty);
+        let bias = load(cx, &mut nest, bias, &channel, ty);
+        let centred = nest.b.sub(x, mean);
+        let scaled = nest.b.mul(centred, factor);
+        let result = nest.b.add(scaled, bias);
+        nest.store_whole(cx, y, result);
+        cx.step(nest.map())
+    }
+
+    fn lower_inference(&self, cx: &mut Lower<'_>, axes: &Axes) -> Result<(), OpError> {
+        let (dtype, channels) = (wide(cx.dtype(0)), axes.channels());
+        let ty = Type::of(dtype);
+        let (scale, mean, var) = (cx.input(1), cx.input(3), cx.input(4));
+        let factor = cx.temp("factor", dtype, channels);
+        let mut nest = cx.nest(&[channels], 0);
+        let scale = load(cx, &mut nest, scale, &[1], ty);
+        let var = load(cx, &mut nest, var, &[1], ty);
+        let epsilon = nest.b.constant(ty, self.epsilon);
+        let sum = nest.b.add(var, epsilon);
+        let root = nest.b.unary(UnaryOp::Sqrt, sum);
+        let value = nest.b.div(scale, root);
+        nest.store_whole(cx, factor, value);
+        cx.step(nest.map())?;
+        self.apply(cx, axes, mean, factor)?;
+        cx.alias(1, 3);
+        cx.alias(2, 4);
+        Ok(())
+    }
+
+    fn lower_training(&self, cx: &mut Lower<'_>, axes: &Axes) -> Result<(), OpError> {
+        let (dtype, channels, count) = (wide(cx.dtype(0)), axes.channels(), axes.count());
+        let ty = Type::of(dtype);
+        let mean = if cx.wants(3) && cx.out_dtype(3) == dtype {
+            cx.output(3)
+        } else {
+            cx.temp("mean", dtype, channels)
+        };
+        let factor = cx.temp("factor", dtype, channels);
+        let (x, scale) = (cx.input(0), cx.input(1));
+        let (mut nest, batch, channel) = axes.reduction(cx);
+        let x = load(cx, &mut nest, x, &batch, ty);
+        let scale = load(cx, &mut nest, scale, &channel, ty);
+        // Of an empty batch the sums are zero, and so is what is made of them.
+        let n = nest.b.constant(ty, count.max(1) as f64);
+        let sum = nest.reduce(ReduceOp::Sum, x);
+        let average = nest.b.div(sum, n);
+        let centred = nest.b.sub(x, average);
+        let square = nest.b.mul(centred, centred);
+        let squares = nest.reduce(ReduceOp::Sum, square);
+        let variance = nest.b.div(squares, n);
+        let (epsilon, one) = (nest.b.constant(ty, self.epsilon), nest.b.constant(ty, 1.0));
+        let sum = nest.b.add(variance, epsilon);
+        let root = nest.b.unary(UnaryOp::Sqrt, sum);
+        let inverse = nest.b.div(one, root);
+        let value = nest.b.mul(scale, inverse);
+        nest.store_outer(cx, mean, average);
+        nest.store_outer(cx, factor, value);
+        for (k, value) in [(3, average), (4, inverse)] {
+            if !cx.wants(k) {
+                continue;
+            }
+            let saved = cx.output(k);
+            if saved != mean {
+                nest.store_outer(cx, saved, value);
+            }
+        }
+        for (k, input, value) in [(1, 3, average), (2, 4, variance)] {
+            if !cx.wants(k) {
+                continue;
+            }
+            if count == 0 {
+                cx.alias(k, input);
+                continue;
+            }
+            let (old, new) = (cx.input(input), cx.output(k));
+            let ty = Type::of(cx.dtype(input));
+            let old = load(cx, &mut nest, old, &channel, ty);
+            let b = &mut nest.b;
+            let (keep, take) = (b.constant(ty, self.momentum), b.constant(ty, 1.0 - self.momentum));
+            let value = b.convert(value, ty);
+            let (kept, taken) = (b.mul(keep, old), b.mul(take, value));
+            let result = b.add(kept, taken);
+            nest.store_outer(cx, new, result);
+        }
+        cx.step(nest.reduction())?;
+        self.apply(cx, axes, mean, factor)
+    }
+
+    /// The gradient where mean and variance are given.
+    fn grad_inference(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
+        let [x, scale, mean, var] = [cx.input(0)?, cx.input(1)?, cx.input(3)?, cx.input(4)?];
+        let rank = cx.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
+        let [dtype, scale_ty, mean_ty] = [cx.dtype(x)?, cx.dtype(scale)?, cx.dtype(mean)?];
+        let none = Attrs::new;
+        let epsilon = cx.constant("epsilon", Tensor::scalar(mean_ty, self.epsilon));
+        let shifted = cx.add("Add", &[var, epsilon], none());
+        let root = cx.add("Sqrt", &[shifted], none());
+        let wide_scale = cast(cx, scale, scale_ty, mean_ty);
+        let factor = cx.add("Div", &[wide_scale, root], none());
+        if cx.wants(0) {
+            let factor = cast(cx, factor, mean_ty, dtype);
+            let factor = across(cx, factor, rank);
+            let gradient = cx.add("Mul", &[g, factor], none());
+            cx.give(0, gradient);
+        }
+        let (of_statistics, of_var) = (cx.wants(3) || cx.wants(4), cx.wants(4));
+        let bias = cx.wants(2) || of_statistics;
+        let sum = if bias { Some(channel_sum(cx, g, rank)) } else { None };
+        if let (true, Some(sum)) = (cx.wants(2), sum) {
+            let gradient = cast(cx, sum, dtype, scale_ty);
+            cx.give(2, gradient);
+        }
+        if cx.wants(1) || of_var {
+            let middle = cast(cx, mean, mean_ty, dtype);
+            let middle = across(cx, middle, rank);
+            let centred = cx.add("Sub", &[x, middle], none());
+            let product = cx.add("Mul", &[g, centred], none());
+            let sum = channel_sum(cx, product, rank);
+            let sum = cast(cx, sum, dtype, mean_ty);
+            if cx.wants(1) {
+                let gradient = cx.add("Div", &[sum, root], none());
+                let gradient = cast(cx, gradient, mean_ty, scale_ty);
+                cx.give(1, gradient);
+            }
+            if of_var {
+                let half = cx.constant("minus_half", Tensor::scalar(mean_ty, -0.5));
+                let share = cx.add("Div", &[factor, shifted], none());
+                let product = cx.add("Mul", &[sum, share], none());
+                let gradient = cx.add("Mul", &[product, half], none());
+                cx.give(4, gradient);
+            }
+        }
+        if let (true, Some(sum)) = (cx.wants(3), sum) {
+            let sum = cast(cx, sum, dtype, mean_ty);
+            let product = cx.add("Mul", &[sum, factor], none());
+            let gradient = cx.add("Neg", &[product], none());
+            cx.give(3, gradient);
+        }
+        Ok(())
+    }
+}
+
+fn no_rank() -> OpError {
+    OpError::unsupported("the rank of its input 0 must be known for this; declare its shape in the model")
+}
+
+/// A value in another type.
+fn cast(to: &mut impl Emit, value: ValueId, from: DType, wanted: DType) -> ValueId {
+    if from == wanted {
+        return value;
+    }
+    to.emit("Cast", &[Some(value)], Attrs::new().with("to", i64::from(wanted.to_onnx())))
+}
+
+/// One element for each channel, as it broadcasts to a batch of some rank.
+fn across(to: &mut impl Emit, value: ValueId, rank: usize) -> ValueId {
+    if rank <= 2 {
+        return value;
+    }
+    let axes: Vec<i64> = (1..rank as i64 - 1).collect();
+    let axes = to.emit_constant(Tensor::i64(&[axes.len()], &axes));
+    to.emit("Unsqueeze", &[Some(value), Some(axes)], Attrs::new())
+}
+
+/// Every axis of a batch but that of the channels.
+fn reduced_axes(rank: usize) -> Vec<i64> {
+    (0..rank as i64).filter(|&axis| axis != 1).collect()
+}
+
+/// A reduction to one element for each channel.
+fn by_channel(to: &mut impl Emit, op: &str, value: ValueId, rank: usize, keep: bool) -> ValueId {
+    let axes = reduced_axes(rank);
+    let axes = to.emit_constant(Tensor::i64(&[axes.len()], &axes));
+    // The one channel of a vector has no axis to stay.
+    let keepdims = i64::from(keep || rank == 1);
+    to.emit(op, &[Some(value), Some(axes)], Attrs::new().with("keepdims", keepdims))
+}
+
+fn channel_sum(to: &mut impl Emit, value: ValueId, rank: usize) -> ValueId {
+    by_channel(to, "ReduceSum", value, rank, false)
+}
+
+/// Checks that some inputs have one element for each channel of input `x`.
+fn check_channels(cx: &Infer<'_>, x: usize, inputs: &[usize]) -> Result<(), OpError> {
+    let channels = match cx.shape(x) {
+        Some(shape) if shape.rank() == 0 => {
+            return Err(OpError::invalid(format!("input {x} is a scalar; batch and channels are needed")));
+        }
+        Some(shape) if shape.rank() == 1 => Some(Dim::Known(1)),
+        Some(shape) => Some(shape[1].clone()),
+        None => None,
+    };
+    for &k in inputs {
+        let Some(shape) = cx.shape(k) else { continue };
+        let fits = match (&channels, &shape[..]) {
+            (Some(Dim::Known(channels)), [Dim::Known(found)]) => channels == found,
+            (_, [_]) => true,
+            _ => false,
+        };
+        if !fits {
+            let wanted = channels.as_ref().map_or("the number of channels".to_owned(), ToString::to_string);
+            return Err(OpError::invalid(format!(
+                "input {k} has shape {shape}, but [{wanted}] is needed: one element for each channel of input {x}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The number of channels, from whoever knows it.
+fn channel_dim(cx: &Infer<'_>, x: usize, others: &[usize]) -> Option<Shape> {
+    let of_x = cx.shape(x).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[1].clone() });
+    let of_others = others.iter().filter_map(|&k| cx.shape(k)).map(|shape| shape[0].clone());
+    let known = of_x.into_iter().chain(of_others).max_by_key(|dim| dim.known().is_some())?;
+    Some([known].into_iter().collect())
+}
+
+impl Op for BatchNorm {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(5, 5, if self.internal { 5 } else { 3 })?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        for k in 1..5 {
+            cx.dtype_where(k, "a float type", DType::is_float)?;
+        }
+        cx.same_dtype([1, 2])?;
+        let statistics = cx.same_dtype([3, 4])?;
+        check_channels(cx, 0, &[1, 2, 3, 4])?;
+        if !self.training && (cx.wants(3) || cx.wants(4)) {
+            return Err(OpError::invalid("the statistics of a batch exist in training mode alone"));
+        }
+        let channels = channel_dim(cx, 0, &[1, 2, 3, 4]);
+        let mut shape = cx.shape(0).cloned();
+        if let (Some(shape), Some(channels)) = (&mut shape, &channels)
+            && shape.rank() > 1
+        {
+            shape.0[1] = channels[0].clone();
+        }
+        cx.output(0, dtype, shape);
+        for k in 1..5 {
+            cx.output(k, statistics, channels.clone());
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if !self.training {
+            return self.grad_inference(cx, g);
+        }
+        cx.change_node(make_internal);
+        let saved = [cx.output(3, ADDED_OUTPUTS[2]), cx.output(4, ADDED_OUTPUTS[3])];
+        let inputs = [g, cx.input(0)?, cx.input(1)?, saved[0], saved[1]].map(Some);
+        let attrs = Attrs::new().with("epsilon", self.epsilon as f32);
+        let gradients = cx.add_node(MICROSOFT, GRADIENT, &inputs, 3, attrs);
+        for (k, gradient) in gradients.into_iter().enumerate() {
+            if cx.wants(k) {
+                cx.give(k, gradient);
+            }
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let axes = Axes::of(&cx.dims(0));
+        if self.training { self.lower_training(cx, &axes) } else { self.lower_inference(cx, &axes) }
+    }
+
+    fn updates(&self) -> &'static [(usize, usize)] {
+        if self.internal && self.training { &[(1, 3), (2, 4)] } else { &[] }
+    }
+}
+
+impl Op for BatchNormGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(5, 5, 3)?;
+        for k in 0..5 {
+            cx.dtype_where(k, "a float type", DType::is_float)?;
+        }
+        let dtype = cx.same_dtype([0, 1])?;
+        let (scale, shape) = (cx.dtype(2)?, cx.broadcast([0, 1])?);
+        if let (Some(g), Some(x)) = (cx.shape(0), cx.shape(1)) {
+            let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if g.rank() != x.rank() || g.iter().zip(x.iter()).any(|(a, b)| differ(a, b)) {
+                return Err(OpError::invalid(format!("a gradient of shape {g} for an input of shape {x}")));
+            }
+        }
+        check_channels(cx, 1, &[2, 3, 4])?;
+        let channels = channel_dim(cx, 1, &[2, 3, 4]);
+        cx.output(0, dtype, shape);
+        cx.output(1, scale, channels.clone());
+        cx.output(2, scale, channels);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let axes = Axes::of(&cx.dims(1));
+        let (narrow, dtype, channels, count) =
+            (cx.dtype(1), wide(cx.dtype(1)), axes.channels(), axes.count());
+        let ty = Type::of(dtype);
+        let [gradient, x, scale, mean, inverse] = [0, 1, 2, 3, 4].map(|k| cx.input(k));
+        // dX = factor * (g - share - (x - mean) * slope)
+        let terms = ["factor", "share", "slope"].map(|name| cx.temp(name, dtype, channels));
+
+        let (mut nest, batch, channel) = axes.reduction(cx);
+        let g = load(cx, &mut nest, gradient, &batch, ty);
+        let at = load(cx, &mut nest, x, &batch, ty);
+        let middle = load(cx, &mut nest, mean, &channel, ty);
+        let inv = load(cx, &mut nest, inverse, &channel, ty);
+        let sum = nest.reduce(ReduceOp::Sum, g);
+        let centred = nest.b.sub(at, middle);
+        let product = nest.b.mul(g, centred);
+        let products = nest.reduce(ReduceOp::Sum, product);
+        let of_scale = nest.b.mul(products, inv);
+        for (k, value) in [(1, of_scale), (2, sum)] {
+            if cx.wants(k) {
+                let output = cx.output(k);
+                nest.store_outer(cx, output, value);
+            }
+        }
+        let scale = load(cx, &mut nest, scale, &channel, ty);
+        let b = &mut nest.b;
+        let n = b.constant(ty, count.max(1) as f64);
+        let (factor, share) = (b.mul(scale, inv), b.div(sum, n));
+        let slope = b.mul(of_scale, inv);
+        let slope = b.div(slope, n);
+        for (&term, value) in terms.iter().zip([factor, share, slope]) {
+            nest.store_outer(cx, term, value);
+        }
+        cx.step(nest.reduction())?;
+
+        if !cx.wants(0) {
+            return Ok(());
+        }
+        let (mut nest, channel) = (axes.map(cx), axes.by_channel());
+        let g = nest.load_broadcast(gradient, narrow, &axes.dims);
+        let at = nest.load_broadcast(x, narrow, &axes.dims);
+        let middle = load(cx, &mut nest, mean, &channel, ty);
+        let [factor, share, slope] = terms.map(|term| load(cx, &mut nest, term, &channel, ty));
+        let b = &mut nest.b;
+        let centred = b.sub(at, middle);
+        let along = b.mul(centred, slope);
+        let rest = b.sub(g, share);
+        let rest = b.sub(rest, along);
+        let result = b.mul(factor, rest);
+        let output = cx.output(0);
+        nest.store_whole(cx, output, result);
+        cx.step(nest.map())
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let internal = &*node.op == INTERNAL;
+    let training = node.attrs.int("training_mode")?.unwrap_or(i64::from(internal));
+    Ok(Box::new(BatchNorm {
+        epsilon: f64::from(node.attrs.float("epsilon")?.unwrap_or(1e-5)),
+        momentum: f64::from(node.attrs.float("momentum")?.unwrap_or(0.9)),
+        training: training != 0,
+        internal,
+    }))
+}
+
+/// Makes a `BatchNormalization` one that uses the statistics of the batch and says them: the form that training graphs
+/// of onnxruntime-training have. Its running statistics are updated if they are state.
+pub(crate) fn make_internal(graph: &mut Graph, index: usize) {
+    let node = &mut graph.nodes[index];
+    if &*node.op == INTERNAL {
+        return;
+    }
+    let attr = |name: &str, default: f32| node.attrs.float(name).ok().flatten().unwrap_or(default);
+    let attrs = Attrs::new()
+        .with("epsilon", attr("epsilon", 1e-5))
+        .with("momentum", attr("momentum", 0.9))
+        .with("training_mode", 1i64);
+    (node.domain, node.op, node.attrs) = (MICROSOFT.into(), INTERNAL.into(), attrs);
+    if !node.name.is_empty() {
+        node.name = format!("{}_{INTERNAL}", node.name).into();
+    }
+    let mut outputs = node.outputs.clone();
+    outputs.resize(5, None);
+    for (port, name) in outputs[1..].iter_mut().zip(ADDED_OUTPUTS) {
+        port.get_or_insert_with(|| graph.add_value(name, ValueType::Unknown));
+    }
+    graph.nodes[index].outputs = outputs;
+}
+
+/// Makes a `BatchNormalization` one that uses the statistics it is given. Whoever asks for new ones gets these, from
+/// nodes behind it, whose number is returned.
+pub(crate) fn make_inference(graph: &mut Graph, index: usize) -> usize {
+    let node = &mut graph.nodes[index];
+    node.attrs.0.remove("training_mode");
+    let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
+    node.outputs.truncate(1);
+    let port = |ports: &[Option<ValueId>], k: usize| ports.get(k).copied().flatten();
+    let pairs = [(1, 3), (2, 4)].map(|(k, input)| Some((port(&outputs, k)?, port(&inputs, input)?)));
+    let copies: Vec<Node> = pairs
+        .into_iter()
+        .flatten()
+        .map(|(new, given)| Node::new("", "Identity", &[Some(given)], &[Some(new)], Attrs::new()))
+        .collect();
+    let count = copies.len();
+    graph.nodes.splice(index + 1..index + 1, copies);
+    count
+}
+
+/// Reads the forms before opset 14.
+fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 14 {
+        return Ok(());
+    }
+    let training = (1..rw.node().outputs.len()).any(|k| rw.has_output(k));
+    let flat = rw.version() < 9 && rw.attrs().int("spatial")?.unwrap_or(1) == 0;
+    if !training && !flat {
+        return Ok(());
+    }
+    let mut attrs = rw.attrs().clone();
+    attrs.0.remove("spatial");
+    if training {
+        attrs = attrs.with("training_mode", 1i64);
+    }
+    let mut inputs: Vec<ValueId> = (0..5).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let (shape, parameter_shape) = (inputs[0], inputs[1]);
+    if flat {
+        inputs[0] = rw.add("Flatten", &[inputs[0]], Attrs::new().with("axis", 1i64));
+        let all = rw.ints("all", &[-1]);
+        for input in &mut inputs[1..] {
+            *input = rw.add("Reshape", &[*input, all], Attrs::new());
+        }
+    }
+    // The statistics of the batch were outputs 3 and 4.
+    let saved: Vec<usize> = [3, 4].into_iter().filter(|&k| rw.is_output_used(k)).collect();
+    if !saved.is_empty() {
+        let rank = if flat { Some(2) } else { rw.shape(inputs[0]).map(Shape::rank) };
+        let rank = rank.ok_or_else(no_rank)?;
+        let (mean, var) = spell_statistics(rw.patch().1, inputs[0], rank);
+        for k in saved {
+            let value = if k == 3 { mean } else { var };
+            let value = if rank == 1 { value } else { squeeze(rw, value, rank) };
+            let value = if flat { restore(rw, value, parameter_shape) } else { value };
+            rw.output(k, value);
+        }
+    }
+    let ports: Vec<Option<ValueId>> = inputs.into_iter().map(Some).collect();
+    let outputs = rw.add_node("", "BatchNormalization", &ports, if training { 3 } else { 1 }, attrs);
+    for (k, value) in outputs.into_iter().enumerate() {
+        if rw.has_output(k) {
+            let like = if k == 0 { shape } else { parameter_shape };
+            let value = if flat { restore(rw, value, like) } else { value };
+            rw.output(k, value);
+        }
+    }
+    Ok(())
+}
+
+/// A value in the shape of another.
+fn restore(rw: &mut Rewrite<'_>, value: ValueId, like: ValueId) -> ValueId {
+    let shape = rw.add("Shape", &[like], Attrs::new());
+    rw.add("Reshape", &[value, shape], Attrs::new().with("allowzero", 1i64))
+}
+
+/// One element for each channel, of statistics with all axes kept.
+fn squeeze(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
+    let axes = reduced_axes(rank);
+    let axes = rw.ints("axes", &axes);
+    rw.add("Squeeze", &[value, axes], Attrs::new())
+}
+
+/// Mean and variance of each channel, with all axes kept.
+fn spell_statistics(to: &mut impl Emit, x: ValueId, rank: usize) -> (ValueId, ValueId) {
+    let mean = by_channel(to, "ReduceMean", x, rank, true);
+    let centred = to.emit("Sub", &[Some(x), Some(mean)], Attrs::new());
+    let square = to.emit("Mul", &[Some(centred), Some(centred)], Attrs::new());
+    (mean, by_channel(to, "ReduceMean", square, rank, true))
+}
+
+/// Before opset 15 scale and bias have the type of `X`, and before 14 the statistics, too; training mode is then told
+/// by the number of outputs.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    // One with five outputs comes from here.
+    if rw.version() >= 15 || rw.node().outputs.len() > 3 {
+        return Ok(());
+    }
+    let training = rw.attrs().int("training_mode")?.unwrap_or(0) != 0;
+    let mut inputs: Vec<ValueId> = (0..5).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let as_data = if rw.version() < 14 { 1..5 } else { 1..3 };
+    let types: Vec<Option<DType>> = inputs.iter().map(|&input| rw.dtype(input)).collect();
+    let mut casts = Vec::new();
+    for k in as_data {
+        if let (Some(from), Some(to)) = (types[k], types[0])
+            && from != to
+        {
+            inputs[k] = cast(rw.patch().1, inputs[k], from, to);
+            casts.push(k);
+        }
+    }
+    let old = rw.version() < 14;
+    let has_statistics = rw.has_output(1) || rw.has_output(2);
+    if !old && casts.is_empty() && (training || !has_statistics) {
+        return Ok(());
+    }
+    let mut attrs = rw.attrs().clone();
+    if old {
+        attrs.0.remove("training_mode");
+    }
+    let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+    let count = match (training, old) {
+        (true, true) => 5,
+        (true, false) => 3,
+        (false, _) => 1,
+    };
+    let outputs = rw.add_node("", "BatchNormalization", &ports, count, attrs);
+    rw.output(0, outputs[0]);
+    for k in 1..3 {
+        if !rw.has_output(k) {
+            continue;
+        }
+        let given = rw.required(k + 2)?;
+        let value = match (training, types[k + 2], types[0]) {
+            (false, ..) => given,
+            (true, Some(wanted), Some(from)) if old => cast(rw.patch().1, outputs[k], from, wanted),
+            _ => outputs[k],
+        };
+        rw.output(k, value);
+    }
+    Ok(())
+}
+
+/// [`BatchNormInternal`](INTERNAL) in operators of `ai.onnx`. What it updates are results like any other there.
+fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let attrs = rw.attrs().clone();
+    let training = attrs.int("training_mode")?.unwrap_or(1);
+    let ports: Vec<Option<ValueId>> = (0..5).map(|k| rw.input(k)).collect();
+    if training == 0 || !(rw.has_output(3) || rw.has_output(4)) {
+        let outputs = if training == 0 { 1 } else { 3 };
+        let attrs = attrs.with("training_mode", training);
+        let results = rw.add_node("", "BatchNormalization", &ports, outputs, attrs);
+        for (k, value) in results.into_iter().enumerate() {
+            rw.output(k, value);
+        }
+        return Ok(());
+    }
+    let [x, scale, bias, old_mean, old_var] =
+        [rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.required(3)?, rw.required(4)?];
+    let rank = rw.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
+    let dtype = |value| rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"));
+    let (narrow, scale_ty, statistics_ty) = (dtype(x)?, dtype(scale)?, dtype(old_mean)?);
+    let epsilon = attrs.float("epsilon")?.unwrap_or(1e-5);
+    let momentum = f64::from(attrs.float("momentum")?.unwrap_or(0.9));
+    let none = Attrs::new;
+    let (mean, var) = spell_statistics(rw.patch().1, x, rank);
+    let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
+    let shifted = rw.add("Add", &[var, epsilon], none());
+    let root = rw.add("Sqrt", &[shifted], none());
+    let centred = rw.add("Sub", &[x, mean], none());
+    let normal = rw.add("Div", &[centred, root], none());
+    let mut parameter = |value: ValueId| {
+        let value = cast(rw.patch().1, value, scale_ty, narrow);
+        across(rw.patch().1, value, rank)
+    };
+    let (scale, bias) = (parameter(scale), parameter(bias));
+    let scaled = rw.add("Mul", &[normal, scale], none());
+    let y = rw.add("Add", &[scaled, bias], none());
+    rw.output(0, y);
+    let of_channels = |rw: &mut Rewrite<'_>, value: ValueId| {
+        let value = if rank == 1 { value } else { squeeze(rw, value, rank) };
+        cast(rw.patch().1, value, narrow, statistics_ty)
+    };
+    for (k, batch, old) in [(1, mean, old_mean), (2, var, old_var)] {
+        if !rw.has_output(k) {
+            continue;
+        }
+        let batch = of_channels(rw, batch);
+        let keep = rw.constant("momentum", Tensor::scalar(statistics_ty, momentum));
+        let take = rw.constant("rest", Tensor::scalar(statistics_ty, 1.0 - momentum));
+        let (kept, taken) = (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
+        let new = rw.add("Add", &[kept, taken], none());
+        rw.output(k, new);
+    }
+    if rw.has_output(3) {
+        let saved = of_channels(rw, mean);
+        rw.output(3, saved);
+    }
+    if rw.has_output(4) {
+        let one = rw.constant("one", Tensor::scalar(narrow, 1.0));
+        let inverse = rw.add("Div", &[one, root], none());
+        let saved = of_channels(rw, inverse);
+        rw.output(4, saved);
+    }
+    Ok(())
+}
+
+/// [`BatchNormalizationGrad`](GRADIENT) in operators of `ai.onnx`.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let [g, x, scale, mean, inverse] =
+        [rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.required(3)?, rw.required(4)?];
+    let rank = rw.shape(x).or(rw.shape(g)).map(Shape::rank).ok_or_else(no_rank)?;
+    let dtype = |value| rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"));
+    let (narrow, scale_ty, statistics_ty) = (dtype(x)?, dtype(scale)?, dtype(mean)?);
+    let none = Attrs::new;
+    let mut parameter = |value: ValueId, from: DType| {
+        let value = cast(rw.patch().1, value, from, narrow);
+        across(rw.patch().1, value, rank)
+    };
+    let (middle, inv) = (parameter(mean, statistics_ty), parameter(inverse, statistics_ty));
+    let factor = parameter(scale, scale_ty);
+    let centred = rw.add("Sub", &[x, middle], none());
+    let normal = rw.add("Mul", &[centred, inv], none());
+    let product = rw.add("Mul", &[g, normal], none());
+    if rw.has_output(0) {
+        let share = by_channel(rw.patch().1, "ReduceMean", g, rank, true);
+        let slope = by_channel(rw.patch().1, "ReduceMean", product, rank, true);
+        let along = rw.add("Mul", &[normal, slope], none());
+        let rest = rw.add("Sub", &[g, share], none());
+        let rest = rw.add("Sub", &[rest, along], none());
+        let factor = rw.add("Mul", &[factor, inv], none());
+        let gradient = rw.add("Mul", &[factor, rest], none());
+        rw.output(0, gradient);
+    }
+    for (k, value) in [(1, product), (2, g)] {
+        if rw.has_output(k) {
+            let sum = channel_sum(rw.patch().1, value, rank);
+            let sum = if narrow == scale_ty { sum } else { cast(rw.patch().1, sum, narrow, scale_ty) };
+            rw.output(k, sum);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "BatchNormalization", &[7, 9, 14, 15], build)
+            .upgrade(upgrade)
+            .downgrade(downgrade),
+        Definition::new(MICROSOFT, INTERNAL, &[1], build).decompose(decompose_internal),
+        Definition::new(MICROSOFT, GRADIENT, &[1], |_, _| Ok(Box::new(BatchNormGrad)))
+            .decompose(decompose_grad),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,349 @@
+//! State that nodes update on the way is written last.
+//!
+//! An operator may say that an output takes the place of an input where that is state ([`crate::Op::updates`]). Here such an
+//! output becomes a value like any other, and a node at the end of the graph writes it to its place. So a run that
+//! fails has changed nothing, and nobody sees half of an update. Updates in branches come out as further results of
+//! their node; a branch that updates nothing gives what was there.
+
+use ortrain_graph::{Attr, Graph, ValueId};
+use rustc_hash::FxHashMap;
+
+use crate::families::optim::assign;
+use crate::op::Placement;
+use crate::registry::build;
+
+/// The newest value of every piece of state.
+type Newest = FxHashMap<ValueId, ValueId>;
+
+/// Adds the nodes that write what `state` (inputs of the graph) becomes. Nodes that update the same state do so one
+/// after the other.
+pub(crate) fn write_last(graph: &mut Graph, state: &[ValueId]) {
+    let mut newest: Newest = state.iter().map(|&id| (id, id)).collect();
+    lift(graph, &mut newest);
+    for &id in state {
+        if newest[&id] != id {
+            assign(graph, id, newest[&id]);
+        }
+    }
+}
+
+fn lift(graph: &mut Graph, newest: &mut Newest) {
+    for index in 0..graph.nodes.len() {
+        // Who compiles the graph will say what is wrong with a node.
+        let Ok(op) = build(graph, &graph.nodes[index]) else { continue };
+        let node = &mut graph.nodes[index];
+        let before = node.inputs.clone();
+        for &(output, input) in op.updates() {
+            let new = node.outputs.get(output).copied().flatten();
+            let old = before.get(input).copied().flatten();
+            if let (Some(new), Some(old)) = (new, old)
+                && let Some(value) = newest.get_mut(&old)
+            {
+                if !node.outputs.contains(&Some(*value)) {
+                    node.inputs[input] = Some(*value);
+                }
+                *value = new;
+            }
+        }
+        if let Placement::If { then_branch, else_branch } = op.placement() {
+            lift_branches(graph, index, [then_branch, else_branch], newest);
+        }
+    }
+}
+
+/// Makes the updates in the branches of a node results of the node.
+fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest: &mut Newest) {
+    let node = &graph.nodes[index];
+    let own = node.inputs.len() - node.captures;
+    let captured: Vec<(usize, ValueId)> = (own..node.inputs.len())
+        .filter_map(|k| node.inputs[k].map(|id| (k - own, id)))
+        .filter(|(_, id)| newest.contains_key(id))
+        .collect();
+    let branch = |attribute: &str| match node.attrs.0.get(attribute) {
+        Some(Attr::Graph(branch)) => Some((**branch).clone()),
+        _ => None,
+    };
+    let (Some(first), Some(second)) = (branch(attributes[0]), branch(attributes[1])) else { return };
+    let mut halves = [first, second];
+    if captured.is_empty() || halves.iter().any(|half| half.inputs.len() != node.captures) {
+        return;
+    }
+    // What was updated before is handed in beside the old value.
+    let mut more: Vec<ValueId> = Vec::new();
+    let mut inside: [Newest; 2] = Default::default();
+    for &(position, id) in &captured {
+        let (value, ty) = (newest[&id], graph.value(id).ty.clone());
+        for (half, inside) in halves.iter_mut().zip(&mut inside) {
+            let old = half.inputs[position];
+            let mut now = old;
+            if value != id {
+                now = half.add_value(graph.name_of(value), ty.clone());
+                half.inputs.push(now);
+            }
+            inside.insert(old, now);
+        }
+        if value != id {
+            more.push(value);
+        }
+    }
+    let starts = inside.clone();
+    for (half, inside) in halves.iter_mut().zip(&mut inside) {
+        lift(half, inside);
+    }
+    let updated: Vec<(usize, ValueId)> = captured
+        .into_iter()
+        .filter(|&(position, _)| {
+            (0..2).any(|h| {
+                let old = &halves[h].inputs[position];
+                inside[h][old] != starts[h][old]
+            })
+        })
+        .collect();
+    if updated.is_empty() {
+        return;
+    }
+    let results = halves[0].outputs.len();
+    graph.nodes[index].outputs.resize(results, None);
+    for (position, id) in updated {
+        for (half, inside) in halves.iter_mut().zip(&inside) {
+            let value = inside[&half.inputs[position]];
+            half.outputs.push(value);
+        }
+        let value = graph.value(id);
+        let (name, ty) = (format!("{}_updated", value.name), value.ty.clone());
+        let new = graph.add_value(&name, ty);
+        graph.nodes[index].outputs.push(Some(new));
+        newest.insert(id, new);
+    }
+    let node = &mut graph.nodes[index];
+    node.captures += more.len();
+    node.inputs.extend(more.into_iter().map(Some));
+    for (attribute, half) in attributes.into_iter().zip(halves) {
+        node.attrs.0.insert(attribute.to_owned(), Attr::Graph(Box::new(half)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
+    use ortrain_program::{Memory, PlaneId, Scalars};
+
+    use crate::Role;
+    use crate::passes::differentiate::backpropagate;
+    use crate::passes::infer::infer;
+    use crate::testing::{Failure, add, assert_close, f64s, graph, run_bound, spread};
+
+    const NORM: (&str, &str) = ("com.microsoft", "BatchNormInternal");
+    const MOMENTUM: f64 = 0.75;
+
+    fn attrs() -> Attrs {
+        Attrs::new().with("momentum", MOMENTUM as f32)
+    }
+
+    /// Mean and variance of two channels, in a plane.
+    struct State(Memory);
+
+    impl State {
+        const OFFSETS: [usize; 2] = [0, 256];
+
+        fn new() -> State {
+            let memory = Memory::new(512);
+            memory.write(0, f64s(&[2], &[1.0, -1.0]).data());
+            memory.write(256, f64s(&[2], &[2.0, 3.0]).data());
+            State(memory)
+        }
+
+        fn values(&self) -> Vec<f64> {
+            let read = |&offset: &usize| {
+                let bytes = self.0.to_vec(offset, 16);
+                Tensor::new(DType::F64, vec![2], bytes.into()).expect("two numbers").to_f64()
+            };
+            Self::OFFSETS.iter().flat_map(read).collect()
+        }
+
+        /// Runs a graph whose last two inputs these are.
+        fn run(&self, graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, Failure> {
+            let mut roles = vec![Role::User; inputs.len()];
+            roles.extend(Self::OFFSETS.map(|offset| Role::Plane(PlaneId(0), offset)));
+            Ok(run_bound(graph, roles, &[&self.0], inputs, Scalars::default())?.1)
+        }
+    }
+
+    /// What a batch of two channels makes of statistics.
+    fn updated(values: &[f64], x: &Tensor) -> Vec<f64> {
+        let x = x.to_f64();
+        let rows = x.len() / 2;
+        let of = |c: usize| (0..rows).map(move |r| 2 * r + c);
+        let mean = |c: usize| of(c).map(|k| x[k]).sum::<f64>() / rows as f64;
+        let var = |c: usize| of(c).map(|k| (x[k] - mean(c)).powi(2)).sum::<f64>() / rows as f64;
+        let batch = [mean(0), mean(1), var(0), var(1)];
+        values.iter().zip(batch).map(|(old, new)| MOMENTUM * old + (1.0 - MOMENTUM) * new).collect()
+    }
+
+    #[track_caller]
+    fn assert_values(state: &State, want: &[f64]) {
+        assert_close(&f64s(&[4], &state.values()), &f64s(&[4], want), 1e-12);
+    }
+
+    fn parameters() -> [Tensor; 2] {
+        [f64s(&[2], &[1.5, 0.5]), f64s(&[2], &[0.1, -0.2])]
+    }
+
+    /// A graph of `x`, scale, bias, mean and variance, with a condition first if there is one.
+    fn begun(x: &Tensor, condition: Option<&Tensor>) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
+        let [scale, bias] = parameters();
+        let given: Vec<Tensor> = condition.into_iter().chain([x, &scale, &bias]).cloned().collect();
+        let statistic = f64s(&[2], &[0.0; 2]);
+        let tensors: Vec<&Tensor> = given.iter().chain([&statistic, &statistic]).collect();
+        let (graph, ids) = graph(&tensors);
+        (graph, ids, given)
+    }
+
+    /// A normalization, its first result an output of the graph.
+    fn normalize(graph: &mut Graph, name: &str, inputs: &[ValueId]) -> ValueId {
+        let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let outputs = add(graph, NORM, name, &ports, 5, attrs());
+        graph.outputs.truncate(graph.outputs.len() - 4);
+        outputs[0]
+    }
+
+    #[test]
+    fn every_run_updates() {
+        let x = spread(&[3, 2], 1);
+        let (mut graph, ids, given) = begun(&x, None);
+        normalize(&mut graph, "y", &ids);
+        let state = State::new();
+        let first = updated(&state.values(), &x);
+        state.run(&graph, &given).expect("it runs");
+        assert_values(&state, &first);
+        state.run(&graph, &given).expect("it runs");
+        assert_values(&state, &updated(&first, &x));
+    }
+
+    #[test]
+    fn an_empty_batch_updates_nothing() {
+        let x = spread(&[0, 2], 1);
+        let (mut graph, ids, given) = begun(&x, None);
+        normalize(&mut graph, "y", &ids);
+        let state = State::new();
+        let before = state.values();
+        state.run(&graph, &given).expect("it runs");
+        assert_eq!(state.values(), before);
+    }
+
+    #[test]
+    fn nodes_that_share_state_follow_each_other_and_all_else_sees_the_old_one() {
+        let x = spread(&[3, 2], 2);
+        let (mut graph, ids, given) = begun(&x, None);
+        let y = normalize(&mut graph, "y", &ids);
+        normalize(&mut graph, "z", &[&[y], &ids[1..]].concat());
+        add(&mut graph, ("", "Neg"), "seen", &[Some(ids[3])], 1, Attrs::new());
+        let state = State::new();
+        let before = state.values();
+        let got = state.run(&graph, &given).expect("it runs");
+        assert_values(&state, &updated(&updated(&before, &x), &got[0]));
+        assert_eq!(got[2].to_f64(), [-before[0], -before[1]]);
+    }
+
+    #[test]
+    fn one_piece_of_state_as_both_statistics() {
+        let x = spread(&[3, 2], 2);
+        let (mut graph, ids, given) = begun(&x, None);
+        normalize(&mut graph, "y", &[ids[0], ids[1], ids[2], ids[3], ids[3]]);
+        let state = State::new();
+        let before = state.values();
+        state.run(&graph, &given).expect("it runs");
+        let old = [&before[..2], &before[..2]].concat();
+        assert_values(&state, &[&updated(&old, &x)[2..], &before[2..]].concat());
+    }
+
+    #[test]
+    fn a_run_that_fails_changes_nothing() {
+        // A host function between the update and what fails.
+        let x = spread(&[3, 2], 3);
+        let (mut graph, ids, given) = begun(&x, None);
+        let y = normalize(&mut graph, "y", &ids);
+        let rows = add(&mut graph, ("", "NonZero"), "rows", &[Some(y)], 1, Attrs::new())[0];
+        let far = graph.add_constant("far", Tensor::i64(&[1], &[1]));
+        let sum = add(&mut graph, ("", "Add"), "sum", &[Some(rows), Some(far)], 1, Attrs::new())[0];
+        add(&mut graph, ("", "Gather"), "z", &[Some(y), Some(sum)], 1, Attrs::new());
+        let state = State::new();
+        let before = state.values();
+        assert!(matches!(state.run(&graph, &given), Err(Failure::Run(_))));
+        assert_eq!(state.values(), before);
+    }
+
+    /// `condition ? normalized x : x * scale` (other ways round with `swapped`), and its sum of squares.
+    fn branching(x: &Tensor, swapped: bool) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
+        let (mut graph, ids, given) = begun(x, Some(&Tensor::filled(DType::Bool, &[], 1.0)));
+        let branch = |normalized: bool| {
+            let mut branch = Graph::new("branch");
+            let inputs: Vec<ValueId> = (0..5)
+                .map(|k| branch.add_value(&format!("c{k}"), graph.value(ids[1 + k]).ty.clone()))
+                .collect();
+            branch.inputs.clone_from(&inputs);
+            if normalized {
+                normalize(&mut branch, "y", &inputs);
+            } else {
+                add(&mut branch, ("", "Mul"), "y", &[Some(inputs[0]), Some(inputs[1])], 1, Attrs::new());
+            }
+            branch
+        };
+        let attrs = Attrs::new().with("then_branch", branch(!swapped)).with("else_branch", branch(swapped));
+        let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+        let y = add(&mut graph, ("", "If"), "chosen", &ports, 1, attrs)[0];
+        graph.nodes.last_mut().expect("just added").captures = 5;
+        let square = add(&mut graph, ("", "Mul"), "square", &[Some(y), Some(y)], 1, Attrs::new())[0];
+        graph.outputs = vec![square];
+        infer(&mut graph).expect("valid");
+        (graph, ids, given)
+    }
+
+    #[test]
+    fn in_branches() {
+        let x = spread(&[3, 2], 4);
+        for swapped in [false, true] {
+            for holds in [true, false] {
+                for known in [true, false] {
+                    let (mut graph, ids, mut given) = branching(&x, swapped);
+                    // Once forward, and once again for the gradient, where nothing is updated.
+                    let seed = graph.add_constant("seed", spread(&[3, 2], 5));
+                    let seeds = [(graph.outputs[0], seed)];
+                    let found =
+                        backpropagate(&mut graph, &seeds, &[ids[1], ids[2]]).expect("it has gradients");
+                    graph.outputs.extend(found.into_iter().flatten());
+                    given[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
+                    if known {
+                        graph.value_mut(ids[0]).constant = Some(given.remove(0));
+                        graph.inputs.remove(0);
+                    }
+                    let state = State::new();
+                    let before = state.values();
+                    let got = state.run(&graph, &given).expect("it runs");
+                    assert_eq!(got.len(), 3);
+                    let want = if holds == swapped { before.clone() } else { updated(&before, &x) };
+                    assert_values(&state, &want);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn in_a_branch_after_an_update_outside() {
+        let x = spread(&[3, 2], 6);
+        for holds in [true, false] {
+            let (mut graph, ids, mut given) = branching(&x, false);
+            let ports: Vec<Option<ValueId>> = ids[1..].iter().copied().map(Some).collect();
+            add(&mut graph, NORM, "before", &ports, 5, attrs());
+            graph.outputs.truncate(1);
+            let last = graph.nodes.pop().expect("just added");
+            graph.nodes.insert(0, last);
+            infer(&mut graph).expect("valid");
+            given[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
+            let state = State::new();
+            let once = updated(&state.values(), &x);
+            state.run(&graph, &given).expect("it runs");
+            assert_values(&state, &if holds { updated(&once, &x) } else { once });
+        }
+    }
+}
