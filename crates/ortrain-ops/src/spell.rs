@@ -90,12 +90,7 @@ pub(crate) fn spell<E: Emit>(
             Inst::Compare(op, a, b) => match op {
                 CompareOp::Eq => patch.emit("Equal", &[at(a), at(b)], Attrs::new()),
                 CompareOp::Lt => patch.emit("Less", &[at(a), at(b)], Attrs::new()),
-                // LessOrEqual is younger (opset 12) than what it is made of.
-                CompareOp::Le => {
-                    let less = patch.emit("Less", &[at(a), at(b)], Attrs::new());
-                    let equal = patch.emit("Equal", &[at(a), at(b)], Attrs::new());
-                    patch.emit("Or", &[Some(less), Some(equal)], Attrs::new())
-                }
+                CompareOp::Le => patch.emit("LessOrEqual", &[at(a), at(b)], Attrs::new()),
             },
             Inst::Select(c, a, b) => patch.emit("Where", &[at(c), at(a), at(b)], Attrs::new()),
             Inst::Convert(a) => {

@@ -1,10 +1,12 @@
 //! Element-wise operators: one row each.
 //!
 //! A row is a name, the versions of its schema, and an expression. The gradient is the symbolic derivative of the
-//! expression, the lowering a map. Inputs broadcast by the rules of ONNX ("multidirectional broadcasting").
+//! expression, the lowering a map. Inputs broadcast by the rules of ONNX ("multidirectional broadcasting"). Where the
+//! closed form of a derivative is shorter or more exact than what follows from the expression, the row gives it.
+//! Arithmetic, comparisons and logic are listed here, activations and their gradient operators in `activations.rs`.
 //! Sources: the operator pages of ONNX, opset 7 to 28; `com.microsoft` contrib operators of ONNX Runtime.
 
-use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Reg, Type, UnaryOp, derive};
+use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Reg, Type, derive};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
@@ -17,7 +19,7 @@ use crate::spell::spell;
 
 /// What an element-wise operator takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Takes {
+pub(super) enum Takes {
     Float,
     Number,
     Bool,
@@ -44,8 +46,40 @@ impl Takes {
     }
 }
 
+/// An expression of the inputs, all of one type.
+type ExprFn = fn(&mut Builder, &[Reg], &Attrs) -> Result<Reg, OpError>;
+
+/// The gradient of an operator of one input, from that input and the gradient that arrives.
+type BackwardFn = fn(&mut Builder, Reg, Reg, &Attrs) -> Result<Reg, OpError>;
+
+/// A gradient operator of ONNX Runtime: domain `com.microsoft`, inputs `dY` and then the input or the output of the
+/// forward node.
+pub(super) struct GradOp {
+    name: &'static str,
+    of_output: bool,
+    attrs: Attrs,
+}
+
+impl GradOp {
+    pub(super) fn of_input(name: &'static str) -> GradOp {
+        GradOp { name, of_output: false, attrs: Attrs::new() }
+    }
+
+    pub(super) fn of_output(name: &'static str) -> GradOp {
+        GradOp { name, of_output: true, attrs: Attrs::new() }
+    }
+
+    pub(super) fn with(mut self, attrs: Attrs) -> GradOp {
+        self.attrs = attrs;
+        self
+    }
+}
+
+/// The gradient operator for a node with these attributes, if there is one.
+type GradOpFn = fn(&Attrs) -> Result<Option<GradOp>, OpError>;
+
 /// A row: one element-wise operator.
-pub(crate) struct Row {
+pub(super) struct Row {
     domain: &'static str,
     name: &'static str,
     since: &'static [i64],
@@ -53,28 +87,46 @@ pub(crate) struct Row {
     takes: Takes,
     /// Whether the result is `bool` whatever the inputs are.
     gives_bool: bool,
-    /// The expression of the inputs, all of one type.
-    expr: fn(&mut Builder, &[Reg], &Attrs) -> Result<Reg, OpError>,
-    /// A gradient operator of ONNX Runtime: domain `com.microsoft`, inputs `dY` and then input (`false`) or output
-    /// (`true`) of the forward node.
-    grad_op: Option<(&'static str, bool)>,
+    /// Whether the other inputs broadcast to the first, which has the shape of the result.
+    first_leads: bool,
+    expr: ExprFn,
+    grad_op: Option<GradOpFn>,
+    /// The gradient in closed form.
+    backward: Option<BackwardFn>,
     /// Whether the derivative is zero almost everywhere.
     flat: bool,
 }
 
-const fn row(
+pub(super) const fn row(
     name: &'static str,
     since: &'static [i64],
     inputs: usize,
     takes: Takes,
-    expr: fn(&mut Builder, &[Reg], &Attrs) -> Result<Reg, OpError>,
+    expr: ExprFn,
 ) -> Row {
-    Row { domain: "", name, since, inputs, takes, gives_bool: false, expr, grad_op: None, flat: false }
+    Row {
+        domain: "",
+        name,
+        since,
+        inputs,
+        takes,
+        gives_bool: false,
+        first_leads: false,
+        expr,
+        grad_op: None,
+        backward: None,
+        flat: false,
+    }
 }
 
 impl Row {
-    const fn grad_op(mut self, name: &'static str, of_output: bool) -> Row {
-        self.grad_op = Some((name, of_output));
+    pub(super) const fn grad_op(mut self, of: GradOpFn) -> Row {
+        self.grad_op = Some(of);
+        self
+    }
+
+    pub(super) const fn backward(mut self, gradient: BackwardFn) -> Row {
+        self.backward = Some(gradient);
         self
     }
 
@@ -84,12 +136,17 @@ impl Row {
         self
     }
 
+    pub(super) const fn first_leads(mut self) -> Row {
+        self.first_leads = true;
+        self
+    }
+
     const fn flat(mut self) -> Row {
         self.flat = true;
         self
     }
 
-    const fn microsoft(mut self) -> Row {
+    pub(super) const fn microsoft(mut self) -> Row {
         self.domain = "com.microsoft";
         self
     }
@@ -97,9 +154,10 @@ impl Row {
 
 macro_rules! unary {
     ($op:ident) => {
-        |b, x, _| Ok(b.unary(UnaryOp::$op, x[0]))
+        |b, x, _| Ok(b.unary(ortrain_expr::UnaryOp::$op, x[0]))
     };
 }
+pub(super) use unary;
 
 macro_rules! binary {
     ($op:ident) => {
@@ -107,125 +165,10 @@ macro_rules! binary {
     };
 }
 
-/// `sqrt(1/2)`.
-const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
-/// `sqrt(2/pi)`, the scale inside the tanh form of Gelu.
-const GELU_TANH_SCALE: f64 = 0.797_884_560_802_865_4;
-/// The cubic coefficient of the tanh form of Gelu (Hendrycks and Gimpel, 2016).
-const GELU_TANH_CUBIC: f64 = 0.044_715;
-/// `1/sqrt(2 pi)`, the normal density at 0.
-const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
-
-/// `x * (1 + erf(x / sqrt 2)) / 2`.
-fn gelu_erf(b: &mut Builder, x: Reg) -> Reg {
-    let ty = b.ty(x);
-    let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
-    let scaled = b.mul(x, scale);
-    let erf = b.unary(UnaryOp::Erf, scaled);
-    let sum = b.add(erf, one);
-    let cdf = b.mul(sum, half);
-    b.mul(x, cdf)
-}
-
-/// `tanh(sqrt(2/pi) (x + 0.044715 x^3))`.
-fn gelu_inner_tanh(b: &mut Builder, x: Reg) -> Reg {
-    let ty = b.ty(x);
-    let (scale, cubic, one) =
-        (b.constant(ty, GELU_TANH_SCALE), b.constant(ty, GELU_TANH_CUBIC), b.constant(ty, 1.0));
-    let square = b.mul(x, x);
-    let bent = b.mul(square, cubic);
-    let factor = b.add(bent, one);
-    let inner = b.mul(x, factor);
-    let scaled = b.mul(inner, scale);
-    b.unary(UnaryOp::Tanh, scaled)
-}
-
-fn gelu_tanh(b: &mut Builder, x: Reg) -> Reg {
-    let ty = b.ty(x);
-    let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
-    let tanh = gelu_inner_tanh(b, x);
-    let sum = b.add(tanh, one);
-    let weight = b.mul(sum, half);
-    b.mul(x, weight)
-}
-
-fn gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    match attrs.string("approximate")?.unwrap_or("none") {
-        "none" => Ok(gelu_erf(b, x[0])),
-        "tanh" => Ok(gelu_tanh(b, x[0])),
-        other => {
-            Err(OpError::invalid(format!("approximate is {other:?}; \"none\" and \"tanh\" are defined")))
-        }
-    }
-}
-
-fn gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let (g, x) = (x[0], x[1]);
-    let ty = b.ty(x);
-    let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
-    let scaled = b.mul(x, scale);
-    let erf = b.unary(UnaryOp::Erf, scaled);
-    let sum = b.add(erf, one);
-    let cdf = b.mul(sum, half);
-    let square = b.mul(scaled, scaled);
-    let minus = b.unary(UnaryOp::Neg, square);
-    let bell = b.unary(UnaryOp::Exp, minus);
-    let density = b.constant(ty, NORMAL_DENSITY);
-    let pdf = b.mul(bell, density);
-    let slope = b.mul(x, pdf);
-    let total = b.add(cdf, slope);
-    Ok(b.mul(g, total))
-}
-
-fn fast_gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let (g, x) = (x[0], x[1]);
-    let ty = b.ty(x);
-    let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
-    let (scale, cubic) = (b.constant(ty, GELU_TANH_SCALE), b.constant(ty, 3.0 * GELU_TANH_CUBIC));
-    let tanh = gelu_inner_tanh(b, x);
-    let square = b.mul(x, x);
-    let bent = b.mul(square, cubic);
-    let factor = b.add(bent, one);
-    let inner = b.mul(scale, factor);
-    let tanh_square = b.mul(tanh, tanh);
-    let sech = b.sub(one, tanh_square);
-    let steep = b.mul(sech, inner);
-    let slope = b.mul(x, steep);
-    let level = b.add(one, tanh);
-    let total = b.add(level, slope);
-    let halved = b.mul(total, half);
-    Ok(b.mul(g, halved))
-}
-
-fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let zero = b.constant(b.ty(x[0]), 0.0);
-    // Written so that NaN passes.
-    let negative = b.compare(CompareOp::Lt, x[0], zero);
-    Ok(b.select(negative, zero, x[0]))
-}
-
-fn relu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let zero = b.constant(b.ty(x[1]), 0.0);
-    let positive = b.compare(CompareOp::Lt, zero, x[1]);
-    Ok(b.select(positive, x[0], zero))
-}
-
-fn sigmoid_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let one = b.constant(b.ty(x[1]), 1.0);
-    let rest = b.sub(one, x[1]);
-    let slope = b.mul(x[1], rest);
-    Ok(b.mul(x[0], slope))
-}
-
-fn tanh_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let one = b.constant(b.ty(x[1]), 1.0);
-    let square = b.mul(x[1], x[1]);
-    let slope = b.sub(one, square);
-    Ok(b.mul(x[0], slope))
-}
-
-fn greater(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    Ok(b.compare(CompareOp::Lt, x[1], x[0]))
+macro_rules! compare {
+    ($op:ident, $left:literal, $right:literal) => {
+        |b, x, _| Ok(b.compare(CompareOp::$op, x[$left], x[$right]))
+    };
 }
 
 fn modulo(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
@@ -280,10 +223,6 @@ static ROWS: &[Row] = &[
     row("Log", &[6, 13], 1, Takes::Float, unary!(Log)),
     row("Sqrt", &[6, 13], 1, Takes::Float, unary!(Sqrt)),
     row("Erf", &[9, 13], 1, Takes::Float, unary!(Erf)),
-    row("Relu", &[6, 13, 14], 1, Takes::Number, relu).grad_op("ReluGrad", true),
-    row("Sigmoid", &[6, 13], 1, Takes::Float, unary!(Sigmoid)).grad_op("SigmoidGrad", true),
-    row("Tanh", &[6, 13], 1, Takes::Float, unary!(Tanh)).grad_op("TanhGrad", true),
-    row("Gelu", &[20], 1, Takes::Float, gelu).grad_op("GeluGrad", false),
     row("Min", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Min)(b, x))),
     row("Max", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Max)(b, x))),
     row("Sum", &[6, 8, 13], VARIADIC, Takes::Float, |b, x, _| Ok(clamped(BinaryOp::Add)(b, x))),
@@ -291,15 +230,22 @@ static ROWS: &[Row] = &[
     row("Or", &[7], 2, Takes::Bool, binary!(Or)).gives_bool(),
     row("Xor", &[7], 2, Takes::Bool, binary!(Xor)).gives_bool(),
     row("Not", &[1], 1, Takes::Bool, unary!(Not)).gives_bool(),
-    row("Equal", &[7, 11, 13, 19], 2, Takes::Any, |b, x, _| Ok(b.compare(CompareOp::Eq, x[0], x[1]))).gives_bool(),
-    row("Less", &[7, 9, 13], 2, Takes::Number, |b, x, _| Ok(b.compare(CompareOp::Lt, x[0], x[1]))).gives_bool(),
-    row("Greater", &[7, 9, 13], 2, Takes::Number, greater).gives_bool(),
-    row("ReluGrad", &[1], 2, Takes::Float, relu_grad).microsoft(),
-    row("SigmoidGrad", &[1], 2, Takes::Float, sigmoid_grad).microsoft(),
-    row("TanhGrad", &[1], 2, Takes::Float, tanh_grad).microsoft(),
-    row("GeluGrad", &[1], 2, Takes::Float, gelu_grad).microsoft(),
-    row("FastGeluGrad", &[1], 2, Takes::Float, fast_gelu_grad).microsoft(),
+    row("Equal", &[7, 11, 13, 19], 2, Takes::Any, compare!(Eq, 0, 1)).gives_bool(),
+    row("Less", &[7, 9, 13], 2, Takes::Number, compare!(Lt, 0, 1)).gives_bool(),
+    row("Greater", &[7, 9, 13], 2, Takes::Number, compare!(Lt, 1, 0)).gives_bool(),
+    row("LessOrEqual", &[12, 16], 2, Takes::Number, compare!(Le, 0, 1)).gives_bool(),
+    row("GreaterOrEqual", &[12, 16], 2, Takes::Number, compare!(Le, 1, 0)).gives_bool(),
 ];
+
+/// Every row.
+fn rows() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().chain(super::activations::ROWS)
+}
+
+fn find(domain: &str, name: &str) -> Result<&'static Row, OpError> {
+    let found = rows().find(|row| row.name == name && row.domain == domain);
+    found.ok_or_else(|| OpError::unsupported("it is not in the table of element-wise operators"))
+}
 
 struct Elementwise {
     row: &'static Row,
@@ -318,6 +264,19 @@ impl Elementwise {
         let result = (self.row.expr)(&mut b, &loads, &self.attrs)?;
         Ok(b.finish(&[result]))
     }
+
+    /// The gradient of input `k`, an expression of the inputs, the result and the gradient that arrives. `None` if it
+    /// is zero everywhere.
+    fn derivative(&self, ty: Type, count: usize, k: usize) -> Result<Option<Expr>, OpError> {
+        let Some(backward) = self.row.backward else {
+            return Ok(derive(&self.expr(ty, count)?, count, k));
+        };
+        let mut b = Builder::new();
+        // Loads as those of `derive`: the input, the result, and the gradient that arrives.
+        let (x, g) = (b.load(0, ty), b.load(2, ty));
+        let result = backward(&mut b, x, g, &self.attrs)?;
+        Ok(Some(b.finish(&[result])))
+    }
 }
 
 impl Op for Elementwise {
@@ -334,6 +293,19 @@ impl Op for Elementwise {
         // Attributes that contradict the definition are found here and not at the first run.
         self.expr(Type::of(dtype), count)?;
         let shape = cx.broadcast(0..count)?;
+        if self.row.first_leads
+            && let (Some(all), Some(first)) = (&shape, cx.shape(0))
+            && (all.rank() != first.rank()
+                || all.iter().zip(first.iter()).any(|(a, b)| b.known().is_some() && a != b))
+        {
+            let others: Vec<String> =
+                (1..count).filter_map(|k| cx.shape(k)).map(ToString::to_string).collect();
+            return Err(OpError::invalid(format!(
+                "shape {} does not broadcast to {first}, that of input 0",
+                others.join(" or ")
+            )));
+        }
+        let shape = if self.row.first_leads { cx.shape(0).cloned() } else { shape };
         cx.output(0, if self.row.gives_bool { DType::Bool } else { dtype }, shape);
         crate::families::shape::arithmetic_on_sizes(cx, self.row.name);
         Ok(())
@@ -348,19 +320,19 @@ impl Op for Elementwise {
         let inputs: Vec<_> = (0..count).map(|k| cx.input(k)).collect::<Result<_, _>>()?;
         let y = cx.output(0, "y");
         let dtype = cx.dtype(y)?;
-        if let Some((name, of_output)) = self.row.grad_op {
-            let name = if self.attrs.string("approximate")? == Some("tanh") { "FastGeluGrad" } else { name };
-            let seen = if of_output { y } else { inputs[0] };
-            let gradient = cx.add_in("com.microsoft", name, &[g, seen], Attrs::new());
+        if let Some(grad_op) = self.row.grad_op
+            && let Some(op) = grad_op(&self.attrs)?
+        {
+            let seen = if op.of_output { y } else { inputs[0] };
+            let gradient = cx.add_in("com.microsoft", op.name, &[g, seen], op.attrs);
             cx.give(0, gradient);
             return Ok(());
         }
-        let expr = self.expr(Type::of(dtype), count)?;
         for k in 0..count {
             if !cx.wants(k) {
                 continue;
             }
-            let Some(derivative) = derive(&expr, count, k) else { continue };
+            let Some(derivative) = self.derivative(Type::of(dtype), count, k)? else { continue };
             let mut loads = inputs.clone();
             loads.extend([y, g]);
             let gradient = cx.spell(&derivative, &loads, dtype)?;
@@ -386,16 +358,13 @@ impl Op for Elementwise {
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let row = ROWS.iter().find(|row| *row.name == *node.op && *row.domain == *node.domain);
-    let row = row.ok_or_else(|| OpError::unsupported("it is not in the table of element-wise operators"))?;
-    Ok(Box::new(Elementwise { row, attrs: node.attrs.clone() }))
+    Ok(Box::new(Elementwise { row: find(&node.domain, &node.op)?, attrs: node.attrs.clone() }))
 }
 
 /// The expression of a gradient operator, spelled in `ai.onnx`.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (node, attrs) = (rw.node(), rw.attrs().clone());
-    let row = ROWS.iter().find(|row| *row.name == *node.op && *row.domain == *node.domain);
-    let row = row.ok_or_else(|| OpError::unsupported("it is not in the table of element-wise operators"))?;
+    let row = find(&node.domain, &node.op)?;
     let inputs: Vec<_> = (0..row.inputs).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
     let dtype = rw.dtype(inputs[0]).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let expr = Elementwise { row, attrs }.expr(Type::of(dtype), row.inputs)?;
@@ -440,6 +409,19 @@ fn downgrade_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let cast = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
         let (x, y) = (rw.add("Cast", &[a], cast.clone()), rw.add("Cast", &[b], cast));
         rw.same(&[Some(x), Some(y)], Attrs::new());
+    }
+    Ok(())
+}
+
+/// Before opset 12, what is less or equal is less, or it is equal.
+fn downgrade_or_equal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 12 {
+        let (a, b) = (rw.required(0)?, rw.required(1)?);
+        let strict = if &*rw.node().op == "LessOrEqual" { "Less" } else { "Greater" };
+        let (differs, equal) =
+            (rw.add(strict, &[a, b], Attrs::new()), rw.add("Equal", &[a, b], Attrs::new()));
+        let either = rw.add("Or", &[differs, equal], Attrs::new());
+        rw.output(0, either);
     }
     Ok(())
 }
@@ -492,14 +474,14 @@ pub(crate) fn build_unrunnable(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpErr
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    let mut all: Vec<Definition> = ROWS
-        .iter()
+    let mut all: Vec<Definition> = rows()
         .map(|row| {
             let definition = Definition::new(row.domain, row.name, row.since, build);
             match row.name {
                 "Gelu" => definition.downgrade(downgrade_gelu),
                 "Sign" => definition.downgrade(downgrade_sign),
                 "Less" | "Greater" | "Equal" => definition.downgrade(downgrade_comparison),
+                "LessOrEqual" | "GreaterOrEqual" => definition.downgrade(downgrade_or_equal),
                 _ if row.domain == "com.microsoft" => definition.decompose(decompose),
                 _ => definition,
             }
@@ -514,5 +496,5 @@ pub(crate) fn definitions() -> Vec<Definition> {
 }
 
 pub(crate) fn is_flat(domain: &str, name: &str) -> bool {
-    ROWS.iter().any(|row| row.flat && row.domain == domain && row.name == name)
+    rows().any(|row| row.flat && row.domain == domain && row.name == name)
 }

@@ -1,5 +1,7 @@
 //! The operators, one file per family, and the one list of them.
 
+mod activations;
+mod clip;
 mod concat;
 mod control_flow;
 mod dropout;
@@ -20,6 +22,7 @@ use crate::op::Definition;
 
 /// The list.
 const FAMILIES: &[fn() -> Vec<Definition>] = &[
+    clip::definitions,
     concat::definitions,
     control_flow::definitions,
     dropout::definitions,

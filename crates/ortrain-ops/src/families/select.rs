@@ -236,6 +236,53 @@ fn build_pow(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Pow))
 }
 
+/// Where is an operator from opset 9 on. Before, floats are chosen by `ReluGrad` of `com.microsoft`, which passes its
+/// first input on where the second is positive and gives 0 elsewhere, whatever stands there; the two halves are added.
+/// It takes inputs of one shape, so that all are brought to that of the result first.
+fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (condition, yes, no) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let Some(dtype) = rw.dtype(yes).or(rw.dtype(no)).filter(|dtype| rw.version() < 9 && dtype.is_float())
+    else {
+        return Ok(());
+    };
+    let whole = rw.node().present_outputs().next().and_then(|id| rw.shape(id)).cloned();
+    let is_whole = |rw: &Rewrite<'_>, value: ValueId| whole.is_some() && rw.shape(value) == whole.as_ref();
+    let mut flags = condition;
+    if !is_whole(rw, condition) {
+        // Nothing is less than itself: this changes no flag, and spreads them.
+        for value in [yes, no] {
+            let never = rw.add("Less", &[value, value], Attrs::new());
+            flags = rw.add("Or", &[flags, never], Attrs::new());
+        }
+    }
+    let others = rw.add("Not", &[flags], Attrs::new());
+    let mut halves = Vec::with_capacity(2);
+    for (value, flags) in [(yes, flags), (no, others)] {
+        if rw.constant_of(value).is_some_and(|tensor| tensor.to_f64().iter().all(|&x| x == 0.0)) {
+            continue;
+        }
+        let mask = rw.add("Cast", &[flags], cast_to(dtype));
+        let value = if is_whole(rw, value) {
+            value
+        } else {
+            let zeros = rw.add("Sub", &[mask, mask], Attrs::new());
+            rw.add("Add", &[value, zeros], Attrs::new())
+        };
+        let inputs = [Some(value), Some(mask)];
+        halves.push(rw.add_node("com.microsoft", "ReluGrad", &inputs, 1, Attrs::new())[0]);
+    }
+    let result = match halves[..] {
+        [one] => one,
+        [a, b] => rw.add("Add", &[a, b], Attrs::new()),
+        _ => {
+            let mask = rw.add("Cast", &[flags], cast_to(dtype));
+            rw.add("Sub", &[mask, mask], Attrs::new())
+        }
+    };
+    rw.output(0, result);
+    Ok(())
+}
+
 /// `saturate` came with opset 19, `round_mode` with 24, bfloat16 with 13.
 fn downgrade_cast(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let to = rw.attrs().int("to")?;
@@ -282,7 +329,7 @@ fn downgrade_pow(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Where", &[9, 16], build_where),
+        Definition::new("", "Where", &[9, 16], build_where).downgrade(downgrade_where),
         Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast)
             .downgrade(downgrade_cast),
         Definition::new("", "Pow", &[7, 12, 13, 15], build_pow).downgrade(downgrade_pow),
@@ -482,9 +529,33 @@ mod tests {
         let graph = one_node(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_to(DType::BF16)).expect("valid");
         assert!(passes::versions::downgrade(&mut graph.clone(), 12).is_err());
 
-        let condition = flags(&[1], &[1]);
-        let graph = one_node(NEWEST_OPSET, WHERE, &[Some(&condition), Some(&x), Some(&x)], 1, Attrs::new());
-        let error = passes::versions::downgrade(&mut graph.expect("valid"), 8).expect_err("refused");
+        let (condition, whole) = (flags(&[1], &[1]), Tensor::i64(&[1], &[1]));
+        let inputs = [Some(&condition), Some(&whole), Some(&whole)];
+        let graph = one_node(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
+        let error = passes::versions::downgrade(&mut graph.clone(), 8).expect_err("refused");
         assert!(error.to_string().contains("needs opset 9"), "{error}");
+    }
+
+    /// Before opset 9, without Where: what is not chosen does not leak, and everything broadcasts.
+    #[test]
+    fn choices_of_opset_7() {
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        let x = f64s(&[2, 3], &[1.0, nan, -2.0, inf, 0.5, nan]);
+        for (condition, other) in [
+            (flags(&[2, 3], &[1, 0, 1, 0, 1, 0]), f64s(&[2, 3], &[nan, 1.0, inf, 2.0, -inf, 3.0])),
+            (flags(&[3], &[1, 0, 1]), f64s(&[2, 1], &[4.0, 5.0])),
+            (flags(&[2, 1], &[1, 0]), f64s(&[], &[-3.0])),
+            (flags(&[], &[0]), f64s(&[4, 1, 1], &[1.0, 2.0, 3.0, 4.0])),
+        ] {
+            for swapped in [false, true] {
+                let (yes, no) = if swapped { (&other, &x) } else { (&x, &other) };
+                let inputs = [Some(&condition), Some(yes), Some(no)];
+                let graph = one_node(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
+                let given = [condition.clone(), yes.clone(), no.clone()];
+                assert_eq!(check_downgrade(&graph, &given, 9).nodes.len(), 1);
+                let old = check_downgrade(&graph, &given, 7);
+                assert!(old.nodes.iter().all(|node| &*node.op != "Where"), "{old}");
+            }
+        }
     }
 }

@@ -1,0 +1,812 @@
+//! Activations, rows of the table of element-wise operators, and ONNX Runtime's operators for their gradients.
+//!
+//! Relu-6, 13, 14; LeakyRelu-6, 16; PRelu-7, 9, 16; Elu-6, 22; Selu-6, 22; Celu-12, 28; Softplus-1, 22; Softsign-1, 22;
+//! HardSigmoid-6, 22; HardSwish-14, 22; Mish-18, 22; ThresholdedRelu-10, 22; Sigmoid-6, 13; Tanh-6, 13; Gelu-20 of ONNX;
+//! `ReluGrad`, `LeakyReluGrad`, `SigmoidGrad`, `TanhGrad`, `GeluGrad` and `FastGeluGrad` of `com.microsoft`. (Clip has
+//! optional inputs and a file of its own.)
+//!
+//! Values and gradients are right for every input, infinities included, where the formula of the standard has a limit:
+//! nothing overflows on the way, and nothing cancels near 0. NaN gives NaN. At kinks the gradient is that of PyTorch.
+
+use ortrain_expr::{Builder, CompareOp, Reg, UnaryOp};
+use ortrain_graph::Attrs;
+
+use super::elementwise::{GradOp, Row, Takes, row, unary};
+use crate::OpError;
+
+/// `sqrt(1/2)`.
+const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
+/// `sqrt(2/pi)`, the scale inside the tanh form of Gelu.
+const GELU_TANH_SCALE: f64 = 0.797_884_560_802_865_4;
+/// The cubic coefficient of the tanh form of Gelu (Hendrycks and Gimpel, 2016).
+const GELU_TANH_CUBIC: f64 = 0.044_715;
+/// `1/sqrt(2 pi)`, the normal density at 0.
+const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
+
+/// `x * (1 + erf(x / sqrt 2)) / 2`.
+fn gelu_erf(b: &mut Builder, x: Reg) -> Reg {
+    let ty = b.ty(x);
+    let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
+    let scaled = b.mul(x, scale);
+    let erf = b.unary(UnaryOp::Erf, scaled);
+    let sum = b.add(erf, one);
+    let cdf = b.mul(sum, half);
+    b.mul(x, cdf)
+}
+
+/// `tanh(sqrt(2/pi) (x + 0.044715 x^3))`.
+fn gelu_inner_tanh(b: &mut Builder, x: Reg) -> Reg {
+    let ty = b.ty(x);
+    let (scale, cubic, one) =
+        (b.constant(ty, GELU_TANH_SCALE), b.constant(ty, GELU_TANH_CUBIC), b.constant(ty, 1.0));
+    let square = b.mul(x, x);
+    let bent = b.mul(square, cubic);
+    let factor = b.add(bent, one);
+    let inner = b.mul(x, factor);
+    let scaled = b.mul(inner, scale);
+    b.unary(UnaryOp::Tanh, scaled)
+}
+
+fn gelu_tanh(b: &mut Builder, x: Reg) -> Reg {
+    let ty = b.ty(x);
+    let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
+    let tanh = gelu_inner_tanh(b, x);
+    let sum = b.add(tanh, one);
+    let weight = b.mul(sum, half);
+    b.mul(x, weight)
+}
+
+fn gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    match attrs.string("approximate")?.unwrap_or("none") {
+        "none" => Ok(gelu_erf(b, x[0])),
+        "tanh" => Ok(gelu_tanh(b, x[0])),
+        other => {
+            Err(OpError::invalid(format!("approximate is {other:?}; \"none\" and \"tanh\" are defined")))
+        }
+    }
+}
+
+fn gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let (g, x) = (x[0], x[1]);
+    let ty = b.ty(x);
+    let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
+    let scaled = b.mul(x, scale);
+    let erf = b.unary(UnaryOp::Erf, scaled);
+    let sum = b.add(erf, one);
+    let cdf = b.mul(sum, half);
+    let square = b.mul(scaled, scaled);
+    let minus = b.unary(UnaryOp::Neg, square);
+    let bell = b.unary(UnaryOp::Exp, minus);
+    let density = b.constant(ty, NORMAL_DENSITY);
+    let pdf = b.mul(bell, density);
+    let slope = b.mul(x, pdf);
+    let total = b.add(cdf, slope);
+    Ok(b.mul(g, total))
+}
+
+fn fast_gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let (g, x) = (x[0], x[1]);
+    let ty = b.ty(x);
+    let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
+    let (scale, cubic) = (b.constant(ty, GELU_TANH_SCALE), b.constant(ty, 3.0 * GELU_TANH_CUBIC));
+    let tanh = gelu_inner_tanh(b, x);
+    let square = b.mul(x, x);
+    let bent = b.mul(square, cubic);
+    let factor = b.add(bent, one);
+    let inner = b.mul(scale, factor);
+    let tanh_square = b.mul(tanh, tanh);
+    let sech = b.sub(one, tanh_square);
+    let steep = b.mul(sech, inner);
+    let slope = b.mul(x, steep);
+    let level = b.add(one, tanh);
+    let total = b.add(level, slope);
+    let halved = b.mul(total, half);
+    Ok(b.mul(g, halved))
+}
+
+fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let zero = b.constant(b.ty(x[0]), 0.0);
+    // Written so that NaN passes.
+    let negative = b.compare(CompareOp::Lt, x[0], zero);
+    Ok(b.select(negative, zero, x[0]))
+}
+
+fn relu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let zero = b.constant(b.ty(x[1]), 0.0);
+    let positive = b.compare(CompareOp::Lt, zero, x[1]);
+    Ok(b.select(positive, x[0], zero))
+}
+
+fn sigmoid_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let one = b.constant(b.ty(x[1]), 1.0);
+    let rest = b.sub(one, x[1]);
+    let slope = b.mul(x[1], rest);
+    Ok(b.mul(x[0], slope))
+}
+
+fn tanh_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let one = b.constant(b.ty(x[1]), 1.0);
+    let square = b.mul(x[1], x[1]);
+    let slope = b.sub(one, square);
+    Ok(b.mul(x[0], slope))
+}
+
+/// A float attribute.
+fn attribute(attrs: &Attrs, name: &str, default: f32) -> Result<f64, OpError> {
+    Ok(f64::from(attrs.float(name)?.unwrap_or(default)))
+}
+
+/// Whether `x` is above 0.
+fn positive(b: &mut Builder, x: Reg) -> Reg {
+    let zero = b.constant(b.ty(x), 0.0);
+    b.compare(CompareOp::Lt, zero, x)
+}
+
+/// `x` cut off at both ends, which must be so far out that the result does not depend on it.
+fn within(b: &mut Builder, x: Reg, end: f64) -> Reg {
+    let ty = b.ty(x);
+    let (low, high) = (b.constant(ty, -end), b.constant(ty, end));
+    let (below, above) = (b.compare(CompareOp::Lt, x, low), b.compare(CompareOp::Lt, high, x));
+    let raised = b.select(below, low, x);
+    b.select(above, high, raised)
+}
+
+const ALPHA: &str = "alpha";
+/// The slope that LeakyRelu has below 0 by default.
+const LEAK: f32 = 0.01;
+
+/// `x` above 0 and `alpha x` elsewhere: the factor is chosen, so that the derivative is the factor.
+fn leaky(b: &mut Builder, x: Reg, alpha: Reg, of: Reg) -> Reg {
+    let one = b.constant(b.ty(x), 1.0);
+    let above = positive(b, of);
+    let factor = b.select(above, one, alpha);
+    b.mul(x, factor)
+}
+
+fn leaky_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let alpha = attribute(attrs, ALPHA, LEAK)?;
+    let alpha = b.constant(b.ty(x[0]), alpha);
+    Ok(leaky(b, x[0], alpha, x[0]))
+}
+
+/// The gradient operator looks at the output, whose sign is that of the input only if the slope is not negative.
+fn leaky_relu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
+    let alpha = attrs.float(ALPHA)?.unwrap_or(LEAK);
+    Ok((alpha >= 0.0).then(|| GradOp::of_output("LeakyReluGrad").with(Attrs::new().with(ALPHA, alpha))))
+}
+
+fn leaky_relu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let alpha = attribute(attrs, ALPHA, LEAK)?;
+    let alpha = b.constant(b.ty(x[0]), alpha);
+    Ok(leaky(b, x[0], alpha, x[1]))
+}
+
+fn prelu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    Ok(leaky(b, x[0], x[1], x[0]))
+}
+
+/// `exp(x) - 1` without cancellation near 0: `2 t / (1 - t)` with `t = tanh(x / 2)`, for which `1 - t` must not cancel
+/// either. That is so up to 1; `large` says whether `x` may lie above.
+fn exp_less_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
+    let ty = b.ty(x);
+    let (one, half, two) = (b.constant(ty, 1.0), b.constant(ty, 0.5), b.constant(ty, 2.0));
+    let halved = b.mul(x, half);
+    let t = b.unary(UnaryOp::Tanh, halved);
+    let (twice, rest) = (b.mul(t, two), b.sub(one, t));
+    let near = b.div(twice, rest);
+    if !large {
+        return near;
+    }
+    let exp = b.unary(UnaryOp::Exp, x);
+    let far = b.sub(exp, one);
+    let above = b.compare(CompareOp::Lt, one, x);
+    b.select(above, far, near)
+}
+
+/// The numbers of `scale * (x above 0, alpha (exp(x / width) - 1) elsewhere)`.
+struct Exponential {
+    scale: f64,
+    alpha: f64,
+    width: f64,
+}
+
+impl Exponential {
+    fn elu(attrs: &Attrs) -> Result<Exponential, OpError> {
+        Ok(Exponential { scale: 1.0, alpha: attribute(attrs, ALPHA, 1.0)?, width: 1.0 })
+    }
+
+    fn selu(attrs: &Attrs) -> Result<Exponential, OpError> {
+        let alpha = attribute(attrs, ALPHA, 1.673_263_2)?;
+        Ok(Exponential { scale: attribute(attrs, "gamma", 1.050_701)?, alpha, width: 1.0 })
+    }
+
+    fn celu(attrs: &Attrs) -> Result<Exponential, OpError> {
+        let alpha = attribute(attrs, ALPHA, 1.0)?;
+        if alpha == 0.0 {
+            return Err(OpError::invalid("alpha is 0, by which it divides"));
+        }
+        Ok(Exponential { scale: 1.0, alpha, width: alpha })
+    }
+
+    fn value(&self, b: &mut Builder, x: Reg) -> Reg {
+        let ty = b.ty(x);
+        let (scale, alpha, width) =
+            (b.constant(ty, self.scale), b.constant(ty, self.alpha), b.constant(ty, self.width));
+        let inner = b.div(x, width);
+        // Of a negative width the exponent is positive where it counts.
+        let bent = exp_less_one(b, inner, self.width < 0.0);
+        let scaled = b.mul(bent, alpha);
+        let above = positive(b, x);
+        let chosen = b.select(above, x, scaled);
+        b.mul(chosen, scale)
+    }
+
+    fn gradient(&self, b: &mut Builder, x: Reg, g: Reg) -> Reg {
+        let ty = b.ty(x);
+        let width = b.constant(ty, self.width);
+        let (right, left) =
+            (b.constant(ty, self.scale), b.constant(ty, self.scale * self.alpha / self.width));
+        let inner = b.div(x, width);
+        // Infinite where it does not count: chosen, not multiplied by zero.
+        let exp = b.unary(UnaryOp::Exp, inner);
+        let bent = b.mul(exp, left);
+        let above = positive(b, x);
+        let slope = b.select(above, right, bent);
+        b.mul(g, slope)
+    }
+}
+
+/// `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`. The logarithm loses what `1 + t` rounds away, and
+/// gets it back as the quotient of `t` and what is left of it (Kahan).
+fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let ty = b.ty(x[0]);
+    let (zero, one) = (b.constant(ty, 0.0), b.constant(ty, 1.0));
+    let size = b.unary(UnaryOp::Abs, x[0]);
+    let minus = b.unary(UnaryOp::Neg, size);
+    let t = b.unary(UnaryOp::Exp, minus);
+    let u = b.add(one, t);
+    let left = b.sub(u, one);
+    let log = b.unary(UnaryOp::Log, u);
+    let product = b.mul(log, t);
+    let quotient = b.div(product, left);
+    let lost = b.compare(CompareOp::Eq, left, zero);
+    let log = b.select(lost, t, quotient);
+    // Written so that NaN passes.
+    let negative = b.compare(CompareOp::Lt, x[0], zero);
+    let line = b.select(negative, zero, x[0]);
+    Ok(b.add(line, log))
+}
+
+fn softplus_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
+    let slope = b.unary(UnaryOp::Sigmoid, x);
+    Ok(b.mul(g, slope))
+}
+
+/// `x / (1 + |x|)` is 1 in every float type long before this.
+const SOFTSIGN_END: f64 = 1e30;
+
+fn softsign(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let one = b.constant(b.ty(x[0]), 1.0);
+    let x = within(b, x[0], SOFTSIGN_END);
+    let size = b.unary(UnaryOp::Abs, x);
+    let below = b.add(one, size);
+    Ok(b.div(x, below))
+}
+
+fn softsign_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
+    let one = b.constant(b.ty(g), 1.0);
+    let size = b.unary(UnaryOp::Abs, x);
+    let below = b.add(one, size);
+    let root = b.div(one, below);
+    let slope = b.mul(root, root);
+    Ok(b.mul(g, slope))
+}
+
+/// `alpha x + beta`, and `alpha`.
+fn hard_line(b: &mut Builder, x: Reg, attrs: &Attrs) -> Result<(Reg, Reg), OpError> {
+    let (alpha, beta) = (attribute(attrs, ALPHA, 0.2)?, attribute(attrs, "beta", 0.5)?);
+    let (alpha, beta) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), beta));
+    let scaled = b.mul(x, alpha);
+    Ok((b.add(scaled, beta), alpha))
+}
+
+fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let (line, _) = hard_line(b, x[0], attrs)?;
+    let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
+    let (below, above) = (b.compare(CompareOp::Lt, line, zero), b.compare(CompareOp::Lt, one, line));
+    let cut = b.select(above, one, line);
+    Ok(b.select(below, zero, cut))
+}
+
+/// 0 where the line leaves (0, 1), ends included.
+fn hard_sigmoid_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {
+    let (line, alpha) = hard_line(b, x, attrs)?;
+    let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
+    let (after, before) = (b.compare(CompareOp::Lt, zero, line), b.compare(CompareOp::Lt, line, one));
+    let scaled = b.mul(g, alpha);
+    let cut = b.select(before, scaled, zero);
+    Ok(b.select(after, cut, zero))
+}
+
+/// `x` times the line `x / 6 + 1 / 2` cut off at 0 and 1.
+fn hard_swish(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let x = x[0];
+    let ty = b.ty(x);
+    let (sixth, half, zero) = (b.constant(ty, 1.0 / 6.0), b.constant(ty, 0.5), b.constant(ty, 0.0));
+    let (left, right) = (b.constant(ty, -3.0), b.constant(ty, 3.0));
+    let scaled = b.mul(x, sixth);
+    let line = b.add(scaled, half);
+    let bent = b.mul(x, line);
+    let (below, above) = (b.compare(CompareOp::Le, x, left), b.compare(CompareOp::Le, right, x));
+    let cut = b.select(above, x, bent);
+    Ok(b.select(below, zero, cut))
+}
+
+/// `(2 x + 3) / 6` inside (-3, 3), 0 at and below -3, 1 at and above 3.
+fn hard_swish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
+    let ty = b.ty(x);
+    let (third, half, zero) = (b.constant(ty, 1.0 / 3.0), b.constant(ty, 0.5), b.constant(ty, 0.0));
+    let (left, right) = (b.constant(ty, -3.0), b.constant(ty, 3.0));
+    let scaled = b.mul(x, third);
+    let slope = b.add(scaled, half);
+    let bent = b.mul(g, slope);
+    let (after, before) = (b.compare(CompareOp::Lt, left, x), b.compare(CompareOp::Lt, x, right));
+    let cut = b.select(before, bent, g);
+    Ok(b.select(after, cut, zero))
+}
+
+/// `exp` of less than this is 0 in every float type.
+const MISH_END: f64 = 1000.0;
+
+/// `tanh(log(1 + exp(x)))` as a fraction: with `w = exp(-|x|)` it is `(1 + 2 w) / (1 + 2 w + 2 w^2)` above 0 and
+/// `(w^2 + 2 w) / (w^2 + 2 w + 2)` below. Returns numerator, denominator, and their difference.
+fn mish_fraction(b: &mut Builder, x: Reg) -> (Reg, Reg, Reg) {
+    let ty = b.ty(x);
+    let (one, two) = (b.constant(ty, 1.0), b.constant(ty, 2.0));
+    let size = b.unary(UnaryOp::Abs, x);
+    let minus = b.unary(UnaryOp::Neg, size);
+    let w = b.unary(UnaryOp::Exp, minus);
+    let (square, twice) = (b.mul(w, w), b.mul(w, two));
+    let above = positive(b, x);
+    let (right, left) = (b.add(one, twice), b.add(square, twice));
+    let top = b.select(above, right, left);
+    let difference = b.mul(square, two);
+    let difference = b.select(above, difference, two);
+    (top, b.add(top, difference), difference)
+}
+
+fn mish(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let (top, bottom, _) = mish_fraction(b, x[0]);
+    let tanh = b.div(top, bottom);
+    // Minus infinity times 0 is the limit, 0.
+    let end = b.constant(b.ty(x[0]), -MISH_END);
+    let below = b.compare(CompareOp::Lt, x[0], end);
+    let x = b.select(below, end, x[0]);
+    Ok(b.mul(x, tanh))
+}
+
+/// `t + x sigmoid(x) (1 - t^2)` with the tanh `t`.
+fn mish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
+    let (top, bottom, difference) = mish_fraction(b, x);
+    let tanh = b.div(top, bottom);
+    // 1 - t^2 from the parts, which do not cancel.
+    let sum = b.add(bottom, top);
+    let (one, other) = (b.div(difference, bottom), b.div(sum, bottom));
+    let rest = b.mul(one, other);
+    let x = within(b, x, MISH_END);
+    let sigmoid = b.unary(UnaryOp::Sigmoid, x);
+    let steep = b.mul(sigmoid, rest);
+    let bent = b.mul(x, steep);
+    let slope = b.add(tanh, bent);
+    Ok(b.mul(g, slope))
+}
+
+fn thresholded_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let alpha = attribute(attrs, ALPHA, 1.0)?;
+    let (alpha, zero) = (b.constant(b.ty(x[0]), alpha), b.constant(b.ty(x[0]), 0.0));
+    // Written so that NaN passes.
+    let below = b.compare(CompareOp::Le, x[0], alpha);
+    Ok(b.select(below, zero, x[0]))
+}
+
+fn thresholded_relu_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {
+    let alpha = attribute(attrs, ALPHA, 1.0)?;
+    let (alpha, zero) = (b.constant(b.ty(g), alpha), b.constant(b.ty(g), 0.0));
+    let above = b.compare(CompareOp::Lt, alpha, x);
+    Ok(b.select(above, g, zero))
+}
+
+fn gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
+    let tanh = attrs.string("approximate")? == Some("tanh");
+    Ok(Some(GradOp::of_input(if tanh { "FastGeluGrad" } else { "GeluGrad" })))
+}
+
+macro_rules! of_output {
+    ($name:literal) => {
+        |_| Ok(Some(GradOp::of_output($name)))
+    };
+}
+
+/// The rows.
+#[rustfmt::skip]
+pub(super) static ROWS: &[Row] = &[
+    row("Relu", &[6, 13, 14], 1, Takes::Number, relu).grad_op(of_output!("ReluGrad")),
+    row("LeakyRelu", &[6, 16], 1, Takes::Float, leaky_relu).grad_op(leaky_relu_op),
+    row("PRelu", &[7, 9, 16], 2, Takes::Number, prelu).first_leads(),
+    row("Elu", &[6, 22], 1, Takes::Float, |b, x, attrs| Ok(Exponential::elu(attrs)?.value(b, x[0])))
+        .backward(|b, x, g, attrs| Ok(Exponential::elu(attrs)?.gradient(b, x, g))),
+    row("Selu", &[6, 22], 1, Takes::Float, |b, x, attrs| Ok(Exponential::selu(attrs)?.value(b, x[0])))
+        .backward(|b, x, g, attrs| Ok(Exponential::selu(attrs)?.gradient(b, x, g))),
+    row("Celu", &[12, 28], 1, Takes::Float, |b, x, attrs| Ok(Exponential::celu(attrs)?.value(b, x[0])))
+        .backward(|b, x, g, attrs| Ok(Exponential::celu(attrs)?.gradient(b, x, g))),
+    row("Softplus", &[1, 22], 1, Takes::Float, softplus).backward(softplus_gradient),
+    row("Softsign", &[1, 22], 1, Takes::Float, softsign).backward(softsign_gradient),
+    row("HardSigmoid", &[6, 22], 1, Takes::Float, hard_sigmoid).backward(hard_sigmoid_gradient),
+    row("HardSwish", &[14, 22], 1, Takes::Float, hard_swish).backward(hard_swish_gradient),
+    row("Mish", &[18, 22], 1, Takes::Float, mish).backward(mish_gradient),
+    row("ThresholdedRelu", &[10, 22], 1, Takes::Float, thresholded_relu).backward(thresholded_relu_gradient),
+    row("Sigmoid", &[6, 13], 1, Takes::Float, unary!(Sigmoid)).grad_op(of_output!("SigmoidGrad")),
+    row("Tanh", &[6, 13], 1, Takes::Float, unary!(Tanh)).grad_op(of_output!("TanhGrad")),
+    row("Gelu", &[20], 1, Takes::Float, gelu).grad_op(gelu_op),
+    row("ReluGrad", &[1], 2, Takes::Float, relu_grad).microsoft(),
+    row("LeakyReluGrad", &[1], 2, Takes::Float, leaky_relu_grad).microsoft(),
+    row("SigmoidGrad", &[1], 2, Takes::Float, sigmoid_grad).microsoft(),
+    row("TanhGrad", &[1], 2, Takes::Float, tanh_grad).microsoft(),
+    row("GeluGrad", &[1], 2, Takes::Float, gelu_grad).microsoft(),
+    row("FastGeluGrad", &[1], 2, Takes::Float, fast_gelu_grad).microsoft(),
+];
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{DType, Graph, Tensor};
+
+    use super::*;
+    use crate::passes;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
+    };
+
+    const INF: f64 = f64::INFINITY;
+    const NAN: f64 = f64::NAN;
+
+    fn graph_of(op: &str, inputs: &[&Tensor], attrs: &Attrs) -> Graph {
+        let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
+        one_node(NEWEST_OPSET, ("", op), &inputs, 1, attrs.clone()).expect("valid")
+    }
+
+    fn alpha(value: f32) -> Attrs {
+        Attrs::new().with(ALPHA, value)
+    }
+
+    /// Values and slopes of an operator at some points.
+    fn curve(op: &str, attrs: &Attrs, x: &Tensor) -> (Vec<f64>, Vec<f64>) {
+        let graph = graph_of(op, &[x], attrs);
+        let ones = Tensor::filled(x.dtype(), x.dims(), 1.0);
+        let gradient = gradient_graph(&graph, &[Some(ones)], &[0]);
+        let given = std::slice::from_ref(x);
+        let get = |graph: &Graph| run(graph, given).expect("it runs").remove(0).to_f64();
+        (get(&graph), get(&gradient))
+    }
+
+    #[track_caller]
+    fn assert_near(got: f64, want: f64, tolerance: f64, what: &str) {
+        let same = got == want || got.is_nan() && want.is_nan();
+        assert!(same || (got - want).abs() <= tolerance * want.abs(), "{what}: {got}, not {want}");
+    }
+
+    /// Value and slope at a point, from the formula of the standard or its limit.
+    type Sample = (f64, f64, f64);
+
+    #[test]
+    fn values_and_slopes_far_out_and_at_kinks() {
+        let e = f64::exp(-100.0);
+        let (sigmoid, tanh) = (1.0 / (1.0 + f64::exp(-1.0)), f64::ln_1p(f64::exp(1.0)).tanh());
+        let mish = tanh + sigmoid * (1.0 - tanh * tanh);
+        let elu = f64::exp_m1(-1.0);
+        let (scale, bend) = (f64::from(1.050_701_f32), f64::from(1.673_263_2_f32));
+        let none = Attrs::new();
+        let cases: Vec<(&str, Attrs, Vec<Sample>)> = vec![
+            (
+                "LeakyRelu",
+                alpha(0.5),
+                vec![(-INF, -INF, 0.5), (-2.0, -1.0, 0.5), (0.0, 0.0, 0.5), (INF, INF, 1.0)],
+            ),
+            (
+                "LeakyRelu",
+                alpha(-0.5),
+                vec![(-INF, INF, -0.5), (-2.0, 1.0, -0.5), (0.0, 0.0, -0.5), (3.0, 3.0, 1.0)],
+            ),
+            (
+                "Elu",
+                alpha(2.0),
+                vec![
+                    (-INF, -2.0, 0.0),
+                    (-100.0, -2.0, 2.0 * e),
+                    (-1.0, 2.0 * elu, 2.0 * f64::exp(-1.0)),
+                    (0.0, 0.0, 2.0),
+                    (100.0, 100.0, 1.0),
+                    (1e30, 1e30, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            (
+                "Selu",
+                none.clone(),
+                vec![
+                    (-INF, -scale * bend, 0.0),
+                    (-1.0, scale * bend * elu, scale * bend * f64::exp(-1.0)),
+                    (0.0, 0.0, scale * bend),
+                    (100.0, 100.0 * scale, scale),
+                    (INF, INF, scale),
+                ],
+            ),
+            (
+                "Celu",
+                alpha(2.0),
+                vec![
+                    (-INF, -2.0, 0.0),
+                    (-2.0, 2.0 * elu, f64::exp(-1.0)),
+                    (0.0, 0.0, 1.0),
+                    (100.0, 100.0, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            (
+                "Celu",
+                alpha(-1.0),
+                vec![
+                    (-4.0, -f64::exp_m1(4.0), f64::exp(4.0)),
+                    (-0.5, -f64::exp_m1(0.5), f64::exp(0.5)),
+                    (2.0, 2.0, 1.0),
+                ],
+            ),
+            (
+                "Softplus",
+                none.clone(),
+                vec![
+                    (-INF, 0.0, 0.0),
+                    (-100.0, e, e),
+                    (0.0, 2f64.ln(), 0.5),
+                    (1.0, f64::ln_1p(f64::exp(1.0)), sigmoid),
+                    (100.0, 100.0, 1.0),
+                    (1e30, 1e30, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            (
+                "Softsign",
+                none.clone(),
+                vec![
+                    (-INF, -1.0, 0.0),
+                    (-100.0, -100.0 / 101.0, 1.0 / (101.0 * 101.0)),
+                    (0.0, 0.0, 1.0),
+                    (1.0, 0.5, 0.25),
+                    (1e38, 1.0, 1e-76),
+                    (INF, 1.0, 0.0),
+                ],
+            ),
+            (
+                "HardSigmoid",
+                alpha(0.5).with("beta", 0.5f32),
+                vec![
+                    (-INF, 0.0, 0.0),
+                    (-1.0, 0.0, 0.0),
+                    (-0.5, 0.25, 0.5),
+                    (0.0, 0.5, 0.5),
+                    (1.0, 1.0, 0.0),
+                    (100.0, 1.0, 0.0),
+                    (INF, 1.0, 0.0),
+                ],
+            ),
+            (
+                "HardSwish",
+                none.clone(),
+                vec![
+                    (-INF, 0.0, 0.0),
+                    (-100.0, 0.0, 0.0),
+                    (-3.0, 0.0, 0.0),
+                    (-1.5, -0.375, 0.0),
+                    (0.0, 0.0, 0.5),
+                    (1.5, 1.125, 1.0),
+                    (3.0, 3.0, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            (
+                "Mish",
+                none.clone(),
+                vec![
+                    (-INF, 0.0, 0.0),
+                    (-100.0, -100.0 * e, -99.0 * e),
+                    (0.0, 0.0, 0.6),
+                    (1.0, tanh, mish),
+                    (100.0, 100.0, 1.0),
+                    (1e30, 1e30, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            (
+                "ThresholdedRelu",
+                alpha(2.0),
+                vec![(-INF, 0.0, 0.0), (2.0, 0.0, 0.0), (2.5, 2.5, 1.0), (INF, INF, 1.0)],
+            ),
+        ];
+        for (op, attrs, samples) in &cases {
+            let points: Vec<f64> = samples.iter().map(|sample| sample.0).chain([NAN]).collect();
+            for dtype in [DType::F64, DType::F32] {
+                let x = match dtype {
+                    DType::F64 => f64s(&[points.len()], &points),
+                    _ => Tensor::f32(&[points.len()], &points.iter().map(|&x| x as f32).collect::<Vec<_>>()),
+                };
+                // Attributes and the constants of float32 expressions have 24 bits.
+                let tolerance = if dtype == DType::F64 { 1e-14 } else { 4e-7 };
+                let (values, slopes) = curve(op, attrs, &x);
+                for (k, &(x, y, slope)) in samples.iter().enumerate() {
+                    // Where float32 has subnormal numbers only, it has few digits.
+                    let wanted = |value: f64, got: f64| {
+                        dtype == DType::F64 || value == 0.0 || value.abs() > 1e-37 || got.abs() > 1e-36
+                    };
+                    let what = format!("{op} at {x} in {dtype}");
+                    for (got, want, name) in [(values[k], y, "value"), (slopes[k], slope, "slope")] {
+                        if wanted(want, got) {
+                            assert_near(got, want, tolerance, &format!("{what}, {name}"));
+                        }
+                    }
+                }
+                assert!(values[samples.len()].is_nan(), "{op} of NaN in {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_numbers_keep_their_digits() {
+        let x = Tensor::f32(&[4], &[-1e-6, -1e-3, -1e-2, -0.3]);
+        let wide = x.to_f64();
+        for (op, attrs, f) in [
+            ("Elu", Attrs::new(), (|x| f64::exp_m1(x)) as fn(f64) -> f64),
+            ("Celu", alpha(0.5), |x| 0.5 * f64::exp_m1(x / 0.5)),
+        ] {
+            for (k, got) in curve(op, &attrs, &x).0.into_iter().enumerate() {
+                assert_near(got, f(wide[k]), 4e-7, op);
+            }
+        }
+        let x = Tensor::f32(&[5], &[-80.0, -20.0, -15.0, -5.0, -0.1]);
+        for (k, got) in curve("Softplus", &Attrs::new(), &x).0.into_iter().enumerate() {
+            assert_near(got, f64::ln_1p(f64::exp(x.to_f64()[k])), 4e-7, "Softplus");
+        }
+        for (k, got) in curve("Mish", &Attrs::new(), &x).0.into_iter().enumerate() {
+            let x = x.to_f64()[k];
+            assert_near(got, x * f64::ln_1p(f64::exp(x)).tanh(), 1e-6, "Mish");
+        }
+    }
+
+    /// Rows of one input with attributes that change them.
+    fn smooth() -> Vec<(&'static str, Attrs)> {
+        let mut all: Vec<(&str, Attrs)> = ["Softplus", "Softsign", "HardSwish", "Mish", "Sigmoid", "Tanh"]
+            .into_iter()
+            .map(|op| (op, Attrs::new()))
+            .collect();
+        for op in ["LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid", "ThresholdedRelu"] {
+            all.push((op, Attrs::new()));
+            all.extend([0.3, -0.7, 1.9].map(|value| (op, alpha(value))));
+        }
+        all.push(("Selu", Attrs::new().with("gamma", -0.4f32)));
+        all.push(("HardSigmoid", Attrs::new().with("beta", 0.1f32)));
+        all
+    }
+
+    #[test]
+    fn gradients() {
+        let x = f64s(&[2, 8], &spread(&[16], 3).to_f64().iter().map(|x| 2.3 * x).collect::<Vec<_>>());
+        for (op, attrs) in smooth() {
+            let graph = graph_of(op, &[&x], &attrs);
+            check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            let gradient = gradient_graph(&graph, &[Some(spread(&[2, 8], 9))], &[0]);
+            check_decomposition(&gradient, std::slice::from_ref(&x), 1e-12);
+        }
+    }
+
+    /// Where the slope is 0 by a choice, an infinite gradient stops too.
+    #[test]
+    fn what_is_cut_off_does_not_leak() {
+        let x = f64s(&[2], &[-5.0, 5.0]);
+        for (op, stops) in
+            [("HardSigmoid", [true, true]), ("HardSwish", [true, false]), ("ThresholdedRelu", [true, false])]
+        {
+            let graph = graph_of(op, &[&x], &Attrs::new());
+            let seed = f64s(&[2], &[INF, NAN]);
+            let got = run(&gradient_graph(&graph, &[Some(seed)], &[0]), std::slice::from_ref(&x));
+            let got = got.expect("it runs").remove(0).to_f64();
+            for k in 0..2 {
+                assert_eq!(got[k] == 0.0, stops[k], "{op} at {}: {got:?}", x.to_f64()[k]);
+            }
+        }
+    }
+
+    #[test]
+    fn prelu_and_the_gradient_of_its_slope() {
+        let x = f64s(&[2, 3], &[1.0, -2.0, 0.0, -0.5, 4.0, INF]);
+        let slope = f64s(&[3], &[0.5, -1.0, 2.0]);
+        let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
+        let given = [x.clone(), slope];
+        let got = run(&graph, &given).expect("it runs").remove(0);
+        assert_eq!(got, f64s(&[2, 3], &[1.0, 2.0, 0.0, -0.25, 4.0, INF]));
+        let ones = Tensor::filled(DType::F64, &[2, 3], 1.0);
+        let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &given).expect("it runs");
+        // At 0 the negative branch is taken; what was not chosen (infinity here) does not leak.
+        assert_eq!(got[0], f64s(&[2, 3], &[1.0, -1.0, 2.0, 0.5, 1.0, 1.0]));
+        assert_eq!(got[1], f64s(&[3], &[-0.5, -2.0, 0.0]));
+        for dims in [&[][..], &[1], &[3, 1], &[2, 3, 4], &[1, 4]] {
+            let (x, slope) = (spread(&[2, 3, 4], 1), spread(dims, 2));
+            let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
+            check_gradients(&graph, &[x, slope], &[0, 1], &[0]);
+        }
+        let whole = run_node(
+            ("", "PRelu"),
+            &[Some(&Tensor::i64(&[3], &[-2, 0, 5])), Some(&Tensor::i64(&[1], &[3]))],
+            1,
+            Attrs::new(),
+        );
+        assert_eq!(whole.expect("it runs")[0], Tensor::i64(&[3], &[-6, 0, 5]));
+    }
+
+    #[test]
+    fn a_slope_that_is_larger_is_refused() {
+        for (x, slope) in [(&[2, 1][..], &[3][..]), (&[3], &[2, 3]), (&[], &[1, 1])] {
+            let failure =
+                run_node(("", "PRelu"), &[Some(&spread(x, 1)), Some(&spread(slope, 2))], 1, Attrs::new());
+            let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
+            assert!(error.to_string().contains("does not broadcast to"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_gradient_operator_of_leaky_relu() {
+        let x = spread(&[5], 4);
+        for (value, expected) in [(0.3, true), (0.0, true), (-0.3, false)] {
+            let graph = graph_of("LeakyRelu", &[&x], &alpha(value));
+            let gradient = gradient_graph(&graph, &[Some(spread(&[5], 5))], &[0]);
+            let found = gradient.nodes.iter().find(|node| &*node.op == "LeakyReluGrad");
+            assert_eq!(found.map(|node| node.attrs.clone()), expected.then(|| alpha(value)));
+        }
+    }
+
+    #[test]
+    fn wrong_attributes_and_types_are_refused() {
+        let x = spread(&[2], 1);
+        for (op, attrs, sentence) in [
+            ("Celu", alpha(0.0), "alpha is 0, by which it divides"),
+            ("Elu", Attrs::new().with(ALPHA, 1i64), "should be FLOAT"),
+            ("Gelu", Attrs::new().with("approximate", "sine"), "approximate is \"sine\""),
+        ] {
+            let failure = run_node(("", op), &[Some(&x)], 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(sentence), "{error}");
+        }
+        assert!(run_node(("", "Softplus"), &[Some(&Tensor::i64(&[1], &[1]))], 1, Attrs::new()).is_err());
+    }
+
+    /// Gradients in the words of every opset: Where is younger than most activations.
+    #[test]
+    fn gradients_of_every_opset() {
+        let x = spread(&[2, 4], 6);
+        for (op, attrs) in smooth() {
+            let graph = graph_of(op, &[&x], &attrs);
+            let mut gradient = gradient_graph(&graph, &[Some(spread(&[2, 4], 7))], &[0]);
+            passes::infer::infer(&mut gradient).expect("valid");
+            let oldest = crate::Registry::standard().find("", op).expect("known").since[0].max(7);
+            for opset in [oldest, 9.max(oldest), 11.max(oldest), 12.max(oldest), 22] {
+                check_downgrade(&gradient, std::slice::from_ref(&x), opset);
+            }
+        }
+        let (x, slope) = (spread(&[2, 3], 8), spread(&[3], 9));
+        let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
+        let mut gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 7))], &[0, 1]);
+        passes::infer::infer(&mut gradient).expect("valid");
+        for opset in [7, 8, 9, 16] {
+            check_downgrade(&gradient, &[x.clone(), slope.clone()], opset);
+        }
+    }
+}
