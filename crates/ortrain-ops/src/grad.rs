@@ -144,6 +144,28 @@ impl Grad<'_> {
         ids
     }
 
+    /// A new node of which only the `wanted` outputs are made.
+    pub fn add_wanted(
+        &mut self,
+        domain: &str,
+        op: &str,
+        inputs: &[ValueId],
+        wanted: &[bool],
+        attrs: Attrs,
+    ) -> Vec<Option<ValueId>> {
+        let label = format!("{}{op}_{}", self.prefix, self.nodes.len());
+        let name = |k: usize| if k == 0 { format!("{label}_out") } else { format!("{label}_out{k}") };
+        let outputs: Vec<Option<ValueId>> = (0..wanted.len())
+            .map(|k| wanted[k].then(|| self.graph.add_value(&name(k), ValueType::Unknown)))
+            .collect();
+        let last = wanted.iter().rposition(|&wanted| wanted).map_or(0, |last| last + 1);
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let mut node = Node::new(domain, op, &inputs, &outputs[..last], attrs);
+        node.name = label.into();
+        self.nodes.push(node);
+        outputs
+    }
+
     /// Adds a node as it is.
     pub fn push(&mut self, node: Node) {
         self.nodes.push(node);

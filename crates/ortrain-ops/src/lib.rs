@@ -15,7 +15,6 @@ mod op;
 pub mod passes;
 mod registry;
 mod rewrite;
-#[allow(dead_code, reason = "convolution and pooling come next")]
 mod sliding;
 mod spell;
 #[cfg(test)]

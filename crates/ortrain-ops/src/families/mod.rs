@@ -4,6 +4,8 @@ mod activations;
 mod clip;
 mod concat;
 mod control_flow;
+mod conv;
+mod conv_transpose;
 mod dropout;
 mod elementwise;
 mod gather;
@@ -25,6 +27,8 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     clip::definitions,
     concat::definitions,
     control_flow::definitions,
+    conv::definitions,
+    conv_transpose::definitions,
     dropout::definitions,
     elementwise::definitions,
     gather::definitions,

@@ -1,0 +1,900 @@
+//! Convolution and its gradients.
+//!
+//! Sources: ONNX Conv-1, 11, 22 (the versions differ in element types only) and `ConvGrad` of `com.microsoft`: the
+//! gradients of image, filter and bias from that of the result. Any number of spatial axes, groups, strides and
+//! dilations; sums are accumulated in float32 (float64 for float64). Images whose batch is empty have an empty result
+//! and zeros as gradients of the filter; kernels without cells, and kernels larger than the padded image, are refused.
+//! `auto_pad` becomes explicit padding where the sizes are known.
+
+use ortrain_expr::{ConvPass, ConvShape, ReduceOp};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
+use ortrain_program::BufferId;
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::sliding::{AutoPad, Sliding};
+
+/// Inputs: image `[N, G * C, ..]`, filter `[G * M, C, ..]` and perhaps a bias `[G * M]`; the result is
+/// `[N, G * M, ..]`.
+struct Conv {
+    sliding: Sliding,
+    groups: usize,
+}
+
+/// Inputs: the gradient of the result, image and filter; outputs: the gradients of image, filter and bias.
+struct ConvGrad(Conv);
+
+/// The attribute `group`.
+pub(super) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
+    let groups = attrs.int("group")?.unwrap_or(1);
+    usize::try_from(groups)
+        .ok()
+        .filter(|&groups| groups > 0)
+        .ok_or_else(|| OpError::invalid(format!("group {groups}: 1 is the least")))
+}
+
+/// Checks that image (or features) `x` and filter `w` have as many axes; returns how many.
+pub(super) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<usize>, OpError> {
+    match (cx.shape(x), cx.shape(w)) {
+        (Some(x), Some(w)) if x.rank() != w.rank() => Err(OpError::invalid(format!(
+            "an input of shape {x} and a filter of shape {w}: both need as many axes"
+        ))),
+        (x, w) => Ok(x.or(w).map(Shape::rank)),
+    }
+}
+
+/// The numbers of cells of a filter of shape `filter` along the spatial axes, as far as they are known.
+pub(super) fn kernel_dims(
+    sliding: &Sliding,
+    filter: Option<&Shape>,
+    rank: usize,
+) -> Result<Vec<Dim>, OpError> {
+    let one = |k: usize| -> Result<Dim, OpError> {
+        let said = sliding.kernel.as_ref().and_then(|kernel| usize::try_from(*kernel.get(k)?).ok());
+        let found = filter.map(|filter| &filter[k + 2]);
+        match (said, found, filter) {
+            (_, Some(Dim::Known(0)), Some(filter)) => {
+                Err(OpError::invalid(format!("a filter of shape {filter} has no cells")))
+            }
+            (Some(said), Some(Dim::Known(found)), Some(filter)) if said != *found => {
+                let kernel = sliding.kernel.as_deref().unwrap_or_default();
+                Err(OpError::invalid(format!("kernel_shape {kernel:?} for a filter of shape {filter}")))
+            }
+            (Some(said), ..) => Ok(Dim::Known(said)),
+            (None, Some(found), _) => Ok(found.clone()),
+            (None, None, _) => Ok(Dim::symbol("?")),
+        }
+    };
+    (0..rank.saturating_sub(2)).map(one).collect()
+}
+
+/// Checks that a bias, input `k`, has `channels` elements.
+pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(), OpError> {
+    let Some(bias) = cx.shape(k) else { return Ok(()) };
+    let fits = match &bias[..] {
+        [size] => size.known().zip(channels.known()).is_none_or(|(size, channels)| size == channels),
+        _ => false,
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(OpError::invalid(format!("a bias of shape {bias} for {channels} channels of the result")))
+}
+
+/// Says the types of the gradients of input 1, of a filter, input 2, and of a bias; input 0 is the gradient of the
+/// result, whose shape is `result`.
+pub(super) fn infer_gradients(
+    cx: &mut Infer<'_>,
+    dtype: DType,
+    result: Option<&Shape>,
+) -> Result<(), OpError> {
+    let gradient = cx.shape(0);
+    if let (Some(gradient), Some(result)) = (gradient, result) {
+        let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+        if gradient.rank() != result.rank() || gradient.iter().zip(result.iter()).any(differ) {
+            let message = format!("a gradient of shape {gradient} for a result of shape {result}");
+            return Err(OpError::invalid(message));
+        }
+    }
+    let channels = result.or(gradient).and_then(|shape| shape.get(1).cloned());
+    let channels = channels.unwrap_or_else(|| cx.unknown_dim(2, 0));
+    cx.output(0, dtype, cx.shape(1).cloned());
+    cx.output(1, dtype, cx.shape(2).cloned());
+    cx.output(2, dtype, Some([channels].into_iter().collect()));
+    Ok(())
+}
+
+/// Emits a convolution whose result is output `k`, plus a number for each channel.
+pub(super) fn emit(
+    cx: &mut Lower<'_>,
+    k: usize,
+    shape: ConvShape,
+    a: BufferId,
+    b: BufferId,
+    bias: Option<BufferId>,
+) -> Result<(), OpError> {
+    let [_, _, dims] = shape.operands();
+    let dtype = cx.out_dtype(k);
+    let accumulated = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let output = cx.output(k);
+    let mut nest = cx.nest(&dims, 0);
+    let mut value = nest.product(accumulated, a);
+    if let Some(bias) = bias {
+        let mut per_channel = vec![1; dims.len() - 1];
+        per_channel[0] = dims[1];
+        let bias = nest.load_broadcast(bias, dtype, &per_channel);
+        value = nest.b.add(value, bias);
+    }
+    nest.store_whole(cx, output, value);
+    cx.step(nest.conv(shape, a, b))
+}
+
+/// Emits the sum of input `from` over all axes but that of the channels, as output `k`.
+pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Result<(), OpError> {
+    let dims = cx.dims(from);
+    let space: usize = dims[2..].iter().product();
+    let (input, output) = (cx.input(from), cx.output(k));
+    let mut nest = cx.nest(&[dims[1], dims[0], space], 2);
+    let strides = [space as isize, (dims[1] * space) as isize, 1];
+    let value = nest.load_strided(cx, input, 0, &strides);
+    let sum = nest.reduce(ReduceOp::Sum, value);
+    nest.store_outer(cx, output, sum);
+    cx.step(nest.reduction())
+}
+
+/// The sizes of a convolution of images with batch and channels `image` under filters of shape `filter`.
+pub(super) fn conv_shape(
+    pass: ConvPass,
+    batch: usize,
+    groups: usize,
+    filter: &[usize],
+    axes: ortrain_expr::SlidingAxes,
+) -> ConvShape {
+    ConvShape { pass, batch, groups, channels_in: filter[1], channels_out: filter[0] / groups, axes }
+}
+
+/// How a window slides along one axis, padding being explicit.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub(super) stride: i64,
+    pub(super) dilation: i64,
+    pub(super) before: i64,
+    pub(super) behind: i64,
+}
+
+/// The attributes of a convolution whose padding is explicit.
+pub(super) fn explicit_attrs(groups: usize, windows: &[Window]) -> Attrs {
+    let list = |value: fn(&Window) -> i64| windows.iter().map(value).collect::<Vec<i64>>();
+    Attrs::new()
+        .with("group", groups as i64)
+        .with("strides", list(|window| window.stride))
+        .with("dilations", list(|window| window.dilation))
+        .with("pads", pads(windows))
+}
+
+/// The attribute `pads`: before each axis, then behind each.
+fn pads(windows: &[Window]) -> Vec<i64> {
+    let before = windows.iter().map(|window| window.before);
+    before.chain(windows.iter().map(|window| window.behind)).collect()
+}
+
+impl Conv {
+    fn read(node: &Node) -> Result<Conv, OpError> {
+        Ok(Conv { sliding: Sliding::read(&node.attrs)?, groups: read_groups(&node.attrs)? })
+    }
+
+    /// The shape of the result for image `x` and filter `w`; `None` if not even its rank is known.
+    fn result(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
+        let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
+        let (image, filter) = (cx.shape(x), cx.shape(w));
+        self.sliding.check(image.or(filter).expect("one of them has a rank"))?;
+        let kernel = kernel_dims(&self.sliding, filter, rank)?;
+        let groups = self.groups;
+        if let Some(filter) = filter {
+            if filter[0].known().is_some_and(|count| count % groups != 0) {
+                return Err(OpError::invalid(format!(
+                    "a filter of shape {filter}: {} result channels cannot be divided into {groups} groups",
+                    filter[0]
+                )));
+            }
+            if let (Some(image), Some(each)) = (image, filter[1].known())
+                && let Some(channels) = image[1].known()
+                && each.checked_mul(groups) != Some(channels)
+            {
+                return Err(OpError::invalid(format!(
+                    "an image of shape {image} has {channels} channels, but a filter of shape {filter} takes {each} in \
+                     each of {groups} group{}",
+                    if groups == 1 { "" } else { "s" }
+                )));
+            }
+        }
+        let unknown = |axis: usize| cx.unknown_dim(0, axis);
+        let mut dims = vec![
+            image.map_or_else(|| unknown(0), |image| image[0].clone()),
+            filter.map_or_else(|| unknown(1), |filter| filter[0].clone()),
+        ];
+        match image {
+            Some(image) => dims.extend(self.sliding.outputs(&kernel, image, unknown)?),
+            None => dims.extend((2..rank).map(unknown)),
+        }
+        Ok(Some(dims.into_iter().collect()))
+    }
+
+    /// How the window slides along each axis, if the padding can be told: `auto_pad` needs the sizes of the image.
+    fn windows(&self, image: Option<&Shape>, kernel: &[Dim]) -> Option<Vec<Window>> {
+        let count = kernel.len();
+        let one = |k: usize| {
+            let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
+            let (before, behind) = match self.sliding.auto_pad {
+                AutoPad::NotSet | AutoPad::Valid => self.sliding.padding(k, count),
+                AutoPad::SameUpper | AutoPad::SameLower => {
+                    let cells = kernel[k].known()?;
+                    // With steps of 1 any size will do.
+                    let size = match image.and_then(|image| image[k + 2].known()) {
+                        Some(size) => size,
+                        None if stride == 1 => cells,
+                        None => return None,
+                    };
+                    let axis = self.sliding.axis((k, count), cells, size).ok()?;
+                    let needed = axis.output.checked_sub(1)? * axis.stride + (cells - 1) * axis.dilation + 1;
+                    let padding = needed.saturating_sub(size) as i64;
+                    (axis.before as i64, padding - axis.before as i64)
+                }
+            };
+            Some(Window { stride, dilation, before, behind })
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// The attributes, with explicit padding if it can be told.
+    fn explicit(
+        &self,
+        attrs: &Attrs,
+        image: Option<&Shape>,
+        filter: Option<&Shape>,
+    ) -> Result<Attrs, OpError> {
+        let Some(rank) = image.or(filter).map(Shape::rank) else { return Ok(attrs.clone()) };
+        if self.sliding.auto_pad == AutoPad::NotSet {
+            return Ok(attrs.clone());
+        }
+        let kernel = kernel_dims(&self.sliding, filter, rank)?;
+        let Some(windows) = self.windows(image, &kernel) else { return Ok(attrs.clone()) };
+        Ok(attrs.clone().with("auto_pad", "NOTSET").with("pads", pads(&windows)))
+    }
+
+    /// The sizes of a convolution of an image and a filter of these shapes.
+    fn shape(&self, pass: ConvPass, image: &[usize], filter: &[usize]) -> Result<ConvShape, OpError> {
+        let axes = self.sliding.axes(&filter[2..], image)?;
+        Ok(conv_shape(pass, image[0], self.groups, filter, axes))
+    }
+}
+
+impl Op for Conv {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 3, 1)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype([0, 1, 2])?;
+        let shape = self.result(cx, 0, 1)?;
+        if let Some(shape) = &shape {
+            check_bias(cx, 2, &shape[1])?;
+        }
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (x, w) = (cx.input(0)?, cx.input(1)?);
+        // The reference computes wrong gradients where auto_pad chooses the padding.
+        let attrs = self.explicit(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
+        let wanted = [cx.wants(0), cx.wants(1), cx.wants(2)];
+        let gradients = cx.add_wanted("com.microsoft", "ConvGrad", &[g, x, w], &wanted, attrs);
+        for (k, gradient) in gradients.into_iter().enumerate() {
+            if let Some(gradient) = gradient {
+                cx.give(k, gradient);
+            }
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let shape = self.shape(ConvPass::Output, &cx.dims(0), &cx.dims(1))?;
+        let (image, filter) = (cx.input(0), cx.input(1));
+        let bias = cx.has(2).then(|| cx.input(2));
+        emit(cx, 0, shape, image, filter, bias)
+    }
+}
+
+impl Op for ConvGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 3)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype([0, 1, 2])?;
+        let result = self.0.result(cx, 1, 2)?;
+        infer_gradients(cx, dtype, result.as_ref())
+    }
+
+    /// All three gradients are linear in what they are made of, and what comes back are convolutions again.
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let (dy, x, w) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
+        let attrs = self.0.explicit(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
+        let [gx, gw, gb] = [0, 1, 2].map(|k| cx.output_grad(k));
+        if cx.wants(0) {
+            let mut parts = Vec::new();
+            if let Some(gx) = gx {
+                let inputs: Vec<ValueId> = [gx, w].into_iter().chain(gb).collect();
+                parts.push(cx.add("Conv", &inputs, attrs.clone()));
+            }
+            if let Some(gw) = gw {
+                let inputs: Vec<ValueId> = [x, gw].into_iter().chain(gb.filter(|_| gx.is_none())).collect();
+                parts.push(cx.add("Conv", &inputs, attrs.clone()));
+            }
+            if let (Some(gb), true) = (gb, parts.is_empty()) {
+                let rank = cx.shape(dy).or(cx.shape(x)).or(cx.shape(w)).map(Shape::rank);
+                let rank = rank.ok_or_else(|| OpError::unsupported("the rank of the image must be known"))?;
+                let mut per_channel = vec![1; rank - 1];
+                per_channel[0] = -1;
+                let per_channel = cx.ints("per_channel", &per_channel);
+                let gb = cx.add("Reshape", &[gb, per_channel], Attrs::new());
+                let shape = cx.shape_of(dy);
+                parts.push(cx.add("Expand", &[gb, shape], Attrs::new()));
+            }
+            let gradient = match parts[..] {
+                [] => None,
+                [one] => Some(one),
+                _ => Some(cx.add("Sum", &parts, Attrs::new())),
+            };
+            if let Some(gradient) = gradient {
+                cx.give(0, gradient);
+            }
+        }
+        let of_conv = |cx: &mut Grad<'_>, inputs: [ValueId; 3], k: usize| {
+            let mut wanted = [false; 3];
+            wanted[k] = true;
+            let made = cx.add_wanted("com.microsoft", "ConvGrad", &inputs, &wanted, attrs.clone());
+            made[k].expect("it was asked for")
+        };
+        if let (true, Some(gw)) = (cx.wants(1), gw) {
+            let gradient = of_conv(cx, [dy, x, gw], 0);
+            cx.give(1, gradient);
+        }
+        if let (true, Some(gx)) = (cx.wants(2), gx) {
+            let gradient = of_conv(cx, [dy, gx, w], 1);
+            cx.give(2, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (image, filter) = (cx.dims(1), cx.dims(2));
+        let [dy, x, w] = [0, 1, 2].map(|k| cx.input(k));
+        if cx.wants(0) {
+            emit(cx, 0, self.0.shape(ConvPass::InputGradient, &image, &filter)?, dy, w, None)?;
+        }
+        if cx.wants(1) {
+            emit(cx, 1, self.0.shape(ConvPass::FilterGradient, &image, &filter)?, dy, x, None)?;
+        }
+        if cx.wants(2) {
+            emit_channel_sums(cx, 2, 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// A shape whose axes are `lead` (with a -1 for the one to be found out) and the spatial axes of a value.
+fn with_lead(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
+    let size = |dim: &Dim| dim.known().map(|size| size as i64);
+    let space = rw.shape(value).and_then(|shape| shape[2..].iter().map(size).collect::<Option<Vec<i64>>>());
+    if let Some(space) = space {
+        return rw.ints("shape", &[lead, &space].concat());
+    }
+    let space = spatial_sizes(rw, value);
+    let lead = rw.ints("lead", lead);
+    rw.add("Concat", &[lead, space], Attrs::new().with("axis", 0i64))
+}
+
+/// The sizes of a value's spatial axes, as a value.
+fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+    let whole = rw.add("Shape", &[value], Attrs::new());
+    let (start, end) = (rw.ints("start", &[2]), rw.ints("end", &[i64::MAX]));
+    rw.add("Slice", &[whole, start, end], Attrs::new())
+}
+
+/// The first elements of a value along its spatial axes, as many as `sizes` says.
+fn crop(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
+    let starts = rw.ints("starts", &vec![0; count]);
+    let axes: Vec<i64> = (2..count as i64 + 2).collect();
+    let axes = rw.ints("axes", &axes);
+    rw.add("Slice", &[value, starts, sizes, axes], Attrs::new())
+}
+
+/// Swaps the first two axes of a value.
+fn swap_lead(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
+    let mut perm: Vec<i64> = (0..rank as i64).collect();
+    perm.swap(0, 1);
+    rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
+}
+
+/// The sums of a gradient over all axes but that of the channels, in plain ONNX.
+pub(super) fn channel_sums(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
+    let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
+    let axes = rw.ints("axes", &axes);
+    rw.add("ReduceSum", &[gradient, axes], Attrs::new().with("keepdims", 0i64))
+}
+
+/// The gradient of a filter in plain ONNX: a convolution of the image with `dy`, the gradient of the result, as its
+/// filter. Images and channels change places, strides and dilations too, and groups stay groups: each image is a
+/// channel of every group. Where windows do not reach the end of the image, there is more than the kernel's cells; it
+/// is cropped.
+pub(super) fn filter_gradient(
+    rw: &mut Rewrite<'_>,
+    (dy, x): (ValueId, ValueId),
+    filter: &Shape,
+    groups: usize,
+    windows: &[Window],
+) -> Result<ValueId, OpError> {
+    let kernel =
+        filter[2..].iter().map(|dim| dim.known().map(|size| size as i64)).collect::<Option<Vec<i64>>>();
+    let (Some(kernel), Some(each)) = (kernel, filter[1].known()) else {
+        return Err(OpError::unsupported(
+            "to write the gradient of a filter in plain ONNX, the filter's sizes must be known",
+        ));
+    };
+    let (rank, count) = (filter.rank(), windows.len());
+    let batch_of_channels = if groups == 1 {
+        swap_lead(rw, x, rank)
+    } else {
+        let (groups, each) = (groups as i64, each as i64);
+        let apart = with_lead(rw, x, &[-1, groups, each]);
+        let apart = rw.add("Reshape", &[x, apart], Attrs::new());
+        let mut perm: Vec<i64> = (0..=rank as i64).collect();
+        perm.swap(0, 2);
+        let turned = rw.add("Transpose", &[apart], Attrs::new().with("perm", perm));
+        let together = with_lead(rw, x, &[each, -1]);
+        rw.add("Reshape", &[turned, together], Attrs::new())
+    };
+    let filters = swap_lead(rw, dy, rank);
+    let turned: Vec<Window> = windows
+        .iter()
+        .map(|window| Window { stride: window.dilation, dilation: window.stride, ..window.clone() })
+        .collect();
+    let attrs = explicit_attrs(groups, &turned);
+    let sums = rw.add("Conv", &[batch_of_channels, filters], attrs);
+    let kernel = rw.ints("kernel", &kernel);
+    let cells = crop(rw, sums, kernel, count);
+    Ok(swap_lead(rw, cells, rank))
+}
+
+/// The gradient of an image in plain ONNX: a transposed convolution. Positions behind the last window get zeros.
+fn image_gradient(
+    rw: &mut Rewrite<'_>,
+    (dy, x, w): (ValueId, ValueId, ValueId),
+    kernel: &[Dim],
+    groups: usize,
+    windows: &[Window],
+) -> ValueId {
+    let image = rw.shape(x).cloned();
+    // As many as fit between two windows, if it cannot be told: then there are too many positions, never too few.
+    let mut certain = true;
+    let mut left_over = |k: usize| {
+        let Window { stride, dilation, before, behind } = windows[k];
+        match (image.as_ref().and_then(|image| image[k + 2].known()), kernel[k].known()) {
+            _ if stride == 1 => 0,
+            (Some(size), Some(cells)) => {
+                (size as i64 + before + behind - (cells as i64 - 1) * dilation - 1) % stride
+            }
+            _ => {
+                certain = false;
+                stride - 1
+            }
+        }
+    };
+    let left_over: Vec<i64> = (0..windows.len()).map(&mut left_over).collect();
+    let attrs = explicit_attrs(groups, windows).with("output_padding", left_over);
+    let gradient = rw.add("ConvTranspose", &[dy, w], attrs);
+    if certain {
+        return gradient;
+    }
+    let sizes = spatial_sizes(rw, x);
+    crop(rw, gradient, sizes, windows.len())
+}
+
+/// `ConvGrad` as ConvTranspose, Conv and ReduceSum.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let conv = Conv::read(rw.node())?;
+    let (dy, x, w) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (image, filter) = (rw.shape(x).cloned(), rw.shape(w).cloned());
+    let filter = filter.ok_or_else(|| OpError::unsupported("the rank of the filter must be known"))?;
+    let rank = filter.rank();
+    let kernel = kernel_dims(&conv.sliding, Some(&filter), rank)?;
+    if rw.has_output(0) || rw.has_output(1) {
+        let windows = conv.windows(image.as_ref(), &kernel).ok_or_else(|| {
+            OpError::unsupported(
+                "where auto_pad chooses the padding, the sizes of image and filter must be known to write the gradient \
+                 in plain ONNX",
+            )
+        })?;
+        if rw.has_output(0) {
+            let gradient = image_gradient(rw, (dy, x, w), &kernel, conv.groups, &windows);
+            rw.output(0, gradient);
+        }
+        if rw.has_output(1) {
+            let gradient = filter_gradient(rw, (dy, x), &filter, conv.groups, &windows)?;
+            rw.output(1, gradient);
+        }
+    }
+    if rw.has_output(2) {
+        let gradient = channel_sums(rw, dy, rank);
+        rw.output(2, gradient);
+    }
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Conv::read(node)?))
+}
+
+fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(ConvGrad(Conv::read(node)?)))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Conv", &[1, 11, 22], build),
+        Definition::new("com.microsoft", "ConvGrad", &[1], build_grad).decompose(decompose_grad),
+    ]
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use ortrain_graph::{Tensor, ValueType};
+
+    use super::*;
+    use crate::passes;
+    use crate::testing::{
+        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
+        graph, one_node, run, run_node, spread,
+    };
+
+    const CONV: (&str, &str) = ("", "Conv");
+    const GRAD: (&str, &str) = ("com.microsoft", "ConvGrad");
+
+    pub(in super::super) fn ints(pairs: &[(&str, &[i64])]) -> Attrs {
+        pairs.iter().fold(Attrs::new(), |attrs, &(name, values)| attrs.with(name, values))
+    }
+
+    /// The definition, by a padded copy of the image: `pads` are before and behind each axis.
+    fn naive(x: &Tensor, w: &Tensor, groups: usize, steps: &[[usize; 2]], pads: &[[usize; 2]]) -> Tensor {
+        let (xd, wd) = (x.dims(), w.dims());
+        let axes = xd.len() - 2;
+        let flat = |dims: &[usize], at: &[usize]| dims.iter().zip(at).fold(0, |p, (dim, i)| p * dim + i);
+        let counted = |dims: &[usize]| -> Vec<Vec<usize>> {
+            (0..dims.iter().product())
+                .map(|mut k: usize| {
+                    let mut at = vec![0; dims.len()];
+                    for axis in (0..dims.len()).rev() {
+                        at[axis] = k % dims[axis];
+                        k /= dims[axis];
+                    }
+                    at
+                })
+                .collect()
+        };
+        let mut padded_dims = xd.to_vec();
+        (0..axes).for_each(|k| padded_dims[k + 2] += pads[k][0] + pads[k][1]);
+        let mut padded = vec![0.0; padded_dims.iter().product()];
+        for (at, value) in counted(xd).into_iter().zip(x.to_f64()) {
+            let moved: Vec<usize> =
+                at.iter().enumerate().map(|(k, i)| i + if k > 1 { pads[k - 2][0] } else { 0 }).collect();
+            padded[flat(&padded_dims, &moved)] = value;
+        }
+        let mut yd = vec![xd[0], wd[0]];
+        yd.extend((0..axes).map(|k| {
+            let [stride, dilation] = steps[k];
+            (padded_dims[k + 2] - (wd[k + 2] - 1) * dilation - 1) / stride + 1
+        }));
+        let weights = w.to_f64();
+        let value = |at: Vec<usize>| -> f64 {
+            let group = at[1] / (wd[0] / groups);
+            let terms = counted(&wd[1..]).into_iter().map(|cell| {
+                let mut from = vec![at[0], group * wd[1] + cell[0]];
+                from.extend((0..axes).map(|k| at[k + 2] * steps[k][0] + cell[k + 1] * steps[k][1]));
+                let filter: Vec<usize> = [at[1]].into_iter().chain(cell).collect();
+                padded[flat(&padded_dims, &from)] * weights[flat(wd, &filter)]
+            });
+            terms.sum()
+        };
+        let values: Vec<f64> = counted(&yd).into_iter().map(value).collect();
+        f64s(&yd, &values)
+    }
+
+    fn one(node: (&str, &str), inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Graph {
+        let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
+        one_node(28, node, &inputs, outputs, attrs).expect("valid")
+    }
+
+    fn refusal(node: (&str, &str), inputs: &[&Tensor], attrs: Attrs) -> String {
+        let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
+        one_node(28, node, &inputs, 1, attrs).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn by_hand() {
+        let x = f64s(&[1, 1, 4], &[1.0, 2.0, 3.0, 4.0]);
+        let w = f64s(&[2, 1, 2], &[1.0, 10.0, 0.0, -1.0]);
+        let b = f64s(&[2], &[100.0, 0.5]);
+        let given = [Some(&x), Some(&w), Some(&b)];
+        let attrs = ints(&[("pads", &[1, 0]), ("strides", &[2])]);
+        let y = run_node(CONV, &given, 1, attrs).expect("it runs");
+        assert_close(&y[0], &f64s(&[1, 2, 2], &[110.0, 132.0, -0.5, -2.5]), 0.0);
+        // An image of two rows, groups of one channel each, cells two apart.
+        let x = f64s(&[1, 2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let attrs = ints(&[("dilations", &[2])]).with("group", 2i64);
+        let y = run_node(CONV, &[Some(&x), Some(&w), None], 1, attrs).expect("it runs");
+        assert_close(&y[0], &f64s(&[1, 2, 1], &[31.0, -6.0]), 0.0);
+    }
+
+    /// Image, filter, groups, stride and dilation of each axis, padding of each axis.
+    type Case = (&'static [usize], &'static [usize], usize, &'static [[usize; 2]], &'static [[usize; 2]]);
+
+    const CASES: [Case; 9] = [
+        (&[2, 1, 5], &[1, 1, 3], 1, &[[1, 1]], &[[0, 0]]),
+        (&[2, 3, 7], &[4, 3, 2], 1, &[[2, 1]], &[[0, 0]]),
+        (&[1, 4, 6], &[6, 2, 3], 2, &[[3, 2]], &[[2, 1]]),
+        (&[2, 2, 4, 5], &[3, 2, 3, 3], 1, &[[1, 1], [1, 1]], &[[1, 1], [1, 1]]),
+        (&[2, 3, 5, 4], &[6, 1, 2, 3], 3, &[[2, 1], [1, 1]], &[[0, 1], [2, 0]]),
+        (&[1, 2, 6, 6], &[2, 2, 3, 2], 1, &[[2, 2], [3, 1]], &[[0, 0], [1, 0]]),
+        (&[1, 2, 1, 1], &[2, 2, 3, 3], 1, &[[2, 1], [1, 1]], &[[1, 1], [1, 1]]),
+        (&[1, 2, 3, 4, 3], &[2, 1, 2, 2, 1], 2, &[[1, 1], [2, 1], [1, 3]], &[[0, 0], [1, 1], [0, 0]]),
+        (&[2, 1, 2, 3, 2, 3], &[2, 1, 1, 2, 2, 2], 1, &[[1, 1], [1, 1], [1, 1], [2, 1]], &[[0, 0]; 4]),
+    ];
+
+    fn attrs_of(&(_, _, groups, steps, pads): &Case) -> Attrs {
+        let of = |list: &[[usize; 2]], k: usize| list.iter().map(|pair| pair[k] as i64).collect::<Vec<i64>>();
+        Attrs::new()
+            .with("group", groups as i64)
+            .with("strides", of(steps, 0))
+            .with("dilations", of(steps, 1))
+            .with("pads", [of(pads, 0), of(pads, 1)].concat())
+    }
+
+    #[test]
+    fn every_attribute_as_defined() {
+        for case in CASES {
+            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
+            let want = naive(&x, &w, case.2, case.3, case.4);
+            let y = run_node(CONV, &[Some(&x), Some(&w)], 1, attrs_of(&case)).expect("it runs");
+            assert_close(&y[0], &want, 1e-12);
+        }
+    }
+
+    #[test]
+    fn gradients_are_those_of_central_differences() {
+        for case in CASES {
+            let (x, w, b) = (spread(case.0, 1), spread(case.1, 2), spread(&case.1[..1], 3));
+            let conv = one(CONV, &[&x, &w, &b], 1, attrs_of(&case));
+            check_gradients(&conv, &[x, w, b], &[0, 1, 2], &[0]);
+        }
+    }
+
+    #[test]
+    fn gradients_of_gradients() {
+        for case in CASES {
+            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
+            let dy = spread(naive(&x, &w, case.2, case.3, case.4).dims(), 3);
+            let given = [dy, x, w];
+            let inputs: Vec<&Tensor> = given.iter().collect();
+            let grad = one(GRAD, &inputs, 3, attrs_of(&case));
+            check_gradients(&grad, &given, &[0, 1, 2], &[0, 1, 2]);
+            if case.0.len() == 3 {
+                check_gradients(&grad, &given, &[0, 1], &[1, 2]);
+                check_gradients(&grad, &given, &[0], &[2]);
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_in_plain_onnx() {
+        for case in CASES {
+            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
+            let dy = spread(naive(&x, &w, case.2, case.3, case.4).dims(), 3);
+            let given = [dy, x, w];
+            let inputs: Vec<&Tensor> = given.iter().collect();
+            let grad = one(GRAD, &inputs, 3, attrs_of(&case));
+            check_decomposition(&grad, &given, 1e-12);
+        }
+    }
+
+    /// A graph whose input `k` has names instead of sizes along the given axes.
+    pub(in super::super) fn with_names(graph: &Graph, k: usize, axes: &[usize]) -> Graph {
+        let mut graph = graph.clone();
+        for node in graph.nodes.clone() {
+            for output in node.present_outputs() {
+                graph.value_mut(output).ty = ValueType::Unknown;
+            }
+        }
+        let id = graph.inputs[k];
+        if let ValueType::Tensor(_, Some(shape)) = &mut graph.value_mut(id).ty {
+            for &axis in axes {
+                shape[axis] = Dim::symbol(&format!("s{axis}"));
+            }
+        }
+        passes::infer::infer(&mut graph).expect("valid");
+        graph
+    }
+
+    #[test]
+    fn sizes_may_be_names() {
+        for case in CASES {
+            let (x, w, b) = (spread(case.0, 1), spread(case.1, 2), spread(&case.1[..1], 3));
+            let conv = one(CONV, &[&x, &w, &b], 1, attrs_of(&case));
+            let given = [x, w, b];
+            let y = run(&conv, &given).expect("it runs").remove(0);
+            let want = gradient_graph(&conv, &[Some(spread(y.dims(), 4))], &[0, 1, 2]);
+            let want = run(&want, &given).expect("it runs");
+            let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
+            for axes in [&all[..1], &all[1..], &all] {
+                let named = with_names(&conv, 0, axes);
+                let mut plain = gradient_graph(&named, &[Some(spread(y.dims(), 4))], &[0, 1, 2]);
+                assert_eq!(run(&plain, &given).expect("it runs"), want);
+                passes::decompose::standardise(&mut plain).expect("it decomposes");
+                for (got, want) in run(&plain, &given).expect("plain runs").iter().zip(&want) {
+                    assert_close(got, want, 1e-12);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn padding_is_explicit_in_gradients() {
+        let (x, w) = (spread(&[1, 1, 6, 5], 1), spread(&[1, 1, 3, 2], 2));
+        for (mode, steps, pads) in [
+            ("SAME_UPPER", [1, 1], [1, 0, 1, 1]),
+            ("SAME_LOWER", [1, 1], [1, 1, 1, 0]),
+            ("SAME_UPPER", [2, 3], [0, 0, 1, 0]),
+            ("SAME_LOWER", [2, 4], [1, 1, 0, 0]),
+            ("VALID", [1, 2], [0, 0, 0, 0]),
+        ] {
+            let attrs = ints(&[("strides", &steps)]).with("auto_pad", mode);
+            let conv = one(CONV, &[&x, &w], 1, attrs.clone());
+            let given = [x.clone(), w.clone()];
+            check_gradients(&conv, &given, &[0, 1], &[0]);
+            let y = run(&conv, &given).expect("it runs").remove(0);
+            let seed = [Some(spread(y.dims(), 3))];
+            let emitted = |graph: &Graph| {
+                let made = gradient_graph(graph, &seed, &[0, 1]);
+                let attrs =
+                    made.nodes.iter().find(|node| &*node.op == "ConvGrad").map(|node| node.attrs.clone());
+                attrs.expect("it is emitted")
+            };
+            let found = emitted(&conv);
+            assert_eq!(found.ints("pads").expect("ints"), Some(&pads[..]), "{mode} {steps:?}");
+            assert_eq!(found.string("auto_pad").expect("a text"), Some("NOTSET"));
+            // Without the sizes, padding can be told only where windows move by one.
+            let named = emitted(&with_names(&conv, 0, &[2, 3]));
+            let told = steps == [1, 1] || mode == "VALID";
+            assert_eq!(named.string("auto_pad").expect("a text") == Some("NOTSET"), told, "{mode} {steps:?}");
+            let mut plain = gradient_graph(&with_names(&conv, 0, &[2, 3]), &seed, &[0, 1]);
+            assert_eq!(passes::decompose::standardise(&mut plain).is_ok(), told, "{mode} {steps:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_computed() {
+        let (x, w, b) = (spread(&[1, 2, 4], 1), spread(&[2, 2, 3], 2), spread(&[2], 3));
+        let conv = one(CONV, &[&x, &w, &b], 1, Attrs::new());
+        for (targets, made) in
+            [(&[0][..], [true, false, false]), (&[1], [false, true, false]), (&[2], [false, false, true])]
+        {
+            let graph = gradient_graph(&conv, &[Some(spread(&[1, 2, 2], 4))], targets);
+            let node = graph.nodes.iter().find(|node| &*node.op == "ConvGrad").expect("it is emitted");
+            let outputs: Vec<bool> =
+                (0..3).map(|k| node.outputs.get(k).is_some_and(Option::is_some)).collect();
+            assert_eq!(outputs, made);
+        }
+    }
+
+    #[test]
+    fn narrow_floats_are_summed_in_float32() {
+        for (dtype, unit) in [(DType::F16, 2048.0), (DType::BF16, 256.0)] {
+            // Added in the narrow type itself, the small numbers would vanish beside the large one.
+            let x = Tensor::filled(dtype, &[1, 8, 1], 0.5);
+            let (mut graph, ids) = graph(&[&x]);
+            let weights = f64s(&[1, 8, 1], &[2.0 * unit, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]);
+            let wide = graph.add_constant("wide", weights);
+            let cast = Attrs::new().with("to", i64::from(dtype.to_onnx()));
+            let w = add(&mut graph, ("", "Cast"), "w", &[Some(wide)], 1, cast)[0];
+            graph.outputs.clear();
+            add(&mut graph, CONV, "y", &[Some(ids[0]), Some(w)], 1, Attrs::new());
+            let y = run(&graph, &[x]).expect("it runs").remove(0);
+            assert_eq!((y.dtype(), y.to_f64()), (dtype, vec![unit + 8.0]), "7 is rounded to even");
+        }
+    }
+
+    #[test]
+    fn an_empty_batch_has_zeros_as_gradients() {
+        let (x, w, b) = (spread(&[0, 2, 4], 1), spread(&[2, 2, 3], 2), spread(&[2], 3));
+        let conv = one(CONV, &[&x, &w, &b], 1, Attrs::new());
+        let given = [x, w, b];
+        assert_eq!(run(&conv, &given).expect("it runs")[0].dims(), [0, 2, 2]);
+        let mut graph = gradient_graph(&conv, &[Some(spread(&[0, 2, 2], 4))], &[0, 1, 2]);
+        let want = [f64s(&[0, 2, 4], &[]), f64s(&[2, 2, 3], &[0.0; 12]), f64s(&[2], &[0.0; 2])];
+        assert_eq!(run(&graph, &given).expect("it runs"), want);
+        passes::decompose::standardise(&mut graph).expect("it decomposes");
+        assert_eq!(run(&graph, &given).expect("plain runs"), want);
+    }
+
+    #[test]
+    fn every_version_reads_the_same() {
+        let (x, w) = (spread(&[1, 2, 5], 1), spread(&[2, 2, 3], 2));
+        let conv = one(CONV, &[&x, &w], 1, ints(&[("pads", &[1, 1])]));
+        for opset in [7, 10, 11, 21] {
+            let old = check_downgrade(&conv, &[x.clone(), w.clone()], opset);
+            assert_eq!(&*old.nodes[0].op, "Conv");
+        }
+    }
+
+    #[test]
+    fn shapes_of_which_parts_are_known() {
+        let (x, w) = (spread(&[2, 2, 5, 6], 1), spread(&[4, 2, 3, 3], 2));
+        let attrs = ints(&[("pads", &[1, 0, 1, 0]), ("strides", &[1, 2])]);
+        let named = with_names(&one(CONV, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
+        let shape = named.value(named.outputs[0]).ty.shape().expect("a rank").to_string();
+        assert_eq!(shape, "[s0, 4, s2, y.3]");
+    }
+
+    #[test]
+    fn bad_shapes_are_refused() {
+        let x = spread(&[1, 4, 5, 5], 1);
+        let w = spread(&[6, 4, 3, 3], 2);
+        let refused = |x: &Tensor, w: &Tensor, attrs: Attrs| refusal(CONV, &[x, w], attrs);
+        for (message, needle) in [
+            (refused(&x, &spread(&[6, 4, 3], 2), Attrs::new()), "both need as many axes"),
+            (refused(&spread(&[4, 4], 1), &spread(&[4, 4], 2), Attrs::new()), "at least one spatial axis"),
+            (
+                refused(&x, &spread(&[6, 3, 3, 3], 2), Attrs::new()),
+                "an image of shape [1, 4, 5, 5] has 4 channels, but a filter of shape [6, 3, 3, 3] takes 3 in each of 1 \
+                 group",
+            ),
+            (refused(&x, &w, Attrs::new().with("group", 2i64)), "takes 4 in each of 2 groups"),
+            (
+                refused(&x, &spread(&[5, 2, 3, 3], 2), Attrs::new().with("group", 2i64)),
+                "5 result channels cannot be divided into 2 groups",
+            ),
+            (refused(&x, &w, Attrs::new().with("group", 0i64)), "group 0: 1 is the least"),
+            (refused(&x, &w, Attrs::new().with("group", i64::MAX)), "cannot be divided"),
+            (
+                refused(&x, &w, ints(&[("kernel_shape", &[3, 2])])),
+                "kernel_shape [3, 2] for a filter of shape",
+            ),
+            (refused(&x, &w, ints(&[("kernel_shape", &[3])])), "need 2"),
+            (refused(&x, &spread(&[6, 4, 3, 0], 2), Attrs::new()), "has no cells"),
+            (refused(&x, &spread(&[6, 4, 6, 1], 2), Attrs::new()), "a window of 6 does not fit 5"),
+            (refused(&spread(&[1, 4, 1, 1], 1), &w, Attrs::new()), "a window of 3 does not fit 1"),
+            (refused(&x, &w, ints(&[("dilations", &[3, 1])])), "a window of 3, dilated by 3, does not fit 5"),
+            (refused(&x, &w, ints(&[("dilations", &[i64::MAX, 1])])), "does not fit 5"),
+            (refused(&x, &w, ints(&[("strides", &[0, 1])])), "strides [0, 1]: 1 is the least"),
+            (refused(&x, &w, ints(&[("strides", &[1, -1])])), "strides [1, -1]: 1 is the least"),
+            (refused(&x, &w, ints(&[("pads", &[1, 1])])), "need 4"),
+            (refused(&x, &w, ints(&[("pads", &[0, 0, 0, -1])])), "0 is the least"),
+            (refused(&x, &w, ints(&[("pads", &[i64::MAX, 0, i64::MAX, 0])])), "too large to count"),
+            (refused(&x, &w, ints(&[("pads", &[1 << 40, 1 << 40, 0, 0])])), "too large to address"),
+            (refusal(CONV, &[&x, &w, &spread(&[5], 3)], Attrs::new()), "a bias of shape [5] for 6 channels"),
+            (refusal(CONV, &[&x, &w, &spread(&[6, 1], 3)], Attrs::new()), "a bias of shape [6, 1]"),
+            (refusal(CONV, &[&x], Attrs::new()), "it takes 2 to 3 inputs but has 1"),
+            (
+                refusal(GRAD, &[&spread(&[1, 6, 3, 2], 3), &x, &w], Attrs::new()),
+                "a gradient of shape [1, 6, 3, 2] for a result of shape [1, 6, 3, 3]",
+            ),
+        ] {
+            assert!(message.contains(needle), "{message}");
+            assert!(message.starts_with("node \"y\""), "{message}");
+        }
+        let message = refused(&x, &Tensor::i64(&[6, 4, 3, 3], &[0; 216]), Attrs::new());
+        assert!(message.contains("insert a Cast"), "{message}");
+    }
+}

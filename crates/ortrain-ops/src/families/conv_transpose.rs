@@ -1,0 +1,647 @@
+//! Transposed convolution and its gradients.
+//!
+//! Sources: ONNX ConvTranspose-1, 11, 22 (the versions differ in element types only) and `ConvTransposeGrad` of
+//! `com.microsoft`, which is read but not written: ONNX Runtime has no CPU kernel for it. The gradient of the input is
+//! a convolution of that of the result, the gradient of the filter that of this convolution.
+//!
+//! A result is what a convolution with the same attributes would make the input of. Padding is cut off its ends,
+//! `output_padding` lets it end later. With `output_shape`, or where `auto_pad` asks for `input * stride` positions,
+//! padding follows from the size; the odd one is cut off the end for `SAME_UPPER`, else off the start (as ONNX Runtime
+//! does; the standard's formulas contradict its text here). If that is more than there is, the rest is zeros at the end.
+
+use ortrain_expr::{ConvPass, ConvShape, SlidingAxes, SlidingAxis};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
+
+use super::conv::{
+    Window, channel_sums, check_bias, common_rank, conv_shape, emit, emit_channel_sums, explicit_attrs,
+    filter_gradient, infer_gradients, kernel_dims, read_groups,
+};
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::sliding::{AutoPad, Sliding};
+
+/// Inputs: features `[N, G * M, ..]`, filter `[G * M, C, ..]` and perhaps a bias `[G * C]`; the result, an image, is
+/// `[N, G * C, ..]`.
+struct ConvTranspose {
+    sliding: Sliding,
+    groups: usize,
+    output_padding: Option<Vec<i64>>,
+    output_shape: Option<Vec<i64>>,
+}
+
+/// Inputs: the gradient of the result, features and filter; outputs: the gradients of features, filter and bias.
+struct ConvTransposeGrad(ConvTranspose);
+
+/// One spatial axis of a transposed convolution.
+struct Extent {
+    /// The number of positions of the result, if known.
+    size: Option<i128>,
+    /// Positions cut off the start and the end.
+    before: i128,
+    behind: i128,
+    /// Positions at the end, before any are cut, that no window reaches.
+    untouched: i128,
+}
+
+/// The convolution whose image gradient a transposed convolution is.
+struct Adjoint {
+    windows: Vec<Window>,
+    /// For each axis, how many positions at the end of the image must be left out first.
+    left_out: Vec<i64>,
+}
+
+impl ConvTranspose {
+    fn read(node: &Node) -> Result<ConvTranspose, OpError> {
+        let list = |name: &str, least: i64| -> Result<Option<Vec<i64>>, OpError> {
+            let Some(values) = node.attrs.ints(name)? else { return Ok(None) };
+            if values.iter().any(|&value| value < least) {
+                return Err(OpError::invalid(format!("{name} {values:?}: {least} is the least")));
+            }
+            Ok(Some(values.to_vec()))
+        };
+        Ok(ConvTranspose {
+            sliding: Sliding::read(&node.attrs)?,
+            groups: read_groups(&node.attrs)?,
+            output_padding: list("output_padding", 0)?,
+            output_shape: list("output_shape", 1)?,
+        })
+    }
+
+    /// Checks the lengths of the lists for an input of this shape.
+    fn check(&self, shape: &Shape) -> Result<(), OpError> {
+        self.sliding.check(shape)?;
+        let axes = shape.rank() - 2;
+        for (name, list) in [("output_padding", &self.output_padding), ("output_shape", &self.output_shape)] {
+            if let Some(list) = list.as_ref().filter(|list| list.len() != axes) {
+                return Err(OpError::invalid(format!(
+                    "{name} {list:?} for an input of shape {shape}, whose {axes} spatial axes need {axes}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Spatial axis `k` of `axes`, for windows of `kernel` cells at `input` positions; `None` if padding depends on the
+    /// number of positions, and that is not known.
+    fn extent(&self, (k, axes): (usize, usize), kernel: usize, input: Option<usize>) -> Option<Extent> {
+        // Each is below 2^63, so that nothing here overflows.
+        let (stride, dilation) = (i128::from(self.sliding.stride(k)), i128::from(self.sliding.dilation(k)));
+        let extra = self.output_padding.as_ref().map_or(0, |list| i128::from(list[k]));
+        let reach = (kernel as i128 - 1) * dilation + 1;
+        let input = input.map(|input| input as i128);
+        let natural = |input: i128| (input - 1) * stride + reach + extra;
+        let asked = self.output_shape.as_ref().map(|list| i128::from(list[k]));
+        let same = matches!(self.sliding.auto_pad, AutoPad::SameUpper | AutoPad::SameLower);
+        // What there is, less what is asked for.
+        let over = match asked {
+            Some(size) => natural(input?) - size,
+            None if same => reach + extra - stride,
+            None => {
+                let (before, behind) = self.sliding.padding(k, axes);
+                let (before, behind) = (i128::from(before), i128::from(behind));
+                let size = input.map(|input| natural(input) - before - behind);
+                return Some(Extent { size, before, behind, untouched: extra });
+            }
+        };
+        let cut = over.max(0);
+        let upper = self.sliding.auto_pad == AutoPad::SameUpper;
+        let before = if upper { cut / 2 } else { cut - cut / 2 };
+        let size = asked.or(input.map(|input| input * stride));
+        Some(Extent { size, before, behind: cut - before, untouched: extra + cut - over })
+    }
+
+    /// The size of the result along an axis.
+    fn size(&self, (k, axes): (usize, usize), kernel: usize, input: usize) -> Result<usize, OpError> {
+        if input == 0 {
+            return Err(OpError::invalid(format!("there are no positions along spatial axis {k}")));
+        }
+        let extent = self.extent((k, axes), kernel, Some(input)).expect("the size is known");
+        let size = extent.size.expect("the size is known");
+        match usize::try_from(size) {
+            Ok(size) if size > 0 && isize::try_from(size).is_ok() => Ok(size),
+            _ if size > 0 => Err(OpError::invalid(format!(
+                "along spatial axis {k} the result has {size} positions, which cannot be addressed"
+            ))),
+            _ => Err(OpError::invalid(format!(
+                "along spatial axis {k} nothing is left: windows of {kernel} at {input} positions make {} positions, of \
+                 which {} are cut off the start and {} off the end",
+                size + extent.before + extent.behind,
+                extent.before,
+                extent.behind
+            ))),
+        }
+    }
+
+    /// The spatial axes of the convolution whose image gradient this is.
+    fn axes(&self, kernel: &[usize], features: &[usize]) -> Result<SlidingAxes, OpError> {
+        let count = kernel.len();
+        let one = |k: usize| {
+            let (cells, output) = (kernel[k], features[k + 2]);
+            let input = self.size((k, count), cells, output)?;
+            let before = self.extent((k, count), cells, Some(output)).expect("the size is known").before;
+            let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
+            let far = output as i128 * i128::from(stride) + cells as i128 * i128::from(dilation) + before;
+            if isize::try_from(far + input as i128).is_err() {
+                return Err(OpError::invalid(format!(
+                    "along spatial axis {k} positions are too large to count: {output} with a window of {cells}, stride \
+                     {stride} and dilation {dilation}"
+                )));
+            }
+            let (stride, dilation) = (stride as usize, dilation as usize);
+            Ok(SlidingAxis { input, output, kernel: cells, stride, dilation, before: before as isize })
+        };
+        (0..count).map(one).collect()
+    }
+
+    fn shape(&self, pass: ConvPass, features: &[usize], filter: &[usize]) -> Result<ConvShape, OpError> {
+        let axes = self.axes(&filter[2..], features)?;
+        Ok(conv_shape(pass, features[0], self.groups, filter, axes))
+    }
+
+    /// The shape of the result for features `x` and filter `w`; `None` if not even its rank is known.
+    fn result(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
+        let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
+        let (features, filter) = (cx.shape(x), cx.shape(w));
+        self.check(features.or(filter).expect("one of them has a rank"))?;
+        let kernel = kernel_dims(&self.sliding, filter, rank)?;
+        let groups = self.groups;
+        let unknown = |axis: usize| cx.unknown_dim(0, axis);
+        let mut channels = unknown(1);
+        if let Some(filter) = filter {
+            if let Some(features) = features
+                && features[1].known().zip(filter[0].known()).is_some_and(|(found, needed)| found != needed)
+            {
+                return Err(OpError::invalid(format!(
+                    "an input of shape {features} has {} channels, but a filter of shape {filter} takes {}",
+                    features[1], filter[0]
+                )));
+            }
+            if filter[0].known().is_some_and(|count| count % groups != 0) {
+                return Err(OpError::invalid(format!(
+                    "a filter of shape {filter}: {} input channels cannot be divided into {groups} groups",
+                    filter[0]
+                )));
+            }
+            match filter[1].known().map(|each| each.checked_mul(groups)) {
+                Some(Some(count)) => channels = Dim::Known(count),
+                Some(None) => {
+                    return Err(OpError::invalid(format!(
+                        "{groups} groups of {} channels are too many to count",
+                        filter[1]
+                    )));
+                }
+                None if groups == 1 => channels = filter[1].clone(),
+                None => {}
+            }
+        }
+        let mut dims = vec![features.map_or_else(|| unknown(0), |features| features[0].clone()), channels];
+        for (k, cells) in kernel.iter().enumerate() {
+            let axes = kernel.len();
+            let asked = self.output_shape.as_ref().and_then(|list| usize::try_from(list[k]).ok());
+            dims.push(match (features.map(|features| &features[k + 2]), cells) {
+                (Some(Dim::Known(input)), Dim::Known(cells)) => {
+                    Dim::Known(self.size((k, axes), *cells, *input)?)
+                }
+                (Some(input), _) if asked.is_none() && self.keeps_size((k, axes), cells) => input.clone(),
+                _ => asked.map_or_else(|| unknown(k + 2), Dim::Known),
+            });
+        }
+        Ok(Some(dims.into_iter().collect()))
+    }
+
+    /// Whether the result has as many positions as the input along an axis, however many those are.
+    fn keeps_size(&self, (k, axes): (usize, usize), cells: &Dim) -> bool {
+        if self.sliding.stride(k) != 1 {
+            return false;
+        }
+        // With steps of 1 the two differ by the same number for any size.
+        match (self.sliding.auto_pad, cells.known()) {
+            (AutoPad::SameUpper | AutoPad::SameLower, _) => true,
+            (_, Some(cells)) => {
+                self.extent((k, axes), cells, Some(1)).is_some_and(|extent| extent.size == Some(1))
+            }
+            (_, None) => false,
+        }
+    }
+
+    /// The convolution that carries the result's gradient back.
+    fn adjoint(&self, features: Option<&Shape>, kernel: &[Dim]) -> Result<Adjoint, OpError> {
+        let count = kernel.len();
+        let mut adjoint = Adjoint { windows: Vec::with_capacity(count), left_out: Vec::with_capacity(count) };
+        for (k, cells) in kernel.iter().enumerate() {
+            let input = features.and_then(|features| features[k + 2].known());
+            let extent = cells.known().and_then(|cells| self.extent((k, count), cells, input)).ok_or_else(|| {
+                OpError::unsupported(format!(
+                    "the padding along spatial axis {k} depends on sizes that are not known; give numbers for them, or \
+                     explicit pads"
+                ))
+            })?;
+            let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
+            // Whole steps that no window takes are not to become positions of the features.
+            let spare = extent.untouched - extent.untouched % i128::from(stride);
+            let behind = extent.behind - spare;
+            let number = |value: i128| {
+                i64::try_from(value)
+                    .map_err(|_| OpError::invalid(format!("padding of {value} cannot be counted")))
+            };
+            let (before, left_out) = (number(extent.before)?, number((-behind).max(0))?);
+            let behind = number(behind.max(0))?;
+            adjoint.windows.push(Window { stride, dilation, before, behind });
+            adjoint.left_out.push(left_out);
+        }
+        Ok(adjoint)
+    }
+}
+
+impl Adjoint {
+    /// The ends of a slice that leaves out what the convolution must not see, with its axes; `None` if that is nothing.
+    fn slice(&self) -> Option<(Vec<i64>, Vec<i64>)> {
+        let cut: Vec<(usize, &i64)> =
+            self.left_out.iter().enumerate().filter(|(_, count)| **count > 0).collect();
+        let axes: Vec<i64> = cut.iter().map(|(k, _)| *k as i64 + 2).collect();
+        (!cut.is_empty()).then(|| (cut.iter().map(|(_, count)| -**count).collect(), axes))
+    }
+}
+
+impl Op for ConvTranspose {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 3, 1)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype([0, 1, 2])?;
+        let shape = self.result(cx, 0, 1)?;
+        if let Some(shape) = &shape {
+            check_bias(cx, 2, &shape[1])?;
+        }
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(mut g) = cx.output_grad(0) else { return Ok(()) };
+        let (x, w) = (cx.input(0)?, cx.input(1)?);
+        let Some(rank) = cx.shape(x).or(cx.shape(w)).map(Shape::rank) else {
+            return Err(OpError::unsupported("the rank of its input must be known"));
+        };
+        if cx.wants(2) {
+            let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
+            let axes = cx.ints("axes", &axes);
+            let gradient = cx.add("ReduceSum", &[g, axes], Attrs::new().with("keepdims", 0i64));
+            cx.give(2, gradient);
+        }
+        if !cx.wants(0) && !cx.wants(1) {
+            return Ok(());
+        }
+        let kernel = kernel_dims(&self.sliding, cx.shape(w), rank)?;
+        let adjoint = self.adjoint(cx.shape(x), &kernel)?;
+        if let Some((ends, axes)) = adjoint.slice() {
+            let starts = cx.ints("starts", &vec![0; ends.len()]);
+            let (ends, axes) = (cx.ints("ends", &ends), cx.ints("axes", &axes));
+            g = cx.add("Slice", &[g, starts, ends, axes], Attrs::new());
+        }
+        let attrs = explicit_attrs(self.groups, &adjoint.windows);
+        if cx.wants(0) {
+            let gradient = cx.add("Conv", &[g, w], attrs.clone());
+            cx.give(0, gradient);
+        }
+        if cx.wants(1) {
+            // Features and image change places.
+            let made = cx.add_wanted("com.microsoft", "ConvGrad", &[x, g, w], &[false, true], attrs);
+            cx.give(1, made[1].expect("it was asked for"));
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let shape = self.shape(ConvPass::InputGradient, &cx.dims(0), &cx.dims(1))?;
+        let (features, filter) = (cx.input(0), cx.input(1));
+        let bias = cx.has(2).then(|| cx.input(2));
+        emit(cx, 0, shape, features, filter, bias)
+    }
+}
+
+impl Op for ConvTransposeGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 3)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype([0, 1, 2])?;
+        let result = self.0.result(cx, 1, 2)?;
+        infer_gradients(cx, dtype, result.as_ref())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (features, filter) = (cx.dims(1), cx.dims(2));
+        let [dy, x, w] = [0, 1, 2].map(|k| cx.input(k));
+        if cx.wants(0) {
+            emit(cx, 0, self.0.shape(ConvPass::Output, &features, &filter)?, dy, w, None)?;
+        }
+        if cx.wants(1) {
+            emit(cx, 1, self.0.shape(ConvPass::FilterGradient, &features, &filter)?, x, dy, None)?;
+        }
+        if cx.wants(2) {
+            emit_channel_sums(cx, 2, 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// `ConvTransposeGrad` as Conv and ReduceSum.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let transposed = ConvTranspose::read(rw.node())?;
+    let (mut dy, x, w) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (features, filter) = (rw.shape(x).cloned(), rw.shape(w).cloned());
+    let filter = filter.ok_or_else(|| OpError::unsupported("the rank of the filter must be known"))?;
+    let rank = filter.rank();
+    if rw.has_output(2) {
+        let gradient = channel_sums(rw, dy, rank);
+        rw.output(2, gradient);
+    }
+    let kernel = kernel_dims(&transposed.sliding, Some(&filter), rank)?;
+    let adjoint = transposed.adjoint(features.as_ref(), &kernel)?;
+    if let Some((ends, axes)) = adjoint.slice() {
+        let starts = rw.ints("starts", &vec![0; ends.len()]);
+        let (ends, axes) = (rw.ints("ends", &ends), rw.ints("axes", &axes));
+        dy = rw.add("Slice", &[dy, starts, ends, axes], Attrs::new());
+    }
+    if rw.has_output(0) {
+        let attrs = explicit_attrs(transposed.groups, &adjoint.windows);
+        let gradient = rw.add("Conv", &[dy, w], attrs);
+        rw.output(0, gradient);
+    }
+    if rw.has_output(1) {
+        let gradient = filter_gradient(rw, (x, dy), &filter, transposed.groups, &adjoint.windows)?;
+        rw.output(1, gradient);
+    }
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(ConvTranspose::read(node)?))
+}
+
+fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(ConvTransposeGrad(ConvTranspose::read(node)?)))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "ConvTranspose", &[1, 11, 22], build),
+        Definition::new("com.microsoft", "ConvTransposeGrad", &[1], build_grad).decompose(decompose_grad),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Tensor;
+
+    use super::super::conv::tests::{ints, with_names};
+    use super::*;
+    use crate::passes;
+    use crate::testing::{
+        assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node,
+        run, run_node, spread,
+    };
+
+    const TRANSPOSED: (&str, &str) = ("", "ConvTranspose");
+    const GRAD: (&str, &str) = ("com.microsoft", "ConvTransposeGrad");
+
+    fn one(node: (&str, &str), inputs: &[&Tensor], outputs: usize, attrs: Attrs) -> Graph {
+        let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
+        one_node(28, node, &inputs, outputs, attrs).expect("valid")
+    }
+
+    /// The result for one feature image of 1, 2, 3 and a filter of 1, 10, 100, ...
+    fn digits(cells: usize, attrs: Attrs) -> Vec<f64> {
+        let x = f64s(&[1, 1, 3], &[1.0, 2.0, 3.0]);
+        let powers: Vec<f64> = (0..cells).map(|k| 10f64.powi(k as i32)).collect();
+        let w = f64s(&[1, 1, cells], &powers);
+        run_node(TRANSPOSED, &[Some(&x), Some(&w)], 1, attrs).expect("it runs").remove(0).to_f64()
+    }
+
+    /// What onnxruntime 1.31 computes.
+    #[test]
+    fn sizes_and_padding() {
+        let whole = [1.0, 10.0, 100.0, 1002.0, 20.0, 200.0, 2003.0, 30.0, 300.0, 3000.0, 0.0, 0.0];
+        let three = ints(&[("strides", &[3])]);
+        let with = |name: &str, values: &[i64]| three.clone().with(name, values);
+        let (upper, lower) = ("SAME_UPPER", "SAME_LOWER");
+        for (attrs, from, to) in [
+            (three.clone(), 0, 10),
+            (with("output_padding", &[1]), 0, 11),
+            (with("pads", &[1, 1]).with("output_padding", &[2i64][..]), 1, 11),
+            (with("output_shape", &[9]), 1, 10),
+            (with("output_shape", &[12]), 0, 12),
+            (with("output_shape", &[8]).with("output_padding", &[1i64][..]), 2, 10),
+            // Padding that is given beside the size does not count.
+            (with("output_shape", &[9]).with("pads", &[1i64, 0][..]), 1, 10),
+            (three.clone().with("auto_pad", "VALID"), 0, 10),
+            (three.clone().with("auto_pad", upper), 0, 9),
+            (three.clone().with("auto_pad", lower), 1, 10),
+            (with("output_padding", &[1]).with("auto_pad", upper), 1, 10),
+            (with("output_padding", &[1]).with("auto_pad", lower), 1, 10),
+            (with("output_shape", &[8]).with("output_padding", &[1i64][..]).with("auto_pad", upper), 1, 9),
+            (with("output_shape", &[9]).with("auto_pad", upper), 0, 9),
+            (with("output_shape", &[9]).with("auto_pad", lower), 1, 10),
+        ] {
+            assert_eq!(digits(4, attrs.clone()), whole[from..to], "{attrs:?}");
+        }
+        // Windows that leave gaps.
+        let gaps = [1.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0];
+        assert_eq!(digits(1, three.clone()), gaps[..7]);
+        // As many positions as the text of the standard says; onnxruntime leaves out the last two.
+        assert_eq!(digits(1, three.clone().with("auto_pad", upper)), gaps);
+        assert_eq!(digits(2, ints(&[("dilations", &[2])])), [1.0, 2.0, 13.0, 20.0, 30.0]);
+    }
+
+    #[test]
+    fn groups_and_bias() {
+        let x = f64s(&[1, 2, 2], &[1.0, 2.0, 3.0, 4.0]);
+        let w = f64s(&[2, 2, 1], &[1.0, 10.0, 100.0, 1000.0]);
+        let b = f64s(&[4], &[0.1, 0.2, 0.3, 0.4]);
+        let given = [Some(&x), Some(&w), Some(&b)];
+        let y = run_node(TRANSPOSED, &given, 1, Attrs::new().with("group", 2i64)).expect("it runs");
+        let want = [1.1, 2.1, 10.2, 20.2, 300.3, 400.3, 3000.4, 4000.4];
+        assert_close(&y[0], &f64s(&[1, 4, 2], &want), 1e-15);
+        let given = [Some(&x), Some(&w), None];
+        let y = run_node(TRANSPOSED, &given, 1, Attrs::new()).expect("it runs");
+        assert_close(&y[0], &f64s(&[1, 2, 2], &[301.0, 402.0, 3010.0, 4020.0]), 0.0);
+    }
+
+    /// Features, filter, groups and lists of integers.
+    type Case = (&'static [usize], &'static [usize], i64, &'static [(&'static str, &'static [i64])]);
+
+    const CASES: [Case; 10] = [
+        (&[2, 1, 3], &[1, 1, 2], 1, &[]),
+        (&[2, 3, 3], &[3, 2, 3], 1, &[("strides", &[2]), ("output_padding", &[1])]),
+        (&[1, 4, 3], &[4, 1, 3], 2, &[("strides", &[3]), ("dilations", &[2]), ("pads", &[2, 1])]),
+        (&[2, 2, 2, 3], &[2, 3, 3, 2], 1, &[("strides", &[2, 1]), ("pads", &[1, 0, 1, 1])]),
+        (&[1, 2, 3, 2], &[2, 1, 2, 2], 2, &[("strides", &[2, 3]), ("output_shape", &[5, 4])]),
+        // More than the windows reach, by more than a step.
+        (&[1, 1, 3], &[1, 2, 2], 1, &[("strides", &[2]), ("output_shape", &[11])]),
+        (&[1, 1, 3], &[1, 2, 2], 1, &[("dilations", &[4]), ("output_padding", &[3])]),
+        (&[1, 1, 3], &[1, 2, 2], 1, &[("dilations", &[3]), ("output_padding", &[2]), ("pads", &[1, 1])]),
+        (&[1, 2, 2, 3, 2], &[2, 1, 2, 1, 2], 1, &[("strides", &[1, 2, 1])]),
+        (&[1, 2, 1, 1], &[2, 2, 3, 3], 1, &[("pads", &[1, 1, 1, 1])]),
+    ];
+
+    fn attrs_of(case: &Case) -> Attrs {
+        ints(case.3).with("group", case.2)
+    }
+
+    fn sum_of_products(a: &Tensor, b: &Tensor) -> f64 {
+        a.to_f64().iter().zip(b.to_f64()).map(|(a, b)| a * b).sum()
+    }
+
+    #[test]
+    fn gradients_are_those_of_central_differences() {
+        for case in CASES {
+            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
+            let b = spread(&[case.1[1] * case.2 as usize], 3);
+            let transposed = one(TRANSPOSED, &[&x, &w, &b], 1, attrs_of(&case));
+            check_gradients(&transposed, &[x, w, b], &[0, 1, 2], &[0]);
+        }
+        for (mode, cells, more) in
+            [("SAME_UPPER", 2, 0), ("SAME_LOWER", 5, 2), ("SAME_UPPER", 4, 0), ("VALID", 2, 1)]
+        {
+            let (x, w) = (spread(&[1, 1, 3], 1), spread(&[1, 2, cells], 2));
+            let attrs = ints(&[("strides", &[3]), ("output_padding", &[more])]).with("auto_pad", mode);
+            check_gradients(&one(TRANSPOSED, &[&x, &w], 1, attrs), &[x, w], &[0, 1], &[0]);
+        }
+    }
+
+    /// A transposed convolution is linear in its features: what its gradient does with any result must agree.
+    #[test]
+    fn the_gradient_operator_of_onnxruntime() {
+        for case in CASES {
+            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
+            let attrs = attrs_of(&case);
+            let y = run_node(TRANSPOSED, &[Some(&x), Some(&w)], 1, attrs.clone()).expect("it runs").remove(0);
+            let dy = spread(y.dims(), 3);
+            let given = [dy.clone(), x.clone(), w.clone()];
+            let inputs: Vec<&Tensor> = given.iter().collect();
+            let grad = one(GRAD, &inputs, 3, attrs.clone());
+            let found = run(&grad, &given).expect("it runs");
+            let total = sum_of_products(&y, &dy);
+            assert!((sum_of_products(&found[0], &x) - total).abs() < 1e-10, "{case:?}");
+            assert!((sum_of_products(&found[1], &w) - total).abs() < 1e-10, "{case:?}");
+            let biased = one(TRANSPOSED, &[&x, &w, &spread(found[2].dims(), 4)], 1, attrs);
+            let own = gradient_graph(&biased, &[Some(dy)], &[0, 1, 2]);
+            let own = run(&own, &[x, w, spread(found[2].dims(), 4)]).expect("it runs");
+            for (found, own) in found.iter().zip(&own) {
+                assert_close(found, own, 1e-12);
+            }
+            check_decomposition(&grad, &given, 1e-12);
+        }
+    }
+
+    #[test]
+    fn sizes_may_be_names() {
+        for case in CASES {
+            let (x, w) = (spread(case.0, 1), spread(case.1, 2));
+            let transposed = one(TRANSPOSED, &[&x, &w], 1, attrs_of(&case));
+            let given = [x, w];
+            let y = run(&transposed, &given).expect("it runs").remove(0);
+            let seed = [Some(spread(y.dims(), 4))];
+            let want = run(&gradient_graph(&transposed, &seed, &[0, 1]), &given).expect("it runs");
+            let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
+            for axes in [&all[..1], &all] {
+                let named = with_names(&transposed, 0, axes);
+                if axes.len() > 1 && case.3.iter().any(|(name, _)| *name == "output_shape") {
+                    // Padding depends on the size: it can be run, but not differentiated.
+                    assert_close(&run(&named, &given).expect("it runs")[0], &y, 0.0);
+                    let mut graph = named.clone();
+                    let seed = graph.add_constant("seed", spread(y.dims(), 4));
+                    let (output, target) = (graph.outputs[0], graph.inputs[0]);
+                    let error =
+                        passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &[target]);
+                    let message = error.expect_err("refused").to_string();
+                    assert!(
+                        message.contains("the padding along spatial axis 0 depends on sizes"),
+                        "{message}"
+                    );
+                    continue;
+                }
+                let mut plain = gradient_graph(&named, &seed, &[0, 1]);
+                assert_eq!(run(&plain, &given).expect("it runs"), want);
+                passes::decompose::standardise(&mut plain).expect("it decomposes");
+                for (got, want) in run(&plain, &given).expect("plain runs").iter().zip(&want) {
+                    assert_close(got, want, 1e-12);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_of_which_parts_are_known() {
+        let (x, w) = (spread(&[2, 4, 5, 6], 1), spread(&[4, 2, 3, 3], 2));
+        let attrs = ints(&[("pads", &[1, 0, 1, 0]), ("strides", &[1, 2])]).with("group", 2i64);
+        let named = with_names(&one(TRANSPOSED, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
+        let shape = |graph: &Graph| graph.value(graph.outputs[0]).ty.shape().expect("a rank").to_string();
+        assert_eq!(shape(&named), "[s0, 4, s2, y.3]");
+        let attrs = ints(&[("output_shape", &[7, 9])]).with("group", 2i64);
+        let named = with_names(&one(TRANSPOSED, &[&x, &w], 1, attrs), 0, &[0, 2, 3]);
+        assert_eq!(shape(&named), "[s0, 4, 7, 9]");
+    }
+
+    #[test]
+    fn every_version_reads_the_same() {
+        let (x, w) = (spread(&[1, 2, 5], 1), spread(&[2, 2, 3], 2));
+        let transposed = one(TRANSPOSED, &[&x, &w], 1, ints(&[("pads", &[1, 1])]));
+        for opset in [7, 10, 11, 21] {
+            let old = check_downgrade(&transposed, &[x.clone(), w.clone()], opset);
+            assert_eq!(&*old.nodes[0].op, "ConvTranspose");
+        }
+    }
+
+    #[test]
+    fn bad_shapes_are_refused() {
+        let (x, w) = (spread(&[1, 4, 5, 5], 1), spread(&[4, 3, 3, 3], 2));
+        let refusal = |x: &Tensor, w: &Tensor, attrs: Attrs| {
+            let found = one_node(28, TRANSPOSED, &[Some(x), Some(w)], 1, attrs);
+            found.expect_err("refused").to_string()
+        };
+        for (message, needle) in [
+            (refusal(&x, &spread(&[4, 3, 3], 2), Attrs::new()), "both need as many axes"),
+            (refusal(&spread(&[4, 4], 1), &spread(&[4, 4], 2), Attrs::new()), "at least one spatial axis"),
+            (
+                refusal(&x, &spread(&[3, 4, 3, 3], 2), Attrs::new()),
+                "an input of shape [1, 4, 5, 5] has 4 channels, but a filter of shape [3, 4, 3, 3] takes 3",
+            ),
+            (
+                refusal(&x, &w, Attrs::new().with("group", 3i64)),
+                "4 input channels cannot be divided into 3 groups",
+            ),
+            (
+                refusal(&x, &w, ints(&[("kernel_shape", &[2, 3])])),
+                "kernel_shape [2, 3] for a filter of shape",
+            ),
+            (refusal(&x, &spread(&[4, 3, 0, 3], 2), Attrs::new()), "has no cells"),
+            (refusal(&spread(&[1, 4, 0, 5], 1), &w, Attrs::new()), "no positions along spatial axis 0"),
+            (refusal(&x, &w, ints(&[("output_padding", &[1])])), "need 2"),
+            (refusal(&x, &w, ints(&[("output_padding", &[1, -1])])), "0 is the least"),
+            (refusal(&x, &w, ints(&[("output_shape", &[1, 3, 5, 5])])), "need 2"),
+            (refusal(&x, &w, ints(&[("output_shape", &[5, 0])])), "1 is the least"),
+            (refusal(&x, &w, ints(&[("strides", &[0, 1])])), "1 is the least"),
+            (
+                refusal(&x, &w, ints(&[("pads", &[3, 0, 4, 0])])),
+                "along spatial axis 0 nothing is left: windows of 3 at 5 positions make 7 positions, of which 3 are cut \
+                 off the start and 4 off the end",
+            ),
+            (refusal(&x, &w, ints(&[("strides", &[i64::MAX, 1])])), "cannot be addressed"),
+            (refusal(&x, &w, ints(&[("dilations", &[i64::MAX, 1])])), "cannot be addressed"),
+            (refusal(&x, &w, ints(&[("strides", &[1 << 40, 1 << 40])])), "too large to address"),
+            (refusal(&x, &w, ints(&[("output_shape", &[1 << 40, 1 << 40])])), "too large to address"),
+        ] {
+            assert!(message.contains(needle), "{message}");
+            assert!(message.starts_with("node \"y\""), "{message}");
+        }
+        // The window's positions can be addressed, one by one, but what they are counted from cannot.
+        let attrs = ints(&[("dilations", &[i64::MAX, 1]), ("output_shape", &[5, 5])]);
+        let graph = one(TRANSPOSED, &[&x, &w], 1, attrs);
+        let message = format!("{:?}", run(&graph, &[x, w]).expect_err("refused"));
+        assert!(message.contains("too large to count"), "{message}");
+    }
+}
