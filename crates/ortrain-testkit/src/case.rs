@@ -61,10 +61,17 @@ impl CaseBuilder {
         }
     }
 
-    /// Declares the first axis of every input that has one as the symbol `N`.
+    /// Declares the first axis of every input from here on, where it has one, as the symbol `N`.
     #[must_use]
     pub fn dynamic(mut self) -> CaseBuilder {
         self.dynamic = true;
+        self
+    }
+
+    /// Declares numbers as the sizes of the inputs from here on.
+    #[must_use]
+    pub fn fixed(mut self) -> CaseBuilder {
+        self.dynamic = false;
         self
     }
 
@@ -144,7 +151,7 @@ impl CaseBuilder {
 }
 
 /// A tensor of any type from numbers.
-fn tensor(dtype: DType, dims: &[usize], values: &[f64]) -> Tensor {
+pub(crate) fn tensor(dtype: DType, dims: &[usize], values: &[f64]) -> Tensor {
     let ty = ortrain_expr::Type::of(dtype);
     let scalars: Vec<_> = values.iter().map(|&value| ortrain_expr::Scalar::from_f64(ty, value)).collect();
     let bytes = ortrain_program::reference::encode(dtype, &scalars);

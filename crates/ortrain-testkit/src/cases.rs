@@ -379,11 +379,76 @@ fn dropout(cases: &mut Vec<Case>) {
     }
 }
 
+fn convolution(cases: &mut Vec<Case>) {
+    // Name, image, filter, bias, attributes.
+    type Row<'a> = (&'a str, &'a [usize], &'a [usize], usize, Attrs);
+    let ints = |attrs: Attrs, name: &str, values: &[i64]| attrs.with(name, values);
+    let none = Attrs::new;
+    let rows: [Row<'_>; 12] = [
+        ("one axis", &[2, 3, 7], &[4, 3, 3], 4, none()),
+        ("two axes, padded", &[2, 3, 5, 6], &[4, 3, 3, 3], 4, ints(none(), "pads", &[1, 1, 1, 1])),
+        ("three axes", &[1, 2, 3, 4, 3], &[2, 2, 2, 2, 2], 0, none()),
+        ("strides", &[2, 2, 7, 6], &[3, 2, 3, 2], 3, ints(none(), "strides", &[2, 3])),
+        ("dilations", &[1, 2, 7, 6], &[3, 2, 3, 2], 0, ints(none(), "dilations", &[2, 3])),
+        ("two groups", &[2, 4, 4, 4], &[6, 2, 3, 3], 6, none().with("group", 2i64)),
+        ("depthwise", &[2, 5, 5, 5], &[5, 1, 3, 3], 5, none().with("group", 5i64)),
+        ("depthwise, two for each", &[2, 3, 5, 5], &[6, 1, 3, 3], 0, none().with("group", 3i64)),
+        ("pointwise", &[2, 5, 3, 4], &[7, 5, 1, 1], 7, none()),
+        ("one pixel", &[2, 3, 1, 1], &[2, 3, 3, 3], 2, ints(none(), "pads", &[1, 1, 1, 1])),
+        ("SAME_UPPER", &[1, 2, 5, 4], &[2, 2, 2, 3], 0, {
+            ints(none(), "strides", &[2, 1]).with("auto_pad", "SAME_UPPER")
+        }),
+        ("SAME_LOWER", &[1, 2, 5, 4], &[2, 2, 2, 3], 0, {
+            ints(none(), "strides", &[1, 3]).with("auto_pad", "SAME_LOWER")
+        }),
+    ];
+    for (name, image, filter, bias, attrs) in &rows {
+        for op in ["Conv", "ConvTranspose"] {
+            let groups = attrs.int("group").ok().flatten().unwrap_or(1) as usize;
+            let (image, bias) = match (op, *bias) {
+                ("Conv", bias) => (image.to_vec(), bias),
+                (_, bias) => {
+                    let mut features = image.to_vec();
+                    features[1] = filter[0];
+                    (features, if bias > 0 { filter[1] * groups } else { 0 })
+                }
+            };
+            let mut b = CaseBuilder::new(op, name).dynamic();
+            let x = b.float(&image, &Fill::Signed);
+            let mut b = b.fixed();
+            let mut inputs = vec![x, b.float(filter, &Fill::Signed)];
+            if bias > 0 {
+                inputs.push(b.float(&[bias], &Fill::Signed));
+            }
+            let y = b.node(op, &inputs, attrs.clone());
+            cases.push(b.outputs(&[y]));
+        }
+    }
+    for (name, attrs) in [
+        ("output_padding", ints(ints(none(), "strides", &[2, 3]), "output_padding", &[1, 2])),
+        ("output_shape", ints(ints(none(), "strides", &[2, 2]), "output_shape", &[6, 5])),
+        ("output_shape beyond the windows", ints(ints(none(), "strides", &[2, 2]), "output_shape", &[11, 7])),
+    ] {
+        let inputs = [(&[2, 2, 3, 3][..], Fill::Signed), (&[2, 3, 2, 2], Fill::Signed)];
+        cases.push(single("ConvTranspose", name, &inputs, attrs));
+    }
+    // What follows goes into the convolution's instruction; the filter is used twice.
+    let mut b = CaseBuilder::new("Conv", "one filter twice, Relu, a sum with the image");
+    let x = b.float(&[2, 3, 4, 5], &Fill::Signed);
+    let w = b.float(&[3, 3, 3, 3], &Fill::Signed);
+    let padded = ints(none(), "pads", &[1, 1, 1, 1]);
+    let first = b.node("Conv", &[x, w], padded.clone());
+    let first = b.node("Relu", &[first], none());
+    let second = b.node("Conv", &[first, w], padded);
+    let y = b.node("Add", &[second, x], none());
+    cases.push(b.outputs(&[y]));
+}
+
 /// Every case.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for list in [unary, binary, matmul, shapes, reductions, losses, indexing, dropout] {
+    for list in [unary, binary, matmul, shapes, reductions, losses, indexing, dropout, convolution] {
         list(&mut all);
     }
     all

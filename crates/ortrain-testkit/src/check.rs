@@ -83,9 +83,9 @@ fn with_loss(case: &Case) -> Result<(Graph, ValueId), String> {
         if !result.dtype().is_float() {
             continue;
         }
-        let weights: Vec<f32> =
-            (0..result.len()).map(|k| 0.3 + 0.7 * ((k * 7 + 3) % 11) as f32 / 11.0).collect();
-        let weights = Tensor::f32(result.dims(), &weights);
+        let weights: Vec<f64> =
+            (0..result.len()).map(|k| 0.3 + 0.7 * ((k * 7 + 3) % 11) as f64 / 11.0).collect();
+        let weights = crate::case::tensor(result.dtype(), result.dims(), &weights);
         let weights = graph.add_constant("weights", weights);
         let add = |graph: &mut Graph, op: &str, inputs: &[ValueId], attrs: Attrs| {
             let out = graph.add_value("loss_part", ValueType::Unknown);
@@ -207,6 +207,33 @@ pub fn check_backend(case: &Case, backend: &Arc<dyn Backend>, gradients: bool) -
                     return Err(at(format!("output {k} at element {index} is {got}, not {want}")));
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Compares the gradients of a case with what they are after they were written in plain ONNX, on the reference.
+///
+/// # Errors
+/// The first tensor that differs, or why it cannot be written.
+pub fn check_standard(case: &Case) -> Result<(), String> {
+    let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
+    let graph = gradient_graph(case).map_err(at)?;
+    let mut plain = graph.clone();
+    passes::decompose::standardise(&mut plain).map_err(|error| at(error.to_string()))?;
+    if let Some(node) = plain.nodes.iter().find(|node| !node.domain.is_empty()) {
+        return Err(at(format!("{} is left", node.op_label())));
+    }
+    let reference = || Arc::new(ortrain_program::Reference) as Arc<dyn Backend>;
+    let expected = run(&graph, &case.inputs, reference()).map_err(at)?;
+    let found = run(&plain, &case.inputs, reference()).map_err(at)?;
+    for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let scale = expected.to_f64().iter().fold(1e-6f64, |scale, v| scale.max(v.abs()));
+        let near =
+            |(a, b): (&f64, &f64)| (a - b).abs() <= tolerance::FLOAT32 * scale || a.is_nan() && b.is_nan();
+        let same = found.dims() == expected.dims() && found.to_f64().iter().zip(&expected.to_f64()).all(near);
+        if !same {
+            return Err(at(format!("output {k} is {found:?}, not {expected:?}")));
         }
     }
     Ok(())

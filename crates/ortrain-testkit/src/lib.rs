@@ -3,6 +3,7 @@
 //! - [`Case`]: a graph with inputs; [`cases`] lists one or more for every operator and attribute that matters.
 //! - [`check_gradient`]: analytic gradients against central differences in float64.
 //! - [`check_backend`]: a backend against the reference evaluator.
+//! - [`check_standard`]: gradients against what they are in plain ONNX.
 #![forbid(unsafe_code)]
 
 mod case;
@@ -12,4 +13,4 @@ pub mod tolerance;
 
 pub use case::{Case, CaseBuilder, Fill};
 pub use cases::cases;
-pub use check::{check_backend, check_gradient, check_gradient_after, gradient_graph, run};
+pub use check::{check_backend, check_gradient, check_gradient_after, check_standard, gradient_graph, run};

@@ -6,11 +6,13 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 37] = [
+const COVERED: [&str; 39] = [
     "Abs",
     "Add",
     "Cast",
     "Concat",
+    "Conv",
+    "ConvTranspose",
     "Div",
     "Dropout",
     "Erf",
