@@ -1,5 +1,7 @@
 //! Packing: a block of a matrix, converted to the compute type, in the order in which a micro-kernel reads it.
 
+use std::any::TypeId;
+
 use ortrain_expr::DType;
 
 use super::micro::Real;
@@ -24,35 +26,111 @@ struct Pack<S: Stored> {
     zero: S::Computed,
 }
 
+/// Depths of which lines that lie side by side are copied for all panels, before the next ones: whole cache lines are
+/// read in order.
+const SLICE: usize = 8;
+
 impl<S: Stored> Pack<S> {
-    /// `PANEL` lines starting at line `first`; those that are not there are zero.
+    /// Lines from line `first` on at depth `p`.
     #[inline(always)]
-    fn panel<const PANEL: usize>(&self, first: usize, to: *mut S::Computed) {
-        let Block { at, line_step, depth_step, lines, depth } = self.block;
-        let there = PANEL.min(lines - first);
-        let at = at.cast::<S>().wrapping_offset(first as isize * line_step);
-        for p in 0..depth {
-            let from = at.wrapping_offset(p as isize * depth_step);
-            // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has room for
-            // whole panels (contract of `pack`).
-            unsafe {
-                let to = to.add(p * PANEL);
-                if there == PANEL && line_step == 1 {
-                    for i in 0..PANEL {
-                        to.add(i).write(from.add(i).read_unaligned().decode());
-                    }
-                } else if there == PANEL {
-                    for i in 0..PANEL {
-                        let from = from.wrapping_offset(i as isize * line_step);
-                        to.add(i).write(from.read_unaligned().decode());
-                    }
-                } else {
-                    for i in 0..PANEL {
-                        let from = from.wrapping_offset(i as isize * line_step);
-                        to.add(i).write(if i < there { from.read_unaligned().decode() } else { self.zero });
+    fn from(&self, first: usize, p: usize) -> *const S {
+        let Block { at, line_step, depth_step, .. } = self.block;
+        at.cast::<S>().wrapping_offset(first as isize * line_step + p as isize * depth_step)
+    }
+
+    #[inline(always)]
+    fn panels<L: Level, const PANEL: usize>(&self) {
+        let Block { line_step, depth_step, lines, depth, .. } = self.block;
+        let whole = lines - lines % PANEL;
+        let to = |first: usize, p: usize| self.to.wrapping_add(first * depth + p * PANEL);
+        if line_step == 1 {
+            for slice in (0..depth).step_by(SLICE) {
+                for first in (0..whole).step_by(PANEL) {
+                    for p in slice..depth.min(slice + SLICE) {
+                        // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
+                        // room for whole panels (contract of `pack`).
+                        unsafe {
+                            let from = self.from(first, p).cast::<[S; PANEL]>().read_unaligned();
+                            to(first, p).cast::<[S::Computed; PANEL]>().write(from.map(S::decode));
+                        }
                     }
                 }
             }
+        } else {
+            for first in (0..whole).step_by(PANEL) {
+                let turned = if depth_step == 1 { self.turn::<L, PANEL>(first, to(first, 0)) } else { 0 };
+                for p in turned..depth {
+                    for i in 0..PANEL {
+                        // SAFETY: as above.
+                        unsafe {
+                            let from = self.from(first + i, p).read_unaligned().decode();
+                            to(first, p).add(i).write(from);
+                        }
+                    }
+                }
+            }
+        }
+        if whole < lines {
+            for p in 0..depth {
+                for i in 0..PANEL {
+                    // SAFETY: as above.
+                    unsafe {
+                        let there = whole + i < lines;
+                        let value =
+                            if there { self.from(whole + i, p).read_unaligned().decode() } else { self.zero };
+                        to(whole, p).add(i).write(value);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Packs a whole panel whose depths lie side by side in little squares; returns how many depths that are.
+    #[inline(always)]
+    fn turn<L: Level, const PANEL: usize>(&self, first: usize, to: *mut S::Computed) -> usize {
+        let Block { line_step, depth, .. } = self.block;
+        // SAFETY: as in `panels`: squares lie in the block and in the panel; the last ones of a panel may overlap.
+        unsafe {
+            if TypeId::of::<S>() == TypeId::of::<f32>() && PANEL >= 8 {
+                let whole = depth - depth % 8;
+                for p in (0..whole).step_by(8) {
+                    for i in (0..PANEL).step_by(8) {
+                        let i = i.min(PANEL - 8);
+                        let to = to.add(p * PANEL + i).cast::<f32>();
+                        L::turn8(self.from(first + i, p).cast(), line_step, to, PANEL);
+                    }
+                }
+                return whole;
+            }
+            if PANEL < 4 {
+                return 0;
+            }
+            let whole = depth - depth % 4;
+            for p in (0..whole).step_by(4) {
+                for i in (0..PANEL).step_by(4) {
+                    let i = i.min(PANEL - 4);
+                    turn4(self.from(first + i, p), line_step, to.add(p * PANEL + i), PANEL);
+                }
+            }
+            whole
+        }
+    }
+}
+
+/// Turns a square of 4×4: lines `from_step` apart become lines `to_step` apart.
+///
+/// # Safety
+/// The elements are there, and those of `to` may be written.
+#[inline(always)]
+unsafe fn turn4<S: Stored>(from: *const S, from_step: isize, to: *mut S::Computed, to_step: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let lines: [[S; 4]; 4] = std::array::from_fn(|i| {
+            from.wrapping_offset(i as isize * from_step).cast::<[S; 4]>().read_unaligned()
+        });
+        for p in 0..4 {
+            let turned: [S::Computed; 4] = std::array::from_fn(|i| lines[i][p].decode());
+            to.add(p * to_step).cast::<[S::Computed; 4]>().write_unaligned(turned);
         }
     }
 }
@@ -61,18 +139,15 @@ impl<S: Stored> Work for Pack<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        for first in (0..self.block.lines).step_by(self.panel) {
-            let to = self.to.wrapping_add(first * self.block.depth);
-            match self.panel {
-                1 => self.panel::<1>(first, to),
-                4 => self.panel::<4>(first, to),
-                6 => self.panel::<6>(first, to),
-                8 => self.panel::<8>(first, to),
-                14 => self.panel::<14>(first, to),
-                16 => self.panel::<16>(first, to),
-                32 => self.panel::<32>(first, to),
-                other => unreachable!("no micro-kernel has panels of {other} lines"),
-            }
+        match self.panel {
+            1 => self.panels::<L, 1>(),
+            4 => self.panels::<L, 4>(),
+            6 => self.panels::<L, 6>(),
+            8 => self.panels::<L, 8>(),
+            14 => self.panels::<L, 14>(),
+            16 => self.panels::<L, 16>(),
+            32 => self.panels::<L, 32>(),
+            other => unreachable!("no micro-kernel has panels of {other} lines"),
         }
     }
 }

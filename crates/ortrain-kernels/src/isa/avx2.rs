@@ -1,6 +1,6 @@
 //! AVX2 with fused multiply-add and half-precision conversion: x86-64 since 2013 (Intel) and 2015 (AMD).
 
-use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps};
+use std::arch::x86_64::*;
 use std::hint::black_box;
 
 use super::{CHAINS, Level, Work};
@@ -31,6 +31,12 @@ impl Level for Avx2 {
     fn floor64(a: f64) -> f64 {
         a.floor()
     }
+
+    #[inline(always)]
+    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+        // SAFETY: the caller's contract, and code of this level runs where the level is.
+        unsafe { turn8(from, from_step, to, to_step) }
+    }
 }
 
 /// Enters the level.
@@ -58,4 +64,37 @@ pub(crate) unsafe fn multiply_add(rounds: usize) {
         }
     }
     black_box(sums);
+}
+
+/// See [`Level::turn8`].
+///
+/// # Safety
+/// Its contract, and the machine must have AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+    for p in [0, 4] {
+        // Lines i and i + 4 share a register, a half each.
+        let pair = |i: isize| {
+            // SAFETY: the caller's contract.
+            let half =
+                |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };
+            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(half(i)), half(i + 4))
+        };
+        let lines = [pair(0), pair(1), pair(2), pair(3)];
+        let (low01, high01) =
+            (_mm256_unpacklo_ps(lines[0], lines[1]), _mm256_unpackhi_ps(lines[0], lines[1]));
+        let (low23, high23) =
+            (_mm256_unpacklo_ps(lines[2], lines[3]), _mm256_unpackhi_ps(lines[2], lines[3]));
+        let turned = [
+            _mm256_shuffle_ps::<0x44>(low01, low23),
+            _mm256_shuffle_ps::<0xee>(low01, low23),
+            _mm256_shuffle_ps::<0x44>(high01, high23),
+            _mm256_shuffle_ps::<0xee>(high01, high23),
+        ];
+        for (q, line) in turned.into_iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe { _mm256_storeu_ps(to.wrapping_add((p + q) * to_step), line) };
+        }
+    }
 }

@@ -31,6 +31,12 @@ impl Level for Avx512 {
     fn floor64(a: f64) -> f64 {
         a.floor()
     }
+
+    #[inline(always)]
+    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+        // SAFETY: the caller's contract, and code of this level runs where the level is.
+        unsafe { super::avx2::turn8(from, from_step, to, to_step) }
+    }
 }
 
 /// Enters the level.

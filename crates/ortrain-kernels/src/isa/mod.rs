@@ -127,6 +127,11 @@ pub(crate) trait Level: Copy {
     fn floor(a: f32) -> f32;
     /// The largest integer not above.
     fn floor64(a: f64) -> f64;
+    /// Turns a square of 8×8: lines `from_step` apart become lines `to_step` apart.
+    ///
+    /// # Safety
+    /// The elements are there, and those of `to` may be written.
+    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize);
 }
 
 /// Work whose body is compiled for each level. `work` must be `#[inline(always)]`.

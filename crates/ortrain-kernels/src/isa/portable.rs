@@ -38,6 +38,19 @@ impl Level for Portable {
     fn floor64(a: f64) -> f64 {
         a.floor()
     }
+
+    #[inline(always)]
+    unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
+        for p in 0..8 {
+            for i in 0..8 {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let value = from.wrapping_offset(i as isize * from_step).wrapping_add(p).read();
+                    to.wrapping_add(p * to_step + i).write(value);
+                }
+            }
+        }
+    }
 }
 
 #[inline(never)]

@@ -1,0 +1,355 @@
+//! How a product is cut into tasks, and where its operands are packed. Depends on the description alone.
+
+use ortrain_expr::{Access, DType, Inst, Nest, Type};
+
+use super::GemmDesc;
+use super::micro::{Micro, Real};
+use super::thin;
+use crate::isa::Isa;
+use crate::tape::walk::Walk;
+use crate::tape::{ALIGN, Drive, Plan, Tape};
+
+/// Depth of a chunk: a panel of B of that depth stays in the first-level cache, beside a panel of A.
+const DEPTH: usize = 256;
+/// Panels of A in a block: together with a panel of B they stay in the second-level cache.
+const ROW_PANELS: usize = 16;
+/// Columns of a block.
+const COLUMNS: usize = 512;
+/// Bytes up to which an operand's packed block is kept over all of k: half of a second-level cache.
+const KEEP: usize = 1 << 20;
+/// Bytes of B that are packed at a time for all threads.
+const SHARED: usize = 8 << 20;
+/// Multiplications of a block that make it worth a task of its own.
+const GRAIN: usize = 1 << 19;
+/// Tasks that are plenty for any number of cores.
+const PLENTY: usize = 16;
+/// Panels of the other operand up to which one is read where it lies.
+const FEW: usize = 2;
+/// Elements of results up to which the sums are cut instead.
+const SMALL: usize = 128 * 128;
+/// Elements of all partial results of cut sums, at most.
+const PARTIAL: usize = 1 << 19;
+
+/// How the product is cut, and where things lie in scratch memory.
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub(super) batch: usize,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Rows and columns of a block.
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// Depths of a chunk.
+    pub(super) depth: usize,
+    /// Parts of k, each with tasks of its own, and depths of a part: whole chunks.
+    pub(super) parts: usize,
+    pub(super) part: usize,
+    /// Columns that are gone through at a time: those whose B is packed for all threads.
+    pub(super) strip: usize,
+    /// Axes of the blocks from the slowest to the fastest: 0 is the batch, 1 rows, 2 columns.
+    pub(super) order: [usize; 3],
+    /// Blocks of a task.
+    pub(super) group: usize,
+    pub(super) a: Operand,
+    pub(super) b: Operand,
+    pub(super) buffers: usize,
+    pub(super) tape: Tape,
+    /// Store straight from the micro-kernel: the product is stored as it is, and columns are adjacent.
+    pub(super) direct: Option<Direct>,
+    /// Few rows, multiplied without packing B.
+    pub(super) thin: bool,
+    /// Shared scratch memory: bytes, and where the partial results of cut sums lie in it.
+    pub(super) shared: usize,
+    pub(super) partial_at: usize,
+    /// A worker's scratch memory: where its finished block and a narrow one lie, and bytes.
+    pub(super) block_at: usize,
+    pub(super) corner_at: usize,
+    pub(super) bytes: usize,
+}
+
+/// How an operand gets to the micro-kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Read where it lies.
+    There,
+    /// Packed by each task; if the block covers all of a part's depth, the next task may use it again.
+    Own { whole: bool },
+    /// Packed once for all tasks.
+    Shared,
+}
+
+/// A or B.
+#[derive(Debug)]
+pub(super) struct Operand {
+    pub(super) dtype: DType,
+    pub(super) offset: isize,
+    pub(super) batch: Walk,
+    /// Steps across the panels and along k.
+    pub(super) line: isize,
+    pub(super) depth: isize,
+    pub(super) way: Way,
+    /// Where the packed block lies in scratch memory.
+    pub(super) at: usize,
+}
+
+impl Operand {
+    fn new(
+        access: &Access,
+        nest: &Nest,
+        rows: usize,
+        columns: usize,
+        across: usize,
+    ) -> Result<Operand, String> {
+        let axes = nest.dims.len() - 2;
+        let mut dims = nest.dims.clone();
+        (dims[axes], dims[axes + 1]) = (rows, columns);
+        if access.strides.len() != dims.len() {
+            return Err(format!("strides {:?} for {} axes", access.strides, dims.len()));
+        }
+        if let Some((low, high)) = access.reach(&dims)
+            && (low < 0 || high >= access.len as isize)
+        {
+            return Err(format!("elements {low}..={high} of a buffer of {}", access.len));
+        }
+        let batch = nest.dims[..axes].iter().copied().zip(access.strides.iter().copied());
+        Ok(Operand {
+            dtype: access.dtype,
+            offset: access.offset as isize,
+            batch: Walk::new(batch)?,
+            line: access.strides[axes + across],
+            depth: access.strides[axes + 1 - across],
+            way: Way::There,
+            at: 0,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Direct {
+    pub(super) offset: isize,
+    pub(super) batch: Walk,
+    pub(super) row: isize,
+}
+
+impl Shape {
+    pub(super) fn new<T: Real>(desc: &GemmDesc, isa: Isa, micro: Micro<T>) -> Result<Shape, String> {
+        let Micro { mr, nr, .. } = micro;
+        let nest = &desc.epilogue;
+        let Some(axes) = nest.dims.len().checked_sub(2) else {
+            return Err("a product has at least two axes".to_owned());
+        };
+        if nest.inner != 0 {
+            return Err("an epilogue reduces nothing".to_owned());
+        }
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        if nest.loads.first().is_none_or(|load| load.dtype != real) {
+            return Err(format!("load 0 of the epilogue is the product, of type {real}"));
+        }
+        let (batch_dims, m, n, k) = (&nest.dims[..axes], nest.dims[axes], nest.dims[axes + 1], desc.k);
+        let outside: Vec<usize> = (0..axes).collect();
+        let plan =
+            Plan { nest, drive: Drive::Map, outside: &outside, along: &[axes, axes + 1], product: true };
+        let tape = Tape::new(&plan, isa)?;
+        let batch: usize = batch_dims.iter().product();
+        let mut a = Operand::new(&desc.a, nest, m, k, 0)?;
+        let mut b = Operand::new(&desc.b, nest, k, n, 1)?;
+        let mut direct = direct(nest, axes)?;
+
+        let thin =
+            m <= thin::ROWS && (b.line == 1 || b.depth == 1) && (m * T::BYTES).saturating_mul(k) <= KEEP;
+        let chunks = k.div_ceil(DEPTH).max(1);
+        let depth = k.div_ceil(chunks).next_multiple_of(8).max(8);
+        let chunks = k.div_ceil(depth).max(1);
+
+        let mut cut = Cut::new(batch, m, n, k, (mr, nr));
+        if !thin && batch * m * n <= SMALL && cut.tasks() < cut.wanted {
+            cut.parts = (cut.wanted / cut.tasks().max(1))
+                .min(chunks / 2)
+                .min(PARTIAL / (batch * m * n).max(1))
+                .max(1);
+        }
+        if cut.parts == 1 {
+            cut.refine(thin);
+        }
+        let part = chunks.div_ceil(cut.parts) * depth;
+        let parts = k.div_ceil(part).max(1);
+        if parts > 1 {
+            direct = None;
+        }
+        let Cut { rows, cols, .. } = cut;
+        let row_blocks = m.div_ceil(rows);
+
+        let own = |lines: usize| Way::Own { whole: (lines * T::BYTES).saturating_mul(part.min(k)) <= KEEP };
+        // Rows a multiple of a page apart get into each other's way in the first-level cache.
+        let clash = (a.line * T::BYTES as isize) % 4096 == 0;
+        let along = a.depth == 1 && !clash;
+        if !thin && (a.dtype != real || n.div_ceil(nr) > FEW && !along) {
+            a.way = own(rows);
+        }
+        let mut strip = n.next_multiple_of(cols).max(cols);
+        if !thin && (b.dtype != real || b.line != 1 || m.div_ceil(mr) > FEW) {
+            let again = row_blocks > 1 || batch > 1 && b.batch.stays();
+            let copies = if b.batch.stays() { 1 } else { batch };
+            let room = SHARED / (copies * T::BYTES).saturating_mul(k).max(1) / cols * cols;
+            b.way = own(cols);
+            if again && (room >= n || copies == 1 && room >= COLUMNS) {
+                b.way = Way::Shared;
+                strip = strip.min(room.max(cols));
+            }
+        }
+        // What is packed again for every block of the other is gone through slowly.
+        let order = match (a.way, b.way) {
+            (_, Way::Own { .. }) if b.batch.stays() => [2, 0, 1],
+            (_, Way::Own { .. }) => [0, 2, 1],
+            (Way::Own { .. }, _) if a.batch.stays() => [1, 0, 2],
+            _ => [0, 1, 2],
+        };
+        let work = (rows.min(m) * cols.min(n)).saturating_mul(part.min(k)).max(1);
+
+        let mut shared = 0;
+        let mut room_for_all = |elements: usize| {
+            let at = shared;
+            shared += (elements * T::BYTES).next_multiple_of(ALIGN);
+            at
+        };
+        let mut bytes = tape.frame + size_of::<Kept>().next_multiple_of(ALIGN);
+        let mut room = |elements: usize| {
+            let at = bytes;
+            bytes += (elements * T::BYTES).next_multiple_of(ALIGN);
+            at
+        };
+        if thin {
+            a.at = room(m * k);
+        } else {
+            for (operand, lines) in [(&mut a, rows), (&mut b, cols)] {
+                operand.at = match operand.way {
+                    Way::Own { whole: true } => room(lines * part.min(k)),
+                    Way::Own { whole: false } => room(lines * depth.min(k)),
+                    // Even where B is read in place, its last, narrow panel is packed.
+                    Way::There => room(nr * depth.min(k)),
+                    Way::Shared => {
+                        let copies = if operand.batch.stays() { 1 } else { batch };
+                        room_for_all(copies * strip * k)
+                    }
+                };
+            }
+        }
+        let partial_at = room_for_all(if parts > 1 { parts * batch * m * n } else { 0 });
+        let block = if direct.is_some() && !thin { 0 } else { rows * cols };
+        let block_at = room(if parts > 1 { tape.tile } else { block });
+        let corner_at = room(mr * nr);
+        Ok(Shape {
+            batch,
+            m,
+            n,
+            k,
+            rows,
+            cols,
+            depth,
+            parts,
+            part,
+            strip,
+            order,
+            group: (GRAIN / 2 / work).max(1),
+            a,
+            b,
+            buffers: 1 + nest.loads.len() + nest.stores.len(),
+            tape,
+            direct,
+            thin,
+            shared,
+            partial_at,
+            block_at,
+            corner_at,
+            bytes,
+        })
+    }
+}
+
+/// A cut of the product into blocks.
+struct Cut {
+    sizes: [usize; 3],
+    units: (usize, usize),
+    rows: usize,
+    cols: usize,
+    parts: usize,
+    wanted: usize,
+}
+
+impl Cut {
+    /// The largest blocks.
+    fn new(batch: usize, m: usize, n: usize, k: usize, (mr, nr): (usize, usize)) -> Cut {
+        let work = (batch * m * n).saturating_mul(k);
+        Cut {
+            sizes: [batch, m, n],
+            units: (mr, nr),
+            rows: even(m, mr * ROW_PANELS, mr),
+            cols: even(n, COLUMNS, nr),
+            parts: 1,
+            wanted: (work / GRAIN).clamp(1, PLENTY),
+        }
+    }
+
+    fn tasks(&self) -> usize {
+        let [batch, m, n] = self.sizes;
+        batch * m.div_ceil(self.rows) * n.div_ceil(self.cols)
+    }
+
+    /// Smaller blocks, until there are as many as wanted.
+    fn refine(&mut self, thin: bool) {
+        let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
+        while self.tasks() < self.wanted {
+            let (rows, cols) = (even(m, self.rows.div_ceil(2), mr), even(n, self.cols.div_ceil(2), nr));
+            let split_rows = !thin && rows < self.rows;
+            let split_cols = cols < self.cols;
+            if split_cols && (self.cols > 2 * self.rows || self.cols > 2 * nr && self.rows <= 8 * mr) {
+                self.cols = cols;
+            } else if split_rows {
+                self.rows = rows;
+            } else if split_cols {
+                self.cols = cols;
+            } else {
+                break;
+            }
+        }
+    }
+}
+
+/// Blocks of whole units, about `most` each and about equal, that make up `size`.
+fn even(size: usize, most: usize, unit: usize) -> usize {
+    let blocks = size.div_ceil(most.max(unit)).max(1);
+    size.div_ceil(blocks).next_multiple_of(unit).max(unit)
+}
+
+/// Which blocks a worker has packed, so that the next task may use them again: matrix, first line, first depth.
+#[repr(C)]
+pub(super) struct Kept {
+    pub(super) a: Key,
+    pub(super) b: Key,
+}
+
+pub(super) type Key = (isize, usize, usize);
+
+impl Kept {
+    /// No block starts there.
+    pub(super) const NOTHING: Kept = Kept { a: (0, usize::MAX, 0), b: (0, usize::MAX, 0) };
+}
+
+/// Where to store straight to, if the epilogue is nothing but a store of the product.
+fn direct(nest: &Nest, axes: usize) -> Result<Option<Direct>, String> {
+    let [store] = nest.stores.as_slice() else { return Ok(None) };
+    let product = nest.expr.outputs()[0];
+    let (inst, ty) = nest.expr.insts()[usize::from(product.0)];
+    let plain = inst == Inst::Load(0)
+        && ty == Type::of(nest.loads[0].dtype)
+        && store.dtype == nest.loads[0].dtype
+        && (store.strides[axes + 1] == 1 || nest.dims[axes + 1] == 1)
+        && nest.loads.len() == 1
+        && !nest.expr.can_fail();
+    if !plain {
+        return Ok(None);
+    }
+    let batch = nest.dims[..axes].iter().copied().zip(store.strides.iter().copied());
+    Ok(Some(Direct { offset: store.offset as isize, batch: Walk::new(batch)?, row: store.strides[axes] }))
+}

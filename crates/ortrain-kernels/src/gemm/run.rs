@@ -1,0 +1,499 @@
+//! Running a product that `plan` has cut.
+
+use ortrain_expr::OutOfRange;
+
+use super::Engine;
+use super::micro::{Micro, Real};
+use super::pack::{Block, pack};
+use super::plan::{Kept, Key, Operand, Shape, Way};
+use super::thin::{self, Thin};
+use crate::isa::{Level, Work};
+use crate::pool::Pool;
+use crate::tape::{Failure, Site};
+use crate::views::{Bases, Parts, RunScalars};
+
+/// Elements that one task packs for all, about.
+const PACK: usize = 1 << 15;
+/// Elements of partial results that one task adds up, about.
+const COMBINE: usize = 1 << 15;
+
+pub(super) struct Product<T: 'static> {
+    pub(super) micro: Micro<T>,
+    pub(super) shape: Shape,
+}
+
+/// One block, over some of the depths.
+struct Task<'a, T> {
+    batch: usize,
+    /// First one and number.
+    rows: (usize, usize),
+    cols: (usize, usize),
+    depths: (usize, usize),
+    /// First column of the strip, whose B is packed for all.
+    strip: usize,
+    shared: *mut u8,
+    scratch: *mut u8,
+    bases: &'a [*mut u8],
+    /// The block of the product: where it lies, and the step from row to row.
+    c: *mut T,
+    c_row: isize,
+}
+
+impl<T: Real + Send + Sync> Engine for Product<T> {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        parts: Parts,
+    ) -> Result<(), OutOfRange> {
+        let shape = &self.shape;
+        for worker in 0..parts.workers {
+            // SAFETY: both lie at the start of the worker's scratch memory.
+            unsafe {
+                parts.of(worker).cast::<Failure>().write(Failure::NONE);
+                parts.of(worker).add(shape.tape.frame).cast::<Kept>().write(Kept::NOTHING);
+            }
+        }
+        let bases = Bases(bases);
+        for strip in (0..shape.n).step_by(shape.strip) {
+            let cols = shape.strip.min(shape.n - strip);
+            if shape.b.way == Way::Shared {
+                // SAFETY: the caller's contract.
+                unsafe { self.pack_strip(&bases, (strip, cols), pool, parts) };
+            }
+            let sizes = [shape.batch, shape.m.div_ceil(shape.rows), cols.div_ceil(shape.cols)];
+            let [slow, middle, fast] = shape.order;
+            let blocks: usize = sizes.iter().product::<usize>() * shape.parts;
+            pool.run(blocks.div_ceil(shape.group), parts.workers, &|task, worker| {
+                for block in task * shape.group..blocks.min((task + 1) * shape.group) {
+                    let mut index = [0; 3];
+                    index[fast] = block % sizes[fast];
+                    let rest = block / sizes[fast];
+                    index[middle] = rest % sizes[middle];
+                    let rest = rest / sizes[middle];
+                    index[slow] = rest % sizes[slow];
+                    let part = rest / sizes[slow];
+                    // SAFETY: tasks have distinct blocks, and a worker has its own scratch memory.
+                    unsafe { self.block(&{ bases }, scalars, index, part, (strip, cols), parts, worker) };
+                }
+            });
+        }
+        if shape.parts > 1 {
+            // SAFETY: the caller's contract, and all partial results are there.
+            unsafe { self.combine(&bases, scalars, pool, parts) };
+        }
+        // SAFETY: all tasks are done.
+        let failures = (0..parts.workers).map(|worker| unsafe { parts.of(worker).cast::<Failure>().read() });
+        failures.min().unwrap_or(Failure::NONE).result()
+    }
+}
+
+impl<T: Real> Product<T> {
+    /// Packs B for all tasks of a strip.
+    unsafe fn pack_strip(&self, bases: &Bases<'_>, (first, cols): (usize, usize), pool: &Pool, parts: Parts) {
+        let Shape { batch, k, depth, ref b, .. } = self.shape;
+        let nr = self.micro.nr;
+        let padded = cols.next_multiple_of(nr);
+        let copies = if b.batch.stays() { 1 } else { batch };
+        let some = (PACK / k.max(1)).next_multiple_of(nr).clamp(nr, padded);
+        let groups = padded.div_ceil(some);
+        pool.run(copies * groups, parts.workers, &|task, _| {
+            let bases = &{ *bases };
+            let (copy, group) = (task / groups, task % groups);
+            let (start, lines) = (group * some, some.min(cols - group * some));
+            // SAFETY: the layout made by `Shape::new`; tasks have distinct panels.
+            unsafe {
+                let to = parts.shared().add(b.at).cast::<T>().add(copy * padded * k);
+                for p in (0..k).step_by(depth) {
+                    let n = depth.min(k - p);
+                    let block = Block {
+                        at: element(b, bases.0[1], copy, first + start, p),
+                        line_step: b.line,
+                        depth_step: b.depth,
+                        lines,
+                        depth: n,
+                    };
+                    pack(self.shape.tape.isa, b.dtype, block, nr, to.add(p * padded + start * n));
+                }
+            }
+        });
+    }
+
+    /// Computes a block, or a part of its sums, and unless it is only a part finishes it.
+    unsafe fn block(
+        &self,
+        bases: &Bases<'_>,
+        scalars: RunScalars,
+        [batch, row, col]: [usize; 3],
+        part: usize,
+        (strip, strip_cols): (usize, usize),
+        parts: Parts,
+        worker: usize,
+    ) {
+        let shape = &self.shape;
+        let range = |i: usize, size: usize, end: usize| (i * size, size.min(end - i * size));
+        let rows = range(row, shape.rows, shape.m);
+        let (col, count) = range(col, shape.cols, strip_cols);
+        let cols = (strip + col, count);
+        let depths = if shape.k == 0 { (0, 0) } else { range(part, shape.part, shape.k) };
+        let scratch = parts.of(worker);
+        // SAFETY: the caller's contract, and the layout made by `Shape::new`.
+        unsafe {
+            let (c, c_row) = match &shape.direct {
+                _ if shape.parts > 1 => {
+                    let partial = parts.shared().add(shape.partial_at).cast::<T>();
+                    let row = ((part * shape.batch + batch) * shape.m + rows.0) * shape.n;
+                    (partial.add(row + cols.0), shape.n as isize)
+                }
+                Some(direct) => {
+                    let base = bases.0[2].cast::<T>();
+                    let offset = direct.offset + direct.batch.offset(batch) + rows.0 as isize * direct.row;
+                    (base.wrapping_offset(offset).wrapping_add(cols.0), direct.row)
+                }
+                None => (scratch.add(shape.block_at).cast::<T>(), cols.1 as isize),
+            };
+            let shared = parts.shared();
+            let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
+            if shape.thin {
+                self.multiply_thin(&task);
+            } else {
+                self.multiply(&task);
+            }
+            if shape.direct.is_none() && shape.parts == 1 {
+                self.finish(&task, scalars);
+            }
+        }
+    }
+
+    /// Computes a block of a thin product.
+    unsafe fn multiply_thin(&self, task: &Task<'_, T>) {
+        let Shape { k, a, b, tape, block_at, direct, .. } = &self.shape;
+        let &Task { rows, cols, scratch, .. } = task;
+        // SAFETY: the caller's contract, and the layout made by `Shape::new`.
+        unsafe {
+            let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
+            let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
+            let key = (a.offset + a.batch.offset(task.batch), rows.0, 0);
+            if *kept != key {
+                let at = element(a, task.bases[0], task.batch, rows.0, 0);
+                let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
+                pack(tape.isa, a.dtype, lines, 1, packed);
+                *kept = key;
+            }
+            let thin = Thin {
+                a: packed.cast_const(),
+                b: element(b, task.bases[1], task.batch, cols.0, 0),
+                line: b.line,
+                depth: b.depth,
+                rows: rows.1,
+                cols: cols.1,
+                k: *k,
+                c: block,
+            };
+            thin::multiply(tape.isa, b.dtype, thin);
+            if direct.is_some() {
+                for i in 0..rows.1 {
+                    let to = task.c.wrapping_offset(i as isize * task.c_row).cast::<u8>();
+                    std::ptr::copy_nonoverlapping(block.add(i * cols.1).cast(), to, cols.1 * T::BYTES);
+                }
+            }
+        }
+    }
+
+    /// Computes a block of the product.
+    unsafe fn multiply(&self, task: &Task<'_, T>) {
+        let Shape { depth, a, b, tape, .. } = &self.shape;
+        let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
+        if depths.1 == 0 {
+            for i in 0..rows.1 {
+                // SAFETY: the block has these elements; all zero bits are zero.
+                unsafe {
+                    let c = c.wrapping_offset(i as isize * c_row).cast::<u8>();
+                    c.write_bytes(0, cols.1 * T::BYTES);
+                }
+            }
+            return;
+        }
+        // SAFETY: the layout made by `Shape::new`.
+        let kept = unsafe { &mut *scratch.add(tape.frame).cast::<Kept>() };
+        let end = depths.0 + depths.1;
+        for p in (depths.0..end).step_by(*depth) {
+            let n = (*depth).min(end - p);
+            // SAFETY: the caller's contract.
+            unsafe {
+                let a = self.prepare(task, a, task.bases[0], rows, (p, n), &mut kept.a, self.micro.mr);
+                let b = self.prepare(task, b, task.bases[1], cols, (p, n), &mut kept.b, self.micro.nr);
+                self.panels(task, a, b, n, p > depths.0);
+            }
+        }
+    }
+
+    /// An operand's block over some depths: packed if it must be.
+    unsafe fn prepare(
+        &self,
+        task: &Task<'_, T>,
+        operand: &Operand,
+        base: *mut u8,
+        (first, lines): (usize, usize),
+        (depth, n): (usize, usize),
+        kept: &mut Key,
+        panel: usize,
+    ) -> Lines<T> {
+        let Operand { dtype, line, depth: step, .. } = *operand;
+        let isa = self.shape.tape.isa;
+        let block = |first, lines, depth, n| Block {
+            at: element(operand, base, task.batch, first, depth),
+            line_step: line,
+            depth_step: step,
+            lines,
+            depth: n,
+        };
+        let padded = lines.next_multiple_of(panel);
+        // SAFETY: the elements are the operand's, and there is room for whole panels (layout made by `Shape::new`).
+        unsafe {
+            match operand.way {
+                Way::Shared => {
+                    let Shape { n: all, k, strip, .. } = self.shape;
+                    let padded = strip.min(all - task.strip).next_multiple_of(panel);
+                    let copy = if operand.batch.stays() { 0 } else { task.batch };
+                    let packed = task.shared.add(operand.at).cast::<T>();
+                    let at = copy * padded * k + padded * depth + (first - task.strip) * n;
+                    Lines::packed(packed.add(at), panel, n)
+                }
+                Way::Own { whole: true } => {
+                    let packed = task.scratch.add(operand.at).cast::<T>();
+                    let (from, depths) = task.depths;
+                    let key = (operand.offset + operand.batch.offset(task.batch), first, from);
+                    if *kept != key {
+                        for p in (0..depths).step_by(self.shape.depth) {
+                            let n = self.shape.depth.min(depths - p);
+                            pack(isa, dtype, block(first, lines, from + p, n), panel, packed.add(p * padded));
+                        }
+                        *kept = key;
+                    }
+                    Lines::packed(packed.add((depth - from) * padded), panel, n)
+                }
+                Way::Own { whole: false } => {
+                    let packed = task.scratch.add(operand.at).cast::<T>();
+                    pack(isa, dtype, block(first, lines, depth, n), panel, packed);
+                    Lines::packed(packed, panel, n)
+                }
+                Way::There => {
+                    let mut found = Lines {
+                        at: element(operand, base, task.batch, first, depth).cast(),
+                        line,
+                        depth: step,
+                        panel: panel as isize * line,
+                        last: std::ptr::null(),
+                    };
+                    // A micro-kernel reads whole panels of B.
+                    let narrow = lines % panel;
+                    if panel == self.micro.nr && narrow > 0 {
+                        let packed = task.scratch.add(operand.at).cast::<T>();
+                        pack(isa, dtype, block(first + lines - narrow, narrow, depth, n), panel, packed);
+                        found.last = packed;
+                    }
+                    found
+                }
+            }
+        }
+    }
+
+    /// Multiplies panel by panel.
+    unsafe fn panels(&self, task: &Task<'_, T>, a: Lines<T>, b: Lines<T>, depth: usize, add: bool) {
+        let Micro { mr, nr, run } = self.micro;
+        let (rows, cols) = (task.rows.1, task.cols.1);
+        // SAFETY: the layout made by `Shape::new`.
+        let corner = unsafe { task.scratch.add(self.shape.corner_at).cast::<T>() };
+        for j in (0..cols).step_by(nr) {
+            let there = nr.min(cols - j);
+            let (b_at, b_row) = if there < nr && !b.last.is_null() {
+                (b.last, nr as isize)
+            } else {
+                (b.at.wrapping_offset((j / nr) as isize * b.panel), b.depth)
+            };
+            for i in (0..rows).step_by(mr) {
+                let a_at = a.at.wrapping_offset((i / mr) as isize * a.panel);
+                let count = mr.min(rows - i);
+                let c = task.c.wrapping_offset(i as isize * task.c_row).wrapping_add(j);
+                let run = run[count - 1];
+                // SAFETY: rows before `rows` are there, columns are padded to whole panels in B, and the result goes
+                // to whole panels only.
+                unsafe {
+                    if there == nr {
+                        run(depth, a_at, a.line, a.depth, b_at, b_row, c, task.c_row, add);
+                    } else {
+                        run(depth, a_at, a.line, a.depth, b_at, b_row, corner, nr as isize, false);
+                        let size = (count, there);
+                        self.shape.tape.isa.run(Spill {
+                            from: corner,
+                            from_row: nr,
+                            to: c,
+                            to_row: task.c_row,
+                            size,
+                            add,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs the epilogue over a finished block.
+    unsafe fn finish(&self, task: &Task<'_, T>, scalars: RunScalars) {
+        let n = self.shape.n;
+        let (rows, cols) = (task.rows, task.cols);
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.open(task.bases, scalars, task.scratch);
+            let run = |first: usize, count: usize, product: *const T| {
+                self.tiles(task.bases, scalars, task.scratch, task.batch, (first, count), |start| {
+                    product.add(start - first)
+                });
+            };
+            if cols.1 == n {
+                run(rows.0 * n, rows.1 * n, task.c);
+            } else {
+                for i in 0..rows.1 {
+                    run((rows.0 + i) * n + cols.0, cols.1, task.c.add(i * cols.1));
+                }
+            }
+        }
+    }
+
+    /// Adds up partial results in order, and runs the epilogue over the sums.
+    unsafe fn combine(&self, bases: &Bases<'_>, scalars: RunScalars, pool: &Pool, parts: Parts) {
+        let Shape { batch, m, n, parts: count, ref tape, partial_at, block_at, .. } = self.shape;
+        let some = (COMBINE / count).next_multiple_of(tape.tile);
+        let pieces = (m * n).div_ceil(some);
+        pool.run(batch * pieces, parts.workers, &|task, worker| {
+            let bases = &{ *bases };
+            let (batch_at, piece) = (task / pieces, task % pieces);
+            let scratch = parts.of(worker);
+            // SAFETY: the caller's contract, and the layout made by `Shape::new`; tasks have distinct elements.
+            unsafe {
+                let partial = parts.shared().add(partial_at).cast::<T>().add(batch_at * m * n);
+                let sums = scratch.add(block_at).cast::<T>();
+                self.open(bases.0, scalars, scratch);
+                let range = (piece * some, some.min(m * n - piece * some));
+                self.tiles(bases.0, scalars, scratch, batch_at, range, |start| {
+                    let len = tape.tile.min(m * n - start);
+                    tape.isa.run(Sum { from: partial.add(start), step: batch * m * n, count, to: sums, len });
+                    sums.cast_const()
+                });
+            }
+        });
+    }
+
+    /// What the epilogue does once for each task.
+    unsafe fn open(&self, bases: &[*mut u8], scalars: RunScalars, frame: *mut u8) {
+        let tape = &self.shape.tape;
+        let site = Site { tape, bases: &bases[1..], scalars, frame, product: std::ptr::null() };
+        // SAFETY: the caller's contract.
+        unsafe { site.run(&tape.once, 0, 0, tape.tile) };
+    }
+
+    /// Runs the epilogue over a range of a matrix: first index and number. `product` says where the product of a tile
+    /// lies.
+    unsafe fn tiles(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        frame: *mut u8,
+        batch: usize,
+        (first, count): (usize, usize),
+        product: impl Fn(usize) -> *const T,
+    ) {
+        let tape = &self.shape.tape;
+        for (start, n) in tape.tiles(first, first + count) {
+            // Slot 0 is never taken from `bases`, so that slots count from B on.
+            let site = Site { tape, bases: &bases[1..], scalars, frame, product: product(start).cast() };
+            // SAFETY: the caller's contract.
+            unsafe { site.run(&tape.stages[0].body, batch, start, n) };
+        }
+    }
+}
+
+/// The address of an element of an operand.
+fn element(operand: &Operand, base: *mut u8, batch: usize, line: usize, depth: usize) -> *const u8 {
+    let matrix = operand.offset + operand.batch.offset(batch);
+    let element = matrix + line as isize * operand.line + depth as isize * operand.depth;
+    base.wrapping_offset(element * operand.dtype.size() as isize).cast_const()
+}
+
+/// The panels of an operand's block.
+#[derive(Clone, Copy)]
+struct Lines<T> {
+    at: *const T,
+    /// Steps from line to line and from depth to depth within a panel, and from panel to panel.
+    line: isize,
+    depth: isize,
+    panel: isize,
+    /// The last panel, if it is narrow and packed by itself.
+    last: *const T,
+}
+
+impl<T> Lines<T> {
+    fn packed(at: *const T, panel: usize, depth: usize) -> Lines<T> {
+        Lines { at, line: 1, depth: panel as isize, panel: (panel * depth) as isize, last: std::ptr::null() }
+    }
+}
+
+/// Brings the part of a narrow block that is there to where it belongs.
+struct Spill<T> {
+    from: *const T,
+    from_row: usize,
+    to: *mut T,
+    to_row: isize,
+    size: (usize, usize),
+    add: bool,
+}
+
+impl<T: Real> Work for Spill<T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        for i in 0..self.size.0 {
+            for j in 0..self.size.1 {
+                // SAFETY: both blocks have these elements.
+                unsafe {
+                    let value = self.from.add(i * self.from_row + j).read();
+                    let to = self.to.wrapping_offset(i as isize * self.to_row).add(j);
+                    to.write_unaligned(if self.add { to.read_unaligned().plus(value) } else { value });
+                }
+            }
+        }
+    }
+}
+
+/// Adds up partial results: `count` of them, `step` elements apart.
+struct Sum<T> {
+    from: *const T,
+    step: usize,
+    count: usize,
+    to: *mut T,
+    len: usize,
+}
+
+impl<T: Real> Work for Sum<T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        // SAFETY: partial results have these elements, and `to` is scratch memory of this worker with room for them.
+        unsafe {
+            let to = std::slice::from_raw_parts_mut(self.to, self.len);
+            to.copy_from_slice(std::slice::from_raw_parts(self.from, self.len));
+            for part in 1..self.count {
+                let from = std::slice::from_raw_parts(self.from.add(part * self.step), self.len);
+                for (to, &value) in to.iter_mut().zip(from) {
+                    *to = to.plus(value);
+                }
+            }
+        }
+    }
+}
