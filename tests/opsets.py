@@ -263,6 +263,35 @@ def heads(w: Words, x: str) -> str:
     return w.node("MatMul", [joined, w.weight(parameter("out", 12, CLASSES), "out")])
 
 
+def convolved(w: Words, x: str) -> str:
+    """Every way to pad; strides, dilations, groups, with and without a bias."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    image = w.node("Reshape", [x, w.ints([-1, 1, 2, 3])])
+    full = w.node("Conv", [image, weight("k1", 4, 1, 2, 2), weight("b1", 4)], auto_pad="SAME_UPPER")
+    full = w.node("Tanh", [full])
+    deep = w.node("Conv", [full, weight("k2", 4, 1, 2, 2)], auto_pad="SAME_LOWER", group=4, strides=[1, 2])
+    point = w.node("Conv", [deep, weight("k3", 6, 4, 1, 1), weight("b3", 6)], kernel_shape=[1, 1])
+    attributes = {"dilations": [2, 2], "pads": [1, 2, 1, 1], "strides": [2, 1], "group": 2}
+    wide = w.node("Conv", [w.node("Tanh", [point]), weight("k4", 4, 3, 2, 2)], **attributes)
+    # One axis.
+    line = w.node("Reshape", [wide, w.ints([-1, 4, 3])])
+    line = w.node("Conv", [line, weight("k5", 2, 4, 2), weight("b5", 2)], auto_pad="VALID")
+    return w.node("MatMul", [w.node("Flatten", [line], axis=1), weight("out", 4, CLASSES)])
+
+
+def transposed(w: Words, x: str) -> str:
+    """Every way to say the size of a transposed convolution."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    image = w.node("Reshape", [x, w.ints([-1, 2, 1, 3])])
+    attributes: dict[str, Any] = {"strides": [2, 1], "output_padding": [1, 0], "pads": [0, 1, 1, 0]}
+    full = w.node("ConvTranspose", [image, weight("k1", 2, 3, 2, 2), weight("b1", 3)], **attributes)
+    full = w.node("Tanh", [full])
+    same = w.node("ConvTranspose", [full, weight("k2", 3, 1, 3, 2)], auto_pad="SAME_UPPER", group=3, strides=[1, 2])
+    attributes = {"output_shape": [6, 7], "strides": [2, 1], "dilations": [1, 2]}
+    asked = w.node("ConvTranspose", [w.node("Tanh", [same]), weight("k3", 3, 2, 3, 2)], **attributes)
+    return w.node("MatMul", [w.node("Flatten", [asked], axis=1), weight("out", 84, CLASSES)])
+
+
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
@@ -276,6 +305,8 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "selected": (selected, 9),
     "dropped": (dropped, 12),
     "gelus": (gelus, 20),
+    "convolved": (convolved, 7),
+    "transposed": (transposed, 7),
 }
 # Networks whose operators mean something else from an opset on.
 CHANGED = {"middle_softmax": 13}

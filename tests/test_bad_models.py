@@ -55,6 +55,11 @@ def weight(name: str = "w", **changes: Any) -> TensorProto:
     return TensorProto(name=name, **({"data_type": FLOAT, "dims": [2, 3]} | changes))
 
 
+def convolution(image: list[int], kernel: list[int], op: str = "Conv", **attributes: Any) -> ModelProto:
+    kernels = numpy_helper.from_array(np.zeros(kernel, np.float32), "w")
+    return model((op, ["x", "w"], ["y"], attributes), inputs=[("x", FLOAT, image)], weights=[kernels])
+
+
 RELU = ("Relu", ["x"], ["y"])
 MATMUL = ("MatMul", ["x", "w"], ["y"])
 WITH_CONDITION = [("x", FLOAT, ["n", 2]), ("c", BOOL, [])]
@@ -184,6 +189,44 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         INVALID,
         'the model: tensor "w": a tensor of shape [0, 4611686018427387904, 4611686018427387904] and type float32 is '
         "too large to address",
+    ),
+    "a kernel larger than the image": (
+        convolution([2, 1, 4, 4], [1, 1, 3, 5]),
+        INVALID,
+        'the model: node "a Conv" (Conv) with inputs (x: float32[2, 1, 4, 4], w: float32[1, 1, 3, 5]): along spatial '
+        "axis 1 a window of 5 does not fit 4 with padding of 0 before and 0 behind",
+    ),
+    "a kernel on one pixel": (
+        convolution([1, 3, 1, 1], [8, 3, 3, 3], pads=[1, 0, 1, 1]),
+        INVALID,
+        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 3, 1, 1], w: float32[8, 3, 3, 3]): along spatial '
+        "axis 1 a window of 3 does not fit 1 with padding of 0 before and 1 behind",
+    ),
+    "channels that do not fit the groups": (
+        convolution([1, 6, 4, 4], [4, 2, 3, 3], group=2),
+        INVALID,
+        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 6, 4, 4], w: float32[4, 2, 3, 3]): an image of '
+        "shape [1, 6, 4, 4] has 6 channels, but a filter of shape [4, 2, 3, 3] takes 2 in each of 2 groups",
+    ),
+    "a dilation that overflows": (
+        convolution([1, 1, 4, 4], [1, 1, 3, 3], dilations=[1, 2**63 - 1], pads=[0, 2**62, 0, 2**62]),
+        INVALID,
+        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 1, 4, 4], w: float32[1, 1, 3, 3]): along spatial '
+        "axis 1 a window of 3, dilated by 9223372036854775807, does not fit 4 with padding of 4611686018427387904 "
+        "before and 4611686018427387904 behind",
+    ),
+    "sizes whose product overflows": (
+        convolution([1, 1, 4, 4], [1, 1, 3, 3], pads=[2**40] * 4),
+        INVALID,
+        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 1, 4, 4], w: float32[1, 1, 3, 3]): "y": a tensor '
+        "of shape [1, 1, 2199023255554, 2199023255554] and type float32 is too large to address",
+    ),
+    "a transposed convolution of which nothing is left": (
+        convolution([1, 2, 1, 1], [2, 1, 3, 3], op="ConvTranspose", pads=[1, 2, 1, 1]),
+        INVALID,
+        'the model: node "a ConvTranspose" (ConvTranspose) with inputs (x: float32[1, 2, 1, 1], w: float32[2, 1, 3, '
+        "3]): along spatial axis 1 nothing is left: windows of 3 at 1 positions make 3 positions, of which 2 are cut "
+        "off the start and 1 off the end",
     ),
     "a data file, but no folder": (
         model(
@@ -410,7 +453,7 @@ def test_empty_batch(backend: str) -> None:
 
 # Networks whose losses are means over rows; at opset 11 and 17 their gradients are spelled differently.
 @pytest.mark.parametrize("opset", [7, 11, 17])
-@pytest.mark.parametrize("network", ["perceptron", "middle_softmax", "heads", "branches"])
+@pytest.mark.parametrize("network", ["perceptron", "middle_softmax", "heads", "branches", "convolved", "transposed"])
 def test_empty_batch_in_training(network: str, opset: int, tmp_path: Path) -> None:
     """The mean over nothing is not a number, and every gradient is zero."""
     made = write_artifacts(tmp_path, network, "MSELoss", opset, "batch")

@@ -410,6 +410,47 @@ def nonzero(opset: int) -> Iterator[Case]:
         yield simple(opset, "NonZero", [values(np.int32, 3, 4).clip(0).astype(dtype)], np.int64)
 
 
+def convolution(opset: int) -> Iterator[Case]:
+    x, bias = values(np.float32, 2, 4, 5, 6), values(np.float32, 6, seed=2)
+    full, grouped = values(np.float32, 6, 4, 3, 2, seed=1), values(np.float32, 6, 2, 3, 2, seed=1)
+    yield simple(opset, "Conv", [x, full], np.float32)
+    yield simple(opset, "Conv", [x, grouped, bias], np.float32, group=2, kernel_shape=[3, 2])
+    for auto_pad, strides in itertools.product(("VALID", "SAME_UPPER", "SAME_LOWER"), ([1, 1], [2, 3])):
+        yield simple(opset, "Conv", [x, full, bias], np.float32, auto_pad=auto_pad, strides=strides)
+    yield simple(opset, "Conv", [x, full], np.float32, pads=[1, 0, 2, 3], dilations=[2, 1], strides=[1, 2])
+    deep = values(np.float32, 8, 1, 3, 3)
+    yield simple(opset, "Conv", [x, deep], np.float32, group=4, pads=[1, 1, 1, 1])
+    yield simple(opset, "Conv", [values(np.float32, 2, 3, 8), values(np.float32, 2, 3, 3, seed=1)], np.float32)
+    cube = values(np.float32, 1, 2, 3, 4, 3), values(np.float32, 2, 2, 2, 2, 2, seed=1)
+    yield simple(opset, "Conv", [*cube], np.float32, strides=[1, 2, 1])
+    for dtype in (np.float64, np.float16):
+        small = values(dtype, 1, 2, 4, low=0), values(dtype, 3, 2, 2, seed=1, low=0)
+        yield simple(opset, "Conv", [*small], dtype)
+
+
+def transposed_convolution(opset: int) -> Iterator[Case]:
+    x, bias = values(np.float32, 2, 4, 3, 2), values(np.float32, 3, seed=2)
+    full, deep = values(np.float32, 4, 3, 3, 2, seed=1), values(np.float32, 4, 1, 3, 2, seed=1)
+    yield simple(opset, "ConvTranspose", [x, full], np.float32)
+    yield simple(opset, "ConvTranspose", [x, full, bias], np.float32, kernel_shape=[3, 2], pads=[1, 0, 0, 1])
+    yield simple(opset, "ConvTranspose", [x, deep], np.float32, group=4, strides=[2, 2], output_padding=[1, 0])
+    yield simple(opset, "ConvTranspose", [x, full], np.float32, strides=[2, 3], dilations=[2, 1], pads=[1, 1, 1, 0])
+    for auto_pad in ("VALID", "SAME_UPPER", "SAME_LOWER"):
+        yield simple(opset, "ConvTranspose", [x, full, bias], np.float32, auto_pad=auto_pad, strides=[2, 2])
+    # Of these, the reference implementation makes something else than the standard says.
+    if opset <= NEWEST_OF_ONNXRUNTIME:
+        grouped = values(np.float32, 4, 3, 3, 2, seed=1)
+        yield simple(opset, "ConvTranspose", [x, grouped], np.float32, group=2)
+        for shape in ([6, 4], [5, 3], [8, 5]):
+            yield simple(opset, "ConvTranspose", [x, full], np.float32, strides=[2, 2], output_shape=shape)
+    yield simple(opset, "ConvTranspose", [values(np.float32, 2, 3, 4), values(np.float32, 3, 2, 3)], np.float32)
+    cube = values(np.float32, 1, 2, 2, 3, 2), values(np.float32, 2, 2, 2, 2, 2, seed=1)
+    yield simple(opset, "ConvTranspose", [*cube], np.float32, strides=[1, 2, 1])
+    for dtype in (np.float64, np.float16):
+        small = values(dtype, 1, 2, 3, low=0), values(dtype, 2, 3, 2, seed=1, low=0)
+        yield simple(opset, "ConvTranspose", [*small], dtype)
+
+
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     **{op: lambda opset, op=op: element_wise(op, opset) for op in (*UNARY, *BINARY)},
     **{op: lambda opset, op=op: softmax(op, opset) for op in ("Softmax", "LogSoftmax")},
@@ -438,6 +479,8 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "SoftmaxCrossEntropyLoss": cross_entropy,
     "If": conditional,
     "NonZero": nonzero,
+    "Conv": convolution,
+    "ConvTranspose": transposed_convolution,
 }
 
 
