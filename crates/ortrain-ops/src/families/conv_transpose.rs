@@ -12,7 +12,7 @@
 use ortrain_expr::{ConvPass, ConvShape, SlidingAxes, SlidingAxis};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
 
-use super::conv::{
+use super::conv_shared::{
     Window, channel_sums, check_bias, common_rank, conv_shape, emit, emit_channel_sums, explicit_attrs,
     filter_gradient, infer_gradients, kernel_dims, read_groups,
 };

@@ -5,6 +5,7 @@ mod clip;
 mod concat;
 mod control_flow;
 mod conv;
+mod conv_shared;
 mod conv_transpose;
 mod dropout;
 mod elementwise;

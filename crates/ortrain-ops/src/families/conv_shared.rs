@@ -1,0 +1,283 @@
+//! What convolutions, transposed ones and their gradients share: checks of shapes, instructions, and gradients in plain
+//! ONNX.
+
+use ortrain_expr::{ConvPass, ConvShape, ReduceOp, SlidingAxes};
+use ortrain_graph::{Attrs, DType, Dim, Shape, ValueId};
+use ortrain_program::BufferId;
+
+use crate::OpError;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::rewrite::Rewrite;
+use crate::sliding::Sliding;
+
+/// The attribute `group`.
+pub(super) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
+    let groups = attrs.int("group")?.unwrap_or(1);
+    usize::try_from(groups)
+        .ok()
+        .filter(|&groups| groups > 0)
+        .ok_or_else(|| OpError::invalid(format!("group {groups}: 1 is the least")))
+}
+
+/// Checks that image (or features) `x` and filter `w` have as many axes; returns how many.
+pub(super) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<usize>, OpError> {
+    match (cx.shape(x), cx.shape(w)) {
+        (Some(x), Some(w)) if x.rank() != w.rank() => Err(OpError::invalid(format!(
+            "an input of shape {x} and a filter of shape {w}: both need as many axes"
+        ))),
+        (x, w) => Ok(x.or(w).map(Shape::rank)),
+    }
+}
+
+/// The numbers of cells of a filter of shape `filter` along the spatial axes, as far as they are known.
+pub(super) fn kernel_dims(
+    sliding: &Sliding,
+    filter: Option<&Shape>,
+    rank: usize,
+) -> Result<Vec<Dim>, OpError> {
+    let one = |k: usize| -> Result<Dim, OpError> {
+        let said = sliding.kernel.as_ref().and_then(|kernel| usize::try_from(*kernel.get(k)?).ok());
+        let found = filter.map(|filter| &filter[k + 2]);
+        match (said, found, filter) {
+            (_, Some(Dim::Known(0)), Some(filter)) => {
+                Err(OpError::invalid(format!("a filter of shape {filter} has no cells")))
+            }
+            (Some(said), Some(Dim::Known(found)), Some(filter)) if said != *found => {
+                let kernel = sliding.kernel.as_deref().unwrap_or_default();
+                Err(OpError::invalid(format!("kernel_shape {kernel:?} for a filter of shape {filter}")))
+            }
+            (Some(said), ..) => Ok(Dim::Known(said)),
+            (None, Some(found), _) => Ok(found.clone()),
+            (None, None, _) => Ok(Dim::symbol("?")),
+        }
+    };
+    (0..rank.saturating_sub(2)).map(one).collect()
+}
+
+/// Checks that a bias, input `k`, has `channels` elements.
+pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(), OpError> {
+    let Some(bias) = cx.shape(k) else { return Ok(()) };
+    let fits = match &bias[..] {
+        [size] => size.known().zip(channels.known()).is_none_or(|(size, channels)| size == channels),
+        _ => false,
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(OpError::invalid(format!("a bias of shape {bias} for {channels} channels of the result")))
+}
+
+/// Says the types of the gradients of input 1, of a filter, input 2, and of a bias; input 0 is the gradient of the
+/// result, whose shape is `result`.
+pub(super) fn infer_gradients(
+    cx: &mut Infer<'_>,
+    dtype: DType,
+    result: Option<&Shape>,
+) -> Result<(), OpError> {
+    let gradient = cx.shape(0);
+    if let (Some(gradient), Some(result)) = (gradient, result) {
+        let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+        if gradient.rank() != result.rank() || gradient.iter().zip(result.iter()).any(differ) {
+            let message = format!("a gradient of shape {gradient} for a result of shape {result}");
+            return Err(OpError::invalid(message));
+        }
+    }
+    let channels = result.or(gradient).and_then(|shape| shape.get(1).cloned());
+    let channels = channels.unwrap_or_else(|| cx.unknown_dim(2, 0));
+    cx.output(0, dtype, cx.shape(1).cloned());
+    cx.output(1, dtype, cx.shape(2).cloned());
+    cx.output(2, dtype, Some([channels].into_iter().collect()));
+    Ok(())
+}
+
+/// Emits a convolution whose result is output `k`, plus a number for each channel.
+pub(super) fn emit(
+    cx: &mut Lower<'_>,
+    k: usize,
+    shape: ConvShape,
+    a: BufferId,
+    b: BufferId,
+    bias: Option<BufferId>,
+) -> Result<(), OpError> {
+    let [_, _, dims] = shape.operands();
+    let dtype = cx.out_dtype(k);
+    let accumulated = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let output = cx.output(k);
+    let mut nest = cx.nest(&dims, 0);
+    let mut value = nest.product(accumulated, a);
+    if let Some(bias) = bias {
+        let mut per_channel = vec![1; dims.len() - 1];
+        per_channel[0] = dims[1];
+        let bias = nest.load_broadcast(bias, dtype, &per_channel);
+        value = nest.b.add(value, bias);
+    }
+    nest.store_whole(cx, output, value);
+    cx.step(nest.conv(shape, a, b))
+}
+
+/// Emits the sum of input `from` over all axes but that of the channels, as output `k`.
+pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Result<(), OpError> {
+    let dims = cx.dims(from);
+    let space: usize = dims[2..].iter().product();
+    let (input, output) = (cx.input(from), cx.output(k));
+    let mut nest = cx.nest(&[dims[1], dims[0], space], 2);
+    let strides = [space as isize, (dims[1] * space) as isize, 1];
+    let value = nest.load_strided(cx, input, 0, &strides);
+    let sum = nest.reduce(ReduceOp::Sum, value);
+    nest.store_outer(cx, output, sum);
+    cx.step(nest.reduction())
+}
+
+/// The sizes of a convolution of images with batch and channels `image` under filters of shape `filter`.
+pub(super) fn conv_shape(
+    pass: ConvPass,
+    batch: usize,
+    groups: usize,
+    filter: &[usize],
+    axes: SlidingAxes,
+) -> ConvShape {
+    ConvShape { pass, batch, groups, channels_in: filter[1], channels_out: filter[0] / groups, axes }
+}
+
+/// How a window slides along one axis, padding being explicit.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub(super) stride: i64,
+    pub(super) dilation: i64,
+    pub(super) before: i64,
+    pub(super) behind: i64,
+}
+
+/// The attributes of a convolution whose padding is explicit.
+pub(super) fn explicit_attrs(groups: usize, windows: &[Window]) -> Attrs {
+    let list = |value: fn(&Window) -> i64| windows.iter().map(value).collect::<Vec<i64>>();
+    Attrs::new()
+        .with("group", groups as i64)
+        .with("strides", list(|window| window.stride))
+        .with("dilations", list(|window| window.dilation))
+        .with("pads", pads(windows))
+}
+
+/// The attribute `pads`: before each axis, then behind each.
+pub(super) fn pads(windows: &[Window]) -> Vec<i64> {
+    let before = windows.iter().map(|window| window.before);
+    before.chain(windows.iter().map(|window| window.behind)).collect()
+}
+/// A shape whose axes are `lead` (with a -1 for the one to be found out) and the spatial axes of a value.
+fn with_lead(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
+    let size = |dim: &Dim| dim.known().map(|size| size as i64);
+    let space = rw.shape(value).and_then(|shape| shape[2..].iter().map(size).collect::<Option<Vec<i64>>>());
+    if let Some(space) = space {
+        return rw.ints("shape", &[lead, &space].concat());
+    }
+    let space = spatial_sizes(rw, value);
+    let lead = rw.ints("lead", lead);
+    rw.add("Concat", &[lead, space], Attrs::new().with("axis", 0i64))
+}
+
+/// The sizes of a value's spatial axes, as a value.
+fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+    let whole = rw.add("Shape", &[value], Attrs::new());
+    let (start, end) = (rw.ints("start", &[2]), rw.ints("end", &[i64::MAX]));
+    rw.add("Slice", &[whole, start, end], Attrs::new())
+}
+
+/// The first elements of a value along its spatial axes, as many as `sizes` says.
+fn crop(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
+    let starts = rw.ints("starts", &vec![0; count]);
+    let axes: Vec<i64> = (2..count as i64 + 2).collect();
+    let axes = rw.ints("axes", &axes);
+    rw.add("Slice", &[value, starts, sizes, axes], Attrs::new())
+}
+
+/// Swaps the first two axes of a value.
+fn swap_lead(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
+    let mut perm: Vec<i64> = (0..rank as i64).collect();
+    perm.swap(0, 1);
+    rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
+}
+
+/// The sums of a gradient over all axes but that of the channels, in plain ONNX.
+pub(super) fn channel_sums(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
+    let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
+    let axes = rw.ints("axes", &axes);
+    rw.add("ReduceSum", &[gradient, axes], Attrs::new().with("keepdims", 0i64))
+}
+
+/// The gradient of a filter in plain ONNX: a convolution of the image with `dy`, the gradient of the result, as its
+/// filter. Images and channels change places, strides and dilations too, and groups stay groups: each image is a
+/// channel of every group. Where windows do not reach the end of the image, there is more than the kernel's cells; it
+/// is cropped.
+pub(super) fn filter_gradient(
+    rw: &mut Rewrite<'_>,
+    (dy, x): (ValueId, ValueId),
+    filter: &Shape,
+    groups: usize,
+    windows: &[Window],
+) -> Result<ValueId, OpError> {
+    let kernel =
+        filter[2..].iter().map(|dim| dim.known().map(|size| size as i64)).collect::<Option<Vec<i64>>>();
+    let (Some(kernel), Some(each)) = (kernel, filter[1].known()) else {
+        return Err(OpError::unsupported(
+            "to write the gradient of a filter in plain ONNX, the filter's sizes must be known",
+        ));
+    };
+    let (rank, count) = (filter.rank(), windows.len());
+    let batch_of_channels = if groups == 1 {
+        swap_lead(rw, x, rank)
+    } else {
+        let (groups, each) = (groups as i64, each as i64);
+        let apart = with_lead(rw, x, &[-1, groups, each]);
+        let apart = rw.add("Reshape", &[x, apart], Attrs::new());
+        let mut perm: Vec<i64> = (0..=rank as i64).collect();
+        perm.swap(0, 2);
+        let turned = rw.add("Transpose", &[apart], Attrs::new().with("perm", perm));
+        let together = with_lead(rw, x, &[each, -1]);
+        rw.add("Reshape", &[turned, together], Attrs::new())
+    };
+    let filters = swap_lead(rw, dy, rank);
+    let turned: Vec<Window> = windows
+        .iter()
+        .map(|window| Window { stride: window.dilation, dilation: window.stride, ..window.clone() })
+        .collect();
+    let attrs = explicit_attrs(groups, &turned);
+    let sums = rw.add("Conv", &[batch_of_channels, filters], attrs);
+    let kernel = rw.ints("kernel", &kernel);
+    let cells = crop(rw, sums, kernel, count);
+    Ok(swap_lead(rw, cells, rank))
+}
+
+/// The gradient of an image in plain ONNX: a transposed convolution. Positions behind the last window get zeros.
+pub(super) fn image_gradient(
+    rw: &mut Rewrite<'_>,
+    (dy, x, w): (ValueId, ValueId, ValueId),
+    kernel: &[Dim],
+    groups: usize,
+    windows: &[Window],
+) -> ValueId {
+    let image = rw.shape(x).cloned();
+    // As many as fit between two windows, if it cannot be told: then there are too many positions, never too few.
+    let mut certain = true;
+    let mut left_over = |k: usize| {
+        let Window { stride, dilation, before, behind } = windows[k];
+        match (image.as_ref().and_then(|image| image[k + 2].known()), kernel[k].known()) {
+            _ if stride == 1 => 0,
+            (Some(size), Some(cells)) => {
+                (size as i64 + before + behind - (cells as i64 - 1) * dilation - 1) % stride
+            }
+            _ => {
+                certain = false;
+                stride - 1
+            }
+        }
+    };
+    let left_over: Vec<i64> = (0..windows.len()).map(&mut left_over).collect();
+    let attrs = explicit_attrs(groups, windows).with("output_padding", left_over);
+    let gradient = rw.add("ConvTranspose", &[dy, w], attrs);
+    if certain {
+        return gradient;
+    }
+    let sizes = spatial_sizes(rw, x);
+    crop(rw, gradient, sizes, windows.len())
+}
