@@ -97,5 +97,6 @@ def generate_artifacts(
     additional_output_names: Sequence[str],
     nominal_checkpoint: bool,
     loss_input_names: Sequence[str],
+    batch_norm: str,
 ) -> None: ...
 def dump(model: str | bytes, stage: str, shapes: dict[str, list[int]]) -> str: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Sequence
+from typing import Literal
 
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, PathLike, model_source
@@ -48,6 +49,7 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
+    batch_norm: Literal["auto", "train", "freeze"] = "auto",
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
 
@@ -68,6 +70,11 @@ def generate_artifacts(
         additional_output_names: values to return beside the loss, at each training and eval step.
         nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
+        batch_norm: which statistics ``BatchNormalization`` uses in training. ``"auto"``: those of the batch where its scale
+            or bias is trained, and the running ones are updated at each training step; elsewhere the running ones, which
+            stay as they are. ``"train"`` and ``"freeze"``: the one or the other everywhere. What the model itself says
+            (``training_mode``) makes no difference. Running statistics that are updated are in the checkpoint as
+            frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
 
     """
     if ort_format:
@@ -85,6 +92,7 @@ def generate_artifacts(
         additional_output_names=_names("additional_output_names", additional_output_names),
         nominal_checkpoint=nominal_checkpoint,
         loss_input_names=_names("loss_input_names", loss_input_names),
+        batch_norm=batch_norm,
     )
 
 

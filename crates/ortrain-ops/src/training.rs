@@ -11,6 +11,10 @@ use ortrain_onnx::{
 
 use crate::Error;
 
+mod modes;
+
+pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
+
 const MICROSOFT: &str = "com.microsoft";
 /// The version of ONNX files that optimizer models are written in, as by onnxruntime-training 1.19.2.
 const OPTIMIZER_IR_VERSION: i64 = 10;
@@ -250,67 +254,6 @@ pub fn append_loss(
     })
 }
 
-/// Makes a model's message behave as in inference, whatever it was exported for: nothing is dropped, and statistics are
-/// the running ones.
-pub fn for_inference(graph: &mut GraphProto) {
-    let used: Vec<String> = graph
-        .node
-        .iter()
-        .flat_map(|node| node.input.iter().cloned())
-        .chain(graph.output.iter().map(|info| info.name.clone()))
-        .collect();
-    for node in &mut graph.node {
-        match (node.domain.as_str(), node.op_type.as_str()) {
-            ("" | "ai.onnx", "Dropout") => {
-                if let Some(training_mode) = node.input.get_mut(2) {
-                    training_mode.clear();
-                }
-            }
-            ("" | "ai.onnx", "BatchNormalization") => {
-                if let Some(training_mode) =
-                    node.attribute.iter_mut().find(|attr| attr.name == "training_mode")
-                {
-                    training_mode.i = 0;
-                    // Inference has no new statistics to give.
-                    while node.output.len() > 1 && node.output.last().is_some_and(|last| !used.contains(last))
-                    {
-                        node.output.pop();
-                    }
-                }
-            }
-            _ => {}
-        }
-        for attribute in &mut node.attribute {
-            attribute.g.iter_mut().for_each(|graph| for_inference(graph));
-            attribute.graphs.iter_mut().for_each(for_inference);
-        }
-    }
-}
-
-/// The least opset at which a Dropout can say that it drops elements.
-const DROPOUT_TRAINS_FROM: i64 = 12;
-
-/// Makes a graph (of the newest versions, to be written at `opset`) behave as in training: every Dropout drops
-/// elements, also where the model was exported for inference. One whose flag is computed keeps it, and before opset 12
-/// a Dropout cannot say that it is on: there it stays what the model says, the identity.
-pub fn for_training(graph: &mut Graph, opset: i64) {
-    if opset < DROPOUT_TRAINS_FROM {
-        return;
-    }
-    for index in 0..graph.nodes.len() {
-        let node = &graph.nodes[index];
-        let flag = node.inputs.get(2).copied().flatten();
-        let computed = flag.is_some_and(|flag| graph.value(flag).constant.is_none());
-        if !node.domain.is_empty() || &*node.op != "Dropout" || computed {
-            continue;
-        }
-        let on = graph.add_constant("training_mode", Tensor::filled(DType::Bool, &[], 1.0));
-        let inputs = &mut graph.nodes[index].inputs;
-        inputs.resize(3, None);
-        inputs[2] = Some(on);
-    }
-}
-
 /// What gathers the gradient of one parameter.
 #[derive(Clone, Debug)]
 pub struct Accumulation<'a> {
@@ -520,43 +463,6 @@ mod tests {
             refused(Loss::CrossEntropyLoss, &matrix, 11),
             "the cross-entropy loss cannot be written at opset 11: it needs opset 12 or newer"
         );
-    }
-
-    fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
-        let strings = |list: &[&str]| list.iter().map(|&name| name.to_owned()).collect();
-        NodeProto {
-            op_type: op.into(),
-            input: strings(inputs),
-            output: strings(outputs),
-            ..NodeProto::default()
-        }
-    }
-
-    #[test]
-    fn inference_drops_nothing_and_keeps_statistics() {
-        let mut normalization =
-            node("BatchNormalization", &["a", "scale", "bias", "mean", "var"], &["y", "new_mean", "new_var"]);
-        normalization.attribute.push(int("training_mode", 1));
-        let dropout = node("Dropout", &["x", "ratio", "training"], &["a", "mask"]);
-        let mut graph = GraphProto { node: vec![dropout, normalization], ..GraphProto::default() };
-        for_inference(&mut graph);
-        assert_eq!(graph.node[0].input, ["x", "ratio", ""]);
-        assert_eq!(graph.node[1].attribute[0].i, 0);
-        assert_eq!(graph.node[1].output, ["y"]);
-    }
-
-    #[test]
-    fn training_drops_elements() {
-        let mut graph = Graph::new("");
-        let x = graph.add_value("x", ValueType::tensor(DType::F32, &[4]));
-        let y = graph.add_value("y", ValueType::Unknown);
-        graph.nodes.push(Node::new("", "Dropout", &[Some(x)], &[Some(y)], Attrs::new()));
-        for_training(&mut graph, 11);
-        assert_eq!(graph.nodes[0].inputs.len(), 1, "before opset 12 a Dropout cannot be on");
-        for_training(&mut graph, 12);
-        let flag = graph.nodes[0].inputs[2].expect("it is on");
-        assert_eq!(graph.value(flag).constant, Some(Tensor::filled(DType::Bool, &[], 1.0)));
-        assert_eq!(graph.nodes[0].inputs[1], None, "the ratio is what the model says");
     }
 
     #[test]

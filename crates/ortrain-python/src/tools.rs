@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
+use ortrain::artifacts::{ArtifactOptions, BatchNormMode, Loss, OptimizerKind, generate};
 use ortrain::{Backend, Bytes, Error, ModelSource, SessionOptions, Stage, Tensor};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -87,7 +87,7 @@ impl InferenceSession {
 #[pyfunction]
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, loss, optimizer, directory, prefix, additional_output_names,
-    nominal_checkpoint, loss_input_names
+    nominal_checkpoint, loss_input_names, batch_norm
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
@@ -101,7 +101,14 @@ pub(crate) fn generate_artifacts(
     additional_output_names: Vec<String>,
     nominal_checkpoint: bool,
     loss_input_names: Vec<String>,
+    batch_norm: &str,
 ) -> PyResult<()> {
+    let batch_norm = match batch_norm {
+        "auto" => BatchNormMode::Auto,
+        "train" => BatchNormMode::Train,
+        "freeze" => BatchNormMode::Freeze,
+        other => return Err(unknown("batch_norm", other)),
+    };
     let loss = loss.map(|name| match name {
         "MSELoss" => Ok(Loss::MSELoss),
         "CrossEntropyLoss" => Ok(Loss::CrossEntropyLoss),
@@ -122,6 +129,7 @@ pub(crate) fn generate_artifacts(
         additional_output_names,
         nominal_checkpoint,
         loss_input_names,
+        batch_norm,
         ..ArtifactOptions::default()
     };
     py.detach(|| generate(model.0, options)?.write(directory, prefix)).map_err(raise)

@@ -18,13 +18,13 @@ use ortrain_ops::passes::{
     versions::{downgrade, upgrade},
 };
 use ortrain_ops::training::{
-    Accumulation, Names, append_accumulators, append_loss, for_inference, for_training,
+    Accumulation, Names, append_accumulators, append_loss, for_inference, for_training, running_statistics,
 };
-pub use ortrain_ops::training::{Loss, OptimizerKind, OptimizerSettings, optimizer_model};
+pub use ortrain_ops::training::{BatchNormMode, Loss, OptimizerKind, OptimizerSettings, optimizer_model};
 use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
-use crate::constants::make_initializers;
+use crate::constants::{lift_from_subgraphs, make_initializers};
 use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
 
@@ -63,6 +63,20 @@ pub struct ArtifactOptions {
     /// What the loss compares: the scores, and the target if it is not to be a new input. Without them, the model's
     /// outputs.
     pub loss_input_names: Vec<String>,
+    /// Which statistics BatchNormalization uses in the training model. Those that training updates are parameters that
+    /// are not trained, named or not. The evaluation model uses the running ones.
+    pub batch_norm: BatchNormMode,
+}
+
+impl ArtifactOptions {
+    /// The parameters that are named, trained ones first.
+    fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.requires_grad.iter().chain(&self.frozen_params).map(String::as_str)
+    }
+
+    fn trained(&self) -> FxHashSet<&str> {
+        self.requires_grad.iter().map(String::as_str).collect()
+    }
 }
 
 /// The files of a training.
@@ -132,9 +146,10 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let label = model.label("the model");
     let mut forward = self_contained(&label, model.load()?)?;
     let opset = opset_of(&forward.proto);
-    let wanted = options.requires_grad.iter().chain(&options.frozen_params).map(String::as_str).collect();
+    let statistics = updated_statistics(&label, &mut forward, &options)?;
+    let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
     let computable = make_initializers(&label, &mut forward, &wanted)?;
-    let parameters = choose(&label, &forward, &options, &computable)?;
+    let parameters = choose(&label, &forward, &options, &computable, &statistics)?;
 
     // The forward model's own types say what the loss's target looks like.
     let typed = inferred(&label, &forward)?;
@@ -180,7 +195,7 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let typed = inferred(&label, &forward)?;
     set_outputs(&label, &mut forward.proto, &typed, &outputs)?;
 
-    let training_model = training_model(&label, &forward, &outputs, &values, opset)?;
+    let training_model = training_model(&label, &forward, &outputs, &values, opset, options.batch_norm)?;
     let mut eval_model = forward.proto;
     if let Some(graph) = &mut eval_model.graph {
         for_inference(graph);
@@ -217,10 +232,10 @@ fn choose<'a>(
     model: &LoadedModel,
     options: &'a ArtifactOptions,
     computable: &FxHashSet<Arc<str>>,
+    statistics: &'a [String],
 ) -> Result<Parameters<'a>> {
-    let set = |names: &'a [String]| names.iter().map(String::as_str).collect::<FxHashSet<_>>();
-    let parameters =
-        Parameters { trainable: set(&options.requires_grad), frozen: set(&options.frozen_params) };
+    let frozen = options.frozen_params.iter().chain(statistics).map(String::as_str).collect();
+    let parameters = Parameters { trainable: options.trained(), frozen };
     if parameters.trainable.is_empty() {
         return Err(Error::Argument("no parameters are to be trained; name them in requires_grad".into()));
     }
@@ -231,10 +246,8 @@ fn choose<'a>(
     let there: FxHashSet<&str> =
         graph.iter().flat_map(|graph| &graph.initializer).map(|tensor| tensor.name.as_str()).collect();
     let missing: Vec<String> = options
-        .requires_grad
-        .iter()
-        .chain(&options.frozen_params)
-        .filter(|name| !there.contains(name.as_str()))
+        .parameters()
+        .filter(|name| !there.contains(name))
         .map(|name| {
             let nodes = graph.iter().flat_map(|graph| &graph.node);
             if !name.is_empty() && nodes.flat_map(|node| &node.output).any(|output| output == name) {
@@ -251,6 +264,21 @@ fn choose<'a>(
         return Err(Error::Argument(format!("{label} has no initializer {}", missing.join(", no "))));
     }
     Ok(parameters)
+}
+
+/// The running statistics that training will update. Those of branches are brought to where all parameters are.
+fn updated_statistics(
+    label: &str,
+    model: &mut LoadedModel,
+    options: &ArtifactOptions,
+) -> Result<Vec<String>> {
+    let graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
+    let found = running_statistics(&graph, options.batch_norm, &options.trained())
+        .map_err(|source| Error::model(label, source))?;
+    let inner: Vec<&str> =
+        found.iter().filter(|statistic| statistic.inner).map(|statistic| statistic.name.as_str()).collect();
+    lift_from_subgraphs(label, &mut model.proto, &inner)?;
+    Ok(found.into_iter().map(|statistic| statistic.name).collect())
 }
 
 /// A hint at a name that may have been meant.
@@ -380,19 +408,21 @@ fn training_model(
     outputs: &[String],
     values: &[(Arc<str>, bool, Tensor)],
     opset: i64,
+    batch_norm: BatchNormMode,
 ) -> Result<ModelProto> {
     let fail = |source| Error::model(label, source);
     let mut graph = Graph::from_model(forward).map_err(|source| Error::graph(label, source))?;
     let domains: Vec<(String, i64)> =
         graph.opsets.iter().map(|(domain, &version)| (domain.clone(), version)).collect();
     upgrade(&mut graph).map_err(fail)?;
-    for_training(&mut graph, opset);
     graph.remove_unused();
+    let trainable: Vec<&Arc<str>> =
+        values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| name).collect();
+    let trained = trainable.iter().map(|name| &***name).collect();
+    for_training(&mut graph, opset, batch_norm, &trained).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
 
     let find = |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(name, "trained"));
-    let trainable: Vec<&Arc<str>> =
-        values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| name).collect();
     let targets = trainable.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
     let loss = find(&graph, &outputs[0])?;
     let gradients = differentiate(&mut graph, loss, &targets).map_err(fail)?;

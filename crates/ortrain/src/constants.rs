@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ortrain_graph::{Graph, Tensor, ValueId, tensor_to_proto};
-use ortrain_onnx::{GraphProto, LoadedModel};
+use ortrain_onnx::proto::TensorProto;
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
 use ortrain_ops::passes::{infer::infer, versions::upgrade};
 use ortrain_program::{Entry, Scalars};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -60,6 +61,62 @@ pub(crate) fn make_initializers(
         message.value_info.retain(|info| !names.iter().any(|name| **name == info.name));
     }
     Ok(computable)
+}
+
+/// Brings constants of subgraphs to the main graph, so that they can be parameters: initializers, and what nodes without
+/// inputs make.
+///
+/// # Errors
+/// When a constant is computed inside, or its name means different values in different places.
+pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[&str]) -> Result<()> {
+    let Some(graph) = &mut model.graph else { return Ok(()) };
+    for &name in names {
+        let mut found = Lifted::default();
+        take_inner(graph, name, &mut found);
+        let taken = graph.initializer.iter().any(|tensor| tensor.name == name)
+            || graph.input.iter().any(|info| info.name == name)
+            || graph.node.iter().any(|node| node.output.iter().any(|output| output == name));
+        let count = found.initializers.len() + found.nodes.len();
+        if taken || count != 1 {
+            return Err(Error::WrongModel {
+                model: label.to_owned(),
+                reason: if count == 0 {
+                    format!(
+                        "{name:?} is computed inside a subgraph, but as a running statistic it is to be a parameter; \
+                             make it an initializer"
+                    )
+                } else {
+                    format!(
+                        "subgraphs use the name {name:?} for several values, of which one is to be a parameter; \
+                             rename the others"
+                    )
+                },
+            });
+        }
+        graph.initializer.extend(found.initializers);
+        graph.node.splice(0..0, found.nodes);
+    }
+    Ok(())
+}
+
+/// What was found in subgraphs.
+#[derive(Default)]
+struct Lifted {
+    initializers: Vec<TensorProto>,
+    nodes: Vec<NodeProto>,
+}
+
+/// Takes what makes a value out of the subgraphs of a graph.
+fn take_inner(graph: &mut GraphProto, name: &str, found: &mut Lifted) {
+    for attribute in graph.node.iter_mut().flat_map(|node| &mut node.attribute) {
+        for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
+            take_inner(subgraph, name, found);
+            found.initializers.extend(subgraph.initializer.extract_if(.., |tensor| tensor.name == name));
+            let makes = |node: &mut NodeProto| node.input.is_empty() && node.output == [name];
+            found.nodes.extend(subgraph.node.extract_if(.., makes));
+            subgraph.value_info.retain(|info| info.name != name);
+        }
+    }
 }
 
 /// Refuses a parameter that is computed from another one: it would no longer follow it.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ortrain_graph::{DType, Graph};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
-use ortrain_ops::passes::{infer::infer, versions::upgrade};
+use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{Backend, Deliver, Entry as ProgramEntry, Given, Memory, Scalars};
 
 use crate::binding::{self, bind, parameter_of_gradient};
@@ -56,6 +56,8 @@ pub struct Module {
     eval_message: Option<LoadedModel>,
     backend: Arc<dyn Backend>,
     accumulate: bool,
+    /// Whether a train step changes frozen parameters: running statistics.
+    updates_frozen: bool,
 }
 
 /// Reads a model into a graph of the newest versions.
@@ -131,6 +133,9 @@ impl Module {
             }
         };
         let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
+        let is_frozen = |name| state.entry(name).is_some_and(|entry| !entry.requires_grad);
+        let graph = train.runners.graph();
+        let updates_frozen = written(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
         let gradients = zeroed(&layout.trainable)?;
         state.set_gradients(gradients.clone());
         Ok(Module {
@@ -142,6 +147,7 @@ impl Module {
             eval_message,
             backend,
             accumulate: true,
+            updates_frozen,
         })
     }
 
@@ -164,6 +170,9 @@ impl Module {
         drop(planes);
         self.accumulate = true;
         state.advance_train_step();
+        if self.updates_frozen {
+            state.bump_generation();
+        }
         Ok(())
     }
 

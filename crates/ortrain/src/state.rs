@@ -504,7 +504,8 @@ impl CheckpointState {
         &self.frozen
     }
 
-    /// A number that grows whenever a frozen parameter is set: what was made from frozen parameters is stale then.
+    /// A number that grows whenever frozen parameters are set, or updated by a train step (running statistics): what was
+    /// made from frozen parameters is stale then.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation

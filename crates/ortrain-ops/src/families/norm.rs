@@ -363,7 +363,7 @@ impl Op for BatchNorm {
         if !self.training {
             return self.grad_inference(cx, g);
         }
-        cx.change_node(make_internal);
+        cx.change_node(|graph, index| make_internal(graph, index, ""));
         let saved = [cx.output(3, ADDED_OUTPUTS[2]), cx.output(4, ADDED_OUTPUTS[3])];
         let inputs = [g, cx.input(0)?, cx.input(1)?, saved[0], saved[1]].map(Some);
         let attrs = Attrs::new().with("epsilon", self.epsilon as f32);
@@ -476,8 +476,9 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 /// Makes a `BatchNormalization` one that uses the statistics of the batch and says them: the form that training graphs
-/// of onnxruntime-training have. Its running statistics are updated if they are state.
-pub(crate) fn make_internal(graph: &mut Graph, index: usize) {
+/// of onnxruntime-training have. Its running statistics are updated if they are state. The names of new values begin
+/// with `prefix`.
+pub(crate) fn make_internal(graph: &mut Graph, index: usize, prefix: &str) {
     let node = &mut graph.nodes[index];
     if &*node.op == INTERNAL {
         return;
@@ -494,7 +495,7 @@ pub(crate) fn make_internal(graph: &mut Graph, index: usize) {
     let mut outputs = node.outputs.clone();
     outputs.resize(5, None);
     for (port, name) in outputs[1..].iter_mut().zip(ADDED_OUTPUTS) {
-        port.get_or_insert_with(|| graph.add_value(name, ValueType::Unknown));
+        port.get_or_insert_with(|| graph.add_value(&format!("{prefix}{name}"), ValueType::Unknown));
     }
     graph.nodes[index].outputs = outputs;
 }

@@ -5,5 +5,5 @@ pub mod differentiate;
 pub mod fold;
 pub mod infer;
 pub mod specialise;
-pub(crate) mod updates;
+pub mod updates;
 pub mod versions;

@@ -5,8 +5,8 @@
 //! fails has changed nothing, and nobody sees half of an update. Updates in branches come out as further results of
 //! their node; a branch that updates nothing gives what was there.
 
-use ortrain_graph::{Attr, Graph, ValueId};
-use rustc_hash::FxHashMap;
+use ortrain_graph::{Attr, Graph, Node, ValueId};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::families::optim::assign;
 use crate::op::Placement;
@@ -14,6 +14,14 @@ use crate::registry::build;
 
 /// The newest value of every piece of state.
 type Newest = FxHashMap<ValueId, ValueId>;
+
+/// The inputs of a graph that its nodes write to.
+#[must_use]
+pub fn written(graph: &Graph) -> Vec<ValueId> {
+    let writes = |node: &&Node| build(graph, node).is_ok_and(|op| op.writes_state());
+    let seen: FxHashSet<ValueId> = graph.nodes.iter().filter(writes).flat_map(Node::present_inputs).collect();
+    graph.inputs.iter().copied().filter(|id| seen.contains(id)).collect()
+}
 
 /// Adds the nodes that write what `state` (inputs of the graph) becomes. Nodes that update the same state do so one
 /// after the other.

@@ -1,0 +1,448 @@
+//! The difference between training and inference.
+//!
+//! Two operators behave differently: Dropout drops elements in training alone, and BatchNormalization uses the statistics
+//! of the batch there and updates the running ones, which inference uses.
+
+use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_onnx::{GraphProto, NodeProto};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::families::norm::{make_inference, make_internal};
+use crate::families::optim::assign;
+use crate::{Error, OpError};
+
+/// Which statistics the BatchNormalization nodes of a training model use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BatchNormMode {
+    /// Where scale or bias is trained, those of the batch, and the running ones are updated. Elsewhere the running ones,
+    /// which stay as they are.
+    #[default]
+    Auto,
+    /// Those of the batch everywhere, and the running ones are updated.
+    Train,
+    /// The running ones everywhere, and they stay as they are.
+    Freeze,
+}
+
+fn is_dropout(domain: &str, op: &str) -> bool {
+    op == "Dropout" && matches!(domain, "" | "ai.onnx")
+}
+
+fn is_batch_norm(domain: &str, op: &str) -> bool {
+    op == "BatchNormalization" && matches!(domain, "" | "ai.onnx")
+}
+
+/// Makes a model's message behave as in inference, whatever it was exported for: nothing is dropped, and statistics are
+/// the running ones. Whoever asks for new running statistics gets the old ones.
+pub fn for_inference(graph: &mut GraphProto) {
+    let mut used: FxHashSet<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    names_used(graph, &mut used);
+    let mut nodes = Vec::with_capacity(graph.node.len());
+    for mut node in std::mem::take(&mut graph.node) {
+        for attribute in &mut node.attribute {
+            attribute.g.iter_mut().for_each(|graph| for_inference(graph));
+            attribute.graphs.iter_mut().for_each(for_inference);
+        }
+        if is_dropout(&node.domain, &node.op_type)
+            && let Some(training_mode) = node.input.get_mut(2)
+        {
+            training_mode.clear();
+        }
+        let mut given = Vec::new();
+        if is_batch_norm(&node.domain, &node.op_type) {
+            if let Some(mode) = node.attribute.iter_mut().find(|attr| attr.name == "training_mode") {
+                mode.i = 0;
+            }
+            // Outputs 1 and 2; before opset 14 also 3 and 4, which tell that it is training.
+            let statistics = node.output.drain(1.min(node.output.len())..).enumerate();
+            given = statistics
+                .filter(|(_, name)| used.contains(name))
+                .map(|(k, name)| (node.input.get(3 + k % 2).cloned().unwrap_or_default(), name))
+                .collect();
+        }
+        nodes.push(node);
+        nodes.extend(given.into_iter().map(|(input, output)| NodeProto {
+            op_type: "Identity".into(),
+            input: vec![input],
+            output: vec![output],
+            ..NodeProto::default()
+        }));
+    }
+    graph.node = nodes;
+}
+
+/// Adds the names that nodes use, those of subgraphs too.
+fn names_used(graph: &GraphProto, names: &mut FxHashSet<String>) {
+    for node in &graph.node {
+        names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
+        for attribute in &node.attribute {
+            for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
+                names.extend(subgraph.output.iter().map(|info| info.name.clone()));
+                names_used(subgraph, names);
+            }
+        }
+    }
+}
+
+/// The least opset at which a Dropout can say that it drops elements.
+const DROPOUT_TRAINS_FROM: i64 = 12;
+
+/// Makes a graph (of the newest versions, to be written at `opset`) behave as in training.
+///
+/// Every Dropout drops elements, also where the model was exported for inference. One whose flag is computed keeps it,
+/// and before opset 12 a Dropout cannot say that it is on: there it stays what the model says, the identity.
+///
+/// Every BatchNormalization uses the statistics that `mode` says; `trained` are the names of the values to be trained.
+/// Where it uses those of the batch it updates the running ones, which are inputs of the graph
+/// ([`running_statistics`]).
+///
+/// # Errors
+/// When a running statistic is not an input, or reached in a way that it cannot be updated through.
+pub fn for_training(
+    graph: &mut Graph,
+    opset: i64,
+    mode: BatchNormMode,
+    trained: &FxHashSet<&str>,
+) -> Result<(), Error> {
+    let trained = graph.inputs.iter().copied().filter(|&id| trained.contains(graph.name_of(id))).collect();
+    let settings = Settings { dropout: opset >= DROPOUT_TRAINS_FROM, mode };
+    settings.apply(graph, trained, false)
+}
+
+struct Settings {
+    dropout: bool,
+    mode: BatchNormMode,
+}
+
+impl Settings {
+    fn apply(&self, graph: &mut Graph, mut trained: FxHashSet<ValueId>, inner: bool) -> Result<(), Error> {
+        let mut index = 0;
+        while index < graph.nodes.len() {
+            let node = &graph.nodes[index];
+            let reached = node.present_inputs().any(|id| trained.contains(&id));
+            // Names outside may not be taken inside.
+            let prefix = match node.present_outputs().next() {
+                Some(output) if inner => format!("{}_", graph.name_of(output)),
+                _ => String::new(),
+            };
+            if self.dropout && is_dropout(&node.domain, &node.op) {
+                switch_on(graph, index, &prefix);
+            } else if is_batch_norm(&node.domain, &node.op) {
+                if uses_batch(self.mode, node, &trained) {
+                    make_internal(graph, index, &prefix);
+                    update_through_views(graph, index, inner)?;
+                } else {
+                    index += make_inference(graph, index);
+                }
+            } else {
+                let inputs = node.inputs.clone();
+                let mut attrs = std::mem::take(&mut graph.nodes[index].attrs);
+                for attr in attrs.0.values_mut() {
+                    if let Attr::Graph(subgraph) = attr {
+                        let inside = captured_among(&inputs, subgraph, &trained);
+                        self.apply(subgraph, inside, true)?;
+                    }
+                }
+                graph.nodes[index].attrs = attrs;
+            }
+            if reached {
+                trained.extend(graph.nodes[index].present_outputs());
+            }
+            index += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a BatchNormalization uses the statistics of the batch.
+fn uses_batch(mode: BatchNormMode, node: &Node, trained: &FxHashSet<ValueId>) -> bool {
+    let is_trained = |k: usize| node.inputs.get(k).copied().flatten().is_some_and(|id| trained.contains(&id));
+    match mode {
+        BatchNormMode::Auto => is_trained(1) || is_trained(2),
+        BatchNormMode::Train => true,
+        BatchNormMode::Freeze => false,
+    }
+}
+
+/// The inputs of a subgraph that stand for some values outside: the last inputs of its node.
+fn captured_among(
+    inputs: &[Option<ValueId>],
+    subgraph: &Graph,
+    wanted: &FxHashSet<ValueId>,
+) -> FxHashSet<ValueId> {
+    let pairs = subgraph.inputs.iter().rev().zip(inputs.iter().rev());
+    pairs.filter(|(_, outer)| outer.is_some_and(|id| wanted.contains(&id))).map(|(&id, _)| id).collect()
+}
+
+fn switch_on(graph: &mut Graph, index: usize, prefix: &str) {
+    let flag = graph.nodes[index].inputs.get(2).copied().flatten();
+    if flag.is_some_and(|flag| graph.value(flag).constant.is_none()) {
+        return;
+    }
+    let on = graph.add_constant(&format!("{prefix}training_mode"), Tensor::filled(DType::Bool, &[], 1.0));
+    let inputs = &mut graph.nodes[index].inputs;
+    inputs.resize(3, None);
+    inputs[2] = Some(on);
+}
+
+/// A node that sees its running statistics in another shape (an old one with `spatial=0`) cannot update them itself:
+/// nodes behind it do.
+fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<(), Error> {
+    for (output, input) in [(1, 3), (2, 4)] {
+        let node = &graph.nodes[index];
+        let port = |ports: &[Option<ValueId>], k: usize| ports.get(k).copied().flatten();
+        let (new, old) = (port(&node.outputs, output), port(&node.inputs, input));
+        let (Some(new), Some(old)) = (new, old) else { continue };
+        if graph.inputs.contains(&old) {
+            continue;
+        }
+        let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|id| id == old));
+        let viewed = maker.filter(|node| &*node.op == "Reshape").and_then(|node| node.inputs[0]);
+        let Some(state) = viewed.filter(|id| !inner && graph.inputs.contains(id)) else {
+            let message =
+                "its running statistics cannot be updated where they are; train with batch_norm=\"freeze\"";
+            return Err(Error::at(graph, &graph.nodes[index], OpError::unsupported(message)));
+        };
+        let mut add = |op: &str, inputs: &[ValueId], name: &str| {
+            let name = format!("{}_{name}", graph.name_of(state));
+            let made = graph.add_value(&name, ValueType::Unknown);
+            let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+            graph.nodes.push(Node::new("", op, &ports, &[Some(made)], ortrain_graph::Attrs::new()));
+            made
+        };
+        let shape = add("Shape", &[state], "shape");
+        let value = add("Reshape", &[new, shape], "new");
+        assign(graph, state, value);
+    }
+    Ok(())
+}
+
+/// A running statistic that training updates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningStatistic {
+    /// The name of the value: an initializer, or computed from constants alone.
+    pub name: String,
+    /// Whether it belongs to a subgraph.
+    pub inner: bool,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug)]
+enum Origin {
+    /// It is constant.
+    Constant(RunningStatistic),
+    /// It is given at every step, or computed from what is.
+    Varying,
+}
+
+/// What a constant is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Mean,
+    Variance,
+    Other,
+}
+
+/// What is found in a graph and its subgraphs.
+#[derive(Default)]
+struct Found {
+    updated: Vec<(RunningStatistic, String)>,
+    uses: FxHashMap<String, Vec<(Use, String)>>,
+}
+
+/// The running statistics of a model (as it was read, of any version) that training updates, in the order of its nodes.
+/// `trained` are the names of the values to be trained.
+///
+/// # Errors
+/// When a running statistic is to be trained; when one that is updated is not constant in the model, or has other uses.
+pub fn running_statistics(
+    graph: &Graph,
+    mode: BatchNormMode,
+    trained: &FxHashSet<&str>,
+) -> Result<Vec<RunningStatistic>, Error> {
+    let mut found = Found::default();
+    let search = Search { mode, trained };
+    let dependent =
+        graph.value_ids().filter(|&id| trained.contains(graph.name_of(id))).collect::<FxHashSet<_>>();
+    search.graph(graph, &FxHashMap::default(), dependent, false, &mut found)?;
+    let mut names: FxHashSet<&str> = FxHashSet::default();
+    let mut result = Vec::new();
+    for (statistic, node) in &found.updated {
+        if !names.insert(&statistic.name) {
+            continue;
+        }
+        let uses = found.uses.get(&statistic.name).map_or(&[][..], Vec::as_slice);
+        let own = uses.iter().find(|(_, label)| label == node).map(|(kind, _)| *kind);
+        if let Some((_, other)) = uses.iter().find(|(kind, _)| own != Some(*kind)) {
+            return Err(Error::Graph(format!(
+                "training would update {:?}, the running statistics of {node}, but {other} uses the same value for \
+                 something else; give each its own initializer (some exporters share equal ones), or train with \
+                 batch_norm=\"freeze\"",
+                statistic.name
+            )));
+        }
+        result.push(statistic.clone());
+    }
+    Ok(result)
+}
+
+struct Search<'a> {
+    mode: BatchNormMode,
+    trained: &'a FxHashSet<&'a str>,
+}
+
+impl Search<'_> {
+    fn graph(
+        &self,
+        graph: &Graph,
+        captured: &FxHashMap<ValueId, Origin>,
+        mut dependent: FxHashSet<ValueId>,
+        inner: bool,
+        found: &mut Found,
+    ) -> Result<(), Error> {
+        // Constants, and what nodes compute of constants alone.
+        let mut origins = captured.clone();
+        for id in graph.value_ids().filter(|&id| graph.value(id).constant.is_some()) {
+            origins.insert(id, constant(graph, id, inner));
+        }
+        for node in &graph.nodes {
+            let is_constant = |id| matches!(origins.get(&id), Some(Origin::Constant(_)));
+            let all_constant = node.captures == 0 && node.present_inputs().all(is_constant);
+            for id in node.present_outputs() {
+                let origin = if all_constant { constant(graph, id, inner) } else { Origin::Varying };
+                origins.insert(id, origin);
+            }
+        }
+        let makers = graph.producers();
+        for node in &graph.nodes {
+            let label = graph.node_label(node);
+            let norm = is_batch_norm(&node.domain, &node.op);
+            let batch = norm && uses_batch(self.mode, node, &dependent);
+            let own = node.inputs.len() - node.captures;
+            for (k, port) in node.inputs[..own].iter().enumerate() {
+                let Some(id) = *port else { continue };
+                let kind = match k {
+                    3 if norm => Use::Mean,
+                    4 if norm => Use::Variance,
+                    _ => Use::Other,
+                };
+                let Some(Origin::Constant(value)) = origins.get(&id) else {
+                    if batch && kind != Use::Other {
+                        let message = format!(
+                            "training would update its running statistics, but {:?} is not constant in the model; make \
+                             it an initializer, or train with batch_norm=\"freeze\"",
+                            graph.name_of(id)
+                        );
+                        return Err(Error::at(graph, node, OpError::unsupported(message)));
+                    }
+                    continue;
+                };
+                if kind != Use::Other && self.trained.contains(value.name.as_str()) {
+                    return Err(Error::Graph(format!(
+                        "{:?} cannot be trained by gradients: it holds the running statistics of {label}, which \
+                         training updates by itself; take it out of the parameters to be trained",
+                        value.name
+                    )));
+                }
+                if batch && kind != Use::Other {
+                    found.updated.push((value.clone(), label.clone()));
+                }
+                // What is computed of constants is used where its results are used.
+                let is_constant = |id| matches!(origins.get(&id), Some(Origin::Constant(_)));
+                if norm || !node.present_outputs().any(is_constant) {
+                    self.record(graph, &origins, &makers, id, (kind, &label), found);
+                }
+            }
+            if dependent.iter().any(|id| node.present_inputs().any(|input| input == *id)) {
+                dependent.extend(node.present_outputs());
+            }
+            for (_, subgraph) in Graph::subgraphs(node) {
+                let inside = captured_among(&node.inputs, subgraph, &dependent);
+                let pairs = subgraph.inputs.iter().rev().zip(node.inputs[own..].iter().rev());
+                let outer = pairs
+                    .filter_map(|(&id, outer)| Some((id, origins.get(&(*outer)?).cloned()?)))
+                    .collect::<FxHashMap<_, _>>();
+                self.graph(subgraph, &outer, inside, true, found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a use of a constant, and of those that it is computed from. One that is a statistic gets a value of its own,
+    /// so it uses nothing else.
+    fn record(
+        &self,
+        graph: &Graph,
+        origins: &FxHashMap<ValueId, Origin>,
+        makers: &[Option<usize>],
+        id: ValueId,
+        (kind, label): (Use, &str),
+        found: &mut Found,
+    ) {
+        if let Some(Origin::Constant(value)) = origins.get(&id) {
+            let uses = found.uses.entry(value.name.clone()).or_default();
+            if uses.iter().any(|(known, node)| *known == kind && node == label) {
+                return;
+            }
+            uses.push((kind, label.to_owned()));
+        }
+        if let (Use::Other, Some(index)) = (kind, makers[id.0 as usize]) {
+            for input in graph.nodes[index].present_inputs() {
+                self.record(graph, origins, makers, input, (kind, label), found);
+            }
+        }
+    }
+}
+
+fn constant(graph: &Graph, id: ValueId, inner: bool) -> Origin {
+    Origin::Constant(RunningStatistic { name: graph.name_of(id).to_owned(), inner })
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Attrs;
+    use ortrain_onnx::AttributeProto;
+
+    use super::*;
+
+    fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
+        let strings = |list: &[&str]| list.iter().map(|&name| name.to_owned()).collect();
+        NodeProto {
+            op_type: op.into(),
+            input: strings(inputs),
+            output: strings(outputs),
+            ..NodeProto::default()
+        }
+    }
+
+    #[test]
+    fn inference_drops_nothing_and_keeps_statistics() {
+        let mut normalization =
+            node("BatchNormalization", &["a", "scale", "bias", "mean", "var"], &["y", "new_mean", "new_var"]);
+        normalization.attribute.push(AttributeProto {
+            name: "training_mode".into(),
+            i: 1,
+            ..AttributeProto::default()
+        });
+        let dropout = node("Dropout", &["x", "ratio", "training"], &["a", "mask"]);
+        let mut graph = GraphProto { node: vec![dropout, normalization], ..GraphProto::default() };
+        for_inference(&mut graph);
+        assert_eq!(graph.node[0].input, ["x", "ratio", ""]);
+        assert_eq!(graph.node[1].attribute[0].i, 0);
+        assert_eq!(graph.node[1].output, ["y"]);
+    }
+
+    #[test]
+    fn training_drops_elements() {
+        let mut graph = Graph::new("");
+        let x = graph.add_value("x", ValueType::tensor(DType::F32, &[4]));
+        let y = graph.add_value("y", ValueType::Unknown);
+        graph.nodes.push(Node::new("", "Dropout", &[Some(x)], &[Some(y)], Attrs::new()));
+        for_training(&mut graph, 11, BatchNormMode::Auto, &FxHashSet::default()).expect("it trains");
+        assert_eq!(graph.nodes[0].inputs.len(), 1, "before opset 12 a Dropout cannot be on");
+        for_training(&mut graph, 12, BatchNormMode::Auto, &FxHashSet::default()).expect("it trains");
+        let flag = graph.nodes[0].inputs[2].expect("it is on");
+        assert_eq!(graph.value(flag).constant, Some(Tensor::filled(DType::Bool, &[], 1.0)));
+        assert_eq!(graph.nodes[0].inputs[1], None, "the ratio is what the model says");
+    }
+}
