@@ -1,12 +1,14 @@
-//! Sums and means along axes, and ONNX Runtime's operators for them in gradients.
+//! Sums, means and extremes along axes, and ONNX Runtime's operators for them in gradients.
 //!
-//! ReduceSum-1, 11, 13 and ReduceMean-1, 11, 13, 18 of ONNX; `ReduceSumTraining` (a sum whose axes may be computed)
-//! and `Scale` (a tensor times or divided by one number of any type) of `com.microsoft`. The axes are an attribute
-//! before opset 13 (sum) and 18 (mean) and an input from then on; `noop_with_empty_axes` came with the input. Narrow
-//! floats are summed in float32; integers wrap, and the mean of integers is truncated. Without elements the sum is 0
-//! and the mean NaN (0 for integers). Axes must be known once all shapes are.
+//! ReduceSum-1, 11, 13, ReduceMean-1, 11, 13, 18 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX;
+//! `ReduceSumTraining` (a sum whose axes may be computed) and `Scale` (a tensor times or divided by one number of any
+//! type) of `com.microsoft`. The axes are an attribute before opset 13 (sum) and 18 (the others) and an input from then
+//! on; `noop_with_empty_axes` came with the input. Narrow floats are summed in float32; integers wrap, and the mean of
+//! integers is truncated. Without elements the sum is 0, the mean NaN (0 for integers), and an extreme the other end of
+//! the type's range, infinity included. NaN is the extreme of everything. Elements that tie share the gradient of an
+//! extreme equally. Axes must be known once all shapes are.
 
-use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
+use ortrain_expr::{Access, BinaryOp, Inst, ReduceOp, Scalar, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
@@ -16,9 +18,48 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
 
-/// A sum or a mean along axes.
+/// What is computed of the elements.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Sum,
+    Mean,
+    Max,
+    Min,
+}
+
+impl Kind {
+    fn is_extreme(self) -> bool {
+        matches!(self, Kind::Max | Kind::Min)
+    }
+
+    fn op(self) -> ReduceOp {
+        match self {
+            Kind::Sum | Kind::Mean => ReduceOp::Sum,
+            Kind::Max => ReduceOp::Max,
+            Kind::Min => ReduceOp::Min,
+        }
+    }
+}
+
+/// The largest or the smallest number of a type: what the smallest or the largest of no elements is.
+fn end_of(dtype: DType, largest: bool) -> Scalar {
+    let bits = 8 * dtype.size() as u32;
+    match Type::of(dtype) {
+        Type::Bool => Scalar::Bool(largest),
+        Type::F32 if largest => Scalar::F32(f32::INFINITY),
+        Type::F32 => Scalar::F32(f32::NEG_INFINITY),
+        Type::F64 if largest => Scalar::F64(f64::INFINITY),
+        Type::F64 => Scalar::F64(f64::NEG_INFINITY),
+        Type::U32 => Scalar::U32(if largest { u32::MAX >> (32 - bits) } else { 0 }),
+        Type::U64 => Scalar::U64(if largest { u64::MAX } else { 0 }),
+        Type::I32 => Scalar::I32(if largest { i32::MAX >> (32 - bits) } else { i32::MIN >> (32 - bits) }),
+        Type::I64 => Scalar::I64(if largest { i64::MAX } else { i64::MIN }),
+    }
+}
+
+/// A reduction along axes.
 struct Reduce {
-    mean: bool,
+    kind: Kind,
     keepdims: bool,
     noop_with_empty_axes: bool,
 }
@@ -71,7 +112,11 @@ impl Reduce {
 impl Op for Reduce {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(1, 2, 1)?;
-        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = if self.kind.is_extreme() {
+            cx.dtype(0)?
+        } else {
+            cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?
+        };
         if cx.has(1) {
             cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
             if let Some(axes) = cx.shape(1)
@@ -101,21 +146,22 @@ impl Op for Reduce {
             cx.give(0, g);
             return Ok(());
         }
-        let mut gradient = g;
         // A scalar that all axes went into expands as it is.
         let to_scalar = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes;
-        if !self.keepdims && !to_scalar {
-            let axes = match (&axes, cx.optional_input(1)) {
-                (Some(axes), _) => {
-                    let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
-                    cx.ints("axes", &axes)
-                }
-                (None, Some(axes)) => axes,
-                (None, None) => return Err(OpError::unsupported("the rank of its input must be known")),
-            };
-            gradient = cx.add("Unsqueeze", &[gradient, axes], Attrs::new());
+        let axes_value = match (&axes, cx.optional_input(1)) {
+            _ if to_scalar => None,
+            (Some(axes), _) => {
+                let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+                Some(cx.ints("axes", &axes))
+            }
+            (None, Some(axes)) => Some(axes),
+            (None, None) => return Err(OpError::unsupported("the rank of its input must be known")),
+        };
+        if self.kind.is_extreme() {
+            return self.extreme_gradient(cx, g, axes_value);
         }
-        if self.mean {
+        let mut gradient = self.with_axes_kept(cx, g, axes_value);
+        if self.kind == Kind::Mean {
             let sizes = axes.zip(shape).and_then(|(axes, shape)| {
                 axes.iter().map(|&axis| shape[axis].known()).collect::<Option<Vec<usize>>>()
             });
@@ -154,6 +200,13 @@ impl Op for Reduce {
             cx.alias(0, 0);
             return Ok(());
         }
+        if count == 0 && self.kind.is_extreme() {
+            let output = cx.output(0);
+            let mut nest = cx.nest(&cx.out_dims(0), 0);
+            let end = nest.b.push(Inst::Const(end_of(dtype, self.kind == Kind::Min)), Type::of(dtype));
+            nest.store_whole(cx, output, end);
+            return cx.step(nest.map());
+        }
         let whole = Access::contiguous(dtype, &dims);
         // Kept axes lead, reduced ones follow; the order within each stays.
         let order: Vec<usize> =
@@ -162,15 +215,56 @@ impl Op for Reduce {
         let strides: Strides = order.iter().map(|&axis| whole.strides[axis]).collect();
         let (input, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&space, axes.len());
-        let value = nest.load_strided(cx, input, 0, &strides);
-        let mut result = nest.reduce(ReduceOp::Sum, value);
-        if self.mean {
+        let mut value = nest.load_strided(cx, input, 0, &strides);
+        if dtype == DType::Bool {
+            // True is above false.
+            value = nest.b.convert(value, Type::I32);
+        }
+        let mut result = nest.reduce(self.kind.op(), value);
+        if self.kind == Kind::Mean {
             let ty = nest.b.ty(result);
             let count = nest.b.constant(ty, count as f64);
             result = nest.b.div(result, count);
         }
         nest.store_outer(cx, output, result);
         cx.step(nest.reduction())
+    }
+}
+
+impl Reduce {
+    /// A result with the reduced axes put back as axes of size 1; `axes` is absent where all went into a scalar.
+    fn with_axes_kept(&self, cx: &mut Grad<'_>, value: ValueId, axes: Option<ValueId>) -> ValueId {
+        match axes {
+            Some(axes) if !self.keepdims => cx.add("Unsqueeze", &[value, axes], Attrs::new()),
+            _ => value,
+        }
+    }
+
+    /// The gradient of an extreme: an equal share for each element that is as large.
+    fn extreme_gradient(&self, cx: &mut Grad<'_>, g: ValueId, axes: Option<ValueId>) -> Result<(), OpError> {
+        let (x, y) = (cx.input(0)?, cx.output(0, "y"));
+        let dtype = cx.dtype(x)?;
+        let (g, y) = (self.with_axes_kept(cx, g, axes), self.with_axes_kept(cx, y, axes));
+        let equal = cx.add("Equal", &[x, y], Attrs::new());
+        // Counts may be too large for a narrow float.
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
+        let ones = cx.add("Cast", &[equal], cast(wide));
+        let mut attrs = Attrs::new().with("keepdims", i64::from(self.keepdims || axes.is_some()));
+        if self.noop_with_empty_axes {
+            attrs = attrs.with("noop_with_empty_axes", 1i64);
+        }
+        let inputs: Vec<ValueId> = [ones].into_iter().chain(axes).collect();
+        let count = cx.add("ReduceSum", &inputs, attrs);
+        let g = if dtype == wide { g } else { cx.add("Cast", &[g], cast(wide)) };
+        let mut share = cx.add("Div", &[g, count], Attrs::new());
+        if dtype != wide {
+            share = cx.add("Cast", &[share], cast(dtype));
+        }
+        let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
+        let gradient = cx.add("Where", &[equal, share, zero], Attrs::new());
+        cx.give(0, gradient);
+        Ok(())
     }
 }
 
@@ -246,21 +340,29 @@ impl Op for Scale {
     }
 }
 
-fn reduce(node: &Node, mean: bool) -> Result<Box<dyn Op>, OpError> {
+fn reduce(node: &Node, kind: Kind) -> Result<Box<dyn Op>, OpError> {
     let flag = |name: &str, default: i64| Ok::<_, OpError>(node.attrs.int(name)?.unwrap_or(default) != 0);
     Ok(Box::new(Reduce {
-        mean,
+        kind,
         keepdims: flag("keepdims", 1)?,
         noop_with_empty_axes: flag("noop_with_empty_axes", 0)?,
     }))
 }
 
 fn build_sum(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    reduce(node, false)
+    reduce(node, Kind::Sum)
 }
 
 fn build_mean(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    reduce(node, true)
+    reduce(node, Kind::Mean)
+}
+
+fn build_max(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    reduce(node, Kind::Max)
+}
+
+fn build_min(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    reduce(node, Kind::Min)
 }
 
 fn build_scale(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
@@ -311,7 +413,11 @@ fn downgrade_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     axes_to_attribute(rw, 13)
 }
 
-fn downgrade_mean(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+fn downgrade_others(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let bools = rw.input(0).and_then(|id| rw.dtype(id)) == Some(DType::Bool);
+    if bools && rw.version() < 20 {
+        return Err(OpError::unsupported("the largest or smallest of truth values needs opset 20 or newer"));
+    }
     axes_to_attribute(rw, 18)
 }
 
@@ -355,7 +461,13 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "ReduceSum", &[1, 11, 13], build_sum).upgrade(upgrade).downgrade(downgrade_sum),
         Definition::new("", "ReduceMean", &[1, 11, 13, 18], build_mean)
             .upgrade(upgrade)
-            .downgrade(downgrade_mean),
+            .downgrade(downgrade_others),
+        Definition::new("", "ReduceMax", &[1, 11, 12, 13, 18, 20], build_max)
+            .upgrade(upgrade)
+            .downgrade(downgrade_others),
+        Definition::new("", "ReduceMin", &[1, 11, 12, 13, 18, 20], build_min)
+            .upgrade(upgrade)
+            .downgrade(downgrade_others),
         Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum)
             .decompose(decompose_sum_training),
         Definition::new("com.microsoft", "Scale", &[1], build_scale).decompose(decompose_scale),
@@ -373,6 +485,8 @@ mod tests {
 
     const SUM: (&str, &str) = ("", "ReduceSum");
     const MEAN: (&str, &str) = ("", "ReduceMean");
+    const MAX: (&str, &str) = ("", "ReduceMax");
+    const MIN: (&str, &str) = ("", "ReduceMin");
     const NEWEST: i64 = crate::registry::NEWEST_OPSET;
 
     fn axes(values: &[i64]) -> Tensor {
@@ -449,6 +563,77 @@ mod tests {
     }
 
     #[test]
+    fn extremes_of_every_type() {
+        let data = f64s(&[2, 3], &[1.0, -5.0, 3.0, 7.0, 0.0, f64::NAN]);
+        assert_eq!(forward(MAX, &data, Some(&[0]), attrs(0, 0)).to_f64()[..2], [7.0, 0.0]);
+        assert_eq!(forward(MIN, &data, Some(&[0]), attrs(1, 0)).to_f64()[..2], [1.0, -5.0]);
+        for op in [MAX, MIN] {
+            assert!(forward(op, &data, Some(&[0]), attrs(0, 0)).to_f64()[2].is_nan());
+            assert!(forward(op, &data, None, attrs(0, 0)).to_f64()[0].is_nan());
+        }
+        for dtype in DType::ALL {
+            let data = Tensor::filled(dtype, &[2, 2], 1.0);
+            for op in [MAX, MIN] {
+                assert_eq!(forward(op, &data, Some(&[1]), attrs(0, 0)), Tensor::filled(dtype, &[2], 1.0));
+            }
+        }
+        let flags = Tensor::from_slice(DType::Bool, &[2, 2], &[1u8, 0, 0, 0]);
+        let got = |op| forward(op, &flags, Some(&[1]), attrs(0, 0)).to_f64();
+        assert_eq!((got(MAX), got(MIN)), (vec![1.0, 0.0], vec![0.0, 0.0]));
+        let wide = Tensor::i64(&[2], &[i64::MAX, i64::MAX - 1]);
+        assert_eq!(forward(MIN, &wide, None, attrs(0, 0)), Tensor::i64(&[], &[i64::MAX - 1]));
+    }
+
+    #[test]
+    fn extremes_of_nothing() {
+        let ends: [(DType, f64, f64); 8] = [
+            (DType::F32, f64::NEG_INFINITY, f64::INFINITY),
+            (DType::F16, f64::NEG_INFINITY, f64::INFINITY),
+            (DType::F64, f64::NEG_INFINITY, f64::INFINITY),
+            (DType::I8, -128.0, 127.0),
+            (DType::I16, -32768.0, 32767.0),
+            (DType::I32, -2_147_483_648.0, 2_147_483_647.0),
+            (DType::U8, 0.0, 255.0),
+            (DType::Bool, 0.0, 1.0),
+        ];
+        for (dtype, low, high) in ends {
+            let empty = Tensor::filled(dtype, &[2, 0], 0.0);
+            assert_eq!(forward(MAX, &empty, Some(&[1]), attrs(0, 0)).to_f64(), [low, low], "{dtype}");
+            assert_eq!(forward(MIN, &empty, None, attrs(1, 0)).to_f64(), [high], "{dtype}");
+        }
+        let empty = Tensor::f32(&[2, 0], &[]);
+        let graph = constant_axes(MAX, &empty, &[1], attrs(0, 0));
+        let gradient = gradient_graph(&graph, &[Some(Tensor::f32(&[2], &[1.0, 1.0]))], &[0]);
+        assert_eq!(run(&gradient, &[empty]).expect("it runs")[0].dims(), [2, 0]);
+    }
+
+    #[test]
+    fn ties_share_the_gradient_of_an_extreme() {
+        let inf = f64::INFINITY;
+        let data = f64s(&[3, 4], &[2.0, 5.0, 5.0, 1.0, -inf, -inf, -inf, -inf, 4.0, inf, 3.0, inf]);
+        let graph = constant_axes(MAX, &data, &[1], attrs(0, 0));
+        let gradient = gradient_graph(&graph, &[Some(f64s(&[3], &[6.0, 8.0, 1.0]))], &[0]);
+        let got = run(&gradient, std::slice::from_ref(&data)).expect("it runs").remove(0);
+        assert_eq!(got.to_f64(), [0.0, 3.0, 3.0, 0.0, 2.0, 2.0, 2.0, 2.0, 0.0, 0.5, 0.0, 0.5]);
+        check_decomposition(&gradient, &[data], 0.0);
+        // More ties than a narrow float can count.
+        let zeros = Tensor::filled(DType::F16, &[100_000], 0.0);
+        let graph = constant_axes(MIN, &zeros, &[0], attrs(0, 0));
+        let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[], 1000.0))], &[0]);
+        let got = run(&gradient, &[zeros]).expect("it runs").remove(0).to_f64();
+        assert!(got.iter().all(|&x| (x - 0.01).abs() < 1e-5), "{}", got[0]);
+    }
+
+    #[test]
+    fn truth_values_need_opset_20() {
+        let flags = Tensor::filled(DType::Bool, &[2], 1.0);
+        let graph = one_node(NEWEST, MAX, &[Some(&flags)], 1, attrs(0, 0)).expect("valid");
+        check_downgrade(&graph, std::slice::from_ref(&flags), 20);
+        let error = passes::versions::downgrade(&mut graph.clone(), 19).expect_err("refused").to_string();
+        assert!(error.contains("needs opset 20 or newer"), "{error}");
+    }
+
+    #[test]
     fn wrong_axes_are_refused() {
         let data = Tensor::f32(&[2, 2], &[0.0; 4]);
         for (named, message) in [(&[2][..], "axis 2 is out of range for rank 2"), (&[0, -2], "twice")] {
@@ -464,7 +649,7 @@ mod tests {
     #[test]
     fn gradients() {
         let data = spread(&[2, 3, 4], 1);
-        for op in [SUM, MEAN, ("com.microsoft", "ReduceSumTraining")] {
+        for op in [SUM, MEAN, MAX, MIN, ("com.microsoft", "ReduceSumTraining")] {
             for named in [&[][..], &[1], &[-1, 0], &[0, 1, 2]] {
                 for keep in [0, 1] {
                     let graph = constant_axes(op, &data, named, attrs(keep, 0));
@@ -536,7 +721,7 @@ mod tests {
     #[test]
     fn older_versions() {
         let data = spread(&[2, 3], 4);
-        for (op, opset) in [(SUM, 7), (SUM, 12), (MEAN, 8), (MEAN, 17)] {
+        for (op, opset) in [(SUM, 7), (SUM, 12), (MEAN, 8), (MEAN, 17), (MAX, 7), (MIN, 11), (MAX, 17)] {
             let old = Attrs::new().with("axes", vec![1i64]).with("keepdims", 0i64);
             let graph = one_node(opset, op, &[Some(&data)], 1, old).expect("it can be read");
             let want = forward(op, &data, Some(&[1]), attrs(0, 0));
