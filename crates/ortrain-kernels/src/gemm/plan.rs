@@ -14,7 +14,7 @@ const DEPTH: usize = 256;
 /// Panels of A in a block: together with a panel of B they stay in the second-level cache.
 const ROW_PANELS: usize = 16;
 /// Columns of a block.
-const COLUMNS: usize = 512;
+const COLUMNS: usize = 256;
 /// Bytes up to which an operand's packed block is kept over all of k: half of a second-level cache.
 const KEEP: usize = 1 << 20;
 /// Bytes of B that are packed at a time for all threads.
@@ -23,8 +23,16 @@ const SHARED: usize = 8 << 20;
 const GRAIN: usize = 1 << 19;
 /// Tasks that are plenty for any number of cores.
 const PLENTY: usize = 16;
-/// Panels of the other operand up to which one is read where it lies.
-const FEW: usize = 2;
+/// Fewer tasks than this are too few.
+const FEW_TASKS: usize = 4;
+/// Panels of B up to which A is read where it lies, whichever way it lies.
+const FEW_COLUMNS: usize = 2;
+/// Panels of A up to which B is read where it lies, if columns are adjacent.
+const FEW_ROWS: usize = 10;
+/// Bytes of results up to which an epilogue runs by itself over all of them, where blocks are narrow.
+const APART: usize = 1 << 20;
+/// Columns that are narrow for an epilogue: it runs over one piece of a row at a time.
+const NARROW: usize = 512;
 /// Elements of results up to which the sums are cut instead.
 const SMALL: usize = 128 * 128;
 /// Elements of all partial results of cut sums, at most.
@@ -45,6 +53,8 @@ pub(super) struct Shape {
     /// Parts of k, each with tasks of its own, and depths of a part: whole chunks.
     pub(super) parts: usize,
     pub(super) part: usize,
+    /// Whether blocks go to shared memory first, to be added up or finished by themselves.
+    pub(super) apart: bool,
     /// Columns that are gone through at a time: those whose B is packed for all threads.
     pub(super) strip: usize,
     /// Axes of the blocks from the slowest to the fastest: 0 is the batch, 1 rows, 2 columns.
@@ -174,26 +184,32 @@ impl Shape {
         }
         let part = chunks.div_ceil(cut.parts) * depth;
         let parts = k.div_ceil(part).max(1);
-        if parts > 1 {
+        let Cut { rows, cols, .. } = cut;
+        let small = (batch * m * n).saturating_mul(T::BYTES) <= APART;
+        let apart = parts > 1 || direct.is_none() && !thin && cols < n.min(NARROW) && small;
+        if apart {
             direct = None;
         }
-        let Cut { rows, cols, .. } = cut;
         let row_blocks = m.div_ceil(rows);
 
         let own = |lines: usize| Way::Own { whole: (lines * T::BYTES).saturating_mul(part.min(k)) <= KEEP };
-        // Rows a multiple of a page apart get into each other's way in the first-level cache.
-        let clash = (a.line * T::BYTES as isize) % 4096 == 0;
-        let along = a.depth == 1 && !clash;
-        if !thin && (a.dtype != real || n.div_ceil(nr) > FEW && !along) {
+        // Lines a multiple of a page apart get into each other's way in the caches.
+        let page = |step: isize, page: isize| (step * T::BYTES as isize) % page == 0;
+        let along = a.depth == 1 && !page(a.line, 4096);
+        if !thin && (a.dtype != real || n.div_ceil(nr) > FEW_COLUMNS && !along) {
             a.way = own(rows);
         }
         let mut strip = n.next_multiple_of(cols).max(cols);
-        if !thin && (b.dtype != real || b.line != 1 || m.div_ceil(mr) > FEW) {
+        if !thin
+            && (b.dtype != real
+                || b.line != 1
+                || (m.div_ceil(mr) > FEW_ROWS || page(b.depth, 8192) && m > mr))
+        {
             let again = row_blocks > 1 || batch > 1 && b.batch.stays();
             let copies = if b.batch.stays() { 1 } else { batch };
             let room = SHARED / (copies * T::BYTES).saturating_mul(k).max(1) / cols * cols;
             b.way = own(cols);
-            if again && (room >= n || copies == 1 && room >= COLUMNS) {
+            if again && (room >= n || copies == 1 && room >= 2 * COLUMNS) {
                 b.way = Way::Shared;
                 strip = strip.min(room.max(cols));
             }
@@ -235,9 +251,9 @@ impl Shape {
                 };
             }
         }
-        let partial_at = room_for_all(if parts > 1 { parts * batch * m * n } else { 0 });
+        let partial_at = room_for_all(if apart { parts * batch * m * n } else { 0 });
         let block = if direct.is_some() && !thin { 0 } else { rows * cols };
-        let block_at = room(if parts > 1 { tape.tile } else { block });
+        let block_at = room(if apart { tape.tile } else { block });
         let corner_at = room(mr * nr);
         Ok(Shape {
             batch,
@@ -249,6 +265,7 @@ impl Shape {
             depth,
             parts,
             part,
+            apart,
             strip,
             order,
             group: (GRAIN / 2 / work).max(1),
@@ -296,19 +313,19 @@ impl Cut {
         batch * m.div_ceil(self.rows) * n.div_ceil(self.cols)
     }
 
-    /// Smaller blocks, until there are as many as wanted.
+    /// Smaller blocks, until there are as many as wanted: none that make much of their operands' traffic unless there
+    /// would be all too few.
     fn refine(&mut self, thin: bool) {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
         while self.tasks() < self.wanted {
+            let few = self.tasks() < self.wanted.min(FEW_TASKS);
             let (rows, cols) = (even(m, self.rows.div_ceil(2), mr), even(n, self.cols.div_ceil(2), nr));
-            let split_rows = !thin && rows < self.rows;
-            let split_cols = cols < self.cols;
-            if split_cols && (self.cols > 2 * self.rows || self.cols > 2 * nr && self.rows <= 8 * mr) {
+            let split_rows = !thin && rows < self.rows && (rows >= 4 * mr || few);
+            let split_cols = cols < self.cols && (cols >= 2 * nr || few);
+            if split_cols && (self.cols > 2 * self.rows || !split_rows || cols >= 2 * nr && rows < 4 * mr) {
                 self.cols = cols;
             } else if split_rows {
                 self.rows = rows;
-            } else if split_cols {
-                self.cols = cols;
             } else {
                 break;
             }

@@ -83,8 +83,8 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
                 }
             });
         }
-        if shape.parts > 1 {
-            // SAFETY: the caller's contract, and all partial results are there.
+        if shape.apart {
+            // SAFETY: the caller's contract, and all results are there.
             unsafe { self.combine(&bases, scalars, pool, parts) };
         }
         // SAFETY: all tasks are done.
@@ -145,7 +145,7 @@ impl<T: Real> Product<T> {
         // SAFETY: the caller's contract, and the layout made by `Shape::new`.
         unsafe {
             let (c, c_row) = match &shape.direct {
-                _ if shape.parts > 1 => {
+                _ if shape.apart => {
                     let partial = parts.shared().add(shape.partial_at).cast::<T>();
                     let row = ((part * shape.batch + batch) * shape.m + rows.0) * shape.n;
                     (partial.add(row + cols.0), shape.n as isize)
@@ -164,7 +164,7 @@ impl<T: Real> Product<T> {
             } else {
                 self.multiply(&task);
             }
-            if shape.direct.is_none() && shape.parts == 1 {
+            if shape.direct.is_none() && !shape.apart {
                 self.finish(&task, scalars);
             }
         }
@@ -366,7 +366,7 @@ impl<T: Real> Product<T> {
         }
     }
 
-    /// Adds up partial results in order, and runs the epilogue over the sums.
+    /// Adds up partial results in order, if there are several, and runs the epilogue.
     unsafe fn combine(&self, bases: &Bases<'_>, scalars: RunScalars, pool: &Pool, parts: Parts) {
         let Shape { batch, m, n, parts: count, ref tape, partial_at, block_at, .. } = self.shape;
         let some = (COMBINE / count).next_multiple_of(tape.tile);
@@ -382,6 +382,9 @@ impl<T: Real> Product<T> {
                 self.open(bases.0, scalars, scratch);
                 let range = (piece * some, some.min(m * n - piece * some));
                 self.tiles(bases.0, scalars, scratch, batch_at, range, |start| {
+                    if count == 1 {
+                        return partial.add(start).cast_const();
+                    }
                     let len = tape.tile.min(m * n - start);
                     tape.isa.run(Sum { from: partial.add(start), step: batch * m * n, count, to: sums, len });
                     sums.cast_const()
