@@ -10,6 +10,7 @@
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 mod case;
+mod conv;
 mod gemm;
 mod nests;
 
@@ -26,7 +27,7 @@ const ROUND: Duration = Duration::from_millis(6);
 const SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
 
 fn cases() -> Vec<Case> {
-    [gemm::cases(), nests::cases()].into_iter().flatten().collect()
+    [gemm::cases(), conv::cases(), nests::cases()].into_iter().flatten().collect()
 }
 
 fn main() {

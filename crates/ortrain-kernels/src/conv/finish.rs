@@ -71,6 +71,32 @@ impl Finish {
         Ok(Finish { tape, channels, plane, direct, store: 1 + nest.loads.len() })
     }
 
+    /// Whether the result is stored as it is, so that blocks are not needed.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Where the rectangle's first element is to be written if [`Finish::is_direct`]; the step from channel to
+    /// channel is a plane.
+    pub(super) fn target<T: Real>(&self, bases: &[*mut u8], rect: Rect) -> *mut T {
+        let offset = self.direct.unwrap_or(0);
+        let first = self.linear(rect.image, rect.channels.0, rect.places.0) as isize;
+        bases[self.store].cast::<T>().wrapping_offset(offset + first)
+    }
+
+    /// Stores a rectangle as it is, if [`Finish::is_direct`]; see [`Finish::run`].
+    ///
+    /// # Safety
+    /// As [`Finish::run`].
+    pub(super) unsafe fn copy<T: Real>(&self, bases: &[*mut u8], rect: Rect, block: *const T, step: usize) {
+        let to = self.target::<T>(bases, rect);
+        for c in 0..rect.channels.1 {
+            let (from, to) = (block.wrapping_add(c * step), to.wrapping_add(c * self.plane));
+            // SAFETY: the caller's contract: elements of the block and of the store.
+            unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), rect.places.1 * T::BYTES) };
+        }
+    }
+
     fn linear(&self, image: usize, channel: usize, place: usize) -> usize {
         (image * self.channels + channel) * self.plane + place
     }
@@ -112,13 +138,9 @@ impl Finish {
     ) {
         let tape = &self.tape;
         let (first, count) = (self.linear(rect.image, rect.channels.0, rect.places.0), rect.places.1);
-        if let Some(offset) = self.direct {
-            let to = bases[self.store].cast::<T>().wrapping_offset(offset).wrapping_add(first);
-            for c in 0..rect.channels.1 {
-                let (from, to) = (block.wrapping_add(c * step), to.wrapping_add(c * self.plane));
-                // SAFETY: the caller's contract: elements of the block and of the store.
-                unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), count * T::BYTES) };
-            }
+        if self.is_direct() {
+            // SAFETY: the caller's contract.
+            unsafe { self.copy(bases, rect, block, step) };
             return;
         }
         let site = |product: *const T| Site {

@@ -4,18 +4,24 @@
 //! through sliding windows: an element of the tensor occurs in it as often as windows cover it. That matrix is never
 //! made as a whole: its panels are packed when they are needed.
 
+mod copy;
+mod cut;
 mod finish;
 mod general;
+mod patches;
+mod product;
 
 use std::fmt;
 
-use ortrain_expr::{ConvShape, DType, Nest, OutOfRange, Type};
+use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Nest, OutOfRange, Type};
 
 use crate::gemm::micro::Real;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::views::{RunScalars, Scratch};
 use finish::Finish;
+use general::General;
+use product::Product;
 
 /// A convolution, or the gradient of one.
 #[derive(Clone, Debug)]
@@ -69,6 +75,14 @@ impl ConvKernel {
         if let Some(fault) = desc.shape.fault() {
             return Err(fault);
         }
+        // Empty tensors, too, must have sizes that can be counted.
+        let countless = |dims: &Dims| {
+            let sizes = dims.iter().filter(|&&dim| dim > 0);
+            sizes.fold(Some(1usize), |n, &dim| n?.checked_mul(dim)).is_none()
+        };
+        if desc.shape.operands().iter().any(countless) {
+            return Err("tensors that are too large to count".to_owned());
+        }
         let double = match (desc.a, desc.b) {
             (DType::F64, DType::F64) => true,
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
@@ -119,5 +133,12 @@ impl ConvKernel {
 
 fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn Engine>, String> {
     let finish = Finish::new::<T>(desc, isa)?;
-    Ok(Box::new(general::General::<T>::new(desc, isa, finish)))
+    let finish = match desc.shape.pass {
+        ConvPass::Output | ConvPass::InputGradient => match Product::<T>::new(desc, isa, finish) {
+            Ok(engine) => return Ok(Box::new(engine)),
+            Err(finish) => finish,
+        },
+        ConvPass::FilterGradient => finish,
+    };
+    Ok(Box::new(General::<T>::new(desc, isa, finish)))
 }

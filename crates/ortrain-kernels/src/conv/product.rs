@@ -1,0 +1,756 @@
+//! The output, and the gradient of the input: products of the filter with a tensor seen through windows.
+//!
+//! Rows are channels of the result, columns its positions, images one after the other; sums run over the channels of
+//! the tensor and the taps of a window. A task makes a block of columns (or, where there are few columns, of rows) and
+//! goes through all of the sum, some channels at a time: it copies what its columns see of them into strips, packs
+//! from these the panels, and multiplies all rows with each panel while it is in the first-level cache.
+//!
+//! The gradient of the input of a convolution with a stride is a product for each phase: the places of the result
+//! that are equal modulo the stride see the gradient of the output through the same taps. The phases of a block are
+//! interleaved before the epilogue.
+
+use ortrain_expr::{ConvPass, DType, OutOfRange};
+
+use super::copy::{Rows, fill, rows};
+use super::cut::{Blocks, Cut, Unit};
+use super::finish::{Finish, Rect};
+use super::patches::{Patches, Piece, SLACK, Segment};
+use super::{ConvDesc, Engine};
+use crate::gemm::micro::{Micro, Real};
+use crate::gemm::pack::{Block, pack};
+use crate::isa::{Isa, Level, Work};
+use crate::pool::Pool;
+use crate::tape::ALIGN;
+use crate::views::{Bases, Parts, RunScalars, Scratch};
+
+/// Depth of a panel: it stays in the first-level cache.
+pub(super) const DEPTH: usize = 256;
+/// Columns of a block.
+const COLUMNS: usize = 256;
+/// Elements of a block of the result, all phases and their interleaved form together.
+const BLOCK: usize = 256 << 10;
+/// Elements of the strips that are filled at a time.
+pub(super) const STRIPS: usize = 96 << 10;
+/// Multiplications that make a task worth while.
+pub(super) const GRAIN: usize = 1 << 19;
+/// Tasks that are plenty for any number of cores.
+pub(super) const PLENTY: usize = 16;
+/// Bytes up to which packed weights, or packed windows, are shared by all tasks.
+const SHARED_WEIGHTS: usize = 4 << 20;
+const SHARED_WINDOWS: usize = 8 << 20;
+
+/// How the filter's elements are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weights {
+    /// Read where they lie: a row's are adjacent.
+    InPlace,
+    /// Packed once for all tasks.
+    Shared,
+    /// Packed by each task.
+    Local,
+}
+
+/// A part of the sums of one phase.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    phase: usize,
+    channel: usize,
+    channels: usize,
+    tap: usize,
+    taps: usize,
+    /// Depths of the phase that come before.
+    before: usize,
+    /// Whether it is the first of its phase.
+    first: bool,
+    /// Where its panels lie in shared memory.
+    panels: usize,
+}
+
+impl Step {
+    fn depth(&self) -> usize {
+        self.channels * self.taps
+    }
+}
+
+/// The phases that make a row of the result.
+#[derive(Debug)]
+struct Strand {
+    outer: Vec<usize>,
+    row: usize,
+    /// Places within the spread of columns, and who makes them.
+    phases: Vec<(usize, usize)>,
+}
+
+pub(super) struct Product<T: 'static> {
+    finish: Finish,
+    micro: Micro<T>,
+    isa: Isa,
+    patches: Patches,
+    dtypes: [DType; 2],
+    groups: usize,
+    /// Rows, and rows of a panel.
+    m: usize,
+    height: usize,
+    /// Channels of a sum.
+    channels: usize,
+    /// Steps through the filter: from row to row, channel to channel, group to group.
+    filter: [usize; 3],
+    /// Depths of a phase follow the filter's order.
+    natural: bool,
+    weights: Weights,
+    blocks: Blocks,
+    rows: Cut,
+    /// Windows are packed once for all tasks.
+    shared: bool,
+    /// Some steps for each range of channels.
+    steps: Vec<Vec<Step>>,
+    strands: Vec<Strand>,
+    /// The result has one phase, in order.
+    single: bool,
+    /// Blocks are written straight to the result.
+    direct: bool,
+    layout: Layout,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    segments: usize,
+    strips: usize,
+    windows: usize,
+    weights: usize,
+    block: usize,
+    line: usize,
+    each: usize,
+    shared: usize,
+    /// Elements from row to row of a block, and from phase to phase.
+    pitch: usize,
+    phase: usize,
+}
+
+impl<T: Real> Product<T> {
+    /// `finish` comes back if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Finish) -> Result<Product<T>, Finish> {
+        let shape = &desc.shape;
+        let micro = T::micro(isa);
+        let Micro { mr, nr, .. } = micro;
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let Some(mut patches) = Patches::new(shape, desc.a == real) else { return Err(finish) };
+        let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
+        let (groups, plane) = (shape.groups, shape.channels_in * taps);
+        let back = shape.pass == ConvPass::InputGradient;
+        let (m, channels) = if back {
+            (shape.channels_in, shape.channels_out)
+        } else {
+            (shape.channels_out, shape.channels_in)
+        };
+        let filter = if back { [taps, plane, channels * plane] } else { [plane, taps, m * plane] };
+        if channels == 0 {
+            patches.phases.clear();
+        }
+        let phases = patches.phases.len();
+        let axes = || patches.outer.iter().chain([&patches.rows, &patches.cols]);
+        let spread: usize = axes().map(|axis| axis.spread).product();
+        let single = phases == 1 && spread == 1;
+        let natural = !back && phases == 1 && patches.phases[0].taps.len() == taps;
+        let height = m.div_ceil(m.div_ceil(mr).max(1)).max(1);
+
+        // How much there is to do, and how it is cut.
+        let n = patches.batch * patches.positions();
+        let depth: usize = patches.phases.iter().map(|phase| phase.taps.len() * channels).sum();
+        let work = n.saturating_mul(m).saturating_mul(depth).saturating_mul(groups);
+        let wanted = (work / GRAIN).clamp(1, PLENTY);
+        let copies = if single { 1 } else { phases + spread };
+        let windows: usize = n.next_multiple_of(nr).saturating_mul(depth).saturating_mul(T::BYTES);
+        let few = n <= PLENTY * nr && (single || patches.cols.count <= COLUMNS);
+        let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= SHARED_WINDOWS;
+        let (rows, blocks);
+        if shared {
+            let most = (BLOCK / (copies * n.next_multiple_of(nr))).max(1);
+            let parts = Cut::at_most(m, height, most).parts.max(wanted);
+            rows = Cut::new(m, height, parts);
+            blocks = Blocks::new(n, n, Unit::Any(n), n, 1);
+        } else {
+            let least = (2 * nr).max(if single { 0 } else { patches.cols.count.min(COLUMNS) });
+            rows = Cut::at_most(m, height, (BLOCK / copies / least).max(height));
+            let most = (BLOCK / copies / rows.most().max(1)).clamp(nr, COLUMNS) / nr * nr;
+            let unit = match (single, patches.aligned) {
+                (true, true) => Unit::Any(nr),
+                (true, false) => Unit::Within(nr),
+                (false, _) => Unit::Rows(nr),
+            };
+            blocks = Blocks::new(n, patches.cols.count, unit, most, wanted.div_ceil(groups.max(1)));
+        }
+        let cols = blocks.most.next_multiple_of(nr);
+        patches.lay_out(blocks.most, blocks.split());
+
+        // Some channels at a time.
+        let most_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
+        let at_once = (DEPTH / most_taps).min(STRIPS / patches.strip.elements.max(1)).max(1);
+        let chunks = Cut::at_most(if phases == 0 { 0 } else { channels }, 1, at_once);
+        let mut steps = Vec::new();
+        let (mut panels, mut deepest) = (0, 0);
+        for i in 0..chunks.parts {
+            let (begin, end) = chunks.part(i);
+            let mut group = Vec::new();
+            for (index, phase) in patches.phases.iter().enumerate() {
+                let ranges = Cut::at_most(phase.taps.len(), 1, DEPTH / (end - begin));
+                for range in 0..ranges.parts {
+                    let (from, to) = ranges.part(range);
+                    let step = Step {
+                        phase: index,
+                        channel: begin,
+                        channels: end - begin,
+                        tap: from,
+                        taps: to - from,
+                        before: begin * phase.taps.len() + from * (end - begin),
+                        first: begin == 0 && from == 0,
+                        panels,
+                    };
+                    deepest = deepest.max(step.depth());
+                    panels += cols / nr * (step.depth() * nr + SLACK);
+                    group.push(step);
+                }
+            }
+            steps.push(group);
+        }
+        let row_panels = m.div_ceil(height);
+        let packed = row_panels.saturating_mul(mr).saturating_mul(depth).saturating_mul(T::BYTES);
+        let weights = if natural && desc.b == real {
+            Weights::InPlace
+        } else if groups == 1 && blocks.count > 1 && packed <= SHARED_WEIGHTS {
+            Weights::Shared
+        } else {
+            Weights::Local
+        };
+        let direct = single && steps.len() == 1 && steps[0].len() == 1 && finish.is_direct();
+
+        let pitch = cols + 16;
+        let phase = rows.most() * pitch;
+        let mut layout = Layout { pitch, phase, each: finish.tape.frame, ..Layout::default() };
+        let mut room = |bytes: usize| {
+            let at = layout.each;
+            layout.each += bytes.next_multiple_of(ALIGN);
+            at
+        };
+        layout.segments = room(patches.most_segments(blocks.most, nr) * size_of::<Segment>());
+        layout.strips = room(patches.strip.elements * chunks.most() * T::BYTES);
+        layout.windows = if shared { 0 } else { room(cols / nr * (deepest * nr + SLACK) * T::BYTES) };
+        let local = if weights == Weights::Local { rows.most().div_ceil(height) * mr * deepest } else { 0 };
+        layout.weights = room(local * T::BYTES);
+        layout.block = room(if direct { mr * nr } else { phase * phases } * T::BYTES);
+        let line = if single || finish.is_direct() { 0 } else { blocks.most * spread * rows.most() };
+        layout.line = room(line * T::BYTES);
+        let bytes = match (shared, weights) {
+            (true, _) => panels * T::BYTES,
+            (false, Weights::Shared) => packed,
+            (false, _) => 0,
+        };
+        layout.shared = bytes.next_multiple_of(ALIGN);
+
+        let mut strands: Vec<Strand> = Vec::new();
+        for (index, phase) in patches.phases.iter().enumerate() {
+            match strands.iter_mut().find(|strand| strand.outer == phase.outer && strand.row == phase.row) {
+                Some(strand) => strand.phases.push((phase.col, index)),
+                None => strands.push(Strand {
+                    outer: phase.outer.clone(),
+                    row: phase.row,
+                    phases: vec![(phase.col, index)],
+                }),
+            }
+        }
+        Ok(Product {
+            finish,
+            micro,
+            isa,
+            patches,
+            dtypes: [desc.a, desc.b],
+            groups,
+            m,
+            height,
+            channels,
+            filter,
+            natural,
+            weights,
+            blocks,
+            rows,
+            shared,
+            steps,
+            strands,
+            single,
+            direct,
+            layout,
+        })
+    }
+
+    /// The filter's element of a row, a channel and a tap.
+    fn weight(&self, base: *const u8, group: usize, row: usize, channel: usize, tap: usize) -> *const u8 {
+        let [line, plane, all] = self.filter;
+        base.wrapping_add((group * all + row * line + channel * plane + tap) * self.dtypes[1].size())
+    }
+
+    /// Packs the weights of some rows, a panel's at most, for one step.
+    unsafe fn pack_weights(
+        &self,
+        base: *const u8,
+        group: usize,
+        step: &Step,
+        (row, end): (usize, usize),
+        to: *mut T,
+    ) {
+        let taps = &self.patches.phases[step.phase].taps;
+        let [line, plane, _] = self.filter.map(|step| step as isize);
+        let (isa, dtype, panel) = (self.isa, self.dtypes[1], self.micro.mr);
+        let block = |tap: usize, depth_step: isize, depth: usize| Block {
+            at: self.weight(base, group, row, step.channel, taps[tap]),
+            line_step: line,
+            depth_step,
+            lines: end - row,
+            depth,
+        };
+        // SAFETY: the filter has these elements; the caller has room for the panel.
+        unsafe {
+            if self.natural {
+                pack(isa, dtype, block(step.tap, 1, step.depth()), panel, to);
+                return;
+            }
+            for tap in 0..step.taps {
+                let to = to.add(tap * step.channels * panel);
+                pack(isa, dtype, block(step.tap + tap, plane, step.channels), panel, to);
+            }
+        }
+    }
+
+    /// Lists the segments of a block.
+    unsafe fn list(&self, positions: (usize, usize), depth: usize, to: *mut Segment) -> usize {
+        let nr = self.micro.nr;
+        let mut count = 0;
+        self.patches.segments(positions, nr, depth * nr + SLACK, |segment| {
+            // SAFETY: `most_segments` says how many there are.
+            unsafe { to.add(count).write(segment) };
+            count += 1;
+        });
+        count
+    }
+
+    /// Fills the strips for a range of channels.
+    unsafe fn fill(&self, base: *const u8, group: usize, step: &Step, positions: (usize, usize), to: *mut T) {
+        if self.patches.aligned {
+            return;
+        }
+        let first = (group * self.channels + step.channel) * self.patches.plane;
+        let from = base.wrapping_add(first * self.dtypes[0].size());
+        // SAFETY: the planes are the tensor's; the layout has room for the strips.
+        unsafe { fill(self.isa, self.dtypes[0], &self.patches, positions, from, step.channels, to) };
+    }
+
+    /// Packs the panels of a step for a block of columns.
+    unsafe fn pack_windows(
+        &self,
+        base: *const u8,
+        group: usize,
+        step: &Step,
+        (begin, end): (usize, usize),
+        scratch: *mut u8,
+        to: *mut T,
+    ) {
+        let Product { patches, layout, .. } = self;
+        let nr = self.micro.nr;
+        // SAFETY: the layout made by `new`.
+        unsafe {
+            let segments = scratch.add(layout.segments).cast::<Segment>();
+            let count = self.list((begin, end), step.depth(), segments);
+            let first = (group * self.channels + step.channel) * patches.plane;
+            let (from, limit, channel) = if patches.aligned {
+                let all = patches.batch * patches.image;
+                (base.cast::<T>().wrapping_add(first), all - first, patches.plane)
+            } else {
+                let strips = scratch.add(layout.strips).cast::<T>();
+                (strips.cast_const(), usize::MAX, patches.strip.elements)
+            };
+            let last = (end - begin) % nr;
+            let tail = (end - begin) / nr * (step.depth() * nr + SLACK) + last;
+            rows(
+                self.isa,
+                Rows {
+                    from,
+                    limit,
+                    channel,
+                    channels: step.channels,
+                    taps: &patches.phases[step.phase].offsets[step.tap..step.tap + step.taps],
+                    taps_inside: self.natural,
+                    segments: std::slice::from_raw_parts(segments, count),
+                    tail: (tail, if last == 0 { 0 } else { nr - last }),
+                    pitch: nr,
+                    to,
+                },
+            );
+        }
+    }
+
+    /// One task: a block of columns, a range of rows.
+    unsafe fn task(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        group: usize,
+        positions: (usize, usize),
+        rows: (usize, usize),
+        parts: Parts,
+        worker: usize,
+    ) {
+        let layout = &self.layout;
+        let scratch = parts.of(worker);
+        let (a, b) = (bases[0].cast_const(), bases[1].cast_const());
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let strips = scratch.add(layout.strips).cast::<T>();
+            for steps in &self.steps {
+                if !self.shared {
+                    self.fill(a, group, &steps[0], positions, strips);
+                }
+                for step in steps {
+                    let windows = if self.shared {
+                        parts.shared().cast::<T>().add(step.panels)
+                    } else {
+                        let to = scratch.add(layout.windows).cast::<T>();
+                        self.pack_windows(a, group, step, positions, scratch, to);
+                        to
+                    };
+                    self.multiply(bases, b, group, step, positions, rows, windows, parts, worker);
+                }
+            }
+            if self.single && !self.direct {
+                self.store(bases, scalars, group, positions, rows, scratch);
+            } else if !self.direct {
+                self.interleave(bases, scalars, group, positions, rows, scratch);
+            }
+        }
+    }
+
+    /// Multiplies the weights of some rows with a block's panels.
+    unsafe fn multiply(
+        &self,
+        bases: &[*mut u8],
+        filter: *const u8,
+        group: usize,
+        step: &Step,
+        (begin, end): (usize, usize),
+        (row, row_end): (usize, usize),
+        windows: *const T,
+        parts: Parts,
+        worker: usize,
+    ) {
+        let &Product { layout: Layout { pitch, .. }, height, .. } = self;
+        let Micro { mr, nr, run } = self.micro;
+        let scratch = parts.of(worker);
+        let depth = step.depth();
+        let plane = self.finish.plane;
+        // SAFETY: the layout made by `new`; weights and windows are there for all depths of the step.
+        unsafe {
+            let (weights, row_step, col_step, panel) = match self.weights {
+                Weights::InPlace => {
+                    let first = self.weight(filter, group, row, step.channel, step.tap).cast::<T>();
+                    let line = self.filter[0] as isize;
+                    (first, line, 1, height as isize * line)
+                }
+                Weights::Shared => {
+                    let [all, before] = self.depths(step.phase);
+                    let packed = parts.shared().cast::<T>().cast_const();
+                    let first = before * self.m.div_ceil(height) + row / height * all + step.before;
+                    (packed.add(first * mr), 1, mr as isize, (all * mr) as isize)
+                }
+                Weights::Local => {
+                    let to = scratch.add(self.layout.weights).cast::<T>();
+                    for (i, row) in (row..row_end).step_by(height).enumerate() {
+                        let rows = (row, row_end.min(row + height));
+                        self.pack_weights(filter, group, step, rows, to.add(i * depth * mr));
+                    }
+                    (to.cast_const(), 1, mr as isize, (depth * mr) as isize)
+                }
+            };
+            let block = scratch.add(self.layout.block).cast::<T>();
+            for (p, col) in (begin..end).step_by(nr).enumerate() {
+                let b = windows.add(p * (depth * nr + SLACK));
+                let there = nr.min(end - col);
+                let (image, place) = (col / plane.max(1), col % plane.max(1));
+                let whole = there == nr && place + nr <= plane;
+                for (i, row) in (row..row_end).step_by(height).enumerate() {
+                    let count = height.min(row_end - row);
+                    let run = run[count - 1];
+                    let a = weights.wrapping_offset(i as isize * panel);
+                    if !self.direct {
+                        let block = block.add(step.phase * self.layout.phase);
+                        let c = block.add(i * height * pitch + p * nr);
+                        run(depth, a, row_step, col_step, b, nr as isize, c, pitch as isize, !step.first);
+                        continue;
+                    }
+                    let channels = (group * self.m + row, count);
+                    if whole {
+                        let rect = Rect { image, channels, places: (place, nr) };
+                        let c = self.finish.target::<T>(bases, rect);
+                        run(depth, a, row_step, col_step, b, nr as isize, c, plane as isize, false);
+                        continue;
+                    }
+                    run(depth, a, row_step, col_step, b, nr as isize, block, nr as isize, false);
+                    let mut done = 0;
+                    while done < there {
+                        let (image, place) = ((col + done) / plane, (col + done) % plane);
+                        let now = (plane - place).min(there - done);
+                        let rect = Rect { image, channels, places: (place, now) };
+                        self.finish.copy(bases, rect, block.add(done), nr);
+                        done += now;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Depths of a phase, and of all phases before.
+    fn depths(&self, phase: usize) -> [usize; 2] {
+        let of = |phase: usize| self.patches.phases[phase].taps.len() * self.channels;
+        [of(phase), (0..phase).map(of).sum()]
+    }
+
+    /// Runs the epilogue over a block whose columns are the result's.
+    unsafe fn store(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        group: usize,
+        (begin, end): (usize, usize),
+        (row, row_end): (usize, usize),
+        scratch: *mut u8,
+    ) {
+        let plane = self.finish.plane;
+        let mut col = begin;
+        while col < end {
+            let (image, place) = (col / plane, col % plane);
+            let now = (plane - place).min(end - col);
+            let rect = Rect { image, channels: (group * self.m + row, row_end - row), places: (place, now) };
+            // SAFETY: the caller's contract; the block is complete.
+            unsafe {
+                let block = scratch.add(self.layout.block).cast::<T>().add(col - begin);
+                self.finish.run(bases, scalars, scratch, rect, block.cast_const(), self.layout.pitch);
+            }
+            col += now;
+        }
+    }
+
+    /// Interleaves the phases of a block and runs the epilogue over the result.
+    unsafe fn interleave(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        group: usize,
+        (begin, end): (usize, usize),
+        (row, row_end): (usize, usize),
+        scratch: *mut u8,
+    ) {
+        let patches = &self.patches;
+        let (high, wide) = (&patches.rows, &patches.cols);
+        let (x, x_end) = if self.blocks.split() {
+            (begin % wide.count, begin % wide.count + (end - begin))
+        } else {
+            (0, wide.count)
+        };
+        let xs = (x * wide.spread, (x_end * wide.spread).min(wide.result));
+        let mut col = 0;
+        patches.pieces(begin, end, |piece: Piece| {
+            self.outer_places(piece.outer, |outer, place| {
+                // Part of one row, or whole rows.
+                let whole = xs == (0, wide.result);
+                let ys = (piece.row * high.spread, ((piece.row + piece.rows) * high.spread).min(high.result));
+                let at_once = if whole { ys.1 - ys.0 } else { 1 };
+                for y in (ys.0..ys.1).step_by(at_once) {
+                    let count = at_once * (xs.1 - xs.0);
+                    let place = (place * high.result + y) * wide.result + xs.0;
+                    let channels = (group * self.m + row, row_end - row);
+                    let rect = Rect { image: piece.image, channels, places: (place, count) };
+                    // SAFETY: the caller's contract; the block is complete.
+                    unsafe {
+                        let (to, step) = if self.finish.is_direct() {
+                            (self.finish.target::<T>(bases, rect), self.finish.plane)
+                        } else {
+                            (scratch.add(self.layout.line).cast::<T>(), count)
+                        };
+                        let block = scratch.add(self.layout.block).cast::<T>();
+                        self.isa.run(Interleave {
+                            product: self,
+                            outer,
+                            block: block.add(col),
+                            rows: row_end - row,
+                            first: piece.row,
+                            ys: (y, y + at_once),
+                            xs,
+                            cols: x_end - x,
+                            to,
+                            step,
+                        });
+                        if !self.finish.is_direct() {
+                            self.finish.run(bases, scalars, scratch, rect, to.cast_const(), step);
+                        }
+                    }
+                }
+            });
+            col += piece.rows * (x_end - x);
+        });
+    }
+
+    /// Calls `f` for each place of the result's outer axes that an outer position stands for, with its place within
+    /// the spread, counted linearly.
+    #[inline(always)]
+    fn outer_places(&self, position: usize, mut f: impl FnMut(usize, usize)) {
+        let axes = &self.patches.outer;
+        let all: usize = axes.iter().map(|axis| axis.spread).product();
+        for spread in 0..all {
+            let (mut left, mut at, mut place, mut unit) = (spread, position, 0, 1);
+            let inside = axes.iter().rev().all(|axis| {
+                let here = at % axis.count * axis.spread + left % axis.spread;
+                (left, at) = (left / axis.spread, at / axis.count);
+                place += here * unit;
+                unit *= axis.result;
+                here < axis.result
+            });
+            if inside {
+                f(spread, place);
+            }
+        }
+    }
+
+    /// Who makes the rows at a place within the spread.
+    fn strand(&self, outer: usize, row: usize) -> Option<&Strand> {
+        self.strands.iter().find(|strand| {
+            let places = self.patches.outer.iter().zip(&strand.outer);
+            let linear = places.fold(0, |linear, (axis, &place)| linear * axis.spread + place);
+            linear == outer && strand.row == row
+        })
+    }
+}
+
+/// Makes rows of the result from a block's phases.
+struct Interleave<'a, T: 'static> {
+    product: &'a Product<T>,
+    /// Place within the spread of the outer axes.
+    outer: usize,
+    /// The first phase, first row, first column of a piece.
+    block: *const T,
+    rows: usize,
+    /// The piece's first row of positions, its positions in a row, and the rows and columns of the result.
+    first: usize,
+    cols: usize,
+    ys: (usize, usize),
+    xs: (usize, usize),
+    to: *mut T,
+    step: usize,
+}
+
+impl<T: Real> Work for Interleave<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Product { ref patches, ref layout, .. } = *self.product;
+        let (tall, spread) = (patches.rows.spread, patches.cols.spread);
+        let count = self.xs.1 - self.xs.0;
+        for y in self.ys.0..self.ys.1 {
+            let strand = self.product.strand(self.outer, y % tall);
+            let phases = strand.map_or(&[][..], |strand| &strand.phases);
+            let from = self.block.wrapping_add((y / tall - self.first) * self.cols);
+            for row in 0..self.rows {
+                let to = self.to.wrapping_add(row * self.step + (y - self.ys.0) * count);
+                let of = |phase: usize| from.wrapping_add(phase * layout.phase + row * layout.pitch);
+                // SAFETY: the block has all positions of all phases; the result has these elements.
+                unsafe {
+                    if let (&[(0, phase)], 1) = (phases, spread) {
+                        std::ptr::copy_nonoverlapping(of(phase).cast::<u8>(), to.cast(), count * T::BYTES);
+                        continue;
+                    }
+                    if let (&[(0, even), (1, odd)], 2) = (phases, spread) {
+                        let (even, odd) = (of(even), of(odd));
+                        for i in 0..count / 2 {
+                            to.add(2 * i).write_unaligned(even.add(i).read());
+                            to.add(2 * i + 1).write_unaligned(odd.add(i).read());
+                        }
+                        if count % 2 > 0 {
+                            to.add(count - 1).write_unaligned(even.add(count / 2).read());
+                        }
+                        continue;
+                    }
+                    if phases.len() < spread {
+                        for i in 0..count {
+                            to.add(i).write_unaligned(T::ZERO);
+                        }
+                    }
+                    for &(place, phase) in phases {
+                        let from = of(phase);
+                        for (i, at) in (place..count).step_by(spread).enumerate() {
+                            to.add(at).write_unaligned(from.add(i).read());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Real + Send + Sync> Engine for Product<T> {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (self.layout.shared, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let parts = scratch.part(self.layout.shared, self.layout.each, pool);
+        let bases = Bases(bases);
+        // SAFETY: the layout made by `new`; tasks have blocks of their own.
+        unsafe { self.finish.open(parts) };
+        if self.shared {
+            let positions = self.blocks.block(0);
+            pool.run(self.steps.len(), parts.workers, &|task, worker| {
+                let a = { bases }.0[0].cast_const();
+                let scratch = parts.of(worker);
+                // SAFETY: as above.
+                unsafe {
+                    let strips = scratch.add(self.layout.strips).cast::<T>();
+                    self.fill(a, 0, &self.steps[task][0], positions, strips);
+                    for step in &self.steps[task] {
+                        let to = parts.shared().cast::<T>().add(step.panels);
+                        self.pack_windows(a, 0, step, positions, scratch, to);
+                    }
+                }
+            });
+        } else if self.weights == Weights::Shared {
+            let panels = self.m.div_ceil(self.height);
+            pool.run(panels, parts.workers, &|task, _| {
+                let filter = { bases }.0[1].cast_const();
+                let rows = (task * self.height, self.m.min((task + 1) * self.height));
+                for step in self.steps.iter().flatten() {
+                    let [all, before] = self.depths(step.phase);
+                    let at = (before * panels + task * all + step.before) * self.micro.mr;
+                    // SAFETY: as above.
+                    unsafe { self.pack_weights(filter, 0, step, rows, parts.shared().cast::<T>().add(at)) };
+                }
+            });
+        }
+        let row_parts = self.rows.parts;
+        pool.run(self.groups * self.blocks.count * row_parts, parts.workers, &|task, worker| {
+            let bases = &{ bases };
+            let (row, rest) = (task % row_parts, task / row_parts);
+            let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
+            let (positions, rows) = (self.blocks.block(block), self.rows.part(row));
+            // SAFETY: as above.
+            unsafe { self.task(bases.0, scalars, group, positions, rows, parts, worker) };
+        });
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}
