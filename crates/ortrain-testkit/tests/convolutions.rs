@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Attrs, DType};
+use ortrain_graph::{Attrs, DType, Tensor};
+use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{Backend, Reference};
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard, run};
 use proptest::prelude::*;
@@ -199,6 +200,88 @@ proptest! {
                 passes(check_backend(&case, &backend, matches!(dtype, DType::F32 | DType::F64)))?;
                 passes(check_backend(&gradient_operator(&case), &backend, false))?;
             }
+        }
+    }
+}
+
+/// Numbers of which some are far out.
+fn wild() -> impl Strategy<Value = i64> {
+    prop::sample::select(vec![
+        -1,
+        0,
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+        5,
+        1 << 20,
+        1 << 31,
+        1 << 40,
+        1 << 62,
+        i64::MAX,
+        i64::MIN,
+    ])
+}
+
+/// Lists of attributes, and numbers to put into them.
+fn changes() -> impl Strategy<Value = Vec<(usize, Vec<i64>)>> {
+    prop::collection::vec((0..LISTS.len(), prop::collection::vec(wild(), 1..7)), 0..3)
+}
+
+const LISTS: [&str; 7] =
+    ["strides", "dilations", "pads", "kernel_shape", "output_padding", "output_shape", "group"];
+
+/// More elements than this are not made for a test.
+const MOST: usize = 1 << 16;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the attributes say, there is an answer or a sentence: for shapes, instructions, gradients, and those
+    /// in plain ONNX.
+    #[test]
+    fn wild_attributes_are_answered(config in config(), changes in changes(), transposed: bool, like_axes: bool) {
+        let mut case = if transposed { config.transposed(DType::F32) } else { config.conv(DType::F32) };
+        for (k, mut list) in changes {
+            let name = LISTS[k];
+            if like_axes {
+                let fitting = config.axes.len() * if name == "pads" { 2 } else { 1 };
+                list = list.iter().copied().cycle().take(fitting).collect();
+            }
+            let attrs = &mut case.graph.nodes[0].attrs;
+            *attrs = match name {
+                "group" => attrs.clone().with(name, list[0]),
+                _ => attrs.clone().with(name, list),
+            };
+        }
+        let mut graph = case.graph.clone();
+        if ortrain_ops::passes::infer::infer(&mut graph).is_err() {
+            return Ok(());
+        }
+        let roles = |graph: &ortrain_graph::Graph| vec![Role::User; graph.inputs.len()];
+        let forward = Specialiser::new(graph.clone(), roles(&graph)).schedule(&case.inputs);
+        let Ok(forward) = forward else { return Ok(()) };
+        let program = forward.single().expect("one program");
+        let dims: Vec<usize> = forward.slots[forward.outputs[0].0 as usize].ty.as_ref().expect("known").1.clone();
+        prop_assert!(program.instructions.len() <= 1);
+        if dims.iter().product::<usize>() > MOST {
+            return Ok(());
+        }
+        let seed = graph.add_value("seed", ortrain_graph::ValueType::tensor(DType::F32, &dims));
+        graph.inputs.push(seed);
+        let (output, targets) = (graph.outputs[0], graph.inputs[..2].to_vec());
+        let found = ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
+        let Ok(found) = found else { return Ok(()) };
+        graph.outputs = found.into_iter().flatten().collect();
+        let mut given = case.inputs.clone();
+        given.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
+        let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
+        prop_assert!(made.is_ok(), "{:?}", made.err());
+        if ortrain_ops::passes::decompose::standardise(&mut graph).is_ok() {
+            let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
+            prop_assert!(made.is_ok(), "{:?}", made.err());
         }
     }
 }

@@ -575,15 +575,21 @@ pub(super) mod tests {
 
     #[test]
     fn an_empty_batch_has_zeros_as_gradients() {
-        let (x, w, b) = (spread(&[0, 2, 4], 1), spread(&[2, 2, 3], 2), spread(&[2], 3));
-        let conv = one(CONV, &[&x, &w, &b], 1, Attrs::new());
-        let given = [x, w, b];
-        assert_eq!(run(&conv, &given).expect("it runs")[0].dims(), [0, 2, 2]);
-        let mut graph = gradient_graph(&conv, &[Some(spread(&[0, 2, 2], 4))], &[0, 1, 2]);
-        let want = [f64s(&[0, 2, 4], &[]), f64s(&[2, 2, 3], &[0.0; 12]), f64s(&[2], &[0.0; 2])];
-        assert_eq!(run(&graph, &given).expect("it runs"), want);
-        passes::decompose::standardise(&mut graph).expect("it decomposes");
-        assert_eq!(run(&graph, &given).expect("plain runs"), want);
+        for groups in [1, 2] {
+            let (x, w, b) = (spread(&[0, 2, 4], 1), spread(&[2, 2 / groups, 3], 2), spread(&[2], 3));
+            let conv = one(CONV, &[&x, &w, &b], 1, Attrs::new().with("group", groups as i64));
+            let zeros = f64s(w.dims(), &vec![0.0; w.len()]);
+            let given = [x, w, b];
+            assert_eq!(run(&conv, &given).expect("it runs")[0].dims(), [0, 2, 2]);
+            let want = [f64s(&[0, 2, 4], &[]), zeros, f64s(&[2], &[0.0; 2])];
+            for named in [&[][..], &[0]] {
+                let conv = with_names(&conv, 0, named);
+                let mut graph = gradient_graph(&conv, &[Some(spread(&[0, 2, 2], 4))], &[0, 1, 2]);
+                assert_eq!(run(&graph, &given).expect("it runs"), want);
+                passes::decompose::standardise(&mut graph).expect("it decomposes");
+                assert_eq!(run(&graph, &given).expect("plain runs"), want);
+            }
+        }
     }
 
     #[test]

@@ -164,7 +164,7 @@ pub(super) fn pads(windows: &[Window]) -> Vec<i64> {
     let before = windows.iter().map(|window| window.before);
     before.chain(windows.iter().map(|window| window.behind)).collect()
 }
-/// A shape whose axes are `lead` (with a -1 for the one to be found out) and the spatial axes of a value.
+/// A shape whose axes are `lead` (perhaps with a -1 for one to be found out) and the spatial axes of a value.
 fn with_lead(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
     let size = |dim: &Dim| dim.known().map(|size| size as i64);
     let space = rw.shape(value).and_then(|shape| shape[2..].iter().map(size).collect::<Option<Vec<i64>>>());
@@ -228,13 +228,18 @@ pub(super) fn filter_gradient(
         swap_lead(rw, x, rank)
     } else {
         let (groups, each) = (groups as i64, each as i64);
-        let apart = with_lead(rw, x, &[-1, groups, each]);
-        let apart = rw.add("Reshape", &[x, apart], Attrs::new());
+        // Numbers where they are known: an empty image leaves open what a -1 stands for.
+        let batch = [x, dy].into_iter().find_map(|value| rw.shape(value)?[0].known());
+        let batch = batch.map_or(-1, |batch| batch as i64);
+        let channels = if batch < 0 { -1 } else { groups * batch };
+        let exact = if batch < 0 { Attrs::new() } else { Attrs::new().with("allowzero", 1i64) };
+        let apart = with_lead(rw, x, &[batch, groups, each]);
+        let apart = rw.add("Reshape", &[x, apart], exact.clone());
         let mut perm: Vec<i64> = (0..=rank as i64).collect();
         perm.swap(0, 2);
         let turned = rw.add("Transpose", &[apart], Attrs::new().with("perm", perm));
-        let together = with_lead(rw, x, &[each, -1]);
-        rw.add("Reshape", &[turned, together], Attrs::new())
+        let together = with_lead(rw, x, &[each, channels]);
+        rw.add("Reshape", &[turned, together], exact)
     };
     let filters = swap_lead(rw, dy, rank);
     let turned: Vec<Window> = windows
