@@ -148,7 +148,7 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let opset = opset_of(&forward.proto);
     let statistics = updated_statistics(&label, &mut forward, &options)?;
     let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
-    let computable = make_initializers(&label, &mut forward, &wanted)?;
+    let computable = make_initializers(&label, &mut forward, &wanted, &statistics)?;
     let parameters = choose(&label, &forward, &options, &computable, &statistics)?;
 
     // The forward model's own types say what the loss's target looks like.

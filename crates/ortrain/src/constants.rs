@@ -28,12 +28,16 @@ fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
 /// Makes initializers of those of `wanted` that nodes compute from constants alone. The values are computed now; nodes and
 /// initializers that only they needed are gone. Returns the names of all values that could have been wanted.
 ///
+/// Those of `independent` that are computed from each other (copies, as some exporters write equal values) go ways of
+/// their own.
+///
 /// # Errors
 /// When a value cannot be computed, or is computed from another one that is wanted.
 pub(crate) fn make_initializers(
     label: &str,
     model: &mut LoadedModel,
     wanted: &FxHashSet<&str>,
+    independent: &[String],
 ) -> Result<FxHashSet<Arc<str>>> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
     let computed = computed_constants(&graph);
@@ -48,7 +52,7 @@ pub(crate) fn make_initializers(
     if ids.is_empty() {
         return Ok(computable);
     }
-    refuse_chains(&graph, &ids, wanted)?;
+    refuse_chains(&graph, &ids, wanted, independent)?;
     let names: Vec<Arc<str>> = ids.iter().map(|&id| graph.value(id).name.clone()).collect();
     graph.outputs = ids;
     graph.remove_unused();
@@ -120,13 +124,20 @@ fn take_inner(graph: &mut GraphProto, name: &str, found: &mut Lifted) {
 }
 
 /// Refuses a parameter that is computed from another one: it would no longer follow it.
-fn refuse_chains(graph: &Graph, ids: &[ValueId], wanted: &FxHashSet<&str>) -> Result<()> {
+fn refuse_chains(
+    graph: &Graph,
+    ids: &[ValueId],
+    wanted: &FxHashSet<&str>,
+    independent: &[String],
+) -> Result<()> {
     let producers = graph.producers();
+    let is_independent = |id: ValueId| independent.iter().any(|name| name == graph.name_of(id));
     let mut seen = FxHashSet::default();
     // Values, each with the parameter that it was reached from.
     let mut rest: Vec<(ValueId, ValueId)> = ids.iter().map(|&id| (id, id)).collect();
     while let Some((id, parameter)) = rest.pop() {
-        if id != parameter && wanted.contains(graph.name_of(id)) {
+        let both_independent = is_independent(id) && is_independent(parameter);
+        if id != parameter && wanted.contains(graph.name_of(id)) && !both_independent {
             return Err(Error::Argument(format!(
                 "parameter {:?} is computed from parameter {:?} and would no longer follow it; name one of them only",
                 graph.name_of(parameter),

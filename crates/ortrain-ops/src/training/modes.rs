@@ -401,7 +401,7 @@ fn constant(graph: &Graph, id: ValueId, inner: bool) -> Origin {
 #[cfg(test)]
 mod tests {
     use ortrain_graph::Attrs;
-    use ortrain_onnx::AttributeProto;
+    use ortrain_onnx::{AttributeProto, ValueInfoProto};
 
     use super::*;
 
@@ -430,6 +430,56 @@ mod tests {
         assert_eq!(graph.node[0].input, ["x", "ratio", ""]);
         assert_eq!(graph.node[1].attribute[0].i, 0);
         assert_eq!(graph.node[1].output, ["y"]);
+    }
+
+    #[test]
+    fn before_opset_14_outputs_tell_that_it_is_training() {
+        // Output 1 is an output of the graph, output 4 is used in a branch.
+        let inputs = ["a", "scale", "bias", "mean", "var"];
+        let norm =
+            node("BatchNormalization", &inputs, &["y", "new_mean", "new_var", "saved_mean", "saved_var"]);
+        let mut branch = node("If", &["condition"], &["z"]);
+        branch.attribute.push(AttributeProto {
+            name: "then_branch".into(),
+            g: Some(Box::new(GraphProto {
+                node: vec![node("Neg", &["saved_var"], &["inner"])],
+                ..GraphProto::default()
+            })),
+            ..AttributeProto::default()
+        });
+        let output = ValueInfoProto { name: "new_mean".into(), ..ValueInfoProto::default() };
+        let mut graph =
+            GraphProto { node: vec![norm, branch], output: vec![output], ..GraphProto::default() };
+        for_inference(&mut graph);
+        let wanted = [
+            node("BatchNormalization", &inputs, &["y"]),
+            node("Identity", &["mean"], &["new_mean"]),
+            node("Identity", &["var"], &["saved_var"]),
+        ];
+        assert_eq!(graph.node[..3], wanted);
+        assert_eq!(graph.node.len(), 4);
+    }
+
+    #[test]
+    fn training_reaches_into_branches() {
+        let mut branch = Graph::new("branch");
+        let x = branch.add_value("x", ValueType::tensor(DType::F32, &[4]));
+        let y = branch.add_value("y", ValueType::Unknown);
+        branch.inputs = vec![x];
+        branch.outputs = vec![y];
+        branch.nodes.push(Node::new("", "Dropout", &[Some(x)], &[Some(y)], Attrs::new()));
+        let mut graph = Graph::new("");
+        let [condition, x] = ["condition", "x"].map(|name| graph.add_value(name, ValueType::Unknown));
+        let z = graph.add_value("z", ValueType::Unknown);
+        let attrs = Attrs::new().with("then_branch", branch.clone()).with("else_branch", branch);
+        let mut node = Node::new("", "If", &[Some(condition), Some(x)], &[Some(z)], attrs);
+        node.captures = 1;
+        graph.nodes.push(node);
+        for_training(&mut graph, 17, BatchNormMode::Auto, &FxHashSet::default()).expect("it trains");
+        for (_, branch) in Graph::subgraphs(&graph.nodes[0]) {
+            let flag = branch.nodes[0].inputs[2].expect("it is on");
+            assert_eq!(branch.name_of(flag), "y_training_mode");
+        }
     }
 
     #[test]
