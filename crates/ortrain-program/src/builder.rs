@@ -240,7 +240,24 @@ impl ProgramBuilder {
     /// When the plan cannot be addressed.
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        fuse::fuse(&mut self.instructions, &self.buffers, &outputs);
+        fuse::fuse(&mut self.instructions, &self.buffers, &inputs, &outputs);
+        self.planned(inputs, outputs)
+    }
+
+    /// The program as it was put together, with nothing fused: what fusion is compared with.
+    ///
+    /// # Errors
+    /// As [`ProgramBuilder::finish`].
+    pub fn finish_unfused(
+        self,
+        inputs: Vec<BufferId>,
+        outputs: Vec<BufferId>,
+    ) -> Result<Program, ProgramError> {
+        self.planned(inputs, outputs)
+    }
+
+    fn planned(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
+        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         fuse::order(&mut self.instructions, &self.buffers);
         let work_bytes = plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?;
         let constants = Memory::new(self.constants.len());

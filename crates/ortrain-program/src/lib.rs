@@ -9,6 +9,7 @@
 
 mod backend;
 mod builder;
+mod cost;
 mod fuse;
 mod memory;
 mod plan;
@@ -18,7 +19,9 @@ mod schedule;
 
 pub use backend::{Backend, Bindings, Executable, RunError, Scalars, UnsupportedOnBackend, Workspace};
 pub use builder::{ProgramBuilder, ProgramError, align};
+pub use cost::Cost;
 pub use memory::{ALIGNMENT, Memory, OutOfMemory};
+pub(crate) use program::is_work;
 pub use program::{
     Buffer, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Place, PlaneId, Program, ScatterAdd,
     Step, Window,

@@ -45,6 +45,11 @@ impl Buffer {
     }
 }
 
+/// Whether a buffer lies in the work arena.
+pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
+    matches!(buffers[id.0 as usize].place, Place::Work(_))
+}
+
 /// A set of entries: ways to run a program that share its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entries(u8);
@@ -93,6 +98,11 @@ impl Entries {
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
+    }
+
+    /// How many there are.
+    pub(crate) fn count(self) -> u64 {
+        u64::from(self.0.count_ones())
     }
 }
 
@@ -270,6 +280,11 @@ impl Step {
             Step::Window(w) => w.shape.operands()[1] == 0,
             _ => self.nest().is_some_and(|nest| nest.outer_dims().contains(&0)),
         }
+    }
+
+    /// Whether it reduces axes of a nest.
+    pub(crate) fn is_reduction(&self) -> bool {
+        matches!(self, Step::Row(_) | Step::Col(_))
     }
 
     /// Whether a run of it can fail.

@@ -4,11 +4,13 @@
 //! - [`check_gradient`]: analytic gradients against central differences in float64.
 //! - [`check_backend`]: a backend against the reference evaluator.
 //! - [`check_standard`]: gradients against what they are in plain ONNX.
+//! - [`programs`]: random programs, for fusion and the planner.
 #![forbid(unsafe_code)]
 
 mod case;
 mod cases;
 mod check;
+pub mod programs;
 pub mod tolerance;
 
 pub use case::{Case, CaseBuilder, Fill};

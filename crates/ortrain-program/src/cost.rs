@@ -1,0 +1,519 @@
+//! What an instruction costs: floating-point operations and bytes for reports, and one weight by which fusion decides.
+
+use ortrain_expr::{Access, BinaryOp, Inst, Nest, SlidingAxis, Type, UnaryOp, WindowPass};
+use smallvec::SmallVec;
+
+use crate::{Buffer, BufferId, Loop, Program, Step};
+
+/// The work of an instruction, whoever runs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Floating-point operations. A fused multiply-add is two, any function of a scalar is one, and what is the same
+    /// along an axis is computed once. Of convolutions, products with padding do not count.
+    pub flops: u64,
+    /// The least traffic: each buffer is read once and written once, as far as the instruction reaches into it.
+    pub bytes: u64,
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        self.flops = self.flops.saturating_add(other.flops);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
+impl Step {
+    /// What it costs as an instruction of a program.
+    #[must_use]
+    pub fn cost(&self, program: &Program) -> Cost {
+        cost(self, &program.buffers)
+    }
+}
+
+/// A product of sizes, as large as a number can be.
+fn count(dims: impl IntoIterator<Item = usize>) -> u64 {
+    dims.into_iter().fold(1, |n: u64, dim| n.saturating_mul(dim as u64))
+}
+
+pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
+    let mut traffic = Traffic::new(buffers);
+    let mut flops = 0u64;
+    match step {
+        Step::Map(l) | Step::Row(l) | Step::Col(l) => {
+            traffic.nest(l, 0);
+            flops = nest_flops(&l.nest);
+        }
+        Step::MatMul(m) => {
+            let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<SmallVec<[_; 6]>>();
+            traffic.read(m.a, reached(&m.a_access, &with([m.m, m.k])));
+            traffic.read(m.b, reached(&m.b_access, &with([m.k, m.n])));
+            traffic.nest(&m.epilogue, 1);
+            let products = count(m.batch.iter().copied().chain([m.m, m.n, m.k]));
+            flops = products.saturating_mul(2).saturating_add(nest_flops(&m.epilogue.nest));
+        }
+        Step::Conv(c) => {
+            traffic.read(c.a, u64::MAX);
+            traffic.read(c.b, u64::MAX);
+            traffic.nest(&c.epilogue, 1);
+            let s = &c.shape;
+            let channels = count([s.batch, s.groups, s.channels_in, s.channels_out]);
+            let products = s.axes.iter().map(pairs).fold(channels, u64::saturating_mul);
+            flops = products.saturating_mul(2).saturating_add(nest_flops(&c.epilogue.nest));
+        }
+        Step::Window(w) => {
+            traffic.read(w.source, u64::MAX);
+            traffic.write(w.target, u64::MAX);
+            match (w.shape.pass, w.index) {
+                (WindowPass::Max, Some(index)) => traffic.write(index, u64::MAX),
+                (_, Some(index)) => traffic.read(index, u64::MAX),
+                (_, None) => {}
+            }
+            flops = match w.shape.pass {
+                WindowPass::MaxGradient => count([w.shape.planes, w.shape.outputs()]),
+                WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => {
+                    w.shape.axes.iter().map(pairs).fold(w.shape.planes as u64, u64::saturating_mul)
+                }
+            };
+        }
+        Step::ScatterAdd(s) => {
+            traffic.read(s.source, u64::MAX);
+            traffic.read(s.index, u64::MAX);
+            let added = count([s.outer, s.count, s.inner]);
+            traffic.read(s.target, added);
+            traffic.write(s.target, added);
+            if buffers[s.target.0 as usize].dtype.is_float() {
+                flops = added;
+            }
+        }
+    }
+    Cost { flops, bytes: traffic.bytes() }
+}
+
+/// Pairs of a window position and a cell that lie over the input and not over padding.
+fn pairs(axis: &SlidingAxis) -> u64 {
+    // Of `number` places `step` apart, the first at `from`: those that lie over the input.
+    let inside = |from: i128, step: usize, number: usize| {
+        let step = step as i128;
+        let before = |limit: i128| (limit - from + step - 1).div_euclid(step).clamp(0, number as i128);
+        u64::try_from(before(axis.input as i128) - before(0)).unwrap_or(0)
+    };
+    let place = |index: usize, step: usize| index as i128 * step as i128 - axis.before as i128;
+    let (outputs, cells) = (axis.output, axis.kernel);
+    if outputs.min(cells) > MOST_COUNTED {
+        return count([outputs, cells]);
+    }
+    if cells <= outputs {
+        let of_cell = |k| inside(place(k, axis.dilation), axis.stride, outputs);
+        (0..cells).map(of_cell).fold(0, u64::saturating_add)
+    } else {
+        let of_window = |o| inside(place(o, axis.stride), axis.dilation, cells);
+        (0..outputs).map(of_window).fold(0, u64::saturating_add)
+    }
+}
+
+/// Windows or cells that are looked at one by one; with more of both, all pairs are taken to lie over the input.
+const MOST_COUNTED: usize = 1 << 16;
+
+/// Elements that an access reaches: those it moves between.
+fn reached(access: &Access, dims: &[usize]) -> u64 {
+    count(dims.iter().zip(&access.strides).filter(|&(_, &stride)| stride != 0).map(|(&dim, _)| dim))
+}
+
+/// Elements read and written, per buffer.
+struct Traffic<'a> {
+    buffers: &'a [Buffer],
+    reads: SmallVec<[(BufferId, u64); 16]>,
+    writes: SmallVec<[(BufferId, u64); 4]>,
+}
+
+impl<'a> Traffic<'a> {
+    fn new(buffers: &'a [Buffer]) -> Traffic<'a> {
+        Traffic { buffers, reads: SmallVec::new(), writes: SmallVec::new() }
+    }
+
+    fn read(&mut self, id: BufferId, elements: u64) {
+        self.reads.push((id, elements));
+    }
+
+    fn write(&mut self, id: BufferId, elements: u64) {
+        self.writes.push((id, elements));
+    }
+
+    fn nest(&mut self, l: &Loop, virtual_loads: usize) {
+        let dims = &l.nest.dims;
+        if l.nest.outer_dims().contains(&0) {
+            return;
+        }
+        for (slot, (access, &id)) in l.nest.loads.iter().zip(&l.reads).enumerate().skip(virtual_loads) {
+            // The same access twice is one read.
+            let earlier = l.nest.loads.iter().zip(&l.reads).take(slot).skip(virtual_loads);
+            let reached =
+                if is_gathered(&l.nest, slot) { count(dims.iter().copied()) } else { reached(access, dims) };
+            if !earlier.into_iter().any(|(other, &known)| known == id && other == access) {
+                self.read(id, reached);
+            }
+        }
+        for (access, &id) in l.nest.stores.iter().zip(&l.writes) {
+            self.write(id, reached(access, dims));
+        }
+    }
+
+    /// Several accesses to one buffer reach no more than all of it.
+    fn bytes(&self) -> u64 {
+        let of = |list: &[(BufferId, u64)]| {
+            let mut total = 0u64;
+            for (k, &(id, _)) in list.iter().enumerate() {
+                if list[..k].iter().any(|&(other, _)| other == id) {
+                    continue;
+                }
+                let same = list[k..].iter().filter(|&&(other, _)| other == id);
+                let elements = same.fold(0u64, |n, &(_, more)| n.saturating_add(more));
+                let buffer = &self.buffers[id.0 as usize];
+                let elements = elements.min(buffer.len as u64);
+                total = total.saturating_add(elements.saturating_mul(buffer.dtype.size() as u64));
+            }
+            total
+        };
+        of(&self.reads).saturating_add(of(&self.writes))
+    }
+}
+
+/// Whether a load is read by computed index.
+pub(crate) fn is_gathered(nest: &Nest, slot: usize) -> bool {
+    nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
+}
+
+/// For each instruction of a nest's expression the axes along which its result changes, as bits.
+fn axes_of(nest: &Nest) -> Vec<u64> {
+    let bit = |axis: usize| if axis < 64 { 1u64 << axis } else { u64::MAX };
+    let moving = |access: &Access| {
+        let axes = nest.dims.iter().zip(&access.strides).enumerate();
+        axes.filter(|(_, (dim, stride))| **dim > 1 && **stride != 0).fold(0, |all, (axis, _)| all | bit(axis))
+    };
+    let outer = (0..nest.dims.len() - nest.inner).filter(|&axis| nest.dims[axis] > 1);
+    let outer = outer.fold(0, |all, axis| all | bit(axis));
+    let mut axes: Vec<u64> = Vec::with_capacity(nest.expr.insts().len());
+    for (inst, _) in nest.expr.insts() {
+        let own = match *inst {
+            Inst::Load(slot) => moving(&nest.loads[usize::from(slot)]),
+            Inst::Coordinate(axis) => bit(usize::from(axis)),
+            Inst::Reduced(_) => outer,
+            _ => 0,
+        };
+        let operands = inst.operands().fold(0, |all, reg| all | axes[usize::from(reg.0)]);
+        axes.push(own | operands);
+    }
+    axes
+}
+
+fn points(nest: &Nest, axes: u64) -> u64 {
+    let along = |&(axis, _): &(usize, &usize)| axis >= 64 || axes & (1 << axis) != 0;
+    count(nest.dims.iter().enumerate().filter(along).map(|(_, &dim)| dim))
+}
+
+/// Operations of a nest, its reductions included.
+fn nest_flops(nest: &Nest) -> u64 {
+    if nest.outer_dims().contains(&0) {
+        return 0;
+    }
+    let axes = axes_of(nest);
+    let mut flops = 0u64;
+    for (&(inst, ty), &axes) in nest.expr.insts().iter().zip(&axes) {
+        if ty.is_float() && matches!(inst, Inst::Unary(..) | Inst::Binary(..)) {
+            flops = flops.saturating_add(points(nest, axes));
+        }
+    }
+    for reduction in &nest.reductions {
+        if nest.expr.ty(reduction.value).is_float() {
+            flops = flops.saturating_add(count(nest.dims.iter().copied()));
+        }
+    }
+    flops
+}
+
+// --- The weight by which fusion decides -----------------------------------------------------------------------------
+//
+// A rewrite is made if the instructions weigh less after it than before it. Weights are in bytes of memory traffic: what
+// else takes time is said as the number of bytes that could be moved meanwhile. The numbers are those of an ordinary core
+// with its share of the memory; they are constants, so that what is fused depends on shapes alone.
+
+/// Starting an instruction.
+const START: u64 = 8 << 10;
+
+/// One step from an evenly spaced run of elements to the next, for each load and store.
+const RUN: u64 = 64;
+
+/// Loads of a row that stay in the second-level cache, so that a later pass over it finds them there.
+const ROW_IN_CACHE: u64 = 512 << 10;
+
+/// With fewer rows than this the rows themselves are split between threads, and a pass is over all of them.
+const FEW_ROWS: u64 = 16;
+
+/// What reading a byte of a row again from the cache weighs, as a part of reading it from memory.
+const CACHED: u64 = 4;
+
+/// One arithmetic operation on one element of four bytes.
+fn operation(inst: Inst, ty: Type) -> u64 {
+    let wide = if matches!(ty, Type::F64 | Type::I64 | Type::U64) { 2 } else { 1 };
+    wide * match inst {
+        Inst::Const(_) | Inst::Load(_) | Inst::Run(_) | Inst::Reduced(_) => 0,
+        Inst::Unary(op, _) => match op {
+            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not => 1,
+            UnaryOp::Sign | UnaryOp::Floor => 2,
+            UnaryOp::Sqrt => 4,
+            _ => 16,
+        },
+        Inst::Binary(op, ..) => match op {
+            BinaryOp::Div if ty.is_float() => 4,
+            BinaryOp::Div | BinaryOp::Rem => 8,
+            BinaryOp::Pow => 32,
+            _ => 1,
+        },
+        Inst::Compare(..) | Inst::Select(..) | Inst::Convert(_) => 1,
+        Inst::Coordinate(_) | Inst::Guard(..) => 2,
+        Inst::LoadAt(..) => 4,
+        Inst::Random(..) => 40,
+    }
+}
+
+/// What an instruction weighs.
+pub(crate) fn weight(step: &Step, buffers: &[Buffer]) -> u64 {
+    let extra = match step {
+        Step::Map(l) | Step::Row(l) | Step::Col(l) => Passes::of(&l.nest).weight(l, buffers, 0),
+        Step::MatMul(m) => Passes::of(&m.epilogue.nest).weight(&m.epilogue, buffers, 1),
+        Step::Conv(c) => Passes::of(&c.epilogue.nest).weight(&c.epilogue, buffers, 1),
+        // Fusion leaves these as they are.
+        Step::Window(_) | Step::ScatterAdd(_) => 0,
+    };
+    START.saturating_add(cost(step, buffers).bytes).saturating_add(extra)
+}
+
+/// How often each instruction of a nest is evaluated on every point: the passes over a row.
+struct Passes {
+    /// For each instruction, in how many passes it is needed.
+    needed: Vec<u64>,
+    axes: Vec<u64>,
+}
+
+impl Passes {
+    fn of(nest: &Nest) -> Passes {
+        let insts = nest.expr.insts();
+        let axes = axes_of(nest);
+        // Reductions that do not need each other share a pass; the results are made in the last one.
+        let mut pass_of: Vec<usize> = Vec::new();
+        let mut roots: Vec<Vec<ortrain_expr::Reg>> = Vec::new();
+        for reduction in &nest.reductions {
+            let needed = nest.expr.needed_by(&[reduction.value]);
+            let after = insts.iter().zip(&needed).filter(|&(_, &needed)| needed);
+            let pass = after
+                .filter_map(|((inst, _), _)| match *inst {
+                    Inst::Reduced(k) => pass_of.get(usize::from(k)).map(|pass| pass + 1),
+                    _ => None,
+                })
+                .max()
+                .unwrap_or(0);
+            pass_of.push(pass);
+            if roots.len() <= pass {
+                roots.resize(pass + 1, Vec::new());
+            }
+            roots[pass].push(reduction.value);
+        }
+        roots.push(nest.expr.outputs().to_vec());
+        let mut needed = vec![0u64; insts.len()];
+        for roots in &roots {
+            let mask = nest.expr.needed_by(roots);
+            needed.iter_mut().zip(mask).for_each(|(n, needed)| *n += u64::from(needed));
+        }
+        Passes { needed, axes }
+    }
+
+    /// Everything but the least traffic: arithmetic, repeated reads, uneven walks.
+    fn weight(&self, l: &Loop, buffers: &[Buffer], virtual_loads: usize) -> u64 {
+        let nest = &l.nest;
+        let all = points(nest, u64::MAX);
+        let outer = count(nest.outer_dims().iter().copied());
+        let kept = nest.dims.len() - nest.inner;
+        let inner_axes = (kept..nest.dims.len().min(64)).fold(0u64, |all, axis| all | 1 << axis);
+        let mut weight = 0u64;
+        for ((&(inst, ty), &axes), &needed) in nest.expr.insts().iter().zip(&self.axes).zip(&self.needed) {
+            let evaluated = if axes == 0 {
+                1
+            } else if nest.inner > 0 && axes & inner_axes == 0 {
+                outer
+            } else {
+                all
+            };
+            weight =
+                weight.saturating_add(operation(inst, ty).saturating_mul(evaluated).saturating_mul(needed));
+        }
+        weight = weight.saturating_add(all.saturating_mul(nest.reductions.len() as u64));
+
+        // What later passes read again.
+        let slots = || (virtual_loads..nest.loads.len()).map(|slot| (slot, &nest.loads[slot]));
+        let bytes = |slot: usize, access: &Access| {
+            let dtype = buffers[l.reads[slot].0 as usize].dtype;
+            reached(access, &nest.dims).saturating_mul(dtype.size() as u64)
+        };
+        let passes_over = |slot: usize| {
+            let uses = nest.expr.insts().iter().zip(&self.needed);
+            let of_slot =
+                uses.filter(|((inst, _), _)| matches!(inst, Inst::Load(s) if usize::from(*s) == slot));
+            of_slot.map(|(_, &needed)| needed).max().unwrap_or(0)
+        };
+        let along_rows = |access: &Access| {
+            let strides = access.strides[kept..].iter().zip(nest.inner_dims());
+            strides.into_iter().any(|(&stride, &dim)| stride != 0 && dim > 1)
+        };
+        if nest.inner > 0 {
+            let rows = if outer < FEW_ROWS { 1 } else { outer.max(1) };
+            let resident = slots().filter(|(_, access)| along_rows(access));
+            let resident = resident.fold(0u64, |sum, (slot, access)| sum.saturating_add(bytes(slot, access)));
+            let share = if resident / rows <= ROW_IN_CACHE { CACHED } else { 1 };
+            for (slot, access) in slots().filter(|(_, access)| along_rows(access)) {
+                let again = passes_over(slot).saturating_sub(1);
+                weight = weight.saturating_add(bytes(slot, access).saturating_mul(again) / share);
+            }
+        }
+
+        for access in slots().map(|(_, access)| access).chain(&nest.stores) {
+            let runs = if nest.inner == 0 {
+                runs(access, &nest.dims, 0)
+            } else if along_rows(access) {
+                runs(access, &nest.dims, kept)
+            } else {
+                0
+            };
+            weight = weight.saturating_add(runs.saturating_mul(RUN));
+        }
+        weight
+    }
+}
+
+/// Evenly spaced runs of elements that an access consists of: one for each row (of the axes from `kept` on), or more.
+fn runs(access: &Access, dims: &[usize], kept: usize) -> u64 {
+    let mut run: Option<(u64, isize)> = None;
+    let mut axis = dims.len();
+    while axis > kept {
+        let (dim, stride) = (dims[axis - 1], access.strides[axis - 1]);
+        match run {
+            _ if dim == 1 => {}
+            None => run = Some((dim as u64, stride)),
+            Some((len, step)) if step.checked_mul(len as isize) == Some(stride) => {
+                run = Some((len.saturating_mul(dim as u64), step));
+            }
+            Some(_) => break,
+        }
+        axis -= 1;
+    }
+    count(dims[..axis].iter().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ortrain_expr::{Builder, ConvPass, ConvShape, DType, WindowShape};
+
+    use super::*;
+    use crate::{Conv, Entries, ProgramBuilder, Window};
+
+    #[test]
+    fn products_with_padding_do_not_count() {
+        for input in 0..6 {
+            for kernel in 0..5 {
+                for (stride, dilation, before) in [(1, 1, 1), (2, 1, 0), (1, 3, 2), (3, 2, 4), (2, 2, -1)] {
+                    for output in 0..6 {
+                        let axis = SlidingAxis { input, output, kernel, stride, dilation, before };
+                        let all = (0..output).flat_map(|o| (0..kernel).map(move |k| (o, k)));
+                        let over_input = all.filter(|&(o, k)| axis.input_at(o, k).is_some()).count();
+                        assert_eq!(pairs(&axis), over_input as u64, "{axis:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_huge_window_is_counted_at_once() {
+        let axis = SlidingAxis {
+            input: 1 << 40,
+            output: 1 << 20,
+            kernel: 1 << 30,
+            stride: 1,
+            dilation: 1,
+            before: 0,
+        };
+        assert_eq!(pairs(&axis), 1 << 50);
+    }
+
+    /// A buffer read by two accesses, one broadcast, and a function of each channel that is computed once for it.
+    #[test]
+    fn a_map_over_channels() {
+        let mut b = ProgramBuilder::new();
+        let node: Arc<str> = "node".into();
+        let (x, s, y) =
+            (b.work("x", DType::F32, 24), b.work("s", DType::F32, 3), b.work("y", DType::F32, 24));
+        let load = |strides: [isize; 3], len| Access {
+            dtype: DType::F32,
+            offset: 0,
+            strides: strides.into_iter().collect(),
+            len,
+        };
+        let mut e = Builder::new();
+        let (value, scale) = (e.load(0, Type::F32), e.load(1, Type::F32));
+        let root = e.unary(UnaryOp::Sqrt, scale);
+        let product = e.mul(value, root);
+        let nest = Nest {
+            dims: [2, 3, 4].into_iter().collect(),
+            inner: 0,
+            loads: vec![load([12, 4, 1], 24), load([0, 1, 0], 3)],
+            expr: e.finish(&[product]),
+            reductions: Vec::new(),
+            stores: vec![load([12, 4, 1], 24)],
+        };
+        b.step(Step::Map(Loop { nest, reads: vec![x, s], writes: vec![y] }), Entries::ALL, &node).unwrap();
+        let program = b.finish(vec![x, s], vec![y]).unwrap();
+        let cost = program.instructions[0].step.cost(&program);
+        assert_eq!(cost, Cost { flops: 3 + 24, bytes: 4 * (24 + 3 + 24) });
+    }
+
+    #[test]
+    fn convolution_and_pooling() {
+        let mut b = ProgramBuilder::new();
+        let node: Arc<str> = "node".into();
+        let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, before: 1 };
+        let [x, f, y, z] =
+            [("x", 32), ("f", 54), ("y", 48), ("z", 48)].map(|(name, len)| b.work(name, DType::F32, len));
+        let dims = [1, 3, 4, 4];
+        let mut e = Builder::new();
+        let product = e.load(0, Type::F32);
+        let whole = Access::contiguous(DType::F32, &dims);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            loads: vec![whole.clone()],
+            expr: e.finish(&[product]),
+            reductions: Vec::new(),
+            stores: vec![whole],
+        };
+        let axes: smallvec::SmallVec<[SlidingAxis; 3]> = [axis, axis].into_iter().collect();
+        let shape = ConvShape {
+            pass: ConvPass::Output,
+            batch: 1,
+            groups: 1,
+            channels_in: 2,
+            channels_out: 3,
+            axes: axes.clone(),
+        };
+        let epilogue = Loop { nest, reads: vec![y], writes: vec![y] };
+        b.step(Step::Conv(Box::new(Conv { shape, a: x, b: f, epilogue })), Entries::ALL, &node).unwrap();
+        let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
+        b.step(Step::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
+            .unwrap();
+        let program = b.finish(vec![x, f], vec![z]).unwrap();
+        let costs: Vec<Cost> = program.instructions.iter().map(|i| i.step.cost(&program)).collect();
+        // Ten of twelve places along each axis lie over the input.
+        assert_eq!(costs[0], Cost { flops: 2 * 6 * 100, bytes: 4 * (32 + 54 + 48) });
+        assert_eq!(costs[1], Cost { flops: 3 * 100, bytes: 4 * (48 + 48) });
+    }
+}

@@ -1,0 +1,600 @@
+//! Fusion: element-wise maps become part of what makes their operands, or of what reads their results.
+//!
+//! Two rewrites are made, each where it makes the program lighter ([`cost::weight`]) and raises no peak of memory:
+//!
+//! - *append*: a map goes on where its operand was made: behind another map, in the epilogue of a product or a
+//!   convolution, behind the reductions of a row;
+//! - *inline*: whatever reads a map's result computes it instead of loading it, in its own order of the space. A cheap
+//!   map is computed by several readers, if they all do it, or by one that has loaded the operands already.
+//!
+//! Every pass goes over the instructions once, in order, so the same program is always fused in the same way.
+
+mod embed;
+mod lives;
+mod order;
+mod splice;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use ortrain_expr::Inst;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::builder::align;
+use crate::cost::{is_gathered, weight};
+use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, Step, is_work};
+use embed::Embedding;
+use lives::Lives;
+pub(crate) use order::{order, remove_unused};
+use splice::{Link, append, inline};
+
+/// A result with more readers than this is stored.
+const MOST_READERS: usize = 8;
+
+/// The peak of memory may rise by one part in so many: what is kept for each channel is no reason to do without.
+const TRIFLE: i64 = 64;
+
+/// The nest of a step, and how many of its first loads are no loads.
+pub(crate) fn loop_of(step: &Step) -> Option<(&Loop, usize)> {
+    match step {
+        Step::Map(l) | Step::Row(l) | Step::Col(l) => Some((l, 0)),
+        Step::MatMul(m) => Some((&m.epilogue, 1)),
+        Step::Conv(c) => Some((&c.epilogue, 1)),
+        Step::Window(_) | Step::ScatterAdd(_) => None,
+    }
+}
+
+/// The step with another nest.
+fn with_loop(step: &Step, l: Loop) -> Step {
+    match step {
+        Step::Map(_) => Step::Map(l),
+        Step::Row(_) => Step::Row(l),
+        Step::Col(_) => Step::Col(l),
+        Step::MatMul(m) => Step::MatMul(Box::new(MatMul { epilogue: l, ..(**m).clone() })),
+        Step::Conv(c) => Step::Conv(Box::new(Conv { epilogue: l, ..(**c).clone() })),
+        Step::Window(_) | Step::ScatterAdd(_) => unreachable!("it has no nest"),
+    }
+}
+
+/// Whether axes of a step's nest may be split: those of products are what the product says.
+fn may_split(step: &Step) -> bool {
+    matches!(step, Step::Map(_) | Step::Row(_) | Step::Col(_))
+}
+
+/// Buffers that a step reads other than through its nest.
+pub(crate) fn factors(step: &Step) -> SmallVec<[BufferId; 2]> {
+    match step {
+        Step::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
+        Step::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
+        Step::Map(_) | Step::Row(_) | Step::Col(_) => SmallVec::new(),
+        Step::Window(_) | Step::ScatterAdd(_) => step.reads().into_iter().collect(),
+    }
+}
+
+/// Fuses instructions.
+pub(crate) fn fuse(
+    instructions: &mut Vec<Instruction>,
+    buffers: &[Buffer],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) {
+    let mut work = Fusion::new(std::mem::take(instructions), buffers, inputs, outputs);
+    let count = work.slots.len();
+    // Chains of maps become one.
+    for at in 0..count {
+        if work.is_chained(at)
+            && let Some(found) = work.inlined(at)
+        {
+            work.apply(found.change);
+        }
+    }
+    // A map that needs the sums of its own operands follows them, while the row is in the cache.
+    for at in 0..count {
+        while let Some(found) = work.appended(at, Step::is_reduction)
+            && work.apply(found.change)
+        {}
+    }
+    // What is left goes to where its operand is made, or to where its result is read, whichever is lighter.
+    for at in 0..count {
+        while let Some(behind) = work.appended(at, |_| true) {
+            let before = work.inlined(at).filter(|before| before.gain > behind.gain);
+            let inlines = before.is_some_and(|before| work.apply(before.change));
+            if inlines || !work.apply(behind.change) {
+                break;
+            }
+        }
+    }
+    for at in 0..count {
+        if let Some(found) = work.inlined(at) {
+            work.apply(found.change);
+        }
+    }
+    for at in 0..count {
+        if let Some(found) = work.recomputing(at) {
+            work.apply(found.change);
+        }
+    }
+    instructions.extend(work.slots.into_iter().flatten());
+}
+
+/// What stands at some places after a rewrite.
+type Change = Vec<(usize, Option<Instruction>)>;
+
+/// A rewrite and by how much it makes the program lighter.
+struct Rewrite {
+    gain: u64,
+    change: Change,
+}
+
+/// Instructions while they are fused, and who reads and writes what.
+struct Fusion<'a> {
+    slots: Vec<Option<Instruction>>,
+    buffers: &'a [Buffer],
+    /// Buffers that share bytes are one cell.
+    cells: Vec<usize>,
+    is_input: Vec<bool>,
+    is_output: Vec<bool>,
+    readers: Vec<BTreeSet<usize>>,
+    writers: Vec<BTreeSet<usize>>,
+    lives: Lives,
+    lowest_peak: i64,
+    /// How a buffer can be made of others by a map, where what makes it is no map any more.
+    recipes: FxHashMap<BufferId, Loop>,
+}
+
+/// A number for each buffer; parts of a plane that overlap have the same.
+fn cells(buffers: &[Buffer]) -> Vec<usize> {
+    let mut cells: Vec<usize> = (0..buffers.len()).collect();
+    let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
+    for (k, buffer) in buffers.iter().enumerate() {
+        if let Place::Plane(plane, offset) = buffer.place {
+            parts.push((plane.0, offset, offset + buffer.bytes(), k));
+        }
+    }
+    parts.sort_unstable();
+    let mut open: Option<(u32, usize, usize)> = None;
+    for (plane, from, to, k) in parts {
+        match &mut open {
+            Some((known, end, cell)) if *known == plane && from < *end => {
+                cells[k] = *cell;
+                *end = to.max(*end);
+            }
+            _ => open = Some((plane, to, k)),
+        }
+    }
+    cells
+}
+
+fn between(set: &BTreeSet<usize>, from: usize, to: usize) -> bool {
+    from + 1 < to && set.range(from + 1..to).next().is_some()
+}
+
+impl<'a> Fusion<'a> {
+    fn new(
+        instructions: Vec<Instruction>,
+        buffers: &'a [Buffer],
+        inputs: &[BufferId],
+        outputs: &[BufferId],
+    ) -> Fusion<'a> {
+        // Absurd sizes are refused when they are placed.
+        let bytes = |buffer: &Buffer| buffer.len.saturating_mul(buffer.dtype.size()).min(1 << 48);
+        let bytes = buffers.iter().map(|buffer| align(bytes(buffer))).collect();
+        let mut work = Fusion {
+            slots: instructions.iter().map(|_| None).collect(),
+            buffers,
+            cells: cells(buffers),
+            is_input: vec![false; buffers.len()],
+            is_output: vec![false; buffers.len()],
+            readers: vec![BTreeSet::new(); buffers.len()],
+            writers: vec![BTreeSet::new(); buffers.len()],
+            lives: Lives::new(instructions.len(), bytes),
+            lowest_peak: i64::MAX,
+            recipes: FxHashMap::default(),
+        };
+        for input in inputs {
+            work.is_input[input.0 as usize] = true;
+        }
+        for output in outputs {
+            work.is_output[output.0 as usize] = true;
+        }
+        for (at, instruction) in instructions.into_iter().enumerate() {
+            work.put(at, Some(instruction));
+        }
+        work
+    }
+
+    fn step(&self, at: usize) -> Option<&Step> {
+        self.slots[at].as_ref().map(|instruction| &instruction.step)
+    }
+
+    fn map(&self, at: usize) -> Option<&Loop> {
+        match self.step(at) {
+            Some(Step::Map(map)) => Some(map),
+            _ => None,
+        }
+    }
+
+    fn cell(&self, id: BufferId) -> usize {
+        self.cells[id.0 as usize]
+    }
+
+    fn is_work(&self, id: BufferId) -> bool {
+        is_work(self.buffers, id)
+    }
+
+    /// Puts an instruction into its place and returns what stood there.
+    fn put(&mut self, at: usize, new: Option<Instruction>) -> Option<Instruction> {
+        let mut touched: SmallVec<[usize; 16]> = SmallVec::new();
+        let old = self.slots[at].take();
+        if let Some(old) = &old {
+            for id in old.step.reads() {
+                let cell = self.cell(id);
+                self.readers[cell].remove(&at);
+                touched.push(cell);
+            }
+            for id in old.step.writes() {
+                let cell = self.cell(id);
+                self.writers[cell].remove(&at);
+                touched.push(cell);
+            }
+        }
+        if let Some(new) = &new {
+            for id in new.step.reads() {
+                let cell = self.cell(id);
+                self.readers[cell].insert(at);
+                touched.push(cell);
+            }
+            for id in new.step.writes() {
+                let cell = self.cell(id);
+                self.writers[cell].insert(at);
+                touched.push(cell);
+            }
+        }
+        self.slots[at] = new;
+        touched.sort_unstable();
+        touched.dedup();
+        for cell in touched {
+            let id = BufferId(cell as u32);
+            if !self.is_work(id) {
+                continue;
+            }
+            let (readers, writers) = (&self.readers[cell], &self.writers[cell]);
+            let first = if self.is_input[cell] { Some(0) } else { writers.first().copied() };
+            let last = if self.is_output[cell] {
+                Some(self.slots.len().saturating_sub(1))
+            } else {
+                readers.last().max(writers.last()).copied()
+            };
+            self.lives.set(cell, first.zip(last));
+        }
+        old
+    }
+
+    /// Makes a rewrite, unless it raises the peak of memory by more than a trifle.
+    fn apply(&mut self, change: Change) -> bool {
+        self.lowest_peak = self.lowest_peak.min(self.lives.peak());
+        let undo: Change = change.into_iter().map(|(at, new)| (at, self.put(at, new))).collect();
+        if self.lives.peak() > self.lowest_peak + self.lowest_peak / TRIFLE {
+            for (at, old) in undo.into_iter().rev() {
+                self.put(at, old);
+            }
+            return false;
+        }
+        // A map that went behind something else can still be computed by who has its operands.
+        for (_, old) in &undo {
+            let Some(Instruction { step: Step::Map(map), .. }) = old else { continue };
+            for (k, &id) in map.writes.iter().enumerate() {
+                let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
+                if is_made && self.map_that_makes(id).is_none() {
+                    self.recipes.insert(id, result_of(map, k));
+                }
+            }
+        }
+        true
+    }
+
+    /// By how much a change makes the program lighter, if it does.
+    fn gain(&self, change: Change) -> Option<Rewrite> {
+        let weigh = |instruction: &Instruction| {
+            weight(&instruction.step, self.buffers).saturating_mul(instruction.entries.count())
+        };
+        let (mut before, mut after) = (0u64, 0u64);
+        for (at, new) in &change {
+            before = before.saturating_add(self.slots[*at].as_ref().map_or(0, weigh));
+            after = after.saturating_add(new.as_ref().map_or(0, weigh));
+        }
+        let gain = before.checked_sub(after).filter(|&gain| gain > 0)?;
+        Some(Rewrite { gain, change })
+    }
+
+    /// Whether buffers hold the same at both places.
+    fn unchanged(&self, reads: &[BufferId], from: usize, to: usize) -> bool {
+        reads.iter().all(|&id| !between(&self.writers[self.cell(id)], from, to))
+    }
+
+    /// Whether nobody between two places reads or writes the buffers.
+    fn untouched(&self, writes: &[BufferId], from: usize, to: usize) -> bool {
+        self.unchanged(writes, from, to)
+            && writes.iter().all(|&id| !between(&self.readers[self.cell(id)], from, to))
+    }
+
+    /// Whether a step can run: what it stores lies over no load but an equal one, and what can fail writes no state.
+    fn is_sound(&self, step: &Step) -> bool {
+        let Some((l, virtual_loads)) = loop_of(step) else { return true };
+        let factors = factors(step);
+        for (k, (&to, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
+            let cell = self.cell(to);
+            let overlaps = |id: &BufferId| self.cell(*id) == cell;
+            if l.writes[..k].iter().any(overlaps) || factors.iter().any(overlaps) {
+                return false;
+            }
+            let loads = l.reads.iter().zip(&l.nest.loads).enumerate().skip(virtual_loads);
+            for (slot, (from, load)) in loads {
+                if overlaps(from) && (*from != to || load != store || is_gathered(&l.nest, slot)) {
+                    return false;
+                }
+            }
+        }
+        !step.can_fail() || l.writes.iter().all(|&id| self.is_work(id))
+    }
+
+    /// The only step that writes a work buffer.
+    fn maker(&self, id: BufferId) -> Option<usize> {
+        let writers = &self.writers[self.cell(id)];
+        (self.is_work(id) && writers.len() == 1).then(|| writers.first().copied()).flatten()
+    }
+
+    // --- Append ---------------------------------------------------------------------------------------------------
+
+    /// The best way to let the map at a place follow what makes one of its operands.
+    fn appended(&self, at: usize, fits: impl Fn(&Step) -> bool) -> Option<Rewrite> {
+        let map = self.map(at)?;
+        let mut makers: SmallVec<[usize; 8]> = map.reads.iter().filter_map(|&id| self.maker(id)).collect();
+        makers.sort_unstable();
+        makers.dedup();
+        makers.retain(|maker| *maker < at && self.step(*maker).is_some_and(&fits));
+        let mut best: Option<Rewrite> = None;
+        for maker in makers {
+            let Some(found) = self.append_to(maker, at) else { continue };
+            if best.as_ref().is_none_or(|best| found.gain > best.gain) {
+                best = Some(found);
+            }
+        }
+        best
+    }
+
+    fn append_to(&self, maker: usize, at: usize) -> Option<Rewrite> {
+        let (host, map) = (self.slots[maker].as_ref()?, self.slots[at].as_ref()?);
+        if host.entries == map.entries { self.append_whole(maker, at) } else { self.append_by_entry(maker) }
+    }
+
+    /// A map of the same entries. The step stands where the map stood, if its results are not needed before; else where
+    /// the host stood, if the map's operands are there by then.
+    fn append_whole(&self, maker: usize, at: usize) -> Option<Rewrite> {
+        let (host, follower) = (self.slots[maker].as_ref()?, self.slots[at].as_ref()?);
+        let ((l, virtual_loads), map) = (loop_of(&host.step)?, self.map(at)?);
+        let keeps = |&id: &BufferId| {
+            let readers = &self.readers[self.cell(id)];
+            !self.is_work(id) || self.is_output[self.cell(id)] || readers.iter().any(|&reader| reader != at)
+        };
+        let keep: Vec<bool> = l.writes.iter().map(keeps).collect();
+        let kept: Vec<BufferId> = l.writes.iter().copied().filter(keeps).collect();
+        let down = self.unchanged(&host.step.reads(), maker, at) && self.untouched(&kept, maker, at);
+        let others: Vec<BufferId> = map.reads.iter().copied().filter(|id| !l.writes.contains(id)).collect();
+        let up = self.unchanged(&others, maker, at) && self.untouched(&map.writes, maker, at);
+        if !down && !up {
+            return None;
+        }
+        let links = links(&host.step, l, map);
+        links.into_iter().find_map(|link| {
+            let merged = append(l, virtual_loads, map, link, &keep, may_split(&host.step))?;
+            let step = with_loop(&host.step, merged);
+            if !self.is_sound(&step) {
+                return None;
+            }
+            let merged = Instruction { step, entries: host.entries, node: follower.node.clone() };
+            let change = if down {
+                vec![(maker, None), (at, Some(merged))]
+            } else {
+                vec![(maker, Some(merged)), (at, None)]
+            };
+            self.gain(change)
+        })
+    }
+
+    /// A host whose only result is read by maps of different entries: no run makes it twice.
+    fn append_by_entry(&self, maker: usize) -> Option<Rewrite> {
+        let host = self.slots[maker].as_ref()?;
+        let (l, virtual_loads) = loop_of(&host.step)?;
+        let &[value] = l.writes.as_slice() else { return None };
+        let readers = &self.readers[self.cell(value)];
+        if !self.is_work(value) || self.is_output[self.cell(value)] || readers.len() > MOST_READERS {
+            return None;
+        }
+        let mut seen = Entries::NONE;
+        let mut change: Change = vec![(maker, None)];
+        for &at in readers {
+            let (follower, map) = (self.slots[at].as_ref()?, self.map(at)?);
+            if at < maker
+                || !seen.and(follower.entries).is_empty()
+                || !self.unchanged(&host.step.reads(), maker, at)
+            {
+                return None;
+            }
+            seen = seen.or(follower.entries);
+            let slot = map.reads.iter().position(|&id| id == value)?;
+            let merged =
+                append(l, virtual_loads, map, Link::Result(0, slot), &[false], may_split(&host.step))?;
+            let step = with_loop(&host.step, merged);
+            if !self.is_sound(&step) {
+                return None;
+            }
+            let entries = host.entries.and(follower.entries);
+            change.push((at, Some(Instruction { step, entries, node: follower.node.clone() })));
+        }
+        self.gain(change)
+    }
+
+    // --- Inline ---------------------------------------------------------------------------------------------------
+
+    /// Whether the result of the map at a place is read by maps alone, of which no entry runs two.
+    fn is_chained(&self, at: usize) -> bool {
+        let Some(&[value]) = self.map(at).map(|map| map.writes.as_slice()) else { return false };
+        let mut seen = Entries::NONE;
+        self.readers[self.cell(value)].iter().all(|&reader| {
+            let Some(instruction) = &self.slots[reader] else { return false };
+            let alone = seen.and(instruction.entries).is_empty();
+            seen = seen.or(instruction.entries);
+            alone && matches!(instruction.step, Step::Map(_))
+        })
+    }
+
+    /// The map at a place computed by everyone who reads its result.
+    fn inlined(&self, at: usize) -> Option<Rewrite> {
+        let map = self.map(at)?;
+        let &[value] = map.writes.as_slice() else { return None };
+        let cell = self.cell(value);
+        let readers = &self.readers[cell];
+        if self.maker(value) != Some(at)
+            || self.is_output[cell]
+            || self.is_input[cell]
+            || readers.is_empty()
+            || readers.len() > MOST_READERS
+        {
+            return None;
+        }
+        let mut change: Change = vec![(at, None)];
+        for &reader in readers {
+            let instruction = self.slots[reader].as_ref()?;
+            if reader < at || !self.unchanged(&map.reads, at, reader) {
+                return None;
+            }
+            let step = self.without_load(&instruction.step, value, map)?;
+            let step = self.recomputed(reader, &step).unwrap_or(step);
+            change.push((reader, Some(Instruction { step, ..instruction.clone() })));
+        }
+        self.gain(change)
+    }
+
+    /// A step that computes a value instead of reading it.
+    fn without_load(&self, step: &Step, value: BufferId, map: &Loop) -> Option<Step> {
+        let mut step = step.clone();
+        if factors(&step).contains(&value) {
+            step = reading_through(step, value, map)?;
+        }
+        loop {
+            let (l, virtual_loads) = loop_of(&step)?;
+            let slot = l.reads.iter().enumerate().skip(virtual_loads).find(|&(_, &id)| id == value);
+            let Some((slot, _)) = slot else { break };
+            let l = inline(l, virtual_loads, slot, map, may_split(&step))?;
+            step = with_loop(&step, l);
+        }
+        self.is_sound(&step).then_some(step)
+    }
+
+    /// The map that makes a buffer of others, as it stands or as it was.
+    fn recipe(&self, id: BufferId) -> Option<Loop> {
+        self.map_that_makes(id).or_else(|| self.recipes.get(&id).cloned())
+    }
+
+    fn map_that_makes(&self, id: BufferId) -> Option<Loop> {
+        let map = self.map(self.maker(id)?)?;
+        let result = map.writes.iter().position(|&written| written == id)?;
+        Some(result_of(map, result))
+    }
+
+    /// The step at a place after it has computed again what it can compute of what it loads anyway.
+    fn recomputed(&self, at: usize, step: &Step) -> Option<Step> {
+        let mut best: Option<Step> = None;
+        let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
+        loop {
+            let step = best.as_ref().unwrap_or(step);
+            let (l, virtual_loads) = loop_of(step)?;
+            let next = l.reads[virtual_loads..].iter().copied().find(|id| !tried.contains(id));
+            let Some(id) = next else { return best };
+            tried.push(id);
+            let Some(maker) = self.maker(id).filter(|&maker| maker < at) else { continue };
+            let Some(map) = self.recipe(id) else { continue };
+            let there = |&id: &BufferId| {
+                !self.is_work(id) || self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty()
+            };
+            if !map.reads.iter().all(there)
+                || !self.unchanged(&map.reads, maker, at)
+                || map.nest.expr.can_fail()
+            {
+                continue;
+            }
+            let Some(lighter) = self.without_load(step, id, &map) else { continue };
+            if weight(&lighter, self.buffers) < weight(step, self.buffers) {
+                best = Some(lighter);
+            }
+        }
+    }
+
+    /// The step at a place, if computing some of its operands again makes it lighter.
+    fn recomputing(&self, at: usize) -> Option<Rewrite> {
+        let instruction = self.slots[at].as_ref()?;
+        let step = self.recomputed(at, &instruction.step)?;
+        self.gain(vec![(at, Some(Instruction { step, ..instruction.clone() }))])
+    }
+}
+
+/// The part of a map that makes one result.
+fn result_of(map: &Loop, result: usize) -> Loop {
+    let keep: Vec<bool> = (0..map.writes.len()).map(|k| k == result).collect();
+    splice::with_results(map, 0, &keep).unwrap_or_else(|| map.clone())
+}
+
+/// The buffers by which the space of a map may be compared with that of a step: results first; then, for a map that reads
+/// what is the same along a row, what both read.
+fn links(step: &Step, host: &Loop, map: &Loop) -> Vec<Link> {
+    let mut links = Vec::new();
+    for (slot, id) in map.reads.iter().enumerate() {
+        if let Some(result) = host.writes.iter().position(|written| written == id) {
+            links.push(Link::Result(result, slot));
+        }
+    }
+    if step.is_reduction() {
+        for (slot, id) in map.reads.iter().enumerate() {
+            for own in (0..host.reads.len()).filter(|&own| host.reads[own] == *id) {
+                links.push(Link::Shared(own, slot));
+            }
+        }
+    }
+    links
+}
+
+/// A product that reads a factor through a map that does nothing but move elements.
+fn reading_through(step: Step, value: BufferId, map: &Loop) -> Option<Step> {
+    let Step::MatMul(mut product) = step else { return None };
+    let (&[(Inst::Load(0), _)], [load], &[source]) =
+        (map.nest.expr.insts(), map.nest.loads.as_slice(), map.reads.as_slice())
+    else {
+        return None;
+    };
+    let with = |dims: [usize; 2]| product.batch.iter().copied().chain(dims).collect::<SmallVec<[usize; 6]>>();
+    let sides = [with([product.m, product.k]), with([product.k, product.n])];
+    let m = &mut *product;
+    for ((id, access), dims) in
+        [(&mut m.a, &mut m.a_access), (&mut m.b, &mut m.b_access)].into_iter().zip(sides)
+    {
+        if *id != value {
+            continue;
+        }
+        if load.dtype != access.dtype {
+            return None;
+        }
+        let embedding = Embedding::new(&dims, access, &map.nest, &map.nest.stores[0], false)?;
+        let moved = embedding.access(load);
+        // Kernels pack lines of adjacent elements.
+        let adjacent = |axis: usize| dims[axis] == 1 || moved.strides[axis] == 1;
+        if !adjacent(dims.len() - 1) && !adjacent(dims.len() - 2) {
+            return None;
+        }
+        *access = moved;
+        *id = source;
+    }
+    Some(Step::MatMul(product))
+}

@@ -1,0 +1,80 @@
+//! Which instructions are needed, and their order.
+
+use super::{loop_of, splice, with_loop};
+use crate::{Buffer, BufferId, Instruction, is_work};
+
+/// Drops instructions whose results nobody needs, and results that nobody needs. Those that write state or can fail stay.
+pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buffer], outputs: &[BufferId]) {
+    let mut needed = vec![false; buffers.len()];
+    for output in outputs {
+        needed[output.0 as usize] = true;
+    }
+    let mut keep = vec![false; instructions.len()];
+    for (index, instruction) in instructions.iter_mut().enumerate().rev() {
+        let step = &instruction.step;
+        let wanted = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
+        keep[index] = step.can_fail() || step.writes().into_iter().any(wanted);
+        if !keep[index] {
+            continue;
+        }
+        if let Some((l, virtual_loads)) = loop_of(step)
+            && l.writes.len() > 1
+            && !l.writes.iter().copied().all(wanted)
+        {
+            let results: Vec<bool> = l.writes.iter().copied().map(wanted).collect();
+            if let Some(fewer) = splice::with_results(l, virtual_loads, &results) {
+                instruction.step = with_loop(step, fewer);
+            }
+        }
+        for id in instruction.step.reads() {
+            needed[id.0 as usize] = true;
+        }
+    }
+    let mut kept = keep.into_iter();
+    instructions.retain(|_| kept.next() == Some(true));
+}
+
+/// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
+/// need and they themselves, then the rest. Within each part the order stays.
+pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &[Buffer]) {
+    let writes_state = |i: &Instruction| i.step.writes().iter().any(|&id| !is_work(buffers, id));
+    let Some(last_failing) = instructions.iter().rposition(|i| i.step.can_fail()) else { return };
+    if !instructions[..last_failing].iter().any(writes_state) {
+        return;
+    }
+    let mut early = vec![false; instructions.len()];
+    let mut wanted: Vec<bool> = vec![false; buffers.len()];
+    for (index, instruction) in instructions.iter().enumerate().rev() {
+        let produces =
+            instruction.step.writes().iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
+        if instruction.step.can_fail() || produces {
+            early[index] = true;
+            for id in instruction.step.reads() {
+                wanted[id.0 as usize] = true;
+            }
+        }
+    }
+    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    for (mut instruction, early) in std::mem::take(instructions).into_iter().zip(early) {
+        if early && let Some(late) = without_state(&mut instruction, buffers) {
+            rest.push(late);
+        }
+        if early { first.push(instruction) } else { rest.push(instruction) }
+    }
+    instructions.extend(first.into_iter().chain(rest));
+}
+
+/// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
+fn without_state(instruction: &mut Instruction, buffers: &[Buffer]) -> Option<Instruction> {
+    let (l, virtual_loads) = loop_of(&instruction.step)?;
+    let own: Vec<bool> = l.writes.iter().map(|&id| is_work(buffers, id)).collect();
+    let state: Vec<bool> = own.iter().map(|own| !own).collect();
+    if !own.contains(&true) {
+        return None;
+    }
+    let (early, late) =
+        (splice::with_results(l, virtual_loads, &own)?, splice::with_results(l, virtual_loads, &state)?);
+    let late = Instruction { step: with_loop(&instruction.step, late), ..instruction.clone() };
+    instruction.step = with_loop(&instruction.step, early);
+    Some(late)
+}

@@ -1,0 +1,340 @@
+//! One nest put into another.
+
+use ortrain_expr::{Access, Builder, DType, Expr, Inst, Nest, Reg, Type};
+
+use super::embed::{Embedding, copy};
+use crate::cost::is_gathered;
+use crate::{BufferId, Loop};
+
+/// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
+const LONGEST_EXPRESSION: usize = 192;
+
+/// Nests do not read more buffers than this after fusion.
+const MOST_LOADS: usize = 32;
+
+/// Whether a value of the compute type comes back as it was when it is stored as this and loaded again. Narrow types
+/// round, and what rounds must stay.
+fn keeps(dtype: DType) -> bool {
+    match dtype {
+        DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64 | DType::Bool => true,
+        DType::F16 | DType::BF16 | DType::I8 | DType::U8 | DType::I16 | DType::U16 => false,
+    }
+}
+
+/// The element of a load, computed in the type that it was stored as.
+fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
+    let value = b.convert(value, Type::of(stored));
+    b.convert(value, ty)
+}
+
+/// Whether both accesses reach the same elements over a space.
+fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
+    a.offset == b.offset
+        && a.dtype == b.dtype
+        && dims.iter().zip(a.strides.iter().zip(&b.strides)).all(|(&dim, (x, y))| dim == 1 || x == y)
+}
+
+/// Whether an access surely reaches another element at every point.
+fn is_injective(access: &Access, dims: &[usize]) -> bool {
+    let axes = dims.iter().zip(&access.strides).filter(|&(&dim, _)| dim > 1);
+    let mut axes: Vec<(usize, usize)> = axes.map(|(&dim, &stride)| (stride.unsigned_abs(), dim)).collect();
+    axes.sort_unstable();
+    let mut reached = 1usize;
+    axes.into_iter().all(|(stride, dim)| {
+        let apart = stride >= reached;
+        reached = stride.saturating_mul(dim);
+        apart
+    })
+}
+
+/// The loads of a nest in the making.
+struct Loads {
+    accesses: Vec<Access>,
+    reads: Vec<BufferId>,
+    /// The first ones are no loads: the product of a matrix product or convolution.
+    virtual_loads: usize,
+}
+
+impl Loads {
+    fn find_or_add(&mut self, access: Access, id: BufferId, dims: &[usize]) -> usize {
+        let known = (self.virtual_loads..self.accesses.len())
+            .find(|&slot| self.reads[slot] == id && same(&self.accesses[slot], &access, dims));
+        known.unwrap_or_else(|| {
+            self.accesses.push(access);
+            self.reads.push(id);
+            self.accesses.len() - 1
+        })
+    }
+
+    /// The nest with the loads that its expression still needs.
+    fn finish(self, mut nest: Nest, writes: Vec<BufferId>) -> Option<Loop> {
+        let mut used = vec![false; self.accesses.len()];
+        used[..self.virtual_loads].fill(true);
+        for (inst, _) in nest.expr.insts() {
+            if let Inst::Load(slot) | Inst::LoadAt(slot, _) = *inst {
+                used[usize::from(slot)] = true;
+            }
+        }
+        let mut slots = Vec::with_capacity(used.len());
+        let mut reads = Vec::new();
+        for ((access, id), used) in self.accesses.into_iter().zip(self.reads).zip(used) {
+            slots.push(reads.len() as u16);
+            if used {
+                nest.loads.push(access);
+                reads.push(id);
+            }
+        }
+        let mut b = Builder::new();
+        let regs = copy(&mut b, &nest.expr, |b, inst, ty| match inst {
+            Inst::Load(slot) => b.push(Inst::Load(slots[usize::from(slot)]), ty),
+            Inst::LoadAt(slot, at) => b.push(Inst::LoadAt(slots[usize::from(slot)], at), ty),
+            other => b.push(other, ty),
+        });
+        let moved = |reg: &Reg| regs[usize::from(reg.0)];
+        let outputs: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
+        let values: Vec<Reg> = nest.reductions.iter().map(|reduction| moved(&reduction.value)).collect();
+        let (expr, values) = b.finish_keeping(&outputs, &values);
+        nest.expr = expr;
+        nest.reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+        if nest.expr.insts().len() > LONGEST_EXPRESSION || nest.loads.len() > MOST_LOADS {
+            return None;
+        }
+        Some(Loop { nest, reads, writes })
+    }
+}
+
+/// A map's expression in a host: its loads become loads of the host.
+struct Guest<'a> {
+    map: &'a Loop,
+    embedding: &'a Embedding,
+    /// Axes of the host that the embedding does not know, at the end.
+    more_axes: usize,
+}
+
+impl Guest<'_> {
+    fn access(&self, access: &Access, gathered: bool) -> Access {
+        let mut moved =
+            if gathered { self.embedding.gathered(access) } else { self.embedding.access(access) };
+        let axes = moved.strides.len() + self.more_axes;
+        moved.strides.resize(axes, 0);
+        moved
+    }
+
+    /// The registers of its expression. `known` is asked for what a load stands for, if it is no load any more.
+    fn copy(
+        &self,
+        b: &mut Builder,
+        loads: &mut Loads,
+        dims: &[usize],
+        known: impl Fn(usize) -> Option<Reg>,
+    ) -> Option<Vec<Reg>> {
+        let nest = &self.map.nest;
+        let mut slots: Vec<Option<usize>> = Vec::with_capacity(nest.loads.len());
+        for (slot, (access, &id)) in nest.loads.iter().zip(&self.map.reads).enumerate() {
+            if known(slot).is_some() {
+                slots.push(None);
+                continue;
+            }
+            let gathered = is_gathered(nest, slot);
+            let affine = nest
+                .expr
+                .insts()
+                .iter()
+                .any(|(inst, _)| matches!(inst, Inst::Load(s) if usize::from(*s) == slot));
+            if gathered && affine {
+                return None;
+            }
+            slots.push(Some(loads.find_or_add(self.access(access, gathered), id, dims)));
+        }
+        Some(copy(b, &nest.expr, |b, inst, ty| match inst {
+            Inst::Load(slot) => match (slots[usize::from(slot)], known(usize::from(slot))) {
+                (None, Some(value)) => reloaded(b, value, nest.loads[usize::from(slot)].dtype, ty),
+                (moved, _) => b.load(moved.unwrap_or(0), ty),
+            },
+            Inst::LoadAt(slot, at) => b.load_at(slots[usize::from(slot)].unwrap_or(0), at, ty),
+            Inst::Coordinate(axis) => self.embedding.coordinate(b, usize::from(axis)),
+            other => b.push(other, ty),
+        }))
+    }
+}
+
+/// Appends a host's expression; `loads` are its own.
+fn copy_host(
+    b: &mut Builder,
+    expr: &Expr,
+    known: impl Fn(&mut Builder, usize, Type) -> Option<Reg>,
+) -> Vec<Reg> {
+    copy(b, expr, |b, inst, ty| match inst {
+        Inst::Load(slot) => known(b, usize::from(slot), ty).unwrap_or_else(|| b.push(inst, ty)),
+        other => b.push(other, ty),
+    })
+}
+
+/// The part of a loop that makes the results to be kept. `None` if that is all of it.
+pub(super) fn with_results(l: &Loop, virtual_loads: usize, keep: &[bool]) -> Option<Loop> {
+    if keep.iter().all(|&keep| keep) {
+        return None;
+    }
+    let nest = &l.nest;
+    let kept = |k: &usize| keep[*k];
+    let outputs: Vec<Reg> = (0..keep.len()).filter(kept).map(|k| nest.expr.outputs()[k]).collect();
+    // Reductions that the results need, and those that these need.
+    let mut wanted = vec![false; nest.reductions.len()];
+    let mark = |wanted: &mut [bool], roots: &[Reg]| {
+        let needed = nest.expr.needed_by(roots);
+        for ((inst, _), _) in nest.expr.insts().iter().zip(needed).filter(|(_, needed)| *needed) {
+            if let Inst::Reduced(k) = *inst {
+                wanted[usize::from(k)] = true;
+            }
+        }
+    };
+    mark(&mut wanted, &outputs);
+    let guards =
+        nest.expr.insts().iter().enumerate().filter(|(_, (inst, _))| matches!(inst, Inst::Guard(..)));
+    mark(&mut wanted, &guards.map(|(k, _)| Reg(k as u16)).collect::<Vec<_>>());
+    for k in (0..wanted.len()).rev() {
+        if wanted[k] {
+            mark(&mut wanted, &[nest.reductions[k].value]);
+        }
+    }
+    let number = |k: u8| wanted[..usize::from(k)].iter().filter(|&&wanted| wanted).count();
+    let mut b = Builder::new();
+    let regs = copy(&mut b, &nest.expr, |b, inst, ty| match inst {
+        // Those that are not wanted are not needed either, whatever their number.
+        Inst::Reduced(k) => b.reduced(number(k), ty),
+        other => b.push(other, ty),
+    });
+    let moved = |reg: Reg| regs[usize::from(reg.0)];
+    let mut reductions: Vec<_> =
+        nest.reductions.iter().zip(&wanted).filter(|&(_, &wanted)| wanted).map(|(r, _)| r.clone()).collect();
+    let outputs: Vec<Reg> = outputs.into_iter().map(moved).collect();
+    let values: Vec<Reg> = reductions.iter().map(|reduction| moved(reduction.value)).collect();
+    let (expr, values) = b.finish_keeping(&outputs, &values);
+    reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+    let part = Nest {
+        dims: nest.dims.clone(),
+        inner: nest.inner,
+        loads: Vec::new(),
+        expr,
+        reductions,
+        stores: (0..keep.len()).filter(kept).map(|k| nest.stores[k].clone()).collect(),
+    };
+    let writes = (0..keep.len()).filter(kept).map(|k| l.writes[k]).collect();
+    Loads { accesses: nest.loads.clone(), reads: l.reads.clone(), virtual_loads }.finish(part, writes)
+}
+
+/// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes
+/// it. `None` where the spaces do not fit.
+pub(super) fn inline(
+    host: &Loop,
+    virtual_loads: usize,
+    slot: usize,
+    guest: &Loop,
+    split: bool,
+) -> Option<Loop> {
+    let (at, place) = (&host.nest.loads[slot], guest.nest.stores.first()?);
+    if slot < virtual_loads || is_gathered(&host.nest, slot) || !keeps(at.dtype) || at.dtype != place.dtype {
+        return None;
+    }
+    let embedding = Embedding::new(&host.nest.dims, at, &guest.nest, place, split)?;
+    // A guard looks at every element that is made, so all of them must be read.
+    let points = |nest: &Nest| nest.dims.iter().product::<usize>();
+    let every_element = points(&host.nest) == points(&guest.nest) && is_injective(at, &host.nest.dims);
+    if guest.nest.expr.can_fail() && !every_element {
+        return None;
+    }
+    let nest = embedding.refined(&host.nest);
+    let mut loads = Loads { accesses: nest.loads.clone(), reads: host.reads.clone(), virtual_loads };
+    let mut b = Builder::new();
+    let part = Guest { map: guest, embedding: &embedding, more_axes: 0 };
+    let regs = part.copy(&mut b, &mut loads, &nest.dims, |_| None)?;
+    let value = regs[usize::from(guest.nest.expr.outputs()[0].0)];
+    let own = copy_host(&mut b, &nest.expr, |b, load, ty| {
+        (load == slot).then(|| reloaded(b, value, place.dtype, ty))
+    });
+    let moved = |reg: &Reg| own[usize::from(reg.0)];
+    let outputs: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
+    let values: Vec<Reg> = nest.reductions.iter().map(|reduction| moved(&reduction.value)).collect();
+    let (expr, values) = b.finish_keeping(&outputs, &values);
+    let mut reductions = nest.reductions;
+    reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+    let merged =
+        Nest { dims: nest.dims, inner: nest.inner, loads: Vec::new(), expr, reductions, stores: nest.stores };
+    loads.finish(merged, host.writes.clone())
+}
+
+/// How a map follows a host: the buffer by which their spaces are compared.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Link {
+    /// A result of the host (by number) that the map reads (by slot).
+    Result(usize, usize),
+    /// A buffer that both read: slots of the host and of the map.
+    Shared(usize, usize),
+}
+
+/// A host that goes on with a map over its space: over its outer points, or over all of them. The map reads results
+/// of the host where the host has just made them. `keep` says which results of the host are still stored.
+pub(super) fn append(
+    host: &Loop,
+    virtual_loads: usize,
+    map: &Loop,
+    link: Link,
+    keep: &[bool],
+    split: bool,
+) -> Option<Loop> {
+    let (at, place) = match link {
+        Link::Result(store, load) => (&host.nest.stores[store], &map.nest.loads[load]),
+        Link::Shared(own, load) => (&host.nest.loads[own], &map.nest.loads[load]),
+    };
+    if at.dtype != place.dtype || host.nest.dims.contains(&0) {
+        return None;
+    }
+    // What is the same along a row is made once per row.
+    let kept = host.nest.dims.len() - host.nest.inner;
+    let per_row = host.nest.inner > 0 && at.strides[kept..].iter().all(|&stride| stride == 0);
+    let space = if per_row { host.nest.outer_dims() } else { &host.nest.dims[..] };
+    let points = |dims: &[usize]| dims.iter().product::<usize>();
+    if points(space) != points(&map.nest.dims) || !is_injective(at, space) {
+        return None;
+    }
+    let embedding = Embedding::new(space, at, &map.nest, place, split)?;
+    let nest = embedding.refined(&host.nest);
+    let mut loads = Loads { accesses: nest.loads.clone(), reads: host.reads.clone(), virtual_loads };
+    let mut b = Builder::new();
+    let own = copy_host(&mut b, &nest.expr, |_, _, _| None);
+    let moved = |reg: &Reg| own[usize::from(reg.0)];
+    let results: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
+    let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
+    // Results of the host are read exactly as they were written, or not at all.
+    let mut made: Vec<Option<Reg>> = Vec::with_capacity(map.reads.len());
+    for (slot, (access, id)) in map.nest.loads.iter().zip(&map.reads).enumerate() {
+        made.push(match host.writes.iter().position(|written| written == id) {
+            None => None,
+            Some(result) => {
+                let exact = same(&part.access(access, false), &nest.stores[result], &nest.dims);
+                if !exact || !keeps(access.dtype) || is_gathered(&map.nest, slot) {
+                    return None;
+                }
+                Some(results[result])
+            }
+        });
+    }
+    let regs = part.copy(&mut b, &mut loads, &nest.dims, |slot| made[slot])?;
+    let (mut outputs, mut stores, mut writes) = (Vec::new(), Vec::new(), Vec::new());
+    for (result, _) in keep.iter().enumerate().filter(|&(_, &keep)| keep) {
+        outputs.push(results[result]);
+        stores.push(nest.stores[result].clone());
+        writes.push(host.writes[result]);
+    }
+    for (store, (reg, &id)) in map.nest.stores.iter().zip(map.nest.expr.outputs().iter().zip(&map.writes)) {
+        outputs.push(regs[usize::from(reg.0)]);
+        stores.push(part.access(store, false));
+        writes.push(id);
+    }
+    let values: Vec<Reg> = nest.reductions.iter().map(|reduction| moved(&reduction.value)).collect();
+    let (expr, values) = b.finish_keeping(&outputs, &values);
+    let mut reductions = nest.reductions;
+    reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+    let merged = Nest { dims: nest.dims, inner: nest.inner, loads: Vec::new(), expr, reductions, stores };
+    loads.finish(merged, writes)
+}

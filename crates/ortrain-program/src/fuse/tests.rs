@@ -1,0 +1,470 @@
+//! The forms that convolution nets take, put together by hand.
+
+use std::sync::Arc;
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Nest, ReduceOp, Reduction, Reg,
+    SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+};
+
+use crate::{BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Step, Window};
+
+/// Images of a program: `[n, c, h * w]`.
+struct Images {
+    b: ProgramBuilder,
+    n: usize,
+    c: usize,
+    h: usize,
+    w: usize,
+    node: Arc<str>,
+}
+
+/// What a nest is made of: buffers with their strides, and a function from loaded to stored values.
+type Reads<'a> = &'a [(BufferId, &'a [isize])];
+
+impl Images {
+    fn new(n: usize, c: usize, h: usize, w: usize) -> Images {
+        Images { b: ProgramBuilder::new(), n, c, h, w, node: "node".into() }
+    }
+
+    fn len(&self) -> usize {
+        self.n * self.c * self.h * self.w
+    }
+
+    fn image(&mut self, name: &str) -> BufferId {
+        self.b.work(name, DType::F32, self.len())
+    }
+
+    fn channels(&mut self, name: &str) -> BufferId {
+        self.b.work(name, DType::F32, self.c)
+    }
+
+    fn accesses(&self, list: Reads<'_>) -> (Vec<Access>, Vec<BufferId>) {
+        let access = |&(id, strides): &(BufferId, &[isize])| {
+            let (dtype, len) = (self.b.buffer(id).dtype, self.b.buffer(id).len);
+            (Access { dtype, offset: 0, strides: strides.iter().copied().collect(), len }, id)
+        };
+        list.iter().map(access).unzip()
+    }
+
+    fn nest(
+        &self,
+        dims: &[usize],
+        loads: Reads<'_>,
+        stores: Reads<'_>,
+        f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
+    ) -> Loop {
+        let ((loads, reads), (stores, writes)) = (self.accesses(loads), self.accesses(stores));
+        let mut b = Builder::new();
+        let regs: Vec<Reg> =
+            loads.iter().enumerate().map(|(slot, load)| b.load(slot, Type::of(load.dtype))).collect();
+        let results = f(&mut b, &regs);
+        let dims = dims.iter().copied().collect();
+        let nest = Nest { dims, inner: 0, loads, expr: b.finish(&results), reductions: Vec::new(), stores };
+        Loop { nest, reads, writes }
+    }
+
+    fn step(&mut self, step: Step, entries: Entries) {
+        self.b.step(step, entries, &self.node).unwrap();
+    }
+
+    fn map(
+        &mut self,
+        dims: &[usize],
+        loads: Reads<'_>,
+        stores: Reads<'_>,
+        f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
+    ) {
+        let map = self.nest(dims, loads, stores, f);
+        self.step(Step::Map(map), Entries::ALL);
+    }
+
+    /// An element-wise map over the flat images.
+    fn flat(&mut self, from: &[BufferId], to: BufferId, f: impl FnOnce(&mut Builder, &[Reg]) -> Reg) {
+        let loads: Vec<(BufferId, &[isize])> = from.iter().map(|&id| (id, &[1][..])).collect();
+        self.map(&[self.len()], &loads, &[(to, &[1])], |b, regs| vec![f(b, regs)]);
+    }
+
+    /// Two sums for each channel: what two functions of the loads add up to, the second of which sees the first sum.
+    fn sums(
+        &mut self,
+        from: &[BufferId],
+        to: [BufferId; 2],
+        f: impl FnOnce(&mut Builder, &[Reg]) -> Reg,
+        g: impl FnOnce(&mut Builder, &[Reg], Reg) -> Reg,
+    ) {
+        let (plane, image) = ((self.h * self.w) as isize, (self.c * self.h * self.w) as isize);
+        let strides = [plane, image, 1];
+        let loads: Vec<(BufferId, &[isize])> = from
+            .iter()
+            .map(|&id| (id, if self.b.buffer(id).len == self.c { &[1, 0, 0][..] } else { &strides[..] }))
+            .collect();
+        let stores: Vec<(BufferId, &[isize])> = to.iter().map(|&id| (id, &[1, 0, 0][..])).collect();
+        let mut values = Vec::new();
+        let mut l = self.nest(&[self.c, self.n, self.h * self.w], &loads, &stores, |b, regs| {
+            let first = f(b, regs);
+            let sum = b.reduced(0, Type::F32);
+            let second = g(b, regs, sum);
+            values = vec![first, second];
+            let squares = b.reduced(1, Type::F32);
+            // Kept alive through the results: `finish` drops what is not needed.
+            vec![sum, squares, first, second]
+        });
+        let outputs = l.nest.expr.outputs().to_vec();
+        let reductions =
+            outputs[2..].iter().map(|&value| Reduction { op: ReduceOp::Sum, value }).collect::<Vec<_>>();
+        let mut b = Builder::new();
+        for &(inst, ty) in l.nest.expr.insts() {
+            b.push(inst, ty);
+        }
+        let (expr, kept) = b.finish_keeping(&outputs[..2], &outputs[2..]);
+        l.nest.expr = expr;
+        l.nest.inner = 2;
+        l.nest.reductions =
+            reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
+        self.step(Step::Row(l), Entries::ALL);
+    }
+
+    /// `max(0, (x - mean) * factor + bias)`, the normalisation by channel and the activation as maps of their own.
+    fn normalised(&mut self, x: BufferId, [mean, factor, bias]: [BufferId; 3], y: BufferId) {
+        let (plane, image) = ((self.h * self.w) as isize, (self.c * self.h * self.w) as isize);
+        let z = self.image("z");
+        let strides = [image, plane, 1];
+        let dims = [self.n, self.c, self.h * self.w];
+        let channel: &[isize] = &[0, 1, 0];
+        let loads: [(BufferId, &[isize]); 4] =
+            [(x, &strides), (mean, channel), (factor, channel), (bias, channel)];
+        self.map(&dims, &loads, &[(z, &strides)], |b, regs| {
+            let centred = b.sub(regs[0], regs[1]);
+            let scaled = b.mul(centred, regs[2]);
+            vec![b.add(scaled, regs[3])]
+        });
+        // The activation goes by all four axes.
+        let strides = [image, plane, self.w as isize, 1];
+        let dims = [self.n, self.c, self.h, self.w];
+        self.map(&dims, &[(z, &strides)], &[(y, &strides)], |b, regs| {
+            let zero = b.constant(Type::F32, 0.0);
+            vec![b.binary(BinaryOp::Max, regs[0], zero)]
+        });
+    }
+
+    /// `[sums, elements]` of `BatchNormalization` backward, with a gradient that goes through the activation first.
+    fn normalised_backward(
+        &mut self,
+        gradient: BufferId,
+        y: BufferId,
+        x: BufferId,
+        mean: BufferId,
+    ) -> BufferId {
+        let g = self.image("g");
+        self.flat(&[gradient, y], g, through_activation);
+        let sums = [self.channels("sum"), self.channels("products")];
+        self.sums(
+            &[g, x, mean],
+            sums,
+            |_, regs| regs[0],
+            |b, regs, _| {
+                let centred = b.sub(regs[1], regs[2]);
+                b.mul(regs[0], centred)
+            },
+        );
+        let dx = self.image("dx");
+        let (plane, image) = ((self.h * self.w) as isize, (self.c * self.h * self.w) as isize);
+        let strides = [image, plane, 1];
+        let channel: &[isize] = &[0, 1, 0];
+        let loads: [(BufferId, &[isize]); 5] =
+            [(g, &strides), (x, &strides), (mean, channel), (sums[0], channel), (sums[1], channel)];
+        self.map(&[self.n, self.c, self.h * self.w], &loads, &[(dx, &strides)], |b, regs| {
+            let centred = b.sub(regs[1], regs[2]);
+            let along = b.mul(centred, regs[4]);
+            let rest = b.sub(regs[0], regs[3]);
+            vec![b.sub(rest, along)]
+        });
+        dx
+    }
+
+    fn conv(&mut self, pass: ConvPass, a: BufferId, filter: BufferId, to: BufferId) {
+        let dims = [self.n, self.c, self.h, self.w];
+        let strides: Strides = Access::contiguous(DType::F32, &dims).strides;
+        let epilogue = self.nest(&dims, &[(to, &strides)], &[(to, &strides)], |_, regs| vec![regs[0]]);
+        let axis =
+            |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
+        let shape = ConvShape {
+            pass,
+            batch: self.n,
+            groups: 1,
+            channels_in: self.c,
+            channels_out: self.c,
+            axes: [axis(self.h), axis(self.w)].into_iter().collect(),
+        };
+        self.step(Step::Conv(Box::new(Conv { shape, a, b: filter, epilogue })), Entries::ALL);
+    }
+
+    fn filter(&mut self) -> BufferId {
+        self.b.plane("filter", DType::F32, self.c * self.c * 9, PlaneId(0), 0)
+    }
+
+    /// What nothing can be fused with: the gradient of a pooling.
+    fn unpooled(&mut self, from: BufferId, to: BufferId) {
+        let axis =
+            |size| SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 };
+        let axes = [axis(self.h), axis(self.w)].into_iter().collect();
+        let shape = WindowShape { pass: WindowPass::SumGradient, planes: self.n * self.c, axes };
+        self.step(Step::Window(Window { shape, source: from, index: None, target: to }), Entries::ALL);
+    }
+
+    fn finish(self, inputs: &[BufferId], outputs: &[BufferId]) -> Program {
+        self.b.finish(inputs.to_vec(), outputs.to_vec()).unwrap()
+    }
+}
+
+/// `gradient where y > 0, else 0`.
+fn through_activation(b: &mut Builder, regs: &[Reg]) -> Reg {
+    let zero = b.constant(Type::F32, 0.0);
+    let positive = b.compare(CompareOp::Lt, zero, regs[1]);
+    b.select(positive, regs[0], zero)
+}
+
+fn names(program: &Program) -> Vec<&'static str> {
+    program.instructions.iter().map(|instruction| instruction.step.name()).collect()
+}
+
+/// Reductions and loads of an instruction's nest.
+fn shape_of(program: &Program, k: usize) -> (usize, usize) {
+    let nest = program.instructions[k].step.nest().unwrap();
+    (nest.reductions.len(), nest.loads.len())
+}
+
+fn statistics(images: &mut Images, x: BufferId) -> [BufferId; 2] {
+    let sums = [images.channels("mean"), images.channels("factor")];
+    images.sums(
+        &[x],
+        sums,
+        |_, regs| regs[0],
+        |b, regs, sum| {
+            let centred = b.sub(regs[0], sum);
+            b.mul(centred, centred)
+        },
+    );
+    sums
+}
+
+#[test]
+fn normalisation_and_activation_follow_their_statistics() {
+    let mut i = Images::new(8, 96, 48, 48);
+    let [x, y] = ["x", "y"].map(|name| i.image(name));
+    let bias = i.channels("bias");
+    let [mean, factor] = statistics(&mut i, x);
+    i.normalised(x, [mean, factor, bias], y);
+    let program = i.finish(&[x, bias], &[y, mean]);
+    assert_eq!(names(&program), ["Row"], "{program}");
+    assert_eq!(shape_of(&program, 0), (2, 2), "{program}");
+    let Step::Row(row) = &program.instructions[0].step else { unreachable!() };
+    assert_eq!(row.writes, [mean, y], "{program}");
+}
+
+#[test]
+fn backward_is_one_instruction() {
+    // Rows that stay in the cache, and rows that do not.
+    for (n, c, h, w) in [(8, 96, 48, 48), (32, 64, 112, 112)] {
+        let mut i = Images::new(n, c, h, w);
+        let [x, y, from, gradient] = ["x", "y", "from", "gradient"].map(|name| i.image(name));
+        let mean = i.channels("mean");
+        i.unpooled(from, gradient);
+        let dx = i.normalised_backward(gradient, y, x, mean);
+        let program = i.finish(&[x, y, from, mean], &[dx]);
+        assert_eq!(names(&program), ["Window", "Row"], "{program}");
+    }
+}
+
+#[test]
+fn sums_and_elements_take_in_what_both_read() {
+    // The elements go elsewhere, so they do not follow the sums.
+    let mut i = Images::new(8, 96, 48, 48);
+    let [y, from, gradient, g, last] = ["y", "from", "gradient", "g", "last"].map(|name| i.image(name));
+    i.unpooled(from, gradient);
+    i.flat(&[gradient, y], g, through_activation);
+    let sums = [i.channels("sum"), i.channels("squares")];
+    i.sums(&[g], sums, |_, regs| regs[0], |b, regs, _| b.mul(regs[0], regs[0]));
+    i.flat(&[g], last, |b, regs| b.mul(regs[0], regs[0]));
+    let program = i.finish(&[y, from], &[sums[0], sums[1], last]);
+    assert_eq!(names(&program), ["Window", "Row", "Map"], "{program}");
+}
+
+#[test]
+fn what_was_activated_is_computed_again_from_what_is_loaded() {
+    let mut i = Images::new(8, 96, 48, 48);
+    let [x, y, to, g0] = ["x", "y", "to", "gradient"].map(|name| i.image(name));
+    let bias = i.channels("bias");
+    let [mean, factor] = statistics(&mut i, x);
+    i.normalised(x, [mean, factor, bias], y);
+    let filter = i.filter();
+    i.conv(ConvPass::Output, y, filter, to);
+    let gradient = i.image("through the filter");
+    i.conv(ConvPass::InputGradient, g0, filter, gradient);
+    let dx = i.normalised_backward(gradient, y, x, mean);
+    let program = i.finish(&[x, g0, bias], &[to, dx]);
+    assert_eq!(names(&program), ["Row", "Conv", "Conv", "Row"], "{program}");
+    // The activation's result goes into the convolution, and nowhere else.
+    assert!(!program.instructions[3].step.reads().contains(&y), "{program}");
+}
+
+#[test]
+fn a_residual_and_the_activation_behind_it_join_the_convolution() {
+    let mut i = Images::new(4, 64, 28, 28);
+    let [x, skipped, y, sum, result] = ["x", "skipped", "y", "sum", "result"].map(|name| i.image(name));
+    let bias = i.channels("bias");
+    let filter = i.filter();
+    i.conv(ConvPass::Output, x, filter, y);
+    // The bias over [n * c, h * w], the sum over everything, the activation over four axes.
+    let biased = i.image("biased");
+    let plane = (i.h * i.w) as isize;
+    let (n, c, image) = (i.n, i.c, (i.c * i.h * i.w) as isize);
+    let strides = [image, plane, 1];
+    i.map(&[n, c, 784], &[(y, &strides), (bias, &[0, 1, 0])], &[(biased, &strides)], |b, regs| {
+        vec![b.add(regs[0], regs[1])]
+    });
+    i.flat(&[biased, skipped], sum, |b, regs| b.add(regs[0], regs[1]));
+    i.flat(&[sum], result, |b, regs| {
+        let zero = b.constant(Type::F32, 0.0);
+        b.binary(BinaryOp::Max, regs[0], zero)
+    });
+    let program = i.finish(&[x, skipped, bias], &[result]);
+    assert_eq!(names(&program), ["Conv"], "{program}");
+    // In the place of what was skipped: read last, where it is written.
+    let place = |id: BufferId| program.buffer(id).place;
+    assert_eq!(place(skipped), place(result), "{program}");
+}
+
+#[test]
+fn gradients_gather_where_they_are_made() {
+    let mut i = Images::new(2, 3, 4, 4);
+    let [x, g] = ["x", "g"].map(|name| i.image(name));
+    let made = i.b.work("made", DType::F32, 81);
+    let total = i.b.plane("total", DType::F32, 81, PlaneId(1), 0);
+    let dims = [3, 3, 3, 3];
+    let strides: Strides = Access::contiguous(DType::F32, &dims).strides;
+    let epilogue = i.nest(&dims, &[(made, &strides)], &[(made, &strides)], |_, regs| vec![regs[0]]);
+    let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, before: 1 };
+    let shape = ConvShape {
+        pass: ConvPass::FilterGradient,
+        batch: 2,
+        groups: 1,
+        channels_in: 3,
+        channels_out: 3,
+        axes: [axis, axis].into_iter().collect(),
+    };
+    i.step(Step::Conv(Box::new(Conv { shape, a: g, b: x, epilogue })), Entries::ALL);
+    let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
+        vec![b.add(regs[0], regs[1])]
+    });
+    let put = i.nest(&[81], &[(made, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
+    i.step(Step::Map(add), Entries::only(Entry::Accumulate));
+    i.step(Step::Map(put), Entries::only(Entry::Overwrite));
+    let program = i.finish(&[x, g], &[]);
+    assert_eq!(names(&program), ["Conv", "Conv"], "{program}");
+    for (instruction, entry) in program.instructions.iter().zip([Entry::Accumulate, Entry::Overwrite]) {
+        assert_eq!(instruction.entries, Entries::only(entry));
+        assert_eq!(instruction.step.writes(), [total]);
+    }
+}
+
+#[test]
+fn what_is_dear_is_computed_once() {
+    let program = |f: fn(&mut Builder, Reg) -> Reg| {
+        let mut i = Images::new(8, 64, 56, 56);
+        let [x, y] = ["x", "y"].map(|name| i.image(name));
+        let sums = [i.channels("sum"), i.channels("squares")];
+        i.flat(&[x], y, |b, regs| f(b, regs[0]));
+        i.sums(&[y], sums, |_, regs| regs[0], |b, regs, _| b.mul(regs[0], regs[0]));
+        let out = i.image("out");
+        i.unpooled(x, out);
+        let last = i.image("last");
+        i.flat(&[out, y], last, |b, regs| b.mul(regs[0], regs[1]));
+        i.finish(&[x], &[sums[0], sums[1], last])
+    };
+    let cheap = program(|b, x| b.unary(UnaryOp::Neg, x));
+    assert_eq!(names(&cheap), ["Row", "Window", "Map"], "{cheap}");
+    let dear = program(|b, x| {
+        let x = b.unary(UnaryOp::Erf, x);
+        b.unary(UnaryOp::Exp, x)
+    });
+    assert_eq!(names(&dear), ["Map", "Row", "Window", "Map"], "{dear}");
+}
+
+#[test]
+fn no_rewrite_raises_the_peak() {
+    // One cheap map of three large operands, read again when everything else is alive.
+    let mut i = Images::new(8, 64, 56, 56);
+    let inputs = ["p", "q", "r"].map(|name| i.image(name));
+    let y = i.image("y");
+    i.flat(&inputs, y, |b, regs| {
+        let sum = b.add(regs[0], regs[1]);
+        b.add(sum, regs[2])
+    });
+    let mut parts = Vec::new();
+    let mut last = y;
+    for k in 0..4 {
+        let next = i.image("pooled");
+        i.unpooled(last, next);
+        parts.push(next);
+        last = next;
+        assert!(k < 4);
+    }
+    let out = i.image("out");
+    parts.push(y);
+    i.flat(&parts, out, |b, regs| regs.iter().copied().reduce(|x, y| b.add(x, y)).unwrap());
+    let program = i.finish(&inputs, &[out]);
+    assert_eq!(names(&program), ["Map", "Window", "Window", "Window", "Window", "Map"], "{program}");
+}
+
+#[test]
+fn a_product_reads_through_a_transposition() {
+    let (m, n, k) = (64, 48, 32);
+    let mut i = Images::new(1, 1, 1, 1);
+    let a = i.b.work("a", DType::F32, m * k);
+    let turned = i.b.work("turned", DType::F32, m * k);
+    let right = i.b.work("b", DType::F32, k * n);
+    let product = i.b.work("product", DType::F32, m * n);
+    i.map(&[m, k], &[(a, &[1, m as isize])], &[(turned, &[k as isize, 1])], |_, regs| vec![regs[0]]);
+    let strides = [n as isize, 1];
+    let epilogue = i.nest(&[m, n], &[(product, &strides)], &[(product, &strides)], |_, regs| vec![regs[0]]);
+    let step = MatMul {
+        batch: [].into_iter().collect(),
+        m,
+        n,
+        k,
+        a: turned,
+        a_access: Access::contiguous(DType::F32, &[m, k]),
+        b: right,
+        b_access: Access::contiguous(DType::F32, &[k, n]),
+        epilogue,
+    };
+    i.step(Step::MatMul(Box::new(step)), Entries::ALL);
+    let program = i.finish(&[a, right], &[product]);
+    assert_eq!(names(&program), ["MatMul"], "{program}");
+    let Step::MatMul(step) = &program.instructions[0].step else { unreachable!() };
+    assert_eq!((step.a, step.a_access.strides.as_slice()), (a, &[1, m as isize][..]));
+}
+
+/// What can fail comes before every write to state, also where one instruction makes both what is checked and state.
+#[test]
+fn state_is_written_after_everything_that_can_fail() {
+    let mut i = Images::new(1, 4, 1, 1);
+    let x = i.channels("x");
+    let y = i.channels("y");
+    let checked = i.channels("checked");
+    let running = i.b.plane("running", DType::F32, 4, PlaneId(0), 0);
+    i.map(&[4], &[(x, &[1]), (running, &[1])], &[(y, &[1]), (running, &[1])], |b, regs| {
+        vec![b.unary(UnaryOp::Tanh, regs[0]), b.add(regs[0], regs[1])]
+    });
+    i.map(&[4], &[(y, &[1])], &[(checked, &[1])], |b, regs| {
+        let index = b.convert(regs[0], Type::I64);
+        let index = b.guard(index, 1);
+        vec![b.convert(index, Type::F32)]
+    });
+    let program = i.finish(&[x], &[checked]);
+    let fails = program.instructions.iter().rposition(|i| i.step.can_fail()).unwrap();
+    let writes = program.instructions.iter().position(|i| i.step.writes().contains(&running)).unwrap();
+    assert!(fails < writes, "{program}");
+}

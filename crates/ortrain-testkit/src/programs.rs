@@ -1,0 +1,656 @@
+//! Random small programs: maps, reductions, products, convolutions and pooling over the elements of images, with
+//! accumulation into planes. Fusion, planner and backends must not change what they mean.
+
+use std::sync::Arc;
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Nest, ReduceOp, Reduction, Reg,
+    SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+};
+use ortrain_program::{
+    Backend, Bindings, BufferId, Conv, Entries, Entry, Loop, MatMul, Memory, Place, PlaneId, Program,
+    ProgramBuilder, Scalars, Step, Window, Workspace,
+};
+
+/// `SplitMix64`.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// In -1..1.
+    fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+/// What a random program may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Kinds {
+    /// Results that jump where two values are equal, so that rounding shows: comparisons, positions of maxima.
+    pub jumps: bool,
+    /// Elements stored as float16.
+    pub narrow: bool,
+    /// Pooling.
+    pub windows: bool,
+}
+
+/// A random program, ready to be finished in more than one way.
+pub struct RandomProgram {
+    builder: ProgramBuilder,
+    inputs: Vec<BufferId>,
+    outputs: Vec<BufferId>,
+}
+
+/// The bytes that the planes of a [`RandomProgram`] need at most.
+const PLANE: usize = 1 << 16;
+
+/// The images of a program: `[n, c, h, w]`.
+#[derive(Clone, Copy)]
+struct Sizes {
+    n: usize,
+    c: usize,
+    h: usize,
+    w: usize,
+}
+
+impl Sizes {
+    fn all(self) -> [usize; 4] {
+        [self.n, self.c, self.h, self.w]
+    }
+
+    fn len(self) -> usize {
+        self.all().iter().product()
+    }
+
+    /// Axes of a space over the images with the step of each, in some order and grouping.
+    fn space(self, random: &mut Random) -> Vec<(usize, isize)> {
+        let Sizes { n, c, h, w } = self;
+        let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
+        let mut axes: Vec<(usize, isize)> = match random.below(6) {
+            0 => vec![(n * c * h * w, 1)],
+            1 => vec![(n, image), (c, plane), (h * w, 1)],
+            2 => vec![(c, plane), (n, image), (h * w, 1)],
+            3 => vec![(n * c, plane), (h * w, 1)],
+            4 => vec![(n, image), (c * h, w as isize), (w, 1)],
+            _ => vec![(n, image), (c, plane), (h, w as isize), (w, 1)],
+        };
+        if random.chance(20) {
+            let at = random.below(axes.len() + 1);
+            axes.insert(at, (1, 0));
+        }
+        if random.chance(15) {
+            let (a, b) = (random.below(axes.len()), random.below(axes.len()));
+            axes.swap(a, b);
+        }
+        axes
+    }
+}
+
+/// A value of the program under construction.
+#[derive(Clone, Copy)]
+struct Value {
+    id: BufferId,
+    dtype: DType,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Elements `[n, c, h, w]`.
+    Image,
+    /// One for each channel.
+    Channels,
+    /// One.
+    One,
+}
+
+struct Making {
+    random: Random,
+    builder: ProgramBuilder,
+    sizes: Sizes,
+    values: Vec<Value>,
+    node: Arc<str>,
+    plane_end: usize,
+}
+
+fn access(dtype: DType, axes: &[(usize, isize)], len: usize) -> Access {
+    Access { dtype, offset: 0, strides: axes.iter().map(|&(_, stride)| stride).collect(), len }
+}
+
+impl Making {
+    fn fresh(&mut self, dtype: DType, kind: Kind) -> Value {
+        let len = self.len_of(kind);
+        let id = self.builder.work("value", dtype, len);
+        Value { id, dtype, kind }
+    }
+
+    fn len_of(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Image => self.sizes.len(),
+            Kind::Channels => self.sizes.c,
+            Kind::One => 1,
+        }
+    }
+
+    fn some(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
+        let found: Vec<Value> = self.values.iter().copied().filter(fits).collect();
+        // New values more often than old ones.
+        let recent = &found[found.len().saturating_sub(4)..];
+        (!found.is_empty())
+            .then(|| if self.random.chance(75) { self.random.pick(recent) } else { self.random.pick(&found) })
+    }
+
+    /// How a value is read at the points of a space over images; `None` where the space does not know its index.
+    fn read(&mut self, value: Value, axes: &[(usize, isize)]) -> Option<Access> {
+        let Sizes { c, h, w, .. } = self.sizes;
+        let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
+        Some(match value.kind {
+            Kind::Image => access(value.dtype, axes, self.sizes.len()),
+            Kind::One => Access { strides: axes.iter().map(|_| 0).collect(), ..access(value.dtype, &[], 1) },
+            Kind::Channels => {
+                let mut strides = Strides::new();
+                for &(size, step) in axes {
+                    strides.push(match step {
+                        _ if size == 1 => 0,
+                        _ if step == image => 0,
+                        _ if step == plane && size == c => 1,
+                        _ if step * size as isize <= plane => 0,
+                        _ => return None,
+                    });
+                }
+                Access { dtype: value.dtype, offset: 0, strides, len: c }
+            }
+        })
+    }
+
+    /// A bounded function of some registers.
+    fn function(&mut self, b: &mut Builder, operands: &[Reg], kinds: Kinds) -> Reg {
+        let mut regs = operands.to_vec();
+        for _ in 0..1 + self.random.below(3) {
+            let (x, y) = (self.random.pick(&regs), self.random.pick(&regs));
+            let zero = b.constant(Type::F32, 0.0);
+            let half = b.constant(Type::F32, 0.5);
+            let next = match self.random.below(if kinds.jumps { 9 } else { 7 }) {
+                0 => b.add(x, y),
+                1 => b.sub(x, y),
+                2 => b.mul(x, y),
+                3 => b.binary(BinaryOp::Max, x, zero),
+                4 => b.unary(UnaryOp::Tanh, x),
+                5 => b.mul(x, half),
+                6 => b.unary(UnaryOp::Abs, x),
+                7 => {
+                    let positive = b.compare(CompareOp::Lt, zero, x);
+                    b.select(positive, y, zero)
+                }
+                _ => {
+                    let less = b.compare(CompareOp::Le, x, y);
+                    b.convert(less, Type::F32)
+                }
+            };
+            regs.push(next);
+        }
+        let last = *regs.last().unwrap_or(&operands[0]);
+        // Bounded, so that no product of products overflows.
+        let quarter = b.constant(Type::F32, 0.25);
+        let small = b.mul(last, quarter);
+        b.unary(UnaryOp::Tanh, small)
+    }
+
+    fn step(&mut self, step: Step, entries: Entries) {
+        self.builder.step(step, entries, &self.node).expect("random instructions are sound");
+    }
+
+    fn operands(&mut self, axes: &[(usize, isize)]) -> (Vec<Access>, Vec<BufferId>) {
+        let (mut loads, mut reads) = (Vec::new(), Vec::new());
+        for _ in 0..1 + self.random.below(3) {
+            let Some(value) = self.some(|_| true) else { continue };
+            if let Some(access) = self.read(value, axes) {
+                loads.push(access);
+                reads.push(value.id);
+            }
+        }
+        if loads.is_empty()
+            && let Some(image) = self.some(|value| value.kind == Kind::Image)
+            && let Some(access) = self.read(image, axes)
+        {
+            loads.push(access);
+            reads.push(image.id);
+        }
+        (loads, reads)
+    }
+
+    fn map(&mut self, kinds: Kinds) {
+        let axes = self.sizes.space(&mut self.random);
+        let dims: Dims = axes.iter().map(|&(size, _)| size).collect();
+        let (loads, reads) = self.operands(&axes);
+        let mut b = Builder::new();
+        let mut regs: Vec<Reg> = loads
+            .iter()
+            .enumerate()
+            .map(|(slot, load)| {
+                let reg = b.load(slot, Type::of(load.dtype));
+                b.convert(reg, Type::F32)
+            })
+            .collect();
+        if self.random.chance(15) {
+            let position = b.coordinate(self.random.below(dims.len()));
+            regs.push(b.convert(position, Type::F32));
+        }
+        let (mut stores, mut writes, mut results) = (Vec::new(), Vec::new(), Vec::new());
+        let mut made = Vec::new();
+        for _ in 0..if self.random.chance(15) { 2 } else { 1 } {
+            let dtype = match self.random.below(12) {
+                0 if kinds.narrow => DType::F16,
+                1 if kinds.jumps => DType::Bool,
+                _ => DType::F32,
+            };
+            let value = self.function(&mut b, &regs, kinds);
+            let to = self.fresh(dtype, Kind::Image);
+            results.push(b.convert(value, Type::of(dtype)));
+            stores.push(access(dtype, &axes, self.sizes.len()));
+            writes.push(to.id);
+            made.push(to);
+        }
+        let nest = Nest { dims, inner: 0, loads, expr: b.finish(&results), reductions: Vec::new(), stores };
+        self.step(Step::Map(Loop { nest, reads, writes }), Entries::ALL);
+        self.values.extend(made);
+    }
+
+    /// A map that reads an image in another order: turned around along one axis, or by computed index.
+    fn moved(&mut self) {
+        let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
+        let Sizes { c, h, w, .. } = self.sizes;
+        let dims: Dims = self.sizes.all().into_iter().collect();
+        let mut strides: Strides =
+            [(c * h * w) as isize, (h * w) as isize, w as isize, 1].into_iter().collect();
+        let to = self.fresh(source.dtype, Kind::Image);
+        let store = Access::contiguous(source.dtype, &dims);
+        let mut b = Builder::new();
+        let ty = Type::of(source.dtype);
+        let len = self.sizes.len();
+        let (load, result) = if self.random.chance(50) {
+            let axis = self.random.below(4);
+            let offset = (dims[axis] - 1) * strides[axis].unsigned_abs();
+            strides[axis] = -strides[axis];
+            (Access { dtype: source.dtype, offset, strides, len }, b.load(0, ty))
+        } else {
+            // Element (i * 3) % len.
+            let mut index = b.int(0);
+            for (axis, stride) in strides.iter().enumerate() {
+                let (position, step) = (b.coordinate(axis), b.int(*stride as i64));
+                let part = b.mul(position, step);
+                index = b.add(index, part);
+            }
+            let (three, bound) = (b.int(3), b.int(len as i64));
+            let product = b.mul(index, three);
+            let index = b.binary(BinaryOp::Rem, product, bound);
+            let index = b.guard(index, len as i64);
+            let load =
+                Access { dtype: source.dtype, offset: 0, strides: strides.iter().map(|_| 0).collect(), len };
+            (load, b.load_at(0, index, ty))
+        };
+        let nest = Nest {
+            dims,
+            inner: 0,
+            loads: vec![load],
+            expr: b.finish(&[result]),
+            reductions: Vec::new(),
+            stores: vec![store],
+        };
+        self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.values.push(to);
+    }
+
+    /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
+    fn row(&mut self, kinds: Kinds) {
+        let Sizes { n, c, h, w } = self.sizes;
+        let (image, plane) = ((c * h * w) as isize, (h * w) as isize);
+        let (axes, kind, inner) = match self.random.below(4) {
+            0 => (vec![(n * c * h * w, 1)], Kind::One, 1),
+            1 => (vec![(c, plane), (n, image), (h, w as isize), (w, 1)], Kind::Channels, 3),
+            _ => (vec![(c, plane), (n, image), (h * w, 1)], Kind::Channels, 2),
+        };
+        let dims: Dims = axes.iter().map(|&(size, _)| size).collect();
+        let (loads, reads) = self.operands(&axes);
+        let mut b = Builder::new();
+        let regs: Vec<Reg> = loads
+            .iter()
+            .enumerate()
+            .map(|(slot, load)| {
+                let reg = b.load(slot, Type::of(load.dtype));
+                b.convert(reg, Type::F32)
+            })
+            .collect();
+        let mut reductions = Vec::new();
+        let mut sums: Vec<Reg> = Vec::new();
+        let count = b.constant(Type::F32, 1.0 / (n * h * w) as f64);
+        for k in 0..1 + self.random.below(2) {
+            let mut operands = regs.clone();
+            if self.random.chance(60) {
+                operands.extend(&sums);
+            }
+            let value = self.function(&mut b, &operands, kinds);
+            let op = self.random.pick(&[ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max]);
+            reductions.push(Reduction { op, value });
+            let total = b.reduced(k, Type::F32);
+            sums.push(if op == ReduceOp::Sum { b.mul(total, count) } else { total });
+        }
+        let per_row: Strides =
+            axes.iter().enumerate().map(|(k, _)| isize::from(k == 0 && kind == Kind::Channels)).collect();
+        let (mut stores, mut writes, mut results, mut made) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for &sum in &sums {
+            let to = self.fresh(DType::F32, kind);
+            let len = self.len_of(kind);
+            stores.push(Access { dtype: DType::F32, offset: 0, strides: per_row.clone(), len });
+            writes.push(to.id);
+            results.push(sum);
+            made.push(to);
+        }
+        if self.random.chance(25) {
+            let to = self.fresh(DType::F32, Kind::Image);
+            let operands: Vec<Reg> = regs.iter().chain(&sums).copied().collect();
+            results.push(self.function(&mut b, &operands, kinds));
+            stores.push(access(DType::F32, &axes, self.sizes.len()));
+            writes.push(to.id);
+            made.push(to);
+        }
+        let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
+        let (expr, values) = b.finish_keeping(&results, &values);
+        reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+        let nest = Nest { dims, inner, loads, expr, reductions, stores };
+        self.step(Step::Row(Loop { nest, reads, writes }), Entries::ALL);
+        self.values.extend(made);
+    }
+
+    /// A map over the channels alone.
+    fn channels(&mut self, kinds: Kinds) {
+        let c = self.sizes.c;
+        let (mut loads, mut reads) = (Vec::new(), Vec::new());
+        for _ in 0..1 + self.random.below(2) {
+            let Some(value) = self.some(|value| value.kind == Kind::Channels) else { return };
+            loads.push(access(value.dtype, &[(c, 1)], c));
+            reads.push(value.id);
+        }
+        let mut b = Builder::new();
+        let regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
+        let result = self.function(&mut b, &regs, kinds);
+        let to = self.fresh(DType::F32, Kind::Channels);
+        let nest = Nest {
+            dims: [c].into_iter().collect(),
+            inner: 0,
+            loads,
+            expr: b.finish(&[result]),
+            reductions: Vec::new(),
+            stores: vec![access(DType::F32, &[(c, 1)], c)],
+        };
+        self.step(Step::Map(Loop { nest, reads, writes: vec![to.id] }), Entries::ALL);
+        self.values.push(to);
+    }
+
+    /// An epilogue over the images that adds what it reads to the product.
+    fn epilogue(&mut self, dims: &Dims, kinds: Kinds) -> (Loop, Value) {
+        let mut steps: Vec<isize> = vec![1];
+        for &dim in dims[1..].iter().rev() {
+            steps.insert(0, steps[0] * dim as isize);
+        }
+        let axes: Vec<(usize, isize)> = dims.iter().copied().zip(steps).collect();
+        let product = Access::contiguous(DType::F32, dims);
+        let to = self.fresh(DType::F32, Kind::Image);
+        let (mut loads, mut reads) = (vec![product.clone()], vec![to.id]);
+        if self.random.chance(30) {
+            let (more, from) = self.operands(&axes);
+            loads.extend(more);
+            reads.extend(from);
+        }
+        let mut b = Builder::new();
+        let regs: Vec<Reg> = loads
+            .iter()
+            .enumerate()
+            .map(|(slot, load)| {
+                let reg = b.load(slot, Type::of(load.dtype));
+                b.convert(reg, Type::F32)
+            })
+            .collect();
+        let result = if regs.len() > 1 { self.function(&mut b, &regs, kinds) } else { regs[0] };
+        let nest = Nest {
+            dims: dims.clone(),
+            inner: 0,
+            loads,
+            expr: b.finish(&[result]),
+            reductions: Vec::new(),
+            stores: vec![product],
+        };
+        (Loop { nest, reads, writes: vec![to.id] }, to)
+    }
+
+    fn matmul(&mut self, kinds: Kinds) {
+        let Sizes { n, c, h, w } = self.sizes;
+        let (m, k) = (n * c, h * w);
+        let Some(a) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
+            return;
+        };
+        let (weights, dims) = (self.input(k * k), [m, k].into_iter().collect());
+        let (epilogue, to) = self.epilogue(&dims, kinds);
+        let mut b_access = Access::contiguous(DType::F32, &[k, k]);
+        if self.random.chance(50) {
+            b_access.strides.reverse();
+        }
+        self.step(
+            Step::MatMul(Box::new(MatMul {
+                batch: Dims::new(),
+                m,
+                n: k,
+                k,
+                a: a.id,
+                a_access: Access::contiguous(DType::F32, &[m, k]),
+                b: weights,
+                b_access,
+                epilogue,
+            })),
+            Entries::ALL,
+        );
+        self.values.push(to);
+    }
+
+    fn input(&mut self, len: usize) -> BufferId {
+        let id = self.builder.plane("weights", DType::F32, len, PlaneId(0), self.plane_end);
+        self.plane_end += len * 4;
+        assert!(self.plane_end <= PLANE, "a program with planes larger than are given to it");
+        id
+    }
+
+    fn axis(size: usize) -> SlidingAxis {
+        SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 }
+    }
+
+    fn conv(&mut self, kinds: Kinds) {
+        let Sizes { n, c, h, w } = self.sizes;
+        let Some(a) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
+            return;
+        };
+        let depthwise = self.random.chance(40);
+        let (groups, channels) = if depthwise { (c, 1) } else { (1, c) };
+        let weights = self.input(groups * channels * channels * 9);
+        let shape = ConvShape {
+            pass: self.random.pick(&[ConvPass::Output, ConvPass::InputGradient]),
+            batch: n,
+            groups,
+            channels_in: channels,
+            channels_out: channels,
+            axes: [Making::axis(h), Making::axis(w)].into_iter().collect(),
+        };
+        let dims: Dims = self.sizes.all().into_iter().collect();
+        let (epilogue, to) = self.epilogue(&dims, kinds);
+        self.step(Step::Conv(Box::new(Conv { shape, a: a.id, b: weights, epilogue })), Entries::ALL);
+        self.values.push(to);
+    }
+
+    fn window(&mut self, kinds: Kinds) {
+        let Sizes { n, c, h, w } = self.sizes;
+        let Some(source) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
+            return;
+        };
+        let to = self.fresh(DType::F32, Kind::Image);
+        let pass = if kinds.jumps && self.random.chance(50) { WindowPass::Max } else { WindowPass::Sum };
+        let axes = [Making::axis(h), Making::axis(w)].into_iter().collect();
+        let shape = WindowShape { pass, planes: n * c, axes };
+        self.step(
+            Step::Window(Window { shape, source: source.id, index: None, target: to.id }),
+            Entries::ALL,
+        );
+        self.values.push(to);
+    }
+
+    /// A value added to a part of a plane, or put there; or state that moves towards a value in every entry.
+    fn state(&mut self) {
+        let Some(value) = self.some(|value| value.dtype == DType::F32) else { return };
+        let len = self.len_of(value.kind);
+        let target = self.input(len);
+        let whole = || access(DType::F32, &[(len, 1)], len);
+        let step = |add: bool| {
+            let mut b = Builder::new();
+            let x = b.load(0, Type::F32);
+            let (mut loads, mut reads, mut result) = (vec![whole()], vec![value.id], x);
+            if add {
+                let old = b.load(1, Type::F32);
+                result = b.add(old, x);
+                loads.push(whole());
+                reads.push(target);
+            }
+            let nest = Nest {
+                dims: [len].into_iter().collect(),
+                inner: 0,
+                loads,
+                expr: b.finish(&[result]),
+                reductions: Vec::new(),
+                stores: vec![whole()],
+            };
+            Step::Map(Loop { nest, reads, writes: vec![target] })
+        };
+        if self.random.chance(70) {
+            self.step(step(true), Entries::only(Entry::Accumulate));
+            self.step(step(false), Entries::only(Entry::Overwrite));
+        } else {
+            self.step(step(true), Entries::ALL);
+        }
+    }
+}
+
+impl RandomProgram {
+    /// The program of a seed: always the same one.
+    ///
+    /// # Panics
+    /// When it makes a mistake.
+    #[must_use]
+    pub fn new(seed: u64, kinds: Kinds) -> RandomProgram {
+        let mut random = Random(seed);
+        let mut size = |sizes: &[usize]| random.pick(sizes);
+        let sizes = Sizes {
+            n: size(&[1, 2, 3]),
+            c: size(&[1, 2, 3, 4]),
+            h: size(&[1, 2, 3, 5]),
+            w: size(&[1, 2, 4]),
+        };
+        let mut making = Making {
+            random,
+            builder: ProgramBuilder::new(),
+            sizes,
+            values: Vec::new(),
+            node: "node".into(),
+            plane_end: 0,
+        };
+        for kind in [Kind::Image, Kind::Image, Kind::Channels, Kind::One] {
+            let value = making.fresh(DType::F32, kind);
+            making.values.push(value);
+        }
+        let inputs = making.values.iter().map(|value| value.id).collect();
+        for _ in 0..3 + making.random.below(10) {
+            match making.random.below(14) {
+                0..=4 => making.map(kinds),
+                5 => making.moved(),
+                6..=8 => making.row(kinds),
+                9 => making.channels(kinds),
+                10 => making.matmul(kinds),
+                11 => making.conv(kinds),
+                12 if kinds.windows => making.window(kinds),
+                _ => making.state(),
+            }
+        }
+        let mut outputs = Vec::new();
+        for k in 4..making.values.len() {
+            let last = k + 1 == making.values.len();
+            if last || making.random.chance(20) {
+                outputs.push(making.values[k].id);
+            }
+        }
+        RandomProgram { builder: making.builder, inputs, outputs }
+    }
+
+    /// The program, fused or as it was put together.
+    ///
+    /// # Panics
+    /// When it cannot be planned.
+    #[must_use]
+    pub fn finish(self, fused: bool) -> Program {
+        let RandomProgram { builder, inputs, outputs } = self;
+        let finished =
+            if fused { builder.finish(inputs, outputs) } else { builder.finish_unfused(inputs, outputs) };
+        finished.expect("small programs have small plans")
+    }
+}
+
+/// Runs a program on random values, the same for equal seeds: the bytes of its outputs, then those of the plane.
+///
+/// # Panics
+/// When the backend cannot run it.
+#[must_use]
+pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, entry: Entry) -> Vec<Vec<u8>> {
+    let mut random = Random(!seed);
+    let mut floats =
+        |bytes: usize| -> Vec<u8> { (0..bytes / 4).flat_map(|_| random.unit().to_le_bytes()).collect() };
+    let plane = Memory::new(PLANE);
+    plane.write(0, &floats(PLANE));
+    let executable = backend.compile(program.clone()).expect("every instruction can run");
+    let mut work = Workspace::new();
+    work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
+    // What lies in the arena must not matter.
+    work.arena().write(0, &vec![0xa5; program.work_bytes]);
+    for &id in &program.inputs {
+        let buffer = program.buffer(id);
+        let bytes = floats(buffer.bytes());
+        if let Place::Work(offset) = buffer.place {
+            work.arena().write(offset, &bytes);
+        }
+    }
+    executable
+        .run(&Bindings { planes: &[&plane] }, &mut work, entry, Scalars::default())
+        .expect("indices are in range");
+    let read = |&id: &BufferId| {
+        let buffer = program.buffer(id);
+        match buffer.place {
+            Place::Work(offset) => work.arena().to_vec(offset, buffer.bytes()),
+            Place::Plane(_, offset) => plane.to_vec(offset, buffer.bytes()),
+            Place::Constant(offset) => program.constants.to_vec(offset, buffer.bytes()),
+        }
+    };
+    program.outputs.iter().map(read).chain([plane.to_vec(0, PLANE)]).collect()
+}
