@@ -1,7 +1,12 @@
 //! The memory planner: where every work buffer lies, decided before anything is allocated.
 
+use std::cmp::Reverse;
+
+use ortrain_expr::{Access, Inst};
+
 use crate::builder::align;
-use crate::{Buffer, BufferId, Instruction, Place, ProgramError, Step};
+use crate::fuse::{factors, loop_of};
+use crate::{Buffer, BufferId, Instruction, Loop, Place, ProgramError, is_work};
 
 /// First and last instruction (inputs are there before the first) at which a buffer holds something needed.
 #[derive(Clone, Copy)]
@@ -10,17 +15,55 @@ struct Life {
     last: isize,
 }
 
+impl Life {
+    fn meets(self, other: Life) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
 /// Gives every work buffer its offset and returns the size of the arena.
 ///
-/// Buffers whose lives overlap never share bytes, except where a map may overwrite what it reads last. Larger buffers
-/// are placed first, each as low as it fits.
+/// Buffers whose lives overlap never share bytes, except where an instruction may overwrite what it reads last. What is
+/// left is packed in several orders, of which the one that needs least is taken: the first of them, if they agree.
 pub(crate) fn plan(
     buffers: &mut [Buffer],
     instructions: &[Instruction],
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) -> Result<usize, ProgramError> {
-    let mut lives: Vec<Option<Life>> = vec![None; buffers.len()];
+    let mut lives = lives(buffers.len(), instructions, inputs, outputs);
+    let group = shared(buffers, instructions, &mut lives);
+    let mut blocks = Vec::new();
+    for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
+        let Some(life) = lives[k] else { continue };
+        let size = buffers[k].bytes().max(1).checked_next_multiple_of(align(1));
+        let size = size.filter(|&size| isize::try_from(size).is_ok());
+        let size = size.ok_or_else(|| ProgramError::TooLarge { label: buffers[k].label.to_string() })?;
+        blocks.push(Block { buffer: k, size, life });
+    }
+    let packed = pack(&blocks, instructions.len());
+    let Some((offsets, total)) = packed else {
+        let largest = blocks.iter().max_by_key(|block| block.size).map_or(0, |block| block.buffer);
+        return Err(ProgramError::TooLarge { label: buffers[largest].label.to_string() });
+    };
+    for (block, offset) in blocks.iter().zip(offsets) {
+        buffers[block.buffer].place = Place::Work(offset);
+    }
+    for k in 0..buffers.len() {
+        if group[k] != k {
+            buffers[k].place = buffers[group[k]].place;
+        }
+    }
+    Ok(total)
+}
+
+fn lives(
+    count: usize,
+    instructions: &[Instruction],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) -> Vec<Option<Life>> {
+    let mut lives: Vec<Option<Life>> = vec![None; count];
     let mut touch = |id: BufferId, at: isize| {
         let life = lives[id.0 as usize].get_or_insert(Life { first: at, last: at });
         life.first = life.first.min(at);
@@ -37,33 +80,42 @@ pub(crate) fn plan(
     for &output in outputs {
         touch(output, instructions.len() as isize);
     }
+    lives
+}
 
-    // Buffers that share their bytes, by the first of them.
+/// Lets results take the place of what an instruction reads last: for each buffer the first of those that share its bytes.
+/// Its life becomes that of all of them.
+fn shared(buffers: &[Buffer], instructions: &[Instruction], lives: &mut [Option<Life>]) -> Vec<usize> {
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, instruction) in instructions.iter().enumerate() {
-        let Step::Map(map) = &instruction.step else { continue };
-        for (store, &to) in map.nest.stores.iter().zip(&map.writes) {
+        let Some((l, virtual_loads)) = loop_of(&instruction.step) else { continue };
+        let factors = factors(&instruction.step);
+        let mut taken: Vec<usize> = Vec::new();
+        for (store, &to) in l.nest.stores.iter().zip(&l.writes) {
             let target = to.0 as usize;
             let fresh =
                 lives[target].is_some_and(|life| life.first == index as isize) && group[target] == target;
-            if !fresh || !matches!(buffers[target].place, Place::Work(_)) {
+            if !fresh || !is_work(buffers, to) {
                 continue;
             }
-            let reusable = map.nest.loads.iter().zip(&map.reads).find(|&(load, &from)| {
+            let loads = l.nest.loads.iter().zip(&l.reads).enumerate().skip(virtual_loads);
+            let reusable = loads.into_iter().find(|&(_, (load, &from))| {
                 let source = from.0 as usize;
                 let root = group[source];
-                matches!(buffers[source].place, Place::Work(_))
-                    && load.strides == store.strides
-                    && load.offset == store.offset
+                let others = l.reads[virtual_loads..].iter().chain(&factors);
+                is_work(buffers, from)
+                    && equal(load, store, &l.nest.dims)
                     && buffers[source].bytes() == buffers[target].bytes()
-                    && load.dtype.size() == store.dtype.size()
                     && lives[root].is_some_and(|life| life.last == index as isize)
-                    && !map.reads.iter().any(|&other| other != from && group[other.0 as usize] == root)
-                    && !reads_otherwise(map, from, load)
+                    && !taken.contains(&root)
+                    && !factors.contains(&from)
+                    && !others.into_iter().any(|other| *other != from && group[other.0 as usize] == root)
+                    && !reads_otherwise(l, virtual_loads, from, load)
             });
-            if let Some((_, &from)) = reusable {
+            if let Some((_, (_, &from))) = reusable {
                 let root = group[from.0 as usize];
                 group[target] = root;
+                taken.push(root);
                 let last = lives[target].map_or(0, |life| life.last);
                 if let Some(life) = &mut lives[root] {
                     life.last = life.last.max(last);
@@ -71,52 +123,158 @@ pub(crate) fn plan(
             }
         }
     }
-
-    let mut roots: Vec<usize> = (0..buffers.len())
-        .filter(|&k| group[k] == k && lives[k].is_some() && matches!(buffers[k].place, Place::Work(_)))
-        .collect();
-    roots.sort_by_key(|&k| (std::cmp::Reverse(buffers[k].bytes()), k));
-    let mut placed: Vec<(usize, usize, Life)> = Vec::new();
-    let mut total = 0usize;
-    for k in roots {
-        let life = lives[k].expect("filtered");
-        let size = align(buffers[k].bytes().max(1));
-        let mut busy: Vec<(usize, usize)> = placed
-            .iter()
-            .filter(|(_, _, other)| other.first <= life.last && life.first <= other.last)
-            .map(|&(start, end, _)| (start, end))
-            .collect();
-        busy.sort_unstable();
-        let mut offset = 0;
-        for (start, end) in busy {
-            if offset + size <= start {
-                break;
-            }
-            offset = offset.max(end);
-        }
-        let end = offset
-            .checked_add(size)
-            .filter(|&end| isize::try_from(end).is_ok())
-            .ok_or_else(|| ProgramError::TooLarge { label: buffers[k].label.to_string() })?;
-        placed.push((offset, end, life));
-        total = total.max(end);
-        buffers[k].place = Place::Work(offset);
-    }
-    for k in 0..buffers.len() {
-        if group[k] != k {
-            buffers[k].place = buffers[group[k]].place;
-        }
-    }
-    Ok(total)
+    group
 }
 
-/// Whether a map reads a buffer in another way than by `load`, so that overwriting it would be seen.
-fn reads_otherwise(map: &crate::Loop, buffer: BufferId, load: &ortrain_expr::Access) -> bool {
-    map.nest.loads.iter().zip(&map.reads).enumerate().any(|(slot, (access, &id))| {
-        id == buffer
-            && (access != load
-                || map.nest.expr.insts().iter().any(
-                    |(inst, _)| matches!(inst, ortrain_expr::Inst::LoadAt(s, _) if usize::from(*s) == slot),
-                ))
-    })
+/// Whether a load and a store reach the same bytes at every point.
+fn equal(load: &Access, store: &Access, dims: &[usize]) -> bool {
+    let strides = dims.iter().zip(load.strides.iter().zip(&store.strides));
+    load.offset == store.offset
+        && load.dtype.size() == store.dtype.size()
+        && strides.into_iter().all(|(&dim, (from, to))| dim == 1 || from == to)
+}
+
+/// Whether a nest reads a buffer in another way than by `load`, so that overwriting it would be seen.
+fn reads_otherwise(l: &Loop, virtual_loads: usize, buffer: BufferId, load: &Access) -> bool {
+    let gathers = |slot: usize| {
+        let mut insts = l.nest.expr.insts().iter();
+        insts.any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
+    };
+    let loads = l.nest.loads.iter().zip(&l.reads).enumerate().skip(virtual_loads);
+    loads.into_iter().any(|(slot, (access, &id))| id == buffer && (access != load || gathers(slot)))
+}
+
+/// Bytes to be placed.
+struct Block {
+    buffer: usize,
+    size: usize,
+    life: Life,
+}
+
+/// With more blocks than this, one order is tried.
+const MANY: usize = 4096;
+
+/// An offset for each block, and the end of the last. `None` if that cannot be addressed.
+fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
+    let length = |k: &usize| blocks[*k].life.last - blocks[*k].life.first + 1;
+    let key = |order: usize, k: &usize| -> (Reverse<u128>, isize) {
+        let (size, life) = (blocks[*k].size as u128, blocks[*k].life);
+        match order {
+            0 => (Reverse(size), 0),
+            1 => (Reverse(size * length(k) as u128), 0),
+            2 => (Reverse(length(k) as u128), life.first),
+            _ => (Reverse(0), life.first),
+        }
+    };
+    let bound = alive_at_most(blocks, instructions);
+    let mut best: Option<(Vec<usize>, usize)> = None;
+    for order in 0..if blocks.len() > MANY { 1 } else { 4 } {
+        let mut indices: Vec<usize> = (0..blocks.len()).collect();
+        indices.sort_by_key(|k| (key(order, k), Reverse(blocks[*k].size), *k));
+        let Some(found) = place(blocks, &indices) else { continue };
+        if best.as_ref().is_none_or(|best| found.1 < best.1) {
+            best = Some(found);
+        }
+        if best.as_ref().is_some_and(|best| best.1 as u128 <= bound) {
+            break;
+        }
+    }
+    best
+}
+
+/// The most bytes that are alive at an instruction: no plan needs less.
+fn alive_at_most(blocks: &[Block], instructions: usize) -> u128 {
+    let mut change = vec![0i128; instructions + 3];
+    for block in blocks {
+        change[(block.life.first + 1) as usize] += block.size as i128;
+        change[(block.life.last + 2) as usize] -= block.size as i128;
+    }
+    let mut alive = 0;
+    let sums = change.into_iter().map(|change| {
+        alive += change;
+        alive
+    });
+    sums.max().unwrap_or(0).unsigned_abs()
+}
+
+/// Places blocks in the given order, each as low as it fits.
+fn place(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
+    let mut offsets = vec![0; blocks.len()];
+    let mut total = 0usize;
+    // Placed blocks by their offsets.
+    let mut placed: Vec<(usize, usize, Life)> = Vec::with_capacity(blocks.len());
+    for &k in order {
+        let Block { size, life, .. } = blocks[k];
+        let mut offset = 0usize;
+        for &(start, end, other) in &placed {
+            if !life.meets(other) || end <= offset {
+                continue;
+            }
+            if start >= offset && start - offset >= size {
+                break;
+            }
+            offset = end;
+        }
+        let end = offset.checked_add(size).filter(|&end| isize::try_from(end).is_ok())?;
+        let at = placed.partition_point(|&(start, ..)| start < offset);
+        placed.insert(at, (offset, end, life));
+        offsets[k] = offset;
+        total = total.max(end);
+    }
+    Some((offsets, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(size: usize, first: isize, last: isize) -> Block {
+        Block { buffer: 0, size, life: Life { first, last } }
+    }
+
+    fn check(blocks: &[Block], offsets: &[usize], total: usize) {
+        for (i, a) in blocks.iter().enumerate() {
+            assert!(offsets[i] + a.size <= total);
+            for (j, b) in blocks.iter().enumerate().skip(i + 1) {
+                let apart = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
+                assert!(apart || !a.life.meets(b.life), "blocks {i} and {j} overlap");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_alive_at_once_lie_apart() {
+        let mut state = 1u64;
+        let mut next = |n: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        for round in 0..200 {
+            let blocks: Vec<Block> = (0..1 + next(40))
+                .map(|_| {
+                    let first = next(30) as isize - 1;
+                    block(256 * (1 + next(1 + round % 20) as usize), first, first + next(12) as isize)
+                })
+                .collect();
+            let (offsets, total) = pack(&blocks, 45).unwrap();
+            check(&blocks, &offsets, total);
+            assert!(total as u128 >= alive_at_most(&blocks, 45));
+        }
+    }
+
+    #[test]
+    fn another_order_helps_where_size_alone_does_not() {
+        let blocks = [block(4, 2, 2), block(5, 5, 6), block(3, 2, 3), block(4, 3, 6)];
+        let (_, by_size) = place(&blocks, &[1, 0, 3, 2]).unwrap();
+        let (offsets, total) = pack(&blocks, 7).unwrap();
+        check(&blocks, &offsets, total);
+        assert_eq!((by_size, total), (12, 9));
+        assert_eq!(total as u128, alive_at_most(&blocks, 7));
+    }
+
+    #[test]
+    fn what_cannot_be_addressed_is_refused() {
+        let blocks = [block(isize::MAX as usize, 0, 1), block(256, 0, 1)];
+        assert!(pack(&blocks, 2).is_none());
+    }
 }
