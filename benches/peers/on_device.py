@@ -100,7 +100,11 @@ def main() -> None:
         module.lazy_reset_grad()
         return float(loss)
 
-    turns.serve(step, first, facts)
+    def gradients() -> dict[str, float]:
+        """Those of the last step: the optimizer leaves them, and the reset waits for the next step."""
+        return {name: float(np.linalg.norm(state.parameters[name].grad)) for name in settings["trainable"]}
+
+    turns.serve(step, gradients, first, facts)
 
 
 if __name__ == "__main__":
