@@ -59,6 +59,25 @@ pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
         .ok_or_else(|| TensorError::TooLarge { dims: dims.to_vec(), dtype })
 }
 
+/// The bytes of a number, rounded to an element type.
+fn rounded(dtype: DType, value: f64) -> Vec<u8> {
+    match dtype {
+        DType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DType::F64 => value.to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f64(value).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f64(value).to_le_bytes().to_vec(),
+        DType::I8 => (value as i8).to_le_bytes().to_vec(),
+        DType::I16 => (value as i16).to_le_bytes().to_vec(),
+        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        DType::I64 => (value as i64).to_le_bytes().to_vec(),
+        DType::U8 => vec![value as u8],
+        DType::U16 => (value as u16).to_le_bytes().to_vec(),
+        DType::U32 => (value as u32).to_le_bytes().to_vec(),
+        DType::U64 => (value as u64).to_le_bytes().to_vec(),
+        DType::Bool => vec![u8::from(value != 0.0)],
+    }
+}
+
 impl Tensor {
     /// A tensor from its little-endian bytes.
     ///
@@ -122,23 +141,19 @@ impl Tensor {
     /// When the tensor cannot be addressed.
     #[must_use]
     pub fn filled(dtype: DType, dims: &[usize], value: f64) -> Tensor {
-        let element: Vec<u8> = match dtype {
-            DType::F32 => (value as f32).to_le_bytes().to_vec(),
-            DType::F64 => value.to_le_bytes().to_vec(),
-            DType::F16 => half::f16::from_f64(value).to_le_bytes().to_vec(),
-            DType::BF16 => half::bf16::from_f64(value).to_le_bytes().to_vec(),
-            DType::I8 => (value as i8).to_le_bytes().to_vec(),
-            DType::I16 => (value as i16).to_le_bytes().to_vec(),
-            DType::I32 => (value as i32).to_le_bytes().to_vec(),
-            DType::I64 => (value as i64).to_le_bytes().to_vec(),
-            DType::U8 => vec![value as u8],
-            DType::U16 => (value as u16).to_le_bytes().to_vec(),
-            DType::U32 => (value as u32).to_le_bytes().to_vec(),
-            DType::U64 => (value as u64).to_le_bytes().to_vec(),
-            DType::Bool => vec![u8::from(value != 0.0)],
-        };
         let bytes = byte_length(dtype, dims).expect("the caller's shape is addressable");
+        let element = rounded(dtype, value);
         Tensor { dtype, dims: dims.to_vec(), data: element.repeat(bytes / dtype.size()).into() }
+    }
+
+    /// A tensor of the given elements, each rounded to `dtype` (`bool`: whether it is not zero).
+    ///
+    /// # Panics
+    /// When the number of elements is not the product of `dims`.
+    #[must_use]
+    pub fn from_f64(dtype: DType, dims: Vec<usize>, elements: &[f64]) -> Tensor {
+        let data: Vec<u8> = elements.iter().flat_map(|&value| rounded(dtype, value)).collect();
+        Tensor::new(dtype, dims, data.into()).expect("the caller's elements fit its shape")
     }
 
     /// The element type.

@@ -166,6 +166,12 @@ impl Grad<'_> {
         outputs
     }
 
+    /// A name for a node that is to be pushed.
+    #[must_use]
+    pub fn new_name(&self, op: &str) -> String {
+        format!("{}{op}_{}", self.prefix, self.nodes.len())
+    }
+
     /// Adds a node as it is.
     pub fn push(&mut self, node: Node) {
         self.nodes.push(node);

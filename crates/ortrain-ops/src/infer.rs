@@ -1,6 +1,6 @@
 //! What an operator sees when types and shapes are inferred.
 
-use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueType};
+use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
 
@@ -41,6 +41,26 @@ impl<'a> Infer<'a> {
     #[must_use]
     pub fn node(&self) -> &'a Node {
         self.node
+    }
+
+    /// The node that makes input `k`, and as which of its outputs.
+    #[must_use]
+    pub fn maker_of(&self, k: usize) -> Option<(&'a Node, usize)> {
+        let id = self.node.inputs.get(k).copied().flatten()?;
+        let made = |node: &'a Node| Some((node, node.outputs.iter().position(|&port| port == Some(id))?));
+        self.graph.nodes.iter().find_map(made)
+    }
+
+    /// The shape of any value, if at least its rank is known.
+    #[must_use]
+    pub fn shape_of(&self, value: ValueId) -> Option<&'a Shape> {
+        self.graph.value(value).ty.shape()
+    }
+
+    /// The shape that the graph declares for output `k`, if it does.
+    #[must_use]
+    pub fn declared_shape(&self, k: usize) -> Option<&'a Shape> {
+        self.shape_of(self.node.outputs.get(k).copied().flatten()?)
     }
 
     /// Checks the numbers of inputs and outputs.

@@ -15,6 +15,7 @@ mod matmul;
 mod nonzero;
 pub(crate) mod norm;
 pub(crate) mod optim;
+mod pool;
 mod reduce;
 mod select;
 pub(crate) mod shape;
@@ -38,6 +39,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     nonzero::definitions,
     norm::definitions,
     optim::definitions,
+    pool::definitions,
     reduce::definitions,
     select::definitions,
     shape::definitions,

@@ -1,0 +1,613 @@
+//! Pooling: the largest or the average element under a window, over windows or over everything, and the gradients.
+//!
+//! Sources: ONNX MaxPool-8, 10, 11, 12, 22; AveragePool-7, 10, 11, 19, 22; GlobalAveragePool-1, 22;
+//! GlobalMaxPool-1, 22; `MaxPoolGrad` and `AveragePoolGrad` as training graphs of ONNX Runtime hold them. Of several
+//! largest elements the first in row-major order counts, NaN wins, padding never does. An average divides by the cells
+//! of the input that its window covers, or with `count_include_pad` by those of the padded input.
+
+use ortrain_expr::{BinaryOp, SlidingAxes, Strides, Type, WindowPass, WindowShape};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_program::{BufferId, Step, Window};
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::sliding::{AutoPad, Sliding};
+
+/// What pools share: how the window slides, or that it covers all of every plane.
+struct Windows {
+    /// `None`: everything.
+    sliding: Option<Sliding>,
+}
+
+impl Windows {
+    fn read(node: &Node) -> Result<Windows, OpError> {
+        let sliding = Sliding::read(&node.attrs)?;
+        if sliding.kernel.is_none() {
+            return Err(OpError::invalid("kernel_shape is missing: the size of the window"));
+        }
+        Ok(Windows { sliding: Some(sliding) })
+    }
+
+    /// The shape of what is pooled from an input of shape `shape`.
+    fn outputs(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
+        let Some(sliding) = &self.sliding else {
+            if shape.rank() < 3 {
+                let message = format!(
+                    "an input of shape {shape}; batch, channels and at least one spatial axis are needed"
+                );
+                return Err(OpError::invalid(message));
+            }
+            let ones = (2..shape.rank()).map(|_| Dim::Known(1));
+            return Ok(shape.iter().take(2).cloned().chain(ones).collect());
+        };
+        sliding.check(shape)?;
+        let kernel: Vec<Dim> = self.kernel().into_iter().map(Dim::Known).collect();
+        let spatial = sliding.outputs(&kernel, shape, |axis| cx.unknown_dim(0, axis))?;
+        Ok(shape.iter().take(2).cloned().chain(spatial).collect())
+    }
+
+    fn kernel(&self) -> Vec<usize> {
+        let kernel = self.sliding.as_ref().and_then(|sliding| sliding.kernel.as_deref()).unwrap_or_default();
+        // Read as at least 1; what cannot be counted is refused with the positions.
+        kernel.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect()
+    }
+
+    /// The spatial axes for an input of shape `dims`.
+    fn axes(&self, dims: &[usize]) -> Result<SlidingAxes, OpError> {
+        let whole = |&size: &usize| ortrain_expr::SlidingAxis {
+            input: size,
+            output: 1,
+            kernel: size,
+            stride: 1,
+            dilation: 1,
+            before: 0,
+        };
+        match &self.sliding {
+            Some(sliding) => sliding.axes(&self.kernel(), dims),
+            None => Ok(dims[2..].iter().map(whole).collect()),
+        }
+    }
+
+    fn shape(&self, pass: WindowPass, dims: &[usize]) -> Result<WindowShape, OpError> {
+        Ok(WindowShape { pass, planes: dims[0] * dims[1], axes: self.axes(dims)? })
+    }
+}
+
+/// Adds a pooling of `source` into `target`.
+fn window(
+    cx: &mut Lower<'_>,
+    shape: WindowShape,
+    source: BufferId,
+    index: Option<BufferId>,
+    target: BufferId,
+) -> Result<(), OpError> {
+    cx.step(Step::Window(Window { shape, source, index, target }))
+}
+
+/// Sets a buffer to zeros: what no window gives anything to.
+fn zeros(cx: &mut Lower<'_>, target: BufferId, dims: &[usize]) -> Result<(), OpError> {
+    let mut nest = cx.nest(dims, 0);
+    let zero = nest.b.constant(Type::of(cx.buffer_dtype(target)), 0.0);
+    nest.store_whole(cx, target, zero);
+    cx.step(nest.map())
+}
+
+/// The largest element of each window, and where it is.
+struct MaxPool {
+    windows: Windows,
+    /// Positions count down the columns.
+    column_major: bool,
+}
+
+impl MaxPool {
+    /// Positions counted row by row as positions counted down the columns, each within its plane.
+    fn turn(&self, cx: &mut Lower<'_>, rows: BufferId, spatial: &[usize]) -> Result<(), OpError> {
+        let dims = cx.out_dims(1);
+        let target = cx.output(1);
+        let mut nest = cx.nest(&dims, 0);
+        let access = cx.whole(rows, &dims);
+        let linear = nest.load(rows, access);
+        let b = &mut nest.b;
+        let plane = b.int(spatial.iter().product::<usize>() as i64);
+        let mut rest = b.binary(BinaryOp::Rem, linear, plane);
+        let mut position = b.sub(linear, rest);
+        // Of the axes the last counts most: a step along it passes all the others.
+        for axis in (0..spatial.len()).rev() {
+            let size = b.int(spatial[axis] as i64);
+            let step = b.int(spatial[..axis].iter().product::<usize>() as i64);
+            let coordinate = b.binary(BinaryOp::Rem, rest, size);
+            rest = b.binary(BinaryOp::Div, rest, size);
+            let moved = b.mul(coordinate, step);
+            position = b.add(position, moved);
+        }
+        nest.store_whole(cx, target, position);
+        cx.step(nest.map())
+    }
+}
+
+impl Op for MaxPool {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let outputs = if self.windows.sliding.is_some() { 2 } else { 1 };
+        cx.arity(1, 1, outputs)?;
+        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let shape = cx.shape(0).map(|shape| self.windows.outputs(cx, shape)).transpose()?;
+        cx.output(0, dtype, shape.clone());
+        if outputs == 2 {
+            cx.output(1, DType::I64, shape);
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if !cx.wants(0) {
+            return Ok(());
+        }
+        let x = cx.input(0)?;
+        let (attrs, index) = if self.windows.sliding.is_none() {
+            // The first of the largest takes all: as a pooling whose window is the whole plane.
+            let spatial =
+                cx.shape(x).map(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
+            let Some(Some(spatial)) = spatial else {
+                return Err(OpError::unsupported(
+                    "its gradient needs the sizes of the spatial axes; give the model's input numbers there",
+                ));
+            };
+            let kernel: Vec<i64> = spatial.iter().map(|&size| size as i64).collect();
+            let attrs = Attrs::new().with("kernel_shape", kernel);
+            let index = cx.add_node("", "MaxPool", &[Some(x)], 2, attrs.clone())[1];
+            (attrs, index)
+        } else if self.column_major {
+            let attrs = cx.node().attrs.clone().with("storage_order", 0i64);
+            let index = cx.add_node("", "MaxPool", &[Some(x)], 2, attrs.clone())[1];
+            (attrs, index)
+        } else {
+            (cx.node().attrs.clone(), cx.output(1, "mask"))
+        };
+        // The node's own sizes say nothing of the input's, so the type is told.
+        let gradient = cx.value("input_grad", cx.ty(x).clone());
+        let mut node = Node::new("", "MaxPoolGrad", &[Some(g), Some(index)], &[Some(gradient)], attrs);
+        node.name = cx.new_name("MaxPoolGrad").into();
+        cx.push(node);
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let shape = self.windows.shape(WindowPass::Max, &dims)?;
+        let source = cx.input(0);
+        let target =
+            if cx.wants(0) { cx.output(0) } else { cx.temp("maximum", cx.dtype(0), shape.operands()[1]) };
+        if !cx.wants(1) {
+            return window(cx, shape, source, None, target);
+        }
+        if !self.column_major {
+            let index = cx.output(1);
+            return window(cx, shape, source, Some(index), target);
+        }
+        let index = cx.temp("index", DType::I64, shape.operands()[1]);
+        window(cx, shape, source, Some(index), target)?;
+        self.turn(cx, index, &dims[2..])
+    }
+}
+
+/// The gradient of a maximum: inputs are the gradient of the result and the positions, counted row by row. The shape of
+/// what was pooled is that of the input of the node which made the positions.
+struct MaxPoolGrad {
+    windows: Windows,
+}
+
+impl Op for MaxPoolGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        if let (Some(gradient), Some(index)) = (cx.shape(0), cx.shape(1)) {
+            let differ =
+                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if gradient.rank() != index.rank() || gradient.iter().zip(index.iter()).any(differ) {
+                return Err(OpError::invalid(format!(
+                    "a gradient of shape {gradient} with positions of shape {index}; each needs one"
+                )));
+            }
+        }
+        let pooled = cx.maker_of(1).filter(|(node, k)| *k == 1 && node.inputs.len() == 1);
+        let shape = pooled.and_then(|(node, _)| cx.shape_of(node.inputs[0]?)).cloned();
+        if let (Some(shape), Some(gradient)) = (&shape, cx.shape(0)) {
+            let outputs = self.windows.outputs(cx, shape)?;
+            let differ =
+                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if outputs.rank() != gradient.rank() || outputs.iter().zip(gradient.iter()).any(differ) {
+                return Err(OpError::invalid(format!(
+                    "a gradient of shape {gradient} for a pooling of {shape} to {outputs}"
+                )));
+            }
+        }
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.out_dims(0);
+        let shape = self.windows.shape(WindowPass::MaxGradient, &dims)?;
+        let (source, index, target) = (cx.input(0), cx.input(1), cx.output(0));
+        if shape.operands()[0] == 0 {
+            return zeros(cx, target, &dims);
+        }
+        window(cx, shape, source, Some(index), target)
+    }
+}
+
+/// The average under each window.
+struct AveragePool {
+    windows: Windows,
+    include_padding: bool,
+}
+
+impl AveragePool {
+    /// How many cells each window counts, row-major over the output positions.
+    fn counts(&self, axes: &SlidingAxes) -> Vec<f64> {
+        let sliding = self.windows.sliding.as_ref();
+        let along = |k: usize| -> Vec<f64> {
+            let axis = axes[k];
+            // Padding counts up to where the attributes end it: a window of ceil_mode may hang over that.
+            let end = match sliding {
+                Some(sliding) if sliding.auto_pad == AutoPad::NotSet => {
+                    axis.input as i128 + i128::from(sliding.padding(k, axes.len()).1)
+                }
+                Some(sliding) if sliding.auto_pad == AutoPad::Valid => axis.input as i128,
+                _ => i128::MAX,
+            };
+            let counts = |o: usize, cell: usize| {
+                let at = (o * axis.stride + cell * axis.dilation) as i128 - axis.before as i128;
+                if self.include_padding { at < end } else { axis.input_at(o, cell).is_some() }
+            };
+            let count = |o: usize| (0..axis.kernel).filter(|&cell| counts(o, cell)).count() as f64;
+            (0..axis.output).map(count).collect()
+        };
+        (0..axes.len()).fold(vec![1.0], |all, k| {
+            let own = along(k);
+            all.iter().flat_map(|outer| own.iter().map(move |inner| outer * inner)).collect()
+        })
+    }
+
+    /// What each sum is multiplied by. Windows that count nothing give zero.
+    fn factors(&self, axes: &SlidingAxes) -> Vec<f64> {
+        let inverse = |count: f64| if count > 0.0 { 1.0 / count } else { 0.0 };
+        self.counts(axes).into_iter().map(inverse).collect()
+    }
+
+    /// Multiplies a value over `dims` by the factors.
+    fn scaled(
+        &self,
+        cx: &mut Lower<'_>,
+        (source, target): (BufferId, BufferId),
+        dims: &[usize],
+        axes: &SlidingAxes,
+    ) -> Result<(), OpError> {
+        let factors = self.factors(axes);
+        let dtype = cx.buffer_dtype(source);
+        let mut nest = cx.nest(dims, 0);
+        let access = cx.whole(source, dims);
+        let value = nest.load(source, access);
+        let ty = nest.b.ty(value);
+        let uniform = factors.windows(2).all(|pair| pair[0] == pair[1]);
+        let factor = if uniform {
+            nest.b.constant(ty, factors.first().copied().unwrap_or(0.0))
+        } else {
+            let exact = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+            let table = Tensor::from_f64(exact, dims[2..].to_vec(), &factors);
+            let table = cx.constant_buffer("one_over_count", &table);
+            nest.load_broadcast(table, exact, &dims[2..])
+        };
+        let scaled = nest.b.mul(value, factor);
+        nest.store_whole(cx, target, scaled);
+        cx.step(nest.map())
+    }
+}
+
+impl Op for AveragePool {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        let shape = cx.shape(0).map(|shape| self.windows.outputs(cx, shape)).transpose()?;
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    /// Every gradient is shared out by a transposed convolution with a filter of ones, plane by plane: the reference's
+    /// own node is wrong with SAME padding, dilations, three axes or a batch of unknown size.
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if !cx.wants(0) {
+            return Ok(());
+        }
+        let x = cx.input(0)?;
+        let dtype = cx.dtype(x)?;
+        let spatial =
+            cx.shape(x).and_then(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
+        let Some(spatial) = spatial else {
+            return Err(OpError::unsupported(
+                "its gradient needs the sizes of the spatial axes; give the model's input numbers there",
+            ));
+        };
+        let dims: Vec<usize> = [1, 1].into_iter().chain(spatial.iter().copied()).collect();
+        let axes = self.windows.axes(&dims)?;
+        let factors = self.factors(&axes);
+        let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
+        let share = if factors.windows(2).all(|pair| pair[0] == pair[1]) {
+            Tensor::scalar(dtype, factors.first().copied().unwrap_or(0.0))
+        } else {
+            Tensor::from_f64(dtype, outputs.clone(), &factors)
+        };
+        let share = cx.constant("one_over_count", share);
+        let shared = cx.add("Mul", &[g, share], Attrs::new());
+        let planes = |sizes: &[usize]| -> Vec<i64> {
+            [-1, 1].into_iter().chain(sizes.iter().map(|&size| size as i64)).collect()
+        };
+        let by_plane = cx.ints("planes", &planes(&outputs));
+        let by_plane = cx.add("Reshape", &[shared, by_plane], Attrs::new());
+        let kernel = self.windows.kernel();
+        let filter = Tensor::from_f64(
+            dtype,
+            [1, 1].into_iter().chain(kernel.iter().copied()).collect(),
+            &vec![1.0; kernel.iter().product()],
+        );
+        let filter = cx.constant("ones", filter);
+        let gradient = cx.add("ConvTranspose", &[by_plane, filter], transposed(&axes));
+        let shape = cx.shape_of(x);
+        let gradient = cx.add("Reshape", &[gradient, shape], Attrs::new());
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let shape = self.windows.shape(WindowPass::Sum, &cx.dims(0))?;
+        let axes = shape.axes.clone();
+        let (source, target) = (cx.input(0), cx.output(0));
+        let wide = sum_dtype(cx.dtype(0));
+        let source = widened(cx, source, wide, shape.operands()[0])?;
+        let sums = cx.temp("sum", wide, shape.operands()[1]);
+        let dims = cx.out_dims(0);
+        window(cx, shape, source, None, sums)?;
+        self.scaled(cx, (sums, target), &dims, &axes)
+    }
+}
+
+/// The attributes of a transposed convolution from the output positions back to all input positions.
+fn transposed(axes: &SlidingAxes) -> Attrs {
+    let list = |of: &dyn Fn(&ortrain_expr::SlidingAxis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
+    // Positions that windows reach behind the input; less than zero where they do not reach its end.
+    let behind = |axis: &ortrain_expr::SlidingAxis| {
+        let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
+        reach as i64 - axis.before as i64 - axis.input as i64
+    };
+    let before = list(&|axis| axis.before as i64);
+    let pads: Vec<i64> = before.into_iter().chain(list(&|axis| behind(axis).max(0))).collect();
+    Attrs::new()
+        .with("kernel_shape", list(&|axis| axis.kernel as i64))
+        .with("strides", list(&|axis| axis.stride as i64))
+        .with("dilations", list(&|axis| axis.dilation as i64))
+        .with("pads", pads)
+        .with("output_padding", list(&|axis| (-behind(axis)).max(0)))
+}
+
+/// Sums of narrow floats are made in float32.
+fn sum_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// A buffer, converted to `wide` where it is not of that type.
+fn widened(cx: &mut Lower<'_>, source: BufferId, wide: DType, len: usize) -> Result<BufferId, OpError> {
+    if cx.buffer_dtype(source) == wide {
+        return Ok(source);
+    }
+    let target = cx.temp("wide", wide, len);
+    convert(cx, source, target, len)?;
+    Ok(target)
+}
+
+fn convert(cx: &mut Lower<'_>, source: BufferId, target: BufferId, len: usize) -> Result<(), OpError> {
+    let mut nest = cx.nest(&[len], 0);
+    let value = nest.load_strided(cx, source, 0, &[1]);
+    nest.store_strided(cx, target, 0, Strides::from_slice(&[1]), value);
+    cx.step(nest.map())
+}
+
+/// The gradient of an average: the input is that of the result; the shape of what was averaged is declared.
+struct AveragePoolGrad(AveragePool);
+
+impl Op for AveragePoolGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        let declared = cx.declared_shape(0).cloned();
+        if declared.is_none() {
+            return Err(OpError::unsupported(
+                "nothing says the shape of what was averaged; the graph must declare that of the gradient",
+            ));
+        }
+        cx.output(0, dtype, declared);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.out_dims(0);
+        let shape = self.0.windows.shape(WindowPass::SumGradient, &dims)?;
+        let from = cx.dims(0);
+        let (source, target) = (cx.input(0), cx.output(0));
+        let outputs: Vec<usize> =
+            dims[..2].iter().copied().chain(shape.axes.iter().map(|axis| axis.output)).collect();
+        if from != outputs {
+            return Err(OpError::invalid(format!(
+                "a gradient of shape {from:?} for an average of {dims:?} to {outputs:?}"
+            )));
+        }
+        if shape.operands()[0] == 0 {
+            return zeros(cx, target, &dims);
+        }
+        let wide = sum_dtype(cx.dtype(0));
+        let shares = cx.temp("share", wide, shape.operands()[0]);
+        self.0.scaled(cx, (source, shares), &from, &shape.axes)?;
+        if cx.buffer_dtype(target) == wide {
+            return window(cx, shape, shares, None, target);
+        }
+        let len = shape.operands()[1];
+        let sums = cx.temp("sum", wide, len);
+        window(cx, shape, shares, None, sums)?;
+        convert(cx, sums, target, len)
+    }
+}
+
+fn build_max(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let column_major = match node.attrs.int("storage_order")?.unwrap_or(0) {
+        0 => false,
+        1 => true,
+        other => return Err(OpError::invalid(format!("storage_order {other} is neither 0 nor 1"))),
+    };
+    Ok(Box::new(MaxPool { windows: Windows::read(node)?, column_major }))
+}
+
+fn build_global_max(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(MaxPool { windows: Windows { sliding: None }, column_major: false }))
+}
+
+fn build_max_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(MaxPoolGrad { windows: Windows::read(node)? }))
+}
+
+fn read_average(node: &Node) -> Result<AveragePool, OpError> {
+    let include_padding = node.attrs.int("count_include_pad")?.unwrap_or(0) != 0;
+    Ok(AveragePool { windows: Windows::read(node)?, include_padding })
+}
+
+fn build_average(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(read_average(node)?))
+}
+
+fn build_average_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(AveragePoolGrad(read_average(node)?)))
+}
+
+/// `GlobalAveragePool` as a mean over the spatial axes.
+struct GlobalAverage;
+
+impl Op for GlobalAverage {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        let windows = Windows { sliding: None };
+        let shape = cx.shape(0).map(|shape| windows.outputs(cx, shape)).transpose()?;
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+}
+
+fn build_global_average(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(GlobalAverage))
+}
+
+fn decompose_global_average(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let x = rw.required(0)?;
+    let rank = rw.shape(x).map(Shape::rank);
+    let rank = rank.ok_or_else(|| OpError::unsupported("the rank of its input must be known"))?;
+    let axes: Vec<i64> = (2..rank as i64).collect();
+    let axes: ValueId = rw.ints("axes", &axes);
+    let mean = rw.add("ReduceMean", &[x, axes], Attrs::new().with("keepdims", 1i64));
+    rw.output(0, mean);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "MaxPool", &[8, 10, 11, 12, 22], build_max),
+        Definition::new("", "AveragePool", &[7, 10, 11, 19, 22], build_average),
+        Definition::new("", "GlobalMaxPool", &[1, 22], build_global_max),
+        Definition::new("", "GlobalAveragePool", &[1, 22], build_global_average)
+            .composition(decompose_global_average),
+        Definition::new("", "MaxPoolGrad", &[9], build_max_grad),
+        Definition::new("", "AveragePoolGrad", &[9], build_average_grad),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::*;
+
+    fn image(dims: &[usize]) -> Tensor {
+        let len = dims.iter().product::<usize>();
+        let elements: Vec<f64> = (0..len).map(|i| ((i * 7919 + 13) % 101) as f64 / 10.0 - 5.0).collect();
+        f64s(dims, &elements)
+    }
+
+    fn pool(op: &str, x: &Tensor, attrs: Attrs) -> Tensor {
+        run_node(("", op), &[Some(x)], 1, attrs).expect("it runs").remove(0)
+    }
+
+    #[test]
+    fn the_largest_of_each_window_and_where_it_is() {
+        let x = f64s(&[1, 1, 2, 4], &[1.0, 5.0, 2.0, 2.0, 3.0, 4.0, 2.0, 0.0]);
+        let attrs = Attrs::new().with("kernel_shape", vec![2i64, 2]).with("strides", vec![2i64, 2]);
+        let outputs = run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.clone()).expect("it runs");
+        assert_eq!(outputs[0].to_f64(), [5.0, 2.0]);
+        assert_eq!(outputs[1].to_f64(), [1.0, 2.0], "the first of several");
+        let outputs =
+            run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.with("storage_order", 1i64)).expect("it runs");
+        assert_eq!(outputs[1].to_f64(), [2.0, 4.0], "down the columns");
+    }
+
+    #[test]
+    fn averages_divide_by_what_they_cover() {
+        let x = f64s(&[1, 1, 3], &[1.0, 2.0, 6.0]);
+        let attrs = Attrs::new().with("kernel_shape", vec![2i64]).with("pads", vec![1i64, 1]);
+        assert_eq!(pool("AveragePool", &x, attrs.clone()).to_f64(), [1.0, 1.5, 4.0, 6.0]);
+        let with_padding = attrs.with("count_include_pad", 1i64);
+        assert_eq!(pool("AveragePool", &x, with_padding).to_f64(), [0.5, 1.5, 4.0, 3.0]);
+        // A window that hangs over the end counts what is inside.
+        let ceil = Attrs::new()
+            .with("kernel_shape", vec![2i64])
+            .with("strides", vec![2i64])
+            .with("ceil_mode", 1i64)
+            .with("count_include_pad", 1i64);
+        assert_eq!(pool("AveragePool", &x, ceil).to_f64(), [1.5, 6.0]);
+    }
+
+    #[test]
+    fn everything_is_one_window() {
+        let x = image(&[2, 3, 4, 5]);
+        let planes = x.to_f64();
+        let largest: Vec<f64> =
+            planes.chunks(20).map(|plane| plane.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
+        let mean: Vec<f64> = planes.chunks(20).map(|plane| plane.iter().sum::<f64>() / 20.0).collect();
+        assert_eq!(pool("GlobalMaxPool", &x, Attrs::new()).to_f64(), largest);
+        assert_close(&pool("GlobalAveragePool", &x, Attrs::new()), &f64s(&[2, 3, 1, 1], &mean), 1e-12);
+    }
+
+    #[test]
+    fn gradients() {
+        let kernel = || Attrs::new().with("kernel_shape", vec![3i64, 2]);
+        let wide = || kernel().with("strides", vec![2i64, 3]).with("pads", vec![1i64, 0, 1, 1]);
+        let cases: [(&str, Attrs); 9] = [
+            ("MaxPool", kernel()),
+            ("MaxPool", wide().with("ceil_mode", 1i64)),
+            ("MaxPool", kernel().with("storage_order", 1i64).with("dilations", vec![2i64, 2])),
+            ("AveragePool", kernel()),
+            ("AveragePool", wide()),
+            ("AveragePool", wide().with("count_include_pad", 1i64).with("ceil_mode", 1i64)),
+            ("AveragePool", kernel().with("auto_pad", "SAME_LOWER").with("dilations", vec![1i64, 2])),
+            ("GlobalMaxPool", Attrs::new()),
+            ("GlobalAveragePool", Attrs::new()),
+        ];
+        for (op, attrs) in cases {
+            let x = image(&[2, 2, 6, 7]);
+            let graph = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect("it is right");
+            check_gradients(&graph, &[x], &[0], &[0]);
+        }
+    }
+}
