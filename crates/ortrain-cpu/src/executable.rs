@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
     ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc,
-    ScatterKernel, Scratch,
+    ScatterKernel, Scratch, WindowDesc, WindowKernel,
 };
 use ortrain_program::{
     Bindings, Entry, Executable, Instruction, Program, RunError, Scalars, Step, UnsupportedOnBackend,
@@ -20,6 +20,7 @@ enum Kernel {
     Nest(Box<NestKernel>),
     MatMul(GemmKernel),
     Conv(ConvKernel),
+    Window(WindowKernel),
     Scatter(ScatterKernel),
 }
 
@@ -44,7 +45,11 @@ impl Kernel {
                 let desc = ConvDesc { shape: c.shape.clone(), a, b, epilogue: c.epilogue.nest.clone() };
                 ConvKernel::new(&desc, isa).map(Kernel::Conv)
             }
-            Step::Window(_) => Err("there is no kernel for it".to_owned()),
+            Step::Window(w) => {
+                let dtype = program.buffer(w.target).dtype;
+                let desc = WindowDesc { shape: w.shape.clone(), dtype, index: w.index.is_some() };
+                WindowKernel::new(&desc, isa).map(Kernel::Window)
+            }
             Step::ScatterAdd(s) => {
                 let desc = ScatterDesc {
                     outer: s.outer,
@@ -64,6 +69,7 @@ impl Kernel {
             Kernel::Nest(kernel) => kernel.scratch_bytes(threads),
             Kernel::MatMul(kernel) => kernel.scratch_bytes(threads),
             Kernel::Conv(kernel) => kernel.scratch_bytes(threads),
+            Kernel::Window(kernel) => kernel.scratch_bytes(threads),
             Kernel::Scatter(_) => 0,
         }
     }
@@ -128,6 +134,13 @@ impl CpuExecutable {
                 let bases = addresses.all(buffers.chain(epilogue));
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::Window(kernel), Step::Window(w)) => {
+                let [source, target] = [w.source, w.target].map(|id| addresses.of(id));
+                let index = w.index.map_or(std::ptr::null_mut(), |id| addresses.of(id));
+                // SAFETY: as said above.
+                unsafe { kernel.run(source, index, target, pool, scratch) };
+                Ok(())
             }
             (Kernel::Scatter(kernel), Step::ScatterAdd(s)) => {
                 let [out, indices, src] = [s.target, s.index, s.source].map(|id| addresses.of(id));

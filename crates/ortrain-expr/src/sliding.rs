@@ -1,5 +1,7 @@
 //! The geometry of convolutions and pooling: windows that slide along axes.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use crate::Dims;
@@ -30,6 +32,16 @@ impl SlidingAxis {
     pub fn input_at(&self, o: usize, k: usize) -> Option<usize> {
         let at = (o * self.stride + k * self.dilation) as isize - self.before;
         usize::try_from(at).ok().filter(|&at| at < self.input)
+    }
+
+    /// The cells of the window at output position `o` that lie over the input.
+    #[must_use]
+    pub fn cells(&self, o: usize) -> Range<usize> {
+        let start = (o * self.stride) as isize - self.before;
+        let step = self.dilation as isize;
+        let cell = |position: isize| (position - start).max(0).unsigned_abs().div_ceil(step.unsigned_abs());
+        let end = cell(self.input as isize).min(self.kernel);
+        cell(0).min(end)..end
     }
 
     /// What is wrong with it, if anything.
@@ -141,21 +153,24 @@ impl ConvShape {
 /// What is computed of the elements under a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowPass {
-    /// The largest element, NaN before all, and if asked for its position. Padding never wins; of a window that
-    /// covers nothing but padding the result is the least value, and the position that of the plane's start.
+    /// The largest element, NaN before all, and if asked for its position. Of equal ones (and of NaNs) it is the
+    /// first. Padding never wins; of a window that covers nothing but padding the result is the least value of the
+    /// type, and the position that of the plane's start.
     Max,
     /// The gradient of [`WindowPass::Max`] from that of its result and the positions: what arrives at each position,
     /// added in the order of the output. Positions outside their plane receive nothing.
     MaxGradient,
-    /// The sum of the elements; padding is zero.
+    /// The sum of the elements, added in their order; padding is zero.
     Sum,
-    /// The gradient of [`WindowPass::Sum`]: for each input position the sum over the windows that cover it.
+    /// The gradient of [`WindowPass::Sum`]: for each input position the sum over the windows that cover it, added in
+    /// the order of the output.
     SumGradient,
 }
 
-/// The sizes of a pooling: `planes` independent planes of the spatial axes.
+/// The sizes of a pooling of numbers: `planes` independent planes of the spatial axes.
 ///
-/// Positions of maxima are those in the whole tensor `[planes, inputs..]`, row-major, as `I64`.
+/// Positions of maxima are those in the whole tensor `[planes, inputs..]`, row-major, as `I64`. Sums are made in the type
+/// that elements are computed in, and rounded once to the type they are stored in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WindowShape {
     /// What is computed.
@@ -217,6 +232,21 @@ mod tests {
         assert_eq!(AXIS.input_at(2, 2), None);
         let cropped = SlidingAxis { before: -2, ..AXIS };
         assert_eq!(cropped.input_at(0, 0), Some(2));
+    }
+
+    #[test]
+    fn cells_over_the_input() {
+        for before in -7..=7 {
+            for (kernel, stride, dilation, input) in
+                [(3, 2, 1, 5), (3, 1, 2, 5), (4, 3, 3, 4), (1, 1, 1, 0), (5, 2, 1, 1)]
+            {
+                let axis = SlidingAxis { input, output: 6, kernel, stride, dilation, before };
+                for o in 0..axis.output {
+                    let want: Vec<usize> = (0..kernel).filter(|&k| axis.input_at(o, k).is_some()).collect();
+                    assert_eq!(axis.cells(o).collect::<Vec<_>>(), want, "{axis:?} at {o}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! - [`NestKernel`] runs an [`ortrain_expr::Nest`]: maps, and reductions along rows or down columns.
 //! - [`GemmKernel`] multiplies matrices, with a nest over the finished product as its epilogue.
 //! - [`ConvKernel`] convolves, or makes the gradients of a convolution's operands, with an epilogue of the same kind.
+//! - [`WindowKernel`] pools: the largest or the sum under sliding windows, and their gradients.
 //! - [`ScatterKernel`] adds rows into the rows that indices name.
 //! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
 //! - [`Limits`] are what the machine can do at most, measured.
@@ -29,6 +30,7 @@ mod scatter;
 mod tape;
 pub mod vecmath;
 mod views;
+mod window;
 
 pub use conv::{ConvDesc, ConvKernel};
 pub use gemm::{GemmDesc, GemmKernel};
@@ -38,3 +40,4 @@ pub use nest::{NestKernel, Order};
 pub use pool::Pool;
 pub use scatter::{ScatterDesc, ScatterKernel};
 pub use views::{RunScalars, Scratch};
+pub use window::{WindowDesc, WindowKernel};

@@ -217,6 +217,9 @@ impl ProgramBuilder {
         }
         let [source, target] = w.shape.operands().map(Some);
         let (from, to) = (self.buffer(w.source), self.buffer(w.target));
+        if from.dtype == DType::Bool {
+            return Some(format!("numbers are needed, {:?} is of type {}", from.label, from.dtype));
+        }
         if (Some(from.len), Some(to.len)) != (source, target) || from.dtype != to.dtype {
             return Some(format!(
                 "{} {} to {} {} where {source:?} to {target:?} are needed",

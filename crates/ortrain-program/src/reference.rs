@@ -215,6 +215,15 @@ fn neutral(op: ReduceOp, ty: Type) -> Scalar {
     Scalar::from_f64(ty, value)
 }
 
+/// The least value that a number of type `dtype` can have, as it is computed.
+fn least(dtype: DType, ty: Type) -> Scalar {
+    match dtype {
+        DType::I8 => Scalar::from_f64(ty, f64::from(i8::MIN)),
+        DType::I16 => Scalar::from_f64(ty, f64::from(i16::MIN)),
+        _ => neutral(ReduceOp::Max, ty),
+    }
+}
+
 fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
     let op = match op {
         ReduceOp::Sum => ortrain_expr::BinaryOp::Add,
@@ -439,14 +448,12 @@ impl<'a> Run<'a> {
         let dtype = self.program.buffer(w.target).dtype;
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let (inputs, outputs) = (sizes(|axis| axis.input), sizes(|axis| axis.output));
-        let kernels = sizes(|axis| axis.kernel);
         let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
         let ty = match Type::of(dtype) {
             Type::F32 if self.mode == Mode::Widened => Type::F64,
             ty => ty,
         };
-        let start =
-            if pass == WindowPass::Max { neutral(ReduceOp::Max, ty) } else { Scalar::from_f64(ty, 0.0) };
+        let start = if pass == WindowPass::Max { least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
         let mut target = vec![start; w.shape.operands()[1]];
         let mut index: Vec<i64> = match (pass, w.index) {
             (WindowPass::MaxGradient, Some(id)) => {
@@ -456,40 +463,46 @@ impl<'a> Run<'a> {
         };
         let source = &self.buffers[w.source.0 as usize];
         for plane in 0..planes {
+            let first = plane * per_input;
             let mut at = vec![0; axes.len()];
             for o in plane * per_output..(plane + 1) * per_output {
                 if pass == WindowPass::MaxGradient {
-                    let within = usize::try_from(index[o]).ok().filter(|&i| i / per_input.max(1) == plane);
+                    let within =
+                        usize::try_from(index[o]).ok().filter(|&i| i >= first && i < first + per_input);
                     if let Some(i) = within {
                         target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
                     }
                 } else {
+                    let cells: Vec<_> = axes.iter().zip(&at).map(|(axis, &o)| axis.cells(o)).collect();
+                    let counts: Vec<usize> = cells.iter().map(ExactSizeIterator::len).collect();
                     let mut cell = vec![0; axes.len()];
                     let mut found = false;
-                    while !kernels.contains(&0) {
-                        let places =
-                            axes.iter().zip(&at).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
-                        if let Some(position) = places.collect::<Option<Vec<_>>>() {
-                            let i = plane * per_input + flat(&inputs, &position);
-                            match pass {
-                                WindowPass::Max => {
-                                    let (old, new) = (target[o], source[i].convert(ty));
-                                    let larger = combine(ReduceOp::Max, old, new);
-                                    let nan = |value: Scalar| value.to_f64().is_nan();
-                                    if !found || (!nan(old) && (nan(new) || larger != old)) {
-                                        (target[o], index[o], found) = (new, i as i64, true);
-                                    }
-                                }
-                                WindowPass::Sum => {
-                                    target[o] = combine(ReduceOp::Sum, target[o], source[i].convert(ty));
-                                }
-                                WindowPass::SumGradient => {
-                                    target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
-                                }
-                                WindowPass::MaxGradient => unreachable!("has no windows"),
-                            }
+                    while !counts.contains(&0) {
+                        let mut i = first;
+                        let mut stride = per_input;
+                        for (k, axis) in axes.iter().enumerate() {
+                            stride /= inputs[k];
+                            let position = axis.input_at(at[k], cells[k].start + cell[k]);
+                            i += stride * position.expect("the cell lies over the input");
                         }
-                        if !advance(&mut cell, &kernels) {
+                        match pass {
+                            WindowPass::Max => {
+                                let (old, new) = (target[o], source[i].convert(ty));
+                                let larger = combine(ReduceOp::Max, old, new);
+                                let nan = |value: Scalar| value.to_f64().is_nan();
+                                if !found || (!nan(old) && (nan(new) || larger != old)) {
+                                    (target[o], index[o], found) = (new, i as i64, true);
+                                }
+                            }
+                            WindowPass::Sum => {
+                                target[o] = combine(ReduceOp::Sum, target[o], source[i].convert(ty));
+                            }
+                            WindowPass::SumGradient => {
+                                target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
+                            }
+                            WindowPass::MaxGradient => unreachable!("has no windows"),
+                        }
+                        if !advance(&mut cell, &counts) {
                             break;
                         }
                     }

@@ -8,3 +8,4 @@ mod maps;
 mod operations;
 mod reductions;
 mod scatter;
+mod windows;

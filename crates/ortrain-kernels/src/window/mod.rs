@@ -1,0 +1,497 @@
+//! Pooling: the largest element or the sum under windows that slide over planes, and the gradients of both.
+//!
+//! Three ways of computing it, chosen by the sizes:
+//!
+//! - `lines`: windows along the last axis side by side in vectors. The lines they read are laid out first, padded and
+//!   parted by the remainder of the position modulo the stride, so that what adjacent windows read is adjacent.
+//! - `cells`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
+//!   for sizes that no line holds.
+//! - `spread`: the gradient of a maximum, which follows positions and has no windows.
+//!
+//! All give the same bits: maxima are exact, and sums are made in the order that [`ortrain_expr::WindowPass`] names.
+
+mod cells;
+mod lines;
+mod spread;
+
+use ortrain_expr::{DType, SlidingAxis, WindowPass, WindowShape};
+use smallvec::SmallVec;
+
+use crate::isa::{Isa, portable};
+use crate::pool::Pool;
+use crate::tape::number::{Brain, Half, Number, Stored};
+use crate::views::{Bases, Scratch};
+use lines::Lines;
+use spread::Spread;
+
+/// A pooling. What it means is said at [`WindowShape`]; results have the type of what is read.
+#[derive(Clone, Debug)]
+pub struct WindowDesc {
+    /// What is computed, and the sizes.
+    pub shape: WindowShape,
+    /// Type of what is read and written: any but `Bool`.
+    pub dtype: DType,
+    /// Whether a maximum writes the positions, as `I64`. (Its gradient always reads them, sums have none.)
+    pub index: bool,
+}
+
+/// Most axes that a window slides along; axes with a single position do not count.
+const AXES: usize = 8;
+/// Elements of a task, about.
+const GRAIN: usize = 16 * 1024;
+/// Planes from which on a task has whole planes.
+const PLANES: usize = 16;
+
+/// A compiled [`WindowDesc`].
+#[derive(Clone, Debug)]
+pub struct WindowKernel {
+    plan: Plan,
+    dtype: DType,
+    index: bool,
+    isa: Isa,
+    tasks: Tasks,
+    /// Scratch memory of a worker.
+    scratch: usize,
+}
+
+/// The sizes, and how they are gone through.
+#[derive(Clone, Debug)]
+struct Plan {
+    pass: WindowPass,
+    planes: usize,
+    axes: Axes,
+    /// The last axis, and the positions of the target along it.
+    last: SlidingAxis,
+    width: usize,
+    /// Elements of a plane that is read and of one that is written.
+    source: usize,
+    target: usize,
+    way: Way,
+}
+
+type Axes = SmallVec<[SlidingAxis; 4]>;
+
+#[derive(Clone, Debug)]
+enum Way {
+    Lines(Lines),
+    Cells,
+    Spread,
+}
+
+/// How the work is cut: by shapes alone.
+#[derive(Clone, Copy, Debug)]
+struct Tasks {
+    /// Planes of a task, if `parts` is 1.
+    planes: usize,
+    /// Parts of a plane.
+    parts: usize,
+    /// Rows of the target (elements, for [`Way::Spread`]) of a part.
+    rows: usize,
+}
+
+/// An element of a pooling.
+trait Element: Stored<Computed: Number> {
+    /// The least value, as it is computed.
+    const LEAST: Self::Computed;
+    /// Whether elements are stored as they are computed.
+    const PLAIN: bool;
+    /// What sums are kept in.
+    type Sum: Element<Computed = Self::Computed>;
+}
+
+macro_rules! elements {
+    ($($t:ty: $least:expr, $plain:expr, $sum:ty;)*) => {$(
+        impl Element for $t {
+            const LEAST: Self::Computed = $least;
+            const PLAIN: bool = $plain;
+            type Sum = $sum;
+        }
+    )*};
+}
+
+elements! {
+    f32: f32::NEG_INFINITY, true, f32;
+    f64: f64::NEG_INFINITY, true, f64;
+    Half: f32::NEG_INFINITY, false, f32;
+    Brain: f32::NEG_INFINITY, false, f32;
+    i8: i8::MIN as i32, false, i8;
+    i16: i16::MIN as i32, false, i16;
+    i32: i32::MIN, true, i32;
+    i64: i64::MIN, true, i64;
+    u8: 0, false, u8;
+    u16: 0, false, u16;
+    u32: 0, true, u32;
+    u64: 0, true, u64;
+}
+
+/// Evaluates an expression with `$s` as the [`Element`] of a type.
+macro_rules! with_element {
+    ($dtype:expr, $s:ident => $e:expr) => {{
+        macro_rules! with {
+            ($t:ty) => {{
+                type $s = $t;
+                $e
+            }};
+        }
+        match $dtype {
+            DType::F32 => with!(f32),
+            DType::F64 => with!(f64),
+            DType::F16 => with!(Half),
+            DType::BF16 => with!(Brain),
+            DType::I8 => with!(i8),
+            DType::I16 => with!(i16),
+            DType::I32 => with!(i32),
+            DType::I64 => with!(i64),
+            DType::U8 => with!(u8),
+            DType::U16 => with!(u16),
+            DType::U32 => with!(u32),
+            DType::U64 => with!(u64),
+            DType::Bool => unreachable!("pooling of bool: checked when compiled"),
+        }
+    }};
+}
+
+/// Bytes of an element as it is computed.
+fn computed_bytes(dtype: DType) -> usize {
+    dtype.size().max(4)
+}
+
+/// Positions along an axis: `first`, then every `step`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progression {
+    first: usize,
+    step: usize,
+    count: usize,
+}
+
+/// The positions of the source that position `t` of the target depends on, along an axis, ascending.
+#[inline(always)]
+fn sources(axis: &SlidingAxis, gradient: bool, t: usize) -> Progression {
+    if gradient { windows_over(axis, t) } else { cells_under(axis, t) }
+}
+
+/// How many steps it takes to go a distance, the last one perhaps too far. None where it lies behind.
+#[inline(always)]
+fn steps(distance: isize, step: usize) -> usize {
+    let distance = distance.max(0).unsigned_abs();
+    // Divisions take longer than everything else on the way to a short row.
+    match step {
+        1 => distance,
+        2 => distance.div_ceil(2),
+        step => distance.div_ceil(step),
+    }
+}
+
+/// The input positions under the window at output position `o`.
+#[inline(always)]
+fn cells_under(axis: &SlidingAxis, o: usize) -> Progression {
+    let start = (o * axis.stride) as isize - axis.before;
+    let end = steps(axis.input as isize - start, axis.dilation).min(axis.kernel);
+    let first = steps(-start, axis.dilation).min(end);
+    let position = start.wrapping_add((first * axis.dilation) as isize) as usize;
+    Progression { first: position, step: axis.dilation, count: end - first }
+}
+
+/// The output positions whose window covers input position `i`.
+#[inline(always)]
+fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
+    let SlidingAxis { output, kernel, stride, dilation, before, .. } = *axis;
+    let none = Progression::default();
+    // Distance from the start of window 0.
+    let Ok(far) = usize::try_from(i as isize + before) else { return none };
+    if kernel == 0 || output == 0 {
+        return none;
+    }
+    let reach = (kernel - 1) * dilation;
+    let low = steps(far as isize - reach as isize, stride);
+    let end = steps(far as isize + 1, stride).min(output);
+    // Every how many windows a cell falls on the position.
+    let step = if dilation == 1 { 1 } else { dilation / common_divisor(stride, dilation) };
+    let first =
+        (low..end.min(low.saturating_add(step))).find(|o| (far - o * stride).is_multiple_of(dilation));
+    match first {
+        Some(first) => Progression { first, step, count: (end - first).div_ceil(step) },
+        None => none,
+    }
+}
+
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+/// The rows of the source that a row of the target depends on, in order: the starts of lines along the last axis,
+/// counted from the start of the plane.
+#[derive(Clone, Copy)]
+struct Rows {
+    axes: usize,
+    along: [Progression; AXES],
+    /// Elements of the source from one position of an axis to the next.
+    strides: [usize; AXES],
+    at: [usize; AXES],
+    done: bool,
+}
+
+impl Rows {
+    /// The rows that row `row` of the target depends on.
+    #[inline(always)]
+    fn new(axes: &[SlidingAxis], gradient: bool, row: usize) -> Rows {
+        let outer = axes.len() - 1;
+        let mut rows = Rows {
+            axes: outer,
+            along: [Progression::default(); AXES],
+            strides: [0; AXES],
+            at: [0; AXES],
+            done: false,
+        };
+        let sides =
+            |axis: &SlidingAxis| if gradient { (axis.output, axis.input) } else { (axis.input, axis.output) };
+        let mut stride = sides(&axes[outer]).0;
+        let mut rest = row;
+        let mut k = outer;
+        while k > 0 {
+            k -= 1;
+            let (source, target) = sides(&axes[k]);
+            let at = if k == 0 { rest } else { rest % target };
+            rows.along[k] = sources(&axes[k], gradient, at);
+            rows.strides[k] = stride;
+            rows.done |= rows.along[k].count == 0;
+            if k > 0 {
+                rest /= target;
+            }
+            stride *= source;
+        }
+        rows
+    }
+}
+
+impl Iterator for Rows {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        if self.done {
+            return None;
+        }
+        let mut start = 0;
+        self.done = true;
+        for k in 0..self.axes {
+            let Progression { first, step, .. } = self.along[k];
+            start += (first + self.at[k] * step) * self.strides[k];
+        }
+        let mut k = self.axes;
+        while k > 0 && self.done {
+            k -= 1;
+            self.at[k] += 1;
+            self.done = self.at[k] == self.along[k].count;
+            if self.done {
+                self.at[k] = 0;
+            }
+        }
+        Some(start)
+    }
+}
+
+/// The buffers of a task.
+#[derive(Clone, Copy)]
+struct Buffers {
+    source: *const u8,
+    index: *mut u8,
+    target: *mut u8,
+    /// Memory of the worker.
+    scratch: *mut u8,
+}
+
+/// The part of the target that a task has: rows (elements, for [`Way::Spread`]) of some planes.
+#[derive(Clone, Copy)]
+struct Part {
+    planes: (usize, usize),
+    rows: (usize, usize),
+}
+
+impl WindowKernel {
+    /// Compiles a pooling.
+    ///
+    /// # Errors
+    /// When it is not defined for the type, sizes or positions cannot be counted, or the window slides along too many
+    /// axes.
+    pub fn new(desc: &WindowDesc, isa: Isa) -> Result<WindowKernel, String> {
+        let WindowDesc { ref shape, dtype, index } = *desc;
+        if dtype == DType::Bool {
+            return Err(format!("pooling of {dtype}"));
+        }
+        if index && shape.pass != WindowPass::Max {
+            return Err("positions are written by a maximum alone".to_owned());
+        }
+        if let Some(fault) = shape.fault() {
+            return Err(fault);
+        }
+        // A window with one cell, over one position: nothing slides.
+        let trivial = |axis: &SlidingAxis| axis.input == 1 && axis.output == 1 && axis.cells(0).len() == 1;
+        let mut axes: Axes = shape.axes.iter().filter(|axis| !trivial(axis)).copied().collect();
+        if axes.is_empty() {
+            axes.push(SlidingAxis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, before: 0 });
+        }
+        if axes.len() > AXES {
+            return Err(format!("a window over {} axes, {AXES} are the most", axes.len()));
+        }
+        let (planes, last) = (shape.planes, axes[axes.len() - 1]);
+        let gradient = matches!(shape.pass, WindowPass::MaxGradient | WindowPass::SumGradient);
+        let (inputs, outputs) = (shape.inputs(), shape.outputs());
+        let (source, target) = if gradient { (outputs, inputs) } else { (inputs, outputs) };
+        let width = if gradient { last.input } else { last.output };
+        let too_large = || "tensors that are too large to count".to_owned();
+        if [source, target].iter().any(|n| n.checked_mul(planes).and_then(|n| n.checked_mul(8)).is_none()) {
+            return Err(too_large());
+        }
+        if planes * target == 0 {
+            // Nothing is written.
+            let plan = Plan { pass: shape.pass, planes, axes, last, width, source, target, way: Way::Cells };
+            let tasks = Tasks { planes: 1, parts: 1, rows: 0 };
+            return Ok(WindowKernel { plan, dtype, index, isa, tasks, scratch: 0 });
+        }
+        let (way, tasks, scratch) = if shape.pass == WindowPass::MaxGradient {
+            let spread = Spread { narrow: matches!(dtype, DType::F16 | DType::BF16) };
+            let tasks = spread.tasks(planes, source, target);
+            (Way::Spread, tasks, spread.scratch(&tasks))
+        } else {
+            let lines = Lines::new(shape.pass, &axes, dtype, index);
+            let tasks = by_rows(planes, &axes, gradient, width, target);
+            match lines {
+                Some(lines) => {
+                    let scratch = lines.scratch();
+                    (Way::Lines(lines), tasks, scratch)
+                }
+                None => (Way::Cells, tasks, 0),
+            }
+        };
+        let plan = Plan { pass: shape.pass, planes, axes, last, width, source, target, way };
+        let scratch = scratch.next_multiple_of(Scratch::ALIGN);
+        Ok(WindowKernel { plan, dtype, index, isa, tasks, scratch })
+    }
+
+    /// Bytes of scratch memory that a run on so many threads can use. It needs what one thread can use.
+    #[must_use]
+    pub fn scratch_bytes(&self, threads: usize) -> usize {
+        self.scratch.saturating_mul(threads)
+    }
+
+    /// Pools. Allocates nothing, and gives the same bits on any number of threads.
+    ///
+    /// Of the gradient of a maximum `index` is what is read. Positions that lie outside their plane receive nothing.
+    ///
+    /// # Safety
+    /// `source` and `target` are the starts of buffers of [`WindowShape::operands`] elements of the description's
+    /// type, `index` (where there are positions; else it is not looked at) that of as many `I64` as there are output
+    /// elements. They are valid for reads, and what is written for writes, until the run is over; any alignment will
+    /// do. What is written overlaps nothing else, and nobody else touches it; nobody writes what is read. `scratch` is
+    /// as [`Scratch::new`] says.
+    ///
+    /// # Panics
+    /// When there is less scratch memory than one thread needs.
+    pub unsafe fn run(
+        &self,
+        source: *const u8,
+        index: *mut u8,
+        target: *mut u8,
+        pool: &Pool,
+        scratch: Scratch,
+    ) {
+        let Plan { planes, target: elements, .. } = self.plan;
+        if planes * elements == 0 {
+            return;
+        }
+        let Tasks { planes: whole, parts, rows } = self.tasks;
+        let last = match self.plan.way {
+            Way::Spread => elements,
+            _ => self.plan.target_rows(),
+        };
+        let pointers = [source.cast_mut(), index, target];
+        let bases = Bases(&pointers);
+        let (memory, limit) = match self.scratch {
+            0 => (None, usize::MAX),
+            each => {
+                let parts = scratch.part(0, each, pool);
+                (Some(parts), parts.workers)
+            }
+        };
+        let tasks = if parts == 1 { planes.div_ceil(whole) } else { planes * parts };
+        pool.run(tasks, limit, &|task, worker| {
+            let [source, index, target] = *{ bases }.0 else { unreachable!("three buffers") };
+            let scratch = memory.map_or(std::ptr::null_mut(), |memory| memory.of(worker));
+            let buffers = Buffers { source: source.cast_const(), index, target, scratch };
+            let part = if parts == 1 {
+                Part { planes: (task * whole, ((task + 1) * whole).min(planes)), rows: (0, last) }
+            } else {
+                let (plane, part) = (task / parts, task % parts);
+                Part { planes: (plane, plane + 1), rows: (part * rows, ((part + 1) * rows).min(last)) }
+            };
+            self.part(buffers, part);
+        });
+    }
+
+    /// Computes a part of the target. The contract of [`WindowKernel::run`] holds, and the part is this task's alone.
+    fn part(&self, buffers: Buffers, part: Part) {
+        let (plan, isa) = (&self.plan, self.isa);
+        macro_rules! lines {
+            ($lines:ident, $s:ty) => {
+                match (plan.pass, self.index) {
+                    (WindowPass::Max, true) => {
+                        isa.run(lines::Run::<$s, true, true>::new(plan, $lines, buffers, part))
+                    }
+                    (WindowPass::Max, false) => {
+                        isa.run(lines::Run::<$s, true, false>::new(plan, $lines, buffers, part))
+                    }
+                    _ => isa.run(lines::Run::<$s, false, false>::new(plan, $lines, buffers, part)),
+                }
+            };
+        }
+        // What goes element by element gains nothing from vectors.
+        match &plan.way {
+            Way::Lines(lines) => match self.dtype {
+                DType::F32 => lines!(lines, f32),
+                DType::F64 => lines!(lines, f64),
+                DType::F16 => lines!(lines, Half),
+                DType::BF16 => lines!(lines, Brain),
+                other => unreachable!("lines of {other}: integers have none"),
+            },
+            Way::Cells if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
+                portable::enter(cells::Run::<S, true>::new(plan, buffers, part, self.index))
+            }),
+            Way::Cells => with_element!(self.dtype, S => {
+                portable::enter(cells::Run::<S, false>::new(plan, buffers, part, false))
+            }),
+            Way::Spread => with_element!(self.dtype, S => {
+                portable::enter(spread::Run::<S>::new(plan, buffers, part))
+            }),
+        }
+    }
+}
+
+impl Plan {
+    #[inline(always)]
+    fn gradient(&self) -> bool {
+        matches!(self.pass, WindowPass::MaxGradient | WindowPass::SumGradient)
+    }
+
+    /// Rows of a plane of the target.
+    fn target_rows(&self) -> usize {
+        self.target.checked_div(self.width).unwrap_or(0)
+    }
+}
+
+/// Cuts planes into rows if they are few, and puts small ones together.
+fn by_rows(planes: usize, axes: &[SlidingAxis], gradient: bool, width: usize, target: usize) -> Tasks {
+    // Elements read for one that is written, at most.
+    let cells = axes.iter().fold(1usize, |n, axis| {
+        let most = if gradient { axis.kernel.div_ceil(axis.stride) } else { axis.kernel.min(axis.input) };
+        n.saturating_mul(most.max(1))
+    });
+    let work = target.saturating_mul(cells);
+    let rows = target / width.max(1);
+    if planes < PLANES && work > GRAIN {
+        let per_row = width.saturating_mul(cells).max(1);
+        let rows_of_part = (GRAIN / per_row).max(1);
+        return Tasks { planes: 1, parts: rows.div_ceil(rows_of_part), rows: rows_of_part };
+    }
+    Tasks { planes: (GRAIN / work.max(1)).clamp(1, planes.max(1)), parts: 1, rows }
+}

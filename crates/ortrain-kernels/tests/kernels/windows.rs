@@ -1,0 +1,331 @@
+//! Pooling against loops over the definition.
+
+use ortrain_expr::{BinaryOp, DType, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
+use ortrain_kernels::{Isa, Pool, WindowDesc, WindowKernel};
+use proptest::prelude::*;
+
+use crate::common::*;
+
+const NUMBERS: [DType; 12] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::U8,
+    DType::U16,
+    DType::U32,
+    DType::U64,
+];
+
+fn shape(pass: WindowPass, planes: usize, axes: &[SlidingAxis]) -> WindowShape {
+    WindowShape { pass, planes, axes: axes.iter().copied().collect() }
+}
+
+/// Kernel, stride, dilation, padding before and behind; as many windows as fit.
+fn axis(input: usize, [kernel, stride, dilation, before, behind]: [usize; 5]) -> SlidingAxis {
+    let reach = (kernel - 1) * dilation + 1;
+    let output = (input + before + behind).checked_sub(reach).map_or(0, |room| room / stride + 1);
+    SlidingAxis { input, output, kernel, stride, dilation, before: before as isize }
+}
+
+fn least(dtype: DType) -> Scalar {
+    match dtype {
+        DType::I8 => Scalar::I64(i8::MIN.into()),
+        DType::I16 => Scalar::I64(i16::MIN.into()),
+        DType::I32 => Scalar::I64(i32::MIN.into()),
+        DType::I64 => Scalar::I64(i64::MIN),
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => Scalar::I64(0),
+        _ => Scalar::F64(f64::NEG_INFINITY),
+    }
+    .convert(Type::of(dtype))
+}
+
+fn add(a: Scalar, b: Scalar) -> Scalar {
+    Scalar::binary(BinaryOp::Add, a, b)
+}
+
+/// Whether `b` takes the place of `a`, the largest so far.
+fn takes_over(a: Scalar, b: Scalar) -> bool {
+    match (a, b) {
+        (Scalar::I64(a), Scalar::I64(b)) => b > a,
+        (Scalar::U64(a), Scalar::U64(b)) => b > a,
+        (a, b) => !a.to_f64().is_nan() && (b.to_f64().is_nan() || b.to_f64() > a.to_f64()),
+    }
+}
+
+/// What is written: the target, and the positions of maxima.
+fn naive(shape: &WindowShape, dtype: DType, source: &[u8], index: &[i64]) -> (Vec<u8>, Vec<i64>) {
+    let axes = &shape.axes;
+    let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<usize>>();
+    let (inputs, outputs, kernels) =
+        (sizes(|axis| axis.input), indices(&sizes(|axis| axis.output)), indices(&sizes(|axis| axis.kernel)));
+    let per_input = shape.inputs();
+    let [_, count] = shape.operands();
+    let zero = Scalar::I64(0).convert(Type::of(dtype));
+    let mut target = vec![if shape.pass == WindowPass::Max { least(dtype) } else { zero }; count];
+    let mut found = Vec::new();
+    for plane in 0..shape.planes {
+        for (o, output) in outputs.iter().enumerate() {
+            let o = plane * outputs.len() + o;
+            if shape.pass == WindowPass::MaxGradient {
+                let first = (plane * per_input) as i64;
+                if (first..first + per_input as i64).contains(&index[o]) {
+                    let to = &mut target[index[o] as usize];
+                    *to = add(*to, get(source, dtype, o));
+                }
+                continue;
+            }
+            let mut best = None;
+            for cell in &kernels {
+                let places = axes.iter().zip(output).zip(cell).map(|((axis, &o), &k)| axis.input_at(o, k));
+                let Some(places) = places.collect::<Option<Vec<usize>>>() else { continue };
+                let i = places.iter().zip(&inputs).fold(plane, |at, (&place, &size)| at * size + place);
+                match shape.pass {
+                    WindowPass::Max => {
+                        let next = get(source, dtype, i);
+                        if best.is_none() || takes_over(target[o], next) {
+                            (target[o], best) = (next, Some(i));
+                        }
+                    }
+                    WindowPass::Sum => target[o] = add(target[o], get(source, dtype, i)),
+                    _ => target[i] = add(target[i], get(source, dtype, o)),
+                }
+            }
+            found.push(best.unwrap_or(plane * per_input) as i64);
+        }
+    }
+    let mut bytes = vec![0; count * dtype.size()];
+    target.into_iter().enumerate().for_each(|(i, value)| put(&mut bytes, dtype, i, value));
+    (bytes, found)
+}
+
+/// The same by the kernel. Buffers are as long as the description says, and start at odd addresses.
+fn run_window(
+    desc: &WindowDesc,
+    isa: Isa,
+    threads: usize,
+    source: &[u8],
+    index: &[i64],
+) -> (Vec<u8>, Vec<i64>) {
+    let kernel = WindowKernel::new(desc, isa).unwrap_or_else(|fault| panic!("{fault}: {desc:?}"));
+    let outputs = desc.shape.planes * desc.shape.outputs();
+    let mut memory = Memory::new(kernel.scratch_bytes(threads));
+    let unaligned = |bytes: &[u8]| [&[0x55], bytes].concat();
+    let mut target = unaligned(&vec![0xa5; desc.shape.operands()[1] * desc.dtype.size()]);
+    let given: Vec<u8> = index.iter().flat_map(|position| position.to_le_bytes()).collect();
+    let mut index =
+        unaligned(&if desc.shape.pass == WindowPass::MaxGradient { given } else { vec![0xa5; outputs * 8] });
+    let source = unaligned(source);
+    // SAFETY: buffers have the description's shapes and belong to this test.
+    unsafe {
+        kernel.run(
+            source.as_ptr().add(1),
+            index.as_mut_ptr().add(1),
+            target.as_mut_ptr().add(1),
+            &Pool::new(threads),
+            memory.scratch(),
+        );
+    };
+    let found = index[1..].chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()));
+    (target[1..].to_vec(), found.collect())
+}
+
+/// Runs a pooling in every way and compares.
+fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usize]) {
+    let source = buffer(random, dtype, shape.operands()[0]);
+    let outputs = shape.planes * shape.outputs();
+    let gradient = shape.pass == WindowPass::MaxGradient;
+    let total = shape.planes * shape.inputs();
+    // Many inside, some in other planes, some nowhere.
+    let wild = [i64::MIN, -1, total as i64, i64::MAX];
+    let index: Vec<i64> = (0..if gradient { outputs } else { 0 })
+        .map(|_| if random.chance(10) { random.pick(&wild) } else { random.below(total + 1) as i64 })
+        .collect();
+    let (want, positions) = naive(shape, dtype, &source, &index);
+    let ways: &[bool] = if shape.pass == WindowPass::Max { &[false, true] } else { &[false] };
+    for isa in Isa::available() {
+        for &threads in threads {
+            for &with_index in ways {
+                let desc = WindowDesc { shape: shape.clone(), dtype, index: with_index };
+                let (got, found) = run_window(&desc, isa, threads, &source, &index);
+                let what = format!("{desc:?} on {threads} threads at {isa}");
+                assert_same(dtype, &got, &want, &what);
+                if with_index {
+                    assert!(found == positions, "{what}: positions {found:?}, not {positions:?}");
+                }
+            }
+        }
+    }
+}
+
+const PASSES: [WindowPass; 4] =
+    [WindowPass::Max, WindowPass::MaxGradient, WindowPass::Sum, WindowPass::SumGradient];
+
+/// The poolings of well-known nets, and everything around them.
+#[test]
+fn pooling_by_the_definition() {
+    let mut random = Random(9);
+    for (planes, axes) in [
+        (3, vec![axis(8, [2, 2, 1, 0, 0]), axis(8, [2, 2, 1, 0, 0])]),
+        (2, vec![axis(13, [3, 2, 1, 1, 1]), axis(45, [3, 2, 1, 1, 1])]),
+        (1, vec![axis(9, [3, 1, 1, 1, 1]), axis(37, [3, 1, 1, 1, 1])]),
+        (5, vec![axis(7, [3, 2, 1, 0, 0]), axis(70, [3, 2, 1, 0, 0])]),
+        // Along the contiguous axis and along the other one alone.
+        (2, vec![axis(6, [5, 1, 1, 2, 2]), axis(100, [1, 1, 1, 0, 0])]),
+        (2, vec![axis(6, [4, 1, 1, 2, 1]), axis(19, [1, 1, 1, 0, 0])]),
+        (2, vec![axis(3, [1, 1, 1, 0, 0]), axis(50, [5, 1, 1, 2, 2])]),
+        // Further strides and dilations.
+        (2, vec![axis(12, [2, 3, 2, 1, 0]), axis(61, [4, 3, 2, 5, 0])]),
+        (2, vec![axis(12, [2, 1, 4, 0, 0]), axis(40, [3, 2, 4, 3, 4])]),
+        (1, vec![axis(10, [3, 5, 1, 0, 0]), axis(90, [2, 5, 1, 0, 0])]),
+        // 1-D and 3-D, and axes of one position.
+        (4, vec![axis(200, [4, 2, 1, 1, 2])]),
+        (2, vec![axis(5, [2, 2, 1, 0, 1]), axis(6, [3, 1, 1, 1, 1]), axis(21, [3, 2, 1, 1, 1])]),
+        (2, vec![axis(1, [1, 1, 1, 0, 0]), axis(33, [3, 1, 1, 1, 1]), axis(1, [1, 1, 1, 0, 0])]),
+        (7, vec![axis(1, [1, 1, 1, 0, 0])]),
+        (7, vec![]),
+        (3, vec![axis(4, [4, 1, 1, 0, 0]), axis(5, [5, 1, 1, 0, 0])]),
+        // Windows larger than the plane, and over padding alone.
+        (2, vec![axis(2, [5, 1, 1, 2, 2]), axis(3, [9, 1, 1, 8, 8])]),
+        (2, vec![axis(4, [2, 1, 1, 3, 3]), axis(20, [2, 1, 1, 3, 3])]),
+        (1, vec![axis(4, [2, 2, 1, 6, 0]), axis(20, [2, 2, 1, 30, 30])]),
+        (1, vec![axis(1, [3, 1, 1, 1, 1]), axis(1, [3, 1, 1, 1, 1])]),
+        // A last window that hangs over the end; positions that are skipped.
+        (
+            2,
+            vec![
+                SlidingAxis { output: 5, ..axis(8, [2, 2, 1, 0, 0]) },
+                SlidingAxis { output: 30, before: -3, ..axis(40, [3, 1, 1, 0, 0]) },
+            ],
+        ),
+        // Nothing at all.
+        (0, vec![axis(4, [2, 2, 1, 0, 0])]),
+        (2, vec![axis(0, [2, 1, 1, 4, 4]), axis(20, [1, 1, 1, 0, 0])]),
+        (2, vec![axis(3, [2, 1, 1, 0, 0]), axis(0, [1, 1, 1, 8, 8])]),
+        (2, vec![SlidingAxis { output: 0, ..axis(3, [2, 1, 1, 0, 0]) }]),
+        (2, vec![SlidingAxis { kernel: 0, ..axis(30, [2, 1, 1, 0, 0]) }]),
+    ] {
+        for pass in PASSES {
+            let shape = shape(pass, planes, &axes);
+            for dtype in NUMBERS {
+                check(&shape, dtype, &mut random, &[1]);
+            }
+            check(&shape, DType::F32, &mut random, &[2, 3]);
+        }
+    }
+}
+
+/// Few large planes, which are cut, and rows that are wider than a tile.
+#[test]
+fn large_planes_are_cut_without_a_difference() {
+    let mut random = Random(5);
+    for (planes, axes) in [
+        (1, vec![axis(130, [3, 2, 1, 1, 1]), axis(200, [3, 2, 1, 1, 1])]),
+        (2, vec![axis(11, [3, 1, 1, 1, 1]), axis(5003, [3, 1, 1, 1, 1])]),
+        (1, vec![axis(20_000, [5, 3, 2, 4, 4])]),
+        (40, vec![axis(30, [2, 2, 1, 0, 0]), axis(30, [2, 2, 1, 0, 0])]),
+    ] {
+        for pass in PASSES {
+            let shape = shape(pass, planes, &axes);
+            check(&shape, DType::F32, &mut random, &[1, 3]);
+            check(&shape, DType::F16, &mut random, &[2]);
+        }
+    }
+}
+
+#[test]
+fn ties_and_nan_go_to_the_first() {
+    let axes = [axis(4, [2, 2, 1, 0, 0]), axis(8, [2, 2, 1, 0, 0])];
+    let nan = f32::NAN;
+    let least = f32::NEG_INFINITY;
+    #[rustfmt::skip]
+    let plane = [
+        1., 1., -0., 0., nan, 2., least, least,
+        1., 1., 0., -0., 3., nan, least, least,
+        2., 3., 5., nan, 7., 8., least, nan,
+        3., 3., nan, 6., 8., 8., 1., nan,
+    ];
+    let source = bytes_of(&plane);
+    let desc = WindowDesc { shape: shape(WindowPass::Max, 1, &axes), dtype: DType::F32, index: true };
+    for isa in Isa::available() {
+        let (got, found) = run_window(&desc, isa, 1, &source, &[]);
+        assert_eq!(found, [0, 2, 4, 6, 17, 19, 21, 23], "{isa}");
+        let got = floats(&got);
+        assert_eq!((got[0], got[1].to_bits(), got[3]), (1.0, (-0.0f32).to_bits(), least), "{isa}");
+        assert!(got[2].is_nan() && got[5].is_nan() && got[7].is_nan(), "{got:?} at {isa}");
+    }
+}
+
+#[test]
+fn what_cannot_be_computed_is_refused() {
+    let good = WindowDesc {
+        shape: shape(WindowPass::Max, 2, &[axis(8, [2, 2, 1, 0, 0])]),
+        dtype: DType::F32,
+        index: true,
+    };
+    let with = |shape: WindowShape| WindowDesc { shape, ..good.clone() };
+    let huge = SlidingAxis { kernel: usize::MAX / 2, dilation: 3, ..good.shape.axes[0] };
+    WindowKernel::new(&good, Isa::PORTABLE).unwrap();
+    for (desc, needle) in [
+        (WindowDesc { dtype: DType::Bool, ..good.clone() }, "pooling of bool"),
+        (with(shape(WindowPass::Sum, 2, &good.shape.axes)), "written by a maximum alone"),
+        (with(shape(WindowPass::Max, usize::MAX / 9, &good.shape.axes)), "too large to count"),
+        (with(shape(WindowPass::Max, 2, &[huge])), "too large to count"),
+        (
+            with(shape(WindowPass::Max, 2, &[axis(2, [1, 1, 1, 0, 0]); 9])),
+            "a window over 9 axes, 8 are the most",
+        ),
+    ] {
+        let fault = WindowKernel::new(&desc, Isa::PORTABLE).unwrap_err();
+        assert!(fault.contains(needle), "{fault}");
+    }
+}
+
+/// Windows and paddings far larger than the image cost what the image costs.
+#[test]
+fn enormous_windows_take_no_memory_and_no_time() {
+    let enormous =
+        SlidingAxis { input: 5, output: 3, kernel: 1 << 40, stride: 1 << 20, dilation: 1, before: 1 << 39 };
+    let mut random = Random(6);
+    for pass in PASSES {
+        let shape = shape(pass, 2, &[enormous, enormous]);
+        let desc = WindowDesc { shape: shape.clone(), dtype: DType::F32, index: pass == WindowPass::Max };
+        let kernel = WindowKernel::new(&desc, Isa::detect()).unwrap();
+        assert!(kernel.scratch_bytes(1) < 1 << 20);
+        let source = f32_buffer(&mut random, shape.operands()[0]);
+        let (got, _) = run_window(&desc, Isa::detect(), 2, &source, &[0; 18]);
+        assert_eq!(got.len(), shape.operands()[1] * 4);
+    }
+}
+
+fn any_axis() -> impl Strategy<Value = SlidingAxis> {
+    (0usize..40, 1usize..6, 1usize..5, 1usize..4, -3isize..8, 0usize..25).prop_map(
+        |(input, kernel, stride, dilation, before, output)| SlidingAxis {
+            input,
+            output,
+            kernel,
+            stride,
+            dilation,
+            before,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn any_window(
+        axes in proptest::collection::vec(any_axis(), 1..3),
+        planes in 0usize..4,
+        pass in proptest::sample::select(&PASSES[..]),
+        dtype in proptest::sample::select(&NUMBERS[..]),
+        seed: u64,
+        threads in 1usize..4,
+    ) {
+        check(&shape(pass, planes, &axes), dtype, &mut Random(seed), &[threads]);
+    }
+}
