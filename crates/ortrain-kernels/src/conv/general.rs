@@ -195,7 +195,7 @@ impl<T: Real + Send + Sync> Engine for General<T> {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(0, self.bytes, pool);
         let bases = Bases(bases);
-        let Micro { mr, nr, run } = self.micro;
+        let Micro { mr, nr, run, .. } = self.micro;
         let (row_blocks, col_blocks) = (self.m.div_ceil(self.rows), self.n.div_ceil(self.cols));
         // SAFETY: the layout made by `new`.
         unsafe { self.finish.open(parts) };

@@ -72,14 +72,13 @@ impl<S: Stored> Pack<S> {
         }
         if whole < lines {
             for p in 0..depth {
-                for i in 0..PANEL {
+                // SAFETY: as above.
+                unsafe { to(whole, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]) };
+            }
+            for i in 0..lines - whole {
+                for p in 0..depth {
                     // SAFETY: as above.
-                    unsafe {
-                        let there = whole + i < lines;
-                        let value =
-                            if there { self.from(whole + i, p).read_unaligned().decode() } else { self.zero };
-                        to(whole, p).add(i).write(value);
-                    }
+                    unsafe { to(whole, p).add(i).write(self.from(whole + i, p).read_unaligned().decode()) };
                 }
             }
         }
@@ -128,9 +127,10 @@ unsafe fn turn4<S: Stored>(from: *const S, from_step: isize, to: *mut S::Compute
         let lines: [[S; 4]; 4] = std::array::from_fn(|i| {
             from.wrapping_offset(i as isize * from_step).cast::<[S; 4]>().read_unaligned()
         });
-        for p in 0..4 {
-            let turned: [S::Computed; 4] = std::array::from_fn(|i| lines[i][p].decode());
-            to.add(p * to_step).cast::<[S::Computed; 4]>().write_unaligned(turned);
+        let turned: [[S::Computed; 4]; 4] =
+            std::array::from_fn(|p| std::array::from_fn(|i| lines[i][p].decode()));
+        for (p, line) in turned.into_iter().enumerate() {
+            to.add(p * to_step).cast::<[S::Computed; 4]>().write_unaligned(line);
         }
     }
 }

@@ -291,9 +291,10 @@ impl<T: Real> Product<T> {
                         panel: panel as isize * line,
                         last: std::ptr::null(),
                     };
-                    // A micro-kernel reads whole panels of B.
+                    // A micro-kernel reads whole panels of B, or halves of them.
                     let narrow = lines % panel;
-                    if panel == self.micro.nr && narrow > 0 {
+                    let half = self.micro.half.is_some() && 2 * narrow == panel;
+                    if panel == self.micro.nr && narrow > 0 && !half {
                         let packed = task.scratch.add(operand.at).cast::<T>();
                         pack(isa, dtype, block(first + lines - narrow, narrow, depth, n), panel, packed);
                         found.last = packed;
@@ -306,7 +307,7 @@ impl<T: Real> Product<T> {
 
     /// Multiplies panel by panel.
     unsafe fn panels(&self, task: &Task<'_, T>, a: Lines<T>, b: Lines<T>, depth: usize, add: bool) {
-        let Micro { mr, nr, run } = self.micro;
+        let Micro { mr, nr, run: whole, half } = self.micro;
         let (rows, cols) = (task.rows.1, task.cols.1);
         // SAFETY: the layout made by `Shape::new`.
         let corner = unsafe { task.scratch.add(self.shape.corner_at).cast::<T>() };
@@ -317,15 +318,19 @@ impl<T: Real> Product<T> {
             } else {
                 (b.at.wrapping_offset((j / nr) as isize * b.panel), b.depth)
             };
+            let (run, columns) = match half {
+                Some(half) if 2 * there <= nr => (half, nr / 2),
+                _ => (whole, nr),
+            };
             for i in (0..rows).step_by(mr) {
                 let a_at = a.at.wrapping_offset((i / mr) as isize * a.panel);
                 let count = mr.min(rows - i);
                 let c = task.c.wrapping_offset(i as isize * task.c_row).wrapping_add(j);
                 let run = run[count - 1];
-                // SAFETY: rows before `rows` are there, columns are padded to whole panels in B, and the result goes
-                // to whole panels only.
+                // SAFETY: rows before `rows` are there, columns are padded in B, and the result goes straight to C
+                // only if it has all columns.
                 unsafe {
-                    if there == nr {
+                    if there == columns {
                         run(depth, a_at, a.line, a.depth, b_at, b_row, c, task.c_row, add);
                     } else {
                         run(depth, a_at, a.line, a.depth, b_at, b_row, corner, nr as isize, false);
