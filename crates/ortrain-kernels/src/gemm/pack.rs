@@ -75,11 +75,15 @@ impl<S: Stored> Pack<S> {
                 // SAFETY: as above.
                 unsafe { to(whole, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]) };
             }
-            for i in 0..lines - whole {
-                for p in 0..depth {
-                    // SAFETY: as above.
-                    unsafe { to(whole, p).add(i).write(self.from(whole + i, p).read_unaligned().decode()) };
-                }
+            let rest = lines - whole;
+            let one = |i: usize, p: usize| {
+                // SAFETY: as above.
+                unsafe { to(whole, p).add(i).write(self.from(whole + i, p).read_unaligned().decode()) };
+            };
+            if line_step == 1 {
+                (0..depth).for_each(|p| (0..rest).for_each(|i| one(i, p)));
+            } else {
+                (0..rest).for_each(|i| (0..depth).for_each(|p| one(i, p)));
             }
         }
     }

@@ -35,6 +35,10 @@ const APART: usize = 1 << 20;
 const NARROW: usize = 512;
 /// Elements of results up to which the sums are cut instead.
 const SMALL: usize = 128 * 128;
+/// Depths of a part, at least.
+const LONG: usize = 512;
+/// Bytes of chunks that stay in the first-level cache beside sums.
+const CACHE: usize = 32 << 10;
 /// Elements of all partial results of cut sums, at most.
 const PARTIAL: usize = 1 << 19;
 
@@ -168,16 +172,17 @@ impl Shape {
 
         let thin =
             m <= thin::ROWS && (b.line == 1 || b.depth == 1) && (m * T::BYTES).saturating_mul(k) <= KEEP;
-        let chunks = k.div_ceil(DEPTH).max(1);
+        let small = batch * m * n <= SMALL && k >= LONG;
+        // Of few long sums, a chunk of both operands stays in the first-level cache.
+        let most = if small { (CACHE / ((m + n) * T::BYTES).max(1)).clamp(DEPTH / 4, DEPTH) } else { DEPTH };
+        let chunks = k.div_ceil(most).max(1);
         let depth = k.div_ceil(chunks).next_multiple_of(8).max(8);
         let chunks = k.div_ceil(depth).max(1);
 
         let mut cut = Cut::new(batch, m, n, k, (mr, nr));
-        if !thin && batch * m * n <= SMALL && cut.tasks() < cut.wanted {
-            cut.parts = (cut.wanted / cut.tasks().max(1))
-                .min(chunks / 2)
-                .min(PARTIAL / (batch * m * n).max(1))
-                .max(1);
+        if !thin && small && cut.tasks() < cut.wanted {
+            cut.parts =
+                (cut.wanted / cut.tasks().max(1)).min(k / LONG).min(PARTIAL / (batch * m * n).max(1)).max(1);
         }
         if cut.parts == 1 {
             cut.refine(thin);
