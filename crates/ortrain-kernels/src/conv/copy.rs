@@ -1,5 +1,7 @@
 //! From tensors to strips, and from strips (or tensors read in place) to the rows of a product.
 
+use std::any::TypeId;
+
 use ortrain_expr::DType;
 
 use super::patches::{Patches, SLACK, Segment};
@@ -211,4 +213,179 @@ impl<T: Real> Work for Rows<'_, T> {
 pub(super) unsafe fn rows<T: Real>(isa: Isa, rows: Rows<'_, T>) {
     const { assert!(WIDE <= SLACK) };
     isa.run(rows);
+}
+
+/// Copies a range of positions of some channels, line under line.
+struct Lines<S: Stored> {
+    from: *const S,
+    /// Elements from channel to channel, and from image to image.
+    plane: usize,
+    image: usize,
+    count: usize,
+    positions: (usize, usize),
+    to: *mut S::Computed,
+}
+
+impl<S: Stored> Work for Lines<S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Lines { from, plane, image, count, positions: (begin, end), to } = self;
+        let mut to = to;
+        for line in 0..count {
+            let mut at = begin;
+            while at < end {
+                let len = (plane - at % plane).min(end - at);
+                let from = from.wrapping_add(at / plane * image + line * plane + at % plane);
+                // SAFETY: the contract of `lines`.
+                unsafe {
+                    gather(from, 1, len, to);
+                    to = to.add(len);
+                }
+                at += len;
+            }
+        }
+    }
+}
+
+/// Copies the positions `begin..end` of `count` channels, line under line. `steps`: from channel to channel, which is
+/// a plane, and from image to image.
+///
+/// # Safety
+/// The elements are there, and `to` has room for them. `dtype` is computed as `T`.
+pub(super) unsafe fn lines<T: Real>(
+    isa: Isa,
+    dtype: DType,
+    from: *const u8,
+    (plane, image): (usize, usize),
+    count: usize,
+    positions: (usize, usize),
+    to: *mut T,
+) {
+    macro_rules! go {
+        ($s:ty) => {
+            isa.run(Lines::<$s> { from: from.cast(), plane, image, count, positions, to: to.cast() })
+        };
+    }
+    match dtype {
+        DType::F32 => go!(f32),
+        DType::F64 => go!(f64),
+        DType::F16 => go!(Half),
+        DType::BF16 => go!(Brain),
+        other => unreachable!("a convolution of {other}: checked when compiled"),
+    }
+}
+
+struct Turn<T> {
+    from: *const T,
+    from_step: usize,
+    lines: usize,
+    len: usize,
+    to: *mut T,
+    to_step: usize,
+}
+
+impl<T: Real> Work for Turn<T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        const SIDE: usize = 8;
+        let Turn { from, from_step, lines, len, to, to_step } = self;
+        let square = TypeId::of::<T>() == TypeId::of::<f32>();
+        let (whole_lines, whole_len) = (lines - lines % SIDE, len - len % SIDE);
+        for first in (0..lines).step_by(SIDE) {
+            for start in (0..len).step_by(SIDE) {
+                let (from, to) =
+                    (from.wrapping_add(first * from_step + start), to.wrapping_add(start * to_step + first));
+                // SAFETY: the contract of `turn`.
+                unsafe {
+                    if square && first < whole_lines && start < whole_len {
+                        L::turn8(from.cast(), from_step as isize, to.cast(), to_step);
+                        continue;
+                    }
+                    for line in 0..SIDE.min(lines - first) {
+                        for i in 0..SIDE.min(len - start) {
+                            to.add(i * to_step + line).write(from.add(line * from_step + i).read());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Turns a matrix of `lines` lines of `len` elements: element `i` of line `j` becomes element `j` of line `i`.
+///
+/// # Safety
+/// The elements are there, and `to` has room for them.
+pub(super) unsafe fn turn<T: Real>(
+    isa: Isa,
+    from: *const T,
+    from_step: usize,
+    (lines, len): (usize, usize),
+    to: *mut T,
+    to_step: usize,
+) {
+    isa.run(Turn { from, from_step, lines, len, to, to_step });
+}
+
+struct Total<T> {
+    from: *const T,
+    from_step: usize,
+    parts: usize,
+    part_step: usize,
+    lines: usize,
+    len: usize,
+    to: *mut T,
+    to_step: usize,
+}
+
+impl<T: Real> Work for Total<T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Total { from, from_step, parts, part_step, lines, len, to, to_step } = self;
+        for line in 0..lines {
+            let (from, to) = (from.wrapping_add(line * from_step), to.wrapping_add(line * to_step));
+            for start in (0..len).step_by(WIDE) {
+                let (from, to) = (from.wrapping_add(start), to.wrapping_add(start));
+                // SAFETY: the contract of `total`.
+                unsafe {
+                    if len - start < WIDE {
+                        for i in 0..len - start {
+                            let part = |part: usize| from.wrapping_add(part * part_step + i).read();
+                            let sum = (1..parts).fold(part(0), |sum, p| sum.plus(part(p)));
+                            to.add(i).write(sum);
+                        }
+                        continue;
+                    }
+                    let part = |part: usize| from.wrapping_add(part * part_step).cast::<[T; WIDE]>().read();
+                    let mut sum = part(0);
+                    for p in 1..parts {
+                        let more = part(p);
+                        for (sum, more) in sum.iter_mut().zip(more) {
+                            *sum = sum.plus(more);
+                        }
+                    }
+                    to.cast::<[T; WIDE]>().write(sum);
+                }
+            }
+        }
+    }
+}
+
+/// Adds, element by element and in order, the parts of some lines. `parts`: how many there are, and how far apart.
+///
+/// # Safety
+/// The elements are there, and `to` has room for them.
+pub(super) unsafe fn total<T: Real>(
+    isa: Isa,
+    from: *const T,
+    from_step: usize,
+    (parts, part_step): (usize, usize),
+    (lines, len): (usize, usize),
+    to: *mut T,
+    to_step: usize,
+) {
+    isa.run(Total { from, from_step, parts, part_step, lines, len, to, to_step });
 }

@@ -6,6 +6,7 @@
 
 mod copy;
 mod cut;
+mod filter;
 mod finish;
 mod general;
 mod patches;
@@ -19,6 +20,7 @@ use crate::gemm::micro::Real;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::views::{RunScalars, Scratch};
+use filter::FilterGradient;
 use finish::Finish;
 use general::General;
 use product::Product;
@@ -138,7 +140,10 @@ fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn En
             Ok(engine) => return Ok(Box::new(engine)),
             Err(finish) => finish,
         },
-        ConvPass::FilterGradient => finish,
+        ConvPass::FilterGradient => match FilterGradient::<T>::new(desc, isa, finish) {
+            Ok(engine) => return Ok(Box::new(engine)),
+            Err(finish) => finish,
+        },
     };
     Ok(Box::new(General::<T>::new(desc, isa, finish)))
 }
