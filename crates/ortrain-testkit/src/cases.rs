@@ -444,11 +444,54 @@ fn convolution(cases: &mut Vec<Case>) {
     cases.push(b.outputs(&[y]));
 }
 
+fn normalization(cases: &mut Vec<Case>) {
+    const OP: &str = "BatchNormalization";
+    let momentum = |attrs: Attrs| attrs.with("momentum", 0.8f32).with("epsilon", 0.01f32);
+    for dims in
+        [&[5][..], &[4, 3], &[2, 3, 4], &[3, 2, 2, 3], &[2, 1, 2, 2], &[1, 3, 1, 1], &[0, 2, 3], &[2, 3, 0]]
+    {
+        let channels = [dims.get(1).copied().unwrap_or(1)];
+        let mut b = CaseBuilder::new(OP, &format!("statistics given, {dims:?}")).dynamic();
+        let x = b.float(dims, &Fill::Signed);
+        let mut b = b.fixed();
+        let parameters = [Fill::Signed, Fill::Signed, Fill::Signed, Fill::Positive];
+        let parameters = parameters.map(|fill| b.float(&channels, &fill));
+        let y = b.node(OP, &[&[x][..], &parameters].concat(), momentum(Attrs::new()));
+        cases.push(b.outputs(&[y]));
+
+        let mut b = CaseBuilder::new(OP, &format!("statistics of the batch, {dims:?}")).dynamic();
+        let x = b.float(dims, &Fill::Signed);
+        let mut b = b.fixed();
+        let inputs = [x, b.float(&channels, &Fill::Signed), b.float(&channels, &Fill::Signed)].map(Some);
+        let [mean, var] = [0.5, 2.0].map(|value| Some(b.constant(Tensor::filled(F, &channels, value))));
+        let inputs = [&inputs[..], &[mean, var]].concat();
+        let y = b.node_with("", OP, &inputs, 3, momentum(Attrs::new().with("training_mode", 1i64)));
+        cases.push(b.outputs(&y[..1]));
+    }
+    // What comes before and behind goes into the instructions.
+    for training in [0i64, 1] {
+        let mut b = CaseBuilder::new(OP, &format!("between others, training_mode {training}"));
+        let x = b.float(&[3, 4, 2, 2], &Fill::Signed);
+        let mask = b.float(&[2, 2], &Fill::Signed);
+        let masked = b.node("Mul", &[x, mask], Attrs::new());
+        let scale = b.float(&[4], &Fill::Signed);
+        let bias = b.float(&[4], &Fill::Signed);
+        let [mean, var] = [0.5, 2.0].map(|value| b.constant(Tensor::filled(F, &[4], value)));
+        let attrs = Attrs::new().with("training_mode", training).with("epsilon", 0.01f32);
+        let y = b.node(OP, &[masked, scale, bias, mean, var], attrs);
+        let active = b.node("Tanh", &[y], Attrs::new());
+        let sum = b.node("Add", &[active, x], Attrs::new());
+        cases.push(b.outputs(&[sum]));
+    }
+}
+
 /// Every case.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for list in [unary, binary, matmul, shapes, reductions, losses, indexing, dropout, convolution] {
+    for list in
+        [unary, binary, matmul, shapes, reductions, losses, indexing, dropout, convolution, normalization]
+    {
         list(&mut all);
     }
     all

@@ -1,11 +1,14 @@
 //! Convolutions over random combinations of attributes: gradients against central differences, every backend against
 //! the reference evaluator, gradients in plain ONNX.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{every_level, passes};
 use ortrain_graph::{Attrs, DType, Tensor};
 use ortrain_ops::{Role, Specialiser};
-use ortrain_program::{Backend, Reference};
+use ortrain_program::Reference;
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard, run};
 use proptest::prelude::*;
 
@@ -158,17 +161,6 @@ fn gradient_operator(case: &Case) -> Case {
     let inputs = [result.dims(), case.inputs[0].dims(), case.inputs[1].dims()].map(&mut input);
     let outputs = b.node_with("com.microsoft", &name, &inputs, 3, node.attrs.clone());
     b.outputs(&outputs)
-}
-
-fn every_level() -> Vec<Arc<dyn Backend>> {
-    ortrain_kernels::Isa::available()
-        .into_iter()
-        .map(|isa| Arc::new(ortrain_cpu::Cpu::with_isa(isa)) as Arc<dyn Backend>)
-        .collect()
-}
-
-fn passes(outcome: Result<(), String>) -> Result<(), TestCaseError> {
-    outcome.map_err(TestCaseError::fail)
 }
 
 proptest! {
