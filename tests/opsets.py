@@ -292,6 +292,44 @@ def transposed(w: Words, x: str) -> str:
     return w.node("MatMul", [w.node("Flatten", [asked], axis=1), weight("out", 84, CLASSES)])
 
 
+def statistics(w: Words, count: int) -> list[str]:
+    """A running mean and variance, which nobody asks to be trained."""
+    mean, var = np.linspace(-0.5, 0.5, count), np.linspace(0.5, 1.5, count)
+    return [w.weight(mean, dtype=np.float32), w.weight(var, dtype=np.float32)]
+
+
+def normalized(w: Words, x: str) -> str:
+    """Normalizations of two, three and four axes that are trained, and one that is not."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
+    rows = [weight("s1", 12), weight("b1", 12), *statistics(w, 12)]
+    rows = w.node("Tanh", [w.node("BatchNormalization", [hidden, *rows], epsilon=0.01)])
+    image = w.node("Reshape", [rows, w.ints([-1, 3, 2, 2])])
+    planes = [weight("s2", 3), weight("b2", 3), *statistics(w, 3)]
+    image = w.node("Tanh", [w.node("BatchNormalization", [image, *planes], epsilon=0.02, momentum=0.8)])
+    line = w.node("Reshape", [image, w.ints([-1, 2, 6])])
+    given = [w.weight([0.5, 1.5], dtype=np.float32), w.weight([0.1, -0.1], dtype=np.float32), *statistics(w, 2)]
+    line = w.node("BatchNormalization", [line, *given])
+    # Only one of scale and bias is trained.
+    one = [w.weight([1.5, -0.5], dtype=np.float32), weight("b3", 2), *statistics(w, 2)]
+    line = w.node("BatchNormalization", [line, *one], momentum=0.6)
+    return w.node("MatMul", [w.node("Flatten", [line], axis=1), weight("out", 12, CLASSES)])
+
+
+def normalized_branch(w: Words, x: str) -> str:
+    """An If with a normalization in the branch that is taken."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    inputs = [product, w.weight(parameter("s", CLASSES), "s"), w.weight(parameter("b", CLASSES), "b")]
+    inputs += statistics(w, CLASSES)
+    condition = w.node("Less", [w.weight(-100, dtype=np.float32), w.reduce_sum(x, None, keepdims=0)])
+    halves = {}
+    for name, op, given in [("then_branch", "BatchNormalization", inputs), ("else_branch", "Mul", inputs[:2])]:
+        inner = [helper.make_node(op, given, [f"{name}_y"])]
+        output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)
+        halves[name] = helper.make_graph(inner, name, [], [output])
+    return w.node("If", [condition], **halves)
+
+
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
@@ -307,6 +345,8 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "gelus": (gelus, 20),
     "convolved": (convolved, 7),
     "transposed": (transposed, 7),
+    "normalized": (normalized, 7),
+    "normalized_branch": (normalized_branch, 7),
 }
 # Networks whose operators mean something else from an opset on.
 CHANGED = {"middle_softmax": 13}

@@ -70,11 +70,11 @@ def generate_artifacts(
         additional_output_names: values to return beside the loss, at each training and eval step.
         nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
-        batch_norm: which statistics ``BatchNormalization`` uses in training. ``"auto"``: those of the batch where its scale
-            or bias is trained, and the running ones are updated at each training step; elsewhere the running ones, which
-            stay as they are. ``"train"`` and ``"freeze"``: the one or the other everywhere. What the model itself says
-            (``training_mode``) makes no difference. Running statistics that are updated are in the checkpoint as
-            frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
+        batch_norm: which statistics ``BatchNormalization`` uses in training. ``"auto"``: those of the batch where its
+            scale or bias is trained, and the running ones are updated at each training step; elsewhere the running
+            ones, which stay as they are. ``"train"`` and ``"freeze"``: the one or the other everywhere. What the model
+            itself says (``training_mode``) makes no difference. Running statistics that are updated are in the
+            checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
 
     """
     if ort_format:

@@ -1,4 +1,7 @@
-"""One training step in onnxruntime-training: one_step.py FOLDER..., each with artifacts and feeds.npz."""
+"""One training step in onnxruntime-training: one_step.py FOLDER..., each with artifacts and feeds.npz.
+
+Prints the loss, and for each parameter its gradient or, if it is not trained, what it became.
+"""
 
 import json
 import sys
@@ -16,6 +19,6 @@ for folder in map(Path, sys.argv[1:]):
     module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
     with np.load(folder / "feeds.npz") as feeds:
         loss = float(module(*[feeds[name] for name in module.input_names()]))
-    gradients = {name: parameter.grad.tolist() for name, parameter in state.parameters}
-    found[folder.name] = {"loss": loss, "gradients": gradients}
+    outcomes = {name: p.grad if p.requires_grad else p.data for name, p in state.parameters}
+    found[folder.name] = {"loss": loss, "outcomes": {name: array.tolist() for name, array in outcomes.items()}}
 print(json.dumps(found))
