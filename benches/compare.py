@@ -21,7 +21,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,24 +53,13 @@ class Peer:
     name: str
     script: str
     arguments: tuple[str, ...]
-
-    def python(self) -> Path:
-        """The interpreter of its environment, which is made if it is not there."""
-        return Path(sys.executable)
+    python: Callable[[], Path]
+    """The interpreter of its environment, which is made if it is not there."""
 
 
-class Oracle(Peer):
-    """A peer in the environment of onnxruntime-training 1.19.2."""
-
-    def python(self) -> Path:
-        """As for every peer."""
-        return environments.oracle()
-
-
-OURS = Peer("ortrain", "on_device.py", ("ortrain",))
-OTHERS: dict[str, Peer] = {
-    peer.name: peer for peer in [Oracle("onnxruntime-training", "on_device.py", ("onnxruntime",))]
-}
+OURS = Peer("ortrain", "on_device.py", ("ortrain",), lambda: Path(sys.executable))
+REFERENCE = Peer("onnxruntime-training", "on_device.py", ("onnxruntime",), environments.oracle)
+OTHERS = {peer.name: peer for peer in [REFERENCE, Peer("jax", "with_jax.py", (), environments.jax)]}
 
 
 class Process:
@@ -187,7 +176,7 @@ def compare(
                 theirs_ms=statistics.median(theirs) * 1e3,
                 ratio=statistics.median(ratios),
                 ratios=ratios,
-                aim=AIMS.get(workload) if process.peer.name == "onnxruntime-training" else None,
+                aim=AIMS.get(workload) if process.peer is REFERENCE else None,
                 ours_losses=ours.facts["losses"],
                 theirs_losses=process.facts["losses"],
                 gradient_distance=gradient_distance(ours.facts["gradients"], process.facts["gradients"]),
@@ -247,7 +236,7 @@ def main() -> None:
     """Print a table for every peer; fail where losses differ or a ratio is too large."""
     parser = argparse.ArgumentParser(description="ortrain's training step beside that of other libraries.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(workloads.NAMES)} (all)")
-    parser.add_argument("--peers", nargs="+", choices=sorted(OTHERS), default=sorted(OTHERS), help="(all)")
+    parser.add_argument("--peers", nargs="+", choices=list(OTHERS), default=[REFERENCE.name], help="(the first)")
     parser.add_argument("--threads", type=int, default=2, help="for every library (2)")
     parser.add_argument("--rounds", type=int, default=15, help="in which each has a turn (15)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn (0.5)")

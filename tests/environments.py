@@ -27,12 +27,12 @@ def suitable_python(newest: tuple[int, int]) -> str:
     return found
 
 
-def environment(name: str, newest: tuple[int, int]) -> Path:
-    """The interpreter of the environment that tests/NAME/requirements.txt describes.
+def environment(name: str, requirements: Path, newest: tuple[int, int]) -> Path:
+    """The interpreter of the environment build/NAME.
 
-    `newest` is the newest version of Python that all of it has wheels for.
+    `newest` is the newest version of Python that all of the requirements have wheels for.
     """
-    requirements, folder = TESTS / name / "requirements.txt", BUILD / name
+    folder = BUILD / name
     stamp = folder / "stamp"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
     python = folder / "venv" / "bin" / "python"
@@ -53,7 +53,12 @@ def environment(name: str, newest: tuple[int, int]) -> Path:
 
 def oracle() -> Path:
     """The interpreter with onnxruntime-training 1.19.2, whose wheels end at Python 3.11."""
-    return environment("oracle", (3, 11))
+    return environment("oracle", TESTS / "oracle" / "requirements.txt", (3, 11))
+
+
+def jax() -> Path:
+    """The interpreter with jax for the CPU."""
+    return environment("jax", TESTS / "in_jax" / "requirements.txt", (3, 13))
 
 
 def in_environment(python: Path, script: Path, *arguments: str) -> str:

@@ -1,0 +1,150 @@
+"""Convolution networks of ONNX in jax: as many operators as the networks here have, training-mode BatchNormalization.
+
+An attribute that is not understood is an assertion: what is compared must be the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+Values = dict[str, Any]
+
+
+def _pairs(pads: list[int]) -> list[tuple[int, int]]:
+    half = len(pads) // 2
+    return list(zip(pads[:half], pads[half:], strict=True))
+
+
+def _conv(a: dict[str, Any], x: Any, w: Any, bias: Any = None) -> Any:
+    assert a.pop("auto_pad", b"NOTSET") == b"NOTSET"
+    a.pop("kernel_shape", None)
+    rank = w.ndim - 2
+    y = lax.conv_general_dilated(
+        x,
+        w,
+        window_strides=a.pop("strides", [1] * rank),
+        padding=_pairs(a.pop("pads", [0] * 2 * rank)),
+        rhs_dilation=a.pop("dilations", [1] * rank),
+        feature_group_count=a.pop("group", 1),
+    )
+    return y if bias is None else y + bias.reshape(1, -1, *[1] * rank)
+
+
+def _conv_transpose(a: dict[str, Any], x: Any, w: Any, bias: Any = None) -> Any:
+    """The strided input, spread out, with the kernel turned round."""
+    rank = w.ndim - 2
+    kernel, pads = a.pop("kernel_shape"), _pairs(a.pop("pads", [0] * 2 * rank))
+    turned = jnp.flip(w, range(2, w.ndim)).swapaxes(0, 1)
+    padding = [(size - 1 - low, size - 1 - high) for size, (low, high) in zip(kernel, pads, strict=True)]
+    y = lax.conv_general_dilated(x, turned, [1] * rank, padding, lhs_dilation=a.pop("strides", [1] * rank))
+    return y if bias is None else y + bias.reshape(1, -1, *[1] * rank)
+
+
+def _max_pool(a: dict[str, Any], x: Any) -> Any:
+    assert a.pop("ceil_mode", 0) == 0
+    assert set(a.pop("dilations", [1])) == {1}
+    window, rank = a.pop("kernel_shape"), x.ndim - 2
+    padding = [(0, 0), (0, 0), *_pairs(a.pop("pads", [0] * 2 * rank))]
+    strides = a.pop("strides", [1] * rank)
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, *window), (1, 1, *strides), padding)
+
+
+def _resize(a: dict[str, Any], x: Any, roi: Any, scales: Any) -> Any:
+    del roi
+    sizes = [int(size * scale) for size, scale in zip(x.shape, np.asarray(scales), strict=True)]
+    how = (a.pop("mode"), a.pop("coordinate_transformation_mode"), a.pop("nearest_mode", None))
+    if how[:2] == (b"linear", b"half_pixel"):
+        return jax.image.resize(x, sizes, "linear")
+    assert how == (b"nearest", b"asymmetric", b"floor"), how
+    for axis, (before, after) in enumerate(zip(x.shape, sizes, strict=True)):
+        assert after % before == 0
+        x = jnp.repeat(x, after // before, axis)
+    return x
+
+
+def _gemm(a: dict[str, Any], x: Any, w: Any, bias: Any) -> Any:
+    assert (a.pop("alpha", 1.0), a.pop("beta", 1.0), a.pop("transA", 0)) == (1.0, 1.0, 0)
+    return x @ (w.T if a.pop("transB", 0) else w) + bias
+
+
+def _flatten(a: dict[str, Any], x: Any) -> Any:
+    axis = a.pop("axis", 1)
+    return x.reshape(int(np.prod(x.shape[:axis])), -1)
+
+
+def _reduce_mean(a: dict[str, Any], x: Any) -> Any:
+    return x.mean(tuple(a.pop("axes")), keepdims=bool(a.pop("keepdims", 1)))
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "Add": lambda _, x, y: x + y,
+    "Clip": lambda _, x, low, high: jnp.clip(x, low, high),
+    "Concat": lambda a, *xs: jnp.concatenate(xs, a.pop("axis")),
+    "Constant": lambda a: jnp.asarray(numpy_helper.to_array(a.pop("value"))),
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Flatten": _flatten,
+    "Gemm": _gemm,
+    "GlobalAveragePool": lambda _, x: x.mean(tuple(range(2, x.ndim)), keepdims=True),
+    "MaxPool": _max_pool,
+    "ReduceMean": _reduce_mean,
+    "Relu": lambda _, x: jnp.maximum(x, 0),
+    "Resize": _resize,
+}
+
+
+def _batch_norm(node: NodeProto, a: dict[str, Any], values: Values, statistics: Values) -> Any:
+    """Normalised by the statistics of the batch, with the biased variance; the running ones move towards them."""
+    x, scale, bias = (values[name] for name in node.input[:3])
+    a.pop("training_mode", None)
+    axes, momentum, epsilon = (0, *range(2, x.ndim)), a.pop("momentum", 0.9), a.pop("epsilon", 1e-5)
+    mean, var = x.mean(axes), x.var(axes)
+    for name, batch in zip(node.input[3:], (mean, var), strict=True):
+        statistics[name] = statistics[name] * momentum + batch * (1 - momentum)
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    normal = (x - mean.reshape(shape)) / jnp.sqrt(var.reshape(shape) + epsilon)
+    return normal * scale.reshape(shape) + bias.reshape(shape)
+
+
+def forward(model: ModelProto, values: Values, x: Any, statistics: Values) -> tuple[Any, Values]:
+    """The model's output in training, and the new running statistics. `values` are weights and constants by name."""
+    values, statistics = {**values, "": None, model.graph.input[0].name: x}, dict(statistics)
+    for node in model.graph.node:
+        a = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if node.op_type == "BatchNormalization":
+            y = _batch_norm(node, a, values, statistics)
+        else:
+            y = OPERATORS[node.op_type](a, *[values[name] for name in node.input])
+        assert not a, f"{node.op_type}: {a} is not understood"
+        values[node.output[0]] = y
+    return values[model.graph.output[0].name], statistics
+
+
+def cross_entropy(scores: Any, labels: Any) -> Any:
+    """The mean over all places; the classes are on axis 1."""
+    return -jnp.take_along_axis(jax.nn.log_softmax(scores, 1), labels[:, None], 1).mean()
+
+
+def bce_with_logits(scores: Any, target: Any) -> Any:
+    """The mean over all elements."""
+    return (jnp.maximum(scores, 0) - scores * target + jnp.log1p(jnp.exp(-jnp.abs(scores)))).mean()
+
+
+LOSSES = {"CrossEntropyLoss": cross_entropy, "BCEWithLogitsLoss": bce_with_logits}
+
+
+def adamw(
+    step: int, rate: float, betas: tuple[float, float], epsilon: float, decay: float, w: Any, g: Any, m: Any, v: Any
+) -> tuple[Any, Any, Any]:
+    """A step (the first is 1) of AdamW as onnxruntime-training has it in adam_mode 1."""
+    m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+    corrected = rate * (1 - betas[1] ** step) ** 0.5 / (1 - betas[0] ** step)
+    w = w - corrected * m / (jnp.sqrt(v) + epsilon)
+    return w - rate * decay * w, m, v
