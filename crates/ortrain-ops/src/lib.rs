@@ -6,6 +6,7 @@
 //! No name of an operator appears outside this crate.
 #![forbid(unsafe_code)]
 
+mod axis_map;
 mod error;
 pub mod families;
 mod grad;
@@ -25,7 +26,7 @@ pub use error::{Error, OpError};
 pub use grad::Grad;
 pub use infer::{Infer, broadcast, normalize_axes, normalize_axis};
 pub use lower::{Lower, NestBuilder, PlanePart};
-pub use op::{BuildFn, Definition, Op, Placement, RewriteFn};
+pub use op::{BuildFn, Definition, Need, Op, Placement, RewriteFn};
 pub use passes::specialise::{Role, Specialiser};
 pub use registry::{NEWEST_OPSET, OLDEST_OPSET, Registry, build};
 pub use rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Graph, Node};
+use ortrain_graph::{DType, Graph, Node};
 use ortrain_program::HostFunction;
 
 use crate::OpError;
@@ -39,6 +39,12 @@ pub trait Op {
         cx.lower_decomposition()
     }
 
+    /// Whether what is in input `k` must be known before a program is made.
+    fn needs_value(&self, k: usize, dtype: DType) -> Need {
+        let _ = k;
+        if dtype.is_float() { Need::Never } else { Need::ForShapes }
+    }
+
     /// Where the operator runs.
     fn placement(&self) -> Placement {
         Placement::Program
@@ -54,6 +60,17 @@ pub trait Op {
     fn writes_state(&self) -> bool {
         false
     }
+}
+
+/// Whether the elements of an input must be known before a program is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// They are only computed with.
+    Never,
+    /// If the shapes of the outputs are not known without them.
+    ForShapes,
+    /// The instructions depend on them.
+    Always,
 }
 
 /// Where an operator runs.

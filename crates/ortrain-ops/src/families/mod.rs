@@ -15,8 +15,10 @@ mod matmul;
 mod nonzero;
 pub(crate) mod norm;
 pub(crate) mod optim;
+mod pad;
 mod pool;
 mod reduce;
+mod resize;
 mod select;
 pub(crate) mod shape;
 mod slice;
@@ -39,8 +41,10 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     nonzero::definitions,
     norm::definitions,
     optim::definitions,
+    pad::definitions,
     pool::definitions,
     reduce::definitions,
+    resize::definitions,
     select::definitions,
     shape::definitions,
     slice::definitions,

@@ -11,7 +11,7 @@ use ortrain_program::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::lower::{Lower, ORIGINAL_NAMES, PlanePart, Values};
-use crate::op::Placement;
+use crate::op::{Need, Op, Placement};
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
 use crate::passes::updates;
@@ -276,13 +276,14 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
             Placement::Host(_) => Kind::Host,
             Placement::If { .. } => Kind::If,
         };
-        if !outputs.iter().all(|&id| concrete(id)) {
-            if kind == Kind::Program && !any_late {
-                let wanted = values_behind(&graph, roles, index);
-                if !wanted.is_empty() {
-                    return Ok(Compiled::NeedsValues(wanted));
-                }
+        let open = !outputs.iter().all(|&id| concrete(id));
+        if kind == Kind::Program && !any_late {
+            let wanted = values_behind(&graph, roles, index, op.as_ref(), open);
+            if !wanted.is_empty() {
+                return Ok(Compiled::NeedsValues(wanted));
             }
+        }
+        if open {
             late.extend(outputs);
         }
         kinds.push(kind);
@@ -363,11 +364,24 @@ fn branch_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) -> Result<&'a G
     found.map_err(|error| Error::at(graph, node, error.into()))
 }
 
-/// The user inputs (by position) whose values the integer inputs of a node come from.
-fn values_behind(graph: &Graph, roles: &[Role], index: usize) -> Vec<usize> {
+/// The user inputs (by position) that those inputs of a node come from whose values it needs; `open` says whether the
+/// shapes of its outputs are not known.
+fn values_behind(graph: &Graph, roles: &[Role], index: usize, op: &dyn Op, open: bool) -> Vec<usize> {
+    let needs = |(k, port): (usize, &Option<ValueId>)| {
+        port.filter(|&id| {
+            graph.value(id).ty.dtype().is_some_and(|dtype| match op.needs_value(k, dtype) {
+                Need::Never => false,
+                Need::ForShapes => open,
+                Need::Always => true,
+            })
+        })
+    };
+    let mut stack: Vec<ValueId> = graph.nodes[index].inputs.iter().enumerate().filter_map(needs).collect();
+    stack.retain(|&id| graph.value(id).constant.is_none());
+    if stack.is_empty() {
+        return Vec::new();
+    }
     let producers = graph.producers();
-    let is_integer = |id: ValueId| graph.value(id).ty.dtype().is_some_and(|dtype| !dtype.is_float());
-    let mut stack: Vec<ValueId> = graph.nodes[index].present_inputs().filter(|&id| is_integer(id)).collect();
     let mut seen: FxHashSet<ValueId> = FxHashSet::default();
     let mut positions = Vec::new();
     while let Some(id) = stack.pop() {

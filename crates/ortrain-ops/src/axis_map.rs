@@ -1,0 +1,457 @@
+//! Sparse linear maps along one axis: what Resize, its gradient, and Pad by copying do to each axis.
+
+use ortrain_expr::{Access, BinaryOp, ReduceOp, Reg, Type};
+use ortrain_graph::{DType, Tensor};
+use ortrain_program::BufferId;
+
+use crate::OpError;
+use crate::lower::{Lower, NestBuilder, around};
+
+/// Weights that differ by less are one weight: differences this small come from rounding their formula.
+const SAME_WEIGHT: f64 = 1e-12;
+/// Rows that lie this far apart or less may have the same weights (a factor of 2 has two phases).
+const MOST_PHASES: usize = 8;
+/// More pieces than this are not worth an instruction each.
+const MOST_PIECES: usize = 16;
+/// More terms than this are a loop instead.
+const MOST_TERMS: usize = 16;
+/// Terms of all rows, at most: tables hold them.
+pub(crate) const MOST_TAPS: usize = 1 << 24;
+
+/// One term of a row: an element of the source and its weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Tap {
+    pub(crate) index: usize,
+    pub(crate) weight: f64,
+}
+
+/// A linear map along an axis: element `k` of the result is the sum of the terms of row `k`, and 0 without any.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AxisMap {
+    /// The size of the axis before.
+    source: usize,
+    /// The first term of each row, and one past the last.
+    starts: Vec<usize>,
+    taps: Vec<Tap>,
+}
+
+/// Rows at even distances whose terms move along the source evenly and keep their weights.
+#[derive(Clone, Debug, PartialEq)]
+struct Piece {
+    first: usize,
+    step: usize,
+    count: usize,
+    /// Of each term: the element for the first row, how far it moves from row to row, and its weight.
+    terms: Vec<(usize, isize, f64)>,
+}
+
+impl AxisMap {
+    /// A map without rows of an axis of size `source`.
+    pub(crate) fn new(source: usize) -> AxisMap {
+        AxisMap { source, starts: vec![0], taps: Vec::new() }
+    }
+
+    /// A map whose rows copy one element each.
+    pub(crate) fn copying(source: usize, indices: impl IntoIterator<Item = usize>) -> AxisMap {
+        let mut map = AxisMap::new(source);
+        for index in indices {
+            map.push(&[Tap { index, weight: 1.0 }]);
+        }
+        map
+    }
+
+    /// Adds a row of terms in ascending order. Those of one element are added up, and those of weight 0 left out: what
+    /// does not count cannot bring in an infinity.
+    pub(crate) fn push(&mut self, taps: &[Tap]) {
+        let first = self.taps.len();
+        for tap in taps {
+            assert!(tap.index < self.source, "a row of elements of the source");
+            match self.taps[first..].last_mut() {
+                Some(last) if last.index == tap.index => last.weight += tap.weight,
+                last => {
+                    assert!(last.is_none_or(|last| last.index < tap.index), "in ascending order");
+                    self.taps.push(*tap);
+                }
+            }
+        }
+        let mut kept = first;
+        for k in first..self.taps.len() {
+            if self.taps[k].weight != 0.0 {
+                self.taps[kept] = self.taps[k];
+                kept += 1;
+            }
+        }
+        self.taps.truncate(kept);
+        self.starts.push(self.taps.len());
+    }
+
+    /// The size of the axis before.
+    pub(crate) fn source(&self) -> usize {
+        self.source
+    }
+
+    /// The size of the axis after: the number of rows.
+    pub(crate) fn len(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The terms of a row.
+    pub(crate) fn row(&self, k: usize) -> &[Tap] {
+        &self.taps[self.starts[k]..self.starts[k + 1]]
+    }
+
+    /// Whether every element stays what and where it is.
+    pub(crate) fn is_identity(&self) -> bool {
+        self.len() == self.source
+            && (0..self.len()).all(|k| matches!(self.row(k), [tap] if tap.index == k && tap.weight == 1.0))
+    }
+
+    /// Whether every element of the result is one of the source, or 0.
+    pub(crate) fn only_copies(&self) -> bool {
+        (0..self.len()).all(|k| self.row(k).len() <= 1) && self.taps.iter().all(|tap| tap.weight == 1.0)
+    }
+
+    /// The map from results to sources with the same weights: the gradient of this one.
+    pub(crate) fn transposed(&self) -> AxisMap {
+        let mut starts = vec![0; self.source + 1];
+        for tap in &self.taps {
+            starts[tap.index + 1] += 1;
+        }
+        for k in 0..self.source {
+            starts[k + 1] += starts[k];
+        }
+        let mut next = starts.clone();
+        let mut taps = vec![Tap { index: 0, weight: 0.0 }; self.taps.len()];
+        for k in 0..self.len() {
+            for tap in self.row(k) {
+                taps[next[tap.index]] = Tap { index: k, weight: tap.weight };
+                next[tap.index] += 1;
+            }
+        }
+        AxisMap { source: self.len(), starts, taps }
+    }
+
+    /// The weights as a matrix: `rows` of `columns`, by results or (transposed) by sources.
+    pub(crate) fn matrix(&self, transposed: bool) -> Vec<f64> {
+        let mut matrix = vec![0.0; self.len() * self.source];
+        for k in 0..self.len() {
+            for tap in self.row(k) {
+                let at = if transposed { tap.index * self.len() + k } else { k * self.source + tap.index };
+                matrix[at] = tap.weight;
+            }
+        }
+        matrix
+    }
+
+    /// The rows as few pieces, if they are so regular.
+    fn pieces(&self) -> Option<Vec<Piece>> {
+        let mut best: Option<Vec<Piece>> = None;
+        for step in 1..=MOST_PHASES.min(self.len()) {
+            let most = best.as_ref().map_or(MOST_PIECES, |best| best.len() - 1);
+            if let Some(pieces) = self.pieces_of(step, most) {
+                best = Some(pieces);
+            }
+        }
+        best
+    }
+
+    /// The pieces of rows that lie `step` apart, if there are no more than `most`.
+    fn pieces_of(&self, step: usize, most: usize) -> Option<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        for phase in 0..step {
+            let mut first = phase;
+            while first < self.len() {
+                if pieces.len() == most || self.row(first).len() > MOST_TERMS {
+                    return None;
+                }
+                let piece = self.piece_at(first, step);
+                first += piece.count * step;
+                pieces.push(piece);
+            }
+        }
+        Some(pieces)
+    }
+
+    /// The longest piece that starts at a row.
+    fn piece_at(&self, first: usize, step: usize) -> Piece {
+        let start = self.row(first);
+        let weights_fit = |row: &[Tap]| {
+            row.len() == start.len()
+                && row.iter().zip(start).all(|(a, b)| (a.weight - b.weight).abs() <= SAME_WEIGHT)
+        };
+        let mut moves = vec![0isize; start.len()];
+        let mut count = 1;
+        for (n, k) in (first + step..self.len()).step_by(step).enumerate() {
+            let row = self.row(k);
+            if !weights_fit(row) {
+                break;
+            }
+            if n == 0 {
+                for (by, (tap, from)) in moves.iter_mut().zip(row.iter().zip(start)) {
+                    *by = tap.index as isize - from.index as isize;
+                }
+            }
+            let follows =
+                row.iter().zip(start).zip(&moves).all(|((tap, from), by)| {
+                    tap.index as isize == from.index as isize + by * (n as isize + 1)
+                });
+            if !follows {
+                break;
+            }
+            count += 1;
+        }
+        let terms = start.iter().zip(&moves).map(|(tap, &by)| (tap.index, by, tap.weight)).collect();
+        Piece { first, step, count, terms }
+    }
+
+    /// Emits the instructions that apply the map along an axis of `from`, of shape `dims`, into `to`. Sums are computed
+    /// in `computed`, a float type; what is only copied keeps its type.
+    fn lower(
+        &self,
+        cx: &mut Lower<'_>,
+        (from, dims, axis): (BufferId, &[usize], usize),
+        to: BufferId,
+        computed: Type,
+    ) -> Result<(), OpError> {
+        let (outer, source, inner) = around(dims, axis);
+        debug_assert_eq!(source, self.source, "the axis that the map is for");
+        if outer * self.len() * inner == 0 {
+            return Ok(());
+        }
+        let computed = if self.only_copies() { Type::of(cx.buffer_dtype(from)) } else { computed };
+        let Some(pieces) = self.pieces() else {
+            return self.lower_table(cx, from, [outer, inner], to, computed);
+        };
+        for piece in pieces {
+            let mut nest = cx.nest(&[outer, piece.count, inner], 0);
+            let mut sum: Option<Reg> = None;
+            for &(index, by, weight) in &piece.terms {
+                let strides = [(source * inner) as isize, by * inner as isize, 1];
+                let value = nest.load_strided(cx, from, index * inner, &strides);
+                let value = weighted(&mut nest, value, weight, computed);
+                sum = Some(sum.map_or(value, |sum| nest.b.add(sum, value)));
+            }
+            let sum = sum.unwrap_or_else(|| nest.b.constant(computed, 0.0));
+            let strides = [self.len() * inner, piece.step * inner, 1].map(|stride| stride as isize);
+            let value = rounded(&mut nest, sum, cx.buffer_dtype(to));
+            nest.store_strided(cx, to, piece.first * inner, strides.into_iter().collect(), value);
+            cx.step(nest.map())?;
+        }
+        Ok(())
+    }
+
+    /// The map by tables of indices and weights: every element of the result looks up its terms.
+    fn lower_table(
+        &self,
+        cx: &mut Lower<'_>,
+        from: BufferId,
+        [outer, inner]: [usize; 2],
+        to: BufferId,
+        computed: Type,
+    ) -> Result<(), OpError> {
+        let rows = self.len();
+        let width = (0..rows).map(|k| self.row(k).len()).max().unwrap_or(0).max(1);
+        let entries = rows.checked_mul(width).filter(|&entries| entries <= MOST_TAPS);
+        let entries = entries.ok_or_else(|| {
+            OpError::unsupported(format!(
+                "an axis of {} made from one of {} takes up to {width} terms for each element, which is too much",
+                rows, self.source
+            ))
+        })?;
+        // Nothing lies at an index this far in front, whatever is added to it: it loads 0.
+        let nowhere = -((outer * self.source) as i64) - 1;
+        let (mut indices, mut weights) = (vec![nowhere; entries], vec![0.0; entries]);
+        for k in 0..rows {
+            for (t, tap) in self.row(k).iter().enumerate() {
+                indices[k * width + t] = tap.index as i64;
+                weights[k * width + t] = tap.weight;
+            }
+        }
+        let indices = cx.constant_buffer("indices", &Tensor::i64(&[entries], &indices));
+        let copies = self.only_copies();
+        let looped = usize::from(width > 1);
+        let mut space = vec![outer, rows, inner];
+        space.extend((width > 1).then_some(width));
+        let mut nest = cx.nest(&space, looped);
+        let mut along = vec![0, width as isize, 0];
+        along.extend((width > 1).then_some(1));
+        let index = nest.load_strided(cx, indices, 0, &along);
+        let (o, j) = (nest.b.coordinate(0), nest.b.coordinate(2));
+        let (size, step) = (nest.b.int(self.source as i64), nest.b.int(inner as i64));
+        let start = nest.b.mul(o, size);
+        let row = nest.b.add(start, index);
+        let row = nest.b.mul(row, step);
+        let at = nest.b.add(row, j);
+        let dtype = cx.buffer_dtype(from);
+        let strides = space.iter().map(|_| 0).collect();
+        let slot = nest.slot(from, Access { dtype, offset: 0, strides, len: cx.buffer_len(from) });
+        let value = nest.b.load_at(slot, at, Type::of(dtype));
+        let mut value = nest.b.convert(value, computed);
+        if !copies {
+            let weights = match computed {
+                Type::F64 => Tensor::from_slice(DType::F64, &[entries], &weights),
+                _ => Tensor::f32(&[entries], &weights.iter().map(|&w| w as f32).collect::<Vec<_>>()),
+            };
+            let weights = cx.constant_buffer("weights", &weights);
+            let weight = nest.load_strided(cx, weights, 0, &along);
+            value = nest.b.mul(value, weight);
+        }
+        if looped == 0 {
+            let value = rounded(&mut nest, value, cx.buffer_dtype(to));
+            nest.store_whole(cx, to, value);
+            return cx.step(nest.map());
+        }
+        let sum = nest.reduce(ReduceOp::Sum, value);
+        let value = rounded(&mut nest, sum, cx.buffer_dtype(to));
+        nest.store_outer(cx, to, value);
+        cx.step(nest.reduction())
+    }
+}
+
+/// A value in the computed type, times a weight.
+fn weighted(nest: &mut NestBuilder, value: Reg, weight: f64, computed: Type) -> Reg {
+    let value = nest.b.convert(value, computed);
+    if weight == 1.0 {
+        return value;
+    }
+    let weight = nest.b.constant(computed, weight);
+    nest.b.mul(value, weight)
+}
+
+/// A float as an element of `dtype`: what does not fit into a narrow integer becomes the nearest that does.
+fn rounded(nest: &mut NestBuilder, value: Reg, dtype: DType) -> Reg {
+    let ty = nest.b.ty(value);
+    let bits = 8 * dtype.size() as i32;
+    if !ty.is_float() || !dtype.is_integer() || bits > 16 {
+        return value;
+    }
+    let signed = Type::of(dtype) == Type::I32;
+    let (low, high) = match signed {
+        true => (-f64::powi(2.0, bits - 1), f64::powi(2.0, bits - 1) - 1.0),
+        false => (0.0, f64::powi(2.0, bits) - 1.0),
+    };
+    let (low, high) = (nest.b.constant(ty, low), nest.b.constant(ty, high));
+    let raised = nest.b.binary(BinaryOp::Max, value, low);
+    nest.b.binary(BinaryOp::Min, raised, high)
+}
+
+/// The type that weighted sums of elements of a type are computed and kept in.
+fn summed_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 | DType::I32 | DType::I64 | DType::U32 | DType::U64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// Applies maps along axes of `from`, of shape `dims`, into `to`: the axes that shrink most first. At least one of
+/// them must not be an identity.
+pub(crate) fn apply(
+    cx: &mut Lower<'_>,
+    (from, dims): (BufferId, &[usize]),
+    maps: &[(usize, AxisMap)],
+    to: BufferId,
+) -> Result<(), OpError> {
+    let mut order: Vec<&(usize, AxisMap)> = maps.iter().filter(|(_, map)| !map.is_identity()).collect();
+    // By the ratio of sizes; of equal ones the last axis first, while there is least to go through.
+    order.sort_by(|(a, p), (b, q)| {
+        let (left, right) = (p.len() as u128 * q.source() as u128, q.len() as u128 * p.source() as u128);
+        left.cmp(&right).then(b.cmp(a))
+    });
+    let dtype = cx.buffer_dtype(from);
+    let copies = order.iter().all(|(_, map)| map.only_copies());
+    let between = if copies { dtype } else { summed_in(dtype) };
+    let (mut at, mut dims) = (from, dims.to_vec());
+    for (n, (axis, map)) in order.iter().enumerate() {
+        let mut next_dims = dims.clone();
+        next_dims[*axis] = map.len();
+        let next = match n + 1 == order.len() {
+            true => to,
+            false => cx.temp(&format!("axis_{axis}"), between, next_dims.iter().product()),
+        };
+        map.lower(cx, (at, &dims, *axis), next, Type::of(between))?;
+        (at, dims) = (next, next_dims);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(source: usize, rows: &[&[(usize, f64)]]) -> AxisMap {
+        let mut map = AxisMap::new(source);
+        for row in rows {
+            let taps: Vec<Tap> = row.iter().map(|&(index, weight)| Tap { index, weight }).collect();
+            map.push(&taps);
+        }
+        map
+    }
+
+    /// The rows that pieces stand for.
+    fn rows_of(pieces: &[Piece], len: usize) -> Vec<Vec<(usize, f64)>> {
+        let mut rows = vec![Vec::new(); len];
+        for piece in pieces {
+            for n in 0..piece.count {
+                let row = &mut rows[piece.first + n * piece.step];
+                assert!(row.is_empty(), "no row is made twice");
+                let at = |from: usize, by: isize| from.strict_add_signed(by * n as isize);
+                row.extend(piece.terms.iter().map(|&(from, by, weight)| (at(from, by), weight)));
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn terms_of_one_element_are_one_and_zeros_are_none() {
+        let map = map(3, &[&[(0, 0.25), (0, 0.5), (2, 0.0)], &[(1, 1.0), (2, -1.0), (2, 1.0)], &[]]);
+        assert_eq!(map.row(0), [Tap { index: 0, weight: 0.75 }]);
+        assert_eq!(map.row(1), [Tap { index: 1, weight: 1.0 }]);
+        assert_eq!(map.row(2), []);
+        assert_eq!((map.source(), map.len()), (3, 3));
+        assert!(!map.is_identity() && !map.only_copies());
+        assert!(AxisMap::copying(2, [0, 1]).is_identity());
+        assert!(AxisMap::copying(2, [1, 0, 0]).only_copies());
+    }
+
+    #[test]
+    fn a_map_and_its_transpose() {
+        let map = map(3, &[&[(0, 0.5), (2, 0.25)], &[(2, 1.0)]]);
+        assert_eq!(map.matrix(false), [0.5, 0.0, 0.25, 0.0, 0.0, 1.0]);
+        let back = map.transposed();
+        assert_eq!((back.source(), back.len()), (2, 3));
+        assert_eq!(back.matrix(true), map.matrix(false));
+        assert_eq!(back.matrix(false), map.matrix(true));
+        assert_eq!(back.transposed(), map);
+    }
+
+    #[test]
+    fn regular_rows_are_few_pieces() {
+        let double = AxisMap::copying(5, (0..10).map(|k| k / 2));
+        let reflected = AxisMap::copying(5, [2, 1, 0, 1, 2, 3, 4, 3, 2]);
+        let edges = AxisMap::copying(3, [0, 0, 0, 1, 2, 2, 2]);
+        let every_third = AxisMap::copying(9, [1, 4, 7]);
+        let mut linear = AxisMap::new(6);
+        for k in 0..12 {
+            let x = (f64::from(k) + 0.5) / 2.0 - 0.5;
+            let left = x.floor();
+            let index = |at: f64| at.clamp(0.0, 5.0) as usize;
+            let (a, b) = (x - left, index(left + 1.0));
+            linear.push(&[Tap { index: index(left), weight: 1.0 - a }, Tap { index: b, weight: a }]);
+        }
+        let gradient = linear.transposed();
+        for (map, most) in
+            [(&double, 2), (&reflected, 3), (&edges, 3), (&every_third, 1), (&linear, 4), (&gradient, 3)]
+        {
+            let pieces = map.pieces().expect("it is regular");
+            assert!(pieces.len() <= most, "{} pieces of {map:?}", pieces.len());
+            let wanted: Vec<Vec<(usize, f64)>> = (0..map.len())
+                .map(|k| map.row(k).iter().map(|tap| (tap.index, tap.weight)).collect())
+                .collect();
+            assert_eq!(rows_of(&pieces, map.len()), wanted);
+        }
+        let scattered = AxisMap::copying(97, (0..97).map(|k| k * k % 97));
+        assert_eq!(scattered.pieces(), None);
+        let crowded = map(40, &[&(0..40).map(|k| (k, 1.0)).collect::<Vec<_>>()]);
+        assert_eq!(crowded.pieces(), None);
+    }
+}

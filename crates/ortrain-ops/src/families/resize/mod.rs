@@ -1,0 +1,340 @@
+//! `Resize`, its older form `Upsample`, and ONNX Runtime's `ResizeGrad`.
+//!
+//! Resize-10, 11, 13, 18, 19 and Upsample-7, 9 of ONNX (rewritten as Resize when a model is read); `ResizeGrad` of
+//! `com.microsoft`, inputs `dY, X, roi?, scales?, sizes?` (the last is ours, and written for `keep_aspect_ratio_policy`
+//! only) with the attributes of Resize. Every axis is resized by itself: an element of the result is a weighted sum of
+//! elements of the input, whose indices and weights follow the formulas of the standard and of its reference
+//! implementation, in float64. Scales, sizes and roi must be known when a program is made; those that a user gives are
+//! looked at then. Integers are interpolated as floats and truncated, and what does not fit becomes the nearest that
+//! does. All modes, with `antialias`, `exclude_outside` and `tf_half_pixel_for_nn` of opset 11.
+//!
+//! Where formula and text of the standard differ from each other or from onnxruntime: the size of the result is
+//! `floor(size * scale)`, both float32; `length_resized` is `size * scale`, not rounded down; `pytorch_half_pixel` looks
+//! at coordinate 0 where the length is 1. Before opset 11 the nearest element is the one below, or the one above along
+//! axes that shrink, as onnxruntime has it: `nearest_mode` is then `simple`, which stands in no file but in ours.
+//!
+//! The gradient is the transposed sampling, weight by weight. It is written in operators of `ai.onnx` where the sizes of
+//! the resized axes are known (a sum over copies, or a product with the matrix of weights), else as `ResizeGrad`.
+
+mod sampling;
+mod spelling;
+#[cfg(test)]
+mod tests;
+mod versions;
+
+use ortrain_expr::{Access, BinaryOp};
+use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
+
+use sampling::{Coordinates, Given, Policy, Settings, fitting, scaled};
+use spelling::Spelling;
+use versions::{downgrade, upgrade, upgrade_upsample};
+
+use crate::OpError;
+use crate::axis_map::apply;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::op::{Definition, Need, Op};
+use crate::rewrite::Rewrite;
+
+const ROI: usize = 1;
+const SCALES: usize = 2;
+const SIZES: usize = 3;
+
+/// What the inputs of a node say. `None` where one that matters is not known. `present` says whether an input is there,
+/// `numbers` and `integers` give its elements.
+fn given(
+    settings: &Settings,
+    present: impl Fn(usize) -> bool,
+    numbers: impl Fn(usize) -> Option<Vec<f64>>,
+    integers: impl Fn(usize) -> Option<Vec<i64>>,
+) -> Option<Given> {
+    let mut given = Given::default();
+    if settings.coordinates == Coordinates::TfCropAndResize && present(ROI) {
+        given.roi = Some(numbers(ROI)?);
+    }
+    if present(SCALES) {
+        given.scales = Some(numbers(SCALES)?);
+    }
+    if present(SIZES) {
+        given.sizes = Some(integers(SIZES)?);
+    }
+    Some(given)
+}
+
+/// Whether a shape is that of a list without elements: exporters leave inputs out like this.
+fn is_empty_list(shape: Option<&Shape>) -> bool {
+    shape.is_some_and(|shape| shape.contains(&Dim::Known(0)))
+}
+
+/// Checks the types of roi, scales and sizes.
+fn check_types(cx: &Infer<'_>) -> Result<(), OpError> {
+    if cx.has(ROI) {
+        cx.dtype_where(ROI, "a float type", DType::is_float)?;
+    }
+    if cx.has(SCALES) {
+        cx.dtype_where(SCALES, "float32", |dtype| dtype == DType::F32)?;
+    }
+    if cx.has(SIZES) {
+        cx.dtype_where(SIZES, "int64", |dtype| dtype == DType::I64)?;
+    }
+    Ok(())
+}
+
+/// A tensor with other sizes.
+struct Resize {
+    settings: Settings,
+}
+
+impl Resize {
+    /// The shape of the result, from that of the input.
+    fn shape(&self, cx: &Infer<'_>, shape: &Shape) -> Result<Shape, OpError> {
+        let settings = &self.settings;
+        let axes = settings.axes(shape.rank())?;
+        let present = |k: usize| cx.has(k) && !is_empty_list(cx.shape(k));
+        match (present(SCALES), present(SIZES)) {
+            (true, true) => return Err(OpError::invalid("both scales and sizes are given")),
+            (false, false) => return Err(OpError::invalid("neither scales nor sizes are given")),
+            _ => {}
+        }
+        let mut result = shape.clone();
+        let numbers = |k: usize| cx.constant(k).map(Tensor::to_f64);
+        let known = given(settings, present, numbers, |k| cx.ints(k));
+        let dims = shape.concrete();
+        if let (Some(given), Some(dims)) = (&known, &dims) {
+            for plan in settings.plan(dims, given)? {
+                result[plan.axis] = Dim::Known(plan.target);
+            }
+            return Ok(result);
+        }
+        if let Some(scales) = cx.constant(SCALES).filter(|_| present(SCALES)) {
+            let scales = scales.to_f64();
+            fitting("scales", &scales, axes.len(), 1)?;
+            for (&axis, &scale) in axes.iter().zip(&scales) {
+                result[axis] = match shape[axis].known() {
+                    Some(size) => Dim::Known(scaled(axis, size, scale)?),
+                    None if scale == 1.0 => shape[axis].clone(),
+                    None => cx.unknown_dim(0, axis),
+                };
+            }
+        } else if let (Some(sizes), Policy::Stretch) = (cx.sizes(SIZES), settings.policy) {
+            fitting("sizes", &sizes, axes.len(), 1)?;
+            for (&axis, size) in axes.iter().zip(sizes) {
+                result[axis] = size;
+            }
+        } else {
+            for axis in axes {
+                result[axis] = cx.unknown_dim(0, axis);
+            }
+        }
+        Ok(result)
+    }
+}
+
+impl Op for Resize {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 4, 1)?;
+        let dtype = cx.dtype(0)?;
+        check_types(cx)?;
+        let shape = cx.shape(0).map(|shape| self.shape(cx, shape)).transpose()?;
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn needs_value(&self, k: usize, _: DType) -> Need {
+        if k == 0 { Need::Never } else { Need::Always }
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if !cx.wants(0) {
+            return Ok(());
+        }
+        let x = cx.input(0)?;
+        let settings = &self.settings;
+        let given_input =
+            |cx: &Grad<'_>, k: usize| cx.optional_input(k).filter(|&id| !is_empty_list(cx.shape(id)));
+        let constant = |k: usize| given_input(cx, k).and_then(|id| cx.constant_of(id));
+        let known = given(
+            settings,
+            |k| given_input(cx, k).is_some(),
+            |k| constant(k).map(Tensor::to_f64),
+            |k| constant(k).and_then(Tensor::to_i64),
+        );
+        let (shape, dtype) = (cx.shape(x).cloned(), cx.dtype(x)?);
+        if let (Some(given), Some(shape)) = (known, shape)
+            && let Some(spelling) = Spelling::new(settings, &shape, &given)?
+        {
+            let gradient = spelling.emit(cx, g, dtype);
+            cx.give(0, gradient);
+            return Ok(());
+        }
+        let mut inputs = vec![Some(g), Some(x), given_input(cx, ROI), given_input(cx, SCALES)];
+        if settings.policy != Policy::Stretch {
+            inputs.push(given_input(cx, SIZES));
+        }
+        while inputs.last() == Some(&None) {
+            inputs.pop();
+        }
+        let attrs = cx.node().attrs.clone();
+        let gradient = cx.add_node("com.microsoft", "ResizeGrad", &inputs, 1, attrs)[0];
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let plans = self.settings.plan(&dims, &constants(cx, &self.settings, 0)?)?;
+        let (mut maps, mut outsides) = (Vec::new(), Vec::new());
+        for plan in &plans {
+            let Some((map, outside)) = self.settings.sampling(plan)? else { continue };
+            maps.push((plan.axis, map));
+            if outside.contains(&true) {
+                outsides.push((plan.axis, outside));
+            }
+        }
+        if maps.iter().all(|(_, map)| map.is_identity()) {
+            cx.alias(0, 0);
+            return Ok(());
+        }
+        let (input, output) = (cx.input(0), cx.output(0));
+        if outsides.is_empty() {
+            return apply(cx, (input, &dims), &maps, output);
+        }
+        let (dtype, out_dims) = (cx.out_dtype(0), cx.out_dims(0));
+        let inside = cx.temp("inside", dtype, out_dims.iter().product());
+        apply(cx, (input, &dims), &maps, inside)?;
+        let mut nest = cx.nest(&out_dims, 0);
+        let value = nest.load_strided(cx, inside, 0, &Access::contiguous(dtype, &out_dims).strides);
+        let mut any = None;
+        for (axis, outside) in outsides {
+            let flags: Vec<u8> = outside.into_iter().map(u8::from).collect();
+            let flags = Tensor::from_slice(DType::Bool, &[flags.len()], &flags);
+            let flags = cx.constant_buffer("outside", &flags);
+            let mut strides = vec![0; out_dims.len()];
+            strides[axis] = 1;
+            let flag = nest.load_strided(cx, flags, 0, &strides);
+            any = Some(any.map_or(flag, |any| nest.b.binary(BinaryOp::Or, any, flag)));
+        }
+        let ty = nest.b.ty(value);
+        let other = nest.b.constant(ty, self.settings.extrapolation);
+        let chosen = any.map_or(value, |any| nest.b.select(any, other, value));
+        nest.store_whole(cx, output, chosen);
+        cx.step(nest.map())
+    }
+}
+
+/// What the inputs of a node say when it is lowered; `first` is the number of inputs before the resized one.
+fn constants(cx: &Lower<'_>, settings: &Settings, first: usize) -> Result<Given, OpError> {
+    let constant = |k: usize| cx.constant(first + k);
+    let present = |k: usize| cx.has(first + k) && !cx.dims(first + k).contains(&0);
+    let integers = |k: usize| constant(k).and_then(Tensor::to_i64);
+    given(settings, present, |k| constant(k).map(Tensor::to_f64), integers)
+        .ok_or_else(|| OpError::unsupported("scales, sizes and roi must be known when the program is made"))
+}
+
+/// The gradient of [`Resize`]: inputs `dY`, `X` (for its shape), roi, scales, sizes.
+struct ResizeGrad {
+    settings: Settings,
+}
+
+/// `given`, or the sizes of the result where neither scales nor sizes are there.
+fn or_sizes(settings: &Settings, mut given: Given, out_dims: &[usize]) -> Result<Given, OpError> {
+    if given.scales.is_none() && given.sizes.is_none() {
+        let axes = settings.axes(out_dims.len())?;
+        given.sizes = Some(axes.iter().map(|&axis| out_dims[axis] as i64).collect());
+    }
+    Ok(given)
+}
+
+impl Op for ResizeGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 5, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.same_dtype([0, 1])?;
+        cx.output(0, dtype, cx.shape(1).cloned());
+        Ok(())
+    }
+
+    fn needs_value(&self, k: usize, _: DType) -> Need {
+        if k < 2 { Need::Never } else { Need::Always }
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, out_dims) = (cx.dims(1), cx.dims(0));
+        let given = or_sizes(&self.settings, constants(cx, &self.settings, 1)?, &out_dims)?;
+        let plans = self.settings.plan(&dims, &given)?;
+        let mut expected = dims.clone();
+        for plan in &plans {
+            expected[plan.axis] = plan.target;
+        }
+        if expected != out_dims {
+            return Err(OpError::invalid(format!(
+                "the gradient has shape {out_dims:?}, but {dims:?} is resized to {expected:?}"
+            )));
+        }
+        let mut maps = Vec::new();
+        for plan in &plans {
+            if let Some((map, _)) = self.settings.sampling(plan)? {
+                maps.push((plan.axis, map.transposed()));
+            }
+        }
+        if maps.iter().all(|(_, map)| map.is_identity()) {
+            cx.alias(0, 0);
+            return Ok(());
+        }
+        let (input, output) = (cx.input(0), cx.output(0));
+        apply(cx, (input, &out_dims), &maps, output)
+    }
+}
+
+/// `ResizeGrad` in operators of `ai.onnx`.
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let settings = Settings::new(rw.attrs())?;
+    let (g, x) = (rw.required(0)?, rw.required(1)?);
+    let present = |rw: &Rewrite<'_>, k: usize| rw.input(1 + k).filter(|&id| !is_empty_list(rw.shape(id)));
+    let constant = |k: usize| present(rw, k).and_then(|id| rw.constant_of(id));
+    let refused = "it can be written in operators of ai.onnx only if sizes, scales and roi are constant";
+    let refused = || OpError::unsupported(refused);
+    let given = given(
+        &settings,
+        |k| present(rw, k).is_some(),
+        |k| constant(k).map(Tensor::to_f64),
+        |k| constant(k).and_then(Tensor::to_i64),
+    );
+    let (mut given, shape) = (given.ok_or_else(refused)?, rw.shape(x).cloned().ok_or_else(refused)?);
+    if given.scales.is_none() && given.sizes.is_none() {
+        let out = rw.shape(g).cloned().ok_or_else(refused)?;
+        let sizes: Option<Vec<i64>> = settings
+            .axes(shape.rank())?
+            .into_iter()
+            .map(|axis| out.get(axis).and_then(Dim::known).map(|size| size as i64))
+            .collect();
+        given.sizes = Some(sizes.ok_or_else(refused)?);
+    }
+    let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
+    let spelling = Spelling::new(&settings, &shape, &given)?.ok_or_else(refused)?;
+    let result = spelling.emit(rw.patch().1, g, dtype);
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Resize { settings: Settings::new(&node.attrs)? }))
+}
+
+fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(ResizeGrad { settings: Settings::new(&node.attrs)? }))
+}
+
+fn build_upsample(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Err(OpError::invalid("Upsample ended with opset 10; Resize takes its place"))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Resize", &[10, 11, 13, 18, 19], build).upgrade(upgrade).downgrade(downgrade),
+        Definition::new("", "Upsample", &[7, 9, 10], build_upsample).upgrade(upgrade_upsample),
+        Definition::new("com.microsoft", "ResizeGrad", &[1], build_grad).decompose(decompose),
+    ]
+}

@@ -1,0 +1,350 @@
+//! Where each place of a resized axis lies in the input, and how the elements around are weighed.
+
+use ortrain_graph::Attrs;
+
+use crate::OpError;
+use crate::axis_map::{AxisMap, MOST_TAPS, Tap};
+use crate::infer::normalize_axis;
+
+/// Which element is nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nearest {
+    RoundPreferFloor,
+    RoundPreferCeil,
+    Floor,
+    Ceil,
+    /// Below; above along axes that shrink.
+    Simple,
+}
+
+/// How elements are weighed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Method {
+    Nearest(Nearest),
+    Linear,
+    /// With the coefficient of the cubic.
+    Cubic(f64),
+}
+
+/// Where a place of the result lies in the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Coordinates {
+    HalfPixel,
+    HalfPixelSymmetric,
+    PytorchHalfPixel,
+    AlignCorners,
+    Asymmetric,
+    TfHalfPixelForNn,
+    TfCropAndResize,
+}
+
+/// What becomes of sizes that change the aspect ratio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    Stretch,
+    NotLarger,
+    NotSmaller,
+}
+
+/// The attributes.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) method: Method,
+    pub(super) coordinates: Coordinates,
+    pub(super) policy: Policy,
+    pub(super) antialias: bool,
+    pub(super) exclude_outside: bool,
+    pub(super) extrapolation: f64,
+    pub(super) axes: Option<Vec<i64>>,
+}
+
+/// One of a list of words.
+pub(super) fn word<T: Copy>(
+    attrs: &Attrs,
+    name: &str,
+    default: &str,
+    words: &[(&str, T)],
+) -> Result<T, OpError> {
+    let found = attrs.string(name)?.unwrap_or(default);
+    words.iter().find(|(word, _)| *word == found).map(|&(_, value)| value).ok_or_else(|| {
+        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        OpError::invalid(format!("{name} is {found:?}; defined are {}", known.join(", ")))
+    })
+}
+
+impl Settings {
+    pub(super) fn new(attrs: &Attrs) -> Result<Settings, OpError> {
+        let nearest = word(
+            attrs,
+            "nearest_mode",
+            "round_prefer_floor",
+            &[
+                ("round_prefer_floor", Nearest::RoundPreferFloor),
+                ("round_prefer_ceil", Nearest::RoundPreferCeil),
+                ("floor", Nearest::Floor),
+                ("ceil", Nearest::Ceil),
+                ("simple", Nearest::Simple),
+            ],
+        )?;
+        let cubic = f64::from(attrs.float("cubic_coeff_a")?.unwrap_or(-0.75));
+        let methods = [
+            ("nearest", Method::Nearest(nearest)),
+            ("linear", Method::Linear),
+            ("cubic", Method::Cubic(cubic)),
+        ];
+        let coordinates = [
+            ("half_pixel", Coordinates::HalfPixel),
+            ("half_pixel_symmetric", Coordinates::HalfPixelSymmetric),
+            ("pytorch_half_pixel", Coordinates::PytorchHalfPixel),
+            ("align_corners", Coordinates::AlignCorners),
+            ("asymmetric", Coordinates::Asymmetric),
+            ("tf_half_pixel_for_nn", Coordinates::TfHalfPixelForNn),
+            ("tf_crop_and_resize", Coordinates::TfCropAndResize),
+        ];
+        let policies = [
+            ("stretch", Policy::Stretch),
+            ("not_larger", Policy::NotLarger),
+            ("not_smaller", Policy::NotSmaller),
+        ];
+        let flag = |name: &str| Ok::<_, OpError>(attrs.int(name)?.unwrap_or(0) != 0);
+        let settings = Settings {
+            method: word(attrs, "mode", "nearest", &methods)?,
+            coordinates: word(attrs, "coordinate_transformation_mode", "half_pixel", &coordinates)?,
+            policy: word(attrs, "keep_aspect_ratio_policy", "stretch", &policies)?,
+            antialias: flag("antialias")?,
+            exclude_outside: flag("exclude_outside")?,
+            extrapolation: f64::from(attrs.float("extrapolation_value")?.unwrap_or(0.0)),
+            axes: attrs.ints("axes")?.map(<[i64]>::to_vec),
+        };
+        if settings.antialias && matches!(settings.method, Method::Nearest(_)) {
+            return Err(OpError::invalid("antialias is for modes \"linear\" and \"cubic\""));
+        }
+        Ok(settings)
+    }
+
+    /// The axes that scales, sizes and roi are for, in their order.
+    pub(super) fn axes(&self, rank: usize) -> Result<Vec<usize>, OpError> {
+        let Some(named) = &self.axes else { return Ok((0..rank).collect()) };
+        let axes = named.iter().map(|&axis| normalize_axis(axis, rank)).collect::<Result<Vec<_>, _>>()?;
+        match (0..axes.len()).find(|&k| axes[..k].contains(&axes[k])) {
+            Some(k) => Err(OpError::invalid(format!("axis {} is named twice", axes[k]))),
+            None => Ok(axes),
+        }
+    }
+}
+
+/// What the inputs say, where they are there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Given {
+    pub(super) roi: Option<Vec<f64>>,
+    pub(super) scales: Option<Vec<f64>>,
+    pub(super) sizes: Option<Vec<i64>>,
+}
+
+/// How one axis is resized.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AxisPlan {
+    pub(super) axis: usize,
+    pub(super) source: usize,
+    pub(super) target: usize,
+    pub(super) scale: f64,
+    /// Start and end of what is looked at, as parts of the axis.
+    pub(super) roi: (f64, f64),
+}
+
+/// A list as long as there are axes (`each` numbers for each).
+pub(super) fn fitting<T>(name: &str, list: &[T], axes: usize, each: usize) -> Result<(), OpError> {
+    if list.len() == each * axes {
+        return Ok(());
+    }
+    Err(OpError::invalid(format!(
+        "{name} has {} elements, but for {axes} axes there must be {}",
+        list.len(),
+        each * axes
+    )))
+}
+
+/// The size that an axis gets by a scale.
+pub(super) fn scaled(axis: usize, size: usize, scale: f64) -> Result<usize, OpError> {
+    if !(scale.is_finite() && scale > 0.0) {
+        return Err(OpError::invalid(format!("the scale of axis {axis} is {scale}; it must be above 0")));
+    }
+    // In float32, like the shape inference of the standard.
+    let target = f64::from((size as f32 * scale as f32).floor());
+    if target >= isize::MAX as f64 {
+        return Err(OpError::invalid(format!("scale {scale} makes axis {axis} too long to count")));
+    }
+    Ok(target as usize)
+}
+
+impl Settings {
+    /// How the axes of a tensor are resized, from sizes before.
+    pub(super) fn plan(&self, dims: &[usize], given: &Given) -> Result<Vec<AxisPlan>, OpError> {
+        let axes = self.axes(dims.len())?;
+        let mut plans = Vec::with_capacity(axes.len());
+        if let Some(scales) = &given.scales {
+            fitting("scales", scales, axes.len(), 1)?;
+            for (&axis, &scale) in axes.iter().zip(scales) {
+                let (source, roi) = (dims[axis], (0.0, 1.0));
+                plans.push(AxisPlan { axis, source, target: scaled(axis, source, scale)?, scale, roi });
+            }
+        } else if let Some(sizes) = &given.sizes {
+            fitting("sizes", sizes, axes.len(), 1)?;
+            for (&axis, &size) in axes.iter().zip(sizes) {
+                let target = usize::try_from(size).map_err(|_| {
+                    OpError::invalid(format!("the size of axis {axis} is {size}; it must not be negative"))
+                })?;
+                let source = dims[axis];
+                let scale = if source == 0 { 1.0 } else { target as f64 / source as f64 };
+                plans.push(AxisPlan { axis, source, target, scale, roi: (0.0, 1.0) });
+            }
+            self.keep_ratio(&mut plans)?;
+        } else {
+            return Err(OpError::invalid("neither scales nor sizes are given"));
+        }
+        if self.coordinates == Coordinates::TfCropAndResize {
+            let roi = given
+                .roi
+                .as_ref()
+                .ok_or_else(|| OpError::invalid("roi is missing, which \"tf_crop_and_resize\" is about"))?;
+            fitting("roi", roi, axes.len(), 2)?;
+            for (k, plan) in plans.iter_mut().enumerate() {
+                plan.roi = (roi[k], roi[axes.len() + k]);
+                if !(plan.roi.0.is_finite() && plan.roi.1.is_finite()) {
+                    return Err(OpError::invalid(format!(
+                        "roi of axis {} goes from {} to {}; both must be numbers",
+                        plan.axis, plan.roi.0, plan.roi.1
+                    )));
+                }
+            }
+        }
+        for plan in &plans {
+            if plan.source == 0 && plan.target > 0 {
+                return Err(OpError::invalid(format!(
+                    "axis {} has no elements and cannot be resized to {}",
+                    plan.axis, plan.target
+                )));
+            }
+        }
+        Ok(plans)
+    }
+
+    /// One scale for all axes, where the aspect ratio is to be kept.
+    fn keep_ratio(&self, plans: &mut [AxisPlan]) -> Result<(), OpError> {
+        let scales = plans.iter().map(|plan| plan.scale);
+        let scale = match self.policy {
+            Policy::Stretch => return Ok(()),
+            Policy::NotLarger => scales.fold(f64::INFINITY, f64::min),
+            Policy::NotSmaller => scales.fold(0.0, f64::max),
+        };
+        for plan in plans {
+            let target = (scale * plan.source as f64 + 0.5).floor();
+            if target >= isize::MAX as f64 {
+                return Err(OpError::invalid(format!("axis {} gets too long to count", plan.axis)));
+            }
+            (plan.scale, plan.target) = (scale, target as usize);
+        }
+        Ok(())
+    }
+
+    /// The sampling of an axis, and whether each place lies outside of the input. `None` if nothing changes.
+    pub(super) fn sampling(&self, plan: &AxisPlan) -> Result<Option<(AxisMap, Vec<bool>)>, OpError> {
+        let AxisPlan { axis, source, target, scale, roi } = *plan;
+        let crops = self.coordinates == Coordinates::TfCropAndResize;
+        if source == target && scale == 1.0 && !(crops && roi != (0.0, 1.0)) {
+            return Ok(None);
+        }
+        // Both halves of the kernel, in elements of the input: wider where it must not leave any out.
+        let squeezed = if self.antialias { scale.min(1.0) } else { 1.0 };
+        let reach = match self.method {
+            Method::Nearest(_) | Method::Linear => (1.0 / squeezed).ceil(),
+            Method::Cubic(_) => (2.0 / squeezed).ceil(),
+        };
+        let most = target as f64 * 2.0 * reach;
+        if target.max(source) > MOST_TAPS || most > MOST_TAPS as f64 {
+            return Err(OpError::unsupported(format!(
+                "axis {axis} is to be resized from {source} to {target} elements, which needs more than {MOST_TAPS} \
+                 weights"
+            )));
+        }
+        let reach = reach as i64;
+        let mut map = AxisMap::new(source);
+        let mut outside = vec![false; target];
+        let (mut taps, mut weights) = (Vec::new(), Vec::new());
+        for (place, outside) in outside.iter_mut().enumerate() {
+            let x = self.original(place as f64, plan);
+            if crops && !(x >= 0.0 && x <= (source - 1) as f64) {
+                *outside = true;
+                map.push(&[]);
+                continue;
+            }
+            // The element below, and how far behind it the place lies: in (0, 1].
+            let below = x.ceil() - 1.0;
+            let ratio = x - below;
+            let first = below as i64 + 1 - reach;
+            weights.clear();
+            weights.extend((1 - reach..=reach).map(|k| self.weight(squeezed * (k as f64 - ratio))));
+            if let Method::Nearest(mode) = self.method {
+                let above = match mode {
+                    _ if ratio == 1.0 => true,
+                    Nearest::RoundPreferFloor => ratio > 0.5,
+                    Nearest::RoundPreferCeil => ratio >= 0.5,
+                    Nearest::Floor => false,
+                    Nearest::Ceil => true,
+                    Nearest::Simple => scale < 1.0,
+                };
+                weights.copy_from_slice(if above { &[0.0, 1.0] } else { &[1.0, 0.0] });
+            }
+            if self.exclude_outside {
+                for (k, weight) in weights.iter_mut().enumerate() {
+                    if !(0..source as i64).contains(&(first + k as i64)) {
+                        *weight = 0.0;
+                    }
+                }
+            }
+            let total: f64 = weights.iter().sum();
+            let divided = (self.antialias || self.exclude_outside) && total != 0.0;
+            taps.clear();
+            taps.extend(weights.iter().enumerate().map(|(k, &weight)| Tap {
+                index: (first + k as i64).clamp(0, source as i64 - 1) as usize,
+                weight: if divided { weight / total } else { weight },
+            }));
+            map.push(&taps);
+        }
+        Ok(Some((map, outside)))
+    }
+
+    /// The coordinate in the input of a place in the result.
+    fn original(&self, x: f64, plan: &AxisPlan) -> f64 {
+        let AxisPlan { source, target, scale, roi: (start, end), .. } = *plan;
+        let (length, width) = (source as f64, source as f64 * scale);
+        let half = (x + 0.5) / scale - 0.5;
+        match self.coordinates {
+            Coordinates::HalfPixel => half,
+            Coordinates::HalfPixelSymmetric => length / 2.0 * (1.0 - target as f64 / width) + half,
+            Coordinates::PytorchHalfPixel if width > 1.0 => half,
+            Coordinates::AlignCorners if width != 1.0 => x * (length - 1.0) / (width - 1.0),
+            Coordinates::PytorchHalfPixel | Coordinates::AlignCorners => 0.0,
+            Coordinates::Asymmetric => x / scale,
+            Coordinates::TfHalfPixelForNn => (x + 0.5) / scale,
+            Coordinates::TfCropAndResize => {
+                let within = match width == 1.0 {
+                    true => (end - start) * (length - 1.0) / 2.0,
+                    false => x * (end - start) * (length - 1.0) / (width - 1.0),
+                };
+                within + start * (length - 1.0)
+            }
+        }
+    }
+
+    /// The kernel at a distance.
+    fn weight(&self, distance: f64) -> f64 {
+        let x = distance.abs();
+        match self.method {
+            Method::Linear => (1.0 - x).max(0.0),
+            Method::Cubic(a) if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
+            Method::Cubic(a) if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
+            Method::Nearest(_) | Method::Cubic(_) => 0.0,
+        }
+    }
+}

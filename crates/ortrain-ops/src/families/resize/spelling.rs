@@ -1,0 +1,127 @@
+//! The gradient of Resize in operators of `ai.onnx`.
+
+use ortrain_expr::{Scalar, Type};
+use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
+
+use super::sampling::{Coordinates, Given, Settings};
+use crate::OpError;
+use crate::axis_map::AxisMap;
+use crate::spell::Emit;
+
+/// Elements of a matrix of weights, at most: larger ones would not be worth their memory.
+const LARGEST_MATRIX: usize = 1 << 22;
+
+/// The gradient in operators of `ai.onnx`.
+pub(super) struct Spelling {
+    rank: usize,
+    /// A shape in which every element of the input has its copies along axes of their own, and these axes.
+    split: Option<(Vec<i64>, Vec<i64>)>,
+    /// Axes that are matrices of weights.
+    products: Vec<(usize, AxisMap)>,
+}
+
+/// How often each element is copied, if that is all that a map does: element `k` to places `k * copies` and on.
+fn copies(map: &AxisMap) -> Option<usize> {
+    let copies = map.len().checked_div(map.source()).filter(|&copies| copies > 0)?;
+    let repeats = |k: usize| matches!(map.row(k), [tap] if tap.index == k / copies && tap.weight == 1.0);
+    (map.source() * copies == map.len() && (0..map.len()).all(repeats)).then_some(copies)
+}
+
+impl Spelling {
+    /// `None` if it has none: sizes are not known, or there are too many weights.
+    pub(super) fn new(
+        settings: &Settings,
+        shape: &Shape,
+        given: &Given,
+    ) -> Result<Option<Spelling>, OpError> {
+        let axes = settings.axes(shape.rank())?;
+        let rank = shape.rank();
+        // Axes of unknown size may stay as they are.
+        let stays = |k: usize| given.scales.as_ref().is_some_and(|scales| scales.get(k) == Some(&1.0));
+        let crops = settings.coordinates == Coordinates::TfCropAndResize;
+        let unknown = |(k, &axis): (usize, &usize)| shape[axis].known().is_none() && (crops || !stays(k));
+        if axes.iter().enumerate().any(unknown) {
+            return Ok(None);
+        }
+        let dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(1)).collect();
+        let mut products = Vec::new();
+        let mut repeated: Vec<Option<usize>> = vec![None; rank];
+        for plan in settings.plan(&dims, given)? {
+            let Some((map, _)) = settings.sampling(&plan)? else { continue };
+            if map.is_identity() {
+                continue;
+            }
+            match copies(&map) {
+                Some(count) => repeated[plan.axis] = Some(count),
+                None => products.push((plan.axis, map)),
+            }
+        }
+        if products.iter().any(|(_, map)| map.source().saturating_mul(map.len()) > LARGEST_MATRIX) {
+            return Ok(None);
+        }
+        // Sums come last: products have made the other axes as large as they were.
+        let split = repeated.iter().any(Option::is_some).then(|| {
+            let (mut sizes, mut sums) = (Vec::new(), Vec::new());
+            for (axis, dim) in shape.iter().enumerate() {
+                sizes.push(match dim.known() {
+                    Some(size) => size as i64,
+                    // The size at the same place, while no axis was split before it.
+                    None if sums.is_empty() => 0,
+                    None => -1,
+                });
+                if let Some(copies) = repeated[axis] {
+                    sums.push(sizes.len() as i64);
+                    sizes.push(copies as i64);
+                }
+            }
+            (sizes, sums)
+        });
+        if let Some((sizes, _)) = &split {
+            let open = sizes.iter().filter(|&&size| size == -1).count();
+            // A size of 0 would be read as the one at the same place.
+            if open > 1 || shape.contains(&Dim::Known(0)) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Spelling { rank, split, products }))
+    }
+
+    pub(super) fn emit(&self, to: &mut impl Emit, mut g: ValueId, dtype: DType) -> ValueId {
+        for (axis, map) in &self.products {
+            let (rows, columns) = (map.len(), map.source());
+            // Second to last: the matrix stands on the left, as one that maps results to sources.
+            let left = axis + 2 == self.rank;
+            let scalars: Vec<Scalar> =
+                map.matrix(left).into_iter().map(|w| Scalar::from_f64(Type::of(dtype), w)).collect();
+            let bytes = ortrain_program::reference::encode(dtype, &scalars);
+            let dims = if left { vec![columns, rows] } else { vec![rows, columns] };
+            let matrix = Tensor::new(dtype, dims, bytes.into()).expect("a weight for each place and element");
+            let matrix = to.emit_constant(matrix);
+            if left {
+                g = to.emit("MatMul", &[Some(matrix), Some(g)], Attrs::new());
+                continue;
+            }
+            let mut perm: Vec<i64> = (0..self.rank as i64).collect();
+            perm.swap(*axis, self.rank - 1);
+            let turned = axis + 1 != self.rank;
+            let turn = || Attrs::new().with("perm", perm.clone());
+            if turned {
+                g = to.emit("Transpose", &[Some(g)], turn());
+            }
+            g = to.emit("MatMul", &[Some(g), Some(matrix)], Attrs::new());
+            if turned {
+                g = to.emit("Transpose", &[Some(g)], turn());
+            }
+        }
+        if let Some((sizes, sums)) = &self.split {
+            let ints = |values: &[i64]| Tensor::i64(&[values.len()], values);
+            let (sizes, sums) = (to.emit_constant(ints(sizes)), to.emit_constant(ints(sums)));
+            g = to.emit("Reshape", &[Some(g), Some(sizes)], Attrs::new());
+            g = to.emit("ReduceSum", &[Some(g), Some(sums)], Attrs::new().with("keepdims", 0i64));
+        }
+        if self.products.is_empty() && self.split.is_none() {
+            g = to.emit("Identity", &[Some(g)], Attrs::new());
+        }
+        g
+    }
+}

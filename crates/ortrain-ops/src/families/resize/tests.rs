@@ -1,0 +1,515 @@
+use ortrain_graph::{Attrs, DType, Dim, Graph, Shape, Tensor, ValueType};
+
+use super::sampling::{Given, Settings};
+use crate::passes;
+use crate::registry::NEWEST_OPSET;
+use crate::testing::{
+    Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
+    one_node, run, run_node, spread,
+};
+
+const RESIZE: (&str, &str) = ("", "Resize");
+
+fn scales(values: &[f32]) -> Tensor {
+    Tensor::f32(&[values.len()], values)
+}
+
+fn sizes(values: &[i64]) -> Tensor {
+    Tensor::i64(&[values.len()], values)
+}
+
+fn mode(name: &str) -> Attrs {
+    Attrs::new().with("mode", name)
+}
+
+fn coordinates(attrs: Attrs, name: &str) -> Attrs {
+    attrs.with("coordinate_transformation_mode", name)
+}
+
+/// The inputs after the first.
+#[derive(Default)]
+struct Lists {
+    roi: Option<Tensor>,
+    scales: Option<Tensor>,
+    sizes: Option<Tensor>,
+}
+
+impl Lists {
+    fn scales(values: &[f32]) -> Lists {
+        Lists { scales: Some(scales(values)), ..Lists::default() }
+    }
+
+    fn sizes(values: &[i64]) -> Lists {
+        Lists { sizes: Some(sizes(values)), ..Lists::default() }
+    }
+
+    fn with_roi(self, roi: &[f32]) -> Lists {
+        Lists { roi: Some(scales(roi)), ..self }
+    }
+
+    fn inputs<'a>(&'a self, x: &'a Tensor) -> [Option<&'a Tensor>; 4] {
+        [Some(x), self.roi.as_ref(), self.scales.as_ref(), self.sizes.as_ref()]
+    }
+
+    /// Roi, scales and sizes are constant, as most files have them.
+    fn graph(&self, x: &Tensor, attrs: &Attrs) -> Graph {
+        let inputs = self.inputs(x);
+        let mut graph = one_node(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
+        let lists = inputs[1..].iter().copied().flatten();
+        for (id, list) in graph.inputs.split_off(1).into_iter().zip(lists) {
+            graph.value_mut(id).constant = Some(list.clone());
+        }
+        reinfer(&mut graph);
+        graph
+    }
+
+    fn run(&self, x: &Tensor, attrs: &Attrs) -> Tensor {
+        run(&self.graph(x, attrs), std::slice::from_ref(x)).expect("it runs").remove(0)
+    }
+}
+
+fn reinfer(graph: &mut Graph) {
+    let y = graph.outputs[0];
+    graph.value_mut(y).ty = ValueType::Unknown;
+    passes::infer::infer(graph).expect("valid");
+}
+
+/// Names sizes instead of giving them.
+fn symbolic(mut graph: Graph, names: &[Option<&str>]) -> Graph {
+    let x = graph.inputs[0];
+    let shape = graph.value(x).ty.shape().expect("known").clone();
+    let dims: Shape =
+        shape.iter().zip(names).map(|(dim, name)| name.map_or_else(|| dim.clone(), Dim::symbol)).collect();
+    graph.value_mut(x).ty = ValueType::Tensor(DType::F64, Some(dims));
+    reinfer(&mut graph);
+    graph
+}
+
+fn ops(graph: &Graph) -> Vec<&str> {
+    graph.nodes.iter().map(|node| &*node.op).collect()
+}
+
+fn gradient_of(graph: &Graph, x: &Tensor) -> Graph {
+    let y = run(graph, std::slice::from_ref(x)).expect("it runs").remove(0);
+    gradient_graph(graph, &[Some(spread(y.dims(), 12))], &[0])
+}
+
+/// Values by the formulas, by hand.
+#[test]
+fn values_along_one_axis() {
+    let x = f64s(&[4], &[1.0, 2.0, 3.0, 4.0]);
+    let linear = mode("linear");
+    let nearest = |name: &str| coordinates(mode("nearest").with("nearest_mode", name), "asymmetric");
+    let double = [1.0, 1.25, 1.75, 2.25, 2.75, 3.25, 3.75, 4.0];
+    for (attrs, lists, want) in [
+        (linear.clone(), Lists::scales(&[2.0]), &double[..]),
+        (linear.clone(), Lists::sizes(&[8]), &double),
+        (coordinates(linear.clone(), "half_pixel_symmetric"), Lists::scales(&[2.0]), &double),
+        (
+            coordinates(linear.clone(), "align_corners"),
+            Lists::sizes(&[7]),
+            &[1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+        ),
+        (coordinates(linear.clone(), "align_corners"), Lists::sizes(&[1]), &[1.0]),
+        (
+            coordinates(linear.clone(), "asymmetric"),
+            Lists::scales(&[1.5]),
+            &[1.0, 5.0 / 3.0, 7.0 / 3.0, 3.0, 11.0 / 3.0, 4.0],
+        ),
+        (coordinates(linear.clone(), "pytorch_half_pixel"), Lists::sizes(&[1]), &[1.0]),
+        (linear.clone(), Lists::sizes(&[1]), &[2.5]),
+        // Half of it: two elements each, with and without looking at those in between.
+        (linear.clone(), Lists::scales(&[0.5]), &[1.5, 3.5]),
+        (linear.clone().with("antialias", 1i64), Lists::scales(&[0.5]), &[1.625, 3.375]),
+        (nearest("floor"), Lists::scales(&[1.5]), &[1.0, 1.0, 2.0, 3.0, 3.0, 4.0]),
+        (nearest("ceil"), Lists::scales(&[1.5]), &[1.0, 2.0, 3.0, 3.0, 4.0, 4.0]),
+        (nearest("round_prefer_floor"), Lists::scales(&[2.0]), &[1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]),
+        (nearest("round_prefer_ceil"), Lists::scales(&[2.0]), &[1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 4.0]),
+        (
+            coordinates(mode("nearest"), "tf_half_pixel_for_nn").with("nearest_mode", "floor"),
+            Lists::scales(&[0.5]),
+            &[2.0, 4.0],
+        ),
+        (
+            coordinates(linear.clone(), "tf_crop_and_resize").with("extrapolation_value", 9.0f32),
+            Lists::sizes(&[4]).with_roi(&[0.5, 1.25]),
+            &[2.5, 3.25, 4.0, 9.0],
+        ),
+        (coordinates(linear.clone(), "tf_crop_and_resize"), Lists::sizes(&[1]).with_roi(&[0.0, 1.0]), &[2.5]),
+        // Not given, in the words of exporters: lists of nothing.
+        (linear.clone(), Lists { scales: Some(scales(&[])), ..Lists::sizes(&[8]) }.with_roi(&[]), &double),
+    ] {
+        assert_close(&lists.run(&x, &attrs), &f64s(&[want.len()], want), 1e-15);
+    }
+    // The cubic through a line is the line, away from the ends.
+    for a in [-0.75f32, -0.5] {
+        let got = Lists::scales(&[2.0]).run(&x, &mode("cubic").with("cubic_coeff_a", a)).to_f64();
+        assert!((got[3] + got[4] - 5.0).abs() < 1e-12 && got[3] < got[4], "{got:?}");
+    }
+    // Places outside count nothing where they are excluded.
+    let half = mode("cubic").with("exclude_outside", 1i64);
+    let got = Lists::scales(&[0.5]).run(&f64s(&[4], &[1.0; 4]), &half);
+    assert_close(&got, &f64s(&[2], &[1.0; 2]), 1e-15);
+}
+
+#[test]
+fn sizes_that_keep_the_aspect_ratio() {
+    let x = spread(&[2, 4, 6], 1);
+    for (policy, want) in [("stretch", [2, 8, 3]), ("not_larger", [2, 2, 3]), ("not_smaller", [2, 8, 12])] {
+        let attrs = mode("nearest").with("keep_aspect_ratio_policy", policy).with("axes", vec![1i64, -1]);
+        assert_eq!(Lists::sizes(&[8, 3]).run(&x, &attrs).dims(), want, "{policy}");
+    }
+}
+
+#[test]
+fn every_type() {
+    for dtype in DType::ALL {
+        let x = Tensor::from_slice(DType::F32, &[3], &[0f32, 1.0, 1.0]);
+        let to = Attrs::new().with("to", i64::from(dtype.to_onnx()));
+        let x = run_node(("", "Cast"), &[Some(&x)], 1, to).expect("it runs").remove(0);
+        let got = Lists::scales(&[2.0]).run(&x, &mode("nearest"));
+        assert_eq!((got.dtype(), got.to_f64()), (dtype, vec![0.0, 0.0, 1.0, 1.0, 1.0, 1.0]));
+    }
+    let wide = Tensor::i64(&[2], &[i64::MAX, i64::MIN + 1]);
+    assert_eq!(
+        Lists::sizes(&[3]).run(&wide, &mode("nearest")),
+        Tensor::i64(&[3], &[i64::MAX, i64::MAX, i64::MIN + 1])
+    );
+    // Truncated; what a cubic overshoots stays in range.
+    let x = Tensor::from_slice(DType::U8, &[4], &[0u8, 0, 255, 255]);
+    let got = Lists::scales(&[2.0]).run(&x, &mode("linear")).to_f64();
+    assert_eq!(got, [0.0, 0.0, 0.0, 63.0, 191.0, 255.0, 255.0, 255.0]);
+    let got = Lists::scales(&[2.0]).run(&x, &mode("cubic")).to_f64();
+    assert_eq!((got[2], got[5]), (0.0, 255.0));
+    let x = Tensor::from_slice(DType::I32, &[2], &[-3i32, 4]);
+    assert_eq!(Lists::sizes(&[1]).run(&x, &mode("linear")).to_i64(), Some(vec![0]));
+}
+
+/// What is left of an infinity next to an element that is taken as it is: nothing.
+#[test]
+fn elements_without_weight_do_not_leak() {
+    let x = f64s(&[3], &[1.0, f64::INFINITY, 3.0]);
+    let attrs = coordinates(mode("linear"), "align_corners");
+    assert_eq!(Lists::sizes(&[3]).run(&x, &attrs).to_f64(), x.to_f64());
+    let got = Lists::sizes(&[5]).run(&x, &attrs).to_f64();
+    assert_eq!((got[0], got[4]), (1.0, 3.0));
+}
+
+/// Attributes that go together, and what they are tried with.
+fn combinations() -> Vec<(Attrs, Vec<Lists>)> {
+    let mut all = Vec::new();
+    let names = [
+        "half_pixel",
+        "half_pixel_symmetric",
+        "pytorch_half_pixel",
+        "align_corners",
+        "asymmetric",
+        "tf_half_pixel_for_nn",
+        "tf_crop_and_resize",
+    ];
+    for name in names {
+        let mut methods: Vec<Attrs> = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple"]
+            .iter()
+            .map(|&nearest| mode("nearest").with("nearest_mode", nearest))
+            .collect();
+        for smooth in [mode("linear"), mode("cubic"), mode("cubic").with("cubic_coeff_a", -0.4f32)] {
+            for flags in [&[][..], &["antialias"], &["exclude_outside"], &["antialias", "exclude_outside"]] {
+                let with = |attrs: Attrs, name: &&str| attrs.with(name, 1i64);
+                methods.push(flags.iter().fold(smooth.clone(), with));
+            }
+        }
+        for attrs in methods {
+            let mut lists = vec![
+                Lists::scales(&[1.0, 2.0, 2.0]),
+                Lists::scales(&[1.0, 0.5, 1.4]),
+                Lists::scales(&[1.0, 3.0, 1.0]),
+                Lists::sizes(&[1, 7, 3]),
+            ];
+            let attrs = coordinates(attrs, name);
+            if name == "tf_crop_and_resize" {
+                let roi = [0.0, 0.1, -0.2, 1.0, 0.9, 1.3];
+                lists = lists.into_iter().map(|list| list.with_roi(&roi)).collect();
+                all.push((attrs.with("extrapolation_value", -1.5f32), lists));
+            } else {
+                all.push((attrs, lists));
+            }
+        }
+    }
+    all
+}
+
+/// Whatever way a map takes (few pieces, a table, several axes), it is its matrix; and the gradient is the transpose.
+#[test]
+fn sampling_is_what_the_matrices_say() {
+    let x = spread(&[1, 4, 5], 3);
+    for (attrs, lists) in combinations() {
+        let settings = Settings::new(&attrs).expect("valid");
+        for lists in lists {
+            let given = Given {
+                roi: lists.roi.as_ref().map(Tensor::to_f64),
+                scales: lists.scales.as_ref().map(Tensor::to_f64),
+                sizes: lists.sizes.as_ref().and_then(Tensor::to_i64),
+            };
+            let plans = settings.plan(x.dims(), &given).expect("valid");
+            // Each axis as a full matrix, and which of its rows lie outside.
+            let matrices: Vec<(Vec<f64>, Vec<bool>)> = plans
+                .iter()
+                .map(|plan| match settings.sampling(plan).expect("small") {
+                    Some((map, outside)) => (map.matrix(false), outside),
+                    None => {
+                        let (rows, columns) = (plan.target, plan.source);
+                        let one = |k: usize| f64::from(u8::from(k / columns == k % columns));
+                        ((0..rows * columns).map(one).collect(), vec![false; rows])
+                    }
+                })
+                .collect();
+            let [a, b, c]: [usize; 3] =
+                plans.iter().map(|plan| plan.target).collect::<Vec<_>>().try_into().expect("rank 3");
+            let data = x.to_f64();
+            let mut want = Vec::new();
+            for i in 0..a * b * c {
+                let at = [i / (b * c), i / c % b, i % c];
+                if (0..3).any(|axis| matrices[axis].1[at[axis]]) {
+                    want.push(-1.5);
+                    continue;
+                }
+                let mut sum = 0.0;
+                for (k, value) in data.iter().enumerate() {
+                    let from = [k / 20, k / 5 % 4, k % 5];
+                    let weight = |axis: usize| matrices[axis].0[at[axis] * x.dims()[axis] + from[axis]];
+                    sum += weight(0) * weight(1) * weight(2) * value;
+                }
+                want.push(sum);
+            }
+            let got = lists.run(&x, &attrs);
+            assert_close(&got, &f64s(&[a, b, c], &want), 1e-12);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_known_sizes_are_written_in_plain_operators() {
+    let x = spread(&[1, 4, 5], 4);
+    for (k, (attrs, lists)) in combinations().into_iter().enumerate() {
+        // Every combination with one list each, and another one each time.
+        let graph = lists[k % lists.len()].graph(&x, &attrs);
+        check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+        let gradient = gradient_of(&graph, &x);
+        assert!(gradient.nodes.iter().all(|node| node.domain.is_empty()), "{gradient}");
+    }
+}
+
+#[test]
+fn gradients_of_symbolic_sizes_are_a_node_of_their_own() {
+    let x = spread(&[1, 4, 5], 5);
+    for (k, (attrs, lists)) in combinations().into_iter().enumerate() {
+        let list = &lists[k % lists.len()];
+        let graph = symbolic(list.graph(&x, &attrs), &[Some("N"), Some("H"), Some("W")]);
+        let gradient = gradient_of(&graph, &x);
+        assert!(ops(&gradient).contains(&"ResizeGrad"), "{gradient}");
+        check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+        // With sizes, the two forms are the same.
+        let mut plain = gradient.clone();
+        let (id, shape) = (plain.inputs[0], Shape::known(x.dims()));
+        plain.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(shape));
+        check_decomposition(&plain, std::slice::from_ref(&x), 1e-12);
+    }
+    let graph =
+        symbolic(Lists::scales(&[1.0, 2.0, 2.0]).graph(&x, &mode("linear")), &[None, Some("H"), None]);
+    let error =
+        passes::decompose::standardise(&mut gradient_of(&graph, &x)).expect_err("refused").to_string();
+    assert!(error.contains("only if sizes, scales and roi are constant"), "{error}");
+}
+
+/// The sizes of axes that stay may be open.
+#[test]
+fn gradients_with_an_open_batch() {
+    let x = spread(&[2, 3, 4, 2], 6);
+    for (scale, expected) in [
+        (&[1.0, 1.0, 2.0, 2.0][..], &["Reshape", "ReduceSum"][..]),
+        (&[1.0, 1.0, 3.0, 0.5], &["MatMul", "Reshape", "ReduceSum"]),
+        (&[1.0, 1.5, 0.5, 1.0], &["Transpose", "MatMul", "Transpose", "MatMul"]),
+    ] {
+        let graph =
+            symbolic(Lists::scales(scale).graph(&x, &mode("nearest")), &[Some("N"), None, None, None]);
+        assert_eq!(ops(&gradient_of(&graph, &x)), *expected);
+        check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+    }
+    // One open size behind an axis that is split.
+    let graph = symbolic(
+        Lists::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
+        &[Some("N"), None, Some("H"), None],
+    );
+    assert_eq!(ops(&gradient_of(&graph, &x)), ["Reshape", "ReduceSum"]);
+    check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+    // Two are more than a Reshape can leave open.
+    let graph = symbolic(
+        Lists::scales(&[1.0, 2.0, 1.0, 1.0]).graph(&x, &mode("nearest")),
+        &[None, None, Some("H"), Some("W")],
+    );
+    assert_eq!(ops(&gradient_of(&graph, &x)), ["ResizeGrad"]);
+    check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+}
+
+/// Sizes, scales and roi that are given at run time are looked at when a program is made.
+#[test]
+fn lists_given_at_run_time() {
+    let x = spread(&[1, 4], 7);
+    let crop = coordinates(mode("linear"), "tf_crop_and_resize");
+    for (lists, attrs) in [
+        (Lists::scales(&[1.0, 1.7]), mode("linear")),
+        (Lists::sizes(&[2, 3]), mode("cubic")),
+        (Lists::sizes(&[2, 3]), mode("linear").with("keep_aspect_ratio_policy", "not_larger")),
+        (Lists::sizes(&[2, 3]).with_roi(&[0.0, 0.2, 1.0, 0.9]), crop),
+    ] {
+        let inputs = lists.inputs(&x);
+        let graph = one_node(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
+        let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
+        assert_eq!(run(&graph, &given).expect("it runs")[0], lists.run(&x, &attrs));
+        check_gradients(&graph, &given, &[0], &[0]);
+    }
+}
+
+#[test]
+fn nothing_to_resize() {
+    let x = spread(&[2, 3], 8);
+    assert_eq!(Lists::scales(&[1.0, 1.0]).run(&x, &mode("cubic")), x);
+    assert_eq!(Lists::sizes(&[0, 6]).run(&x, &mode("linear")).dims(), [0, 6]);
+    let empty = f64s(&[0, 3], &[]);
+    assert_eq!(Lists::scales(&[2.0, 2.0]).run(&empty, &mode("linear")).dims(), [0, 6]);
+    let graph = Lists::scales(&[2.0, 2.0]).graph(&empty, &mode("linear"));
+    let gradient = gradient_graph(&graph, &[Some(f64s(&[0, 6], &[]))], &[0]);
+    assert_eq!(run(&gradient, &[empty]).expect("it runs")[0].dims(), [0, 3]);
+    // An image of one pixel.
+    let one = f64s(&[1, 1], &[5.0]);
+    for name in ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"] {
+        for method in ["nearest", "linear", "cubic"] {
+            let got = Lists::sizes(&[2, 3]).run(&one, &coordinates(mode(method), name));
+            assert_close(&got, &f64s(&[2, 3], &[5.0; 6]), 1e-15);
+        }
+    }
+}
+
+#[test]
+fn older_versions() {
+    let x = spread(&[1, 2, 4], 9);
+    let factors = [1.0f32, 2.0, 1.5];
+    let attribute = Attrs::new().with("scales", factors.to_vec());
+    for method in ["nearest", "linear"] {
+        let simple = coordinates(mode(method), "asymmetric").with("nearest_mode", "floor");
+        let want = Lists::scales(&factors).run(&x, &simple);
+        let attrs = attribute.clone().with("mode", method);
+        let graph = one_node(7, ("", "Upsample"), &[Some(&x)], 1, attrs).expect("it can be read");
+        assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0], want);
+        for (opset, op) in [(7, "Upsample"), (8, "Upsample"), (9, "Upsample"), (10, "Resize"), (12, "Resize")]
+        {
+            assert_eq!(ops(&check_downgrade(&graph, std::slice::from_ref(&x), opset)), [op]);
+            let mut gradient = gradient_of(&graph, &x);
+            passes::infer::infer(&mut gradient).expect("valid");
+            check_downgrade(&gradient, std::slice::from_ref(&x), opset);
+        }
+        let list = scales(&factors);
+        for (opset, op) in [(9, "Upsample"), (10, "Resize")] {
+            let inputs = [Some(&x), Some(&list)];
+            let graph = one_node(opset, ("", op), &inputs, 1, mode(method)).expect("it can be read");
+            let given = [x.clone(), list.clone()];
+            assert_eq!(run(&graph, &given).expect("it runs")[0], want);
+            check_downgrade(&graph, &given, opset);
+        }
+    }
+    // Along an axis that shrinks, opset 10 takes the element above.
+    let line = f64s(&[5], &[0.0, 1.0, 2.0, 3.0, 4.0]);
+    let fewer = scales(&[0.6]);
+    let graph =
+        one_node(10, RESIZE, &[Some(&line), Some(&fewer)], 1, mode("nearest")).expect("it can be read");
+    let given = [line.clone(), fewer.clone()];
+    assert_eq!(run(&graph, &given).expect("it runs")[0].to_f64(), [0.0, 2.0, 4.0]);
+    let error = passes::versions::downgrade(&mut graph.clone(), 11).expect_err("refused").to_string();
+    assert!(error.contains("none of them grow or none shrink"), "{error}");
+
+    for (attrs, lists, oldest) in [
+        (mode("linear"), Lists::scales(&[1.0, 2.0, 0.5]), 11),
+        (mode("cubic"), Lists::sizes(&[1, 3, 3]), 11),
+        (mode("linear").with("axes", vec![-1i64, 1]), Lists::scales(&[2.0, 0.5]), 11),
+        (mode("linear").with("axes", vec![2i64]), Lists::sizes(&[7]), 11),
+        (
+            coordinates(mode("linear").with("axes", vec![2i64]), "tf_crop_and_resize"),
+            Lists::sizes(&[7]).with_roi(&[0.1, 0.9]),
+            11,
+        ),
+        (mode("linear").with("antialias", 1i64), Lists::scales(&[1.0, 1.0, 0.5]), 18),
+        (mode("nearest").with("keep_aspect_ratio_policy", "not_larger"), Lists::sizes(&[1, 2, 2]), 18),
+        (coordinates(mode("nearest"), "half_pixel_symmetric"), Lists::sizes(&[1, 2, 2]), 19),
+    ] {
+        let graph = lists.graph(&x, &attrs);
+        for opset in [oldest, 13.max(oldest), 18.max(oldest), 28] {
+            check_downgrade(&graph, std::slice::from_ref(&x), opset);
+        }
+        let error =
+            passes::versions::downgrade(&mut graph.clone(), oldest - 1).expect_err("refused").to_string();
+        assert!(error.contains(&format!("needs opset {oldest} or newer")), "{error}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let x = spread(&[2, 3], 10);
+    let crop = coordinates(mode("linear"), "tf_crop_and_resize");
+    let cases: Vec<(Lists, Attrs, &str)> = vec![
+        (Lists::default(), mode("linear"), "neither scales nor sizes are given"),
+        (
+            Lists { sizes: Some(sizes(&[1, 1])), ..Lists::scales(&[1.0, 1.0]) },
+            mode("linear"),
+            "both scales and sizes",
+        ),
+        (Lists::scales(&[2.0]), mode("linear"), "scales has 1 elements, but for 2 axes there must be 2"),
+        (Lists::sizes(&[1, 2, 3]), mode("linear"), "sizes has 3 elements, but for 2 axes there must be 2"),
+        (Lists::scales(&[2.0, 0.0]), mode("linear"), "the scale of axis 1 is 0; it must be above 0"),
+        (Lists::scales(&[-1.0, 1.0]), mode("linear"), "the scale of axis 0 is -1; it must be above 0"),
+        (Lists::scales(&[f32::NAN, 1.0]), mode("linear"), "the scale of axis 0 is NaN; it must be above 0"),
+        (Lists::scales(&[f32::INFINITY, 1.0]), mode("linear"), "the scale of axis 0 is inf"),
+        (Lists::scales(&[1e30, 1.0]), mode("linear"), "makes axis 0 too long to count"),
+        (Lists::scales(&[1e9, 1e9]), mode("linear"), "too large to address"),
+        (Lists::sizes(&[1 << 40, 1 << 40]), mode("linear"), "too large to address"),
+        (Lists::sizes(&[1, 1 << 30]), mode("linear"), "which needs more than 16777216 weights"),
+        (Lists::sizes(&[-2, 3]), mode("linear"), "the size of axis 0 is -2; it must not be negative"),
+        (Lists::sizes(&[2, 3]), crop.clone(), "roi is missing"),
+        (
+            Lists::sizes(&[2, 3]).with_roi(&[0.0, 1.0]),
+            crop.clone(),
+            "roi has 2 elements, but for 2 axes there must be 4",
+        ),
+        (
+            Lists::sizes(&[2, 3]).with_roi(&[0.0, 0.0, 1.0, f32::NAN]),
+            crop.clone(),
+            "roi of axis 1 goes from 0 to NaN",
+        ),
+        (
+            Lists::scales(&[2.0, 2.0]),
+            mode("quintic"),
+            "mode is \"quintic\"; defined are nearest, linear, cubic",
+        ),
+        (
+            Lists::scales(&[2.0, 2.0]),
+            coordinates(mode("linear"), "polar"),
+            "coordinate_transformation_mode is \"polar\"",
+        ),
+        (Lists::scales(&[2.0, 2.0]), mode("nearest").with("antialias", 1i64), "antialias is for modes"),
+        (Lists::scales(&[2.0, 2.0]), mode("linear").with("axes", vec![0i64, -2]), "axis 0 is named twice"),
+        (Lists::scales(&[2.0]), mode("linear").with("axes", vec![2i64]), "axis 2 is out of range for rank 2"),
+    ];
+    for (lists, attrs, sentence) in cases {
+        let failure = run_node(RESIZE, &lists.inputs(&x), 1, attrs).expect_err(sentence);
+        let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+        assert!(error.to_string().contains(sentence), "{error}");
+    }
+    let empty = f64s(&[0, 3], &[]);
+    let failure = run_node(RESIZE, &Lists::sizes(&[1, 3]).inputs(&empty), 1, mode("linear"));
+    assert!(matches!(failure, Err(Failure::Prepare(_))));
+    let error =
+        one_node(10, ("", "Upsample"), &[Some(&x)], 1, Attrs::new()).expect_err("refused").to_string();
+    assert!(error.contains("Upsample ended with opset 10; Resize takes its place"), "{error}");
+    let smaller = Attrs::new().with("scales", vec![1.0f32, 0.5]);
+    let error = one_node(7, ("", "Upsample"), &[Some(&x)], 1, smaller).expect_err("refused").to_string();
+    assert!(error.contains("a scale is 0.5; it must be 1 or more"), "{error}");
+}

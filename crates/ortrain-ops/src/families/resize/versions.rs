@@ -1,0 +1,162 @@
+//! Resize in the words of older opsets, and Upsample.
+
+use ortrain_graph::{Attrs, Tensor, ValueId};
+
+use super::sampling::{Coordinates, Method, Nearest, Policy, Settings, fitting};
+use super::{ROI, SCALES, SIZES, is_empty_list};
+use crate::OpError;
+use crate::rewrite::Rewrite;
+
+/// The attributes that say what Upsample, and Resize before opset 11, mean.
+fn old_attrs(rw: &Rewrite<'_>) -> Result<Attrs, OpError> {
+    let mode = rw.attrs().string("mode")?.unwrap_or("nearest");
+    if !["nearest", "linear"].contains(&mode) {
+        return Err(OpError::invalid(format!("mode is {mode:?}; defined are nearest, linear")));
+    }
+    let attrs = Attrs::new().with("mode", mode).with("coordinate_transformation_mode", "asymmetric");
+    Ok(attrs.with("nearest_mode", "simple"))
+}
+
+pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 11 {
+        let attrs = old_attrs(rw)?;
+        rw.same(&[Some(rw.required(0)?), None, Some(rw.required(1)?)], attrs);
+    }
+    Ok(())
+}
+
+pub(super) fn upgrade_upsample(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let scales = match rw.attrs().floats("scales")? {
+        Some(scales) => {
+            if let Some(scale) = scales.iter().find(|&&scale| scale.is_nan() || scale < 1.0) {
+                return Err(OpError::invalid(format!("a scale is {scale}; it must be 1 or more")));
+            }
+            let scales = Tensor::f32(&[scales.len()], scales);
+            rw.constant("scales", scales)
+        }
+        None => rw.required(1)?,
+    };
+    rw.renamed("", "Resize", &[Some(rw.required(0)?), None, Some(scales)], old_attrs(rw)?);
+    Ok(())
+}
+
+pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let version = rw.version();
+    let settings = Settings::new(rw.attrs())?;
+    let x = rw.required(0)?;
+    let present = |rw: &Rewrite<'_>, k: usize| rw.input(k).filter(|&id| !is_empty_list(rw.shape(id)));
+    let scales = present(rw, SCALES);
+    let numbers = scales.and_then(|id| rw.constant_of(id)).map(Tensor::to_f64);
+    let mut attrs = rw.attrs().clone();
+    let needs = |what: &str, opset: i64| OpError::unsupported(format!("{what} needs opset {opset} or newer"));
+    if version < 11 {
+        let simple = match settings.method {
+            Method::Linear => true,
+            Method::Nearest(mode) => mode == Nearest::Simple,
+            Method::Cubic(_) => false,
+        };
+        let plain = simple && settings.coordinates == Coordinates::Asymmetric && !settings.antialias;
+        let all_axes = settings.axes.is_none() && !settings.exclude_outside;
+        let (Some(scales), true, true) = (scales, plain, all_axes) else {
+            return Err(needs("a Resize like this", 11));
+        };
+        let mode = Attrs::new().with("mode", rw.attrs().string("mode")?.unwrap_or("nearest"));
+        if version >= 10 {
+            if rw.node().inputs.len() != 2 {
+                rw.same(&[Some(x), Some(scales)], mode);
+            }
+        } else if version >= 9 {
+            rw.renamed("", "Upsample", &[Some(x), Some(scales)], mode);
+        } else {
+            let message = || OpError::unsupported("scales computed at run time need opset 9 or newer");
+            let scales = numbers.ok_or_else(message)?.iter().map(|&scale| scale as f32).collect::<Vec<_>>();
+            rw.renamed("", "Upsample", &[Some(x)], mode.with("scales", scales));
+        }
+        return Ok(());
+    }
+    if settings.method == Method::Nearest(Nearest::Simple) {
+        let numbers = numbers.unwrap_or_default();
+        let mode = match (numbers.iter().any(|&s| s < 1.0), numbers.iter().any(|&s| s > 1.0)) {
+            (_, false) if !numbers.is_empty() => "ceil",
+            (false, true) => "floor",
+            _ => {
+                return Err(OpError::unsupported(
+                    "the nearest elements of opset 10 can be named in a newer one only if all scales are constant, and \
+                     none of them grow or none shrink",
+                ));
+            }
+        };
+        attrs = attrs.with("nearest_mode", mode);
+    }
+    if version < 19 && settings.coordinates == Coordinates::HalfPixelSymmetric {
+        return Err(needs("coordinate_transformation_mode \"half_pixel_symmetric\"", 19));
+    }
+    let mut inputs: Vec<Option<ValueId>> = rw.node().inputs.to_vec();
+    if version < 18 {
+        for (name, set) in [
+            ("antialias", settings.antialias),
+            ("keep_aspect_ratio_policy", settings.policy != Policy::Stretch),
+        ] {
+            if set {
+                return Err(needs(name, 18));
+            }
+            attrs.0.remove(name);
+        }
+        if settings.axes.is_some() {
+            all_axes(rw, &settings, x, &mut inputs)?;
+            attrs.0.remove("axes");
+        }
+    }
+    if version < 13 {
+        // Both had to be there, if only as lists of nothing.
+        inputs.resize(inputs.len().max(3), None);
+        for k in [ROI, SCALES] {
+            if inputs[k].is_none() {
+                inputs[k] = Some(rw.constant("none", Tensor::f32(&[0], &[])));
+            }
+        }
+    }
+    if inputs.as_slice() != rw.node().inputs.as_slice() || attrs != *rw.attrs() {
+        rw.same(&inputs, attrs);
+    }
+    Ok(())
+}
+
+/// Roi, scales and sizes for every axis, from those for some.
+fn all_axes(
+    rw: &mut Rewrite<'_>,
+    settings: &Settings,
+    x: ValueId,
+    inputs: &mut [Option<ValueId>],
+) -> Result<(), OpError> {
+    let refused = "axes need opset 18 or newer, unless all else is constant";
+    let refused = || OpError::unsupported(refused);
+    let shape = rw.shape(x).cloned().ok_or_else(refused)?;
+    let (axes, rank) = (settings.axes(shape.rank())?, shape.rank());
+    for (k, input) in inputs.iter_mut().enumerate().skip(ROI) {
+        let Some(id) = input.filter(|&id| !is_empty_list(rw.shape(id))) else { continue };
+        let some = rw.constant_of(id).cloned().ok_or_else(refused)?;
+        let each = if k == ROI { 2 } else { 1 };
+        fitting("the list", &some.to_f64(), axes.len(), each)?;
+        let tensor = if let (SIZES, Some(sizes)) = (k, some.to_i64()) {
+            let known: Option<Vec<i64>> =
+                shape.iter().map(|dim| dim.known().map(|size| size as i64)).collect();
+            let mut all = known.ok_or_else(refused)?;
+            for (&axis, size) in axes.iter().zip(sizes) {
+                all[axis] = size;
+            }
+            Tensor::i64(&[rank], &all)
+        } else {
+            let mut all = vec![1f32; each * rank];
+            if k == ROI {
+                all[..rank].fill(0.0);
+            }
+            for (n, value) in some.to_f64().into_iter().enumerate() {
+                all[n / axes.len() * rank + axes[n % axes.len()]] = value as f32;
+            }
+            Tensor::f32(&[each * rank], &all)
+        };
+        *input = Some(rw.constant("all", tensor));
+    }
+    Ok(())
+}
