@@ -38,6 +38,16 @@ fn unary(cases: &mut Vec<Case>) {
         ("Tanh", Signed),
         ("Gelu", Signed),
         ("Identity", Signed),
+        ("LeakyRelu", Signed),
+        ("Elu", Signed),
+        ("Selu", Signed),
+        ("Celu", Signed),
+        ("Softplus", Signed),
+        ("Softsign", Signed),
+        ("HardSigmoid", Signed),
+        ("HardSwish", Signed),
+        ("Mish", Signed),
+        ("ThresholdedRelu", Signed),
     ] {
         for dims in [&[2, 3][..], &[], &[1], &[5, 0], &[2, 1, 7]] {
             cases.push(single(op, &format!("{dims:?}"), &[(dims, fill.clone())], Attrs::new()));
@@ -244,7 +254,7 @@ fn shapes(cases: &mut Vec<Case>) {
 
 fn reductions(cases: &mut Vec<Case>) {
     use Fill::Signed;
-    for op in ["ReduceSum", "ReduceMean"] {
+    for op in ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"] {
         for keepdims in [0i64, 1] {
             let attrs = Attrs::new().with("keepdims", keepdims);
             for axes in [&[0i64][..], &[1], &[-1], &[0, 2], &[0, 1, 2], &[1, 2]] {
@@ -268,7 +278,9 @@ fn reductions(cases: &mut Vec<Case>) {
         cases.push(single(op, "no axes, no reduction", &[(&[2, 3], Signed)], attrs));
         cases.push(with_ints(op, "size 1", &[2, 1, 3], &[&[1]], Attrs::new()));
     }
-    cases.push(with_ints("ReduceSum", "empty axis", &[2, 0], &[&[1]], Attrs::new()));
+    for op in ["ReduceSum", "ReduceMax"] {
+        cases.push(with_ints(op, "empty axis", &[2, 0], &[&[1]], Attrs::new()));
+    }
     for op in ["Softmax", "LogSoftmax"] {
         for axis in [-1i64, 0, 1, 2] {
             let attrs = Attrs::new().with("axis", axis);
@@ -485,13 +497,87 @@ fn normalization(cases: &mut Vec<Case>) {
     }
 }
 
+fn bounded(cases: &mut Vec<Case>) {
+    for (dims, slope) in [(&[2, 3][..], &[3][..]), (&[2, 3, 4], &[3, 1]), (&[5], &[]), (&[0, 3], &[3])] {
+        let inputs = [(dims, Fill::Signed), (slope, Fill::Positive)];
+        cases.push(single("PRelu", &format!("{dims:?} and {slope:?}"), &inputs, Attrs::new()));
+    }
+    for [low, high] in [[None, None], [Some(-0.6), None], [None, Some(0.7)], [Some(-0.6), Some(0.7)]] {
+        for constant in [false, true] {
+            let mut b =
+                CaseBuilder::new("Clip", &format!("{low:?} to {high:?}, constant {constant}")).dynamic();
+            let x = b.float(&[3, 4], &Fill::Signed);
+            let mut bound = |bound: Option<f64>| {
+                bound.map(|bound| match constant {
+                    true => b.constant(Tensor::f32(&[], &[bound as f32])),
+                    false => b.float(&[], &Fill::Exactly(vec![bound])),
+                })
+            };
+            let inputs = [Some(x), bound(low), bound(high)];
+            let y = b.node_with("", "Clip", &inputs, 1, Attrs::new());
+            cases.push(b.outputs(&y));
+        }
+    }
+}
+
+fn images(cases: &mut Vec<Case>) {
+    for mode in ["constant", "reflect", "edge", "wrap"] {
+        let attrs = Attrs::new().with("mode", mode);
+        for (name, pads) in [
+            ("spatial axes", [0i64, 0, 1, 2, 0, 0, 2, 1]),
+            ("negative pads", [0, 0, -1, 1, 0, 0, 1, -2]),
+            ("every axis", [1, 1, 1, 1, 0, 1, 0, 2]),
+            ("nothing", [0; 8]),
+        ] {
+            cases.push(with_ints("Pad", &format!("{mode}, {name}"), &[2, 3, 4, 5], &[&pads], attrs.clone()));
+        }
+        let mut b = CaseBuilder::new("Pad", &format!("{mode}, dynamic batch, its axes named")).dynamic();
+        let x = b.float(&[2, 3, 4], &Fill::Signed);
+        let (pads, axes) = (b.ints(&[2, 1]), b.ints(&[-1]));
+        let inputs = [Some(x), Some(pads), None, Some(axes)];
+        let y = b.node_with("", "Pad", &inputs, 1, attrs);
+        cases.push(b.outputs(&y));
+    }
+    let mut b = CaseBuilder::new("Pad", "a constant that is trained");
+    let x = b.float(&[2, 3], &Fill::Signed);
+    let (pads, value) = (b.ints(&[0, 1, 1, 2]), b.float(&[], &Fill::Positive));
+    let y = b.node("Pad", &[x, pads, value], Attrs::new());
+    cases.push(b.outputs(&[y]));
+
+    for mode in ["nearest", "linear", "cubic"] {
+        for (name, scales) in [
+            ("doubled", [1f32, 1.0, 2.0, 2.0]),
+            ("halved", [1.0, 1.0, 0.5, 0.5]),
+            ("odd", [1.0, 1.0, 1.3, 0.7]),
+        ] {
+            let mut b = CaseBuilder::new("Resize", &format!("{mode}, {name}, dynamic batch")).dynamic();
+            let x = b.float(&[2, 2, 4, 6], &Fill::Signed);
+            let scales = b.constant(Tensor::f32(&[4], &scales));
+            let inputs = [Some(x), None, Some(scales)];
+            let y = b.node_with("", "Resize", &inputs, 1, Attrs::new().with("mode", mode));
+            cases.push(b.outputs(&y));
+        }
+    }
+}
+
 /// Every case.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for list in
-        [unary, binary, matmul, shapes, reductions, losses, indexing, dropout, convolution, normalization]
-    {
+    for list in [
+        unary,
+        binary,
+        matmul,
+        shapes,
+        reductions,
+        losses,
+        indexing,
+        dropout,
+        convolution,
+        normalization,
+        bounded,
+        images,
+    ] {
         list(&mut all);
     }
     all

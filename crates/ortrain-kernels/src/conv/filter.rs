@@ -311,7 +311,7 @@ impl<T: Real> FilterGradient<T> {
         to: *mut T,
         add: bool,
     ) {
-        let Micro { mr, nr, run } = self.micro;
+        let Micro { mr, nr, run, .. } = self.micro;
         let pitch = self.layout.pitch;
         let height = m.div_ceil(m.div_ceil(mr));
         for j in (0..n).step_by(nr) {

@@ -442,7 +442,7 @@ impl<T: Real> Product<T> {
         worker: usize,
     ) {
         let &Product { layout: Layout { pitch, .. }, height, .. } = self;
-        let Micro { mr, nr, run } = self.micro;
+        let Micro { mr, nr, run, .. } = self.micro;
         let scratch = parts.of(worker);
         let depth = step.depth();
         let plane = self.finish.plane;

@@ -1,0 +1,368 @@
+//! Activations, Clip, extremes, Pad and Resize over random combinations of attributes: gradients against central
+//! differences, every backend against the reference evaluator, gradients in plain ONNX, and absurd attributes.
+
+use std::sync::Arc;
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Shape, Tensor, ValueType};
+use ortrain_ops::{Role, Specialiser};
+use ortrain_program::Backend;
+use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+fn every_level() -> Vec<Arc<dyn Backend>> {
+    ortrain_kernels::Isa::available()
+        .into_iter()
+        .map(|isa| Arc::new(ortrain_cpu::Cpu::with_isa(isa)) as Arc<dyn Backend>)
+        .collect()
+}
+
+fn passes(outcome: Result<(), String>) -> Result<(), TestCaseError> {
+    outcome.map_err(TestCaseError::fail)
+}
+
+/// Gradients, in plain ONNX too where sizes are known, and every backend.
+fn check(case: &Case, sizes_known: bool) -> Result<(), TestCaseError> {
+    passes(check_gradient(case).map(drop))?;
+    if sizes_known {
+        passes(check_standard(case))?;
+    }
+    for backend in every_level() {
+        passes(check_backend(case, &backend, true))?;
+    }
+    Ok(())
+}
+
+/// Names every size of the first input instead of giving it.
+fn without_sizes(mut case: Case) -> Case {
+    let id = case.graph.inputs[0];
+    let value = case.graph.value_mut(id);
+    let rank = value.ty.shape().expect("declared").rank();
+    let symbols: Shape = (0..rank).map(|axis| Dim::symbol(&format!("s{axis}"))).collect();
+    value.ty = ValueType::Tensor(case.inputs[0].dtype(), Some(symbols));
+    case
+}
+
+fn dims(most: usize) -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(1..6usize, 1..=most)
+}
+
+/// Activations with attributes whose kinks lie where no element is tried.
+fn activation() -> impl Strategy<Value = (&'static str, Attrs)> {
+    let alpha = |ops: &'static [&'static str]| {
+        (select(ops), select(vec![-0.83f32, 0.17, 1.0, 2.31]))
+            .prop_map(|(op, alpha)| (op, Attrs::new().with("alpha", alpha)))
+    };
+    prop_oneof![
+        select(&["Softplus", "Softsign", "HardSwish", "Mish", "Selu", "Gelu"][..])
+            .prop_map(|op| (op, Attrs::new())),
+        alpha(&["LeakyRelu", "Elu", "Celu", "Selu", "HardSigmoid", "ThresholdedRelu"]),
+        select(vec![0.21f32, -1.6]).prop_map(|gamma| ("Selu", Attrs::new().with("gamma", gamma))),
+        select(vec![0.11f32, 0.93]).prop_map(|beta| ("HardSigmoid", Attrs::new().with("beta", beta))),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Padding {
+    dims: Vec<usize>,
+    mode: &'static str,
+    /// Before and after each axis, cut down to what the mode allows.
+    ends: Vec<[i64; 2]>,
+    /// Whether only the axes with pads are named, the last one first.
+    named: bool,
+    value: bool,
+    unknown: bool,
+}
+
+fn padding() -> impl Strategy<Value = Padding> {
+    let mode = select(&["constant", "reflect", "edge", "wrap"][..]);
+    let ends = prop::collection::vec([-2..4i64, -2..4i64], 4);
+    (dims(4), mode, ends, any::<[bool; 3]>()).prop_map(|(dims, mode, mut ends, [named, value, unknown])| {
+        ends.truncate(dims.len());
+        for (ends, &size) in ends.iter_mut().zip(&dims) {
+            let left = size as i64 + ends[0].min(0) + ends[1].min(0);
+            let most = if mode == "reflect" { left - 1 } else { i64::MAX };
+            if left < 1 || ends[0] > most || ends[1] > most {
+                *ends = [0, 0];
+            }
+        }
+        Padding { dims, mode, ends, named, value, unknown }
+    })
+}
+
+impl Padding {
+    fn case(&self, dtype: DType) -> Case {
+        let mut b = CaseBuilder::new("Pad", &format!("{self:?}"));
+        let x = b.input(dtype, &self.dims, &Fill::Signed);
+        let chosen: Vec<usize> = match self.named {
+            true => (0..self.dims.len()).rev().filter(|&axis| self.ends[axis] != [0, 0]).collect(),
+            false => (0..self.dims.len()).collect(),
+        };
+        let end = |k: usize| chosen.iter().map(move |&axis| self.ends[axis][k]);
+        let pads = b.ints(&end(0).chain(end(1)).collect::<Vec<_>>());
+        let mut inputs = vec![Some(x), Some(pads)];
+        let value = (self.value && self.mode == "constant").then(|| b.input(dtype, &[1], &Fill::Positive));
+        inputs.push(value);
+        if self.named {
+            let back: Vec<i64> = chosen.iter().map(|&axis| axis as i64 - self.dims.len() as i64).collect();
+            inputs.push(Some(b.ints(&back)));
+        }
+        let y = b.node_with("", "Pad", &inputs, 1, Attrs::new().with("mode", self.mode));
+        let case = b.outputs(&y);
+        if self.unknown { without_sizes(case) } else { case }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Resizing {
+    dims: Vec<usize>,
+    attrs: Attrs,
+    /// The axes that are resized, and by how much.
+    axes: Vec<(usize, f32)>,
+    by_sizes: bool,
+    unknown: bool,
+}
+
+fn resizing() -> impl Strategy<Value = Resizing> {
+    let mode = select(&["nearest", "linear", "cubic"][..]);
+    let nearest = select(&["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"][..]);
+    let coordinates = select(
+        &[
+            "half_pixel",
+            "half_pixel_symmetric",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_half_pixel_for_nn",
+            "tf_crop_and_resize",
+        ][..],
+    );
+    let policy = select(&["stretch", "stretch", "not_larger", "not_smaller"][..]);
+    let scales = prop::collection::vec(select(vec![1.0f32, 1.0, 2.0, 3.0, 0.5, 1.3, 0.6, 2.7]), 4);
+    let cubic = select(vec![-0.75f32, -0.5]);
+    (dims(4), (mode, nearest, coordinates, policy, cubic), scales, any::<[bool; 5]>()).prop_map(
+        |(dims, (mode, nearest, coordinates, policy, cubic), scales, flags)| {
+            let [antialias, exclude_outside, by_sizes, unknown, backwards] = flags;
+            let antialias = antialias && mode != "nearest";
+            let mut axes: Vec<(usize, f32)> = scales.into_iter().enumerate().take(dims.len()).collect();
+            if backwards {
+                // The last axis first, and not all of them.
+                axes.reverse();
+                axes.truncate(2);
+            }
+            let mut attrs = Attrs::new()
+                .with("mode", mode)
+                .with("nearest_mode", nearest)
+                .with("coordinate_transformation_mode", coordinates)
+                .with("keep_aspect_ratio_policy", policy)
+                .with("cubic_coeff_a", cubic)
+                .with("antialias", i64::from(antialias))
+                .with("exclude_outside", i64::from(exclude_outside))
+                .with("extrapolation_value", 0.7f32);
+            if backwards {
+                attrs = attrs.with("axes", axes.iter().map(|&(axis, _)| axis as i64).collect::<Vec<_>>());
+            }
+            Resizing { dims, attrs, axes, by_sizes, unknown }
+        },
+    )
+}
+
+impl Resizing {
+    fn case(&self, dtype: DType) -> Case {
+        let mut b = CaseBuilder::new("Resize", &format!("{self:?}"));
+        let x = b.input(dtype, &self.dims, &Fill::Signed);
+        let count = self.axes.len();
+        let ends: Vec<f32> = (0..2 * count).map(|k| if k < count { -0.1 } else { 0.9 }).collect();
+        let roi = b.constant(Tensor::f32(&[2 * count], &ends));
+        let mut inputs = vec![Some(x), Some(roi)];
+        if self.by_sizes {
+            let size = |&(axis, scale): &(usize, f32)| (self.dims[axis] as f32 * scale).max(1.0) as i64;
+            let sizes = b.ints(&self.axes.iter().map(size).collect::<Vec<_>>());
+            inputs.extend([None, Some(sizes)]);
+        } else {
+            let scales: Vec<f32> = self.axes.iter().map(|&(_, scale)| scale).collect();
+            inputs.push(Some(b.constant(Tensor::f32(&[count], &scales))));
+        }
+        let y = b.node_with("", "Resize", &inputs, 1, self.attrs.clone());
+        let case = b.outputs(&y);
+        if self.unknown { without_sizes(case) } else { case }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn activations((op, attrs) in activation(), dims in dims(3)) {
+        let mut b = CaseBuilder::new(op, &format!("{attrs:?} {dims:?}")).dynamic();
+        let x = b.float(&dims, &Fill::Signed);
+        let y = b.node(op, &[x], attrs);
+        check(&b.outputs(&[y]), true)?;
+    }
+
+    #[test]
+    fn slopes_of_prelu(dims in dims(4), ones in any::<[bool; 4]>(), lead in 0..4usize) {
+        let slope: Vec<usize> =
+            dims.iter().zip(ones).map(|(&dim, one)| if one { 1 } else { dim }).skip(lead).collect();
+        let mut b = CaseBuilder::new("PRelu", &format!("{dims:?} by {slope:?}"));
+        let x = b.float(&dims, &Fill::Signed);
+        let w = b.float(&slope, &Fill::Positive);
+        let y = b.node("PRelu", &[x, w], Attrs::new());
+        check(&b.outputs(&[y]), true)?;
+    }
+
+    #[test]
+    fn bounds(dims in dims(3), low in select(vec![None, Some(-0.71), Some(1.13)]),
+              high in select(vec![None, Some(0.39), Some(-1.21)]), trained: bool) {
+        let mut b = CaseBuilder::new("Clip", &format!("{dims:?} from {low:?} to {high:?}, {trained}"));
+        let x = b.float(&dims, &Fill::Signed);
+        let mut bound = |bound: Option<f64>| bound.map(|bound| match trained {
+            true => b.float(&[], &Fill::Exactly(vec![bound])),
+            false => b.constant(Tensor::f32(&[], &[bound as f32])),
+        });
+        let inputs = [Some(x), bound(low), bound(high)];
+        let y = b.node_with("", "Clip", &inputs, 1, Attrs::new());
+        check(&b.outputs(&y), true)?;
+    }
+
+    #[test]
+    fn extremes(dims in dims(4), chosen in any::<[bool; 4]>(), flags in any::<[bool; 4]>()) {
+        let [max, keepdims, noop, unknown] = flags;
+        let op = if max { "ReduceMax" } else { "ReduceMin" };
+        let axes: Vec<i64> = (0..dims.len()).filter(|&axis| chosen[axis]).map(|axis| axis as i64).collect();
+        let mut b = CaseBuilder::new(op, &format!("{dims:?} along {axes:?}, {flags:?}"));
+        let x = b.float(&dims, &Fill::Signed);
+        let axes = b.ints(&axes);
+        let attrs = Attrs::new()
+            .with("keepdims", i64::from(keepdims))
+            .with("noop_with_empty_axes", i64::from(noop));
+        let y = b.node(op, &[x, axes], attrs);
+        let case = b.outputs(&[y]);
+        check(&if unknown { without_sizes(case) } else { case }, true)?;
+    }
+
+    #[test]
+    fn paddings(padding in padding()) {
+        check(&padding.case(DType::F32), true)?;
+    }
+
+    #[test]
+    fn resizings(resizing in resizing()) {
+        check(&resizing.case(DType::F32), !resizing.unknown)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Other types than float32 take the same way through the instructions.
+    #[test]
+    fn other_types(padding in padding(), mut resizing in resizing(), dtype in select(DType::ALL.to_vec())) {
+        if !dtype.is_float() {
+            // Weighted sums of integers are truncated, which rounding decides.
+            resizing.attrs = resizing.attrs.with("mode", "nearest").with("antialias", 0i64);
+        }
+        for case in [padding.case(dtype), resizing.case(dtype)] {
+            for backend in every_level() {
+                passes(check_backend(&case, &backend, false))?;
+            }
+        }
+    }
+}
+
+/// Numbers of which some are far out.
+fn wild() -> impl Strategy<Value = i64> {
+    select(vec![-7, -1, 0, 0, 1, 1, 2, 3, 1 << 20, 1 << 31, 1 << 40, 1 << 62, i64::MAX, i64::MIN])
+}
+
+/// Scales of which some are absurd.
+fn wild_scale() -> impl Strategy<Value = f32> {
+    select(vec![
+        1.0f32,
+        1.0,
+        2.0,
+        0.3,
+        0.0,
+        -1.0,
+        1e-30,
+        1e7,
+        1e30,
+        f32::NAN,
+        f32::INFINITY,
+        f32::MIN_POSITIVE,
+    ])
+}
+
+/// More elements than this are not made for a test.
+const MOST: usize = 1 << 16;
+
+/// There is an answer or a sentence: for shapes, instructions, and gradients.
+fn is_answered(mut graph: Graph, inputs: &[Tensor]) -> Result<(), TestCaseError> {
+    if ortrain_ops::passes::infer::infer(&mut graph).is_err() {
+        return Ok(());
+    }
+    let known = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete);
+    if known.is_some_and(|dims| dims.iter().product::<usize>() > MOST) {
+        return Ok(());
+    }
+    let roles = |graph: &Graph| vec![Role::User; graph.inputs.len()];
+    let Ok(forward) = Specialiser::new(graph.clone(), roles(&graph)).schedule(inputs) else { return Ok(()) };
+    let dims = forward.slots[forward.outputs[0].0 as usize].ty.as_ref().expect("known").1.clone();
+    let seed = graph.add_value("seed", ValueType::tensor(DType::F32, &dims));
+    graph.inputs.push(seed);
+    let (output, targets) = (graph.outputs[0], [graph.inputs[0]]);
+    let found = ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
+    let Ok(found) = found else { return Ok(()) };
+    graph.outputs = found.into_iter().flatten().collect();
+    let mut given = inputs.to_vec();
+    given.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
+    let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
+    prop_assert!(made.is_ok(), "{:?}", made.err());
+    if ortrain_ops::passes::decompose::standardise(&mut graph).is_ok() {
+        let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
+        prop_assert!(made.is_ok(), "{:?}", made.err());
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn wild_pads_are_answered(padding in padding(), pads in prop::collection::vec(wild(), 0..9),
+                              axes in prop::option::of(prop::collection::vec(-5..5i64, 0..4)), fits: bool) {
+        let mut b = CaseBuilder::new("Pad", "wild");
+        let x = b.float(&padding.dims, &Fill::Signed);
+        let count = axes.as_ref().map_or(padding.dims.len(), Vec::len);
+        let pads = if fits { pads.iter().copied().chain([0; 9]).take(2 * count).collect() } else { pads };
+        let mut inputs = vec![Some(x), Some(b.ints(&pads)), None];
+        if let Some(axes) = axes {
+            inputs.push(Some(b.ints(&axes)));
+        }
+        let y = b.node_with("", "Pad", &inputs, 1, Attrs::new().with("mode", padding.mode));
+        let case = b.outputs(&y);
+        is_answered(case.graph, &case.inputs)?;
+    }
+
+    #[test]
+    fn wild_scales_are_answered(resizing in resizing(), scales in prop::collection::vec(wild_scale(), 0..5),
+                                sizes in prop::collection::vec(wild(), 0..5), by_sizes: bool, fits: bool,
+                                roi in prop::collection::vec(wild_scale(), 0..9)) {
+        let mut b = CaseBuilder::new("Resize", "wild");
+        let x = b.float(&resizing.dims, &Fill::Signed);
+        let count = resizing.axes.len();
+        let fill = |list: Vec<f32>, n: usize| -> Vec<f32> {
+            if fits { list.into_iter().chain([1.0; 9]).take(n).collect() } else { list }
+        };
+        let (scales, roi) = (fill(scales, count), fill(roi, 2 * count));
+        let sizes = if fits { sizes.into_iter().chain([2; 9]).take(count).collect() } else { sizes };
+        let mut inputs = vec![Some(x), Some(b.constant(Tensor::f32(&[roi.len()], &roi)))];
+        match by_sizes {
+            true => inputs.extend([None, Some(b.ints(&sizes))]),
+            false => inputs.push(Some(b.constant(Tensor::f32(&[scales.len()], &scales)))),
+        }
+        let y = b.node_with("", "Resize", &inputs, 1, resizing.attrs.clone());
+        let case = b.outputs(&y);
+        is_answered(case.graph, &case.inputs)?;
+    }
+}
