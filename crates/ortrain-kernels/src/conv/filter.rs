@@ -5,6 +5,8 @@
 //! whichever wastes less. Sums that are long while the filter is small are made in parts by several tasks, and the
 //! parts added in order.
 
+use std::sync::Arc;
+
 use ortrain_expr::{DType, OutOfRange};
 
 use super::copy::{Rows, fill, lines, rows, total, turn};
@@ -40,7 +42,7 @@ struct Step {
 }
 
 pub(super) struct FilterGradient<T: 'static> {
-    finish: Finish,
+    finish: Arc<Finish>,
     micro: Micro<T>,
     isa: Isa,
     patches: Patches,
@@ -81,19 +83,19 @@ struct Layout {
 }
 
 impl<T: Real> FilterGradient<T> {
-    /// `finish` comes back if another way is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Finish) -> Result<FilterGradient<T>, Finish> {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient<T>> {
         let shape = &desc.shape;
         let micro = T::micro(isa);
         let Micro { mr, nr, .. } = micro;
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        let Some(mut patches) = Patches::new(shape, desc.b == real) else { return Err(finish) };
+        let mut patches = Patches::new(shape, desc.b == real)?;
         let (groups, m, c) = (shape.groups, shape.channels_out, shape.channels_in);
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
         let plane = patches.positions();
         let n = plane * shape.batch;
         if patches.phases.is_empty() || groups * m * c * n == 0 {
-            return Err(finish);
+            return None;
         }
         let alive = patches.phases[0].taps.len();
         let cost = |rows: usize, columns: usize| 10 * rows * columns.div_ceil(nr) + 4 * columns;
@@ -158,8 +160,8 @@ impl<T: Real> FilterGradient<T> {
             let tasks = parts.parts * groups * ins.parts * outs.parts;
             layout.shared = (tasks * size * T::BYTES).next_multiple_of(ALIGN);
         }
-        Ok(FilterGradient {
-            finish,
+        Some(FilterGradient {
+            finish: Arc::clone(finish),
             micro,
             isa,
             patches,

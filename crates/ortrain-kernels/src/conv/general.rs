@@ -1,6 +1,7 @@
 //! Any convolution, element by element packed.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange};
 
@@ -20,7 +21,7 @@ const COLUMNS: usize = 256;
 pub(super) struct General<T: 'static> {
     shape: ConvShape,
     dtypes: [DType; 2],
-    finish: Finish,
+    finish: Arc<Finish>,
     micro: Micro<T>,
     /// Rows, columns and depth of a group's product.
     m: usize,
@@ -33,7 +34,7 @@ pub(super) struct General<T: 'static> {
 }
 
 impl<T: Real> General<T> {
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Finish) -> General<T> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Arc<Finish>) -> General<T> {
         let shape = &desc.shape;
         let micro = T::micro(isa);
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();

@@ -13,6 +13,7 @@ mod patches;
 mod product;
 
 use std::fmt;
+use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Nest, OutOfRange, Type};
 
@@ -79,8 +80,8 @@ impl ConvKernel {
         }
         // Empty tensors, too, must have sizes that can be counted.
         let countless = |dims: &Dims| {
-            let sizes = dims.iter().filter(|&&dim| dim > 0);
-            sizes.fold(Some(1usize), |n, &dim| n?.checked_mul(dim)).is_none()
+            let mut sizes = dims.iter().filter(|&&dim| dim > 0);
+            sizes.try_fold(1usize, |n, &dim| n.checked_mul(dim)).is_none()
         };
         if desc.shape.operands().iter().any(countless) {
             return Err("tensors that are too large to count".to_owned());
@@ -134,16 +135,13 @@ impl ConvKernel {
 }
 
 fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn Engine>, String> {
-    let finish = Finish::new::<T>(desc, isa)?;
-    let finish = match desc.shape.pass {
-        ConvPass::Output | ConvPass::InputGradient => match Product::<T>::new(desc, isa, finish) {
-            Ok(engine) => return Ok(Box::new(engine)),
-            Err(finish) => finish,
-        },
-        ConvPass::FilterGradient => match FilterGradient::<T>::new(desc, isa, finish) {
-            Ok(engine) => return Ok(Box::new(engine)),
-            Err(finish) => finish,
-        },
+    let finish = Arc::new(Finish::new::<T>(desc, isa)?);
+    fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
+        Box::new(engine)
+    }
+    let engine = match desc.shape.pass {
+        ConvPass::Output | ConvPass::InputGradient => Product::<T>::new(desc, isa, &finish).map(boxed),
+        ConvPass::FilterGradient => FilterGradient::<T>::new(desc, isa, &finish).map(boxed),
     };
-    Ok(Box::new(General::<T>::new(desc, isa, finish)))
+    Ok(engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, finish))))
 }

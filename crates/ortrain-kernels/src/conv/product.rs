@@ -9,6 +9,8 @@
 //! that are equal modulo the stride see the gradient of the output through the same taps. The phases of a block are
 //! interleaved before the epilogue.
 
+use std::sync::Arc;
+
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::{Rows, fill, rows};
@@ -82,7 +84,7 @@ struct Strand {
 }
 
 pub(super) struct Product<T: 'static> {
-    finish: Finish,
+    finish: Arc<Finish>,
     micro: Micro<T>,
     isa: Isa,
     patches: Patches,
@@ -129,13 +131,13 @@ struct Layout {
 }
 
 impl<T: Real> Product<T> {
-    /// `finish` comes back if another way is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Finish) -> Result<Product<T>, Finish> {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Product<T>> {
         let shape = &desc.shape;
         let micro = T::micro(isa);
         let Micro { mr, nr, .. } = micro;
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        let Some(mut patches) = Patches::new(shape, desc.a == real) else { return Err(finish) };
+        let mut patches = Patches::new(shape, desc.a == real)?;
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
         let (groups, plane) = (shape.groups, shape.channels_in * taps);
         let back = shape.pass == ConvPass::InputGradient;
@@ -259,8 +261,8 @@ impl<T: Real> Product<T> {
                 }),
             }
         }
-        Ok(Product {
-            finish,
+        Some(Product {
+            finish: Arc::clone(finish),
             micro,
             isa,
             patches,
@@ -671,7 +673,7 @@ impl<T: Real> Work for Interleave<'_, T> {
                             to.add(2 * i).write_unaligned(even.add(i).read());
                             to.add(2 * i + 1).write_unaligned(odd.add(i).read());
                         }
-                        if count % 2 > 0 {
+                        if !count.is_multiple_of(2) {
                             to.add(count - 1).write_unaligned(even.add(count / 2).read());
                         }
                         continue;

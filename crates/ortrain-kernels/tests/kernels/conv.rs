@@ -30,7 +30,7 @@ fn flat(dims: &[usize], index: &[usize]) -> usize {
 /// The sums, row-major, and the sums of magnitudes that errors are measured by.
 fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
     let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = desc.shape;
-    let [a_dims, b_dims, dims] = desc.shape.operands();
+    let [_, _, dims] = desc.shape.operands();
     let decode = |dtype: DType, bytes: &[u8]| -> Vec<f64> {
         (0..bytes.len() / dtype.size()).map(|i| get(bytes, dtype, i).to_f64()).collect()
     };
@@ -39,29 +39,32 @@ fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
     let (mut sums, mut scale) = (vec![0.0; count], vec![0.0; count]);
     let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
     let kernels: Vec<usize> = axes.iter().map(|axis| axis.kernel).collect();
-    let mut pairs = Vec::new();
+    let inputs: Vec<usize> = axes.iter().map(|axis| axis.input).collect();
+    let planes = [&inputs, &outputs, &kernels].map(|sizes| sizes.iter().product::<usize>());
+    let mut triples = Vec::new();
     for output in indices(&outputs) {
         for cell in indices(&kernels) {
             let places = axes.iter().zip(&output).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
             if let Some(input) = places.collect::<Option<Vec<_>>>() {
-                pairs.push((output.clone(), cell.clone(), input));
+                triples.push((flat(&inputs, &input), flat(&outputs, &output), flat(&kernels, &cell)));
             }
         }
     }
     for head in indices(&[batch, groups, channels_in, channels_out]) {
         let [n, g, c, m] = head.try_into().unwrap();
-        for (output, cell, input) in &pairs {
-            let x = [&[n, g * channels_in + c], input.as_slice()].concat();
-            let y = [&[n, g * channels_out + m], output.as_slice()].concat();
-            let w = [&[g * channels_out + m, c], cell.as_slice()].concat();
+        let x = ((n * groups + g) * channels_in + c) * planes[0];
+        let y = ((n * groups + g) * channels_out + m) * planes[1];
+        let w = ((g * channels_out + m) * channels_in + c) * planes[2];
+        for (input, output, cell) in &triples {
+            let (x, y, w) = (x + input, y + output, w + cell);
             let (first, second, to) = match pass {
                 ConvPass::Output => (x, w, y),
                 ConvPass::InputGradient => (y, w, x),
                 ConvPass::FilterGradient => (y, x, w),
             };
-            let term = a[flat(&a_dims, &first)] * b[flat(&b_dims, &second)];
-            sums[flat(&dims, &to)] += term;
-            scale[flat(&dims, &to)] += term.abs();
+            let term = a[first] * b[second];
+            sums[to] += term;
+            scale[to] += term.abs();
         }
     }
     (sums, scale)
@@ -182,6 +185,16 @@ fn layers_of_networks() {
         (2, [5, 1, 1], square(48, 3, 2, 1)),
         (1, [7, 1, 2], square(11, 5, 1, 2)),
         (2, [7, 2, 1], square(11, 3, 3, 0)),
+        // Sums over so many positions are made in parts.
+        (9, [1, 9, 20], square(14, 3, 1, 1)),
+        (9, [1, 2, 6], square(14, 5, 1, 2)),
+        (3, [2, 20, 17], square(20, 1, 1, 0)),
+        // Rows longer than a block, far taps, many phases.
+        (1, [1, 3, 5], [axis(2, 2, 1, 1, [0, 0]), axis(700, 9, 1, 1, [4, 4])]),
+        (1, [1, 3, 15], [axis(2, 2, 1, 1, [0, 0]), axis(1400, 9, 2, 1, [4, 4])]),
+        (1, [1, 3, 5], [axis(90, 2, 1, 40, [0, 0]), axis(9, 3, 1, 1, [1, 1])]),
+        (1, [1, 2, 40], square(48, 12, 12, 0)),
+        (1, [1, 2, 3], square(40, 33, 1, 0)),
     ] {
         check_passes(batch, channels, &axes, &mut random);
     }
