@@ -1,6 +1,7 @@
 //! A program whose instructions are kernels.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
@@ -8,8 +9,8 @@ use ortrain_kernels::{
     ScatterKernel, Scratch, WindowDesc, WindowKernel,
 };
 use ortrain_program::{
-    Bindings, Entry, Executable, Instruction, Program, RunError, Scalars, Step, UnsupportedOnBackend,
-    Workspace,
+    Bindings, Entry, Executable, Instruction, Observer, Program, RunError, Scalars, Step,
+    UnsupportedOnBackend, Workspace,
 };
 
 use crate::addresses::Addresses;
@@ -162,22 +163,25 @@ impl Executable for CpuExecutable {
         self.scratch
     }
 
-    fn run(
+    fn run_observed(
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: Entry,
         scalars: Scalars,
+        mut observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         self.program.check_bindings(bindings)?;
         work.reserve(self.program.work_bytes, self.scratch)?;
         let addresses = Addresses::new(&self.program, bindings, work);
         let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
-        for (instruction, kernel) in self.program.instructions.iter().zip(&self.kernels) {
+        for (index, (instruction, kernel)) in self.program.instructions.iter().zip(&self.kernels).enumerate()
+        {
             if !instruction.entries.contains(entry) {
                 continue;
             }
+            let start = observer.is_some().then(Instant::now);
             self.step(kernel, &instruction.step, &addresses, scalars, scratch).map_err(
                 |OutOfRange { index, bound }| RunError::IndexOutOfRange {
                     node: instruction.node.to_string(),
@@ -185,6 +189,9 @@ impl Executable for CpuExecutable {
                     bound,
                 },
             )?;
+            if let (Some(observer), Some(start)) = (&mut observer, start) {
+                observer.instruction(&self.program, index, start, Instant::now());
+            }
         }
         Ok(())
     }

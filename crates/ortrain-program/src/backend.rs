@@ -1,8 +1,12 @@
 //! What a backend is.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
-use crate::{Entry, Memory, OutOfMemory, Program};
+use ortrain_expr::DType;
+
+use crate::{Buffer, Entry, Memory, OutOfMemory, Place, Program};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,24 +24,35 @@ pub struct Bindings<'a> {
     pub planes: &'a [&'a Memory],
 }
 
-/// The memory of a run that outlives no run: an arena for values and scratch for kernels.
+/// The memory of runs: an arena for values and scratch for kernels. One workspace serves any number of programs, one
+/// after the other; it grows to the largest of them.
 #[derive(Debug)]
 pub struct Workspace {
     arena: Memory,
     scratch: Memory,
+    /// Most bytes that a run may take, with those that are held elsewhere.
+    limit: Option<usize>,
+    held: usize,
 }
 
 impl Default for Workspace {
     fn default() -> Workspace {
-        Workspace { arena: Memory::new(0), scratch: Memory::new(0) }
+        Workspace { arena: Memory::new(0), scratch: Memory::new(0), limit: None, held: 0 }
     }
 }
 
 impl Workspace {
-    /// Nothing yet.
+    /// Nothing yet, and no limit.
     #[must_use]
     pub fn new() -> Workspace {
         Workspace::default()
+    }
+
+    /// Nothing yet. A run of more than `limit` bytes will be refused, `held` bytes (parameters and gradients) counted
+    /// with it.
+    #[must_use]
+    pub fn limited(limit: Option<usize>, held: usize) -> Workspace {
+        Workspace { limit, held, ..Workspace::default() }
     }
 
     /// Makes room; allocates only if there is less than asked for.
@@ -45,13 +60,57 @@ impl Workspace {
     /// # Errors
     /// When the system does not give that much.
     pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<(), OutOfMemory> {
-        if self.arena.len() < arena {
-            self.arena = Memory::try_new(arena)?;
-        }
-        if self.scratch.len() < scratch {
-            self.scratch = Memory::try_new(scratch)?;
+        for (memory, bytes) in [(&mut self.arena, arena), (&mut self.scratch, scratch)] {
+            if memory.len() < bytes {
+                // The old one goes before the new one comes.
+                *memory = Memory::new(0);
+                *memory = Memory::try_new(bytes)?;
+            }
         }
         Ok(())
+    }
+
+    /// What a run of a program takes. `between` is what lies between the segments of its schedule.
+    #[must_use]
+    pub fn need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {
+        MemoryNeed {
+            held: self.held,
+            constants: program.constants.len(),
+            work: program.work_bytes,
+            scratch,
+            between,
+        }
+    }
+
+    /// Checks that a run of a program is within the limit. Nothing is allocated.
+    ///
+    /// # Errors
+    /// [`RunError::OverLimit`].
+    pub fn check(&self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
+        let need = self.need(program, scratch, between);
+        match self.limit {
+            Some(limit) if need.total() > limit => Err(RunError::OverLimit(Box::new(OverLimit {
+                limit,
+                need,
+                largest: program.largest(LARGEST),
+            }))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes room for a run of a program, if it is within the limit.
+    ///
+    /// # Errors
+    /// [`RunError::OverLimit`] before anything is allocated, or [`RunError::Memory`].
+    pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
+        self.check(program, scratch, between)?;
+        let need = self.need(program, scratch, between);
+        let (work, own) = (need.work.max(self.arena.len()), need.scratch.max(self.scratch.len()));
+        if self.limit.is_some_and(|limit| MemoryNeed { work, scratch: own, ..need }.total() > limit) {
+            // Larger programs ran here before: what they left is given back.
+            (self.arena, self.scratch) = (Memory::new(0), Memory::new(0));
+        }
+        Ok(self.reserve(need.work, need.scratch)?)
     }
 
     /// Where the program's inputs, values and outputs lie.
@@ -64,6 +123,86 @@ impl Workspace {
     #[must_use]
     pub fn scratch(&self) -> &Memory {
         &self.scratch
+    }
+}
+
+/// How many buffers an error names.
+const LARGEST: usize = 5;
+
+/// What a run takes, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryNeed {
+    /// Parameters and gradients.
+    pub held: usize,
+    /// Constants of the program.
+    pub constants: usize,
+    /// The work arena: inputs, values, outputs.
+    pub work: usize,
+    /// What kernels use while they run.
+    pub scratch: usize,
+    /// Values that pass between the segments of a schedule.
+    pub between: usize,
+}
+
+impl MemoryNeed {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        let parts = [self.held, self.constants, self.work, self.scratch, self.between];
+        parts.into_iter().fold(0, usize::saturating_add)
+    }
+}
+
+/// A buffer, as an error names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LargeBuffer {
+    /// The value.
+    pub label: String,
+    /// The element type.
+    pub dtype: DType,
+    /// The number of elements.
+    pub elements: usize,
+    /// The size.
+    pub bytes: usize,
+}
+
+/// A run that would take more memory than it may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    /// The most that it may take.
+    pub limit: usize,
+    /// What it would take.
+    pub need: MemoryNeed,
+    /// Its largest buffers, the largest first.
+    pub largest: Vec<LargeBuffer>,
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryNeed { held, constants, work, scratch, between } = self.need;
+        write!(f, "this takes {} bytes of memory (", self.need.total())?;
+        let parts = [
+            (held, "parameters and gradients"),
+            (constants, "constants"),
+            (work, "values of a step"),
+            (scratch, "scratch of kernels"),
+            (between, "values between segments"),
+        ];
+        let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
+        let parts: Vec<String> = parts.map(|(bytes, what)| format!("{bytes} {what}")).collect();
+        write!(f, "{}), but memory_limit is {}", parts.join(", "), self.limit)?;
+        if !self.largest.is_empty() {
+            f.write_str("; the largest buffers are ")?;
+        }
+        for (k, LargeBuffer { label, dtype, elements, bytes }) in self.largest.iter().enumerate() {
+            let comma = if k > 0 { ", " } else { "" };
+            write!(f, "{comma}{label:?} ({elements} {dtype}, {bytes} bytes)")?;
+        }
+        if held + constants < self.limit {
+            f.write_str("; a smaller batch needs less")
+        } else {
+            f.write_str("; this model does not fit at any batch size")
+        }
     }
 }
 
@@ -94,6 +233,9 @@ pub enum RunError {
     /// The memory that the plan asks for is not there.
     #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
     Memory(#[from] OutOfMemory),
+    /// The plan asks for more memory than the run may take. Nothing was allocated.
+    #[error("{0}")]
+    OverLimit(Box<OverLimit>),
     /// A host function failed.
     #[error("{node}: {message}")]
     Host {
@@ -142,20 +284,85 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
     fn scratch_bytes(&self) -> usize;
 
     /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. The
-    /// workspace has been made large enough.
+    /// workspace has been made large enough. An observer is told of every instruction; what is computed is the same.
     ///
     /// # Errors
     /// [`RunError`]; the planes are then unchanged.
+    fn run_observed(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<(), RunError>;
+
+    /// Runs one entry, unobserved.
+    ///
+    /// # Errors
+    /// As [`Executable::run_observed`].
     fn run(
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: Entry,
         scalars: Scalars,
-    ) -> Result<(), RunError>;
+    ) -> Result<(), RunError> {
+        self.run_observed(bindings, work, entry, scalars, None)
+    }
+}
+
+/// Told of everything that a run does, right after it was done.
+pub trait Observer {
+    /// An instruction of a program.
+    fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant);
+
+    /// A function on the host, by its node.
+    fn host(&mut self, node: &str, start: Instant, end: Instant);
+
+    /// Inputs copied into the arena, or results out of it.
+    fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant);
+}
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Copied {
+    /// Inputs of a program.
+    Inputs,
+    /// Results of a program.
+    Outputs,
 }
 
 impl Program {
+    /// The largest buffers of its work arena, the largest first; of those that share bytes, one.
+    #[must_use]
+    pub fn largest(&self, count: usize) -> Vec<LargeBuffer> {
+        let mut used: Vec<&Buffer> = Vec::new();
+        let steps = self.instructions.iter().map(|instruction| &instruction.step);
+        let ids = steps.flat_map(|step| step.reads().into_iter().chain(step.writes()));
+        let mut seen = vec![false; self.buffers.len()];
+        for id in self.inputs.iter().copied().chain(ids) {
+            let first = !std::mem::replace(&mut seen[id.0 as usize], true);
+            if first && matches!(self.buffer(id).place, Place::Work(_)) {
+                used.push(self.buffer(id));
+            }
+        }
+        used.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes()));
+        let mut largest: Vec<&Buffer> = Vec::new();
+        for buffer in used {
+            if largest.len() < count && !largest.iter().any(|known| known.place == buffer.place) {
+                largest.push(buffer);
+            }
+        }
+        let describe = |buffer: &Buffer| LargeBuffer {
+            label: buffer.label.to_string(),
+            dtype: buffer.dtype,
+            elements: buffer.len,
+            bytes: buffer.bytes(),
+        };
+        largest.into_iter().map(describe).collect()
+    }
+
     /// Checks that the planes are there and large enough.
     ///
     /// # Errors

@@ -17,7 +17,10 @@ mod program;
 pub mod reference;
 mod schedule;
 
-pub use backend::{Backend, Bindings, Executable, RunError, Scalars, UnsupportedOnBackend, Workspace};
+pub use backend::{
+    Backend, Bindings, Copied, Executable, LargeBuffer, MemoryNeed, Observer, OverLimit, RunError, Scalars,
+    UnsupportedOnBackend, Workspace,
+};
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;
 pub use memory::{ALIGNMENT, Memory, OutOfMemory};

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, WindowPass, WindowShape};
+use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, SlidingAxis, WindowPass, WindowShape};
+
+use crate::Cost;
 
 /// A buffer of a [`Program`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -231,6 +233,33 @@ impl Step {
         }
     }
 
+    /// Its sizes, as text.
+    #[must_use]
+    pub fn shapes(&self) -> String {
+        match self {
+            Step::Map(l) => format!("{:?}", l.nest.dims.as_slice()),
+            Step::Row(l) | Step::Col(l) => {
+                format!("{:?} over {:?}", l.nest.outer_dims(), l.nest.inner_dims())
+            }
+            Step::MatMul(m) => format!("{:?} {}x{}x{}", m.batch.as_slice(), m.m, m.n, m.k),
+            Step::Conv(c) => {
+                let [a, b, _] = c.shape.operands();
+                format!("{:?} {:?} x {:?}", c.shape.pass, a.as_slice(), b.as_slice())
+            }
+            Step::Window(w) => {
+                let sizes =
+                    |size: fn(&SlidingAxis) -> usize| w.shape.axes.iter().map(size).collect::<Vec<_>>();
+                let (pass, planes) = (w.shape.pass, w.shape.planes);
+                format!(
+                    "{pass:?} {planes} planes {:?}, window {:?}",
+                    sizes(|axis| axis.input),
+                    sizes(|axis| axis.kernel)
+                )
+            }
+            Step::ScatterAdd(s) => format!("{}x{}x{} rows {}", s.outer, s.count, s.inner, s.rows),
+        }
+    }
+
     /// The buffers it reads.
     #[must_use]
     pub fn reads(&self) -> Vec<BufferId> {
@@ -325,6 +354,14 @@ pub struct Program {
 }
 
 impl Program {
+    /// What the instructions of an entry cost together.
+    #[must_use]
+    pub fn cost(&self, entry: Entry) -> Cost {
+        let mut total = Cost::default();
+        self.entry(entry).for_each(|instruction| total += instruction.step.cost(self));
+        total
+    }
+
     /// A buffer.
     #[must_use]
     pub fn buffer(&self, id: BufferId) -> &Buffer {
@@ -347,6 +384,8 @@ impl fmt::Display for Program {
             self.work_bytes,
             self.constants.len()
         )?;
+        let Cost { flops, bytes } = self.cost(Entry::Accumulate);
+        writeln!(f, "  a run takes {flops} flops and moves at least {bytes} bytes")?;
         for (id, bytes) in &self.planes {
             writeln!(f, "  plane {}: {bytes} bytes", id.0)?;
         }
@@ -388,22 +427,9 @@ impl fmt::Display for Program {
                 list(&instruction.step.writes()),
                 list(&instruction.step.reads())
             )?;
-            match &instruction.step {
-                Step::Map(l) => write!(f, "  {:?}", l.nest.dims.as_slice())?,
-                Step::Row(l) | Step::Col(l) => {
-                    write!(f, "  {:?} over {:?}", l.nest.outer_dims(), l.nest.inner_dims())?;
-                }
-                Step::MatMul(m) => write!(f, "  {:?} {}x{}x{}", m.batch.as_slice(), m.m, m.n, m.k)?,
-                Step::Conv(c) => {
-                    let [a, b, _] = c.shape.operands();
-                    write!(f, "  {:?} {:?} x {:?}", c.shape.pass, a.as_slice(), b.as_slice())?;
-                }
-                Step::Window(w) => {
-                    let cells: Vec<usize> = w.shape.axes.iter().map(|axis| axis.kernel).collect();
-                    write!(f, "  {:?} {} planes, window {cells:?}", w.shape.pass, w.shape.planes)?;
-                }
-                Step::ScatterAdd(s) => write!(f, "  {}x{}x{} rows {}", s.outer, s.count, s.inner, s.rows)?,
-            }
+            write!(f, "  {}", instruction.step.shapes())?;
+            let Cost { flops, bytes } = instruction.step.cost(self);
+            write!(f, "  ({flops} flops, {bytes} bytes)")?;
             writeln!(f, "  # {}", instruction.node)?;
             if let Some(nest) = instruction.step.nest() {
                 for (i, reduction) in nest.reductions.iter().enumerate() {

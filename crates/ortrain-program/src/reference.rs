@@ -2,6 +2,7 @@
 //! (it ignores the plan: every buffer has memory of its own) and for fusion, and it folds constants.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use ortrain_expr::{
     Access, ConvPass, ConvShape, DType, Evaluation, Mode, Nest, OutOfRange, ReduceOp, RunScalar, Scalar,
@@ -9,8 +10,8 @@ use ortrain_expr::{
 };
 
 use crate::{
-    Backend, Bindings, Buffer, BufferId, Conv, Entry, Executable, Loop, MatMul, OutOfMemory, Place, Program,
-    RunError, Scalars, ScatterAdd, Step, UnsupportedOnBackend, Window, Workspace,
+    Backend, Bindings, Buffer, BufferId, Conv, Entry, Executable, Loop, MatMul, Observer, OutOfMemory, Place,
+    Program, RunError, Scalars, ScatterAdd, Step, UnsupportedOnBackend, Window, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -39,12 +40,13 @@ impl Executable for ReferenceExecutable {
         0
     }
 
-    fn run(
+    fn run_observed(
         &self,
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: Entry,
         scalars: Scalars,
+        observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         let program = &*self.0;
         program.check_bindings(bindings)?;
@@ -62,7 +64,7 @@ impl Executable for ReferenceExecutable {
                     decode(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
             }
         }
-        run.execute(entry)?;
+        run.execute(entry, observer)?;
         let written = program.entry(entry).flat_map(|i| i.step.writes());
         let state = written.filter(|&id| matches!(program.buffer(id).place, Place::Plane(..)));
         for id in state.chain(program.outputs.iter().copied()) {
@@ -99,7 +101,7 @@ pub fn evaluate(
         assert_eq!(elements.len(), program.buffer(id).len, "elements of {:?}", program.buffer(id).label);
         run.buffers[id.0 as usize].clone_from(elements);
     }
-    run.execute(Entry::Overwrite)?;
+    run.execute(Entry::Overwrite, None)?;
     Ok(program.outputs.iter().map(|id| run.buffers[id.0 as usize].clone()).collect())
 }
 
@@ -250,8 +252,12 @@ impl<'a> Run<'a> {
         Ok(Run { program, mode, scalars, buffers })
     }
 
-    fn execute(&mut self, entry: Entry) -> Result<(), RunError> {
-        for instruction in self.program.entry(entry) {
+    fn execute(&mut self, entry: Entry, mut observer: Option<&mut dyn Observer>) -> Result<(), RunError> {
+        for (index, instruction) in self.program.instructions.iter().enumerate() {
+            if !instruction.entries.contains(entry) {
+                continue;
+            }
+            let start = Instant::now();
             let outcome = match &instruction.step {
                 Step::Map(l) | Step::Row(l) | Step::Col(l) => self.nest(l, |_, _| None),
                 Step::MatMul(m) => self.matmul(m),
@@ -270,6 +276,9 @@ impl<'a> Run<'a> {
                 index,
                 bound,
             })?;
+            if let Some(observer) = &mut observer {
+                observer.instruction(self.program, index, start, Instant::now());
+            }
         }
         Ok(())
     }

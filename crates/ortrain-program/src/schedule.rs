@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
 use crate::{
-    Backend, Bindings, Entry, Executable, Memory, Place, PlaneId, Program, RunError, Scalars,
-    UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Copied, Entry, Executable, Memory, MemoryNeed, Observer, Place, PlaneId, Program,
+    RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
 /// How many specialisations of one late program are kept ready.
@@ -129,14 +130,24 @@ impl Schedule {
     /// The largest arena that any program known so far needs, in bytes.
     #[must_use]
     pub fn work_bytes(&self) -> usize {
-        let of = |node: &SegmentNode| match &node.segment {
-            Segment::Program(Code::Ready(program, _)) => program.work_bytes,
-            Segment::If(branches, _) => {
-                branches.then_branch.work_bytes().max(branches.else_branch.work_bytes())
+        self.programs().iter().map(|program| program.work_bytes).max().unwrap_or(0)
+    }
+
+    /// The programs that are known already, those of branches among them.
+    #[must_use]
+    pub fn programs(&self) -> Vec<&Arc<Program>> {
+        let mut programs = Vec::new();
+        for node in &self.segments {
+            match &node.segment {
+                Segment::Program(Code::Ready(program, _)) => programs.push(program),
+                Segment::If(branches, _) => {
+                    programs.extend(branches.then_branch.programs());
+                    programs.extend(branches.else_branch.programs());
+                }
+                Segment::Program(Code::Late(_)) | Segment::Host(..) => {}
             }
-            Segment::Program(Code::Late(_)) | Segment::Host(..) => 0,
-        };
-        self.segments.iter().map(of).max().unwrap_or(0)
+        }
+        programs
     }
 
     fn dump(&self, indent: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -271,6 +282,19 @@ impl Runner {
         &self.schedule
     }
 
+    /// The most that a run of one of its programs takes; those that are specialised late are not known yet.
+    #[must_use]
+    pub fn need(&self, work: &Workspace) -> MemoryNeed {
+        let of = |prepared: &Prepared| match prepared {
+            Prepared::Program(executable) => work.need(executable.program(), executable.scratch_bytes(), 0),
+            Prepared::If(yes, no) => {
+                [yes.need(work), no.need(work)].into_iter().max_by_key(MemoryNeed::total).unwrap_or_default()
+            }
+            Prepared::Late(_) | Prepared::Host => MemoryNeed::default(),
+        };
+        self.prepared.iter().map(of).max_by_key(MemoryNeed::total).unwrap_or_default()
+    }
+
     /// Runs an entry on the given values and hands every result to `deliver`. A schedule that is a single program
     /// allocates nothing once the workspace has grown to its size.
     ///
@@ -288,55 +312,72 @@ impl Runner {
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
+        self.run_observed(bindings, work, entry, scalars, None, given, deliver)
+    }
+
+    /// Runs an entry as [`Runner::run`] does, and tells an observer of everything that it does.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    ///
+    /// # Panics
+    /// As [`Runner::run`].
+    pub fn run_observed<'a>(
+        &self,
+        bindings: &'a Bindings<'a>,
+        work: &'a mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+        observer: Option<&'a mut dyn Observer>,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<(), RunError> {
+        let mut turn = Turn { bindings, work, entry, scalars, observer, between: 0 };
         if let ([Prepared::Program(executable)], Some(program)) =
             (self.prepared.as_slice(), self.schedule.single())
         {
-            work.reserve(program.work_bytes, executable.scratch_bytes())?;
             for (&id, value) in program.inputs.iter().zip(given) {
                 let buffer = program.buffer(id);
                 assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
-                if let Place::Work(offset) = buffer.place {
-                    work.arena().write(offset, value.bytes);
-                }
             }
-            executable.run(bindings, work, entry, scalars)?;
+            turn.program(executable.as_ref(), given.iter().map(|value| value.bytes))?;
+            let start = turn.start();
+            let mut bytes = 0;
             for (k, (&id, slot)) in program.outputs.iter().zip(&self.schedule.outputs).enumerate() {
                 let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
+                bytes += program.buffer(id).bytes();
                 let value = match program.buffer(id).place {
-                    Place::Work(offset) => Delivered::Memory(work.arena(), offset),
+                    Place::Work(offset) => Delivered::Memory(turn.work.arena(), offset),
                     Place::Plane(plane, offset) => {
-                        Delivered::Memory(bindings.planes[plane.0 as usize], offset)
+                        Delivered::Memory(turn.bindings.planes[plane.0 as usize], offset)
                     }
                     Place::Constant(offset) => Delivered::Memory(&program.constants, offset),
                 };
                 deliver(k, *dtype, dims, value);
             }
+            turn.copied(Copied::Outputs, bytes, start);
             return Ok(());
         }
         let tensors = given.iter().map(|value| {
             let data = value.bytes.to_vec().into();
             Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
         });
-        let results = self.run_tensors(bindings, work, entry, scalars, tensors.collect())?;
+        let results = self.run_tensors(&mut turn, tensors.collect())?;
         for (k, tensor) in results.iter().enumerate() {
             deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor));
         }
         Ok(())
     }
 
-    fn run_tensors(
-        &self,
-        bindings: &Bindings<'_>,
-        work: &mut Workspace,
-        entry: Entry,
-        scalars: Scalars,
-        given: Vec<Tensor>,
-    ) -> Result<Vec<Tensor>, RunError> {
+    fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let schedule = &*self.schedule;
+        let outside = turn.between;
         let mut values: Vec<Option<Tensor>> = vec![None; schedule.slots.len()];
         for (&slot, tensor) in schedule.inputs.iter().zip(given) {
+            turn.between += tensor.data().len();
             values[slot.0 as usize] = Some(tensor);
         }
+        let bindings = turn.bindings;
         let fetch = |values: &[Option<Tensor>], slot: SlotId| -> Tensor {
             if let Some(tensor) = &values[slot.0 as usize] {
                 return tensor.clone();
@@ -353,16 +394,24 @@ impl Runner {
             let inputs: Vec<Tensor> = node.inputs.iter().map(|&slot| fetch(&values, slot)).collect();
             let results = match (&node.segment, prepared) {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
-                    run_program(executable.as_ref(), shapes, bindings, work, entry, scalars, &inputs)?
+                    turn.tensors(executable.as_ref(), shapes, &inputs)?
                 }
                 (Segment::Program(Code::Late(late)), Prepared::Late(cache)) => {
                     let (program, shapes) = late.specialise(&inputs).map_err(RunError::Specialise)?;
+                    turn.work.check(&program, 0, turn.between)?;
                     let executable = self.late_executable(cache, &program)?;
-                    run_program(executable.as_ref(), &shapes, bindings, work, entry, scalars, &inputs)?
+                    turn.tensors(executable.as_ref(), &shapes, &inputs)?
                 }
-                (Segment::Host(function, label), Prepared::Host) => function
-                    .call(&inputs)
-                    .map_err(|message| RunError::Host { node: label.to_string(), message })?,
+                (Segment::Host(function, label), Prepared::Host) => {
+                    let start = turn.start();
+                    let results = function
+                        .call(&inputs)
+                        .map_err(|message| RunError::Host { node: label.to_string(), message })?;
+                    if let (Some(observer), Some(start)) = (&mut turn.observer, start) {
+                        observer.host(label, start, Instant::now());
+                    }
+                    results
+                }
                 (Segment::If(_, label), Prepared::If(yes, no)) => {
                     let (condition, captured) = inputs.split_first().expect("an If has a condition");
                     if condition.dtype() != DType::Bool || condition.len() != 1 {
@@ -370,14 +419,16 @@ impl Runner {
                         return Err(RunError::Host { node: label.to_string(), message });
                     }
                     let branch = if condition.data()[0] != 0 { yes } else { no };
-                    branch.run_tensors(bindings, work, entry, scalars, captured.to_vec())?
+                    branch.run_tensors(turn, captured.to_vec())?
                 }
                 _ => unreachable!("every segment was prepared as what it is"),
             };
             for (&slot, tensor) in node.outputs.iter().zip(results) {
+                turn.between += tensor.data().len();
                 values[slot.0 as usize] = Some(tensor);
             }
         }
+        turn.between = outside;
         Ok(schedule.outputs.iter().map(|&slot| fetch(&values, slot)).collect())
     }
 
@@ -401,31 +452,75 @@ impl Runner {
     }
 }
 
-fn run_program(
-    executable: &dyn Executable,
-    shapes: &[Vec<usize>],
-    bindings: &Bindings<'_>,
-    work: &mut Workspace,
+/// One run of a schedule.
+struct Turn<'a, 'o> {
+    bindings: &'a Bindings<'a>,
+    work: &'a mut Workspace,
     entry: Entry,
     scalars: Scalars,
-    inputs: &[Tensor],
-) -> Result<Vec<Tensor>, RunError> {
-    let program = executable.program();
-    work.reserve(program.work_bytes, executable.scratch_bytes())?;
-    for (&id, tensor) in program.inputs.iter().zip(inputs) {
-        if let Place::Work(offset) = program.buffer(id).place {
-            work.arena().write(offset, tensor.data());
+    observer: Option<&'o mut dyn Observer>,
+    /// Bytes of the values between segments.
+    between: usize,
+}
+
+impl Turn<'_, '_> {
+    fn start(&self) -> Option<Instant> {
+        self.observer.is_some().then(Instant::now)
+    }
+
+    fn copied(&mut self, what: Copied, bytes: usize, start: Option<Instant>) {
+        if let (Some(observer), Some(start)) = (&mut self.observer, start) {
+            observer.copied(what, bytes, start, Instant::now());
         }
     }
-    executable.run(bindings, work, entry, scalars)?;
-    let result = |(&id, dims): (&crate::BufferId, &Vec<usize>)| {
-        let buffer = program.buffer(id);
-        let data = match buffer.place {
-            Place::Work(offset) => work.arena().to_vec(offset, buffer.bytes()),
-            Place::Plane(plane, offset) => bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes()),
-            Place::Constant(offset) => program.constants.to_vec(offset, buffer.bytes()),
+
+    /// Runs a program on the elements of its inputs; the results are in the arena.
+    fn program<'v>(
+        &mut self,
+        executable: &dyn Executable,
+        inputs: impl Iterator<Item = &'v [u8]>,
+    ) -> Result<(), RunError> {
+        let program = executable.program();
+        self.work.prepare(program, executable.scratch_bytes(), self.between)?;
+        let start = self.start();
+        let mut copied = 0;
+        for (&id, bytes) in program.inputs.iter().zip(inputs) {
+            if let Place::Work(offset) = program.buffer(id).place {
+                self.work.arena().write(offset, bytes);
+                copied += bytes.len();
+            }
+        }
+        self.copied(Copied::Inputs, copied, start);
+        // A new reference for each program: the observer stays for the next one.
+        let observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
+        executable.run_observed(self.bindings, self.work, self.entry, self.scalars, observer)
+    }
+
+    /// Runs a program on tensors.
+    fn tensors(
+        &mut self,
+        executable: &dyn Executable,
+        shapes: &[Vec<usize>],
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>, RunError> {
+        self.program(executable, inputs.iter().map(|tensor| &tensor.data()[..]))?;
+        let start = self.start();
+        let program = executable.program();
+        let result = |(&id, dims): (&crate::BufferId, &Vec<usize>)| {
+            let buffer = program.buffer(id);
+            let data = match buffer.place {
+                Place::Work(offset) => self.work.arena().to_vec(offset, buffer.bytes()),
+                Place::Plane(plane, offset) => {
+                    self.bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes())
+                }
+                Place::Constant(offset) => program.constants.to_vec(offset, buffer.bytes()),
+            };
+            Tensor::new(buffer.dtype, dims.clone(), data.into())
+                .expect("shapes were inferred for this program")
         };
-        Tensor::new(buffer.dtype, dims.clone(), data.into()).expect("shapes were inferred for this program")
-    };
-    Ok(program.outputs.iter().zip(shapes).map(result).collect())
+        let results: Vec<Tensor> = program.outputs.iter().zip(shapes).map(result).collect();
+        let bytes = results.iter().map(|tensor| tensor.data().len()).sum();
+        self.copied(Copied::Outputs, bytes, start);
+        Ok(results)
+    }
 }

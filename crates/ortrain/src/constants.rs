@@ -6,7 +6,7 @@ use ortrain_graph::{Graph, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
 use ortrain_ops::passes::{infer::infer, versions::upgrade};
-use ortrain_program::{Entry, Scalars};
+use ortrain_program::{Entry, Scalars, Workspace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::export::free_names_of;
@@ -158,12 +158,21 @@ fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     infer(&mut graph).map_err(fail)?;
     let mut values = Vec::with_capacity(graph.outputs.len());
     let mut runners = Runners::new(graph, Vec::new(), default_backend());
-    runners.run(&[], Entry::Accumulate, Scalars::default(), &[], &mut |_, dtype, dims, value| {
-        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        value.copy_to(&mut bytes);
-        values
-            .push(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is that of the shape"));
-    })?;
+    let mut work = Workspace::new();
+    runners.run(
+        &mut work,
+        &[],
+        Entry::Accumulate,
+        Scalars::default(),
+        &[],
+        &mut |_, dtype, dims, value| {
+            let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+            value.copy_to(&mut bytes);
+            values.push(
+                Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the length is that of the shape"),
+            );
+        },
+    )?;
     Ok(values)
 }
 

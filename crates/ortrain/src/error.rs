@@ -22,6 +22,8 @@ pub enum ErrorKind {
     InvalidModel,
     /// What is asked for is right but not supported.
     NotImplemented,
+    /// A run would take more memory than it may: a smaller batch helps.
+    MemoryLimit,
     /// Something else failed: the disk, a damaged checkpoint, a call out of order.
     Fail,
 }
@@ -206,6 +208,7 @@ impl Error {
             | Error::BufferLength { .. }
             | Error::Argument(_) => ErrorKind::InvalidArgument,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
+            Error::Run(RunError::OverLimit(_)) => ErrorKind::MemoryLimit,
             Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
         }
     }

@@ -4,6 +4,7 @@
 //! - [`CheckpointState`]: parameters, optimizer state and properties; it owns the memory they lie in.
 //! - [`Module`], [`Optimizer`], [`LinearLRScheduler`]: the loop.
 //! - [`InferenceSession`]: runs any model.
+//! - [`Module::profile`], [`Profile`]: where the time of a step goes.
 //! - [`dump`]: every stage between a file and its instructions, as text.
 //!
 //! ```no_run
@@ -43,6 +44,7 @@ mod export;
 mod inputs;
 mod module;
 mod optimizer;
+mod profile;
 mod runners;
 mod scheduler;
 mod session;
@@ -54,11 +56,15 @@ pub use bytes::Bytes;
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};
 pub use inputs::ValueInfo;
-pub use module::{Module, ModuleOptions};
+pub use module::{MemoryUse, Module, ModuleOptions};
 pub use optimizer::Optimizer;
 pub use ortrain_checkpoint::{Checkpoint, Property};
+pub use ortrain_cpu::Limits;
 pub use ortrain_graph::{DType, Dim, Tensor};
-pub use ortrain_program::{ALIGNMENT, Backend, Deliver, Delivered, Given, Memory, align};
+pub use ortrain_program::{
+    ALIGNMENT, Backend, Cost, Deliver, Delivered, Given, LargeBuffer, Memory, MemoryNeed, OverLimit, align,
+};
+pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use scheduler::LinearLRScheduler;
 pub use session::{InferenceSession, SessionOptions};
 pub use source::ModelSource;

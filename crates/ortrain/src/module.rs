@@ -3,18 +3,27 @@
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
+use ortrain_cpu::Cpu;
 use ortrain_graph::{DType, Graph};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
-use ortrain_program::{Backend, Deliver, Entry as ProgramEntry, Given, Memory, Scalars};
+use ortrain_program::{
+    Backend, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, LargeBuffer, Memory, MemoryNeed,
+    OverLimit, RunError, Scalars, Workspace,
+};
 
 use crate::binding::{self, bind, parameter_of_gradient};
 use crate::inputs::Signature;
+use crate::profile::Collector;
 use crate::runners::Runners;
-use crate::state::{Entry, StateLayout, view_in, zeroed};
-use crate::{CheckpointState, Error, ModelSource, ParameterView, Result, ValueInfo, default_backend, export};
+use crate::state::{Entry, PlaneLayout, StateLayout, view_in, zeroed};
+use crate::{
+    CheckpointState, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result, ValueInfo,
+    default_backend, export,
+};
 
 /// How a [`Module`] is made.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +31,8 @@ use crate::{CheckpointState, Error, ModelSource, ParameterView, Result, ValueInf
 pub struct ModuleOptions {
     /// What runs it; [`default_backend`] unless given.
     pub backend: Option<Arc<dyn Backend>>,
+    /// Most bytes that the module may take: see [`ModuleOptions::memory_limit`].
+    pub memory_limit: Option<usize>,
 }
 
 impl ModuleOptions {
@@ -29,6 +40,17 @@ impl ModuleOptions {
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> ModuleOptions {
         self.backend = Some(backend);
+        self
+    }
+
+    /// With at most so many bytes for everything that a step reads and writes: the planes of the parameters (frozen ones
+    /// and running statistics too) and of their gradients, the constants of its program, the arena of its values, the
+    /// scratch of its kernels. All of these are known before a step; what would take more is refused before anything is
+    /// allocated, by an error that names the largest buffers. Moments of an optimizer, and tensors of the caller, do not
+    /// count.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> ModuleOptions {
+        self.memory_limit = Some(bytes);
         self
     }
 }
@@ -55,6 +77,8 @@ pub struct Module {
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
     backend: Arc<dyn Backend>,
+    /// One for all programs.
+    work: Workspace,
     accumulate: bool,
     /// Whether a train step changes frozen parameters: running statistics.
     updates_frozen: bool,
@@ -65,6 +89,27 @@ pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
     let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
     upgrade(&mut graph).map_err(|source| Error::model(label, source))?;
     Ok(graph)
+}
+
+/// The bytes that a module holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Parameters, frozen ones and running statistics among them. They are the state's.
+    pub parameters: usize,
+    /// Gradients.
+    pub gradients: usize,
+    /// The arena for the values of a step: as large as the largest step so far needed.
+    pub work: usize,
+    /// Scratch of kernels.
+    pub scratch: usize,
+}
+
+impl MemoryUse {
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.parameters + self.gradients + self.work + self.scratch
+    }
 }
 
 impl Phase {
@@ -136,6 +181,8 @@ impl Module {
         let is_frozen = |name| state.entry(name).is_some_and(|entry| !entry.requires_grad);
         let graph = train.runners.graph();
         let updates_frozen = written(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
+        let work = Workspace::limited(options.memory_limit, held(&layout));
+        check_planes(&layout, options.memory_limit)?;
         let gradients = zeroed(&layout.trainable)?;
         state.set_gradients(gradients.clone());
         Ok(Module {
@@ -146,6 +193,7 @@ impl Module {
             eval,
             eval_message,
             backend,
+            work,
             accumulate: true,
             updates_frozen,
         })
@@ -166,7 +214,7 @@ impl Module {
         self.train.signature.check(inputs)?;
         let entry = if self.accumulate { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let planes = binding::planes(state, &self.gradients);
-        self.train.runners.run(&planes, entry, scalars(state), inputs, deliver)?;
+        self.train.runners.run(&mut self.work, &planes, entry, scalars(state), inputs, deliver)?;
         drop(planes);
         self.accumulate = true;
         state.advance_train_step();
@@ -190,7 +238,87 @@ impl Module {
         let eval = self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?;
         eval.signature.check(inputs)?;
         let planes = binding::planes(state, &self.gradients);
-        eval.runners.run(&planes, ProgramEntry::Accumulate, scalars(state), inputs, deliver)
+        eval.runners.run(&mut self.work, &planes, ProgramEntry::Accumulate, scalars(state), inputs, deliver)
+    }
+
+    /// What a step on these inputs takes. Nothing is allocated for it yet; what is specialised during a run (programs
+    /// behind functions on the host) does not count.
+    ///
+    /// # Errors
+    /// As [`Module::train_step`] or [`Module::eval_step`], whose step is not made.
+    pub fn memory_need(&mut self, inputs: &[Given<'_>], training: bool) -> Result<MemoryNeed> {
+        let phase = match training {
+            true => &mut self.train,
+            false => self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?,
+        };
+        phase.signature.check(inputs)?;
+        Ok(phase.runners.runner(&self.work, inputs)?.need(&self.work))
+    }
+
+    /// Runs steps and says where their time goes: instruction by instruction, beside what the machine could do at most.
+    /// The results of the last step come to `deliver`; they have the bits of a step that is not profiled.
+    ///
+    /// These are real steps, but they change nothing: what a step writes (gradients, running statistics) is written to
+    /// copies, which takes memory for the time of the profile. Parameters, gradients, running statistics, the count of
+    /// train steps and a pending [`Module::lazy_reset_grad`] stay as they are.
+    ///
+    /// # Errors
+    /// As [`Module::train_step`] or [`Module::eval_step`].
+    pub fn profile(
+        &mut self,
+        state: &CheckpointState,
+        inputs: &[Given<'_>],
+        options: ProfileOptions,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<Profile> {
+        self.check_state(state)?;
+        let real = binding::planes(state, &self.gradients);
+        let phase = match options.training {
+            true => &mut self.train,
+            false => self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?,
+        };
+        phase.signature.check(inputs)?;
+        let entry = if self.accumulate || !options.training {
+            ProgramEntry::Accumulate
+        } else {
+            ProgramEntry::Overwrite
+        };
+        // Gradients are written, and so are frozen planes, where running statistics lie.
+        let trainable = self.layout.trainable.len();
+        let written = if options.training { trainable..real.len() } else { 0..0 };
+        let copies = written.clone().map(|k| copy_of(real[k])).collect::<Result<Vec<_>>>()?;
+        let mut planes: binding::Planes<'_> = real.iter().copied().collect();
+        for (k, copy) in written.zip(&copies) {
+            planes[k] = copy;
+        }
+        let bindings = Bindings { planes: &planes };
+        let runner = phase.runners.runner(&self.work, inputs)?;
+        let scalars = scalars(state);
+        for _ in 0..options.warmup {
+            runner.run(&bindings, &mut self.work, entry, scalars, inputs, &mut |_, _, _, _| {})?;
+        }
+        let mut collector = Collector::new();
+        for step in 0..options.steps {
+            let start = Instant::now();
+            let last = step + 1 == options.steps;
+            let mut results = |at: usize, dtype, dims: &[usize], value: Delivered<'_>| {
+                if last {
+                    deliver(at, dtype, dims, value);
+                }
+            };
+            let work = &mut self.work;
+            runner.run_observed(
+                &bindings,
+                work,
+                entry,
+                scalars,
+                Some(&mut collector),
+                inputs,
+                &mut results,
+            )?;
+            collector.step(start, Instant::now());
+        }
+        Ok(collector.finish(Cpu::new().limits(), runner.need(&self.work)))
     }
 
     /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are.
@@ -375,6 +503,18 @@ impl Module {
         export::inference_model(message, eval.runners.graph(), state, graph_output_names)
     }
 
+    /// The bytes that the module holds now.
+    #[must_use]
+    pub fn memory(&self) -> MemoryUse {
+        let bytes = |planes: &[PlaneLayout]| planes.iter().map(|plane| plane.bytes).sum::<usize>();
+        MemoryUse {
+            parameters: bytes(&self.layout.trainable) + bytes(&self.layout.frozen),
+            gradients: bytes(&self.layout.trainable),
+            work: self.work.arena().len(),
+            scratch: self.work.scratch().len(),
+        }
+    }
+
     /// The graphs and the programs made so far, as text.
     #[must_use]
     pub fn dump(&self) -> String {
@@ -401,6 +541,36 @@ impl Module {
             _ => Err(Error::OtherState { what: "module" }),
         }
     }
+}
+
+/// A plane with the same content.
+fn copy_of(plane: &Memory) -> Result<Memory> {
+    let copy = Memory::try_new(plane.len()).map_err(RunError::from)?;
+    copy.write(0, &plane.to_vec(0, plane.len()));
+    Ok(copy)
+}
+
+/// Bytes of parameters and gradients.
+fn held(layout: &StateLayout) -> usize {
+    let bytes = |planes: &[PlaneLayout]| planes.iter().map(|plane| plane.bytes).sum::<usize>();
+    2 * bytes(&layout.trainable) + bytes(&layout.frozen)
+}
+
+/// An error if not even parameters and gradients are within a limit.
+fn check_planes(layout: &StateLayout, limit: Option<usize>) -> Result<()> {
+    let Some(limit) = limit.filter(|&limit| held(layout) > limit) else { return Ok(()) };
+    let tensors = layout.trainable.iter().chain(&layout.frozen).flat_map(|plane| {
+        plane.tensors.iter().map(|tensor| {
+            let elements = tensor.dims.iter().product::<usize>();
+            let bytes = elements * plane.dtype.size();
+            LargeBuffer { label: tensor.name.to_string(), dtype: plane.dtype, elements, bytes }
+        })
+    });
+    let mut largest: Vec<LargeBuffer> = tensors.collect();
+    largest.sort_by_key(|tensor| std::cmp::Reverse(tensor.bytes));
+    largest.truncate(5);
+    let need = MemoryNeed { held: held(layout), ..MemoryNeed::default() };
+    Err(RunError::OverLimit(Box::new(OverLimit { limit, need, largest })).into())
 }
 
 fn packable(entry: &Entry) -> Result<()> {

@@ -6,7 +6,7 @@ use ortrain_graph::{DType, ValueType};
 use ortrain_ops::Role;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::moments_of_optimizer;
-use ortrain_program::{Entry, Given, Scalars};
+use ortrain_program::{Entry, Given, Scalars, Workspace};
 
 use crate::binding::{Planes, sequence};
 use crate::module::graph_of;
@@ -25,6 +25,7 @@ const SEQUENCES: [&str; 4] = ["params", "gradients", "first_order_moments", "sec
 pub struct Optimizer {
     layout: Arc<StateLayout>,
     runners: Runners,
+    work: Workspace,
     moments: usize,
 }
 
@@ -72,7 +73,7 @@ impl Optimizer {
         let mut roles = vec![Role::User, Role::User];
         roles.extend((0..2 + moments).map(|k| sequence(&layout.trainable, k * count)));
         let runners = Runners::new(graph, roles, module.backend().clone());
-        Ok(Optimizer { layout, runners, moments })
+        Ok(Optimizer { layout, runners, work: Workspace::new(), moments })
     }
 
     /// Updates the parameters with the gradients of a module.
@@ -104,6 +105,7 @@ impl Optimizer {
             .collect();
         let mut updated = [0_u8];
         self.runners.run(
+            &mut self.work,
             &planes,
             Entry::Accumulate,
             Scalars::default(),

@@ -21,7 +21,6 @@ pub(crate) struct Runners {
     backend: Arc<dyn Backend>,
     /// The one used last is last.
     compiled: Vec<(Arc<Schedule>, Runner)>,
-    work: Workspace,
 }
 
 impl Runners {
@@ -30,7 +29,6 @@ impl Runners {
             specialiser: Specialiser::new(graph, roles),
             backend,
             compiled: Vec::with_capacity(KEPT + 1),
-            work: Workspace::new(),
         }
     }
 
@@ -62,16 +60,27 @@ impl Runners {
     /// Runs on checked inputs. Allocates only for shapes that are new, and where a schedule is more than one program.
     pub(crate) fn run(
         &mut self,
+        work: &mut Workspace,
         planes: &[&Memory],
         entry: Entry,
         scalars: Scalars,
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
+        let runner = self.runner(work, given)?;
+        runner.run(&Bindings { planes }, work, entry, scalars, given, deliver)?;
+        Ok(())
+    }
+
+    /// What runs these inputs, made now if their shapes are new.
+    pub(crate) fn runner(&mut self, work: &Workspace, given: &[Given<'_>]) -> Result<&Runner> {
         let schedule = self.schedule(given)?;
         match self.compiled.iter().position(|(known, _)| Arc::ptr_eq(known, &schedule)) {
             Some(at) => self.compiled[at..].rotate_left(1),
             None => {
+                for program in schedule.programs() {
+                    work.check(program, 0, 0)?;
+                }
                 let runner = Runner::new(self.backend.clone(), schedule.clone())?;
                 if self.compiled.len() == KEPT {
                     self.compiled.remove(0);
@@ -79,8 +88,6 @@ impl Runners {
                 self.compiled.push((schedule, runner));
             }
         }
-        let (_, runner) = self.compiled.last().expect("it was just put there");
-        runner.run(&Bindings { planes }, &mut self.work, entry, scalars, given, deliver)?;
-        Ok(())
+        Ok(&self.compiled.last().expect("it was just put there").1)
     }
 }

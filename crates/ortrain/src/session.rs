@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_ops::Role;
 use ortrain_ops::passes::infer::infer;
-use ortrain_program::{Backend, Deliver, Entry, Given, Scalars};
+use ortrain_program::{Backend, Deliver, Entry, Given, Scalars, Workspace};
 
 use crate::inputs::Signature;
 use crate::module::graph_of;
@@ -17,6 +17,8 @@ use crate::{Error, ModelSource, Result, ValueInfo, default_backend};
 pub struct SessionOptions {
     /// What runs it; [`default_backend`] unless given.
     pub backend: Option<Arc<dyn Backend>>,
+    /// Most bytes that a run may take: constants, values, scratch of kernels. No limit unless given.
+    pub memory_limit: Option<usize>,
 }
 
 impl SessionOptions {
@@ -26,12 +28,20 @@ impl SessionOptions {
         self.backend = Some(backend);
         self
     }
+
+    /// With at most so many bytes. A run that would take more is refused before it allocates anything.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> SessionOptions {
+        self.memory_limit = Some(bytes);
+        self
+    }
 }
 
 /// Any ONNX model, ready to run.
 #[derive(Debug)]
 pub struct InferenceSession {
     runners: Runners,
+    work: Workspace,
     signature: Signature,
     outputs: Vec<ValueInfo>,
 }
@@ -55,6 +65,7 @@ impl InferenceSession {
         let backend = options.backend.unwrap_or_else(default_backend);
         Ok(InferenceSession {
             runners: Runners::new(graph, roles, backend),
+            work: Workspace::limited(options.memory_limit, 0),
             signature: Signature::new(inputs),
             outputs,
         })
@@ -78,7 +89,7 @@ impl InferenceSession {
     /// When the inputs do not fit, or the run fails.
     pub fn run(&mut self, inputs: &[Given<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
         self.signature.check(inputs)?;
-        self.runners.run(&[], Entry::Accumulate, Scalars::default(), inputs, deliver)
+        self.runners.run(&mut self.work, &[], Entry::Accumulate, Scalars::default(), inputs, deliver)
     }
 
     /// The graph and the programs made so far, as text.

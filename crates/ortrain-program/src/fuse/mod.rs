@@ -17,6 +17,7 @@ mod splice;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use ortrain_expr::Inst;
 use rustc_hash::FxHashMap;
@@ -35,6 +36,13 @@ const MOST_READERS: usize = 8;
 
 /// The peak of memory may rise by one part in so many: what is kept for each channel is no reason to do without.
 const TRIFLE: i64 = 64;
+
+/// Between the nodes of an instruction that was made of several.
+const NODES: &str = " + ";
+
+/// More nodes are not named.
+const MOST_NODES: usize = 4;
+const MORE_NODES: &str = "…";
 
 /// The nest of a step, and how many of its first loads are no loads.
 pub(crate) fn loop_of(step: &Step) -> Option<(&Loop, usize)> {
@@ -117,6 +125,26 @@ pub(crate) fn fuse(
         }
     }
     instructions.extend(work.slots.into_iter().flatten());
+}
+
+/// The nodes of two instructions that became one. Where one of them can fail, messages name that one.
+fn joined(first: &Instruction, second: &Instruction) -> Arc<str> {
+    match (first.step.can_fail(), second.step.can_fail()) {
+        (true, false) => return first.node.clone(),
+        (false, true) => return second.node.clone(),
+        _ => {}
+    }
+    let mut nodes: Vec<&str> = first.node.split(NODES).collect();
+    for node in second.node.split(NODES) {
+        if !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+    if nodes.len() > MOST_NODES {
+        nodes.truncate(MOST_NODES);
+        nodes.push(MORE_NODES);
+    }
+    nodes.join(NODES).into()
 }
 
 /// What stands at some places after a rewrite.
@@ -394,7 +422,7 @@ impl<'a> Fusion<'a> {
             if !self.is_sound(&step) {
                 return None;
             }
-            let merged = Instruction { step, entries: host.entries, node: follower.node.clone() };
+            let merged = Instruction { step, entries: host.entries, node: joined(host, follower) };
             let change = if down {
                 vec![(maker, None), (at, Some(merged))]
             } else {
@@ -432,7 +460,7 @@ impl<'a> Fusion<'a> {
                 return None;
             }
             let entries = host.entries.and(follower.entries);
-            change.push((at, Some(Instruction { step, entries, node: follower.node.clone() })));
+            change.push((at, Some(Instruction { step, entries, node: joined(host, follower) })));
         }
         self.gain(change)
     }
@@ -473,7 +501,8 @@ impl<'a> Fusion<'a> {
             }
             let step = self.without_load(&instruction.step, value, map)?;
             let step = self.recomputed(reader, &step).unwrap_or(step);
-            change.push((reader, Some(Instruction { step, ..instruction.clone() })));
+            let node = joined(self.slots[at].as_ref()?, instruction);
+            change.push((reader, Some(Instruction { step, node, ..instruction.clone() })));
         }
         self.gain(change)
     }

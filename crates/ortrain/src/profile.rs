@@ -1,0 +1,395 @@
+//! Where the time of a step goes.
+
+use std::fmt::{self, Write as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ortrain_cpu::Limits;
+use ortrain_program::{Copied, MemoryNeed, Observer, Program};
+use rustc_hash::FxHashMap;
+
+use crate::{Error, Result};
+
+/// How a profile is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProfileOptions {
+    /// Steps that are timed.
+    pub steps: usize,
+    /// Steps before them that are not.
+    pub warmup: usize,
+    /// Whether they are train steps, or steps of the evaluation model.
+    pub training: bool,
+}
+
+impl Default for ProfileOptions {
+    fn default() -> ProfileOptions {
+        ProfileOptions { steps: 10, warmup: 1, training: true }
+    }
+}
+
+impl ProfileOptions {
+    /// With so many timed steps, at least one.
+    #[must_use]
+    pub fn steps(mut self, steps: usize) -> ProfileOptions {
+        self.steps = steps.max(1);
+        self
+    }
+
+    /// With so many steps before them.
+    #[must_use]
+    pub fn warmup(mut self, steps: usize) -> ProfileOptions {
+        self.warmup = steps;
+        self
+    }
+
+    /// Of train steps, or of steps of the evaluation model.
+    #[must_use]
+    pub fn training(mut self, training: bool) -> ProfileOptions {
+        self.training = training;
+        self
+    }
+}
+
+/// What a profile says of one instruction of a program, of a function on the host, or of copying inputs or results.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct InstructionProfile {
+    /// The node it came from, as messages name it.
+    pub node: String,
+    /// The kind of instruction, or `Host`, `Inputs`, `Outputs`.
+    pub kind: &'static str,
+    /// Its sizes.
+    pub shapes: String,
+    /// How often it ran, over all steps.
+    pub calls: usize,
+    /// The time of all calls.
+    pub total: Duration,
+    /// The time of the fastest call.
+    pub min: Duration,
+    /// The time of a call in the middle.
+    pub median: Duration,
+    /// Floating-point operations of a call.
+    pub flops: u64,
+    /// The least bytes that a call moves.
+    pub bytes: u64,
+    /// The least time that the machine takes for these: the longer of computing and of moving.
+    pub bound: Duration,
+}
+
+impl InstructionProfile {
+    /// How much of the machine's bound a call reaches: 1 is the bound. Above it where buffers stay in a cache.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.bound.as_secs_f64() / self.median.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Where the time of some steps went, instruction by instruction.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// What ran, in the order of the first step.
+    pub instructions: Vec<InstructionProfile>,
+    /// The time of each step.
+    pub steps: Vec<Duration>,
+    /// What the machine could do at most, measured after the steps.
+    pub limits: Limits,
+    /// The memory that a step takes.
+    pub memory: MemoryNeed,
+    events: Vec<Event>,
+}
+
+/// One call.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    /// What ran, by its number; a step if there is none.
+    row: Option<usize>,
+    start: Duration,
+    time: Duration,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+enum Key {
+    /// A program (by its address, which stays as long as the module keeps it) and an instruction.
+    Instruction(usize, usize),
+    Host(String),
+    Copied(Copied, usize),
+}
+
+#[derive(Debug)]
+struct Row {
+    node: String,
+    kind: &'static str,
+    shapes: String,
+    flops: u64,
+    bytes: u64,
+    calls: Vec<Duration>,
+}
+
+/// Takes down what steps do.
+pub(crate) struct Collector {
+    keys: FxHashMap<Key, usize>,
+    rows: Vec<Row>,
+    events: Vec<Event>,
+    steps: Vec<Duration>,
+    origin: Instant,
+}
+
+impl Collector {
+    pub(crate) fn new() -> Collector {
+        Collector {
+            keys: FxHashMap::default(),
+            rows: Vec::new(),
+            events: Vec::new(),
+            steps: Vec::new(),
+            origin: Instant::now(),
+        }
+    }
+
+    fn add(&mut self, key: Key, start: Instant, end: Instant, row: impl FnOnce() -> Row) {
+        let at = *self.keys.entry(key).or_insert_with(|| {
+            self.rows.push(row());
+            self.rows.len() - 1
+        });
+        let time = end - start;
+        self.rows[at].calls.push(time);
+        self.events.push(Event { row: Some(at), start: start - self.origin, time });
+    }
+
+    /// A step is over.
+    pub(crate) fn step(&mut self, start: Instant, end: Instant) {
+        self.steps.push(end - start);
+        self.events.push(Event { row: None, start: start - self.origin, time: end - start });
+    }
+
+    pub(crate) fn finish(self, limits: Limits, memory: MemoryNeed) -> Profile {
+        let finished = |row: Row| {
+            let mut times = row.calls;
+            times.sort_unstable();
+            let calls = times.len();
+            InstructionProfile {
+                node: row.node,
+                kind: row.kind,
+                shapes: row.shapes,
+                calls,
+                total: times.iter().sum(),
+                min: times.first().copied().unwrap_or_default(),
+                median: times.get(calls / 2).copied().unwrap_or_default(),
+                flops: row.flops,
+                bytes: row.bytes,
+                bound: Duration::from_secs_f64(limits.seconds(row.flops as f64, row.bytes as f64)),
+            }
+        };
+        Profile {
+            instructions: self.rows.into_iter().map(finished).collect(),
+            steps: self.steps,
+            limits,
+            memory,
+            events: self.events,
+        }
+    }
+}
+
+impl Observer for Collector {
+    fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant) {
+        let key = Key::Instruction(std::ptr::from_ref(program) as usize, index);
+        self.add(key, start, end, || {
+            let instruction = &program.instructions[index];
+            let cost = instruction.step.cost(program);
+            Row {
+                node: instruction.node.to_string(),
+                kind: instruction.step.name(),
+                shapes: instruction.step.shapes(),
+                flops: cost.flops,
+                bytes: cost.bytes,
+                calls: Vec::new(),
+            }
+        });
+    }
+
+    fn host(&mut self, node: &str, start: Instant, end: Instant) {
+        let row = || Row {
+            node: node.to_owned(),
+            kind: "Host",
+            shapes: String::new(),
+            flops: 0,
+            bytes: 0,
+            calls: Vec::new(),
+        };
+        self.add(Key::Host(node.to_owned()), start, end, row);
+    }
+
+    fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant) {
+        let (kind, node) = match what {
+            Copied::Inputs => ("Inputs", "copied into the arena"),
+            Copied::Outputs => ("Outputs", "copied out of the arena"),
+        };
+        let row = || Row {
+            node: node.to_owned(),
+            kind,
+            shapes: format!("{bytes} bytes"),
+            flops: 0,
+            // Read and written.
+            bytes: 2 * bytes as u64,
+            calls: Vec::new(),
+        };
+        self.add(Key::Copied(what, bytes), start, end, row);
+    }
+}
+
+impl Profile {
+    /// The time of a step in the middle.
+    #[must_use]
+    pub fn step_time(&self) -> Duration {
+        let mut steps = self.steps.clone();
+        steps.sort_unstable();
+        steps.get(steps.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// The time of all instructions.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.instructions.iter().map(|instruction| instruction.total).sum()
+    }
+
+    /// The least time in which the machine could do what the steps did, one instruction after the other.
+    #[must_use]
+    pub fn bound(&self) -> Duration {
+        self.instructions
+            .iter()
+            .map(|i| i.bound.saturating_mul(u32::try_from(i.calls).unwrap_or(u32::MAX)))
+            .sum()
+    }
+
+    /// The calls as a trace in the format of Chrome, for `chrome://tracing` and Perfetto.
+    #[must_use]
+    pub fn chrome_trace_json(&self) -> String {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let mut out = String::from("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+        out.push_str(
+            "\n{\"ph\":\"M\",\"pid\":1,\"tid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"ortrain\"}}",
+        );
+        let mut step = 0;
+        for event in &self.events {
+            let (ts, dur) = (micros(event.start), micros(event.time));
+            let _ = write!(out, ",\n{{\"ph\":\"X\",\"pid\":1,\"ts\":{ts:.3},\"dur\":{dur:.3},");
+            match event.row.map(|row| &self.instructions[row]) {
+                None => {
+                    let _ = write!(out, "\"tid\":0,\"cat\":\"step\",\"name\":\"step {step}\"}}");
+                    step += 1;
+                }
+                Some(i) => {
+                    let (kind, node, shapes) = (json(i.kind), json(&i.node), json(&i.shapes));
+                    let share = i.bound.as_secs_f64() / event.time.as_secs_f64().max(1e-9);
+                    let _ = write!(
+                        out,
+                        "\"tid\":1,\"cat\":{kind},\"name\":{},\"args\":{{\"node\":{node},\"shapes\":{shapes},\
+                         \"flops\":{},\"bytes\":{},\"share_of_bound\":{share:.4}}}}}",
+                        json(&format!("{} {}", i.kind, i.node)),
+                        i.flops,
+                        i.bytes,
+                    );
+                }
+            }
+        }
+        out.push_str("\n]}\n");
+        out
+    }
+
+    /// Writes [`Profile::chrome_trace_json`] to a file.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn chrome_trace(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        std::fs::write(path, self.chrome_trace_json())
+            .map_err(|source| Error::Write { path: path.to_owned(), source })
+    }
+}
+
+/// A text as a string of JSON.
+fn json(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            c if c < ' ' => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// The table: what took longest first.
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        let steps = self.steps.len().max(1) as f64;
+        let sum = self.total().as_secs_f64().max(1e-12);
+        writeln!(
+            f,
+            "{} steps of {:.3} ms; machine: {:.1} GFLOP/s, {:.1} GB/s; memory of a step: {} bytes",
+            self.steps.len(),
+            millis(self.step_time()),
+            self.limits.flops / 1e9,
+            self.limits.bandwidth / 1e9,
+            self.memory.total(),
+        )?;
+        writeln!(
+            f,
+            "{:>9} {:>6} {:>6} {:>11} {:>11} {:>9} {:>9} {:>6}  {:10}  shapes  # node",
+            "ms/step", "time", "calls", "median us", "min us", "MFLOP", "MB", "bound", "kind"
+        )?;
+        let mut order: Vec<&InstructionProfile> = self.instructions.iter().collect();
+        order.sort_by_key(|instruction| std::cmp::Reverse(instruction.total));
+        for i in order {
+            writeln!(
+                f,
+                "{:9.3} {:5.1}% {:6} {:11.1} {:11.1} {:9.2} {:9.3} {:5.0}%  {:10}  {}  # {}",
+                millis(i.total) / steps,
+                100.0 * i.total.as_secs_f64() / sum,
+                i.calls,
+                millis(i.median) * 1e3,
+                millis(i.min) * 1e3,
+                i.flops as f64 / 1e6,
+                i.bytes as f64 / 1e6,
+                100.0 * i.share(),
+                i.kind,
+                i.shapes,
+                i.node,
+            )?;
+        }
+        let per_step = |value: fn(&InstructionProfile) -> u64| {
+            let all = self.instructions.iter().map(|i| value(i) as f64 * i.calls as f64);
+            all.sum::<f64>() / steps / 1e6
+        };
+        let calls: usize = self.instructions.iter().map(|i| i.calls).sum();
+        writeln!(
+            f,
+            "{:9.3} {:5.1}% {:6} {:>11} {:>11} {:9.2} {:9.3} {:5.0}%  all",
+            sum * 1e3 / steps,
+            100.0,
+            calls,
+            "",
+            "",
+            per_step(|i| i.flops),
+            per_step(|i| i.bytes),
+            100.0 * self.bound().as_secs_f64() / sum,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_are_escaped() {
+        assert_eq!(json("a \"b\"\\\n\u{1}é"), r#""a \"b\"\\\u000a\u0001é""#);
+    }
+}

@@ -1,0 +1,109 @@
+//! The memory of a step is known before it, and can be limited.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{batch, collect, given, recorded, state_of, train};
+use ortrain::{
+    CheckpointState, Error, ErrorKind, InferenceSession, Module, ModuleOptions, OverLimit, Result,
+    SessionOptions, Tensor,
+};
+use ortrain_program::RunError;
+
+const CASE: &str = "mlp_adamw_ce";
+
+fn module(state: &mut CheckpointState, limit: Option<usize>) -> Result<Module> {
+    let mut options = ModuleOptions::default();
+    options.memory_limit = limit;
+    let [train, eval] = ["training_model.onnx", "eval_model.onnx"].map(|file| recorded(CASE, file).into());
+    Module::new(train, state, Some(eval), options)
+}
+
+#[track_caller]
+fn over_limit<T>(result: Result<T>) -> OverLimit {
+    match result {
+        Err(Error::Run(RunError::OverLimit(error))) => *error,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it was within the limit"),
+    }
+}
+
+#[test]
+fn a_limit_is_kept_to_the_byte() {
+    let data = batch(48, 3);
+    let inputs = [given(&data.0), given(&data.1)];
+    let mut state = state_of(CASE);
+    let mut free = module(&mut state, None).unwrap();
+    let need = free.memory_need(&inputs, true).unwrap();
+    assert_eq!(free.memory().work, 0, "nothing is allocated yet");
+    let loss = train(&mut free, &mut state, &data);
+    let memory = free.memory();
+    assert_eq!(need.held, memory.parameters + memory.gradients);
+    assert_eq!((need.work, need.scratch), (memory.work, memory.scratch));
+    assert_eq!(need.total(), memory.total() + need.constants);
+
+    let mut state = state_of(CASE);
+    let mut enough = module(&mut state, Some(need.total())).unwrap();
+    assert_eq!(train(&mut enough, &mut state, &data), loss);
+
+    let mut state = state_of(CASE);
+    let mut short = module(&mut state, Some(need.total() - 1)).unwrap();
+    let refused = short.train_step(&mut state, &inputs, &mut |_, _, _, _| {});
+    let error = over_limit(refused);
+    assert_eq!((error.limit, error.need.work), (need.total() - 1, need.work));
+    assert_eq!(short.memory().work, 0, "nothing was allocated");
+    assert_eq!(state.train_step_count(), 0);
+    // A smaller batch fits.
+    train(&mut short, &mut state, &batch(8, 3));
+}
+
+#[test]
+fn the_sentence_names_what_is_large() {
+    let data = batch(1000, 3);
+    let inputs = [given(&data.0), given(&data.1)];
+    let mut state = state_of(CASE);
+    let mut short = module(&mut state, Some(20_000)).unwrap();
+    let result = short.train_step(&mut state, &inputs, &mut |_, _, _, _| {});
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::MemoryLimit);
+    let text = error.to_string();
+    for part in ["memory_limit is 20000", "(24000 float32, 96000 bytes)", "a smaller batch needs less"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn parameters_alone_may_be_too_many() {
+    let mut state = state_of(CASE);
+    let error = over_limit(module(&mut state, Some(1000)));
+    assert_eq!(error.need.total(), error.need.held);
+    assert_eq!(error.largest[0].label, "fc1.weight");
+    assert!(error.to_string().ends_with("this model does not fit at any batch size"), "{error}");
+}
+
+/// Batches of two sizes take turns. Each fits alone; what the larger one left makes no room for the other.
+#[test]
+fn an_arena_that_is_too_large_is_given_back() {
+    let session = |limit: Option<usize>| {
+        let mut options = SessionOptions::default();
+        options.memory_limit = limit;
+        InferenceSession::new(recorded(CASE, "forward.onnx").into(), options).unwrap()
+    };
+    let inputs = [4, 300].map(|rows| Tensor::f32(&[rows, 10], &vec![0.5; rows * 10]));
+    let mut free = session(None);
+    let want = inputs.each_ref().map(|x| collect(|deliver| free.run(&[given(x)], deliver)).unwrap());
+    let mut least = 0;
+    // The least limit at which the larger batch runs.
+    for bits in (0..24).rev() {
+        let tried = least + (1 << bits);
+        let fails = session(Some(tried)).run(&[given(&inputs[1])], &mut |_, _, _, _| {}).is_err();
+        least = if fails { tried } else { least };
+    }
+    let mut limited = session(Some(least + 1));
+    for _ in 0..3 {
+        for (x, want) in inputs.iter().zip(&want) {
+            assert_eq!(&collect(|deliver| limited.run(&[given(x)], deliver)).unwrap(), want);
+        }
+    }
+    over_limit(session(Some(least)).run(&[given(&inputs[1])], &mut |_, _, _, _| {}));
+}

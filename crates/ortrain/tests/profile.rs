@@ -1,0 +1,94 @@
+//! Profiles: real steps that change nothing.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{batch, collect, given, gradient, module_on, recorded, state_of, train};
+use ortrain::{Module, ModuleOptions, Profile, ProfileOptions, backend};
+
+const CASE: &str = "mlp_adamw_ce";
+
+fn profile(backend_name: &str, training: bool) -> Profile {
+    let mut state = state_of(CASE);
+    let options = ModuleOptions::default().backend(backend(backend_name, 0).unwrap());
+    let [train, eval] = ["training_model.onnx", "eval_model.onnx"].map(|file| recorded(CASE, file).into());
+    let mut module = Module::new(train, &mut state, Some(eval), options).unwrap();
+    let data = batch(8, 3);
+    let inputs = [given(&data.0), given(&data.1)];
+    let options = ProfileOptions::default().steps(3).training(training);
+    module.profile(&state, &inputs, options, &mut |_, _, _, _| {}).unwrap()
+}
+
+#[test]
+fn a_profiled_step_has_the_same_results_and_changes_nothing() {
+    let data = batch(16, 3);
+    let inputs = [given(&data.0), given(&data.1)];
+    let mut state = state_of(CASE);
+    let mut module = module_on(CASE, &mut state);
+    train(&mut module, &mut state, &data);
+    let before = (gradient(&module, "fc1.weight"), state.train_step_count());
+
+    let mut plain_state = state_of(CASE);
+    let mut plain = module_on(CASE, &mut plain_state);
+    train(&mut plain, &mut plain_state, &data);
+
+    let options = ProfileOptions::default().steps(4);
+    let profiled = collect(|deliver| module.profile(&state, &inputs, options, deliver).map(|_| ())).unwrap();
+    assert_eq!((gradient(&module, "fc1.weight"), state.train_step_count()), before);
+    let want = collect(|deliver| plain.train_step(&mut plain_state, &inputs, deliver)).unwrap();
+    assert_eq!(profiled, want);
+    // A pending reset is still pending.
+    module.lazy_reset_grad();
+    module.profile(&state, &inputs, options, &mut |_, _, _, _| {}).unwrap();
+    train(&mut module, &mut state, &data);
+    assert_eq!(gradient(&module, "fc1.weight"), before.0, "the first step's gradient, not twice that");
+}
+
+#[test]
+fn every_instruction_is_listed() {
+    for backend in ["cpu", "reference"] {
+        let found = profile(backend, true);
+        assert_eq!(found.steps.len(), 3);
+        let products: Vec<_> = found.instructions.iter().filter(|i| i.kind == "MatMul").collect();
+        // Two layers, forward; both weights and the hidden layer, backward.
+        assert_eq!(products.len(), 5, "{found}");
+        for product in &products {
+            assert_eq!(product.calls, 3);
+            assert!(product.min <= product.median && product.median <= product.total, "{found}");
+            assert!(product.flops > 0 && product.bytes > 0 && product.share() > 0.0, "{found}");
+        }
+        // [8, 10] x [24, 10], with the bias and the activation behind it; an activation only compares and chooses.
+        let first = products.iter().find(|i| i.shapes == "[] 8x24x10").unwrap();
+        assert!(first.node.contains("(Gemm) + ") && first.node.ends_with("(Relu)"), "{found}");
+        assert_eq!(first.flops, 2 * 8 * 24 * 10 + 8 * 24, "{found}");
+        assert_eq!(first.bytes, 4 * (8 * 10 + 24 * 10 + 24 + 8 * 24), "{found}");
+        assert!(found.total() <= found.steps.iter().sum());
+        let listed = profile(backend, false);
+        assert!(listed.instructions.len() < found.instructions.len());
+    }
+}
+
+#[test]
+fn the_table_sums_up() {
+    let found = profile("cpu", true);
+    let table = found.to_string();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 3 + found.instructions.len(), "{table}");
+    assert!(lines[0].starts_with("3 steps of "), "{table}");
+    assert!(lines.last().unwrap().ends_with("all"), "{table}");
+    let slowest = found.instructions.iter().max_by_key(|i| i.total).unwrap();
+    assert!(lines[2].contains(slowest.kind) && lines[2].ends_with(&format!("# {}", slowest.node)), "{table}");
+}
+
+#[test]
+fn a_trace_has_an_event_for_each_call() {
+    let found = profile("cpu", true);
+    let calls: usize = found.instructions.iter().map(|i| i.calls).sum();
+    let json = found.chrome_trace_json();
+    assert_eq!(json.matches("\"ph\":\"X\"").count(), calls + 3);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    found.chrome_trace(file.path()).unwrap();
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), json);
+    let error = found.chrome_trace("/nowhere/at/all.json").unwrap_err();
+    assert!(error.to_string().starts_with("cannot write /nowhere/at/all.json"), "{error}");
+}
