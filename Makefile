@@ -32,7 +32,7 @@ help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build/demo.stamp ## train a perceptron on handwritten digits, with a release wheel in its own environment
+demo: build/demo.stamp ## train a convolution network on handwritten digits, with a release wheel in its own environment
 	$(DEMO)/bin/python examples/finetune_digits.py build/digits
 
 .PHONY: test
@@ -48,8 +48,9 @@ compare: build/demo.stamp ## the release wheel's step beside onnxruntime-trainin
 	$(DEMO)/bin/python benches/compare.py $(ARGUMENTS)
 
 .PHONY: conform
-conform: build/wheel.stamp ## recorded runs, in ortrain and in onnxruntime-training, and the node tests of ONNX
+conform: build/wheel.stamp ## recorded runs, node tests, onnxruntime-training, jax, nine known architectures
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_nodes.py
+	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 
 ##@ The inner loop
 

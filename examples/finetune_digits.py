@@ -1,4 +1,4 @@
-"""Train perceptron.onnx on scikit-learn's handwritten digits and keep everything a project would keep.
+"""Train convnet.onnx on scikit-learn's handwritten digits and keep everything a project would keep.
 
     python examples/finetune_digits.py [FOLDER]
 
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ortrain import artifacts
 from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 
-EPOCHS, BATCH, LEARNING_RATE, WARMUP, SEED = 30, 32, 0.004, 50, 0
+EPOCHS, BATCH, LEARNING_RATE, WARMUP, SEED = 10, 32, 0.003, 50, 0
 
 
 def accuracy(module: Module, x: np.ndarray, labels: np.ndarray) -> float:
@@ -31,13 +31,15 @@ def main(folder: Path) -> None:
     """Prepare, train, save, load, export, compare, draw."""
     folder.mkdir(parents=True, exist_ok=True)
     images, digits = load_digits(return_X_y=True)
-    images, digits = (images / 16).astype(np.float32), digits.astype(np.int64)
+    images, digits = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8), digits.astype(np.int64)
     x, x_held, labels, labels_held = train_test_split(images, digits, stratify=digits, random_state=SEED)
 
-    # Once, from the plain ONNX model: what to train, which loss, which optimizer.
+    # Once, from the plain ONNX model: what to train, which loss, which optimizer. A BatchNormalization that trains uses
+    # the statistics of the batch; evaluation uses the running ones, which training keeps up to date.
+    blocks = [f"block{number}.{kind}" for number in (1, 2, 3) for kind in ("weight", "scale", "bias")]
     artifacts.generate_artifacts(
-        str(Path(__file__).with_name("perceptron.onnx")),
-        requires_grad=["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"],
+        Path(__file__).with_name("convnet.onnx"),
+        requires_grad=[*blocks, "fc.weight", "fc.bias"],
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         additional_output_names=["logits"],
@@ -75,7 +77,7 @@ def main(folder: Path) -> None:
     again = Module(folder / "training_model.onnx", loaded, folder / "eval_model.onnx")
     print(f"accuracy loaded: {accuracy(again, x_held, labels_held):.2%}")
 
-    exported = folder / "perceptron_trained.onnx"
+    exported = folder / "convnet_trained.onnx"
     module.export_model_for_inferencing(exported, ["logits"])
     session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
     theirs = session.run(["logits"], {"x": x_held})[0].argmax(axis=1)
@@ -90,7 +92,7 @@ def main(folder: Path) -> None:
     right.set_ylabel("held-out accuracy")
     figure.savefig(folder / "learning_curve.png", dpi=150)
     print(f"learning curve:  {folder / 'learning_curve.png'}")
-    if after < 0.96 or accuracy(again, x_held, labels_held) != after or not np.array_equal(theirs, ours):
+    if after < 0.98 or accuracy(again, x_held, labels_held) != after or not np.array_equal(theirs, ours):
         sys.exit("this run is worse than it should be")
 
 

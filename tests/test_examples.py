@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import onnx
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_perceptron_is_what_its_script_makes() -> None:
-    made = runpy.run_path(str(ROOT / "examples" / "make_perceptron.py"))["perceptron"]()
-    assert made == onnx.load(ROOT / "examples" / "perceptron.onnx")
+@pytest.mark.parametrize("name", ["convnet", "perceptron"])
+def test_models_are_what_their_scripts_make(name: str) -> None:
+    made = runpy.run_path(str(ROOT / "examples" / f"make_{name}.py"))[name]()
+    assert made == onnx.load(ROOT / "examples" / f"{name}.onnx")
 
 
 def test_readme_runs_as_written(tmp_path: Path) -> None:

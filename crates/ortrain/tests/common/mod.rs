@@ -3,7 +3,13 @@
 
 use std::path::PathBuf;
 
-use ortrain::{CheckpointState, DType, Delivered, Given, Module, ModuleOptions, Optimizer, Result, Tensor};
+use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
+use ortrain::{
+    Bytes, CheckpointState, DType, Delivered, Given, ModelSource, Module, ModuleOptions, Optimizer, Result,
+    Tensor,
+};
+use ortrain_onnx::LoadedModel;
+use ortrain_onnx::proto::{ValueInfoProto, tensor_shape_proto::dimension::Value, type_proto};
 
 /// A file of a recorded run of onnxruntime-training 1.19.2.
 pub(crate) fn recorded(case: &str, file: &str) -> PathBuf {
@@ -75,4 +81,84 @@ pub(crate) fn evaluate(module: &mut Module, state: &CheckpointState, batch: &(Te
 /// The accumulated gradient of a parameter.
 pub(crate) fn gradient(module: &Module, name: &str) -> Vec<f32> {
     module.gradient(name).unwrap().to_tensor().to_vec()
+}
+
+/// A network of `benches/workloads`, made ready to train from values of its own, with a batch of its own size.
+pub(crate) struct Workload {
+    pub(crate) state: CheckpointState,
+    pub(crate) module: Module,
+    pub(crate) optimizer: Optimizer,
+    /// The parameters that are trained.
+    pub(crate) trained: Vec<String>,
+    input: Vec<usize>,
+    classes: usize,
+}
+
+/// The sizes of a value, all of which the message says.
+fn sizes(info: &mut ValueInfoProto) -> Vec<&mut i64> {
+    let Some(type_proto::Value::TensorType(tensor)) = info.r#type.as_mut().unwrap().value.as_mut() else {
+        panic!("{} is no tensor", info.name)
+    };
+    let dims = tensor.shape.as_mut().unwrap().dim.iter_mut();
+    dims.map(|dim| match dim.value.as_mut() {
+        Some(Value::DimValue(size)) => size,
+        other => panic!("a size is {other:?}"),
+    })
+    .collect()
+}
+
+impl Workload {
+    /// With `rows` images in a batch. Weights are drawn by He's rule, normalizations start as the file says.
+    pub(crate) fn new(name: &str, rows: usize) -> Workload {
+        let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/workloads"))
+            .join(format!("{name}.onnx"));
+        let mut proto = LoadedModel::load(path).unwrap().proto;
+        let graph = proto.graph.as_mut().unwrap();
+        graph.value_info.clear();
+        for info in graph.input.iter_mut().chain(&mut graph.output) {
+            *sizes(info)[0] = rows as i64;
+        }
+        let read = |info: &mut ValueInfoProto| sizes(info).into_iter().map(|size| *size as usize).collect();
+        let input: Vec<usize> = read(&mut graph.input[0]);
+        let output: Vec<usize> = read(&mut graph.output[0]);
+        let mut trained = Vec::new();
+        for (seed, tensor) in (1..).zip(&mut graph.initializer) {
+            // Statistics are not trained.
+            if !tensor.name.contains(".running_") {
+                trained.push(tensor.name.clone());
+            }
+            if tensor.doc_string.starts_with("fill ") {
+                let dims: Vec<usize> = tensor.dims.iter().map(|&size| size as usize).collect();
+                let count: usize = dims.iter().product();
+                // Uniform numbers between -1 and 1 have the variance 1/3.
+                let scale = (6.0 / dims[1..].iter().product::<usize>() as f32).sqrt();
+                let values: Vec<f32> = numbers(count, seed).iter().map(|value| value * scale).collect();
+                tensor.raw_data = Bytes::from(bytemuck::cast_slice::<f32, u8>(&values).to_vec());
+            }
+        }
+        let made = generate(
+            ModelSource::from_proto(&proto).unwrap(),
+            ArtifactOptions {
+                requires_grad: trained.clone(),
+                loss: Some(Loss::CrossEntropyLoss),
+                optimizer: Some(OptimizerKind::AdamW),
+                ..ArtifactOptions::default()
+            },
+        )
+        .unwrap();
+        let mut state = CheckpointState::from_bytes(made.checkpoint_bytes().unwrap()).unwrap();
+        let train = ModelSource::from_proto(&made.training_model).unwrap();
+        let module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
+        let optimizer = ModelSource::from_proto(&made.optimizer_model.unwrap()).unwrap();
+        let optimizer = Optimizer::new(optimizer, &mut state, &module).unwrap();
+        Workload { state, module, optimizer, trained, input, classes: output[1] }
+    }
+
+    /// A batch of noise.
+    pub(crate) fn batch(&self, seed: u32) -> (Tensor, Tensor) {
+        let rows = self.input[0];
+        let labels: Vec<i64> = (0..rows).map(|row| ((row + seed as usize) % self.classes) as i64).collect();
+        let x = Tensor::f32(&self.input, &numbers(self.input.iter().product(), seed));
+        (x, Tensor::i64(&[rows], &labels))
+    }
 }

@@ -1,0 +1,57 @@
+//! Whole networks: the same bits at every thread count.
+
+mod common;
+
+use common::{Workload, gradient, train};
+use ortrain::backend;
+
+/// The bits of losses, gradients and parameters, running statistics among them, of two steps.
+fn trained(name: &str, rows: usize, threads: usize) -> Vec<u32> {
+    backend("cpu", threads).expect("there is a CPU");
+    let mut run = Workload::new(name, rows);
+    let mut values = Vec::new();
+    for step in 0..2 {
+        let batch = run.batch(step);
+        let loss = train(&mut run.module, &mut run.state, &batch);
+        assert!(loss.is_finite(), "{name}: loss {loss}");
+        values.push(loss);
+        for parameter in &run.trained {
+            let found = gradient(&run.module, parameter);
+            assert!(found.iter().any(|&value| value != 0.0), "{name}: {parameter} has no gradient");
+            values.extend(found);
+        }
+        run.optimizer.step(&mut run.state, &run.module).expect("the optimizer steps");
+        run.module.lazy_reset_grad();
+    }
+    values.extend(run.module.copy_parameters_to_buffer(&run.state, false).expect("they are float32"));
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+fn same_bits(name: &str, rows: usize, threads: &[usize]) {
+    let one = trained(name, rows, 1);
+    for &threads in threads {
+        let more = trained(name, rows, threads);
+        let differing = one.iter().zip(&more).filter(|(a, b)| a != b).count();
+        assert_eq!((one.len(), differing), (more.len(), 0), "{name} at {threads} threads");
+    }
+}
+
+#[test]
+fn mlp() {
+    same_bits("mlp", 64, &[2, 3]);
+}
+
+#[test]
+fn lenet() {
+    same_bits("lenet", 64, &[2, 3]);
+}
+
+#[test]
+fn mobilenetv2() {
+    same_bits("mobilenetv2_96", 2, &[2]);
+}
+
+#[test]
+fn resnet18() {
+    same_bits("resnet18_224", 1, &[2]);
+}

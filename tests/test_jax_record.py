@@ -1,0 +1,22 @@
+"""Losses, gradients and running statistics that jax recorded (tests/in_jax), followed by ortrain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nets
+import numpy as np
+import pytest
+from against_jax import distances, too_far
+from conftest import BACKENDS
+
+RECORDS = Path(__file__).parent / "data" / "jax"
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", nets.NETS)
+def test_trains_as_jax_recorded(name: str, device: str, tmp_path: Path) -> None:
+    with np.load(RECORDS / f"{name}.npz") as stored:
+        record = {key: stored[key] for key in stored.files}
+    found = distances(nets.NETS[name](), record, tmp_path, device)
+    assert not too_far(found), found
