@@ -18,6 +18,7 @@ from ortrain._ortrain import __version__
 from ortrain.errors import (
     InvalidArgumentError,
     InvalidModelError,
+    MemoryLimitError,
     NoSuchFileError,
     OrtrainError,
     UnsupportedError,
@@ -29,6 +30,7 @@ __all__ = [
     "InferenceSession",
     "InvalidArgumentError",
     "InvalidModelError",
+    "MemoryLimitError",
     "NoSuchFileError",
     "NodeArg",
     "OrtValue",

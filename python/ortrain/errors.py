@@ -3,6 +3,7 @@
 __all__ = [
     "InvalidArgumentError",
     "InvalidModelError",
+    "MemoryLimitError",
     "NoSuchFileError",
     "OrtrainError",
     "UnsupportedError",
@@ -26,6 +27,10 @@ class NoSuchFileError(OrtrainError, FileNotFoundError):
 
 class InvalidModelError(OrtrainError):
     """A model that cannot be read, contradicts itself, or does not belong to its checkpoint."""
+
+
+class MemoryLimitError(OrtrainError, MemoryError):
+    """A run that would take more bytes than ``memory_limit``. Names the largest buffers; nothing was allocated."""
 
 
 class UnsupportedError(OrtrainError, NotImplementedError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -23,7 +23,7 @@ _PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "referen
 class SessionOptions:
     """How a session runs. An option that ortrain does not have cannot be set: no option is ignored in silence."""
 
-    __slots__ = ("intra_op_num_threads",)
+    __slots__ = ("intra_op_num_threads", "memory_limit")
 
     intra_op_num_threads: int
     """Threads that runs may take; 0 leaves the number as it is, at first one per core.
@@ -31,17 +31,37 @@ class SessionOptions:
     The process has one pool: the number set last holds for all. Results are the same bits for every number.
     """
 
+    memory_limit: int | None
+    """Most bytes that a run may take; ``None``, the default, is no limit.
+
+    For a :class:`~ortrain.api.Module` these are the parameters (frozen ones too), their gradients, the constants of
+    the program, the arena of its values and the scratch of its kernels; for an :class:`InferenceSession` the last
+    three. All of it is known before a run: what would take more raises
+    :class:`~ortrain.errors.MemoryLimitError`, with the largest buffers in its text, before anything is allocated.
+    Optimizer moments and the caller's arrays do not count.
+    """
+
     def __init__(self) -> None:
         self.intra_op_num_threads = 0
+        self.memory_limit = None
 
 
-def thread_count(options: SessionOptions | None) -> int:
+class NativeOptions(TypedDict):
+    """Session options as the core takes them."""
+
+    num_threads: int
+    memory_limit: int | None
+
+
+def native_options(options: SessionOptions | None) -> NativeOptions:
     """What the options say; those of another library are refused, as most of what they say would be ignored."""
     if options is None:
-        return 0
+        options = SessionOptions()
     if not isinstance(options, SessionOptions):
         raise TypeError(f"session options are an ortrain.SessionOptions, not {type(options).__module__} ones")
-    return options.intra_op_num_threads
+    if options.memory_limit is not None and options.memory_limit < 0:
+        raise InvalidArgumentError(f"memory_limit is a number of bytes, not {options.memory_limit}")
+    return NativeOptions(num_threads=options.intra_op_num_threads, memory_limit=options.memory_limit)
 
 
 class NodeArg:
@@ -89,7 +109,7 @@ class InferenceSession:
         self._native = _ortrain.InferenceSession(
             model_source(path_or_bytes),
             device=_PROVIDERS[wanted[0]],
-            num_threads=thread_count(sess_options),
+            **native_options(sess_options),
         )
 
     def get_inputs(self) -> list[NodeArg]:

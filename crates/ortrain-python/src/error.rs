@@ -5,6 +5,7 @@ use pyo3::{PyErr, import_exception};
 
 import_exception!(ortrain.errors, InvalidArgumentError);
 import_exception!(ortrain.errors, InvalidModelError);
+import_exception!(ortrain.errors, MemoryLimitError);
 import_exception!(ortrain.errors, NoSuchFileError);
 import_exception!(ortrain.errors, OrtrainError);
 import_exception!(ortrain.errors, UnsupportedError);
@@ -16,6 +17,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
         ErrorKind::InvalidArgument => InvalidArgumentError::new_err(text),
         ErrorKind::InvalidModel => InvalidModelError::new_err(text),
         ErrorKind::NoSuchFile => NoSuchFileError::new_err(text),
+        ErrorKind::MemoryLimit => MemoryLimitError::new_err(text),
         ErrorKind::NotImplemented => UnsupportedError::new_err(text),
         _ => OrtrainError::new_err(text),
     }

@@ -20,7 +20,7 @@ mod _ortrain {
     #[pymodule_export]
     use crate::tools::{InferenceSession, dump, generate_artifacts};
     #[pymodule_export]
-    use crate::training::{LinearLRScheduler, Module, Optimizer};
+    use crate::training::{LinearLRScheduler, Module, Optimizer, Profile};
     #[pymodule_export]
     use crate::value::OrtValue;
 

@@ -44,9 +44,16 @@ pub(crate) struct InferenceSession {
 #[pymethods]
 impl InferenceSession {
     #[new]
-    #[pyo3(signature = (model, *, device, num_threads))]
-    fn new(py: Python<'_>, model: Source, device: &str, num_threads: usize) -> PyResult<InferenceSession> {
-        let options = SessionOptions::default().backend(backend(device, num_threads)?);
+    #[pyo3(signature = (model, *, device, num_threads, memory_limit))]
+    fn new(
+        py: Python<'_>,
+        model: Source,
+        device: &str,
+        num_threads: usize,
+        memory_limit: Option<usize>,
+    ) -> PyResult<InferenceSession> {
+        let mut options = SessionOptions::default().backend(backend(device, num_threads)?);
+        options.memory_limit = memory_limit;
         let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
         Ok(InferenceSession { session: Door::new(session) })
     }

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::{Delivered, ModuleOptions, Tensor};
+use ortrain::{Delivered, ModuleOptions, ProfileOptions, Tensor};
 use pyo3::prelude::*;
 
 use crate::door::Door;
+use crate::error::raise;
 use crate::state::CheckpointState;
 use crate::tools::{Source, backend};
 use crate::value::{OrtValue, Results, elements, given, vector};
@@ -47,7 +48,7 @@ impl Module {
 #[pymethods]
 impl Module {
     #[new]
-    #[pyo3(signature = (train_model, state, eval_model, *, device, num_threads))]
+    #[pyo3(signature = (train_model, state, eval_model, *, device, num_threads, memory_limit))]
     fn new(
         py: Python<'_>,
         train_model: Source,
@@ -55,8 +56,10 @@ impl Module {
         eval_model: Option<Source>,
         device: &str,
         num_threads: usize,
+        memory_limit: Option<usize>,
     ) -> PyResult<Module> {
-        let options = ModuleOptions::default().backend(backend(device, num_threads)?);
+        let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
+        options.memory_limit = memory_limit;
         let eval = eval_model.map(|source| source.0);
         let module =
             state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
@@ -81,6 +84,28 @@ impl Module {
             }
             Ok(results.values())
         })
+    }
+
+    fn profile(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Bound<'_, OrtValue>>,
+        training: bool,
+        steps: usize,
+        warmup: usize,
+    ) -> PyResult<Profile> {
+        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
+        let options = ProfileOptions::default().steps(steps).warmup(warmup).training(training);
+        let profile = self.with(py, |module, state| {
+            module.profile(state, &given(&inputs), options, &mut |_, _, _, _| {})
+        })?;
+        Ok(Profile(profile))
+    }
+
+    /// Bytes: parameters, gradients, work, scratch.
+    fn memory(&self, py: Python<'_>) -> PyResult<(usize, usize, usize, usize)> {
+        let memory = self.with(py, |module, _| Ok(module.memory()))?;
+        Ok((memory.parameters, memory.gradients, memory.work, memory.scratch))
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
@@ -128,6 +153,47 @@ impl Module {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
             module.export_model_for_inferencing(state, path, &names)
         })
+    }
+}
+
+/// Where the time of some steps went.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct Profile(ortrain::Profile);
+
+#[pymethods]
+impl Profile {
+    /// Node, kind, shapes, calls, seconds (all, least, median), flops, bytes, and the least seconds the machine takes.
+    #[expect(clippy::type_complexity, reason = "a row of a table")]
+    fn instructions(&self) -> Vec<(&str, &str, &str, usize, f64, f64, f64, u64, u64, f64)> {
+        let rows = self.0.instructions.iter().map(|i| {
+            let [total, min, median, bound] =
+                [i.total, i.min, i.median, i.bound].map(|time| time.as_secs_f64());
+            (&*i.node, i.kind, &*i.shapes, i.calls, total, min, median, i.flops, i.bytes, bound)
+        });
+        rows.collect()
+    }
+
+    /// The seconds of each step.
+    fn steps(&self) -> Vec<f64> {
+        self.0.steps.iter().map(std::time::Duration::as_secs_f64).collect()
+    }
+
+    /// Operations and bytes per second that the machine can do at most.
+    fn limits(&self) -> (f64, f64) {
+        (self.0.limits.flops, self.0.limits.bandwidth)
+    }
+
+    /// Bytes that a step takes.
+    fn memory(&self) -> usize {
+        self.0.memory.total()
+    }
+
+    fn table(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn chrome_trace(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        py.detach(|| self.0.chrome_trace(path)).map_err(raise)
     }
 }
 

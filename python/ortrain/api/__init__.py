@@ -17,5 +17,6 @@ from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.lr_scheduler import LinearLRScheduler
 from ortrain.api.module import Module
 from ortrain.api.optimizer import Optimizer
+from ortrain.api.profile import Instruction, MemoryUse, Profile
 
-__all__ = ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer"]
+__all__ = ["CheckpointState", "Instruction", "LinearLRScheduler", "MemoryUse", "Module", "Optimizer", "Profile"]

@@ -1,0 +1,100 @@
+"""Where the time and the memory of a step go."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ortrain import _ortrain
+from ortrain._sources import PathLike
+
+__all__ = ["Instruction", "MemoryUse", "Profile"]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What a profile says of one instruction of the program, or of copying inputs or results."""
+
+    node: str
+    """The node it came from; of fused ones, several."""
+    kind: str
+    """``Map``, ``Row``, ``MatMul``, ``Conv``, ...; ``Host``, ``Inputs`` and ``Outputs`` are no instructions."""
+    shapes: str
+    """Its sizes."""
+    calls: int
+    """How often it ran, over all steps."""
+    total: float
+    """Seconds of all calls."""
+    min: float
+    """Seconds of the fastest call."""
+    median: float
+    """Seconds of a call in the middle."""
+    flops: int
+    """Floating-point operations of a call; a multiply-add is two."""
+    bytes: int
+    """The least bytes that a call moves: each buffer read once and written once."""
+    bound: float
+    """The least seconds in which this machine could compute these operations and move these bytes."""
+
+    @property
+    def share(self) -> float:
+        """How much of the machine's bound a call reaches: 1 is the bound, above it where buffers stay in a cache."""
+        return self.bound / max(self.median, 1e-9)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The bytes that a module holds."""
+
+    parameters: int
+    """Parameters, frozen ones and running statistics among them; they are the state's."""
+    gradients: int
+    """Gradients."""
+    work: int
+    """The arena for the values of a step: as large as the largest step so far needed."""
+    scratch: int
+    """Scratch of kernels."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.work + self.scratch
+
+
+class Profile:
+    """Where the time of some steps went, by instruction; made by :meth:`Module.profile <ortrain.api.Module.profile>`.
+
+    ``str(profile)`` is the table of :meth:`table`.
+    """
+
+    instructions: list[Instruction]
+    """What ran, in the order of the first step."""
+    steps: list[float]
+    """Seconds of each step."""
+    flops_limit: float
+    """Floating-point operations per second that the machine can do at most, measured after the steps."""
+    bandwidth_limit: float
+    """Bytes per second that the machine can move at most, measured after the steps."""
+    memory: int
+    """Bytes that a step takes: what ``memory_limit`` is compared with."""
+
+    def __init__(self, native: _ortrain.Profile) -> None:
+        self._native = native
+        self.instructions = [Instruction(*row) for row in native.instructions()]
+        self.steps = native.steps()
+        self.flops_limit, self.bandwidth_limit = native.limits()
+        self.memory = native.memory()
+
+    def table(self) -> str:
+        """A line for each instruction, what took longest first, and one for all of them."""
+        return self._native.table()
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        return f"Profile({len(self.instructions)} instructions, {len(self.steps)} steps)"
+
+    def chrome_trace(self, path: PathLike) -> None:
+        """Write every call as an event in Chrome's trace format, for ``chrome://tracing`` and Perfetto."""
+        self._native.chrome_trace(os.fspath(path))
