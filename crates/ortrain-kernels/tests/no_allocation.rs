@@ -4,9 +4,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ortrain_expr::{Access, Builder, DType, Nest, ReduceOp, Reduction, Type, UnaryOp};
+use ortrain_expr::{
+    Access, Builder, DType, Nest, ReduceOp, Reduction, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
+};
 use ortrain_kernels::{
-    GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc, ScatterKernel, Scratch,
+    GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc,
+    WindowKernel,
 };
 
 struct Counting;
@@ -139,5 +142,25 @@ fn runs_allocate_nothing() {
             // SAFETY: buffers of the description's shapes; `out` is not looked at meanwhile.
             unsafe { kernel.run(at as *mut u8, indices, src, &pool) };
         });
+
+        for pass in [WindowPass::Max, WindowPass::MaxGradient, WindowPass::Sum, WindowPass::SumGradient] {
+            let axis = SlidingAxis { input: 40, output: 20, kernel: 3, stride: 2, dilation: 1, before: 1 };
+            for dtype in [DType::F32, DType::F16, DType::I8] {
+                let shape = WindowShape { pass, planes: 30, axes: [axis; 2].into_iter().collect() };
+                let [source, target] = shape.operands().map(|elements| vec![0u8; elements * dtype.size()]);
+                let positions = vec![0i64; 30 * 20 * 20];
+                let kernel =
+                    WindowKernel::new(&WindowDesc { shape, dtype, index: pass == WindowPass::Max }, isa)
+                        .unwrap();
+                let scratch = memory(kernel.scratch_bytes(3));
+                let (index, target) = (positions.as_ptr() as usize, target.as_ptr() as usize);
+                nothing("a pooling", &|| {
+                    // SAFETY: buffers of the description's shapes; those written are not looked at meanwhile.
+                    unsafe {
+                        kernel.run(source.as_ptr(), index as *mut u8, target as *mut u8, &pool, scratch);
+                    };
+                });
+            }
+        }
     }
 }

@@ -50,7 +50,7 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
 /// Whether `a` is larger than `b`, or either is NaN.
 #[inline(always)]
 #[allow(clippy::neg_cmp_op_on_partial_ord, reason = "NaN is neither")]
-pub(super) fn beats<T: PartialOrd>(a: T, b: T) -> bool {
+pub(super) fn beats<T: PartialOrd + Copy>(a: T, b: T) -> bool {
     !(a <= b)
 }
 
@@ -75,12 +75,14 @@ impl<S: Element, const MAX: bool> Work for Run<'_, S, MAX> {
                     // SAFETY: by the contract of `WindowKernel::run` the target has this element, and it is this
                     // task's.
                     unsafe {
-                        self.buffers.target.cast::<S>().add(first + x).write_unaligned(S::encode(value))
+                        self.buffers.target.cast::<S>().add(first + x).write_unaligned(S::encode(value));
                     };
                     if MAX && self.index {
                         let position = (plane * source + at.unwrap_or(0)) as i64;
                         // SAFETY: as above, for the positions.
-                        unsafe { self.buffers.index.cast::<i64>().add(first + x).write_unaligned(position) };
+                        unsafe {
+                            self.buffers.index.cast::<i64>().add(first + x).write_unaligned(position);
+                        };
                     }
                 }
             }

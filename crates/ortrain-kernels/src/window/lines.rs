@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use super::cells::{beats, is_nan};
-use super::{Buffers, Element, Part, Plan, Rows, computed_bytes, steps};
+use super::{Buffers, Element, Part, Plan, Rows, computed_bytes, most_sources, steps};
 use crate::isa::{Level, Work};
 use crate::tape::number::Number;
 
@@ -110,13 +110,8 @@ impl Lines {
         remainders.sort_unstable();
         remainders.dedup();
         let lines = if gradient { 1 } else { remainders.len() };
-        let rows = axes[..axes.len() - 1].iter().fold(1usize, |n, axis| {
-            n.saturating_mul(if gradient {
-                axis.kernel.div_ceil(axis.stride)
-            } else {
-                axis.kernel.min(axis.input.max(1))
-            })
-        });
+        let outer = &axes[..axes.len() - 1];
+        let rows = outer.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, gradient)));
         if rows > ROWS {
             return None;
         }
@@ -339,8 +334,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let plane = self.buffers.source.cast::<S>().wrapping_add(tile.plane * plan.source);
         let mut used = 0;
         covered.count = 0;
-        let mut rows = Rows::new(&plan.axes, plan.gradient(), tile.row);
-        while let Some(start) = rows.next() {
+        for start in Rows::new(&plan.axes, plan.gradient(), tile.row) {
             covered.lines[covered.count] = self.lines_of(plane, start, (tile.q, len), kept, &mut used);
             covered.behind[covered.count] = (start as isize - origin) as i32;
             covered.count += 1;
@@ -369,16 +363,18 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         while start < room {
             // Values that arrive from memory make this vector code; those computed here do not.
             let (to, found) = (results.wrapping_add(start), found.wrapping_add(start));
-            // SAFETY (of all accesses): results and positions have `room` elements, a multiple of LANES, and the lines an
-            // element for each of these windows and each cell: they were laid out for it.
-            let mut values = unsafe { to.cast::<[S::Computed; LANES]>().read_unaligned() };
-            // SAFETY: as said above.
-            let mut at =
-                if INDEX { unsafe { found.cast::<[i32; LANES]>().read_unaligned() } } else { [0; LANES] };
+            let mut at = [0; LANES];
+            // SAFETY: results and positions have `room` elements, a multiple of LANES.
+            let mut values = unsafe {
+                if INDEX {
+                    at = found.cast::<[i32; LANES]>().read_unaligned();
+                }
+                to.cast::<[S::Computed; LANES]>().read_unaligned()
+            };
             for r in 0..covered.count {
                 let (row, behind) = (covered.lines[r].wrapping_add(start), covered.behind[r]);
                 for cell in cells {
-                    // SAFETY: as said above.
+                    // SAFETY: the lines were laid out with an element for each of these windows and each cell.
                     let next =
                         unsafe { row.add(cell.offset).cast::<[S::Computed; LANES]>().read_unaligned() };
                     let here = behind + cell.behind;
@@ -395,11 +391,12 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                     }
                 }
             }
-            // SAFETY: as said above.
-            unsafe { to.cast::<[S::Computed; LANES]>().write_unaligned(values) };
-            if INDEX {
-                // SAFETY: as said above.
-                unsafe { found.cast::<[i32; LANES]>().write_unaligned(at) };
+            // SAFETY: as above.
+            unsafe {
+                to.cast::<[S::Computed; LANES]>().write_unaligned(values);
+                if INDEX {
+                    found.cast::<[i32; LANES]>().write_unaligned(at);
+                }
             }
             start += LANES;
         }
@@ -427,14 +424,14 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             // The first cell inside, whatever lies under it.
             let inside = &inside[q.unsigned_abs()..][..room];
             let behind = covered.behind[0];
-            for i in 0..room {
-                let first = if inside[i] < 0 || covered.count == 0 { -1 } else { inside[i] + behind };
+            for (i, &cell) in inside.iter().enumerate() {
+                let first = if cell < 0 || covered.count == 0 { -1 } else { cell + behind };
                 // SAFETY: as above.
                 unsafe { found.add(i).write(first) };
             }
         }
-        for k in 0..weave {
-            Self::fold(covered, &woven[k].cells, room, results.wrapping_add(k * self.lines.tile), found);
+        for (k, woven) in woven.iter().enumerate() {
+            Self::fold(covered, &woven.cells, room, results.wrapping_add(k * self.lines.tile), found);
         }
         let first = plane * plan.target + row * plan.width;
         let target = self.buffers.target.cast::<S>().wrapping_add(first);

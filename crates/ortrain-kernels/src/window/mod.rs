@@ -31,7 +31,7 @@ pub struct WindowDesc {
     pub shape: WindowShape,
     /// Type of what is read and written: any but `Bool`.
     pub dtype: DType,
-    /// Whether a maximum writes the positions, as `I64`. (Its gradient always reads them, sums have none.)
+    /// Whether a maximum writes the positions, as `I64`. Its gradient reads them in any case; sums have none.
     pub index: bool,
 }
 
@@ -215,6 +215,19 @@ fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
     }
 }
 
+/// The most positions of the source that one of the target can depend on, along an axis.
+fn most_sources(axis: &SlidingAxis, gradient: bool) -> usize {
+    let SlidingAxis { input, output, kernel, stride, dilation, .. } = *axis;
+    if gradient {
+        // Of the windows that reach a position, every so many have a cell on it.
+        let step = stride / common_divisor(stride, dilation);
+        (kernel.saturating_sub(1) / step + 1).min(output)
+    } else {
+        kernel.min(input)
+    }
+    .max(1)
+}
+
 fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
@@ -319,8 +332,8 @@ impl WindowKernel {
         if dtype == DType::Bool {
             return Err(format!("pooling of {dtype}"));
         }
-        if index && shape.pass != WindowPass::Max {
-            return Err("positions are written by a maximum alone".to_owned());
+        if index && matches!(shape.pass, WindowPass::Sum | WindowPass::SumGradient) {
+            return Err("sums have no positions".to_owned());
         }
         if let Some(fault) = shape.fault() {
             return Err(fault);
@@ -482,10 +495,7 @@ impl Plan {
 /// Cuts planes into rows if they are few, and puts small ones together.
 fn by_rows(planes: usize, axes: &[SlidingAxis], gradient: bool, width: usize, target: usize) -> Tasks {
     // Elements read for one that is written, at most.
-    let cells = axes.iter().fold(1usize, |n, axis| {
-        let most = if gradient { axis.kernel.div_ceil(axis.stride) } else { axis.kernel.min(axis.input) };
-        n.saturating_mul(most.max(1))
-    });
+    let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, gradient)));
     let work = target.saturating_mul(cells);
     let rows = target / width.max(1);
     if planes < PLANES && work > GRAIN {
