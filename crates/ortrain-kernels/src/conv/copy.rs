@@ -224,32 +224,37 @@ struct Lines<S: Stored> {
     count: usize,
     positions: (usize, usize),
     to: *mut S::Computed,
+    pitch: usize,
 }
 
-impl<S: Stored> Work for Lines<S> {
+impl<S: Stored<Computed: Number>> Work for Lines<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Lines { from, plane, image, count, positions: (begin, end), to } = self;
-        let mut to = to;
+        let Lines { from, plane, image, count, positions: (begin, end), to, pitch } = self;
+        let zero = <S::Computed as Number>::ZERO;
         for line in 0..count {
+            let to = to.wrapping_add(line * pitch);
             let mut at = begin;
             while at < end {
                 let len = (plane - at % plane).min(end - at);
                 let from = from.wrapping_add(at / plane * image + line * plane + at % plane);
                 // SAFETY: the contract of `lines`.
                 unsafe {
-                    gather(from, 1, len, to);
-                    to = to.add(len);
+                    gather(from, 1, len, to.add(at - begin));
                 }
                 at += len;
+            }
+            for i in end - begin..pitch {
+                // SAFETY: as above.
+                unsafe { to.add(i).write(zero) };
             }
         }
     }
 }
 
-/// Copies the positions `begin..end` of `count` channels, line under line. `steps`: from channel to channel, which is
-/// a plane, and from image to image.
+/// Copies the positions `begin..end` of `count` channels, line under line, `pitch` elements apart, with zeros between
+/// them. `plane` and `image` are the steps from channel to channel and from image to image.
 ///
 /// # Safety
 /// The elements are there, and `to` has room for them. `dtype` is computed as `T`.
@@ -261,10 +266,11 @@ pub(super) unsafe fn lines<T: Real>(
     count: usize,
     positions: (usize, usize),
     to: *mut T,
+    pitch: usize,
 ) {
     macro_rules! go {
         ($s:ty) => {
-            isa.run(Lines::<$s> { from: from.cast(), plane, image, count, positions, to: to.cast() })
+            isa.run(Lines::<$s> { from: from.cast(), plane, image, count, positions, to: to.cast(), pitch })
         };
     }
     match dtype {

@@ -106,7 +106,7 @@ impl<T: Real> FilterGradient<T> {
         let unit = if patches.aligned && row < DEPTH / 3 { Unit::Any(1) } else { Unit::Rows(8) };
         let most = if patches.aligned && row >= DEPTH / 3 { row.min(DEPTH) } else { DEPTH };
         let blocks = Blocks::new(n, row, unit, most, 1);
-        patches.lay_out(blocks.most, blocks.split());
+        patches.lay_out(blocks.most, blocks.split(), false);
 
         // How the work is cut.
         let (ct_unit, m_unit) = if wide { (mr, nr) } else { (nr, mr) };
@@ -228,6 +228,7 @@ impl<T: Real> FilterGradient<T> {
                         out_rows,
                         (begin, end),
                         at(layout.lines),
+                        depth,
                     );
                     (at(layout.lines).cast::<u8>().cast_const(), depth as isize, real)
                 };

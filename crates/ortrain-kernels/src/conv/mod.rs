@@ -6,9 +6,11 @@
 
 mod copy;
 mod cut;
+mod depthwise;
 mod filter;
 mod finish;
 mod general;
+mod interleave;
 mod patches;
 mod product;
 
@@ -21,6 +23,7 @@ use crate::gemm::micro::Real;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::views::{RunScalars, Scratch};
+use depthwise::{Depthwise, DepthwiseFilter};
 use filter::FilterGradient;
 use finish::Finish;
 use general::General;
@@ -140,8 +143,12 @@ fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn En
         Box::new(engine)
     }
     let engine = match desc.shape.pass {
-        ConvPass::Output | ConvPass::InputGradient => Product::<T>::new(desc, isa, &finish).map(boxed),
-        ConvPass::FilterGradient => FilterGradient::<T>::new(desc, isa, &finish).map(boxed),
+        ConvPass::Output | ConvPass::InputGradient => Depthwise::<T>::new(desc, isa, &finish)
+            .map(boxed)
+            .or_else(|| Product::<T>::new(desc, isa, &finish).map(boxed)),
+        ConvPass::FilterGradient => DepthwiseFilter::<T>::new(desc, isa, &finish)
+            .map(boxed)
+            .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
     };
     Ok(engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, finish))))
 }

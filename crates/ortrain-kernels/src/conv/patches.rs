@@ -66,7 +66,8 @@ pub(super) struct Patches {
 }
 
 /// The layout of a strip: for each piece (see [`Patches::pieces`]), for each combination of offsets along the outer
-/// axes, rows of `pitch` elements.
+/// axes, rows of elements. The phases of rows are interleaved, those of columns lie behind each other in a row; or, in
+/// a *planar* strip, each phase of both is a plane by itself, whose rows follow each other as densely as can be.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Strip {
     /// Whether a range of positions lies in one row.
@@ -74,9 +75,13 @@ pub(super) struct Strip {
     outer: Vec<Vec<isize>>,
     row: Slots,
     col: Slots,
-    /// Elements of a column phase, of a row, of the rows of one combination.
+    /// Elements of a column phase's row.
     width: usize,
-    pitch: usize,
+    /// Elements from a row to the next of its phase, from row phase to row phase, from column phase to column phase,
+    /// from combination to combination.
+    pub(super) row_step: usize,
+    row_phase: usize,
+    col_phase: usize,
     plane: usize,
     /// Elements for one channel.
     pub(super) elements: usize,
@@ -318,8 +323,9 @@ impl Patches {
         self.outer.iter().map(|axis| axis.count).product::<usize>() * self.rows.count * self.cols.count
     }
 
-    /// Decides how strips are laid out for ranges of at most `most` positions. `split`: each lies in one row.
-    pub(super) fn lay_out(&mut self, most: usize, split: bool) {
+    /// Decides how strips are laid out for ranges of at most `most` positions. `split`: each lies in one row. `planar`:
+    /// each lies in one image, and there are no outer axes.
+    pub(super) fn lay_out(&mut self, most: usize, split: bool, planar: bool) {
         let rank = self.outer.len();
         let offsets = |axis: usize| {
             self.phases.iter().flat_map(move |phase| phase.along.iter().map(move |along| along[axis]))
@@ -336,15 +342,20 @@ impl Patches {
         }
         let seen = if split { most.min(self.cols.count) } else { self.cols.count };
         let width = seen + col.span;
-        let pitch = width * col.remainders.len();
         let all = self.batch * (self.positions() / self.cols.count.max(1));
         let touched = if split { 1 } else { all.min(most.saturating_sub(1) / self.cols.count.max(1) + 2) };
         let tall = touched.min(self.rows.count.max(1));
         let pieces = touched.min(touched.saturating_sub(1) / self.rows.count.max(1) + 2);
-        let rows = |positions: usize, pieces: usize| (positions + pieces * row.span) * row.remainders.len();
-        let plane = rows(tall, 1) * pitch;
-        let elements =
-            if outer.len() == 1 { rows(touched, pieces) * pitch } else { pieces * outer.len() * plane };
+        let phases = row.remainders.len() * col.remainders.len();
+        let rows = |positions: usize, pieces: usize| (positions + pieces * row.span) * phases * width;
+        let plane = rows(tall, 1);
+        let elements = if outer.len() == 1 { rows(touched, pieces) } else { pieces * outer.len() * plane };
+        let (row_step, row_phase, col_phase) = if planar {
+            let high = tall + row.span;
+            (width, col.remainders.len() * high * width, high * width)
+        } else {
+            (phases * width, col.remainders.len() * width, width)
+        };
         for phase in &mut self.phases {
             let offset = |along: &Vec<isize>| {
                 if self.aligned {
@@ -353,13 +364,25 @@ impl Patches {
                 let combination = outer.binary_search_by(|other| other[..].cmp(&along[..rank])).unwrap_or(0);
                 let (row_index, row_at) = row.find(self.rows.step, along[rank]);
                 let (col_index, col_at) = col.find(self.cols.step, along[rank + 1]);
-                let row_slot = row_at * row.remainders.len() + row_index;
-                (combination * plane + row_slot * pitch + col_index * width + col_at) as isize
+                let row = row_at * row_step + row_index * row_phase;
+                (combination * plane + row + col_index * col_phase + col_at) as isize
             };
             phase.offsets = phase.along.iter().map(offset).collect();
         }
         let elements = if self.aligned { 0 } else { elements + SLACK };
-        self.strip = Strip { split, outer, row, col, width, pitch, plane, elements, runs: Vec::new() };
+        self.strip = Strip {
+            split,
+            outer,
+            row,
+            col,
+            width,
+            row_step,
+            row_phase,
+            col_phase,
+            plane,
+            elements,
+            runs: Vec::new(),
+        };
         if !split {
             let run = |&remainder: &usize| self.run(remainder, 0, self.cols.count);
             self.strip.runs = self.strip.col.remainders.iter().map(run).collect();
@@ -425,17 +448,16 @@ impl Patches {
             }
             return;
         }
-        let Strip { split, ref outer, ref row, pitch: line, plane, .. } = self.strip;
+        let Strip { split, ref outer, ref row, row_step, plane, .. } = self.strip;
         let start = if split { begin % wide } else { 0 };
         let (mut base, mut place) = (0, begin);
         self.pieces(begin, end, |piece| {
             for y in 0..piece.rows {
                 let len = (wide - place % wide).min(end - place);
-                cut((base + y * row.remainders.len() * line + place % wide - start) as isize, len);
+                cut((base + y * row_step + place % wide - start) as isize, len);
                 place += len;
             }
-            let rows = (piece.rows + row.span) * row.remainders.len();
-            base += if outer.len() == 1 { rows * line } else { outer.len() * plane };
+            base += if outer.len() == 1 { (piece.rows + row.span) * row_step } else { outer.len() * plane };
         });
     }
 
@@ -443,25 +465,23 @@ impl Patches {
     /// `f(to, None)` for those that are padding. Offsets are those of a channel.
     #[inline(always)]
     pub(super) fn strip_rows(&self, begin: usize, end: usize, mut f: impl FnMut(usize, Option<usize>)) {
-        let Strip { ref outer, ref row, pitch: line, plane, .. } = self.strip;
+        let Strip { ref outer, ref row, row_step, row_phase, plane, .. } = self.strip;
         let mut base = 0;
         self.pieces(begin, end, |piece| {
             for offsets in outer {
                 let place = self.outer_place(piece.outer, offsets);
-                let mut to = base;
                 for quotient in 0..piece.rows + row.span {
                     let at = (piece.row + quotient) as isize + row.low;
-                    for &remainder in &row.remainders {
+                    for (i, &remainder) in row.remainders.iter().enumerate() {
                         let y = usize::try_from(at * self.rows.step as isize + remainder as isize);
                         let y = y.ok().filter(|&y| y < self.rows.source);
                         let from = place.zip(y).map(|(place, y)| {
                             piece.image * self.image + (place * self.rows.source + y) * self.cols.source
                         });
-                        f(to, from);
-                        to += line;
+                        f(base + quotient * row_step + i * row_phase, from);
                     }
                 }
-                base = if outer.len() == 1 { to } else { base + plane };
+                base += if outer.len() == 1 { (piece.rows + row.span) * row_step } else { plane };
             }
         });
     }
@@ -478,6 +498,27 @@ impl Patches {
         Some(place)
     }
 
+    /// Calls `f` for each place of the result's outer axes that an outer position stands for, with its place within
+    /// the spread, counted linearly.
+    #[inline(always)]
+    pub(super) fn outer_places(&self, position: usize, mut f: impl FnMut(usize, usize)) {
+        let axes = &self.outer;
+        let all: usize = axes.iter().map(|axis| axis.spread).product();
+        for spread in 0..all {
+            let (mut left, mut at, mut place, mut unit) = (spread, position, 0, 1);
+            let inside = axes.iter().rev().all(|axis| {
+                let here = at % axis.count * axis.spread + left % axis.spread;
+                (left, at) = (left / axis.spread, at / axis.count);
+                place += here * unit;
+                unit *= axis.result;
+                here < axis.result
+            });
+            if inside {
+                f(spread, place);
+            }
+        }
+    }
+
     /// The runs of a strip's row for positions of a range.
     #[inline(always)]
     pub(super) fn row_runs(&self, begin: usize, end: usize, mut f: impl FnMut(usize, Run)) {
@@ -486,7 +527,7 @@ impl Patches {
                 Some(&run) => run,
                 None => self.run(remainder, begin % self.cols.count, end - begin),
             };
-            f(i * self.strip.width, run);
+            f(i * self.strip.col_phase, run);
         }
     }
 

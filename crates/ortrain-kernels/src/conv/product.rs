@@ -16,11 +16,12 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 use super::copy::{Rows, fill, rows};
 use super::cut::{Blocks, Cut, Unit};
 use super::finish::{Finish, Rect};
-use super::patches::{Patches, Piece, SLACK, Segment};
+use super::interleave::{Strands, Weave};
+use super::patches::{Patches, SLACK, Segment};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::{Micro, Real};
 use crate::gemm::pack::{Block, pack};
-use crate::isa::{Isa, Level, Work};
+use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
@@ -74,15 +75,6 @@ impl Step {
     }
 }
 
-/// The phases that make a row of the result.
-#[derive(Debug)]
-struct Strand {
-    outer: Vec<usize>,
-    row: usize,
-    /// Places within the spread of columns, and who makes them.
-    phases: Vec<(usize, usize)>,
-}
-
 pub(super) struct Product<T: 'static> {
     finish: Arc<Finish>,
     micro: Micro<T>,
@@ -106,7 +98,7 @@ pub(super) struct Product<T: 'static> {
     shared: bool,
     /// Some steps for each range of channels.
     steps: Vec<Vec<Step>>,
-    strands: Vec<Strand>,
+    strands: Strands,
     /// The result has one phase, in order.
     single: bool,
     /// Blocks are written straight to the result.
@@ -184,7 +176,7 @@ impl<T: Real> Product<T> {
             blocks = Blocks::new(n, patches.cols.count, unit, most, wanted.div_ceil(groups.max(1)));
         }
         let cols = blocks.most.next_multiple_of(nr);
-        patches.lay_out(blocks.most, blocks.split());
+        patches.lay_out(blocks.most, blocks.split(), false);
 
         // Some channels at a time.
         let most_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
@@ -250,17 +242,7 @@ impl<T: Real> Product<T> {
         };
         layout.shared = bytes.next_multiple_of(ALIGN);
 
-        let mut strands: Vec<Strand> = Vec::new();
-        for (index, phase) in patches.phases.iter().enumerate() {
-            match strands.iter_mut().find(|strand| strand.outer == phase.outer && strand.row == phase.row) {
-                Some(strand) => strand.phases.push((phase.col, index)),
-                None => strands.push(Strand {
-                    outer: phase.outer.clone(),
-                    row: phase.row,
-                    phases: vec![(phase.col, index)],
-                }),
-            }
-        }
+        let strands = Strands::new(&patches);
         Some(Product {
             finish: Arc::clone(finish),
             micro,
@@ -425,7 +407,18 @@ impl<T: Real> Product<T> {
             if self.single && !self.direct {
                 self.store(bases, scalars, group, positions, rows, scratch);
             } else if !self.direct {
-                self.interleave(bases, scalars, group, positions, rows, scratch);
+                let weave = Weave {
+                    patches: &self.patches,
+                    strands: &self.strands,
+                    finish: &self.finish,
+                    split: self.blocks.split(),
+                    phase: layout.phase,
+                    pitch: layout.pitch,
+                };
+                let channels = (group * self.m + rows.0, rows.1 - rows.0);
+                let block = scratch.add(layout.block).cast::<T>();
+                let line = scratch.add(layout.line).cast::<T>();
+                weave.run(bases, scalars, channels, positions, block, line, scratch);
             }
         }
     }
@@ -536,161 +529,6 @@ impl<T: Real> Product<T> {
                 self.finish.run(bases, scalars, scratch, rect, block.cast_const(), self.layout.pitch);
             }
             col += now;
-        }
-    }
-
-    /// Interleaves the phases of a block and runs the epilogue over the result.
-    unsafe fn interleave(
-        &self,
-        bases: &[*mut u8],
-        scalars: RunScalars,
-        group: usize,
-        (begin, end): (usize, usize),
-        (row, row_end): (usize, usize),
-        scratch: *mut u8,
-    ) {
-        let patches = &self.patches;
-        let (high, wide) = (&patches.rows, &patches.cols);
-        let (x, x_end) = if self.blocks.split() {
-            (begin % wide.count, begin % wide.count + (end - begin))
-        } else {
-            (0, wide.count)
-        };
-        let xs = (x * wide.spread, (x_end * wide.spread).min(wide.result));
-        let mut col = 0;
-        patches.pieces(begin, end, |piece: Piece| {
-            self.outer_places(piece.outer, |outer, place| {
-                // Part of one row, or whole rows.
-                let whole = xs == (0, wide.result);
-                let ys = (piece.row * high.spread, ((piece.row + piece.rows) * high.spread).min(high.result));
-                let at_once = if whole { ys.1 - ys.0 } else { 1 };
-                for y in (ys.0..ys.1).step_by(at_once) {
-                    let count = at_once * (xs.1 - xs.0);
-                    let place = (place * high.result + y) * wide.result + xs.0;
-                    let channels = (group * self.m + row, row_end - row);
-                    let rect = Rect { image: piece.image, channels, places: (place, count) };
-                    // SAFETY: the caller's contract; the block is complete.
-                    unsafe {
-                        let (to, step) = if self.finish.is_direct() {
-                            (self.finish.target::<T>(bases, rect), self.finish.plane)
-                        } else {
-                            (scratch.add(self.layout.line).cast::<T>(), count)
-                        };
-                        let block = scratch.add(self.layout.block).cast::<T>();
-                        self.isa.run(Interleave {
-                            product: self,
-                            outer,
-                            block: block.add(col),
-                            rows: row_end - row,
-                            first: piece.row,
-                            ys: (y, y + at_once),
-                            xs,
-                            cols: x_end - x,
-                            to,
-                            step,
-                        });
-                        if !self.finish.is_direct() {
-                            self.finish.run(bases, scalars, scratch, rect, to.cast_const(), step);
-                        }
-                    }
-                }
-            });
-            col += piece.rows * (x_end - x);
-        });
-    }
-
-    /// Calls `f` for each place of the result's outer axes that an outer position stands for, with its place within
-    /// the spread, counted linearly.
-    #[inline(always)]
-    fn outer_places(&self, position: usize, mut f: impl FnMut(usize, usize)) {
-        let axes = &self.patches.outer;
-        let all: usize = axes.iter().map(|axis| axis.spread).product();
-        for spread in 0..all {
-            let (mut left, mut at, mut place, mut unit) = (spread, position, 0, 1);
-            let inside = axes.iter().rev().all(|axis| {
-                let here = at % axis.count * axis.spread + left % axis.spread;
-                (left, at) = (left / axis.spread, at / axis.count);
-                place += here * unit;
-                unit *= axis.result;
-                here < axis.result
-            });
-            if inside {
-                f(spread, place);
-            }
-        }
-    }
-
-    /// Who makes the rows at a place within the spread.
-    fn strand(&self, outer: usize, row: usize) -> Option<&Strand> {
-        self.strands.iter().find(|strand| {
-            let places = self.patches.outer.iter().zip(&strand.outer);
-            let linear = places.fold(0, |linear, (axis, &place)| linear * axis.spread + place);
-            linear == outer && strand.row == row
-        })
-    }
-}
-
-/// Makes rows of the result from a block's phases.
-struct Interleave<'a, T: 'static> {
-    product: &'a Product<T>,
-    /// Place within the spread of the outer axes.
-    outer: usize,
-    /// The first phase, first row, first column of a piece.
-    block: *const T,
-    rows: usize,
-    /// The piece's first row of positions, its positions in a row, and the rows and columns of the result.
-    first: usize,
-    cols: usize,
-    ys: (usize, usize),
-    xs: (usize, usize),
-    to: *mut T,
-    step: usize,
-}
-
-impl<T: Real> Work for Interleave<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn work<L: Level>(self) {
-        let Product { ref patches, ref layout, .. } = *self.product;
-        let (tall, spread) = (patches.rows.spread, patches.cols.spread);
-        let count = self.xs.1 - self.xs.0;
-        for y in self.ys.0..self.ys.1 {
-            let strand = self.product.strand(self.outer, y % tall);
-            let phases = strand.map_or(&[][..], |strand| &strand.phases);
-            let from = self.block.wrapping_add((y / tall - self.first) * self.cols);
-            for row in 0..self.rows {
-                let to = self.to.wrapping_add(row * self.step + (y - self.ys.0) * count);
-                let of = |phase: usize| from.wrapping_add(phase * layout.phase + row * layout.pitch);
-                // SAFETY: the block has all positions of all phases; the result has these elements.
-                unsafe {
-                    if let (&[(0, phase)], 1) = (phases, spread) {
-                        std::ptr::copy_nonoverlapping(of(phase).cast::<u8>(), to.cast(), count * T::BYTES);
-                        continue;
-                    }
-                    if let (&[(0, even), (1, odd)], 2) = (phases, spread) {
-                        let (even, odd) = (of(even), of(odd));
-                        for i in 0..count / 2 {
-                            to.add(2 * i).write_unaligned(even.add(i).read());
-                            to.add(2 * i + 1).write_unaligned(odd.add(i).read());
-                        }
-                        if !count.is_multiple_of(2) {
-                            to.add(count - 1).write_unaligned(even.add(count / 2).read());
-                        }
-                        continue;
-                    }
-                    if phases.len() < spread {
-                        for i in 0..count {
-                            to.add(i).write_unaligned(T::ZERO);
-                        }
-                    }
-                    for &(place, phase) in phases {
-                        let from = of(phase);
-                        for (i, at) in (place..count).step_by(spread).enumerate() {
-                            to.add(at).write_unaligned(from.add(i).read());
-                        }
-                    }
-                }
-            }
         }
     }
 }

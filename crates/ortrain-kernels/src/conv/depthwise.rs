@@ -1,0 +1,621 @@
+//! Convolutions of one input channel a group: windows are applied to planes straight away, without a product.
+//!
+//! A plane, with its padding and sorted by the stride, is copied into a strip; then whatever a tap sees at consecutive
+//! positions is adjacent, and a result is a sum of scaled rows. For the filter's gradient each tap has a sum of its
+//! own, over all images.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ortrain_expr::{ConvPass, DType, OutOfRange};
+
+use super::copy::{fill, lines};
+use super::cut::{Blocks, Cut, Unit};
+use super::finish::{Finish, Rect};
+use super::interleave::{Strands, Weave};
+use super::patches::Patches;
+use super::product::PLENTY;
+use super::{ConvDesc, Engine};
+use crate::gemm::micro::Real;
+use crate::isa::{Isa, Level, Work};
+use crate::pool::Pool;
+use crate::tape::ALIGN;
+use crate::views::{Bases, RunScalars, Scratch};
+
+/// Output channels of a group up to which this is the better way.
+const MOST: usize = 4;
+/// Positions of a block, and elements of a block of some planes.
+const POSITIONS: usize = 16 << 10;
+const BLOCK: usize = 16 << 10;
+/// Elements that a task is made of at least.
+const GRAIN: usize = 16 << 10;
+
+/// Whether a convolution is one for the kernels here.
+fn fits(desc: &ConvDesc, patches: &Patches) -> bool {
+    let shape = &desc.shape;
+    shape.channels_in == 1 && shape.channels_out <= MOST && patches.outer.is_empty() && !patches.aligned
+}
+
+/// A tap: its element among the weights, and its offset in the strips.
+type Tap = (usize, isize);
+
+/// The output, or the gradient of the input.
+pub(super) struct Depthwise<T> {
+    finish: Arc<Finish>,
+    isa: Isa,
+    patches: Patches,
+    strands: Strands,
+    dtypes: [DType; 2],
+    /// Planes that a channel of the result is made from, and channels that share a plane.
+    sources: usize,
+    sharing: usize,
+    /// Elements of the filter for one plane.
+    taps: usize,
+    /// Of each phase.
+    phases: Vec<Vec<Tap>>,
+    /// Blocks of positions of an image; parts of the channels; planes of a block.
+    blocks: Blocks,
+    parts: Cut,
+    planes: usize,
+    single: bool,
+    layout: Layout,
+    real: PhantomData<fn() -> T>,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    strips: usize,
+    weights: usize,
+    block: usize,
+    line: usize,
+    each: usize,
+}
+
+impl Layout {
+    fn room<T: Real>(&mut self, elements: usize) -> usize {
+        let at = self.each;
+        self.each += (elements * T::BYTES).next_multiple_of(ALIGN);
+        at
+    }
+}
+
+impl<T: Real> Depthwise<T> {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Depthwise<T>> {
+        let shape = &desc.shape;
+        let mut patches = Patches::new(shape, false)?;
+        if !fits(desc, &patches) || patches.positions() == 0 {
+            return None;
+        }
+        let (groups, many) = (shape.groups, shape.channels_out);
+        let back = shape.pass == ConvPass::InputGradient;
+        let (channels, sources, sharing) = if back { (groups, many, 1) } else { (groups * many, 1, many) };
+        if sources == 0 {
+            patches.phases.clear();
+        }
+        let taps = shape.axes.iter().map(|axis| axis.kernel).product();
+        let positions = patches.positions();
+        let blocks = Blocks::new(positions, patches.cols.count, Unit::Rows(16), POSITIONS, 1);
+        patches.lay_out(blocks.most, blocks.split(), true);
+        let count = patches.phases.len();
+        let spread = patches.rows.spread * patches.cols.spread;
+        let single = count == 1 && spread == 1;
+        let copies = if single { 1 } else { count + spread };
+        let elements = patches.strip.elements as isize;
+        let phases = patches.phases.iter().map(|phase| {
+            let of = |source: usize| {
+                let tap = move |(&tap, &offset): (&usize, &isize)| {
+                    (source * taps + tap, source as isize * elements + offset)
+                };
+                phase.taps.iter().zip(&phase.offsets).map(tap)
+            };
+            (0..sources).flat_map(of).collect()
+        });
+        let phases: Vec<Vec<Tap>> = phases.collect();
+        let planes = (BLOCK / (blocks.most * copies)).clamp(1, channels.max(1));
+        let all = shape.batch.saturating_mul(channels).saturating_mul(positions);
+        let wanted = (all / GRAIN).clamp(1, PLENTY).div_ceil((shape.batch * blocks.count).max(1));
+        let parts = Cut::new(channels, 1, wanted);
+        let mut layout = Layout { each: finish.tape.frame, ..Layout::default() };
+        layout.strips = layout.room::<T>(patches.strip.elements * sources);
+        layout.weights = layout.room::<T>(taps * sources);
+        layout.block = layout.room::<T>(planes * blocks.most * count + NARROW);
+        layout.line = layout.room::<T>(if single { 0 } else { planes * blocks.most * spread });
+        Some(Depthwise {
+            finish: Arc::clone(finish),
+            isa,
+            strands: Strands::new(&patches),
+            patches,
+            dtypes: [desc.a, desc.b],
+            sources,
+            sharing,
+            taps,
+            phases,
+            blocks,
+            parts,
+            planes,
+            single,
+            layout,
+            real: PhantomData,
+        })
+    }
+
+    /// One task: some channels of an image, a block of its positions.
+    unsafe fn task(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        image: usize,
+        (channel, channel_end): (usize, usize),
+        (begin, end): (usize, usize),
+        scratch: *mut u8,
+    ) {
+        let Depthwise { patches, layout, .. } = self;
+        let size = end - begin;
+        let start = image * patches.positions();
+        let positions = (start + begin, start + end);
+        let split = self.blocks.split();
+        let (rows, cols) = if split { (1, size) } else { (size / patches.cols.count, patches.cols.count) };
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let at = |place: usize| scratch.add(place).cast::<T>();
+            let (strips, weights) = (at(layout.strips), at(layout.weights));
+            for first in (channel..channel_end).step_by(self.planes) {
+                let count = self.planes.min(channel_end - first);
+                let rect = Rect { image, channels: (first, count), places: (begin, size) };
+                let straight = self.single && self.finish.is_direct();
+                let (block, step) = if straight {
+                    (self.finish.target::<T>(bases, rect), self.finish.plane)
+                } else {
+                    (at(layout.block), size)
+                };
+                for i in 0..count {
+                    let result = first + i;
+                    let source = result / self.sharing * self.sources;
+                    if i == 0 || result % self.sharing == 0 {
+                        let from = source * patches.plane * self.dtypes[0].size();
+                        let from = bases[0].wrapping_add(from).cast_const();
+                        fill(self.isa, self.dtypes[0], patches, positions, from, self.sources, strips);
+                    }
+                    let filter = result * self.sources * self.taps * self.dtypes[1].size();
+                    let filter = bases[1].wrapping_add(filter).cast_const();
+                    let all = self.taps * self.sources;
+                    lines(self.isa, self.dtypes[1], filter, (all, 0), 1, (0, all), weights, all);
+                    for (phase, taps) in self.phases.iter().enumerate() {
+                        self.isa.run(Correlate {
+                            taps,
+                            weights,
+                            from: strips,
+                            step: patches.strip.row_step,
+                            rows,
+                            cols,
+                            to: block.wrapping_add((phase * count + i) * step),
+                        });
+                    }
+                }
+                if straight {
+                    continue;
+                }
+                if self.single {
+                    self.finish.run(bases, scalars, scratch, rect, block.cast_const(), size);
+                    continue;
+                }
+                let weave = Weave {
+                    patches,
+                    strands: &self.strands,
+                    finish: &self.finish,
+                    split,
+                    phase: count * size,
+                    pitch: size,
+                };
+                let (block, line) = (block.cast_const(), at(layout.line));
+                weave.run(bases, scalars, (first, count), positions, block, line, scratch);
+            }
+        }
+    }
+}
+
+const WIDE: usize = 16;
+const NARROW: usize = 8;
+
+/// Sums of scaled rows of strips: row `y` of the result is the sum over the taps of their weights times what they see,
+/// `cols` elements from their offset and `y * step` on.
+struct Correlate<'a, T> {
+    taps: &'a [Tap],
+    weights: *const T,
+    from: *const T,
+    step: usize,
+    rows: usize,
+    cols: usize,
+    /// Rows follow each other.
+    to: *mut T,
+}
+
+impl<T: Real> Correlate<'_, T> {
+    /// `V` elements of `R` rows.
+    #[inline(always)]
+    unsafe fn sums<L: Level, const V: usize, const R: usize>(&self, y: usize, x: usize) -> [[T; V]; R] {
+        let mut sums = [[T::ZERO; V]; R];
+        let from = self.from.wrapping_add(y * self.step + x);
+        for &(weight, offset) in self.taps {
+            // SAFETY: weights and strips have what taps name; strips are followed by room for a vector.
+            unsafe {
+                let weight = self.weights.add(weight).read();
+                let from = from.wrapping_offset(offset);
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let seen = from.wrapping_add(r * self.step).cast::<[T; V]>().read_unaligned();
+                    for (sum, seen) in sums.iter_mut().zip(seen) {
+                        *sum = T::fused::<L>(weight, seen, *sum);
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// `R` rows from `y` on.
+    #[inline(always)]
+    unsafe fn rows<L: Level, const R: usize>(&self, y: usize) {
+        let cols = self.cols;
+        let to = self.to.wrapping_add(y * cols);
+        // The last vector of a row ends with it.
+        macro_rules! whole {
+            ($v:ident) => {
+                for x in (0..cols).step_by($v) {
+                    let x = x.min(cols - $v);
+                    // SAFETY: the result has these elements.
+                    unsafe {
+                        for (r, sums) in self.sums::<L, $v, R>(y, x).into_iter().enumerate() {
+                            to.add(r * cols + x).cast::<[T; $v]>().write_unaligned(sums);
+                        }
+                    }
+                }
+            };
+        }
+        if cols >= WIDE {
+            whole!(WIDE);
+        } else if cols >= NARROW {
+            whole!(NARROW);
+        } else {
+            // SAFETY: as above. What is written beyond a row is overwritten by the next.
+            unsafe {
+                for (r, sums) in self.sums::<L, NARROW, R>(y, 0).into_iter().enumerate() {
+                    let to = to.add(r * cols);
+                    if (y + r) * cols + NARROW <= self.rows * cols {
+                        to.cast::<[T; NARROW]>().write_unaligned(sums);
+                    } else {
+                        std::ptr::copy_nonoverlapping(sums.as_ptr().cast::<u8>(), to.cast(), cols * T::BYTES);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Real> Work for Correlate<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        const ROWS: usize = 4;
+        let whole = self.rows - self.rows % ROWS;
+        // SAFETY: the contract of the struct's fields, made by `Depthwise::task`.
+        unsafe {
+            for y in (0..whole).step_by(ROWS) {
+                self.rows::<L, ROWS>(y);
+            }
+            for y in whole..self.rows {
+                self.rows::<L, 1>(y);
+            }
+        }
+    }
+}
+
+impl<T: Real + Send + Sync> Engine for Depthwise<T> {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (0, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let parts = scratch.part(0, self.layout.each, pool);
+        let bases = Bases(bases);
+        // SAFETY: the layout made by `new`; tasks have blocks of their own.
+        unsafe { self.finish.open(parts) };
+        let tasks = self.patches.batch * self.parts.parts * self.blocks.count;
+        pool.run(tasks, parts.workers, &|task, worker| {
+            let bases = &{ bases };
+            let (block, rest) = (task % self.blocks.count, task / self.blocks.count);
+            let (part, image) = (rest % self.parts.parts, rest / self.parts.parts);
+            let (channels, positions) = (self.parts.part(part), self.blocks.block(block));
+            // SAFETY: as above.
+            unsafe { self.task(bases.0, scalars, image, channels, positions, parts.of(worker)) };
+        });
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}
+
+/// Chains of a sum.
+const LANES: usize = 8;
+/// Channels whose results are finished together.
+const FILTERS: usize = 64;
+
+/// The gradient of the filter.
+pub(super) struct DepthwiseFilter<T> {
+    finish: Arc<Finish>,
+    isa: Isa,
+    patches: Patches,
+    dtypes: [DType; 2],
+    groups: usize,
+    /// Output channels of a group.
+    many: usize,
+    taps: usize,
+    blocks: Blocks,
+    parts: Cut,
+    /// Whether the output's gradient is read where it lies.
+    in_place: bool,
+    layout: Layout,
+    real: PhantomData<fn() -> T>,
+}
+
+impl<T: Real> DepthwiseFilter<T> {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<DepthwiseFilter<T>> {
+        let shape = &desc.shape;
+        let mut patches = Patches::new(shape, false)?;
+        if !fits(desc, &patches) || patches.positions() == 0 {
+            return None;
+        }
+        let (groups, many) = (shape.groups, shape.channels_out);
+        let taps = shape.axes.iter().map(|axis| axis.kernel).product();
+        let blocks = Blocks::new(patches.positions(), patches.cols.count, Unit::Rows(16), POSITIONS, 1);
+        patches.lay_out(blocks.most, blocks.split(), true);
+        let all = shape.batch.saturating_mul(groups * many).saturating_mul(patches.positions());
+        let parts = Cut::new(groups, 1, (all / GRAIN).clamp(1, PLENTY));
+        let cols = if blocks.split() { blocks.most } else { patches.cols.count };
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let in_place = cols.is_multiple_of(LANES) && !blocks.split() && desc.a == real;
+        let mut layout = Layout { each: finish.tape.frame, ..Layout::default() };
+        layout.strips = layout.room::<T>(patches.strip.elements);
+        layout.block = layout.room::<T>(blocks.most / cols * cols.next_multiple_of(LANES));
+        layout.weights = layout.room::<T>(many * taps * LANES);
+        layout.line = layout.room::<T>(FILTERS.min(parts.most()) * many * taps);
+        Some(DepthwiseFilter {
+            finish: Arc::clone(finish),
+            isa,
+            patches,
+            dtypes: [desc.a, desc.b],
+            groups,
+            many,
+            taps,
+            blocks,
+            parts,
+            in_place,
+            layout,
+            real: PhantomData,
+        })
+    }
+
+    /// One task: some groups, in all images.
+    unsafe fn task(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        (group, group_end): (usize, usize),
+        scratch: *mut u8,
+    ) {
+        let &DepthwiseFilter { ref layout, many, taps, .. } = self;
+        let phase = self.patches.phases.first();
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let at = |place: usize| scratch.add(place).cast::<T>();
+            for first in (group..group_end).step_by(FILTERS) {
+                let count = FILTERS.min(group_end - first);
+                let line = at(layout.line);
+                (0..count * many * taps).for_each(|i| line.add(i).write(T::ZERO));
+                if let Some(phase) = phase {
+                    let alive = phase.taps.len();
+                    for i in 0..count {
+                        let sums = at(layout.weights).cast::<[T; LANES]>();
+                        (0..many * alive).for_each(|i| sums.add(i).write([T::ZERO; LANES]));
+                        self.sum(bases, first + i, &phase.offsets, scratch, sums);
+                        for m in 0..many {
+                            for (tap, &to) in phase.taps.iter().enumerate() {
+                                let mut lanes = sums.add(m * alive + tap).read();
+                                let mut width = LANES / 2;
+                                while width > 0 {
+                                    for l in 0..width {
+                                        lanes[l] = lanes[l].plus(lanes[l + width]);
+                                    }
+                                    width /= 2;
+                                }
+                                line.add((i * many + m) * taps + to).write(lanes[0]);
+                            }
+                        }
+                    }
+                }
+                let channels = (first * many, count * many);
+                let rect = Rect { image: 0, channels, places: (0, taps) };
+                self.finish.run(bases, scalars, scratch, rect, line.cast_const(), taps);
+            }
+        }
+    }
+
+    /// Adds the products of a group, in all images.
+    unsafe fn sum(
+        &self,
+        bases: &[*mut u8],
+        group: usize,
+        offsets: &[isize],
+        scratch: *mut u8,
+        sums: *mut [T; LANES],
+    ) {
+        let DepthwiseFilter { patches, layout, .. } = self;
+        let plane = patches.positions();
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let at = |place: usize| scratch.add(place).cast::<T>();
+            for image in 0..patches.batch {
+                for block in 0..self.blocks.count {
+                    let (begin, end) = self.blocks.block(block);
+                    let split = self.blocks.split();
+                    let cols = if split { end - begin } else { patches.cols.count };
+                    let rows = (end - begin) / cols;
+                    let from = group * patches.plane * self.dtypes[1].size();
+                    let from = bases[1].wrapping_add(from).cast_const();
+                    let positions = (image * plane + begin, image * plane + end);
+                    fill(self.isa, self.dtypes[1], patches, positions, from, 1, at(layout.strips));
+                    for m in 0..self.many {
+                        let channel = (image * self.groups + group) * self.many + m;
+                        let from = (channel * plane + begin) * self.dtypes[0].size();
+                        let from = bases[0].wrapping_add(from).cast_const();
+                        let pitch = cols.next_multiple_of(LANES);
+                        let scale = if self.in_place {
+                            from.cast::<T>()
+                        } else {
+                            let to = at(layout.block);
+                            lines(self.isa, self.dtypes[0], from, (cols, 0), rows, (0, cols), to, pitch);
+                            to.cast_const()
+                        };
+                        self.isa.run(Dots {
+                            offsets,
+                            from: at(layout.strips),
+                            step: patches.strip.row_step,
+                            scale,
+                            pitch,
+                            rows,
+                            cols,
+                            sums: sums.add(m * offsets.len()),
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds to a sum for each tap the products of what it sees with a plane.
+struct Dots<'a, T> {
+    offsets: &'a [isize],
+    from: *const T,
+    step: usize,
+    /// The plane: rows of `cols` elements, `pitch` apart, a multiple of [`LANES`].
+    scale: *const T,
+    pitch: usize,
+    rows: usize,
+    cols: usize,
+    sums: *mut [T; LANES],
+}
+
+impl<T: Real> Dots<'_, T> {
+    /// `N` taps from `tap` on.
+    #[inline(always)]
+    unsafe fn taps<L: Level, const N: usize>(&self, tap: usize) {
+        let offsets: [isize; N] = std::array::from_fn(|i| self.offsets[tap + i]);
+        let mut sums = [[T::ZERO; LANES]; N];
+        let (whole, rest) = (self.cols - self.cols % LANES, self.cols % LANES);
+        // SAFETY: planes and strips have these elements; strips are followed by room for a vector.
+        unsafe {
+            for y in 0..self.rows {
+                let (from, scale) = (self.from.add(y * self.step), self.scale.add(y * self.pitch));
+                for x in (0..whole).step_by(LANES) {
+                    let scale = scale.add(x).cast::<[T; LANES]>().read_unaligned();
+                    for (sums, offset) in sums.iter_mut().zip(offsets) {
+                        let seen = from.add(x).wrapping_offset(offset).cast::<[T; LANES]>().read_unaligned();
+                        for l in 0..LANES {
+                            sums[l] = T::fused::<L>(scale[l], seen[l], sums[l]);
+                        }
+                    }
+                }
+                if rest > 0 {
+                    let scale = scale.add(whole).cast::<[T; LANES]>().read_unaligned();
+                    for (sums, offset) in sums.iter_mut().zip(offsets) {
+                        let seen = from.add(whole).wrapping_offset(offset).cast::<[T; LANES]>();
+                        let seen = seen.read_unaligned();
+                        for l in 0..LANES {
+                            // What lies beyond the row may be anything.
+                            let seen = if l < rest { seen[l] } else { T::ZERO };
+                            sums[l] = T::fused::<L>(scale[l], seen, sums[l]);
+                        }
+                    }
+                }
+            }
+            for (i, sums) in sums.into_iter().enumerate() {
+                let to = self.sums.add(tap + i);
+                let old = to.read();
+                to.write(std::array::from_fn(|l| old[l].plus(sums[l])));
+            }
+        }
+    }
+}
+
+impl<T: Real> Work for Dots<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let mut tap = 0;
+        while tap < self.offsets.len() {
+            // SAFETY: the contract of the struct's fields, made by `DepthwiseFilter::sum`.
+            unsafe {
+                match self.offsets.len() - tap {
+                    1 | 2 => {
+                        self.taps::<L, 1>(tap);
+                        tap += 1;
+                    }
+                    3 | 4 => {
+                        self.taps::<L, 3>(tap);
+                        tap += 3;
+                    }
+                    5..9 => {
+                        self.taps::<L, 5>(tap);
+                        tap += 5;
+                    }
+                    _ => {
+                        self.taps::<L, 9>(tap);
+                        tap += 9;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<T: Real + Send + Sync> Engine for DepthwiseFilter<T> {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (0, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let parts = scratch.part(0, self.layout.each, pool);
+        let bases = Bases(bases);
+        // SAFETY: the layout made by `new`; tasks have groups of their own.
+        unsafe { self.finish.open(parts) };
+        pool.run(self.parts.parts, parts.workers, &|task, worker| {
+            let bases = &{ bases };
+            // SAFETY: as above.
+            unsafe { self.task(bases.0, scalars, self.parts.part(task), parts.of(worker)) };
+        });
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}

@@ -1,0 +1,184 @@
+//! From the phases of a block to rows of the result.
+
+use super::finish::{Finish, Rect};
+use super::patches::Patches;
+use crate::gemm::micro::Real;
+use crate::isa::{Level, Work};
+use crate::views::RunScalars;
+
+/// The phases that make a row of the result.
+#[derive(Debug)]
+struct Strand {
+    /// Place within the spread of the outer axes, counted linearly, and of rows.
+    outer: usize,
+    row: usize,
+    /// Places within the spread of columns, and who makes them.
+    phases: Vec<(usize, usize)>,
+}
+
+/// Who makes which rows.
+#[derive(Debug)]
+pub(super) struct Strands(Vec<Strand>);
+
+impl Strands {
+    pub(super) fn new(patches: &Patches) -> Strands {
+        let mut strands: Vec<Strand> = Vec::new();
+        for (index, phase) in patches.phases.iter().enumerate() {
+            let places = patches.outer.iter().zip(&phase.outer);
+            let outer = places.fold(0, |linear, (axis, &place)| linear * axis.spread + place);
+            match strands.iter_mut().find(|strand| strand.outer == outer && strand.row == phase.row) {
+                Some(strand) => strand.phases.push((phase.col, index)),
+                None => strands.push(Strand { outer, row: phase.row, phases: vec![(phase.col, index)] }),
+            }
+        }
+        Strands(strands)
+    }
+
+    /// The phases that make the rows at a place within the spread; none if they are zero.
+    fn phases(&self, outer: usize, row: usize) -> &[(usize, usize)] {
+        let strand = self.0.iter().find(|strand| strand.outer == outer && strand.row == row);
+        strand.map_or(&[], |strand| &strand.phases)
+    }
+}
+
+/// Makes a block of the result from a block of all phases.
+pub(super) struct Weave<'a> {
+    pub(super) patches: &'a Patches,
+    pub(super) strands: &'a Strands,
+    pub(super) finish: &'a Finish,
+    /// Whether the block lies in one row.
+    pub(super) split: bool,
+    /// Elements from phase to phase and from channel to channel of the block.
+    pub(super) phase: usize,
+    pub(super) pitch: usize,
+}
+
+impl Weave<'_> {
+    /// Interleaves the phases of some channels at the positions `begin..end` and runs the epilogue over the result.
+    ///
+    /// # Safety
+    /// As [`Finish::run`]. `block` has the phases; `line` has room for the result of one piece, unless
+    /// [`Finish::is_direct`].
+    pub(super) unsafe fn run<T: Real>(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        channels: (usize, usize),
+        (begin, end): (usize, usize),
+        block: *const T,
+        line: *mut T,
+        frame: *mut u8,
+    ) {
+        let &Weave { patches, strands, finish, split, phase, pitch } = self;
+        let (high, wide) = (&patches.rows, &patches.cols);
+        let x = if split { begin % wide.count } else { 0 };
+        let cols = if split { end - begin } else { wide.count };
+        let xs = (x * wide.spread, ((x + cols) * wide.spread).min(wide.result));
+        let mut col = 0;
+        patches.pieces(begin, end, |piece| {
+            patches.outer_places(piece.outer, |outer, place| {
+                // Part of one row, or whole rows.
+                let whole = xs == (0, wide.result);
+                let ys = (piece.row * high.spread, ((piece.row + piece.rows) * high.spread).min(high.result));
+                let at_once = if whole { ys.1 - ys.0 } else { 1 };
+                for y in (ys.0..ys.1).step_by(at_once) {
+                    let count = at_once * (xs.1 - xs.0);
+                    let place = (place * high.result + y) * wide.result + xs.0;
+                    let rect = Rect { image: piece.image, channels, places: (place, count) };
+                    let (to, step) = if finish.is_direct() {
+                        (finish.target::<T>(bases, rect), finish.plane)
+                    } else {
+                        (line, count)
+                    };
+                    finish.tape.isa.run(Interleave {
+                        patches,
+                        strands,
+                        phase,
+                        pitch,
+                        outer,
+                        block: block.wrapping_add(col),
+                        channels: channels.1,
+                        first: piece.row,
+                        ys: (y, y + at_once),
+                        xs,
+                        cols,
+                        to,
+                        step,
+                    });
+                    if !finish.is_direct() {
+                        // SAFETY: the caller's contract.
+                        unsafe { finish.run(bases, scalars, frame, rect, to.cast_const(), step) };
+                    }
+                }
+            });
+            col += piece.rows * cols;
+        });
+    }
+}
+
+/// Makes rows of the result from a block's phases.
+struct Interleave<'a, T: 'static> {
+    patches: &'a Patches,
+    strands: &'a Strands,
+    phase: usize,
+    pitch: usize,
+    /// Place within the spread of the outer axes.
+    outer: usize,
+    /// The first phase, first channel, first position of a piece.
+    block: *const T,
+    channels: usize,
+    /// The piece's first row of positions, its positions in a row, and the rows and columns of the result.
+    first: usize,
+    cols: usize,
+    ys: (usize, usize),
+    xs: (usize, usize),
+    /// Where the first element goes, and the step from channel to channel.
+    to: *mut T,
+    step: usize,
+}
+
+impl<T: Real> Work for Interleave<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let (tall, spread) = (self.patches.rows.spread, self.patches.cols.spread);
+        let count = self.xs.1 - self.xs.0;
+        for y in self.ys.0..self.ys.1 {
+            let phases = self.strands.phases(self.outer, y % tall);
+            let from = self.block.wrapping_add((y / tall - self.first) * self.cols);
+            for channel in 0..self.channels {
+                let to = self.to.wrapping_add(channel * self.step + (y - self.ys.0) * count);
+                let of = |phase: usize| from.wrapping_add(phase * self.phase + channel * self.pitch);
+                // SAFETY: the block has all positions of all phases; the result has these elements.
+                unsafe {
+                    if let (&[(0, phase)], 1) = (phases, spread) {
+                        std::ptr::copy_nonoverlapping(of(phase).cast::<u8>(), to.cast(), count * T::BYTES);
+                        continue;
+                    }
+                    if let (&[(0, even), (1, odd)], 2) = (phases, spread) {
+                        let (even, odd) = (of(even), of(odd));
+                        for i in 0..count / 2 {
+                            to.add(2 * i).write_unaligned(even.add(i).read());
+                            to.add(2 * i + 1).write_unaligned(odd.add(i).read());
+                        }
+                        if !count.is_multiple_of(2) {
+                            to.add(count - 1).write_unaligned(even.add(count / 2).read());
+                        }
+                        continue;
+                    }
+                    if phases.len() < spread {
+                        for i in 0..count {
+                            to.add(i).write_unaligned(T::ZERO);
+                        }
+                    }
+                    for &(place, phase) in phases {
+                        let from = of(phase);
+                        for (i, at) in (place..count).step_by(spread).enumerate() {
+                            to.add(at).write_unaligned(from.add(i).read());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
