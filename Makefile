@@ -48,9 +48,10 @@ compare: build/demo.stamp ## the release wheel's step beside onnxruntime-trainin
 	$(DEMO)/bin/python benches/compare.py $(ARGUMENTS)
 
 .PHONY: conform
-conform: build/wheel.stamp ## recorded runs, node tests, onnxruntime-training, jax, nine known architectures
+conform: build/wheel.stamp ## recorded runs, node tests, onnxruntime-training, jax, nine known architectures, functions over all f32
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_nodes.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
+	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
 
 ##@ The inner loop
 

@@ -87,6 +87,8 @@ UNARY = {
     "Log": (FLOATS, 0.1),
     "Sqrt": (FLOATS, 0.1),
     "Erf": (FLOATS, -3),
+    "Sin": (FLOATS, -3),
+    "Cos": (FLOATS, -3),
     "Relu": (NUMBERS, -3),
     "Sigmoid": (FLOATS, -3),
     "Tanh": (FLOATS, -3),

@@ -83,6 +83,22 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
                         let twice = b.mul(y, two);
                         b.div(g, twice)
                     }
+                    UnaryOp::Rsqrt => {
+                        let half = b.constant(ty, -0.5);
+                        let square = b.mul(y, y);
+                        let cube = b.mul(square, y);
+                        let slope = b.mul(cube, half);
+                        b.mul(g, slope)
+                    }
+                    UnaryOp::Sin => {
+                        let slope = b.unary(UnaryOp::Cos, x);
+                        b.mul(g, slope)
+                    }
+                    UnaryOp::Cos => {
+                        let slope = b.unary(UnaryOp::Sin, x);
+                        let value = b.mul(g, slope);
+                        b.unary(UnaryOp::Neg, value)
+                    }
                     UnaryOp::Erf => {
                         let square = b.mul(x, x);
                         let minus = b.unary(UnaryOp::Neg, square);
@@ -265,8 +281,8 @@ mod tests {
 
     #[test]
     fn unary_functions() {
-        use UnaryOp::{Abs, Erf, Exp, Floor, Log, Neg, Sigmoid, Sign, Sqrt, Tanh};
-        for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Erf, Tanh, Sigmoid, Floor] {
+        use UnaryOp::{Abs, Cos, Erf, Exp, Floor, Log, Neg, Rsqrt, Sigmoid, Sign, Sin, Sqrt, Tanh};
+        for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Erf, Tanh, Sigmoid, Floor] {
             check(&POINTS, |b, x, _| b.unary(op, x));
             // Inside a larger expression, where the function's value is not the result.
             check(&POINTS, |b, x, z| {

@@ -65,6 +65,12 @@ pub enum UnaryOp {
     Log,
     /// Square root.
     Sqrt,
+    /// `1 / sqrt(x)`.
+    Rsqrt,
+    /// Sine, of radians.
+    Sin,
+    /// Cosine, of radians.
+    Cos,
     /// Gauss error function.
     Erf,
     /// Hyperbolic tangent.

@@ -19,6 +19,12 @@ pub const TANH_MAX_ULP: u32 = 1;
 pub const SIGMOID_MAX_ULP: u32 = 2;
 /// Largest error of `erf`, in ULP.
 pub const ERF_MAX_ULP: u32 = 1;
+/// Largest error of `1 / sqrt(x)`, in ULP.
+pub const RSQRT_MAX_ULP: u32 = 1;
+/// Largest error of `sin`, in ULP.
+pub const SIN_MAX_ULP: u32 = 1;
+/// Largest error of `cos`, in ULP.
+pub const COS_MAX_ULP: u32 = 1;
 /// Largest error of `pow`, in ULP.
 pub const POW_MAX_ULP: u32 = 1;
 
@@ -166,10 +172,121 @@ pub(crate) fn erf<L: Level>(x: f32) -> f32 {
     (if t < 0.925 { small } else { large }).copysign(x)
 }
 
+/// `1 / sqrt(x)`.
+#[inline(always)]
+pub(crate) fn rsqrt(x: f32) -> f32 {
+    1.0 / x.sqrt()
+}
+
+/// Adding and subtracting it rounds a small double to the nearest integer; its low bits then hold that integer.
+const ROUND64: f64 = 6_755_399_441_055_744.0;
+/// From here on sine and cosine need more digits of pi than `sin` and `cos` have.
+const FAR: f32 = 4_194_304.0;
+
+/// Whether the argument of a sine or cosine is for [`sin_far`] and [`cos_far`]: finite and large, or infinite.
+#[inline(always)]
+pub(crate) fn is_far(x: f32) -> bool {
+    x.abs() >= FAR
+}
+
+/// Sine of an argument that [is not far](is_far).
+#[inline(always)]
+pub(crate) fn sin<L: Level>(x: f32) -> f32 {
+    circular::<L>(x, 0)
+}
+
+/// Cosine of an argument that [is not far](is_far).
+#[inline(always)]
+pub(crate) fn cos<L: Level>(x: f32) -> f32 {
+    circular::<L>(x, 1)
+}
+
+/// Sine of an argument that [is far](is_far).
+pub(crate) fn sin_far(x: f32) -> f32 {
+    let sine = circular_far(x.abs(), 0);
+    if x < 0.0 { -sine } else { sine }
+}
+
+/// Cosine of an argument that [is far](is_far).
+pub(crate) fn cos_far(x: f32) -> f32 {
+    circular_far(x.abs(), 1)
+}
+
+/// `sin(x + quarters * pi / 2)`: what is left of `x` beside the nearest multiple of pi/2, in doubles.
+#[inline(always)]
+fn circular<L: Level>(x: f32, quarters: u64) -> f32 {
+    // The first part has 31 bits, so that its product with up to 2^22 is exact, and so is the difference.
+    const HIGH: f64 = f64::from_bits(0x3ff9_21fb_5440_0000);
+    const LOW: f64 = 6.077_100_506_506_192e-11;
+    let x = f64::from(x);
+    let rounded = x * std::f64::consts::FRAC_2_PI + ROUND64;
+    let n = rounded - ROUND64;
+    let rest = (x - n * HIGH) - n * LOW;
+    quadrant::<L>(rest, rounded.to_bits().wrapping_add(quarters))
+}
+
+/// `sin(rest + n * pi / 2)` for `rest` between -pi/4 and pi/4.
+#[inline(always)]
+fn quadrant<L: Level>(rest: f64, n: u64) -> f32 {
+    let z = rest * rest;
+    let sine = polynomial64::<L, 4>(
+        z,
+        [
+            2.718_114_111_568_747e-6,
+            -1.983_931_148_464_872_7e-4,
+            8.333_329_302_414_387e-3,
+            -1.666_666_664_077_620_7e-1,
+        ],
+    );
+    // As a product, which keeps the sign of zero.
+    let sine = rest * L::mul_add64(sine, z, 1.0);
+    let cosine = polynomial64::<L, 5>(
+        z,
+        [
+            -2.717_471_265_830_653e-7,
+            2.479_895_966_977_013_3e-5,
+            -1.388_888_065_440_962e-3,
+            4.166_666_655_333_496_6e-2,
+            -4.999_999_999_948_886e-1,
+        ],
+    );
+    let cosine = L::mul_add64(cosine, z, 1.0);
+    let result = if n & 1 == 0 { sine } else { cosine };
+    f64::from_bits(result.to_bits() ^ ((n & 2) << 62)) as f32
+}
+
+/// `sin(x + quarters * pi / 2)` of a large, positive `x`, after Payne and Hanek: of the product of its integer mantissa
+/// and 2/pi only the bits that matter modulo 4 are made.
+fn circular_far(x: f32, quarters: u64) -> f32 {
+    /// 64 zero bits, and the first 256 binary digits of 2/pi.
+    const TWO_OVER_PI: [u64; 5] =
+        [0, 0xa2f9_836e_4e44_1529, 0xfc27_57d1_f534_ddc0, 0xdb62_9599_3c43_9041, 0xfe51_63ab_debb_c561];
+    /// Binary digits of the product's fraction.
+    const FRACTION: u32 = 94;
+    if !x.is_finite() {
+        return f32::NAN;
+    }
+    // x is mantissa times 2^exponent, with an exponent from -1 to 104.
+    let bits = x.to_bits();
+    let mantissa = u128::from(bits & 0x007f_ffff | 0x0080_0000);
+    let exponent = (bits >> 23) as usize;
+    // Digits before this one are multiples of 4 in the product.
+    let first = exponent + 62 - 150;
+    let (word, shift) = (first / 64, first % 64);
+    let two = u128::from(TWO_OVER_PI[word]) << 64 | u128::from(TWO_OVER_PI[word + 1]);
+    let third = u128::from(TWO_OVER_PI[word + 2]);
+    let digits = (two << shift | third << shift >> 64) >> 32;
+    let product = mantissa * digits;
+    let fraction = ((product << (128 - FRACTION)) as i128) >> (128 - FRACTION);
+    let n = (product >> FRACTION) as u64 + u64::from(fraction < 0);
+    // 2^-94 and pi/2.
+    let scale = f64::from_bits(u64::from(1023 - FRACTION) << 52) * std::f64::consts::FRAC_PI_2;
+    quadrant::<crate::isa::portable::Portable>(fraction as f64 * scale, n.wrapping_add(quarters))
+}
+
 /// `x` to the power `y`, by 64-bit logarithm and exponential, so that it is all but correctly rounded.
 #[inline(always)]
 pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
-    const ROUND64: f64 = 6_755_399_441_055_744.0;
     let magnitude = x.abs();
     let (m, k) = split(magnitude);
     let m = f64::from(m);
@@ -238,156 +355,4 @@ pub(crate) fn pow<L: Level>(x: f32, y: f32) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::isa::{Isa, Work};
-
-    /// Distance in representable numbers; two NaN are equal.
-    fn ulp(a: f32, b: f32) -> u32 {
-        if a.is_nan() && b.is_nan() {
-            return 0;
-        }
-        if a.is_nan() != b.is_nan() {
-            return u32::MAX;
-        }
-        let order = |v: f32| {
-            let bits = v.to_bits() as i32;
-            i64::from(if bits < 0 { i32::MIN.wrapping_sub(bits) } else { bits })
-        };
-        u32::try_from((order(a) - order(b)).unsigned_abs()).unwrap_or(u32::MAX)
-    }
-
-    macro_rules! worst {
-        ($function:ident, $isa:expr, $x:expr, $y:expr) => {{
-            struct Run<'a>(&'a [f32], &'a mut [f32]);
-            impl Work for Run<'_> {
-                type Out = ();
-                #[inline(always)]
-                fn work<L: Level>(self) {
-                    for (y, &x) in self.1.iter_mut().zip(self.0) {
-                        *y = $function::<L>(x);
-                    }
-                }
-            }
-            $isa.run(Run($x, $y));
-        }};
-    }
-
-    fn values() -> Vec<f32> {
-        let mut values: Vec<f32> = (0..u32::MAX).step_by(1021).map(f32::from_bits).collect();
-        // Densely where the functions have their shape.
-        values.extend((0..2_000_000).map(|i| (i as f32 - 1_000_000.0) * 1.1e-4));
-        values.extend((0..200_000).map(|i| (i as f32 - 100_000.0) * 4e-5));
-        for edge in
-            [0.0f32, 1.0, 0.5, 0.625, 0.925, 3.95, 88.722_83, 89.0, 103.97, 104.0, 1e-45, 1.2e-38, 3.4e38]
-        {
-            for delta in -3i32..=3 {
-                let near = f32::from_bits((edge.to_bits() as i32 + delta).max(0) as u32);
-                values.extend([near, -near]);
-            }
-        }
-        values.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::MAX, f32::MIN]);
-        values
-    }
-
-    #[test]
-    fn errors_are_as_stated() {
-        let x = values();
-        let mut y = vec![0.0; x.len()];
-        for isa in Isa::available() {
-            let mut check =
-                |name: &str, bound: u32, exact: fn(f64) -> f64, run: fn(Isa, &[f32], &mut [f32])| {
-                    run(isa, &x, &mut y);
-                    let mut worst = (0, 0.0);
-                    for (&x, &y) in x.iter().zip(&y) {
-                        let error = ulp(y, exact(f64::from(x)) as f32);
-                        if error > worst.0 {
-                            worst = (error, x);
-                        }
-                    }
-                    assert!(worst.0 <= bound, "{isa}: {name}({:e}) is {} ULP off", worst.1, worst.0);
-                    worst.0
-                };
-            let found = [
-                check("exp", EXP_MAX_ULP, libm::exp, |isa, x, y| worst!(exp, isa, x, y)),
-                check("log", LOG_MAX_ULP, libm::log, |isa, x, y| worst!(log, isa, x, y)),
-                check("tanh", TANH_MAX_ULP, libm::tanh, |isa, x, y| worst!(tanh, isa, x, y)),
-                check(
-                    "sigmoid",
-                    SIGMOID_MAX_ULP,
-                    |x| 1.0 / (1.0 + libm::exp(-x)),
-                    |isa, x, y| worst!(sigmoid, isa, x, y),
-                ),
-                check("erf", ERF_MAX_ULP, libm::erf, |isa, x, y| worst!(erf, isa, x, y)),
-            ];
-            // Bounds are not slack either, at any level.
-            let stated = [EXP_MAX_ULP, LOG_MAX_ULP, TANH_MAX_ULP, SIGMOID_MAX_ULP, ERF_MAX_ULP];
-            assert!(found.iter().zip(stated).all(|(&found, stated)| found == stated), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn zeros_keep_their_sign() {
-        for isa in Isa::available() {
-            let x = [0.0f32, -0.0];
-            let mut y = [1.0f32; 2];
-            worst!(tanh, isa, &x, &mut y);
-            assert_eq!(y.map(f32::to_bits), x.map(f32::to_bits), "tanh");
-            worst!(erf, isa, &x, &mut y);
-            assert_eq!(y.map(f32::to_bits), x.map(f32::to_bits), "erf");
-        }
-    }
-
-    #[test]
-    fn powers() {
-        let mut bases: Vec<f32> = (0..u32::MAX).step_by(15_000_017).map(f32::from_bits).collect();
-        bases.extend((0..400).map(|i| 0.9 + i as f32 * 5e-4));
-        let mut exponents: Vec<f32> = (0..u32::MAX).step_by(25_000_009).map(f32::from_bits).collect();
-        exponents.extend((0..160).map(|i| (i as f32 - 80.0) * 0.5));
-        exponents.extend([16_777_215.0, -16_777_215.0, 16_777_216.0, 8_388_607.5, 100_001.0, 1e6]);
-        for list in [&mut bases, &mut exponents] {
-            list.extend([
-                0.0,
-                -0.0,
-                1.0,
-                -1.0,
-                2.0,
-                -2.0,
-                3.0,
-                -3.0,
-                0.5,
-                -0.5,
-                1e-45,
-                -1e-45,
-                f32::MAX,
-                f32::MIN,
-            ]);
-            list.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE]);
-        }
-        struct Run<'a>(&'a [f32], f32, &'a mut [f32]);
-        impl Work for Run<'_> {
-            type Out = ();
-            #[inline(always)]
-            fn work<L: Level>(self) {
-                for (z, &x) in self.2.iter_mut().zip(self.0) {
-                    *z = pow::<L>(x, self.1);
-                }
-            }
-        }
-        let mut results = vec![0.0; bases.len()];
-        for isa in Isa::available() {
-            for &y in &exponents {
-                isa.run(Run(&bases, y, &mut results));
-                for (&x, &z) in bases.iter().zip(&results) {
-                    let exact = libm::pow(f64::from(x), f64::from(y)) as f32;
-                    let error = ulp(z, exact);
-                    assert!(error <= POW_MAX_ULP, "{isa}: pow({x:e}, {y:e}) = {z:e}, not {exact:e}");
-                    assert!(
-                        z != 0.0 || z.is_sign_negative() == exact.is_sign_negative(),
-                        "{isa}: the sign of pow({x:e}, {y:e})"
-                    );
-                }
-            }
-        }
-    }
-}
+mod tests;

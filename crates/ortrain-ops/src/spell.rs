@@ -55,6 +55,12 @@ pub(crate) fn spell<E: Emit>(
         let value = match inst {
             Inst::Const(scalar) => patch.emit_constant(Tensor::scalar(dtype_of(ty, dtype), scalar.to_f64())),
             Inst::Load(slot) => load(patch, usize::from(slot)),
+            // No node does it at once.
+            Inst::Unary(UnaryOp::Rsqrt, a) => {
+                let root = patch.emit("Sqrt", &[at(a)], Attrs::new());
+                let one = patch.emit_constant(Tensor::scalar(dtype_of(ty, dtype), 1.0));
+                patch.emit("Div", &[Some(one), Some(root)], Attrs::new())
+            }
             Inst::Unary(op, a) => {
                 let name = match op {
                     UnaryOp::Neg => "Neg",
@@ -63,11 +69,14 @@ pub(crate) fn spell<E: Emit>(
                     UnaryOp::Exp => "Exp",
                     UnaryOp::Log => "Log",
                     UnaryOp::Sqrt => "Sqrt",
+                    UnaryOp::Sin => "Sin",
+                    UnaryOp::Cos => "Cos",
                     UnaryOp::Erf => "Erf",
                     UnaryOp::Tanh => "Tanh",
                     UnaryOp::Sigmoid => "Sigmoid",
                     UnaryOp::Floor => "Floor",
                     UnaryOp::Not => "Not",
+                    UnaryOp::Rsqrt => unreachable!("spelled above"),
                 };
                 patch.emit(name, &[at(a)], Attrs::new())
             }
@@ -109,4 +118,43 @@ pub(crate) fn spell<E: Emit>(
         values.push(value);
     }
     Ok(values[usize::from(expr.outputs()[0].0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_expr::Builder;
+
+    use super::*;
+
+    /// Nodes as they are written: operator and inputs.
+    struct Written(Vec<(String, Vec<u32>)>);
+
+    impl Emit for Written {
+        fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], _: Attrs) -> ValueId {
+            let inputs = inputs.iter().flatten().map(|value| value.0).collect();
+            self.0.push((op.to_owned(), inputs));
+            ValueId(self.0.len() as u32 - 1)
+        }
+
+        fn emit_constant(&mut self, tensor: Tensor) -> ValueId {
+            self.emit(&format!("{:?}", tensor.dtype()), &[], Attrs::new())
+        }
+    }
+
+    #[test]
+    fn what_no_node_does_at_once_is_spelled_with_two() {
+        let mut b = Builder::new();
+        let x = b.load(0, Type::F32);
+        let root = b.unary(UnaryOp::Rsqrt, x);
+        let wave = b.unary(UnaryOp::Sin, root);
+        let expr = b.finish(&[wave]);
+        let mut written = Written(Vec::new());
+        spell(&expr, DType::F16, &mut written, |written, _| written.emit("Input", &[], Attrs::new()))
+            .expect("every instruction has a spelling");
+        let nodes: Vec<(&str, &[u32])> =
+            written.0.iter().map(|(op, inputs)| (op.as_str(), inputs.as_slice())).collect();
+        let want: [(&str, &[u32]); 5] =
+            [("Input", &[]), ("Sqrt", &[0]), ("F16", &[]), ("Div", &[2, 1]), ("Sin", &[3])];
+        assert_eq!(nodes, want);
+    }
 }

@@ -261,6 +261,7 @@ fn operation(inst: Inst, ty: Type) -> u64 {
             UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not => 1,
             UnaryOp::Sign | UnaryOp::Floor => 2,
             UnaryOp::Sqrt => 4,
+            UnaryOp::Rsqrt => 8,
             _ => 16,
         },
         Inst::Binary(op, ..) => match op {

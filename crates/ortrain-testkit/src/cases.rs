@@ -32,6 +32,8 @@ fn unary(cases: &mut Vec<Case>) {
         ("Exp", Signed),
         ("Log", Positive),
         ("Sqrt", Positive),
+        ("Sin", Signed),
+        ("Cos", Signed),
         ("Erf", Signed),
         ("Relu", Signed),
         ("Sigmoid", Signed),

@@ -6,7 +6,7 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 56] = [
+const COVERED: [&str; 58] = [
     "Abs",
     "Add",
     "BatchNormalization",
@@ -16,6 +16,7 @@ const COVERED: [&str; 56] = [
     "Concat",
     "Conv",
     "ConvTranspose",
+    "Cos",
     "Div",
     "Dropout",
     "Elu",
@@ -49,6 +50,7 @@ const COVERED: [&str; 56] = [
     "Selu",
     "Sigmoid",
     "Sign",
+    "Sin",
     "Slice",
     "Softmax",
     "SoftmaxCrossEntropyLoss",

@@ -929,7 +929,15 @@ impl Kind {
     fn cost(self) -> usize {
         match self {
             Kind::Unary(
-                UnaryOp::Exp | UnaryOp::Log | UnaryOp::Erf | UnaryOp::Tanh | UnaryOp::Sigmoid | UnaryOp::Sqrt,
+                UnaryOp::Exp
+                | UnaryOp::Log
+                | UnaryOp::Erf
+                | UnaryOp::Tanh
+                | UnaryOp::Sigmoid
+                | UnaryOp::Sqrt
+                | UnaryOp::Rsqrt
+                | UnaryOp::Sin
+                | UnaryOp::Cos,
                 ty,
             ) => {
                 if ty == Type::F32 {

@@ -31,6 +31,15 @@ pub(crate) trait Float: Number {
     fn exp<L: Level>(self) -> Self;
     fn log<L: Level>(self) -> Self;
     fn sqrt(self) -> Self;
+    fn rsqrt(self) -> Self;
+    /// Unless it [is far](Float::is_far), where it means nothing.
+    fn sin<L: Level>(self) -> Self;
+    /// As [`Float::sin`].
+    fn cos<L: Level>(self) -> Self;
+    /// Whether sine and cosine want the slow way, which does not become vector code.
+    fn is_far(self) -> bool;
+    fn sin_far(self) -> Self;
+    fn cos_far(self) -> Self;
     fn erf<L: Level>(self) -> Self;
     fn tanh<L: Level>(self) -> Self;
     fn sigmoid<L: Level>(self) -> Self;
@@ -192,6 +201,28 @@ impl Float for f32 {
         f32::sqrt(self)
     }
     #[inline(always)]
+    fn rsqrt(self) -> f32 {
+        vecmath::rsqrt(self)
+    }
+    #[inline(always)]
+    fn sin<L: Level>(self) -> f32 {
+        vecmath::sin::<L>(self)
+    }
+    #[inline(always)]
+    fn cos<L: Level>(self) -> f32 {
+        vecmath::cos::<L>(self)
+    }
+    #[inline(always)]
+    fn is_far(self) -> bool {
+        vecmath::is_far(self)
+    }
+    fn sin_far(self) -> f32 {
+        vecmath::sin_far(self)
+    }
+    fn cos_far(self) -> f32 {
+        vecmath::cos_far(self)
+    }
+    #[inline(always)]
     fn erf<L: Level>(self) -> f32 {
         vecmath::erf::<L>(self)
     }
@@ -217,6 +248,28 @@ impl Float for f64 {
     #[inline(always)]
     fn sqrt(self) -> f64 {
         f64::sqrt(self)
+    }
+    #[inline(always)]
+    fn rsqrt(self) -> f64 {
+        1.0 / f64::sqrt(self)
+    }
+    #[inline(always)]
+    fn sin<L: Level>(self) -> f64 {
+        libm::sin(self)
+    }
+    #[inline(always)]
+    fn cos<L: Level>(self) -> f64 {
+        libm::cos(self)
+    }
+    #[inline(always)]
+    fn is_far(self) -> bool {
+        false
+    }
+    fn sin_far(self) -> f64 {
+        libm::sin(self)
+    }
+    fn cos_far(self) -> f64 {
+        libm::cos(self)
     }
     #[inline(always)]
     fn erf<L: Level>(self) -> f64 {

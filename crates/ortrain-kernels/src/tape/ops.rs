@@ -14,6 +14,15 @@ trait Function1 {
     type A: Copy;
     type Out;
     fn call<L: Level>(a: Self::A) -> Self::Out;
+
+    /// Whether there are arguments that `call` is not for.
+    const HAS_RARE: bool = false;
+
+    /// The result for a rare argument, which need not become vector code; `None` for every other.
+    #[inline(always)]
+    fn rare(_: Self::A) -> Option<Self::Out> {
+        None
+    }
 }
 
 trait Function2 {
@@ -59,6 +68,15 @@ impl<F: Function1> Work for Loop1<'_, F> {
         for (i, d) in self.1.iter_mut().enumerate() {
             // SAFETY: whoever makes the loop has as many values as results.
             *d = F::call::<L>(unsafe { self.0.get(i) });
+        }
+        if !F::HAS_RARE {
+            return;
+        }
+        for (i, d) in self.1.iter_mut().enumerate() {
+            // SAFETY: as above.
+            if let Some(result) = F::rare(unsafe { self.0.get(i) }) {
+                *d = result;
+            }
         }
     }
 }
@@ -137,9 +155,32 @@ function1!(Floor, Number, T => T, |a| a.rounded_down::<L>());
 function1!(Exp, Float, T => T, |a| a.exp::<L>());
 function1!(Log, Float, T => T, |a| a.log::<L>());
 function1!(Sqrt, Float, T => T, |a| a.sqrt());
+function1!(Rsqrt, Float, T => T, |a| a.rsqrt());
 function1!(Erf, Float, T => T, |a| a.erf::<L>());
 function1!(Tanh, Float, T => T, |a| a.tanh::<L>());
 function1!(Sigmoid, Float, T => T, |a| a.sigmoid::<L>());
+
+macro_rules! circular {
+    ($name:ident, $call:ident, $far:ident) => {
+        struct $name<T>(PhantomData<T>);
+        impl<T: Float> Function1 for $name<T> {
+            type A = T;
+            type Out = T;
+            #[inline(always)]
+            fn call<L: Level>(a: T) -> T {
+                a.$call::<L>()
+            }
+            const HAS_RARE: bool = true;
+            #[inline(always)]
+            fn rare(a: T) -> Option<T> {
+                a.is_far().then(|| a.$far())
+            }
+        }
+    };
+}
+
+circular!(Sin, sin, sin_far);
+circular!(Cos, cos, cos_far);
 
 function2!(Add, T => T, |a, b| a.plus(b));
 function2!(Sub, T => T, |a, b| a.minus(b));
@@ -245,6 +286,9 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
         UnaryOp::Exp => float!(Exp),
         UnaryOp::Log => float!(Log),
         UnaryOp::Sqrt => float!(Sqrt),
+        UnaryOp::Rsqrt => float!(Rsqrt),
+        UnaryOp::Sin => float!(Sin),
+        UnaryOp::Cos => float!(Cos),
         UnaryOp::Erf => float!(Erf),
         UnaryOp::Tanh => float!(Tanh),
         UnaryOp::Sigmoid => float!(Sigmoid),

@@ -10,13 +10,16 @@ use crate::common::*;
 const TYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::I32, DType::I64, DType::U32, DType::U64, DType::Bool];
 
-const UNARY: [UnaryOp; 11] = [
+const UNARY: [UnaryOp; 14] = [
     UnaryOp::Neg,
     UnaryOp::Abs,
     UnaryOp::Sign,
     UnaryOp::Exp,
     UnaryOp::Log,
     UnaryOp::Sqrt,
+    UnaryOp::Rsqrt,
+    UnaryOp::Sin,
+    UnaryOp::Cos,
     UnaryOp::Erf,
     UnaryOp::Tanh,
     UnaryOp::Sigmoid,
@@ -127,6 +130,9 @@ fn unary() {
                 (UnaryOp::Tanh, DType::F32) => vecmath::TANH_MAX_ULP,
                 (UnaryOp::Sigmoid, DType::F32) => vecmath::SIGMOID_MAX_ULP,
                 (UnaryOp::Erf, DType::F32) => vecmath::ERF_MAX_ULP,
+                (UnaryOp::Rsqrt, DType::F32) => vecmath::RSQRT_MAX_ULP,
+                (UnaryOp::Sin, DType::F32) => vecmath::SIN_MAX_ULP,
+                (UnaryOp::Cos, DType::F32) => vecmath::COS_MAX_ULP,
                 _ => 0,
             };
             let build = |b: &mut Builder, x: Reg, _: Reg| b.unary(op, x);

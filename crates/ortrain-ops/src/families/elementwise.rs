@@ -222,6 +222,8 @@ static ROWS: &[Row] = &[
     row("Exp", &[6, 13], 1, Takes::Float, unary!(Exp)),
     row("Log", &[6, 13], 1, Takes::Float, unary!(Log)),
     row("Sqrt", &[6, 13], 1, Takes::Float, unary!(Sqrt)),
+    row("Sin", &[7, 22], 1, Takes::Float, unary!(Sin)),
+    row("Cos", &[7, 22], 1, Takes::Float, unary!(Cos)),
     row("Erf", &[9, 13], 1, Takes::Float, unary!(Erf)),
     row("Min", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Min)(b, x))),
     row("Max", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Max)(b, x))),
