@@ -1,6 +1,6 @@
 //! Pooling: the largest or the average element under a window, over windows or over everything, and the gradients.
 //!
-//! Sources: ONNX MaxPool-8, 10, 11, 12, 22; AveragePool-7, 10, 11, 19, 22; GlobalAveragePool-1, 22;
+//! Sources: ONNX MaxPool-1, 8, 10, 11, 12, 22; AveragePool-7, 10, 11, 19, 22; GlobalAveragePool-1, 22;
 //! GlobalMaxPool-1, 22; `MaxPoolGrad` and `AveragePoolGrad` as training graphs of ONNX Runtime hold them. Of several
 //! largest elements the first in row-major order counts, NaN wins, padding never does. An average divides by the cells
 //! of the input that its window covers, or with `count_include_pad` by those of the padded input.
@@ -73,7 +73,10 @@ impl Windows {
     }
 
     fn shape(&self, pass: WindowPass, dims: &[usize]) -> Result<WindowShape, OpError> {
-        Ok(WindowShape { pass, planes: dims[0] * dims[1], axes: self.axes(dims)? })
+        let planes = dims[0].checked_mul(dims[1]).ok_or_else(|| {
+            OpError::invalid(format!("{} images of {} channels are too many to count", dims[0], dims[1]))
+        })?;
+        Ok(WindowShape { pass, planes, axes: self.axes(dims)? })
     }
 }
 
@@ -261,13 +264,18 @@ impl AveragePool {
                     axis.input as i128 + i128::from(sliding.padding(k, axes.len()).1)
                 }
                 Some(sliding) if sliding.auto_pad == AutoPad::Valid => axis.input as i128,
-                _ => i128::MAX,
+                // Nothing hangs over what was padded to fit.
+                _ => i128::from(i64::MAX),
             };
-            let counts = |o: usize, cell: usize| {
-                let at = (o * axis.stride + cell * axis.dilation) as i128 - axis.before as i128;
-                if self.include_padding { at < end } else { axis.input_at(o, cell).is_some() }
+            let count = |o: usize| -> f64 {
+                if !self.include_padding {
+                    return axis.cells(o).len() as f64;
+                }
+                let start = (o * axis.stride) as i128 - axis.before as i128;
+                let step = axis.dilation as i128;
+                // Up to the last cell that starts before the end.
+                ((end - start).max(0) as u128).div_ceil(step as u128).min(axis.kernel as u128) as f64
             };
-            let count = |o: usize| (0..axis.kernel).filter(|&cell| counts(o, cell)).count() as f64;
             (0..axis.output).map(count).collect()
         };
         (0..axes.len()).fold(vec![1.0], |all, k| {
@@ -353,10 +361,16 @@ impl Op for AveragePool {
         let by_plane = cx.ints("planes", &planes(&outputs));
         let by_plane = cx.add("Reshape", &[shared, by_plane], Attrs::new());
         let kernel = self.windows.kernel();
+        let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+        let Some(cells) = cells.filter(|&cells| cells <= MOST_CELLS) else {
+            return Err(OpError::unsupported(format!(
+                "its gradient is written with a filter of the window's size, and {kernel:?} is too large for one"
+            )));
+        };
         let filter = Tensor::from_f64(
             dtype,
             [1, 1].into_iter().chain(kernel.iter().copied()).collect(),
-            &vec![1.0; kernel.iter().product()],
+            &vec![1.0; cells],
         );
         let filter = cx.constant("ones", filter);
         let gradient = cx.add("ConvTranspose", &[by_plane, filter], transposed(&axes));
@@ -378,6 +392,9 @@ impl Op for AveragePool {
         self.scaled(cx, (sums, target), &dims, &axes)
     }
 }
+
+/// Most cells of a window whose gradient is written as a filter.
+const MOST_CELLS: usize = 1 << 20;
 
 /// The attributes of a transposed convolution from the output positions back to all input positions.
 fn transposed(axes: &SlidingAxes) -> Attrs {
@@ -523,10 +540,42 @@ fn decompose_global_average(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// Takes away what older sets do not have, or says which set has it.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let average = &*rw.node().op == "AveragePool";
+    let attrs = rw.attrs();
+    let ceil = attrs.int("ceil_mode")?.unwrap_or(0) != 0;
+    let dilated = attrs.ints("dilations")?.is_some_and(|list| list.iter().any(|&step| step != 1));
+    let column_major = attrs.int("storage_order")?.unwrap_or(0) != 0;
+    let used = [
+        ("ceil_mode", 10, ceil),
+        ("dilations", if average { 19 } else { 10 }, dilated),
+        ("storage_order", 8, column_major),
+    ];
+    for (name, least, used) in used {
+        if used && rw.version() < least {
+            return Err(OpError::unsupported(format!("{name} needs opset {least} or newer")));
+        }
+    }
+    if rw.has_output(1) && rw.version() < 8 {
+        return Err(OpError::unsupported("the positions of the largest elements need opset 8 or newer"));
+    }
+    let mut left = attrs.clone();
+    for (name, least, _) in used {
+        if rw.version() < least {
+            left.0.remove(name);
+        }
+    }
+    if left != *attrs {
+        rw.same(&rw.node().inputs, left);
+    }
+    Ok(())
+}
+
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "MaxPool", &[8, 10, 11, 12, 22], build_max),
-        Definition::new("", "AveragePool", &[7, 10, 11, 19, 22], build_average),
+        Definition::new("", "MaxPool", &[1, 8, 10, 11, 12, 22], build_max).downgrade(downgrade),
+        Definition::new("", "AveragePool", &[7, 10, 11, 19, 22], build_average).downgrade(downgrade),
         Definition::new("", "GlobalMaxPool", &[1, 22], build_global_max),
         Definition::new("", "GlobalAveragePool", &[1, 22], build_global_average)
             .composition(decompose_global_average),
@@ -608,6 +657,76 @@ mod tests {
             let x = image(&[2, 2, 6, 7]);
             let graph = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect("it is right");
             check_gradients(&graph, &[x], &[0], &[0]);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let x = image(&[1, 1, 1]);
+        let ints = |name: &str, list: &[i64]| Attrs::new().with(name, list);
+        for (op, attrs, needle) in [
+            ("MaxPool", Attrs::new(), "kernel_shape is missing"),
+            ("MaxPool", ints("kernel_shape", &[2]), "a window of 2 does not fit 1 with padding of 0 before"),
+            (
+                "AveragePool",
+                ints("kernel_shape", &[1, 1]),
+                "kernel_shape [1, 1] for an input of shape [1, 1, 1]",
+            ),
+            (
+                "AveragePool",
+                ints("kernel_shape", &[1]).with("strides", &[0i64][..]),
+                "strides [0]: 1 is the least",
+            ),
+            ("MaxPool", ints("kernel_shape", &[2]).with("dilations", &[i64::MAX][..]), "does not fit"),
+            (
+                "AveragePool",
+                ints("kernel_shape", &[3]).with("dilations", &[i64::MAX][..]).with("auto_pad", "SAME_UPPER"),
+                "too large to count",
+            ),
+            ("MaxPool", ints("kernel_shape", &[1]).with("storage_order", 2i64), "storage_order 2 is neither"),
+        ] {
+            let error = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect_err("refused");
+            let message = error.to_string();
+            assert!(
+                message.contains(needle) && message.contains(op) && message.contains("[1, 1, 1]"),
+                "{message}"
+            );
+        }
+    }
+
+    /// Windows far larger than the image are counted, not walked through.
+    #[test]
+    fn enormous_windows_are_quick() {
+        let x = f64s(&[1, 1, 2], &[1.0, 2.0]);
+        let attrs = Attrs::new().with("kernel_shape", vec![1i64 << 40]).with("auto_pad", "SAME_UPPER");
+        assert_eq!(pool("AveragePool", &x, attrs.clone()).to_f64(), [1.5, 1.5]);
+        assert_eq!(pool("MaxPool", &x, attrs).to_f64(), [2.0, 2.0]);
+    }
+
+    #[test]
+    fn older_sets_say_what_they_lack() {
+        let x = image(&[1, 2, 5, 5]);
+        let kernel = || Attrs::new().with("kernel_shape", vec![2i64, 2]);
+        for (op, attrs, outputs, least) in [
+            ("MaxPool", kernel().with("ceil_mode", 1i64), 1, 10),
+            ("MaxPool", kernel().with("dilations", vec![2i64, 1]), 1, 10),
+            ("AveragePool", kernel().with("dilations", vec![1i64, 2]), 1, 19),
+            ("AveragePool", kernel().with("ceil_mode", 1i64), 1, 10),
+            ("MaxPool", kernel(), 2, 8),
+        ] {
+            let graph =
+                one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], outputs, attrs).expect("it is right");
+            check_downgrade(&graph, std::slice::from_ref(&x), least);
+            let error =
+                crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("too old");
+            assert!(error.to_string().contains(&format!("opset {least} or newer")), "{error}");
+        }
+        let plain = kernel().with("ceil_mode", 0i64).with("dilations", vec![1i64, 1]);
+        for op in ["MaxPool", "AveragePool"] {
+            let graph =
+                one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, plain.clone()).expect("it is right");
+            let old = check_downgrade(&graph, std::slice::from_ref(&x), 7);
+            assert!(old.nodes[0].attrs.0.keys().eq(["kernel_shape"]), "{old}");
         }
     }
 }
