@@ -21,7 +21,7 @@ enum Kernel {
     Nest(Box<NestKernel>),
     MatMul(GemmKernel),
     Conv(ConvKernel),
-    Window(WindowKernel),
+    Window(Box<WindowKernel>),
     Scatter(ScatterKernel),
 }
 
@@ -49,7 +49,7 @@ impl Kernel {
             Step::Window(w) => {
                 let dtype = program.buffer(w.target).dtype;
                 let desc = WindowDesc { shape: w.shape.clone(), dtype, index: w.index.is_some() };
-                WindowKernel::new(&desc, isa).map(Kernel::Window)
+                WindowKernel::new(&desc, isa).map(|kernel| Kernel::Window(Box::new(kernel)))
             }
             Step::ScatterAdd(s) => {
                 let desc = ScatterDesc {
