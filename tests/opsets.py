@@ -207,7 +207,7 @@ def expanded(w: Words, x: str) -> str:
 
 
 def chosen(w: Words, x: str) -> str:
-    """Where, Erf, Sign, comparisons, logic, ConstantOfShape."""
+    """Where, Erf, Sign, Sin, Cos, comparisons, logic, ConstantOfShape."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
     bias = w.weight(parameter("b", CLASSES), "b")
     value = numpy_helper.from_array(np.asarray([0.25], np.float32))
@@ -218,7 +218,8 @@ def chosen(w: Words, x: str) -> str:
     both = w.node("And", [w.node("And", [above, w.node("Not", [below])]), width])
     bell = w.node("Erf", [w.node("Add", [product, bias])])
     picked = w.node("Where", [both, w.node("Mul", [bell, bias]), w.node("Sub", [bell, product])])
-    return w.node("Add", [picked, w.node("Mul", [w.node("Sign", [product]), bias])])
+    wave = w.node("Mul", [w.node("Sin", [product]), w.node("Cos", [bias])])
+    return w.node("Sum", [picked, wave, w.node("Mul", [w.node("Sign", [product]), bias])])
 
 
 def selected(w: Words, x: str) -> str:
@@ -292,6 +293,18 @@ def transposed(w: Words, x: str) -> str:
     return w.node("MatMul", [w.node("Flatten", [asked], axis=1), weight("out", 84, CLASSES)])
 
 
+def pooled(w: Words, x: str) -> str:
+    """The largest and the average, under windows and over everything."""
+    image = w.node("Reshape", [x, w.ints([-1, 1, 2, 3])])
+    image = w.node("Conv", [image, w.weight(parameter("k1", 4, 1, 2, 2), "k1")], pads=[2, 2, 2, 2])
+    largest = w.node("MaxPool", [image], kernel_shape=[2, 3], strides=[1, 2], pads=[1, 0, 0, 1])
+    average = w.node("AveragePool", [image], kernel_shape=[3, 2], strides=[1, 2], auto_pad="SAME_UPPER")
+    average = w.node("AveragePool", [average], kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1)
+    parts = [w.node("GlobalMaxPool", [largest]), w.node("GlobalAveragePool", [average])]
+    both = w.node("Concat", [w.node("Flatten", [part], axis=1) for part in parts], axis=1)
+    return w.node("MatMul", [both, w.weight(parameter("out", 8, CLASSES), "out")])
+
+
 def statistics(w: Words, count: int) -> list[str]:
     """A running mean and variance, which nobody asks to be trained."""
     mean, var = np.linspace(-0.5, 0.5, count), np.linspace(0.5, 1.5, count)
@@ -333,7 +346,7 @@ def normalized_branch(w: Words, x: str) -> str:
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
-    "learnt_power": (learnt_power, 9),
+    "learnt_power": (learnt_power, 7),
     "middle_softmax": (middle_softmax, 7),
     "heads": (heads, 7),
     "branches": (branches, 7),
@@ -345,6 +358,7 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "gelus": (gelus, 20),
     "convolved": (convolved, 7),
     "transposed": (transposed, 7),
+    "pooled": (pooled, 9),
     "normalized": (normalized, 7),
     "normalized_branch": (normalized_branch, 7),
 }

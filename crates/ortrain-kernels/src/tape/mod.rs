@@ -450,7 +450,9 @@ impl Tape {
         // Pieces shorter than this are better copied together into a tile.
         const LONG_PIECE: usize = 192;
         let pieces = loads.iter().filter_map(Reach::piece);
-        let piece = if plan.product { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
+        // Blocks of products and tiles of columns are cut by their drivers, not by `tiles`.
+        let cut_elsewhere = plan.product || plan.drive == Drive::Col;
+        let piece = if cut_elsewhere { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
         let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
         let draft = Draft::new(plan, &loads, &stores, piece, false)?;
         // The size of a frame tells how many bytes one index of a tile takes.

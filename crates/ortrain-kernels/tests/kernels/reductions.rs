@@ -437,3 +437,43 @@ fn nan_wins() {
         }
     }
 }
+
+#[test]
+fn columns_over_many_images() {
+    // Sums over channels: what is kept lies in long pieces, one for each image.
+    for [images, channels, pixels] in [[3, 5, 2160], [2, 7, 200], [5, 3, 1000], [1, 4, 3000]] {
+        let dims = [images, pixels, channels];
+        let len = dims.iter().product::<usize>();
+        let mut b = Builder::new();
+        let x = b.load(0, Type::F32);
+        let sum = b.reduced(0, Type::F32);
+        let twice = b.add(sum, sum);
+        let (expr, values) = b.finish_keeping(&[twice], &[x]);
+        let load = Access {
+            dtype: DType::F32,
+            offset: 0,
+            strides: [(channels * pixels) as isize, 1, pixels as isize].into_iter().collect(),
+            len,
+        };
+        let mut store = Access::contiguous(DType::F32, &dims[..2]);
+        store.strides.push(0);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 1,
+            loads: vec![load],
+            expr,
+            reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
+            stores: vec![store],
+        };
+        let loads = [bytes_of(&(0..len).map(|i| (i % 1000) as f32).collect::<Vec<f32>>())];
+        let outs = [vec![0; images * pixels * 4]];
+        let want = reference(&nest, &loads, &outs).unwrap();
+        for isa in Isa::available() {
+            for order in ORDERS {
+                let got = run(&nest, isa, order, 2, &loads, &outs).unwrap();
+                let what = format!("{dims:?} {order:?} at {isa}");
+                assert_same(DType::F32, &got[0], &want[0], &what);
+            }
+        }
+    }
+}
