@@ -30,7 +30,7 @@ const RATIO: f64 = 0.5;
 const STEP_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The 64-bit FNV-1a hash.
-fn fnv1a64(bytes: impl IntoIterator<Item = u8>) -> u64 {
+pub(crate) fn fnv1a64(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes
         .into_iter()
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))

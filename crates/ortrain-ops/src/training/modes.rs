@@ -7,6 +7,7 @@ use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::families::dropout::fnv1a64;
 use crate::families::norm::{make_inference, make_internal};
 use crate::families::optim::assign;
 use crate::{Error, OpError};
@@ -127,6 +128,9 @@ impl Settings {
             };
             if self.dropout && is_dropout(&node.domain, &node.op) {
                 switch_on(graph, index, &prefix);
+                if inner {
+                    give_seed(graph, index);
+                }
             } else if is_batch_norm(&node.domain, &node.op) {
                 if uses_batch(self.mode, node, &trained) {
                     make_internal(graph, index, &prefix);
@@ -183,6 +187,18 @@ fn switch_on(graph: &mut Graph, index: usize, prefix: &str) {
     let inputs = &mut graph.nodes[index].inputs;
     inputs.resize(3, None);
     inputs[2] = Some(on);
+}
+
+/// Gives a Dropout of a branch a seed, if it has none: the branch is computed again for its gradient, and a runtime that
+/// draws numbers as it goes (onnxruntime does) draws the same ones from equal seeds alone.
+fn give_seed(graph: &mut Graph, index: usize) {
+    let node = &graph.nodes[index];
+    let output = node.present_outputs().next().filter(|_| !node.attrs.0.contains_key("seed"));
+    if let Some(output) = output {
+        // Of 31 bits, which no runtime cuts.
+        let seed = fnv1a64(graph.name_of(output).bytes()) >> 33;
+        graph.nodes[index].attrs.0.insert("seed".to_owned(), Attr::Int(seed.cast_signed()));
+    }
 }
 
 /// A node that sees its running statistics in another shape (an old one with `spatial=0`) cannot update them itself:
@@ -479,6 +495,7 @@ mod tests {
         for (_, branch) in Graph::subgraphs(&graph.nodes[0]) {
             let flag = branch.nodes[0].inputs[2].expect("it is on");
             assert_eq!(branch.name_of(flag), "y_training_mode");
+            assert!(branch.nodes[0].attrs.int("seed").is_ok_and(|seed| seed.is_some()));
         }
     }
 
