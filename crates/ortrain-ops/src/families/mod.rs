@@ -7,10 +7,11 @@ mod control_flow;
 mod conv;
 mod conv_shared;
 mod conv_transpose;
-mod dropout;
+pub(crate) mod dropout;
 mod elementwise;
 mod gather;
 mod loss;
+mod lrn;
 mod matmul;
 mod nonzero;
 pub(crate) mod norm;
@@ -37,6 +38,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     elementwise::definitions,
     gather::definitions,
     loss::definitions,
+    lrn::definitions,
     matmul::definitions,
     nonzero::definitions,
     norm::definitions,
