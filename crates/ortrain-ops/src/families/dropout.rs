@@ -285,11 +285,20 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let ratio = rw.constant("ratio", Tensor::f32(&[], &[ratio]));
     let inputs = [Some(x), Some(ratio)];
     if rw.version() < 10 && rw.has_output(1) {
-        let dtype = rw.dtype(x).ok_or_else(|| {
-            OpError::unsupported("its mask is used, and has the type of its input, which is not declared")
-        })?;
+        let dtype = rw.dtype(x);
         let outputs = rw.add_node("", "Dropout", &inputs, 2, Attrs::new());
-        let mask = rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(dtype.to_onnx())));
+        let mask = match dtype {
+            Some(dtype) => {
+                rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(dtype.to_onnx())))
+            }
+            // The type is not declared: a power of zero is one in any, also of what is not a number.
+            None => {
+                let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
+                let ones = rw.add("Pow", &[x, zero], Attrs::new());
+                let zeros = rw.add("Sub", &[ones, ones], Attrs::new());
+                rw.add("Where", &[outputs[1], ones, zeros], Attrs::new())
+            }
+        };
         rw.output(0, outputs[0]);
         rw.output(1, mask);
         return Ok(());
@@ -413,6 +422,22 @@ mod tests {
         let graph = constant_dropout(&x, 0.5, false, Attrs::new());
         let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
         assert_eq!((&got[0], got[1].to_f64()), (&x, vec![1.0; 12]));
+    }
+
+    #[test]
+    fn old_masks_have_the_type_of_the_data_declared_or_not() {
+        for x in [f64s(&[3], &[f64::NAN, 2.0, f64::INFINITY]), Tensor::f32(&[3], &[1.0, 0.0, -2.0])] {
+            let (mut old, ids) = graph(&[&x]);
+            // Nothing says what comes out of it.
+            let hidden = add(&mut old, ("", "Identity"), "h", &[Some(ids[0])], 1, Attrs::new())[0];
+            old.outputs.clear();
+            add(&mut old, DROPOUT, "y", &[Some(hidden)], 2, Attrs::new());
+            old.opsets.insert(String::new(), 7);
+            crate::passes::versions::upgrade(&mut old).expect("known");
+            crate::passes::infer::infer(&mut old).expect("valid");
+            let got = run(&old, std::slice::from_ref(&x)).expect("it runs");
+            assert_eq!(got[1], Tensor::filled(x.dtype(), &[3], 1.0));
+        }
     }
 
     #[test]
