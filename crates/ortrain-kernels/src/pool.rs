@@ -13,12 +13,36 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
 
 /// A function of (task, worker).
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// Rounds of waiting before a thread sleeps: some microseconds, so that back-to-back runs find workers awake.
-const SPINS: u32 = 2_000;
+/// How long a thread that waits looks again and again: as long as short runs take, and the gaps between them.
+const SPIN: Duration = Duration::from_micros(30);
+/// How long it waits before it sleeps, letting other threads go first: the runs of a training step follow each other,
+/// and to be woken up takes tens of microseconds on some machines.
+const LINGER: Duration = Duration::from_micros(150);
+
+/// Waits for a result, for a while.
+fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let begin = Instant::now();
+    loop {
+        for _ in 0..32 {
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            std::hint::spin_loop();
+        }
+        let waited = begin.elapsed();
+        if waited > LINGER {
+            return None;
+        }
+        if waited > SPIN {
+            thread::yield_now();
+        }
+    }
+}
 
 /// A set of threads that share the tasks of a run.
 pub struct Pool {
@@ -267,16 +291,12 @@ impl Team {
         shared.work(0, lanes, body);
 
         // Every task is taken. Close the door and wait for those who are still at theirs.
-        let mut state = shared.state.fetch_and(!OPEN, Ordering::SeqCst) & !OPEN;
-        let mut spins = 0;
-        while state & INSIDE != 0 {
-            if spins < SPINS {
-                spins += 1;
-                std::hint::spin_loop();
-            } else {
+        let state = shared.state.fetch_and(!OPEN, Ordering::SeqCst);
+        let empty = || (shared.state.load(Ordering::SeqCst) & INSIDE == 0).then_some(());
+        if state & INSIDE != 0 && linger(empty).is_none() {
+            while empty().is_none() {
                 thread::park();
             }
-            state = shared.state.load(Ordering::SeqCst);
         }
         if shared.panicked.swap(false, Ordering::SeqCst) {
             // SAFETY: everybody left, so this thread is alone with the cell.
@@ -337,27 +357,19 @@ impl Shared {
 
     /// Waits for a run other than `seen`; `None` when the team is disbanded.
     fn wait(&self, lane: usize, seen: u64) -> Option<u64> {
-        let look = || {
+        let other = || {
             let state = self.state.load(Ordering::SeqCst);
-            if state & STOP != 0 { Err(()) } else { Ok(state & !(RUN - 1)) }
+            let run = state & !(RUN - 1);
+            if state & STOP != 0 { Some(None) } else { (run != seen).then_some(Some(run)) }
         };
-        for _ in 0..SPINS {
-            match look() {
-                Err(()) => return None,
-                Ok(run) if run != seen => return Some(run),
-                Ok(_) => std::hint::spin_loop(),
-            }
+        if let Some(found) = linger(other) {
+            return found;
         }
         let asleep = &self.lanes[lane].asleep;
         loop {
             // Order matters: the caller opens the run, then looks whether somebody sleeps; here it is the reverse.
             asleep.store(true, Ordering::SeqCst);
-            let found = match look() {
-                Err(()) => Some(None),
-                Ok(run) if run != seen => Some(Some(run)),
-                Ok(_) => None,
-            };
-            if let Some(found) = found {
+            if let Some(found) = other() {
                 asleep.store(false, Ordering::SeqCst);
                 return found;
             }
