@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::micro::{Micro, micro_kernel, rows};
+use super::micro::{Dots, Micro, dots, dots_kernel, micro_kernel, rows};
 
 micro_kernel!(
     f32_rows,
@@ -42,3 +42,27 @@ pub(super) const F64: Micro<f64> = Micro {
     run: rows!(f64_rows, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
     half: Some(rows!(f64_rows, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)),
 };
+
+dots_kernel!(
+    f32_dots,
+    "avx512f",
+    f32,
+    16,
+    _mm512_setzero_ps,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_fmadd_ps
+);
+pub(super) const F32_DOTS: Dots<f32> = Dots { one: dots!(f32_dots, 1), many: dots!(f32_dots, 4), width: 4 };
+
+dots_kernel!(
+    f64_dots,
+    "avx512f",
+    f64,
+    8,
+    _mm512_setzero_pd,
+    _mm512_loadu_pd,
+    _mm512_storeu_pd,
+    _mm512_fmadd_pd
+);
+pub(super) const F64_DOTS: Dots<f64> = Dots { one: dots!(f64_dots, 1), many: dots!(f64_dots, 4), width: 4 };

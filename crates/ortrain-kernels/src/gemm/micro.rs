@@ -24,6 +24,23 @@ pub(crate) struct Micro<T: 'static> {
 /// the level that the kernel is of.
 pub(crate) type Run<T> = unsafe fn(usize, *const T, isize, isize, *const T, isize, *mut T, isize, bool);
 
+/// Multiplies a few lines with a few lines, both of elements that are adjacent along k, keeping the sums in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Dots<T: 'static> {
+    /// Functions for 1, 2, ... lines of the first operand and one of the second.
+    pub(crate) one: &'static [RunDots<T>],
+    /// The same with `width` lines of the second.
+    pub(crate) many: &'static [RunDots<T>],
+    pub(crate) width: usize,
+}
+
+/// (k; A, its step from line to line; B, its step from line to line; C, its steps by line of A and by line of B; whether
+/// to add to C). A sum has as many chains as a register has lanes, which are joined as a tree, and then added.
+///
+/// # Safety
+/// As [`Run`].
+pub(crate) type RunDots<T> = unsafe fn(usize, *const T, isize, *const T, isize, *mut T, isize, isize, bool);
+
 /// A micro-kernel of `V` registers of columns, and `M` rows.
 #[cfg(target_arch = "x86_64")]
 macro_rules! micro_kernel {
@@ -74,6 +91,67 @@ macro_rules! micro_kernel {
     };
 }
 
+/// A micro-kernel of dot products, of `M` lines with `N` lines.
+#[cfg(target_arch = "x86_64")]
+macro_rules! dots_kernel {
+    ($name:ident, $features:literal, $t:ty, $lanes:literal, $zero:ident, $load:ident, $store:ident, $fma:ident) => {
+        /// # Safety
+        /// The contract of [`super::micro::RunDots`].
+        #[target_feature(enable = $features)]
+        unsafe fn $name<const M: usize, const N: usize>(
+            k: usize,
+            a: *const $t,
+            a_line: isize,
+            b: *const $t,
+            b_line: isize,
+            c: *mut $t,
+            c_row: isize,
+            c_col: isize,
+            add: bool,
+        ) {
+            // SAFETY: the caller's contract: all elements named by the steps are there.
+            unsafe {
+                let mut sums = [[$zero(); N]; M];
+                let whole = k - k % $lanes;
+                for p in (0..whole).step_by($lanes) {
+                    let mut lines = [$zero(); N];
+                    for (j, line) in lines.iter_mut().enumerate() {
+                        *line = $load(b.wrapping_offset(j as isize * b_line).wrapping_add(p));
+                    }
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let x = $load(a.wrapping_offset(i as isize * a_line).wrapping_add(p));
+                        for (sum, &y) in sums.iter_mut().zip(&lines) {
+                            *sum = $fma(x, y, *sum);
+                        }
+                    }
+                }
+                for (i, sums) in sums.into_iter().enumerate() {
+                    let a = a.wrapping_offset(i as isize * a_line);
+                    for (j, sum) in sums.into_iter().enumerate() {
+                        let b = b.wrapping_offset(j as isize * b_line);
+                        let mut lanes: [$t; $lanes] = [0.0; $lanes];
+                        $store(lanes.as_mut_ptr(), sum);
+                        for p in whole..k {
+                            let (x, y) = (a.wrapping_add(p), b.wrapping_add(p));
+                            let lane = &mut lanes[p - whole];
+                            *lane = x.read_unaligned().mul_add(y.read_unaligned(), *lane);
+                        }
+                        let mut width = $lanes / 2;
+                        while width > 0 {
+                            for lane in 0..width {
+                                lanes[lane] += lanes[lane + width];
+                            }
+                            width /= 2;
+                        }
+                        let c = c.wrapping_offset(i as isize * c_row + j as isize * c_col);
+                        c.write_unaligned(if add { c.read_unaligned() + lanes[0] } else { lanes[0] });
+                    }
+                }
+            }
+        }
+    };
+}
+
 /// The functions of a micro-kernel for each number of rows.
 #[cfg(target_arch = "x86_64")]
 macro_rules! rows {
@@ -81,12 +159,23 @@ macro_rules! rows {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use {micro_kernel, rows};
+/// The functions of a micro-kernel of dot products.
+#[cfg(target_arch = "x86_64")]
+macro_rules! dots {
+    ($name:ident, $n:literal) => {
+        &[$name::<1, $n>, $name::<2, $n>, $name::<3, $n>, $name::<4, $n>]
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use {dots, dots_kernel, micro_kernel, rows};
 
 /// An element type that products are computed in.
 pub(crate) trait Real: Number {
     const BYTES: usize = size_of::<Self>();
     fn micro(isa: Isa) -> Micro<Self>;
+    /// Where lines of both operands are adjacent along k.
+    fn dots(isa: Isa) -> Option<Dots<Self>>;
     /// `a * b + c`, as the level does it.
     fn fused<L: Level>(a: Self, b: Self, c: Self) -> Self;
 }
@@ -99,6 +188,16 @@ impl Real for f32 {
             Kind::Avx2 => super::avx2::F32,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => super::avx512::F32,
+        }
+    }
+
+    fn dots(isa: Isa) -> Option<Dots<f32>> {
+        match isa.kind() {
+            Kind::Portable => None,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Some(super::avx2::F32_DOTS),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Some(super::avx512::F32_DOTS),
         }
     }
 
@@ -116,6 +215,16 @@ impl Real for f64 {
             Kind::Avx2 => super::avx2::F64,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => super::avx512::F64,
+        }
+    }
+
+    fn dots(isa: Isa) -> Option<Dots<f64>> {
+        match isa.kind() {
+            Kind::Portable => None,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Some(super::avx2::F64_DOTS),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => Some(super::avx512::F64_DOTS),
         }
     }
 

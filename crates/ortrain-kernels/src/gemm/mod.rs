@@ -83,10 +83,10 @@ impl GemmKernel {
         };
         let engine: Box<dyn Engine> = if double {
             let micro = f64::micro(isa);
-            Box::new(Product { micro, shape: Shape::new::<f64>(desc, isa, micro)? })
+            Box::new(Product { micro, dots: f64::dots(isa), shape: Shape::new::<f64>(desc, isa, micro)? })
         } else {
             let micro = f32::micro(isa);
-            Box::new(Product { micro, shape: Shape::new::<f32>(desc, isa, micro)? })
+            Box::new(Product { micro, dots: f32::dots(isa), shape: Shape::new::<f32>(desc, isa, micro)? })
         };
         Ok(GemmKernel { engine })
     }

@@ -35,6 +35,10 @@ const APART: usize = 1 << 20;
 const NARROW: usize = 512;
 /// Elements of results up to which the sums are cut instead.
 const SMALL: usize = 128 * 128;
+/// Rows and columns up to which there are few.
+const FEW_LINES: (usize, usize) = (16, 12);
+/// Depth from which few rows are multiplied as dot products; of few columns it is twice that.
+const SHORT: usize = 64;
 /// Depths of a part, at least.
 const LONG: usize = 512;
 /// Bytes of chunks that stay in the first-level cache beside sums.
@@ -73,6 +77,8 @@ pub(super) struct Shape {
     pub(super) direct: Option<Direct>,
     /// Few rows, multiplied without packing B.
     pub(super) thin: bool,
+    /// Few rows or few columns, whose dot products with lines of the other operand are made where those lie.
+    pub(super) few: Option<Few>,
     /// Shared scratch memory: bytes, and where the partial results of cut sums lie in it.
     pub(super) shared: usize,
     pub(super) partial_at: usize,
@@ -91,6 +97,28 @@ pub(super) enum Way {
     Own { whole: bool },
     /// Packed once for all tasks.
     Shared,
+}
+
+/// The operand that has few lines, where products are made as dot products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Few {
+    /// Few rows.
+    A,
+    /// Few columns.
+    B,
+}
+
+impl Few {
+    fn of((m, n, k): (usize, usize, usize), real: DType, a: &Operand, b: &Operand) -> Option<Few> {
+        let along = |operand: &Operand| operand.dtype == real && operand.depth == 1;
+        if m <= FEW_LINES.0 && k >= SHORT && along(b) {
+            Some(Few::A)
+        } else if n <= FEW_LINES.1 && k >= 2 * SHORT && along(a) {
+            Some(Few::B)
+        } else {
+            None
+        }
+    }
 }
 
 /// A or B.
@@ -170,11 +198,20 @@ impl Shape {
         let mut b = Operand::new(&desc.b, nest, k, n, 1)?;
         let mut direct = direct(nest, axes)?;
 
-        let thin =
-            m <= thin::ROWS && (b.line == 1 || b.depth == 1) && (m * T::BYTES).saturating_mul(k) <= KEEP;
+        let few = if T::dots(isa).is_some() { Few::of((m, n, k), real, &a, &b) } else { None };
+        let thin = few.is_none()
+            && m <= thin::ROWS
+            && (b.line == 1 || b.depth == 1)
+            && (m * T::BYTES).saturating_mul(k) <= KEEP;
         let small = batch * m * n <= SMALL && k >= LONG;
         // Of few long sums, a chunk of both operands stays in the first-level cache.
-        let most = if small { (CACHE / ((m + n) * T::BYTES).max(1)).clamp(DEPTH / 4, DEPTH) } else { DEPTH };
+        let most = if few.is_some() {
+            2 * DEPTH
+        } else if small {
+            (CACHE / ((m + n) * T::BYTES).max(1)).clamp(DEPTH / 4, DEPTH)
+        } else {
+            DEPTH
+        };
         let chunks = k.div_ceil(most).max(1);
         let depth = k.div_ceil(chunks).next_multiple_of(8).max(8);
         let chunks = k.div_ceil(depth).max(1);
@@ -185,7 +222,7 @@ impl Shape {
                 (cut.wanted / cut.tasks().max(1)).min(k / LONG).min(PARTIAL / (batch * m * n).max(1)).max(1);
         }
         if cut.parts == 1 {
-            cut.refine(thin);
+            cut.refine(!thin && few != Some(Few::A), few != Some(Few::B));
         }
         let part = chunks.div_ceil(cut.parts) * depth;
         let parts = k.div_ceil(part).max(1);
@@ -195,30 +232,21 @@ impl Shape {
         if apart {
             direct = None;
         }
-        let row_blocks = m.div_ceil(rows);
-
-        let own = |lines: usize| Way::Own { whole: (lines * T::BYTES).saturating_mul(part.min(k)) <= KEEP };
-        // Lines a multiple of a page apart get into each other's way in the caches.
-        let page = |step: isize, page: isize| (step * T::BYTES as isize) % page == 0;
-        let along = a.depth == 1 && !page(a.line, 4096);
-        if !thin && (a.dtype != real || n.div_ceil(nr) > FEW_COLUMNS && !along) {
-            a.way = own(rows);
-        }
-        let mut strip = n.next_multiple_of(cols).max(cols);
-        if !thin
-            && (b.dtype != real
-                || b.line != 1
-                || (m.div_ceil(mr) > FEW_ROWS || page(b.depth, 8192) && m > mr))
-        {
-            let again = row_blocks > 1 || batch > 1 && b.batch.stays();
-            let copies = if b.batch.stays() { 1 } else { batch };
-            let room = SHARED / (copies * T::BYTES).saturating_mul(k).max(1) / cols * cols;
-            b.way = own(cols);
-            if again && (room >= n || copies == 1 && room >= 2 * COLUMNS) {
-                b.way = Way::Shared;
-                strip = strip.min(room.max(cols));
+        let strip = match few {
+            _ if thin => n.next_multiple_of(cols).max(cols),
+            Some(few) => {
+                let operand = if few == Few::A { &mut a } else { &mut b };
+                if operand.dtype != real || operand.depth != 1 {
+                    operand.way = Way::Own { whole: true };
+                }
+                n.next_multiple_of(cols).max(cols)
             }
-        }
+            None => {
+                let keeps = |lines: usize| (lines * T::BYTES).saturating_mul(part.min(k)) <= KEEP;
+                let blocks = Blocks { m, n, k, batch, rows, cols, bytes: T::BYTES };
+                blocks.ways((mr, nr), real, (&mut a, keeps(rows)), (&mut b, keeps(cols)))
+            }
+        };
         // What is packed again for every block of the other is gone through slowly.
         let order = match (a.way, b.way) {
             (_, Way::Own { .. }) if b.batch.stays() => [2, 0, 1],
@@ -280,12 +308,58 @@ impl Shape {
             tape,
             direct,
             thin,
+            few,
             shared,
             partial_at,
             block_at,
             corner_at,
             bytes,
         })
+    }
+}
+
+/// A product of panels, and its blocks.
+struct Blocks {
+    m: usize,
+    n: usize,
+    k: usize,
+    batch: usize,
+    rows: usize,
+    cols: usize,
+    /// Of an element.
+    bytes: usize,
+}
+
+impl Blocks {
+    /// Chooses the ways of A and B to the micro-kernels; with each comes whether a packed block of it is kept. Returns
+    /// the columns of a strip.
+    fn ways(
+        &self,
+        (mr, nr): (usize, usize),
+        real: DType,
+        (a, a_whole): (&mut Operand, bool),
+        (b, b_whole): (&mut Operand, bool),
+    ) -> usize {
+        let &Blocks { m, n, k, batch, rows, cols, bytes } = self;
+        // Lines a multiple of a page apart get into each other's way in the caches.
+        let page = |step: isize, page: isize| (step * bytes as isize) % page == 0;
+        let along = a.depth == 1 && !page(a.line, 4096);
+        if a.dtype != real || n.div_ceil(nr) > FEW_COLUMNS && !along {
+            a.way = Way::Own { whole: a_whole };
+        }
+        let mut strip = n.next_multiple_of(cols).max(cols);
+        let many_rows = m.div_ceil(mr) > FEW_ROWS || page(b.depth, 8192) && m > mr;
+        if b.dtype != real || b.line != 1 || many_rows {
+            let again = m.div_ceil(rows) > 1 || batch > 1 && b.batch.stays();
+            let copies = if b.batch.stays() { 1 } else { batch };
+            let room = SHARED / (copies * bytes).saturating_mul(k).max(1) / cols * cols;
+            b.way = Way::Own { whole: b_whole };
+            if again && (room >= n || copies == 1 && room >= 2 * COLUMNS) {
+                b.way = Way::Shared;
+                strip = strip.min(room.max(cols));
+            }
+        }
+        strip
     }
 }
 
@@ -320,13 +394,13 @@ impl Cut {
 
     /// Smaller blocks, until there are as many as wanted: none that make much of their operands' traffic unless there
     /// would be all too few.
-    fn refine(&mut self, thin: bool) {
+    fn refine(&mut self, along_rows: bool, along_cols: bool) {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
         while self.tasks() < self.wanted {
             let few = self.tasks() < self.wanted.min(FEW_TASKS);
             let (rows, cols) = (even(m, self.rows.div_ceil(2), mr), even(n, self.cols.div_ceil(2), nr));
-            let split_rows = !thin && rows < self.rows && (rows >= 4 * mr || few);
-            let split_cols = cols < self.cols && (cols >= 2 * nr || few);
+            let split_rows = along_rows && rows < self.rows && (rows >= 4 * mr || few);
+            let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || few);
             if split_cols && (self.cols > 2 * self.rows || !split_rows || cols >= 2 * nr && rows < 4 * mr) {
                 self.cols = cols;
             } else if split_rows {

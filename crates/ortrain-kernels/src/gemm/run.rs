@@ -3,9 +3,9 @@
 use ortrain_expr::OutOfRange;
 
 use super::Engine;
-use super::micro::{Micro, Real};
+use super::micro::{Dots, Micro, Real};
 use super::pack::{Block, pack};
-use super::plan::{Kept, Key, Operand, Shape, Way};
+use super::plan::{Few, Kept, Key, Operand, Shape, Way};
 use super::thin::{self, Thin};
 use crate::isa::{Level, Work};
 use crate::pool::Pool;
@@ -19,6 +19,7 @@ const COMBINE: usize = 1 << 15;
 
 pub(super) struct Product<T: 'static> {
     pub(super) micro: Micro<T>,
+    pub(super) dots: Option<Dots<T>>,
     pub(super) shape: Shape,
 }
 
@@ -161,6 +162,8 @@ impl<T: Real> Product<T> {
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
             if shape.thin {
                 self.multiply_thin(&task);
+            } else if let (Some(few), Some(dots)) = (shape.few, self.dots) {
+                self.multiply_lines(&task, few, dots);
             } else {
                 self.multiply(&task);
             }
@@ -200,6 +203,65 @@ impl<T: Real> Product<T> {
                 for i in 0..rows.1 {
                     let to = task.c.wrapping_offset(i as isize * task.c_row).cast::<u8>();
                     std::ptr::copy_nonoverlapping(block.add(i * cols.1).cast(), to, cols.1 * T::BYTES);
+                }
+            }
+        }
+    }
+
+    /// Computes a block of a product as dot products of few lines, which stay in the first-level cache, with the lines
+    /// of the other operand.
+    unsafe fn multiply_lines(&self, task: &Task<'_, T>, few: Few, dots: Dots<T>) {
+        let Shape { depth, ref tape, ref a, ref b, .. } = self.shape;
+        let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
+        let (operand, other, lines, others, base, other_base, line_step, other_step) = match few {
+            Few::A => (a, b, rows, cols, task.bases[0], task.bases[1], c_row, 1),
+            Few::B => (b, a, cols, rows, task.bases[1], task.bases[0], 1, c_row),
+        };
+        let first = element(operand, base, task.batch, lines.0, depths.0);
+        let (mut at, mut line) = (first.cast::<T>(), operand.line);
+        // SAFETY: the caller's contract, and the layout made by `Shape::new`.
+        unsafe {
+            if operand.way != Way::There {
+                let kept = &mut (*scratch.add(tape.frame).cast::<Kept>()).a;
+                let packed = scratch.add(operand.at).cast::<T>();
+                let key = (operand.offset + operand.batch.offset(task.batch), lines.0, depths.0);
+                if *kept != key {
+                    let block = Block {
+                        at: first,
+                        line_step: operand.line,
+                        depth_step: operand.depth,
+                        lines: lines.1,
+                        depth: depths.1,
+                    };
+                    pack(tape.isa, operand.dtype, block, 1, packed);
+                    *kept = key;
+                }
+                (at, line) = (packed, depths.1 as isize);
+            }
+            for p in (0..depths.1).step_by(depth) {
+                let n = depth.min(depths.1 - p);
+                let mut j = 0;
+                while j < others.1 {
+                    let whole = others.1 - j >= dots.width;
+                    let run = if whole { dots.many } else { dots.one };
+                    let line_of_other = element(other, other_base, task.batch, others.0 + j, depths.0 + p);
+                    for i in (0..lines.1).step_by(run.len()) {
+                        let count = run.len().min(lines.1 - i);
+                        let c = c.wrapping_offset(i as isize * line_step + j as isize * other_step);
+                        let line_of_few = at.wrapping_offset(i as isize * line).wrapping_add(p);
+                        run[count - 1](
+                            n,
+                            line_of_few,
+                            line,
+                            line_of_other.cast(),
+                            other.line,
+                            c,
+                            line_step,
+                            other_step,
+                            p > 0,
+                        );
+                    }
+                    j += if whole { dots.width } else { 1 };
                 }
             }
         }
