@@ -9,6 +9,10 @@ use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work};
 use crate::tape::number::{Brain, Half, Number, Stored};
 
+/// Elements that are copied at once.
+const WIDE: usize = 16;
+const NARROW: usize = 8;
+
 /// Copies what a range of positions sees of some channels into strips.
 struct Fill<'a, S: Stored> {
     patches: &'a Patches,
@@ -19,71 +23,74 @@ struct Fill<'a, S: Stored> {
     to: *mut S::Computed,
 }
 
-/// Copies elements `step` apart. Touches no other.
+/// Sixteen elements, two apart; touches none beyond.
 ///
 /// # Safety
-/// They are valid for reads; `to` has room for them.
+/// They and those between them are valid for reads.
 #[inline(always)]
-unsafe fn gather<S: Stored>(from: *const S, step: usize, count: usize, to: *mut S::Computed) {
+unsafe fn every_second<S: Stored>(from: *const S) -> [S::Computed; WIDE] {
     // SAFETY: the caller's contract.
     unsafe {
-        match step {
-            1 => {
-                for i in 0..count {
-                    to.add(i).write(from.add(i).read_unaligned().decode());
-                }
+        let low = from.cast::<[S; WIDE]>().read_unaligned();
+        let high = from.add(WIDE - 1).cast::<[S; WIDE]>().read_unaligned();
+        std::array::from_fn(|i| if i < WIDE / 2 { low[2 * i] } else { high[2 * i + 1 - WIDE] }.decode())
+    }
+}
+
+/// Copies elements `step` apart. Touches none beyond the last.
+///
+/// # Safety
+/// They and those between them are valid for reads; `to` has room for them.
+#[inline(always)]
+unsafe fn gather<S: Stored>(from: *const S, step: usize, count: usize, to: *mut S::Computed) {
+    // The last vector ends with the elements, and may overlap the one before.
+    macro_rules! vectors {
+        ($v:ident, $read:expr) => {
+            for i in (0..count).step_by($v) {
+                let i = i.min(count - $v);
+                // SAFETY: the caller's contract.
+                unsafe { to.add(i).cast::<[S::Computed; $v]>().write_unaligned($read(from.add(step * i))) };
             }
-            2 => {
-                for i in 0..count {
-                    to.add(i).write(from.add(2 * i).read_unaligned().decode());
-                }
-            }
-            _ => {
-                for i in 0..count {
-                    to.add(i).write(from.wrapping_add(step * i).read_unaligned().decode());
-                }
+        };
+    }
+    match step {
+        1 if count >= WIDE => {
+            vectors!(WIDE, |from: *const S| from.cast::<[S; WIDE]>().read_unaligned().map(S::decode));
+        }
+        1 if count >= NARROW => {
+            vectors!(NARROW, |from: *const S| from.cast::<[S; NARROW]>().read_unaligned().map(S::decode));
+        }
+        2 if count >= WIDE => vectors!(WIDE, |from| every_second::<S>(from)),
+        _ => {
+            for i in 0..count {
+                // SAFETY: the caller's contract.
+                unsafe { to.add(i).write(from.wrapping_add(step * i).read_unaligned().decode()) };
             }
         }
     }
 }
 
-impl<S: Stored<Computed: Number>> Work for Fill<'_, S> {
+impl<S: Stored> Work for Fill<'_, S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
         let Fill { patches, positions: (begin, end), from, channels, to } = self;
-        let zero = <S::Computed as Number>::ZERO;
-        let width = patches.strip_width();
         for c in 0..channels {
-            let (from, to) =
-                (from.wrapping_add(c * patches.plane), to.wrapping_add(c * patches.strip.elements));
+            let from = from.wrapping_add(c * patches.plane);
+            let to = to.wrapping_add(c * patches.strip.elements);
             patches.strip_rows(begin, end, |at, row| {
                 patches.row_runs(begin, end, |offset, run| {
-                    let to = to.wrapping_add(at + offset);
+                    let to = to.wrapping_add(at + offset + run.zeros);
                     // SAFETY: the strip has room for its rows; runs lie inside the tensor's.
-                    unsafe {
-                        let Some(row) = row else {
-                            for i in 0..width {
-                                to.add(i).write(zero);
-                            }
-                            return;
-                        };
-                        for i in 0..run.zeros {
-                            to.add(i).write(zero);
-                        }
-                        let from = from.wrapping_add(row + run.first);
-                        gather(from, patches.cols.step, run.count, to.add(run.zeros));
-                        for i in run.zeros + run.count..width {
-                            to.add(i).write(zero);
-                        }
-                    }
+                    unsafe { gather(from.wrapping_add(row + run.first), patches.cols.step, run.count, to) };
                 });
             });
         }
     }
 }
 
-/// Copies what the positions see of `channels` planes from `from` on into strips, one for each channel.
+/// Copies what the positions see of `channels` planes from `from` on into strips, one for each channel. Padding is not
+/// touched: it is the same for all channels, so strips are zeroed once for each range of positions.
 ///
 /// # Safety
 /// The planes are there in each image of the range; `to` has room for the strips. `dtype` is computed as `T`.
@@ -130,9 +137,6 @@ pub(super) struct Rows<'a, T> {
     /// What lies beyond the end of a row, up to [`SLACK`] elements, is overwritten, before the next row is made.
     pub(super) to: *mut T,
 }
-
-const WIDE: usize = 16;
-const NARROW: usize = 8;
 
 impl<T: Real> Rows<'_, T> {
     /// One row. `EXACT`: touches nothing but what it copies.
@@ -297,21 +301,23 @@ impl<T: Real> Work for Turn<T> {
     fn work<L: Level>(self) {
         const SIDE: usize = 8;
         let Turn { from, from_step, lines, len, to, to_step } = self;
-        let square = TypeId::of::<T>() == TypeId::of::<f32>();
-        let (whole_lines, whole_len) = (lines - lines % SIDE, len - len % SIDE);
+        let squares = TypeId::of::<T>() == TypeId::of::<f32>() && lines >= SIDE && len >= SIDE;
         for first in (0..lines).step_by(SIDE) {
             for start in (0..len).step_by(SIDE) {
-                let (from, to) =
-                    (from.wrapping_add(first * from_step + start), to.wrapping_add(start * to_step + first));
                 // SAFETY: the contract of `turn`.
                 unsafe {
-                    if square && first < whole_lines && start < whole_len {
+                    if squares {
+                        // The last squares may overlap those before.
+                        let (first, start) = (first.min(lines - SIDE), start.min(len - SIDE));
+                        let (from, to) =
+                            (from.add(first * from_step + start), to.add(start * to_step + first));
                         L::turn8(from.cast(), from_step as isize, to.cast(), to_step);
                         continue;
                     }
-                    for line in 0..SIDE.min(lines - first) {
-                        for i in 0..SIDE.min(len - start) {
-                            to.add(i * to_step + line).write(from.add(line * from_step + i).read());
+                    for line in first..lines.min(first + SIDE) {
+                        for i in start..len.min(start + SIDE) {
+                            let value = from.add(line * from_step + i).read_unaligned();
+                            to.add(i * to_step + line).write_unaligned(value);
                         }
                     }
                 }

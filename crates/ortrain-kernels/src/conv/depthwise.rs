@@ -113,13 +113,14 @@ impl<T: Real> Depthwise<T> {
             (0..sources).flat_map(of).collect()
         });
         let phases: Vec<Vec<Tap>> = phases.collect();
-        let planes = (BLOCK / (blocks.most * copies)).clamp(1, channels.max(1));
+        let sizes = (blocks.most * copies).max(patches.strip.elements * sources.max(1));
+        let planes = (BLOCK / sizes).clamp(1, channels.max(1));
         let all = shape.batch.saturating_mul(channels).saturating_mul(positions);
         let wanted = (all / GRAIN).clamp(1, PLENTY).div_ceil((shape.batch * blocks.count).max(1));
         let parts = Cut::new(channels, 1, wanted);
         let mut layout = Layout { each: finish.tape.frame, ..Layout::default() };
-        layout.strips = layout.room::<T>(patches.strip.elements * sources);
-        layout.weights = layout.room::<T>(taps * sources);
+        layout.strips = layout.room::<T>(patches.strip.elements * sources * planes);
+        layout.weights = layout.room::<T>(taps * sources * parts.most());
         layout.block = layout.room::<T>(planes * blocks.most * count + NARROW);
         layout.line = layout.room::<T>(if single { 0 } else { planes * blocks.most * spread });
         Some(Depthwise {
@@ -161,6 +162,12 @@ impl<T: Real> Depthwise<T> {
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
             let (strips, weights) = (at(layout.strips), at(layout.weights));
+            let each = self.taps * self.sources;
+            let filter = bases[1].wrapping_add(channel * each * self.dtypes[1].size()).cast_const();
+            let all = (channel_end - channel) * each;
+            lines(self.isa, self.dtypes[1], filter, (all, 0), 1, (0, all), weights, all);
+            let strip = patches.strip.elements * self.sources;
+            scratch.add(layout.strips).write_bytes(0, self.planes * strip * T::BYTES);
             for first in (channel..channel_end).step_by(self.planes) {
                 let count = self.planes.min(channel_end - first);
                 let rect = Rect { image, channels: (first, count), places: (begin, size) };
@@ -170,29 +177,19 @@ impl<T: Real> Depthwise<T> {
                 } else {
                     (at(layout.block), size)
                 };
-                for i in 0..count {
-                    let result = first + i;
-                    let source = result / self.sharing * self.sources;
-                    if i == 0 || result % self.sharing == 0 {
-                        let from = source * patches.plane * self.dtypes[0].size();
-                        let from = bases[0].wrapping_add(from).cast_const();
-                        fill(self.isa, self.dtypes[0], patches, positions, from, self.sources, strips);
-                    }
-                    let filter = result * self.sources * self.taps * self.dtypes[1].size();
-                    let filter = bases[1].wrapping_add(filter).cast_const();
-                    let all = self.taps * self.sources;
-                    lines(self.isa, self.dtypes[1], filter, (all, 0), 1, (0, all), weights, all);
-                    for (phase, taps) in self.phases.iter().enumerate() {
-                        self.isa.run(Correlate {
-                            taps,
-                            weights,
-                            from: strips,
-                            step: patches.strip.row_step,
-                            rows,
-                            cols,
-                            to: block.wrapping_add((phase * count + i) * step),
-                        });
-                    }
+                let (source, last) = (first / self.sharing, (first + count - 1) / self.sharing);
+                let from = source * self.sources * patches.plane * self.dtypes[0].size();
+                let from = bases[0].wrapping_add(from).cast_const();
+                let sources = (last + 1 - source) * self.sources;
+                fill(self.isa, self.dtypes[0], patches, positions, from, sources, strips);
+                for (phase, taps) in self.phases.iter().enumerate() {
+                    let plane = |i: usize| {
+                        let from = strips.add(((first + i) / self.sharing - source) * strip).cast_const();
+                        let weights = weights.add((first + i - channel) * each).cast_const();
+                        (weights, from, block.wrapping_add((phase * count + i) * step))
+                    };
+                    let step = patches.strip.row_step;
+                    self.isa.run(Correlate { taps, plane: &plane, count, step, rows, cols });
                 }
                 if straight {
                     continue;
@@ -219,20 +216,31 @@ impl<T: Real> Depthwise<T> {
 const WIDE: usize = 16;
 const NARROW: usize = 8;
 
-/// Sums of scaled rows of strips: row `y` of the result is the sum over the taps of their weights times what they see,
-/// `cols` elements from their offset and `y * step` on.
-struct Correlate<'a, T> {
+/// Sums of scaled rows of strips: row `y` of a plane of the result is the sum over the taps of their weights times what
+/// they see, `cols` elements from their offset and `y * step` on.
+struct Correlate<'a, F> {
+    taps: &'a [Tap],
+    /// Of each plane its weights, its strips, and the result, whose rows follow each other.
+    plane: &'a F,
+    count: usize,
+    step: usize,
+    rows: usize,
+    cols: usize,
+}
+
+/// One plane.
+#[derive(Clone, Copy)]
+struct Plane<'a, T> {
     taps: &'a [Tap],
     weights: *const T,
     from: *const T,
     step: usize,
     rows: usize,
     cols: usize,
-    /// Rows follow each other.
     to: *mut T,
 }
 
-impl<T: Real> Correlate<'_, T> {
+impl<T: Real> Plane<'_, T> {
     /// `V` elements of `R` rows.
     #[inline(always)]
     unsafe fn sums<L: Level, const V: usize, const R: usize>(&self, y: usize, x: usize) -> [[T; V]; R] {
@@ -293,19 +301,24 @@ impl<T: Real> Correlate<'_, T> {
     }
 }
 
-impl<T: Real> Work for Correlate<'_, T> {
+impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'_, F> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
         const ROWS: usize = 4;
-        let whole = self.rows - self.rows % ROWS;
-        // SAFETY: the contract of the struct's fields, made by `Depthwise::task`.
-        unsafe {
-            for y in (0..whole).step_by(ROWS) {
-                self.rows::<L, ROWS>(y);
-            }
-            for y in whole..self.rows {
-                self.rows::<L, 1>(y);
+        let Correlate { taps, plane, count, step, rows, cols } = self;
+        let whole = rows - rows % ROWS;
+        for i in 0..count {
+            let (weights, from, to) = plane(i);
+            let plane = Plane { taps, weights, from, step, rows, cols, to };
+            // SAFETY: the contract of the struct's fields, made by `Depthwise::task`.
+            unsafe {
+                for y in (0..whole).step_by(ROWS) {
+                    plane.rows::<L, ROWS>(y);
+                }
+                for y in whole..rows {
+                    plane.rows::<L, 1>(y);
+                }
             }
         }
     }
@@ -474,6 +487,9 @@ impl<T: Real> DepthwiseFilter<T> {
                     let from = group * patches.plane * self.dtypes[1].size();
                     let from = bases[1].wrapping_add(from).cast_const();
                     let positions = (image * plane + begin, image * plane + end);
+                    if image == 0 || self.blocks.count > 1 {
+                        scratch.add(layout.strips).write_bytes(0, patches.strip.elements * T::BYTES);
+                    }
                     fill(self.isa, self.dtypes[1], patches, positions, from, 1, at(layout.strips));
                     for m in 0..self.many {
                         let channel = (image * self.groups + group) * self.many + m;

@@ -69,6 +69,7 @@ pub(super) struct FilterGradient<T: 'static> {
 struct Layout {
     segments: usize,
     strips: usize,
+    strip_bytes: usize,
     rows: usize,
     lines: usize,
     panels: usize,
@@ -148,7 +149,8 @@ impl<T: Real> FilterGradient<T> {
         };
         let segment = size_of::<Segment>().div_ceil(T::BYTES);
         layout.segments = room(patches.most_segments(blocks.most, blocks.most) * segment);
-        layout.strips = room(patches.strip.elements * most_channels);
+        let strips = patches.strip.elements * most_channels;
+        layout.strips = room(strips);
         layout.rows = room(most_rows * blocks.most + SLACK);
         layout.lines = room(out_rows * blocks.most);
         layout.panels = room(columns.next_multiple_of(nr) * blocks.most);
@@ -156,6 +158,7 @@ impl<T: Real> FilterGradient<T> {
         layout.tile =
             if parts.parts > 1 { room(if wide { in_rows * TILE } else { TILE * pitch }) } else { 0 };
         layout.line = room(TILE * ins.most() * taps);
+        layout.strip_bytes = strips * T::BYTES;
         if parts.parts > 1 {
             let tasks = parts.parts * groups * ins.parts * outs.parts;
             layout.shared = (tasks * size * T::BYTES).next_multiple_of(ALIGN);
@@ -237,6 +240,8 @@ impl<T: Real> FilterGradient<T> {
                     pack(isa, dtype, block, nr, at(layout.panels));
                 }
 
+                // Padding is where it is for all channels.
+                scratch.add(layout.strips).write_bytes(0, layout.strip_bytes);
                 let segments = scratch.add(layout.segments).cast::<Segment>();
                 let mut count = 0;
                 patches.segments((begin, end), depth, 0, |segment| {

@@ -75,8 +75,6 @@ pub(super) struct Strip {
     outer: Vec<Vec<isize>>,
     row: Slots,
     col: Slots,
-    /// Elements of a column phase's row.
-    width: usize,
     /// Elements from a row to the next of its phase, from row phase to row phase, from column phase to column phase,
     /// from combination to combination.
     pub(super) row_step: usize,
@@ -375,7 +373,6 @@ impl Patches {
             outer,
             row,
             col,
-            width,
             row_step,
             row_phase,
             col_phase,
@@ -461,24 +458,26 @@ impl Patches {
         });
     }
 
-    /// Calls `f(to, Some(from))` for each row of the strip of the positions `begin..end` that comes from the tensor,
-    /// `f(to, None)` for those that are padding. Offsets are those of a channel.
+    /// Calls `f(to, from)` for each row of the strip of the positions `begin..end` that is not padding: where it starts
+    /// in the strip, and where in a channel.
     #[inline(always)]
-    pub(super) fn strip_rows(&self, begin: usize, end: usize, mut f: impl FnMut(usize, Option<usize>)) {
+    pub(super) fn strip_rows(&self, begin: usize, end: usize, mut f: impl FnMut(usize, usize)) {
         let Strip { ref outer, ref row, row_step, row_phase, plane, .. } = self.strip;
         let mut base = 0;
         self.pieces(begin, end, |piece| {
             for offsets in outer {
-                let place = self.outer_place(piece.outer, offsets);
-                for quotient in 0..piece.rows + row.span {
-                    let at = (piece.row + quotient) as isize + row.low;
+                if let Some(place) = self.outer_place(piece.outer, offsets) {
+                    let from = piece.image * self.image + place * self.rows.source * self.cols.source;
                     for (i, &remainder) in row.remainders.iter().enumerate() {
-                        let y = usize::try_from(at * self.rows.step as isize + remainder as isize);
-                        let y = y.ok().filter(|&y| y < self.rows.source);
-                        let from = place.zip(y).map(|(place, y)| {
-                            piece.image * self.image + (place * self.rows.source + y) * self.cols.source
-                        });
-                        f(base + quotient * row_step + i * row_phase, from);
+                        let first =
+                            (piece.row as isize + row.low) * self.rows.step as isize + remainder as isize;
+                        for quotient in 0..piece.rows + row.span {
+                            let y = first + (quotient * self.rows.step) as isize;
+                            if y >= 0 && (y as usize) < self.rows.source {
+                                let to = base + quotient * row_step + i * row_phase;
+                                f(to, from + y as usize * self.cols.source);
+                            }
+                        }
                     }
                 }
                 base += if outer.len() == 1 { (piece.rows + row.span) * row_step } else { plane };
@@ -529,10 +528,5 @@ impl Patches {
             };
             f(i * self.strip.col_phase, run);
         }
-    }
-
-    /// Elements of a column phase in a strip's row.
-    pub(super) fn strip_width(&self) -> usize {
-        self.strip.width
     }
 }

@@ -111,6 +111,7 @@ pub(super) struct Product<T: 'static> {
 struct Layout {
     segments: usize,
     strips: usize,
+    strip_bytes: usize,
     windows: usize,
     weights: usize,
     block: usize,
@@ -228,7 +229,8 @@ impl<T: Real> Product<T> {
             at
         };
         layout.segments = room(patches.most_segments(blocks.most, nr) * size_of::<Segment>());
-        layout.strips = room(patches.strip.elements * chunks.most() * T::BYTES);
+        let strip_bytes = patches.strip.elements * chunks.most() * T::BYTES;
+        layout.strips = room(strip_bytes);
         layout.windows = if shared { 0 } else { room(cols / nr * (deepest * nr + SLACK) * T::BYTES) };
         let local = if weights == Weights::Local { rows.most().div_ceil(height) * mr * deepest } else { 0 };
         layout.weights = room(local * T::BYTES);
@@ -241,6 +243,7 @@ impl<T: Real> Product<T> {
             (false, _) => 0,
         };
         layout.shared = bytes.next_multiple_of(ALIGN);
+        layout.strip_bytes = strip_bytes;
 
         let strands = Strands::new(&patches);
         Some(Product {
@@ -317,6 +320,12 @@ impl<T: Real> Product<T> {
         count
     }
 
+    /// Zeroes the strips.
+    unsafe fn clear(&self, strips: *mut T) {
+        // SAFETY: they are so long; all zero bits are zero.
+        unsafe { strips.cast::<u8>().write_bytes(0, self.layout.strip_bytes) };
+    }
+
     /// Fills the strips for a range of channels.
     unsafe fn fill(&self, base: *const u8, group: usize, step: &Step, positions: (usize, usize), to: *mut T) {
         if self.patches.aligned {
@@ -389,6 +398,9 @@ impl<T: Real> Product<T> {
         // SAFETY: the layout made by `new`, and the caller's contract.
         unsafe {
             let strips = scratch.add(layout.strips).cast::<T>();
+            if !self.shared {
+                self.clear(strips);
+            }
             for steps in &self.steps {
                 if !self.shared {
                     self.fill(a, group, &steps[0], positions, strips);
@@ -561,6 +573,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
                 // SAFETY: as above.
                 unsafe {
                     let strips = scratch.add(self.layout.strips).cast::<T>();
+                    self.clear(strips);
                     self.fill(a, 0, &self.steps[task][0], positions, strips);
                     for step in &self.steps[task] {
                         let to = parts.shared().cast::<T>().add(step.panels);
