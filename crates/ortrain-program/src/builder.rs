@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{DType, WindowPass};
+use ortrain_expr::{Access, DType, Scalar, WindowPass};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
@@ -131,6 +131,30 @@ impl ProgramBuilder {
             })
     }
 
+    /// Puts constants of one element into the expressions that load them.
+    fn inline_constants(&mut self) {
+        let ProgramBuilder { instructions, buffers, constants, .. } = self;
+        let value = |id: BufferId, access: &Access| {
+            let buffer = &buffers[id.0 as usize];
+            let Place::Constant(offset) = buffer.place else { return None };
+            let stays = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
+            let at = offset + access.offset * buffer.dtype.size();
+            stays.then(|| Scalar::read(buffer.dtype, &constants[at..at + buffer.dtype.size()]))
+        };
+        for instruction in instructions {
+            let Some((l, virtual_loads)) = fuse::loop_of(&instruction.step) else { continue };
+            let loads = l.reads.iter().zip(&l.nest.loads).enumerate();
+            let values: Vec<Option<Scalar>> = loads
+                .map(|(slot, (&id, access))| if slot < virtual_loads { None } else { value(id, access) })
+                .collect();
+            if values.iter().any(Option::is_some)
+                && let Some(l) = fuse::with_constants(l, virtual_loads, &values)
+            {
+                instruction.step = fuse::with_loop(&instruction.step, l);
+            }
+        }
+    }
+
     /// What would take an instruction outside its buffers, if anything.
     fn fault(&self, step: &Step) -> Option<String> {
         let (nest, reads, writes, virtual_loads) = match step {
@@ -243,6 +267,7 @@ impl ProgramBuilder {
     /// When the plan cannot be addressed.
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        self.inline_constants();
         fuse::fuse(&mut self.instructions, &self.buffers, &inputs, &outputs);
         self.planned(inputs, outputs)
     }

@@ -240,11 +240,13 @@ fn nest_flops(nest: &Nest) -> u64 {
 /// Starting an instruction.
 const START: u64 = 8 << 10;
 
-/// One step from an evenly spaced run of elements to the next, for each load and store.
+/// One step from an evenly spaced run of elements to the next, for each load and store; a part of it where the run is of
+/// one element.
 const RUN: u64 = 64;
+const SAME: u64 = 4;
 
 /// Loads of a row that stay in the second-level cache, so that a later pass over it finds them there.
-const ROW_IN_CACHE: u64 = 512 << 10;
+const ROW_IN_CACHE: u64 = 1 << 20;
 
 /// With fewer rows than this the rows themselves are split between threads, and a pass is over all of them.
 const FEW_ROWS: u64 = 16;
@@ -377,14 +379,13 @@ impl Passes {
         }
 
         for access in slots().map(|(_, access)| access).chain(&nest.stores) {
-            let runs = if nest.inner == 0 {
-                runs(access, &nest.dims, 0)
-            } else if along_rows(access) {
-                runs(access, &nest.dims, kept)
-            } else {
-                0
-            };
-            weight = weight.saturating_add(runs.saturating_mul(RUN));
+            if nest.inner > 0 && !along_rows(access) {
+                continue;
+            }
+            let runs = runs(access, &nest.dims, if nest.inner == 0 { 0 } else { kept });
+            let last = nest.dims.iter().rposition(|&dim| dim > 1);
+            let stays = last.is_some_and(|axis| access.strides[axis] == 0);
+            weight = weight.saturating_add(runs.saturating_mul(RUN) / if stays { SAME } else { 1 });
         }
         weight
     }

@@ -1,6 +1,6 @@
 //! Where the points of one nest's space lie in another's.
 
-use ortrain_expr::{Access, Builder, Dims, Expr, Inst, Nest, Reg, Strides, Type};
+use ortrain_expr::{Access, Builder, Dims, Expr, Inst, Nest, Reduction, Reg, Strides, Type};
 use smallvec::{SmallVec, smallvec};
 
 use crate::cost::is_gathered;
@@ -147,12 +147,7 @@ impl Embedding {
             }
             other => b.push(other, ty),
         });
-        let moved = |reg: &Reg| regs[usize::from(reg.0)];
-        let outputs: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
-        let values: Vec<Reg> = nest.reductions.iter().map(|reduction| moved(&reduction.value)).collect();
-        let (expr, values) = b.finish_keeping(&outputs, &values);
-        let mut reductions = nest.reductions.clone();
-        reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+        let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
         Nest {
             dims: self.dims().into_iter().chain(rest.iter().copied()).collect(),
             inner: inner + rest.len().min(nest.inner),
@@ -283,4 +278,28 @@ pub(super) fn copy(
         regs.push(leaf(b, inst, ty));
     }
     regs
+}
+
+/// The expression that [`copy`] has appended, with its reductions; what neither of them needs is dropped.
+pub(super) fn finish(
+    b: Builder,
+    expr: &Expr,
+    reductions: &[Reduction],
+    regs: &[Reg],
+) -> (Expr, Vec<Reduction>) {
+    let outputs: Vec<Reg> = expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]).collect();
+    finish_with(b, &outputs, reductions, regs)
+}
+
+/// The same with other results.
+pub(super) fn finish_with(
+    b: Builder,
+    outputs: &[Reg],
+    reductions: &[Reduction],
+    regs: &[Reg],
+) -> (Expr, Vec<Reduction>) {
+    let values: Vec<Reg> = reductions.iter().map(|reduction| regs[usize::from(reduction.value.0)]).collect();
+    let (expr, values) = b.finish_keeping(outputs, &values);
+    let moved = reductions.iter().zip(values).map(|(reduction, value)| Reduction { op: reduction.op, value });
+    (expr, moved.collect())
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use ortrain_expr::Inst;
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::builder::align;
 use crate::cost::{is_gathered, weight};
@@ -29,10 +29,17 @@ use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, S
 use embed::Embedding;
 use lives::Lives;
 pub(crate) use order::{order, remove_unused};
+pub(crate) use splice::with_constants;
 use splice::{Link, append, inline};
 
 /// A result with more readers than this is stored.
 const MOST_READERS: usize = 8;
+
+/// Places between which nothing is alive for long.
+const CLOSE: usize = 16;
+
+/// Places for each instruction: one for each entry, where several come up to the place of one.
+const PLACES: usize = 2;
 
 /// The peak of memory may rise by one part in so many: what is kept for each channel is no reason to do without.
 const TRIFLE: i64 = 64;
@@ -55,7 +62,7 @@ pub(crate) fn loop_of(step: &Step) -> Option<(&Loop, usize)> {
 }
 
 /// The step with another nest.
-fn with_loop(step: &Step, l: Loop) -> Step {
+pub(crate) fn with_loop(step: &Step, l: Loop) -> Step {
     match step {
         Step::Map(_) => Step::Map(l),
         Step::Row(_) => Step::Row(l),
@@ -90,38 +97,32 @@ pub(crate) fn fuse(
 ) {
     let mut work = Fusion::new(std::mem::take(instructions), buffers, inputs, outputs);
     let count = work.slots.len();
-    // Chains of maps become one.
+    // Chains of maps become one. What is alive between close ones is no reason not to.
     for at in 0..count {
-        if work.is_chained(at)
-            && let Some(found) = work.inlined(at)
-        {
-            work.apply(found.change);
+        let Some(last) = work.end_of_chain(at) else { continue };
+        if let Some(found) = work.inlined(at) {
+            if last - at > CLOSE {
+                work.apply(found);
+            } else if let Some(change) = found.changes.into_iter().next() {
+                work.put_all(change);
+            }
         }
     }
-    // A map that needs the sums of its own operands follows them, while the row is in the cache.
-    for at in 0..count {
-        while let Some(found) = work.appended(at, Step::is_reduction)
-            && work.apply(found.change)
-        {}
-    }
-    // What is left goes to where its operand is made, or to where its result is read, whichever is lighter.
-    for at in 0..count {
-        while let Some(behind) = work.appended(at, |_| true) {
-            let before = work.inlined(at).filter(|before| before.gain > behind.gain);
-            let inlines = before.is_some_and(|before| work.apply(before.change));
-            if inlines || !work.apply(behind.change) {
-                break;
-            }
+    // A map that needs the sums of its own operands follows them, while the row is in the cache. Then each goes to where
+    // an operand is made, or to where its result is read, whichever is lighter.
+    for only_sums in [true, false] {
+        for at in 0..count {
+            work.place(at, only_sums);
         }
     }
     for at in 0..count {
         if let Some(found) = work.inlined(at) {
-            work.apply(found.change);
+            work.apply(found);
         }
     }
     for at in 0..count {
         if let Some(found) = work.recomputing(at) {
-            work.apply(found.change);
+            work.apply(found);
         }
     }
     instructions.extend(work.slots.into_iter().flatten());
@@ -153,7 +154,8 @@ type Change = Vec<(usize, Option<Instruction>)>;
 /// A rewrite and by how much it makes the program lighter.
 struct Rewrite {
     gain: u64,
-    change: Change,
+    /// Ways to do it, the best first.
+    changes: SmallVec<[Change; 2]>,
 }
 
 /// Instructions while they are fused, and who reads and writes what.
@@ -195,10 +197,6 @@ fn cells(buffers: &[Buffer]) -> Vec<usize> {
     cells
 }
 
-fn between(set: &BTreeSet<usize>, from: usize, to: usize) -> bool {
-    from + 1 < to && set.range(from + 1..to).next().is_some()
-}
-
 impl<'a> Fusion<'a> {
     fn new(
         instructions: Vec<Instruction>,
@@ -210,14 +208,14 @@ impl<'a> Fusion<'a> {
         let bytes = |buffer: &Buffer| buffer.len.saturating_mul(buffer.dtype.size()).min(1 << 48);
         let bytes = buffers.iter().map(|buffer| align(bytes(buffer))).collect();
         let mut work = Fusion {
-            slots: instructions.iter().map(|_| None).collect(),
+            slots: instructions.iter().flat_map(|_| [const { None }; PLACES]).collect(),
             buffers,
             cells: cells(buffers),
             is_input: vec![false; buffers.len()],
             is_output: vec![false; buffers.len()],
             readers: vec![BTreeSet::new(); buffers.len()],
             writers: vec![BTreeSet::new(); buffers.len()],
-            lives: Lives::new(instructions.len(), bytes),
+            lives: Lives::new(PLACES * instructions.len(), bytes),
             lowest_peak: i64::MAX,
             recipes: FxHashMap::default(),
         };
@@ -228,7 +226,7 @@ impl<'a> Fusion<'a> {
             work.is_output[output.0 as usize] = true;
         }
         for (at, instruction) in instructions.into_iter().enumerate() {
-            work.put(at, Some(instruction));
+            work.put(PLACES * at, Some(instruction));
         }
         work
     }
@@ -301,9 +299,18 @@ impl<'a> Fusion<'a> {
     }
 
     /// Makes a rewrite, unless it raises the peak of memory by more than a trifle.
-    fn apply(&mut self, change: Change) -> bool {
+    fn apply(&mut self, rewrite: Rewrite) -> bool {
+        rewrite.changes.into_iter().any(|change| self.make(change))
+    }
+
+    /// Puts all instructions of a change into their places and returns what stood there.
+    fn put_all(&mut self, change: Change) -> Change {
+        change.into_iter().map(|(at, new)| (at, self.put(at, new))).collect()
+    }
+
+    fn make(&mut self, change: Change) -> bool {
         self.lowest_peak = self.lowest_peak.min(self.lives.peak());
-        let undo: Change = change.into_iter().map(|(at, new)| (at, self.put(at, new))).collect();
+        let undo = self.put_all(change);
         if self.lives.peak() > self.lowest_peak + self.lowest_peak / TRIFLE {
             for (at, old) in undo.into_iter().rev() {
                 self.put(at, old);
@@ -323,29 +330,38 @@ impl<'a> Fusion<'a> {
         true
     }
 
-    /// By how much a change makes the program lighter, if it does.
-    fn gain(&self, change: Change) -> Option<Rewrite> {
+    /// By how much changes, any one of which will do, make the program lighter, if they do.
+    fn gain(&self, changes: SmallVec<[Change; 2]>) -> Option<Rewrite> {
         let weigh = |instruction: &Instruction| {
             weight(&instruction.step, self.buffers).saturating_mul(instruction.entries.count())
         };
         let (mut before, mut after) = (0u64, 0u64);
-        for (at, new) in &change {
+        for (at, new) in changes.first()? {
             before = before.saturating_add(self.slots[*at].as_ref().map_or(0, weigh));
             after = after.saturating_add(new.as_ref().map_or(0, weigh));
         }
         let gain = before.checked_sub(after).filter(|&gain| gain > 0)?;
-        Some(Rewrite { gain, change })
+        Some(Rewrite { gain, changes })
     }
 
-    /// Whether buffers hold the same at both places.
-    fn unchanged(&self, reads: &[BufferId], from: usize, to: usize) -> bool {
-        reads.iter().all(|&id| !between(&self.writers[self.cell(id)], from, to))
+    /// Whether instructions of some entries between two places are among these.
+    fn between(&self, set: &BTreeSet<usize>, from: usize, to: usize, entries: Entries) -> bool {
+        let runs = |at: &usize| {
+            let instruction = self.slots[*at].as_ref();
+            instruction.is_some_and(|instruction| !instruction.entries.and(entries).is_empty())
+        };
+        from + 1 < to && set.range(from + 1..to).any(runs)
     }
 
-    /// Whether nobody between two places reads or writes the buffers.
-    fn untouched(&self, writes: &[BufferId], from: usize, to: usize) -> bool {
-        self.unchanged(writes, from, to)
-            && writes.iter().all(|&id| !between(&self.readers[self.cell(id)], from, to))
+    /// Whether buffers hold the same at both places in runs of some entries.
+    fn unchanged(&self, reads: &[BufferId], from: usize, to: usize, entries: Entries) -> bool {
+        reads.iter().all(|&id| !self.between(&self.writers[self.cell(id)], from, to, entries))
+    }
+
+    /// Whether nobody between two places reads or writes the buffers in runs of some entries.
+    fn untouched(&self, writes: &[BufferId], from: usize, to: usize, entries: Entries) -> bool {
+        self.unchanged(writes, from, to, entries)
+            && writes.iter().all(|&id| !self.between(&self.readers[self.cell(id)], from, to, entries))
     }
 
     /// Whether a step can run: what it stores lies over no load but an equal one, and what can fail writes no state.
@@ -376,13 +392,33 @@ impl<'a> Fusion<'a> {
 
     // --- Append ---------------------------------------------------------------------------------------------------
 
-    /// The best way to let the map at a place follow what makes one of its operands.
-    fn appended(&self, at: usize, fits: impl Fn(&Step) -> bool) -> Option<Rewrite> {
+    /// Lets the map at a place follow what makes its operands (sums alone, or anything) as long as there is something,
+    /// unless it is lighter to have it computed by what reads its result.
+    fn place(&mut self, at: usize, only_sums: bool) {
+        while let Some(behind) = self.appended(at, only_sums) {
+            // Behind sums, a map that reads the result can follow instead.
+            let another = only_sums && self.is_read_by_a_map(at);
+            let before = self.inlined(at).filter(|before| another || before.gain > behind.gain);
+            if before.is_some_and(|before| self.apply(before)) || !self.apply(behind) {
+                return;
+            }
+        }
+    }
+
+    fn is_read_by_a_map(&self, at: usize) -> bool {
+        let Some(&[value]) = self.map(at).map(|map| map.writes.as_slice()) else { return false };
+        self.readers[self.cell(value)].iter().any(|&reader| self.map(reader).is_some())
+    }
+
+    /// The best way to let the map at a place follow what makes one of its operands: sums alone, or anything.
+    fn appended(&self, at: usize, only_sums: bool) -> Option<Rewrite> {
         let map = self.map(at)?;
         let mut makers: SmallVec<[usize; 8]> = map.reads.iter().filter_map(|&id| self.maker(id)).collect();
         makers.sort_unstable();
         makers.dedup();
-        makers.retain(|maker| *maker < at && self.step(*maker).is_some_and(&fits));
+        makers.retain(|maker| {
+            *maker < at && self.step(*maker).is_some_and(|step| !only_sums || step.is_reduction())
+        });
         let mut best: Option<Rewrite> = None;
         for maker in makers {
             let Some(found) = self.append_to(maker, at) else { continue };
@@ -393,90 +429,127 @@ impl<'a> Fusion<'a> {
         best
     }
 
+    /// The map at a place (or, if it is of fewer entries than its operand, every map that reads it) behind a host.
     fn append_to(&self, maker: usize, at: usize) -> Option<Rewrite> {
         let (host, map) = (self.slots[maker].as_ref()?, self.slots[at].as_ref()?);
-        if host.entries == map.entries { self.append_whole(maker, at) } else { self.append_by_entry(maker) }
-    }
-
-    /// A map of the same entries. The step stands where the map stood, if its results are not needed before; else where
-    /// the host stood, if the map's operands are there by then.
-    fn append_whole(&self, maker: usize, at: usize) -> Option<Rewrite> {
-        let (host, follower) = (self.slots[maker].as_ref()?, self.slots[at].as_ref()?);
-        let ((l, virtual_loads), map) = (loop_of(&host.step)?, self.map(at)?);
-        let keeps = |&id: &BufferId| {
-            let readers = &self.readers[self.cell(id)];
-            !self.is_work(id) || self.is_output[self.cell(id)] || readers.iter().any(|&reader| reader != at)
-        };
-        let keep: Vec<bool> = l.writes.iter().map(keeps).collect();
-        let kept: Vec<BufferId> = l.writes.iter().copied().filter(keeps).collect();
-        let down = self.unchanged(&host.step.reads(), maker, at) && self.untouched(&kept, maker, at);
-        let others: Vec<BufferId> = map.reads.iter().copied().filter(|id| !l.writes.contains(id)).collect();
-        let up = self.unchanged(&others, maker, at) && self.untouched(&map.writes, maker, at);
-        if !down && !up {
-            return None;
+        if host.entries == map.entries {
+            return self.append_all(maker, &[at]);
         }
-        let links = links(&host.step, l, map);
-        links.into_iter().find_map(|link| {
-            let merged = append(l, virtual_loads, map, link, &keep, may_split(&host.step))?;
-            let step = with_loop(&host.step, merged);
-            if !self.is_sound(&step) {
-                return None;
-            }
-            let merged = Instruction { step, entries: host.entries, node: joined(host, follower) };
-            let change = if down {
-                vec![(maker, None), (at, Some(merged))]
-            } else {
-                vec![(maker, Some(merged)), (at, None)]
-            };
-            self.gain(change)
-        })
-    }
-
-    /// A host whose only result is read by maps of different entries: no run makes it twice.
-    fn append_by_entry(&self, maker: usize) -> Option<Rewrite> {
-        let host = self.slots[maker].as_ref()?;
-        let (l, virtual_loads) = loop_of(&host.step)?;
-        let &[value] = l.writes.as_slice() else { return None };
+        // A host whose only result is read by maps of different entries: no run makes it twice.
+        let &[value] = host.step.writes().as_slice() else { return None };
         let readers = &self.readers[self.cell(value)];
-        if !self.is_work(value) || self.is_output[self.cell(value)] || readers.len() > MOST_READERS {
+        if !self.is_work(value) || self.is_output[self.cell(value)] {
             return None;
         }
         let mut seen = Entries::NONE;
-        let mut change: Change = vec![(maker, None)];
-        for &at in readers {
-            let (follower, map) = (self.slots[at].as_ref()?, self.map(at)?);
-            if at < maker
-                || !seen.and(follower.entries).is_empty()
-                || !self.unchanged(&host.step.reads(), maker, at)
-            {
+        for &reader in readers {
+            let entries = self.slots[reader].as_ref()?.entries;
+            if reader < maker || !seen.and(entries).is_empty() {
                 return None;
             }
-            seen = seen.or(follower.entries);
-            let slot = map.reads.iter().position(|&id| id == value)?;
-            let merged =
-                append(l, virtual_loads, map, Link::Result(0, slot), &[false], may_split(&host.step))?;
-            let step = with_loop(&host.step, merged);
-            if !self.is_sound(&step) {
-                return None;
-            }
-            let entries = host.entries.and(follower.entries);
-            change.push((at, Some(Instruction { step, entries, node: joined(host, follower) })));
+            seen = seen.or(entries);
         }
-        self.gain(change)
+        self.append_all(maker, &readers.iter().copied().collect::<Vec<_>>())
+    }
+
+    /// Maps behind a host. They stand where they stood, if the host's results are not needed before, or where the host
+    /// stood, if their operands are there by then; where less memory is needed in between, if both will do.
+    fn append_all(&self, maker: usize, followers: &[usize]) -> Option<Rewrite> {
+        let host = self.slots[maker].as_ref()?;
+        let (l, virtual_loads) = loop_of(&host.step)?;
+        let keeps = |&id: &BufferId| {
+            let readers = &self.readers[self.cell(id)];
+            let read_elsewhere = readers.iter().any(|reader| !followers.contains(reader));
+            !self.is_work(id) || self.is_output[self.cell(id)] || read_elsewhere
+        };
+        let keep: Vec<bool> = l.writes.iter().map(keeps).collect();
+        let kept: Vec<BufferId> = l.writes.iter().copied().filter(keeps).collect();
+        if followers.len() > 1 && !kept.is_empty() || followers.len() > PLACES {
+            return None;
+        }
+        let host_reads = host.step.reads();
+        let room = maker.is_multiple_of(PLACES) && self.slots[maker + 1].is_none();
+        let (mut up, mut down) = (room || followers.len() == 1, true);
+        let mut merged = Vec::with_capacity(followers.len());
+        for &at in followers {
+            let (follower, map) = (self.slots[at].as_ref()?, self.map(at)?);
+            let entries = follower.entries;
+            let others: Vec<BufferId> =
+                map.reads.iter().copied().filter(|id| !l.writes.contains(id)).collect();
+            down &=
+                self.unchanged(&host_reads, maker, at, entries) && self.untouched(&kept, maker, at, entries);
+            up &= self.unchanged(&others, maker, at, entries)
+                && self.untouched(&map.writes, maker, at, entries);
+            if !down && !up {
+                return None;
+            }
+            let step = links(&host.step, l, map).into_iter().find_map(|link| {
+                let merged = append(l, virtual_loads, map, link, &keep, may_split(&host.step))?;
+                Some(with_loop(&host.step, merged)).filter(|step| self.is_sound(step))
+            })?;
+            merged.push(Instruction {
+                step,
+                entries: host.entries.and(entries),
+                node: joined(host, follower),
+            });
+        }
+        let mut changes = SmallVec::new();
+        if down {
+            let there = followers.iter().copied().zip(merged.iter().cloned().map(Some));
+            changes.push([(maker, None)].into_iter().chain(there).collect());
+        }
+        if up {
+            let gone = followers.iter().map(|&at| (at, None));
+            let here = (maker..).zip(merged.into_iter().map(Some));
+            changes.push(gone.chain(here).collect());
+        }
+        if changes.len() > 1 && self.is_smaller_above(maker, followers) {
+            changes.swap(0, 1);
+        }
+        self.gain(changes)
+    }
+
+    /// Whether less memory is needed between a host and its followers if they come up than if the host goes down.
+    fn is_smaller_above(&self, maker: usize, followers: &[usize]) -> bool {
+        let bytes = |ids: &[BufferId], alive: &dyn Fn(usize) -> bool| {
+            let mut ids: Vec<BufferId> = ids.iter().copied().filter(|&id| self.is_work(id)).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            let alive = ids.into_iter().filter(|&id| alive(self.cell(id)));
+            alive.fold(0usize, |sum, id| sum.saturating_add(self.buffers[id.0 as usize].bytes()))
+        };
+        let ends_by = |cell: usize, at: usize| {
+            !self.is_output[cell] && self.readers[cell].last().is_none_or(|&last| last <= at)
+        };
+        let host = self.step(maker).map(Step::reads).unwrap_or_default();
+        // What the host reads last would have to wait for it.
+        let down = bytes(&host, &|cell| ends_by(cell, maker));
+        let (mut made, mut freed) = (0usize, 0usize);
+        for map in followers.iter().filter_map(|&at| self.map(at)) {
+            made = made.saturating_add(bytes(&map.writes, &|_| true));
+            let last = followers.iter().copied().max().unwrap_or(maker);
+            freed = freed.saturating_add(bytes(&map.reads, &|cell| {
+                ends_by(cell, last) && !self.writers[cell].contains(&maker)
+            }));
+        }
+        made < down.saturating_add(freed)
     }
 
     // --- Inline ---------------------------------------------------------------------------------------------------
 
-    /// Whether the result of the map at a place is read by maps alone, of which no entry runs two.
-    fn is_chained(&self, at: usize) -> bool {
-        let Some(&[value]) = self.map(at).map(|map| map.writes.as_slice()) else { return false };
+    /// The last reader of the result of the map at a place, if maps alone read it, of which no entry runs two.
+    fn end_of_chain(&self, at: usize) -> Option<usize> {
+        let &[value] = self.map(at)?.writes.as_slice() else { return None };
+        let readers = &self.readers[self.cell(value)];
         let mut seen = Entries::NONE;
-        self.readers[self.cell(value)].iter().all(|&reader| {
-            let Some(instruction) = &self.slots[reader] else { return false };
-            let alone = seen.and(instruction.entries).is_empty();
+        for &reader in readers {
+            let instruction = self.slots[reader].as_ref()?;
+            if !seen.and(instruction.entries).is_empty() || !matches!(instruction.step, Step::Map(_)) {
+                return None;
+            }
             seen = seen.or(instruction.entries);
-            alone && matches!(instruction.step, Step::Map(_))
-        })
+        }
+        readers.last().copied().filter(|&last| last > at)
     }
 
     /// The map at a place computed by everyone who reads its result.
@@ -496,7 +569,7 @@ impl<'a> Fusion<'a> {
         let mut change: Change = vec![(at, None)];
         for &reader in readers {
             let instruction = self.slots[reader].as_ref()?;
-            if reader < at || !self.unchanged(&map.reads, at, reader) {
+            if reader < at || !self.unchanged(&map.reads, at, reader, instruction.entries) {
                 return None;
             }
             let step = self.without_load(&instruction.step, value, map)?;
@@ -504,7 +577,7 @@ impl<'a> Fusion<'a> {
             let node = joined(self.slots[at].as_ref()?, instruction);
             change.push((reader, Some(Instruction { step, node, ..instruction.clone() })));
         }
-        self.gain(change)
+        self.gain(smallvec![change])
     }
 
     /// A step that computes a value instead of reading it.
@@ -536,6 +609,7 @@ impl<'a> Fusion<'a> {
 
     /// The step at a place after it has computed again what it can compute of what it loads anyway.
     fn recomputed(&self, at: usize, step: &Step) -> Option<Step> {
+        let entries = self.slots[at].as_ref()?.entries;
         let mut best: Option<Step> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
@@ -550,7 +624,7 @@ impl<'a> Fusion<'a> {
                 !self.is_work(id) || self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty()
             };
             if !map.reads.iter().all(there)
-                || !self.unchanged(&map.reads, maker, at)
+                || !self.unchanged(&map.reads, maker, at, entries)
                 || map.nest.expr.can_fail()
             {
                 continue;
@@ -566,7 +640,7 @@ impl<'a> Fusion<'a> {
     fn recomputing(&self, at: usize) -> Option<Rewrite> {
         let instruction = self.slots[at].as_ref()?;
         let step = self.recomputed(at, &instruction.step)?;
-        self.gain(vec![(at, Some(Instruction { step, ..instruction.clone() }))])
+        self.gain(smallvec![vec![(at, Some(Instruction { step, ..instruction.clone() }))]])
     }
 }
 

@@ -1,8 +1,8 @@
 //! One nest put into another.
 
-use ortrain_expr::{Access, Builder, DType, Expr, Inst, Nest, Reg, Type};
+use ortrain_expr::{Access, Builder, DType, Expr, Inst, Nest, Reg, Scalar, Type};
 
-use super::embed::{Embedding, copy};
+use super::embed::{Embedding, copy, finish, finish_with};
 use crate::cost::is_gathered;
 use crate::{BufferId, Loop};
 
@@ -90,12 +90,7 @@ impl Loads {
             Inst::LoadAt(slot, at) => b.push(Inst::LoadAt(slots[usize::from(slot)], at), ty),
             other => b.push(other, ty),
         });
-        let moved = |reg: &Reg| regs[usize::from(reg.0)];
-        let outputs: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
-        let values: Vec<Reg> = nest.reductions.iter().map(|reduction| moved(&reduction.value)).collect();
-        let (expr, values) = b.finish_keeping(&outputs, &values);
-        nest.expr = expr;
-        nest.reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+        (nest.expr, nest.reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
         if nest.expr.insts().len() > LONGEST_EXPRESSION || nest.loads.len() > MOST_LOADS {
             return None;
         }
@@ -204,13 +199,10 @@ pub(super) fn with_results(l: &Loop, virtual_loads: usize, keep: &[bool]) -> Opt
         Inst::Reduced(k) => b.reduced(number(k), ty),
         other => b.push(other, ty),
     });
-    let moved = |reg: Reg| regs[usize::from(reg.0)];
-    let mut reductions: Vec<_> =
+    let reductions: Vec<_> =
         nest.reductions.iter().zip(&wanted).filter(|&(_, &wanted)| wanted).map(|(r, _)| r.clone()).collect();
-    let outputs: Vec<Reg> = outputs.into_iter().map(moved).collect();
-    let values: Vec<Reg> = reductions.iter().map(|reduction| moved(reduction.value)).collect();
-    let (expr, values) = b.finish_keeping(&outputs, &values);
-    reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+    let outputs: Vec<Reg> = outputs.into_iter().map(|reg| regs[usize::from(reg.0)]).collect();
+    let (expr, reductions) = finish_with(b, &outputs, &reductions, &regs);
     let part = Nest {
         dims: nest.dims.clone(),
         inner: nest.inner,
@@ -221,6 +213,30 @@ pub(super) fn with_results(l: &Loop, virtual_loads: usize, keep: &[bool]) -> Opt
     };
     let writes = (0..keep.len()).filter(kept).map(|k| l.writes[k]).collect();
     Loads { accesses: nest.loads.clone(), reads: l.reads.clone(), virtual_loads }.finish(part, writes)
+}
+
+/// A loop with the values of some loads put in their place; `None` where one of these is read by computed index too.
+pub(crate) fn with_constants(l: &Loop, virtual_loads: usize, values: &[Option<Scalar>]) -> Option<Loop> {
+    let nest = &l.nest;
+    if (0..values.len()).any(|slot| values[slot].is_some() && is_gathered(nest, slot)) {
+        return None;
+    }
+    let mut b = Builder::new();
+    let regs = copy(&mut b, &nest.expr, |b, inst, ty| match inst {
+        Inst::Load(slot) if let Some(value) = values[usize::from(slot)] => {
+            b.push(Inst::Const(value.convert(ty)), ty)
+        }
+        Inst::Unary(op, x) => b.unary(op, x),
+        Inst::Binary(op, x, y) => b.binary(op, x, y),
+        Inst::Compare(op, x, y) => b.compare(op, x, y),
+        Inst::Select(condition, yes, no) => b.select(condition, yes, no),
+        Inst::Convert(x) => b.convert(x, ty),
+        other => b.push(other, ty),
+    });
+    let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
+    let whole = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };
+    Loads { accesses: nest.loads.clone(), reads: l.reads.clone(), virtual_loads }
+        .finish(whole, l.writes.clone())
 }
 
 /// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes
@@ -252,12 +268,7 @@ pub(super) fn inline(
     let own = copy_host(&mut b, &nest.expr, |b, load, ty| {
         (load == slot).then(|| reloaded(b, value, place.dtype, ty))
     });
-    let moved = |reg: &Reg| own[usize::from(reg.0)];
-    let outputs: Vec<Reg> = nest.expr.outputs().iter().map(moved).collect();
-    let values: Vec<Reg> = nest.reductions.iter().map(|reduction| moved(&reduction.value)).collect();
-    let (expr, values) = b.finish_keeping(&outputs, &values);
-    let mut reductions = nest.reductions;
-    reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+    let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &own);
     let merged =
         Nest { dims: nest.dims, inner: nest.inner, loads: Vec::new(), expr, reductions, stores: nest.stores };
     loads.finish(merged, host.writes.clone())
@@ -331,10 +342,7 @@ pub(super) fn append(
         stores.push(part.access(store, false));
         writes.push(id);
     }
-    let values: Vec<Reg> = nest.reductions.iter().map(|reduction| moved(&reduction.value)).collect();
-    let (expr, values) = b.finish_keeping(&outputs, &values);
-    let mut reductions = nest.reductions;
-    reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+    let (expr, reductions) = finish_with(b, &outputs, &nest.reductions, &own);
     let merged = Nest { dims: nest.dims, inner: nest.inner, loads: Vec::new(), expr, reductions, stores };
     loads.finish(merged, writes)
 }

@@ -264,16 +264,18 @@ fn normalisation_and_activation_follow_their_statistics() {
 }
 
 #[test]
-fn backward_is_one_instruction() {
+fn backward_is_two_passes_at_most() {
     // Rows that stay in the cache, and rows that do not.
-    for (n, c, h, w) in [(8, 96, 48, 48), (32, 64, 112, 112)] {
+    let sizes = [(8, 96, 48, 48), (32, 64, 112, 112)];
+    for ((n, c, h, w), expected) in sizes.into_iter().zip([&["Window", "Row"][..], &["Window", "Row", "Map"]])
+    {
         let mut i = Images::new(n, c, h, w);
         let [x, y, from, gradient] = ["x", "y", "from", "gradient"].map(|name| i.image(name));
         let mean = i.channels("mean");
         i.unpooled(from, gradient);
         let dx = i.normalised_backward(gradient, y, x, mean);
         let program = i.finish(&[x, y, from, mean], &[dx]);
-        assert_eq!(names(&program), ["Window", "Row"], "{program}");
+        assert_eq!(names(&program), expected, "{program}");
     }
 }
 
@@ -307,6 +309,54 @@ fn what_was_activated_is_computed_again_from_what_is_loaded() {
     assert_eq!(names(&program), ["Row", "Conv", "Conv", "Row"], "{program}");
     // The activation's result goes into the convolution, and nowhere else.
     assert!(!program.instructions[3].step.reads().contains(&y), "{program}");
+}
+
+/// `min(max(z, 0), 6)` of a normalisation `z`, and its gradient, whose conditions are maps of their own.
+#[test]
+fn what_was_clipped_is_computed_again_from_what_is_kept() {
+    let mut i = Images::new(8, 96, 48, 48);
+    let [x, z, y, to, g0] = ["x", "z", "y", "to", "g0"].map(|name| i.image(name));
+    let bias = i.channels("bias");
+    let [mean, factor] = statistics(&mut i, x);
+    let (plane, image) = (2304, 96 * 2304);
+    let (strides, channel): ([isize; 3], &[isize]) = ([image, plane, 1], &[0, 1, 0]);
+    let loads: [(BufferId, &[isize]); 4] =
+        [(x, &strides), (mean, channel), (factor, channel), (bias, channel)];
+    i.map(&[8, 96, 2304], &loads, &[(z, &strides)], |b, regs| {
+        let centred = b.sub(regs[0], regs[1]);
+        let scaled = b.mul(centred, regs[2]);
+        vec![b.add(scaled, regs[3])]
+    });
+    i.flat(&[z], y, |b, regs| {
+        let (low, high) = (b.constant(Type::F32, 0.0), b.constant(Type::F32, 6.0));
+        let above = b.binary(BinaryOp::Max, regs[0], low);
+        b.binary(BinaryOp::Min, above, high)
+    });
+    let filter = i.filter();
+    i.conv(ConvPass::Output, y, filter, to);
+    let gradient = i.image("through the filter");
+    i.conv(ConvPass::InputGradient, g0, filter, gradient);
+    let len = i.len();
+    let conditions = ["low", "high", "both"].map(|name| i.b.work(name, DType::Bool, len));
+    let dz = i.image("dz");
+    i.flat(&[z], conditions[0], |b, regs| {
+        let low = b.constant(Type::F32, 0.0);
+        b.compare(CompareOp::Le, low, regs[0])
+    });
+    i.flat(&[z], conditions[1], |b, regs| {
+        let high = b.constant(Type::F32, 6.0);
+        b.compare(CompareOp::Le, regs[0], high)
+    });
+    i.flat(&conditions[..2], conditions[2], |b, regs| b.binary(BinaryOp::And, regs[0], regs[1]));
+    i.flat(&[conditions[2], gradient], dz, |b, regs| {
+        let zero = b.constant(Type::F32, 0.0);
+        b.select(regs[0], regs[1], zero)
+    });
+    let dx = i.image("dx");
+    i.unpooled(dz, dx);
+    let program = i.finish(&[x, g0, bias], &[to, dx]);
+    assert_eq!(names(&program), ["Row", "Conv", "Conv", "Window"], "{program}");
+    assert!(program.instructions.iter().all(|i| !i.step.writes().contains(&z)), "{program}");
 }
 
 #[test]
