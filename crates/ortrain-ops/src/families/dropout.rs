@@ -288,9 +288,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let dtype = rw.dtype(x);
         let outputs = rw.add_node("", "Dropout", &inputs, 2, Attrs::new());
         let mask = match dtype {
-            Some(dtype) => {
-                rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(dtype.to_onnx())))
-            }
+            Some(dtype) => rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(dtype.to_onnx()))),
             // The type is not declared: a power of zero is one in any, also of what is not a number.
             None => {
                 let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
