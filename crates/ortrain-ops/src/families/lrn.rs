@@ -90,7 +90,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let missing =
         || OpError::unsupported("the type and rank of its input must be known for this; declare them");
     let (dtype, shape) = (rw.dtype(x).ok_or_else(missing)?, rw.shape(x).cloned().ok_or_else(missing)?);
-    if shape.iter().any(|dim| *dim == Dim::Known(0)) {
+    if shape.contains(&Dim::Known(0)) {
         rw.output(0, x);
         return Ok(());
     }
