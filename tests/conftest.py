@@ -22,6 +22,7 @@ CASES = (
     "frozen_params",
     "grad_accumulation",
     "linear_lr",
+    "cnn_bn_adamw_ce",
 )
 BACKENDS = ("cpu", "reference")
 

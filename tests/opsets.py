@@ -329,6 +329,15 @@ def normalized(w: Words, x: str) -> str:
     return w.node("MatMul", [w.node("Flatten", [line], axis=1), weight("out", 12, CLASSES)])
 
 
+def responding(w: Words, x: str) -> str:
+    """Normalizations across channels. (onnxruntime knows windows of odd size and images of two axes.)"""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 20)]), w.ints([-1, 5, 2, 2])])
+    image = w.node("Tanh", [w.node("LRN", [image], size=3, alpha=0.5, beta=0.6, bias=1.5)])
+    image = w.node("LRN", [image], size=5, alpha=0.9)
+    return w.node("MatMul", [w.node("Flatten", [image], axis=1), weight("out", 20, CLASSES)])
+
+
 def normalized_branch(w: Words, x: str) -> str:
     """An If with a normalization in the branch that is taken."""
     product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
@@ -361,6 +370,7 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "pooled": (pooled, 9),
     "normalized": (normalized, 7),
     "normalized_branch": (normalized_branch, 7),
+    "responding": (responding, 7),
 }
 # Networks whose operators mean something else from an opset on.
 CHANGED = {"middle_softmax": 13}

@@ -479,6 +479,15 @@ def normalization(opset: int) -> Iterator[Case]:
         yield Case(w, inputs, dict.fromkeys(names[:4], np.float32))
 
 
+def response(opset: int) -> Iterator[Case]:
+    # onnxruntime knows windows of odd size and images of two axes; the reference implementation walks over as many
+    # channels as there are images.
+    for shape, size in itertools.product(((4, 4, 2, 2), (5, 5, 1, 3), (1, 1, 2, 1)), (1, 3, 7)):
+        yield simple(opset, "LRN", [values(np.float32, *shape)], np.float32, size=size)
+        attributes = {"alpha": 0.5, "beta": 0.5, "bias": 2.0, "size": size}
+        yield simple(opset, "LRN", [values(np.float32, *shape)], np.float32, **attributes)
+
+
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     **{op: lambda opset, op=op: element_wise(op, opset) for op in (*UNARY, *BINARY)},
     **{op: lambda opset, op=op: softmax(op, opset) for op in ("Softmax", "LogSoftmax")},
@@ -510,6 +519,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "Conv": convolution,
     "ConvTranspose": transposed_convolution,
     "BatchNormalization": normalization,
+    "LRN": response,
 }
 
 

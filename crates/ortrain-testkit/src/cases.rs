@@ -482,6 +482,17 @@ fn normalization(cases: &mut Vec<Case>) {
         let y = b.node_with("", OP, &inputs, 3, momentum(Attrs::new().with("training_mode", 1i64)));
         cases.push(b.outputs(&y[..1]));
     }
+    for (dims, size) in [
+        (&[2, 5][..], 3i64),
+        (&[2, 4, 3], 2),
+        (&[1, 5, 2, 2], 3),
+        (&[2, 3, 1, 2, 2], 4),
+        (&[2, 2, 3], 7),
+        (&[0, 3, 2], 3),
+    ] {
+        let attrs = Attrs::new().with("alpha", 0.7f32).with("bias", 1.2f32).with("size", size);
+        cases.push(single("LRN", &format!("{dims:?}, {size} channels"), &[(dims, Fill::Signed)], attrs));
+    }
     // What comes before and behind goes into the instructions.
     for training in [0i64, 1] {
         let mut b = CaseBuilder::new(OP, &format!("between others, training_mode {training}"));

@@ -6,7 +6,7 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 58] = [
+const COVERED: [&str; 59] = [
     "Abs",
     "Add",
     "BatchNormalization",
@@ -31,6 +31,7 @@ const COVERED: [&str; 58] = [
     "HardSwish",
     "Identity",
     "LeakyRelu",
+    "LRN",
     "Log",
     "LogSoftmax",
     "MatMul",

@@ -369,7 +369,7 @@ impl Search<'_> {
                     self.record(graph, &origins, &makers, id, (kind, &label), found);
                 }
             }
-            if dependent.iter().any(|id| node.present_inputs().any(|input| input == *id)) {
+            if node.present_inputs().any(|id| dependent.contains(&id)) {
                 dependent.extend(node.present_outputs());
             }
             for (_, subgraph) in Graph::subgraphs(node) {
