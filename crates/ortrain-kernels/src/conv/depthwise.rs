@@ -267,24 +267,32 @@ impl<T: Real> Plane<'_, T> {
     unsafe fn rows<L: Level, const R: usize>(&self, y: usize) {
         let cols = self.cols;
         let to = self.to.wrapping_add(y * cols);
-        // The last vector of a row ends with it.
-        macro_rules! whole {
-            ($v:ident) => {
-                for x in (0..cols).step_by($v) {
-                    let x = x.min(cols - $v);
-                    // SAFETY: the result has these elements.
-                    unsafe {
-                        for (r, sums) in self.sums::<L, $v, R>(y, x).into_iter().enumerate() {
-                            to.add(r * cols + x).cast::<[T; $v]>().write_unaligned(sums);
-                        }
+        macro_rules! vector {
+            ($v:ident, $x:expr) => {{
+                let x = $x;
+                // SAFETY: the result has these elements.
+                unsafe {
+                    for (r, sums) in self.sums::<L, $v, R>(y, x).into_iter().enumerate() {
+                        to.add(r * cols + x).cast::<[T; $v]>().write_unaligned(sums);
                     }
                 }
-            };
+            }};
         }
-        if cols >= WIDE {
-            whole!(WIDE);
-        } else if cols >= NARROW {
-            whole!(NARROW);
+        // The last vector of a row ends with it.
+        if cols >= NARROW {
+            let whole = cols - cols % WIDE;
+            for x in (0..whole).step_by(WIDE) {
+                vector!(WIDE, x);
+            }
+            match cols - whole {
+                0 => {}
+                rest if rest <= NARROW => vector!(NARROW, cols - NARROW),
+                _ if cols >= WIDE => vector!(WIDE, cols - WIDE),
+                _ => {
+                    vector!(NARROW, 0);
+                    vector!(NARROW, cols - NARROW);
+                }
+            }
         } else {
             // SAFETY: as above. What is written beyond a row is overwritten by the next.
             unsafe {

@@ -11,6 +11,7 @@ mod filter;
 mod finish;
 mod general;
 mod interleave;
+mod lanes;
 mod patches;
 mod product;
 
@@ -27,6 +28,7 @@ use depthwise::{Depthwise, DepthwiseFilter};
 use filter::FilterGradient;
 use finish::Finish;
 use general::General;
+use lanes::Lanes;
 use product::Product;
 
 /// A convolution, or the gradient of one.
@@ -142,13 +144,13 @@ fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn En
     fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
         Box::new(engine)
     }
-    let engine = match desc.shape.pass {
+    let engine = Lanes::<T>::new(desc, isa, &finish).map(boxed).or_else(|| match desc.shape.pass {
         ConvPass::Output | ConvPass::InputGradient => Depthwise::<T>::new(desc, isa, &finish)
             .map(boxed)
             .or_else(|| Product::<T>::new(desc, isa, &finish).map(boxed)),
         ConvPass::FilterGradient => DepthwiseFilter::<T>::new(desc, isa, &finish)
             .map(boxed)
             .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
-    };
+    });
     Ok(engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, finish))))
 }

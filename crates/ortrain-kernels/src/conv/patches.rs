@@ -468,11 +468,11 @@ impl Patches {
             for offsets in outer {
                 if let Some(place) = self.outer_place(piece.outer, offsets) {
                     let from = piece.image * self.image + place * self.rows.source * self.cols.source;
-                    for (i, &remainder) in row.remainders.iter().enumerate() {
-                        let first =
-                            (piece.row as isize + row.low) * self.rows.step as isize + remainder as isize;
-                        for quotient in 0..piece.rows + row.span {
-                            let y = first + (quotient * self.rows.step) as isize;
+                    // In the order of memory.
+                    for quotient in 0..piece.rows + row.span {
+                        let first = ((piece.row + quotient) as isize + row.low) * self.rows.step as isize;
+                        for (i, &remainder) in row.remainders.iter().enumerate() {
+                            let y = first + remainder as isize;
                             if y >= 0 && (y as usize) < self.rows.source {
                                 let to = base + quotient * row_step + i * row_phase;
                                 f(to, from + y as usize * self.cols.source);
