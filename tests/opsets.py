@@ -73,6 +73,38 @@ class Words:
     def reduce_mean(self, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
         return self._with_axes("ReduceMean", x, axes, 18, **attributes)
 
+    def reduce_max(self, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
+        return self._with_axes("ReduceMax", x, axes, 18, **attributes)
+
+    def reduce_min(self, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
+        return self._with_axes("ReduceMin", x, axes, 18, **attributes)
+
+    def clip(self, x: str, low: float | None, high: float | None) -> str:
+        if self.opset < 11:
+            bounds = {"min": low, "max": high}
+            return self.node("Clip", [x], **{name: float(value) for name, value in bounds.items() if value is not None})
+        inputs = ["" if bound is None else self.weight(bound, dtype=np.float32) for bound in (low, high)]
+        return self.node("Clip", [x, *inputs] if high is not None else [x, *inputs[:1]])
+
+    def pad(self, x: str, pads: Sequence[int], mode: str = "constant", value: float = 0.0) -> str:
+        if self.opset < 11:
+            return self.node("Pad", [x], pads=list(pads), mode=mode, value=value)
+        return self.node("Pad", [x, self.ints(pads), self.weight(value, dtype=np.float32)], mode=mode)
+
+    def upsample(self, x: str, scales: Sequence[float], mode: str) -> str:
+        """Larger, as before opset 11: places and their nearest elements are counted from the front."""
+        if self.opset < 9:
+            return self.node("Upsample", [x], scales=[float(scale) for scale in scales], mode=mode)
+        factors = self.weight(scales, dtype=np.float32)
+        if self.opset < 11:
+            return self.node("Upsample" if self.opset < 10 else "Resize", [x, factors], mode=mode)
+        attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return self.node("Resize", [x, self.nothing(), factors], mode=mode, **attributes)
+
+    def nothing(self) -> str:
+        """An input that is not given: a list of nothing where it must be there."""
+        return self.weight([], dtype=np.float32) if self.opset < 13 else ""
+
     def slice(self, x: str, starts: list[int], ends: list[int], axes: list[int]) -> str:
         if self.opset < 10:
             return self.node("Slice", [x], starts=starts, ends=ends, axes=axes)
@@ -352,6 +384,98 @@ def normalized_branch(w: Words, x: str) -> str:
     return w.node("If", [condition], **halves)
 
 
+def activated(w: Words, x: str) -> str:
+    """Activations of opset 7, with attributes of their own, and the ends of ranges."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
+    stack = w.node("Reshape", [hidden, w.ints([-1, 4, 3])])
+    stack = w.node("PRelu", [stack, weight("slope", 4, 1)])
+    stack = w.node("LeakyRelu", [w.node("Add", [stack, weight("b1", 3)])], alpha=0.2)
+    stack = w.node("LeakyRelu", [w.node("Add", [stack, weight("b2", 3)])], alpha=-0.4)
+    stack = w.node("Elu", [w.node("Sub", [stack, weight("b3", 3)])], alpha=0.7)
+    stack = w.node("Selu", [w.node("Mul", [stack, weight("b4", 3)])])
+    stack = w.node("Softplus", [w.node("Add", [stack, weight("b5", 3)])])
+    stack = w.node("Softsign", [w.node("Sub", [stack, weight("b6", 3)])])
+    stack = w.node("HardSigmoid", [w.node("Add", [stack, weight("b7", 3)])], alpha=0.3)
+    stack = w.clip(w.node("Mul", [stack, weight("b8", 3)]), -0.15, 0.2)
+    stack = w.clip(w.node("Add", [stack, weight("b9", 3)]), -1.1, None)
+    highest, lowest = w.reduce_max(stack, [1], keepdims=0), w.reduce_min(stack, [1], keepdims=1)
+    lowest = w.reduce_max(lowest, [1], keepdims=0)
+    whole = w.reduce_min(stack, None, keepdims=0)
+    return w.node("MatMul", [w.node("Sum", [highest, lowest, w.node("Mul", [lowest, whole])]), weight("out", 3, 3)])
+
+
+def lately_activated(w: Words, x: str) -> str:
+    """Activations that came later, and comparisons."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, CLASSES)])
+    hidden = w.node("Celu", [w.node("Add", [hidden, weight("b1", CLASSES)])], alpha=0.6)
+    hidden = w.node("HardSwish", [w.node("Mul", [hidden, w.weight(parameter("b2", CLASSES) + 3, "b2")])])
+    hidden = w.node("Mish", [w.node("Add", [hidden, weight("b3", CLASSES)])])
+    kept = w.node("ThresholdedRelu", [w.node("Add", [hidden, weight("b4", CLASSES)])], alpha=0.3)
+    low, high = w.weight(-0.02, "low", np.float32), w.weight(0.05, "high", np.float32)
+    bounded = w.node("Clip", [w.node("Mul", [hidden, weight("b5", CLASSES)]), low, high])
+    above, below = w.node("GreaterOrEqual", [hidden, bounded]), w.node("LessOrEqual", [kept, hidden])
+    either = w.node("Where", [above, kept, w.node("Where", [below, bounded, hidden])])
+    return w.node("MatMul", [w.node("Sum", [either, kept, bounded]), weight("out", CLASSES, CLASSES)])
+
+
+def enlarged(w: Words, x: str) -> str:
+    """Borders of every kind, and larger images."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 12)]), w.ints([-1, 1, 3, 4])])
+    image = w.pad(image, [0, 0, 1, 2, 0, 0, 0, 1], value=0.5)
+    image = w.node("Tanh", [w.pad(w.node("Mul", [image, weight("b1", 7)]), [0, 0, 1, 1, 0, 0, 2, 0], "reflect")])
+    image = w.pad(w.node("Mul", [image, weight("b2", 8)]), [0, 0, -2, 0, 0, 0, 0, 2], "edge")
+    image = w.upsample(w.node("Mul", [image, weight("b3", 10)]), [1, 1, 2, 1.5], "nearest")
+    image = w.upsample(w.node("Mul", [image, weight("b4", 15)]), [1, 1, 1.5, 2], "linear")
+    image = w.upsample(w.node("Mul", [image, weight("b5", 30)]), [1, 1, 2, 3], "nearest")
+    return w.node("MatMul", [w.reduce_mean(image, [1, 2], keepdims=0), weight("out", 90, CLASSES)])
+
+
+def sampled(w: Words, x: str) -> str:
+    """Images of other sizes, in the words of opset 11."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    sizes = lambda image, *rest: w.node(  # noqa: E731
+        "Concat", [w.slice(w.node("Shape", [image]), [0], [2], [0]), w.ints(rest)], axis=0
+    )
+    image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 12)]), w.ints([-1, 1, 3, 4])])
+    scales, none = w.weight([1, 1, 2, 2], dtype=np.float32), w.nothing()
+    image = w.node("Resize", [image, none, scales], mode="linear")
+    image = w.node("Mul", [image, weight("b1", 8)])
+    image = w.node("Resize", [image, none, none, sizes(image, 4, 5)], mode="cubic", cubic_coeff_a=-0.5)
+    image = w.node("Mul", [image, weight("b2", 5)])
+    corners = {"coordinate_transformation_mode": "align_corners"}
+    image = w.node("Resize", [image, none, none, sizes(image, 7, 3)], mode="linear", **corners)
+    image = w.node("Mul", [image, weight("b3", 3)])
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 0.4}
+    roi = w.weight([0, 0, 0.1, -0.1, 1, 1, 0.8, 1.2], dtype=np.float32)
+    image = w.node("Resize", [image, roi, none, sizes(image, 3, 5)], mode="linear", **crop)
+    return w.node("MatMul", [w.reduce_mean(image, [1, 2], keepdims=0), weight("out", 5, CLASSES)])
+
+
+def lately_sampled(w: Words, x: str) -> str:
+    """Images of other sizes, and borders, in the words of opset 19."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 12)]), w.ints([-1, 1, 3, 4])])
+    image = w.node("Pad", [image, w.ints([2, 3]), "", w.ints([-1])], mode="wrap")
+    image = w.node("Mul", [image, weight("b1", 9)])
+    attributes = {"antialias": 1, "axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}
+    image = w.node("Resize", [image, "", "", w.ints([2, 9])], mode="linear", **attributes)
+    image = w.node("Mul", [image, weight("b2", 6)])
+    border = w.weight(0.3, "border", np.float32)
+    image = w.node("Pad", [image, w.ints([1, 0, -1, 2]), border, w.ints([3, 2])])
+    attributes = {"coordinate_transformation_mode": "half_pixel_symmetric", "axes": [3]}
+    image = w.node("Resize", [image, "", w.weight([1.7], dtype=np.float32)], mode="nearest", **attributes)
+    return w.node("MatMul", [w.reduce_mean(image, [1, 2], keepdims=0), weight("out", 10, CLASSES)])
+
+
+def mirrored(w: Words, x: str) -> str:
+    """A border of rows of the batch, as many as are taken away."""
+    product = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, CLASSES), "w")])
+    return w.node("Mul", [w.pad(product, [1, 0, -1, 0], "reflect"), w.weight(parameter("b", CLASSES), "b")])
+
+
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
@@ -371,6 +495,12 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "normalized": (normalized, 7),
     "normalized_branch": (normalized_branch, 7),
     "responding": (responding, 7),
+    "activated": (activated, 7),
+    "lately_activated": (lately_activated, 18),
+    "enlarged": (enlarged, 7),
+    "sampled": (sampled, 11),
+    "lately_sampled": (lately_sampled, 19),
+    "mirrored": (mirrored, 9),
 }
 # Networks whose operators mean something else from an opset on.
 CHANGED = {"middle_softmax": 13}

@@ -43,7 +43,15 @@ def test_numpy_is_all_it_requires() -> None:
 
 
 def test_public_names() -> None:
-    assert ortrain.api.__all__ == ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Profile"]
+    assert ortrain.api.__all__ == [
+        "CheckpointState",
+        "Instruction",
+        "LinearLRScheduler",
+        "MemoryUse",
+        "Module",
+        "Optimizer",
+        "Profile",
+    ]
     for module in (ortrain, ortrain.api, ortrain.artifacts, ortrain.errors):
         for name in module.__all__:
             assert getattr(module, name).__doc__ or name == "__version__", name

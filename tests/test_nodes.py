@@ -16,10 +16,13 @@ from onnx.backend.test.loader import load_model_tests
 import ortrain
 
 OPERATORS = frozenset(
-    """Abs Add And BatchNormalization Cast Concat Constant ConstantOfShape Conv ConvTranspose Cos Div Dropout Equal Erf
-    Exp Expand Flatten Gather Gelu Gemm Greater Identity If LRN Less Log LogSoftmax MatMul Mul Neg NonZero Not Pow
-    ReduceMean ReduceSum Relu Reshape Shape Sigmoid Sign Sin Size Slice Softmax SoftmaxCrossEntropyLoss Sqrt Squeeze
-    Sub Sum Tanh Transpose Unsqueeze Where""".split()
+    """Abs Add And AveragePool BatchNormalization Cast Celu Clip Concat Constant ConstantOfShape Conv
+    ConvTranspose Cos Div Dropout Elu Equal Erf Exp Expand Flatten Gather Gelu Gemm GlobalAveragePool
+    GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity If LRN LeakyRelu Less
+    LessOrEqual Log LogSoftmax MatMul MaxPool Mish Mul Neg NonZero Not PRelu Pad Pow ReduceMax
+    ReduceMean ReduceMin ReduceSum Relu Reshape Resize Selu Shape Sigmoid Sign Sin Size Slice Softmax
+    SoftmaxCrossEntropyLoss Softplus Softsign Sqrt Squeeze Sub Sum Tanh ThresholdedRelu Transpose
+    Unsqueeze Upsample Where""".split()
 )
 # Element types that ortrain does not have: a model that uses one is refused, in words.
 UNSUPPORTED_TYPES = frozenset(

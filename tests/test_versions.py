@@ -43,6 +43,8 @@ class Case:
     words: Words
     inputs: dict[str, np.ndarray]
     outputs: dict[str, Any]
+    # How far results may differ, where that is not a matter of their type.
+    tolerance: float | None = None
 
 
 def values(dtype: Any, *shape: int, seed: int = 0, low: float = -3.0, high: float = 3.0) -> np.ndarray:
@@ -94,6 +96,10 @@ UNARY = {
     "Tanh": (FLOATS, -3),
     "Identity": (ANY, -3),
     "Not": ((np.bool_,), 0),
+    "Softplus": (FLOATS, -3),
+    "Softsign": (FLOATS, -3),
+    "HardSwish": (FLOATS, -5),
+    "Mish": (FLOATS, -3),
 }
 BINARY = {
     "Add": NUMBERS,
@@ -103,9 +109,11 @@ BINARY = {
     "Equal": ANY,
     "Less": NUMBERS,
     "Greater": NUMBERS,
+    "LessOrEqual": NUMBERS,
+    "GreaterOrEqual": NUMBERS,
     "And": (np.bool_,),
 }
-GIVES_BOOL = ("Equal", "Less", "Greater", "And")
+GIVES_BOOL = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And")
 SHAPES = (((2, 3), (2, 3)), ((2, 1, 3), (4, 1)), ((2, 3), ()), ((0, 3), (1, 3)))
 
 
@@ -122,6 +130,135 @@ def element_wise(op: str, opset: int) -> Iterator[Case]:
                 if dtype == np.uint8 or dtype == np.uint32:
                     inputs[0] = inputs[0] + dtype(3)
                 yield simple(opset, op, inputs, np.bool_ if op in GIVES_BOOL else dtype)
+
+
+# Activations with attributes: what each is tried with.
+WITH_ATTRIBUTES: dict[str, list[dict[str, float]]] = {
+    "LeakyRelu": [{}, {"alpha": 0.3}, {"alpha": -0.5}],
+    "Elu": [{}, {"alpha": 0.3}, {"alpha": -0.5}],
+    "Celu": [{}, {"alpha": 0.3}],
+    "Selu": [{}, {"alpha": 0.4, "gamma": 2.0}],
+    "HardSigmoid": [{}, {"alpha": 0.5, "beta": 0.1}],
+    "ThresholdedRelu": [{}, {"alpha": -0.5}],
+}
+
+
+def activation(op: str, opset: int) -> Iterator[Case]:
+    for attributes, dtype in itertools.product(WITH_ATTRIBUTES[op], FLOATS):
+        if takes(op, opset, dtype):
+            yield simple(opset, op, [values(dtype, 2, 5)], dtype, **attributes)
+
+
+def prelu(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 2, 3, 4)
+    for slope in ((3, 1), (1,), (2, 3, 4), (4,)):
+        yield simple(opset, "PRelu", [x, values(np.float32, *slope, seed=1)], np.float32)
+    for dtype in (np.float64, np.int64, np.uint32):
+        if takes("PRelu", opset, dtype):
+            yield simple(opset, "PRelu", [values(dtype, 2, 3, low=0), values(dtype, 3, low=0)], dtype)
+
+
+def clip(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 2, 5)
+    bounds: list[tuple[float | None, float | None]] = [(None, None), (-1, None), (None, 1), (-1, 1)]
+    # onnxruntime refuses attributes that are the wrong way round.
+    if opset >= 11:
+        bounds.append((1, -1))
+    for low, high in bounds:
+        w = Words(opset)
+        yield one(w, {"x": x}, w.clip("x", low, high), np.float32)
+    for dtype in NUMBERS:
+        if opset < 11 and takes("Clip", opset, dtype):
+            yield simple(opset, "Clip", [values(dtype, 2, 5)], dtype, min=-1.0, max=2.0)
+        elif takes("Clip", opset, dtype):
+            given = [np.asarray(bound, dtype) for bound in (1, 2)]
+            yield simple(opset, "Clip", [values(dtype, 2, 5, low=0), *given], dtype)
+
+
+def pad(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 2, 3, 4)
+    modes = ["constant", "edge", "reflect", *(["wrap"] if opset >= 19 else [])]
+    kinds = [[0, 1, 2, 1, 0, 1], [1, 0, 0, 0, 2, 0]]
+    # The reference implementation cannot take anything away.
+    if opset <= NEWEST_OF_ONNXRUNTIME:
+        kinds += [[0, 1, 0, 1, 1, -2], [0, -1, 0, 0, 0, 0]]
+    for mode, pads in itertools.product(modes, kinds):
+        w = Words(opset)
+        yield one(w, {"x": x}, w.pad("x", pads, mode, 1.5), np.float32)
+    if opset < 11:
+        return
+    for dtype in (np.float64, np.int32, np.int64, np.uint8, np.bool_):
+        if takes("Pad", opset, dtype):
+            given = [np.asarray([1, 0, 0, 2]), np.asarray(1, dtype)]
+            yield simple(opset, "Pad", [values(dtype, 2, 3), *given], dtype)
+            yield simple(opset, "Pad", [values(dtype, 2, 3), given[0]], dtype, mode="edge")
+    if opset >= 18:
+        for mode in modes:
+            w = Words(opset)
+            given = [w.ints([1, 2, 1, 1]), w.weight(0.5, dtype=np.float32), w.ints([-1, 1])]
+            yield one(w, {"x": x}, w.node("Pad", ["x", *given], "y", mode=mode), np.float32)
+
+
+def upsample(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 1, 2, 3, 4)
+    for mode, scales in itertools.product(("nearest", "linear"), ([1, 1, 2, 2], [1, 1, 1.5, 3], [1, 1, 1, 1])):
+        w = Words(opset)
+        yield one(w, {"x": x}, w.upsample("x", scales, mode), np.float32)
+
+
+def resize(opset: int) -> Iterator[Case]:
+    x = values(np.float32, 1, 2, 4, 6)
+    yield from upsample(opset)
+    if opset < 11:
+        factors = ([1, 1, 0.5, 0.5], [1, 1, 2, 0.6], [1, 1, 0.8, 1])
+        for mode, scales in itertools.product(("nearest", "linear"), factors):
+            w = Words(opset)
+            yield one(w, {"x": x}, w.upsample("x", scales, mode), np.float32)
+        return
+    coordinates = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
+    # The reference implementation does not know it; the standard does up to opset 12.
+    if opset < 13:
+        coordinates.append("tf_half_pixel_for_nn")
+    if opset >= 19:
+        coordinates.append("half_pixel_symmetric")
+    modes: list[dict[str, Any]] = [{"mode": "linear"}, {"mode": "cubic"}, {"mode": "cubic", "cubic_coeff_a": -0.5}]
+    modes += [{"mode": "cubic", "exclude_outside": 1}]
+    nearest = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    modes += [{"mode": "nearest", "nearest_mode": rule} for rule in nearest]
+    if opset >= 18:
+        modes += [{"mode": mode, "antialias": 1} for mode in ("linear", "cubic")]
+    for mode, coordinate in itertools.product(modes, coordinates):
+        attributes = {**mode, "coordinate_transformation_mode": coordinate}
+        # The others compute the weights of a cubic in float32.
+        tolerance = 1e-5 if mode["mode"] == "cubic" else None
+        # Weights that all but cancel make rounding large.
+        if coordinate == "tf_half_pixel_for_nn" and "exclude_outside" in mode:
+            continue
+        for scales in ([1, 1, 2, 2], [1, 1, 0.5, 0.5], [1, 1, 0.75, 1.5]):
+            w = Words(opset)
+            given = ["x", w.nothing(), w.weight(scales, dtype=np.float32)]
+            yield Case(w, {"x": x}, {w.node("Resize", given, "y", **attributes): np.float32}, tolerance)
+        # Of one element, the reference implementation makes something else than the standard says.
+        strange = coordinate == "pytorch_half_pixel" and opset > NEWEST_OF_ONNXRUNTIME
+        for sizes in ([1, 2, 5, 7], [1, 2, 3, 2 if strange else 1]):
+            w = Words(opset)
+            given = ["x", w.nothing(), w.nothing(), w.ints(sizes)]
+            yield Case(w, {"x": x}, {w.node("Resize", given, "y", **attributes): np.float32}, tolerance)
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
+    for mode in ("linear", "nearest"):
+        w = Words(opset)
+        roi = w.weight([0, 0, 0.25, -0.1, 1, 1, 0.9, 1.3], dtype=np.float32)
+        given = ["x", roi, w.nothing(), w.ints([1, 2, 3, 5])]
+        yield one(w, {"x": x}, w.node("Resize", given, "y", mode=mode, **crop), np.float32)
+    for dtype in (np.float64, np.int32, np.uint8):
+        given = [values(dtype, 1, 1, 2, 3, low=0), np.zeros(0, np.float32), np.asarray([1, 1, 2, 3], np.float32)]
+        if dtype != np.float64:
+            yield simple(opset, "Resize", given, dtype, mode="nearest")
+    if opset >= 18:
+        for policy, sizes in itertools.product(("stretch", "not_larger", "not_smaller"), ([8, 3], [2, 9])):
+            w = Words(opset)
+            attributes = {"axes": [2, 3], "keep_aspect_ratio_policy": policy, "mode": "linear"}
+            yield one(w, {"x": x}, w.node("Resize", ["x", "", "", w.ints(sizes)], "y", **attributes), np.float32)
 
 
 def gelu(opset: int) -> Iterator[Case]:
@@ -191,7 +328,7 @@ def gemm(opset: int) -> Iterator[Case]:
 
 
 def reduction(op: str, opset: int) -> Iterator[Case]:
-    as_input_since = {"ReduceSum": 13, "ReduceMean": 18}[op]
+    as_input_since = 13 if op == "ReduceSum" else 18
     x = values(np.float32, 2, 3, 4)
     axes: list[list[int] | None] = [None, [0], [1], [0, 2], [0, 1, 2]]
     if opset >= 11:
@@ -213,6 +350,10 @@ def reduction(op: str, opset: int) -> Iterator[Case]:
             yield one(w, {"x": x}, "y", np.float32)
     for dtype in (np.float64, np.int32, np.int64):
         yield simple(opset, op, [np.abs(values(dtype, 2, 3)) * dtype(6)], dtype, keepdims=0)
+    if op in ("ReduceMax", "ReduceMin"):
+        for dtype in (np.int8, np.uint8, np.bool_):
+            if takes(op, opset, dtype):
+                yield simple(opset, op, [values(dtype, 2, 3)], dtype, keepdims=0)
 
 
 def reshape(opset: int) -> Iterator[Case]:
@@ -491,7 +632,8 @@ def response(opset: int) -> Iterator[Case]:
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     **{op: lambda opset, op=op: element_wise(op, opset) for op in (*UNARY, *BINARY)},
     **{op: lambda opset, op=op: softmax(op, opset) for op in ("Softmax", "LogSoftmax")},
-    **{op: lambda opset, op=op: reduction(op, opset) for op in ("ReduceSum", "ReduceMean")},
+    **{op: lambda opset, op=op: reduction(op, opset) for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")},
+    **{op: lambda opset, op=op: activation(op, opset) for op in WITH_ATTRIBUTES},
     "Gelu": gelu,
     "Pow": power,
     "Sum": total,
@@ -520,6 +662,10 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "ConvTranspose": transposed_convolution,
     "BatchNormalization": normalization,
     "LRN": response,
+    "PRelu": prelu,
+    "Clip": clip,
+    "Pad": pad,
+    "Resize": resize,
 }
 
 
@@ -546,6 +692,24 @@ def expected(model: ModelProto, opset: int, feeds: dict[str, np.ndarray]) -> lis
         return [np.asarray(result) for result in ReferenceEvaluator(model).run(None, feeds)]
 
 
+def check_case(case: Case, opset: int) -> None:
+    """A case gives what is expected."""
+    inputs = {name: (array.dtype, array.shape) for name, array in case.inputs.items()}
+    model = case.words.model(case.words.graph(inputs, case.outputs))
+    wanted = expected(model, opset, case.inputs)
+    for info, want in zip(model.graph.output, wanted, strict=True):
+        info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension(dim_value=size) for size in want.shape)
+        info.type.tensor_type.shape.SetInParent()
+    onnx.checker.check_model(model)
+    results = ortrain.InferenceSession(model).run(None, case.inputs)
+    assert len(results) == len(wanted)
+    for got, want in zip(results, wanted, strict=True):
+        assert got.dtype == want.dtype, model
+        assert got.shape == want.shape, model
+        tolerance = TOLERANCE.get(want.dtype, 0.0) if case.tolerance is None else case.tolerance
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=str(model.graph))
+
+
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("op", sorted(CASES))
 def test_operator(op: str, opset: int) -> None:
@@ -555,24 +719,17 @@ def test_operator(op: str, opset: int) -> None:
         with pytest.raises(ortrain.InvalidModelError, match=f"the operator exists from opset {oldest(op)} on"):
             ortrain.InferenceSession(model.words.model(model.words.graph({"x0": (np.float32, [2])}, {"y": np.float32})))
         return
-    count = 0
-    for case in CASES[op](opset):
-        inputs = {name: (array.dtype, array.shape) for name, array in case.inputs.items()}
-        model = case.words.model(case.words.graph(inputs, case.outputs))
-        wanted = expected(model, opset, case.inputs)
-        for info, want in zip(model.graph.output, wanted, strict=True):
-            info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension(dim_value=size) for size in want.shape)
-            info.type.tensor_type.shape.SetInParent()
-        onnx.checker.check_model(model)
-        results = ortrain.InferenceSession(model).run(None, case.inputs)
-        assert len(results) == len(wanted)
-        for got, want in zip(results, wanted, strict=True):
-            assert got.dtype == want.dtype, model
-            assert got.shape == want.shape, model
-            tolerance = TOLERANCE.get(want.dtype, 0.0)
-            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=str(model.graph))
-        count += 1
-    assert count
+    cases = list(CASES[op](opset))
+    assert cases
+    for case in cases:
+        check_case(case, opset)
+
+
+# Upsample gave way to Resize.
+@pytest.mark.parametrize("opset", range(OLDEST_OPSET, 10))
+def test_upsample(opset: int) -> None:
+    for case in upsample(opset):
+        check_case(case, opset)
 
 
 @pytest.mark.parametrize("opset", range(OLDEST_OPSET, 12))
@@ -724,11 +881,17 @@ def test_every_operator_is_trained() -> None:
             'the model: node "GlobalMaxPool_5_Grad/MaxPoolGrad_12" (MaxPoolGrad) cannot be written at opset 8: it '
             "needs opset 9 or newer",
         ),
+        (
+            "mirrored",
+            8,
+            'the model: node "Pad_1_Grad/ConstantOfShape_15" (ConstantOfShape) cannot be written at opset 8: it '
+            "needs opset 9 or newer",
+        ),
     ],
 )
 def test_no_older_spelling(network: str, opset: int, sentence: str, tmp_path: Path) -> None:
     """What an opset cannot say is refused with the least one that can."""
     with pytest.raises(ortrain.UnsupportedError) as error:
-        write_artifacts(tmp_path, network, "MSELoss", opset, BATCH)
+        write_artifacts(tmp_path, network, "MSELoss", opset, "batch")
     assert str(error.value) == sentence
     assert not list(tmp_path.iterdir())

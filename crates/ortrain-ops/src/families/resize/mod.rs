@@ -26,7 +26,7 @@ use ortrain_expr::{Access, BinaryOp};
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
 
 use sampling::{Coordinates, Given, Policy, Settings, fitting, scaled};
-use spelling::Spelling;
+use spelling::{List, Spelling};
 use versions::{downgrade, upgrade, upgrade_upsample};
 
 use crate::OpError;
@@ -100,9 +100,11 @@ impl Resize {
         let mut result = shape.clone();
         let numbers = |k: usize| cx.constant(k).map(Tensor::to_f64);
         let known = given(settings, present, numbers, |k| cx.ints(k));
-        let dims = shape.concrete();
-        if let (Some(given), Some(dims)) = (&known, &dims) {
-            for plan in settings.plan(dims, given)? {
+        // Axes that are not resized may be of any size.
+        let open = axes.iter().any(|&axis| shape[axis].known().is_none());
+        if let (Some(given), false) = (&known, open) {
+            let dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(1)).collect();
+            for plan in settings.plan(&dims, given)? {
                 result[plan.axis] = Dim::Known(plan.target);
             }
             return Ok(result);
@@ -150,21 +152,18 @@ impl Op for Resize {
         if !cx.wants(0) {
             return Ok(());
         }
-        let x = cx.input(0)?;
+        let (x, y) = (cx.input(0)?, cx.output(0, "y"));
         let settings = &self.settings;
         let given_input =
             |cx: &Grad<'_>, k: usize| cx.optional_input(k).filter(|&id| !is_empty_list(cx.shape(id)));
-        let constant = |k: usize| given_input(cx, k).and_then(|id| cx.constant_of(id));
-        let known = given(
-            settings,
-            |k| given_input(cx, k).is_some(),
-            |k| constant(k).map(Tensor::to_f64),
-            |k| constant(k).and_then(Tensor::to_i64),
-        );
-        let (shape, dtype) = (cx.shape(x).cloned(), cx.dtype(x)?);
-        if let (Some(given), Some(shape)) = (known, shape)
-            && let Some(spelling) = Spelling::new(settings, &shape, &given)?
+        let list = |k: usize| match given_input(cx, k) {
+            None => List::Absent,
+            Some(id) => cx.constant_of(id).map_or(List::Open, List::Known),
+        };
+        if let (Some(before), Some(after)) = (cx.shape(x), cx.shape(y))
+            && let Some(spelling) = Spelling::new(settings, [before, after], list)?
         {
+            let dtype = cx.dtype(x)?;
             let gradient = spelling.emit(cx, g, dtype);
             cx.give(0, gradient);
             return Ok(());
@@ -292,28 +291,15 @@ impl Op for ResizeGrad {
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let settings = Settings::new(rw.attrs())?;
     let (g, x) = (rw.required(0)?, rw.required(1)?);
-    let present = |rw: &Rewrite<'_>, k: usize| rw.input(1 + k).filter(|&id| !is_empty_list(rw.shape(id)));
-    let constant = |k: usize| present(rw, k).and_then(|id| rw.constant_of(id));
     let refused = "it can be written in operators of ai.onnx only if sizes, scales and roi are constant";
     let refused = || OpError::unsupported(refused);
-    let given = given(
-        &settings,
-        |k| present(rw, k).is_some(),
-        |k| constant(k).map(Tensor::to_f64),
-        |k| constant(k).and_then(Tensor::to_i64),
-    );
-    let (mut given, shape) = (given.ok_or_else(refused)?, rw.shape(x).cloned().ok_or_else(refused)?);
-    if given.scales.is_none() && given.sizes.is_none() {
-        let out = rw.shape(g).cloned().ok_or_else(refused)?;
-        let sizes: Option<Vec<i64>> = settings
-            .axes(shape.rank())?
-            .into_iter()
-            .map(|axis| out.get(axis).and_then(Dim::known).map(|size| size as i64))
-            .collect();
-        given.sizes = Some(sizes.ok_or_else(refused)?);
-    }
+    let list = |k: usize| match rw.input(1 + k).filter(|&id| !is_empty_list(rw.shape(id))) {
+        None => List::Absent,
+        Some(id) => rw.constant_of(id).map_or(List::Open, List::Known),
+    };
+    let (Some(before), Some(after)) = (rw.shape(x), rw.shape(g)) else { return Err(refused()) };
+    let spelling = Spelling::new(&settings, [before, after], list)?.ok_or_else(refused)?;
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
-    let spelling = Spelling::new(&settings, &shape, &given)?.ok_or_else(refused)?;
     let result = spelling.emit(rw.patch().1, g, dtype);
     rw.output(0, result);
     Ok(())

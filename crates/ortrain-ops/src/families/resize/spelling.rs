@@ -3,13 +3,22 @@
 use ortrain_expr::{Scalar, Type};
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 
-use super::sampling::{Coordinates, Given, Settings};
+use super::sampling::{Coordinates, Given, Policy, Settings};
+use super::{ROI, SCALES, SIZES};
 use crate::OpError;
 use crate::axis_map::AxisMap;
 use crate::spell::Emit;
 
 /// Elements of a matrix of weights, at most: larger ones would not be worth their memory.
 const LARGEST_MATRIX: usize = 1 << 22;
+
+/// What is known of roi, scales or sizes.
+#[derive(Clone, Copy)]
+pub(super) enum List<'a> {
+    Absent,
+    Open,
+    Known(&'a Tensor),
+}
 
 /// The gradient in operators of `ai.onnx`.
 pub(super) struct Spelling {
@@ -28,25 +37,52 @@ fn copies(map: &AxisMap) -> Option<usize> {
 }
 
 impl Spelling {
-    /// `None` if it has none: sizes are not known, or there are too many weights.
-    pub(super) fn new(
+    /// `None` if it has none: sizes are not known, or there are too many weights. `x` and `y` are the shapes before and
+    /// after resizing; axes of unknown size may stay as they are. `list` says what roi, scales and sizes are.
+    pub(super) fn new<'a>(
         settings: &Settings,
-        shape: &Shape,
-        given: &Given,
+        [x, y]: [&Shape; 2],
+        list: impl Fn(usize) -> List<'a>,
     ) -> Result<Option<Spelling>, OpError> {
-        let axes = settings.axes(shape.rank())?;
-        let rank = shape.rank();
-        // Axes of unknown size may stay as they are.
-        let stays = |k: usize| given.scales.as_ref().is_some_and(|scales| scales.get(k) == Some(&1.0));
         let crops = settings.coordinates == Coordinates::TfCropAndResize;
-        let unknown = |(k, &axis): (usize, &usize)| shape[axis].known().is_none() && (crops || !stays(k));
-        if axes.iter().enumerate().any(unknown) {
+        let mut given = Given::default();
+        match list(ROI) {
+            List::Known(roi) if crops => given.roi = Some(roi.to_f64()),
+            List::Open if crops => return Ok(None),
+            _ => {}
+        }
+        match list(SCALES) {
+            List::Known(scales) => given.scales = Some(scales.to_f64()),
+            List::Open => return Ok(None),
+            List::Absent => {}
+        }
+        let rank = x.rank();
+        let axes = settings.axes(rank)?;
+        if y.rank() != rank {
+            return Err(OpError::invalid(format!("{x} is not resized to {y}")));
+        }
+        // A part of an axis of unknown size is not known either.
+        let whole = |k: usize| {
+            let ends = given.roi.as_ref().map(|roi| (roi.get(k), roi.get(axes.len() + k)));
+            ends.is_none_or(|ends| ends == (Some(&0.0), Some(&1.0)))
+        };
+        let stays = |(k, axis): (usize, usize)| x[axis] == y[axis] && whole(k);
+        let open = |axis: usize| x[axis].known().is_none() || y[axis].known().is_none();
+        if axes.iter().copied().enumerate().any(|(k, axis)| open(axis) && !stays((k, axis))) {
             return Ok(None);
         }
-        let dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(1)).collect();
+        let size = |dim: &Dim| dim.known().unwrap_or(1);
+        if given.scales.is_none() {
+            given.sizes = match (settings.policy, list(SIZES)) {
+                (Policy::Stretch, _) => Some(axes.iter().map(|&axis| size(&y[axis]) as i64).collect()),
+                (_, List::Known(sizes)) => sizes.to_i64(),
+                _ => return Ok(None),
+            };
+        }
+        let dims: Vec<usize> = x.iter().map(size).collect();
         let mut products = Vec::new();
         let mut repeated: Vec<Option<usize>> = vec![None; rank];
-        for plan in settings.plan(&dims, given)? {
+        for plan in settings.plan(&dims, &given)? {
             let Some((map, _)) = settings.sampling(&plan)? else { continue };
             if map.is_identity() {
                 continue;
@@ -62,7 +98,7 @@ impl Spelling {
         // Sums come last: products have made the other axes as large as they were.
         let split = repeated.iter().any(Option::is_some).then(|| {
             let (mut sizes, mut sums) = (Vec::new(), Vec::new());
-            for (axis, dim) in shape.iter().enumerate() {
+            for (axis, dim) in x.iter().enumerate() {
                 sizes.push(match dim.known() {
                     Some(size) => size as i64,
                     // The size at the same place, while no axis was split before it.
@@ -79,7 +115,7 @@ impl Spelling {
         if let Some((sizes, _)) = &split {
             let open = sizes.iter().filter(|&&size| size == -1).count();
             // A size of 0 would be read as the one at the same place.
-            if open > 1 || shape.contains(&Dim::Known(0)) {
+            if open > 1 || x.contains(&Dim::Known(0)) {
                 return Ok(None);
             }
         }

@@ -351,6 +351,31 @@ fn gradients_with_an_open_batch() {
     check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
 }
 
+/// As exporters write it: the leading sizes are those of the input, whatever they are.
+#[test]
+fn gradients_with_sizes_that_follow_the_batch() {
+    let x = spread(&[3, 2, 4, 5], 6);
+    let (mut graph, ids) = crate::testing::graph(&[&x]);
+    let add = |graph: &mut Graph, op: &str, inputs: &[ortrain_graph::ValueId], attrs: Attrs| {
+        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
+        crate::testing::add(graph, ("", op), op, &inputs, 1, attrs)[0]
+    };
+    let shape = add(&mut graph, "Shape", &[ids[0]], Attrs::new());
+    let [start, end] = [0, 2].map(|at| graph.add_constant("bound", Tensor::i64(&[1], &[at])));
+    let lead = add(&mut graph, "Slice", &[shape, start, end], Attrs::new());
+    let rest = graph.add_constant("rest", sizes(&[3, 8]));
+    let list = add(&mut graph, "Concat", &[lead, rest], Attrs::new().with("axis", 0i64));
+    let inputs = [Some(ids[0]), None, None, Some(list)];
+    graph.outputs.clear();
+    crate::testing::add(&mut graph, RESIZE, "y", &inputs, 1, mode("linear"));
+    let dims: Shape =
+        [Dim::symbol("N"), Dim::symbol("C"), Dim::Known(4), Dim::Known(5)].into_iter().collect();
+    graph.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(dims));
+    passes::infer::infer(&mut graph).expect("valid");
+    assert_eq!(ops(&gradient_of(&graph, &x)), ["MatMul", "MatMul"]);
+    check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+}
+
 /// Sizes, scales and roi that are given at run time are looked at when a program is made.
 #[test]
 fn lists_given_at_run_time() {
