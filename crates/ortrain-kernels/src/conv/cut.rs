@@ -29,6 +29,11 @@ impl Cut {
         (at(i), at(i + 1))
     }
 
+    /// The sizes of the parts.
+    pub(super) fn sizes(self) -> impl Iterator<Item = usize> {
+        (0..self.parts).map(move |i| self.part(i)).map(|(begin, end)| end - begin)
+    }
+
     /// The size of the largest part.
     pub(super) fn most(&self) -> usize {
         (self.size.div_ceil(self.unit).div_ceil(self.parts.max(1)) * self.unit).min(self.size)

@@ -81,6 +81,9 @@ struct Layout {
     /// Elements of a task's sums, and from row to row.
     size: usize,
     pitch: usize,
+    /// Rows and channels of a step, at most.
+    step_rows: usize,
+    step_channels: usize,
 }
 
 impl<T: Real> FilterGradient<T> {
@@ -133,15 +136,24 @@ impl<T: Real> FilterGradient<T> {
             (out_rows, in_rows + steps * nr + 16)
         };
         let at_once = if wide { ROWS } else { COLUMNS };
-        let steps = steps(ins.most(), alive, at_once, &patches);
+        // Fewer channels may make fewer, but larger steps.
         let (mut most_rows, mut most_channels) = (0, 0);
-        for step in steps {
-            most_rows = most_rows.max(step.channels * step.taps);
-            most_channels = most_channels.max(step.channels);
+        for channels in ins.sizes() {
+            for step in steps(channels, alive, at_once, &patches) {
+                most_rows = most_rows.max(step.channels * step.taps);
+                most_channels = most_channels.max(step.channels);
+            }
         }
         let columns = if wide { out_rows } else { most_rows };
         let size = sum_rows * pitch;
-        let mut layout = Layout { size, pitch, each: finish.tape.frame, ..Layout::default() };
+        let mut layout = Layout {
+            size,
+            pitch,
+            step_rows: most_rows,
+            step_channels: most_channels,
+            each: finish.tape.frame,
+            ..Layout::default()
+        };
         let mut room = |elements: usize| {
             let at = layout.each;
             layout.each += (elements * T::BYTES).next_multiple_of(ALIGN);
@@ -252,6 +264,7 @@ impl<T: Real> FilterGradient<T> {
                 let mut column = 0;
                 for step in self.steps(ins.1 - ins.0) {
                     let rows_here = step.channels * step.taps;
+                    debug_assert!(rows_here <= layout.step_rows && step.channels <= layout.step_channels);
                     let first_channel = (group * self.c + ins.0 + step.channel) * patches.plane;
                     let source = bases[1].wrapping_add(first_channel * self.dtypes[1].size()).cast_const();
                     let (windows, windows_step) = if patches.aligned && one_image {

@@ -188,6 +188,8 @@ fn layers_of_networks() {
         // Sums over so many positions are made in parts.
         (9, [1, 9, 20], square(14, 3, 1, 1)),
         (9, [1, 2, 6], square(14, 5, 1, 2)),
+        // Two tasks, of 15 and 14 channels: two steps of 8 and one of 14.
+        (1, [1, 29, 16], square(16, 3, 1, 1)),
         (3, [2, 20, 17], square(20, 1, 1, 0)),
         // Rows longer than a block, far taps, many phases.
         (1, [1, 3, 5], [axis(2, 2, 1, 1, [0, 0]), axis(700, 9, 1, 1, [4, 4])]),
@@ -287,6 +289,24 @@ proptest! {
         let store = random.chance(40).then(|| random_access(&mut random, out, &dims, true, &[]));
         let desc = plain(shape, dtypes, store);
         check(&desc, &mut random, &format!("{desc:?}"));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// So many channels that tasks share them, unevenly.
+    #[test]
+    fn many_channels(seed: u64) {
+        let mut random = Random(seed);
+        let kernel = random.pick(&[1, 3, 3, 5]);
+        let (side, most) = random.pick(&[(2, 400), (4, 200), (8, 100), (14, 50)]);
+        let ends = [0, 1].map(|_| 1 + random.below(kernel)).map(|pad| pad as isize - 1);
+        let axes = [axis(side, kernel, 1, 1, ends), axis(side, kernel, random.pick(&[1, 1, 2]), 1, ends)];
+        let most = if kernel == 5 { most / 2 } else { most };
+        let channels = [1, most / 4 + random.below(most), most / 8 + random.below(most / 2)];
+        let shape = shape(random.pick(&PASSES), 1 + random.below(3), channels, &axes);
+        check(&plain(shape.clone(), [DType::F32; 2], None), &mut random, &format!("{shape:?}"));
     }
 }
 
