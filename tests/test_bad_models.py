@@ -55,6 +55,22 @@ def weight(name: str = "w", **changes: Any) -> TensorProto:
     return TensorProto(name=name, **({"data_type": FLOAT, "dims": [2, 3]} | changes))
 
 
+def of_image(op: str, *weights: Any, shape: Any = (2, 3, 4, 5), **attributes: Any) -> ModelProto:
+    """A node whose first input is an image; its other inputs are weights a, b, c ..., `None` where there is none."""
+    named = {name: value for name, value in zip("abcd", weights, strict=False) if value is not None}
+    inputs = ["x", *(name if name in named else "" for name in "abcd"[: len(weights)])]
+    return model(
+        (op, inputs, ["y"], attributes),
+        inputs=[("x", FLOAT, shape)],
+        weights=[numpy_helper.from_array(np.array(value), name) for name, value in named.items()],
+        opset=18,
+    )
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
 def convolution(image: list[int], kernel: list[int], op: str = "Conv", **attributes: Any) -> ModelProto:
     kernels = numpy_helper.from_array(np.zeros(kernel, np.float32), "w")
     return model((op, ["x", "w"], ["y"], attributes), inputs=[("x", FLOAT, image)], weights=[kernels])
@@ -227,6 +243,134 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         'the model: node "a ConvTranspose" (ConvTranspose) with inputs (x: float32[1, 2, 1, 1], w: float32[2, 1, 3, '
         "3]): along spatial axis 1 nothing is left: windows of 3 at 1 positions make 3 positions, of which 2 are cut "
         "off the start and 1 off the end",
+    ),
+    "a window larger than the image": (
+        of_image("MaxPool", kernel_shape=[5, 3]),
+        INVALID,
+        'the model: node "a MaxPool" (MaxPool) with inputs (x: float32[2, 3, 4, 5]): along spatial axis '
+        "0 a window of 5 does not fit 4 with padding of 0 before and 0 behind",
+    ),
+    "padding of a window that overflows": (
+        of_image("AveragePool", kernel_shape=[3, 3], pads=[2**62] * 4),
+        INVALID,
+        'the model: node "a AveragePool" (AveragePool) with inputs (x: float32[2, 3, 4, 5]): along '
+        "spatial axis 0 positions are too large to count: 4 with padding of 4611686018427387904 before "
+        "and 4611686018427387904 behind, a window of 3 with stride 1 and dilation 1",
+    ),
+    "a window that does not move": (
+        of_image("AveragePool", kernel_shape=[3, 3], strides=[0, 1]),
+        INVALID,
+        'the model: node "a AveragePool" (AveragePool) with inputs (x: float32[2, 3, 4, 5]): strides [0,'
+        " 1]: 1 is the least",
+    ),
+    "statistics of other channels": (
+        of_image("BatchNormalization", floats(1, 1, 1, 1), *[floats(1, 1, 1)] * 3),
+        INVALID,
+        'the model: node "a BatchNormalization" (BatchNormalization) with inputs (x: float32[2, 3, 4, '
+        "5], a: float32[4], b: float32[3], c: float32[3], d: float32[3]): input 1 has shape [4], but [3]"
+        " is needed: one element for each channel of input 0",
+    ),
+    "a reflection beyond the image": (
+        of_image("Pad", [0, 0, 4, 0, 0, 0, 0, 0], mode="reflect"),
+        INVALID,
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[8]): mode "reflect"'
+        " pads axis 2 by 4 elements but has only 3 to copy",
+    ),
+    "the edge of nothing": (
+        of_image("Pad", [0, 0, 1, 0, 0, 0, 0, 0], mode="edge", shape=(2, 3, 0, 5)),
+        INVALID,
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 0, 5], a: int64[8]): mode "edge" '
+        "pads axis 2 by 1 elements but has only 0 to copy",
+    ),
+    "too few pads": (
+        of_image("Pad", [0, 0, 4, 0]),
+        INVALID,
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[4]): 4 pads are '
+        "given but 4 axes need 8: one before and one after each",
+    ),
+    "pads that overflow": (
+        of_image("Pad", [0, 0, 2**62, 0, 0, 0, 2**62, 0]),
+        INVALID,
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[8]): pads '
+        "4611686018427387904 and 4611686018427387904 make axis 2 too long to count",
+    ),
+    "pads that take more than there is": (
+        of_image("Pad", [0, 0, -3, 0, 0, 0, -3, 0]),
+        INVALID,
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[8]): pads -3 and -3'
+        " take more from axis 2 than the 4 elements it has",
+    ),
+    "pads of an axis that is not there": (
+        of_image("Pad", [1, 1], None, [7]),
+        INVALID,
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[2], none, c: '
+        "int64[1]): axis 7 is out of range for rank 4",
+    ),
+    "scales and sizes": (
+        of_image("Resize", None, floats(1, 1, 1, 1), [2, 3, 8, 8]),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4], '
+        "c: int64[4]): both scales and sizes are given",
+    ),
+    "neither scales nor sizes": (
+        of_image("Resize"),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5]): neither scales nor sizes are given',
+    ),
+    "a scale of zero": (
+        of_image("Resize", None, floats(1, 1, 0, 2)),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
+        "the scale of axis 2 is 0; it must be a number above 0",
+    ),
+    "a scale that is not a number": (
+        of_image("Resize", None, floats(1, 1, float("nan"), 2)),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
+        "the scale of axis 2 is NaN; it must be a number above 0",
+    ),
+    "an endless scale": (
+        of_image("Resize", None, floats(1, 1, 2, float("inf"))),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
+        "the scale of axis 3 is inf; it must be a number above 0",
+    ),
+    "scales whose product overflows": (
+        of_image("Resize", None, floats(1, 1, 2**50, 2**50)),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
+        '"y": a tensor of shape [2, 3, 4503599627370496, 5629499534213120] and type float32 is too large'
+        " to address",
+    ),
+    "a negative size of an image": (
+        of_image("Resize", None, None, [2, 3, -8, 8]),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, none, c: '
+        "int64[4]): the size of axis 2 is -8; it must not be negative",
+    ),
+    "an unknown way of sampling": (
+        of_image("Resize", None, floats(1, 1, 2, 2), mode="bilinear"),
+        INVALID,
+        'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
+        'mode is "bilinear"; defined are nearest, linear, cubic',
+    ),
+    "a window of no channels": (
+        of_image("LRN", size=0),
+        INVALID,
+        'the model: node "a LRN" (LRN) with inputs (x: float32[2, 3, 4, 5]): a window of 0 channels; at '
+        "least one is needed",
+    ),
+    "slopes that do not fit": (
+        of_image("PRelu", floats(1, 1, 1, 1)),
+        INVALID,
+        'the model: node "a PRelu" (PRelu) with inputs (x: float32[2, 3, 4, 5], a: float32[4]): shapes '
+        "[2, 3, 4, 5] and [4] do not broadcast: axis 3 is 5 in one and 4 in the other",
+    ),
+    "bounds of another type": (
+        of_image("Clip", np.float64(0)),
+        INVALID,
+        'the model: node "a Clip" (Clip) with inputs (x: float32[2, 3, 4, 5], a: float64[]): input 0 is '
+        "of type float32 but input 1 of type float64; insert a Cast",
     ),
     "a data file, but no folder": (
         model(

@@ -21,12 +21,21 @@ def test_models_are_what_their_scripts_make(name: str) -> None:
 
 
 def test_readme_runs_as_written(tmp_path: Path) -> None:
-    """The first example of the README, in an empty folder."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """The examples of the README, one after the other, in a folder that has only the networks."""
+    first, *others = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+
+    def run(code: str) -> list[str]:
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    steps = run(first)
+    losses = [float(line.split()[-1]) for line in steps]
     assert len(losses) == 20
     assert losses[-1] < losses[0]
     assert (tmp_path / "trained.onnx").exists()
+
+    table = "\n".join(run("\n".join([first, *others]))[len(steps) :])
+    assert "Conv" in table
+    assert (tmp_path / "step.json").exists()
