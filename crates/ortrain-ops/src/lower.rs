@@ -289,6 +289,10 @@ impl Lower<'_> {
             };
             op.lower(&mut inner)?;
         }
+        // The next decomposition gives the same numbers to its own values.
+        let there = |id: &ValueId| (id.0 as usize) < self.graph.value_count();
+        self.values.buffers.retain(|id, _| there(id));
+        self.values.sequences.retain(|id, _| there(id));
         // A result that turned out constant still needs its buffer.
         for id in self.node.present_outputs() {
             if let (None, Some(tensor)) = (self.values.buffers.get(&id), &graph.value(id).constant) {

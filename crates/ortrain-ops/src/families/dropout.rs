@@ -284,7 +284,7 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let ratio = rw.attrs().float("ratio")?.unwrap_or(RATIO as f32);
     let ratio = rw.constant("ratio", Tensor::f32(&[], &[ratio]));
     let inputs = [Some(x), Some(ratio)];
-    if rw.version() < 10 && rw.has_output(1) {
+    if rw.version() < 10 && rw.is_output_used(1) {
         let dtype = rw.dtype(x);
         let outputs = rw.add_node("", "Dropout", &inputs, 2, Attrs::new());
         let mask = match dtype {
@@ -301,6 +301,12 @@ fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         rw.output(1, mask);
         return Ok(());
     }
+    if rw.version() < 10 && rw.has_output(1) {
+        // Its type is another now, and nobody asks.
+        let outputs = rw.add_node("", "Dropout", &inputs, 1, Attrs::new());
+        rw.output(0, outputs[0]);
+        return Ok(());
+    }
     rw.same(&inputs, Attrs::new());
     Ok(())
 }
@@ -315,12 +321,16 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if training != Training::Never {
         return Err(OpError::unsupported("a Dropout that drops elements needs opset 12 or newer"));
     }
-    if rw.version() < 10 && rw.has_output(1) {
-        return Err(OpError::unsupported("its mask is bool only from opset 10 on"));
-    }
     let ratio =
         rw.input(1).and_then(|ratio| rw.constant_of(ratio)).and_then(|ratio| ratio.to_f64().first().copied());
     let attrs = ratio.map_or(Attrs::new(), |ratio| Attrs::new().with("ratio", ratio as f32));
+    if rw.version() < 10 && rw.has_output(1) {
+        let outputs = rw.add_node("", "Dropout", &[rw.input(0)], 2, attrs);
+        let mask = rw.add("Cast", &[outputs[1]], Attrs::new().with("to", i64::from(DType::Bool.to_onnx())));
+        rw.output(0, outputs[0]);
+        rw.output(1, mask);
+        return Ok(());
+    }
     rw.same(&[rw.input(0)], attrs);
     Ok(())
 }
@@ -588,6 +598,17 @@ mod tests {
         let got = one_node(7, DROPOUT, &[Some(&x)], 2, attrs).expect("it is read");
         let got = run(&got, std::slice::from_ref(&x)).expect("it runs");
         assert_eq!(got[1], Tensor::filled(DType::F64, &[2, 3], 1.0), "a mask of the type of the data");
+
+        let newest = constant_dropout(&x, 0.3, false, Attrs::new());
+        assert_eq!(newest.outputs.len(), 2);
+        for opset in [7, 10] {
+            check_downgrade(&newest, std::slice::from_ref(&x), opset);
+        }
+        let mut unused = one_node(28, DROPOUT, &[Some(&x)], 2, Attrs::new()).expect("it is read");
+        unused.outputs.pop();
+        unused.opsets.insert(String::new(), 9);
+        crate::passes::versions::upgrade(&mut unused).expect("known");
+        assert_eq!((unused.nodes.len(), unused.nodes[0].outputs.len()), (1, 1), "{unused}");
 
         let mut graph = constant_dropout(&x, 0.3, true, Attrs::new());
         let error = crate::passes::versions::downgrade(&mut graph, 11).expect_err("it drops");

@@ -168,6 +168,19 @@ mod tests {
         }
     }
 
+    /// Values inside of one are not those inside of the other.
+    #[test]
+    fn several_in_one_graph() {
+        let (x, z) = (spread(&[2, 5, 3], 1), spread(&[2, 5, 3], 7));
+        let (mut both, ids) = graph(&[&x, &z]);
+        add(&mut both, LRN, "a", &[Some(ids[0])], 1, attrs(3));
+        add(&mut both, LRN, "b", &[Some(ids[1])], 1, attrs(1).with("alpha", 0.25f32));
+        let second = run_node(LRN, &[Some(&z)], 1, attrs(1).with("alpha", 0.25f32)).expect("it runs");
+        let got = run(&both, &[x.clone(), z]).expect("it runs");
+        assert_close(&got[0], &expected(&x, 3), 1e-12);
+        assert_eq!(got[1], second[0]);
+    }
+
     #[test]
     fn gradients() {
         for dims in [&[2, 3][..], &[2, 4, 2], &[1, 5, 2, 2]] {

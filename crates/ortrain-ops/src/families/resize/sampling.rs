@@ -167,7 +167,9 @@ pub(super) fn fitting<T>(name: &str, list: &[T], axes: usize, each: usize) -> Re
 /// The size that an axis gets by a scale.
 pub(super) fn scaled(axis: usize, size: usize, scale: f64) -> Result<usize, OpError> {
     if !(scale.is_finite() && scale > 0.0) {
-        return Err(OpError::invalid(format!("the scale of axis {axis} is {scale}; it must be a number above 0")));
+        return Err(OpError::invalid(format!(
+            "the scale of axis {axis} is {scale}; it must be a number above 0"
+        )));
     }
     // In float32, like the shape inference of the standard.
     let target = f64::from((size as f32 * scale as f32).floor());

@@ -490,8 +490,16 @@ fn what_makes_no_sense_is_refused() {
         (Lists::scales(&[2.0]), mode("linear"), "scales has 1 elements, but for 2 axes there must be 2"),
         (Lists::sizes(&[1, 2, 3]), mode("linear"), "sizes has 3 elements, but for 2 axes there must be 2"),
         (Lists::scales(&[2.0, 0.0]), mode("linear"), "the scale of axis 1 is 0; it must be a number above 0"),
-        (Lists::scales(&[-1.0, 1.0]), mode("linear"), "the scale of axis 0 is -1; it must be a number above 0"),
-        (Lists::scales(&[f32::NAN, 1.0]), mode("linear"), "the scale of axis 0 is NaN; it must be a number above 0"),
+        (
+            Lists::scales(&[-1.0, 1.0]),
+            mode("linear"),
+            "the scale of axis 0 is -1; it must be a number above 0",
+        ),
+        (
+            Lists::scales(&[f32::NAN, 1.0]),
+            mode("linear"),
+            "the scale of axis 0 is NaN; it must be a number above 0",
+        ),
         (Lists::scales(&[f32::INFINITY, 1.0]), mode("linear"), "the scale of axis 0 is inf"),
         (Lists::scales(&[1e30, 1.0]), mode("linear"), "makes axis 0 too long to count"),
         (Lists::scales(&[1e9, 1e9]), mode("linear"), "too large to address"),
