@@ -148,14 +148,13 @@ class Block:
         (
             {"loss": Block()},
             TypeError,
-            "loss is one of LossType.MSELoss, LossType.CrossEntropyLoss, LossType.BCEWithLogitsLoss, LossType.L1Loss "
-            "or None, not Block; blocks of onnxblock are not supported",
+            "loss is one of LossType.MSELoss, LossType.CrossEntropyLoss, LossType.BCEWithLogitsLoss, LossType.L1Loss, "
+            "a block of ortrain.onnxblock or None, not Block",
         ),
         (
             {"optimizer": Block()},
             TypeError,
-            "optimizer is one of OptimType.AdamW, OptimType.SGD or None, not Block; blocks of onnxblock are not "
-            "supported",
+            "optimizer is one of OptimType.AdamW, OptimType.SGD, a block of ortrain.onnxblock or None, not Block",
         ),
         ({"optimizer": 1}, TypeError, "not int"),
         ({"requires_grad": "fc1.weight"}, TypeError, "requires_grad is a list of names, not one name"),

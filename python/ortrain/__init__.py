@@ -2,14 +2,15 @@
 
 ============================  =========================================================================
 :mod:`ortrain.artifacts`      once, from an ONNX model: the files that training needs
+:mod:`ortrain.onnxblock`      losses and optimizers of one's own for them, made of blocks; needs ``onnx``
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
 :class:`InferenceSession`     run a model
 ``python -m ortrain dump``    print what becomes of a model, stage by stage
 ============================  =========================================================================
 
 Names and meanings follow ``onnxruntime.training``; every difference is listed in ``docs/migrating.md``. NumPy is
-the only requirement. The library prints nothing; whatever goes wrong is an :class:`OrtrainError` whose text says
-where, and what would help.
+the only requirement, except where another is named. The library prints nothing; whatever goes wrong is an
+:class:`OrtrainError` whose text says where, and what would help.
 """
 
 from ortrain import api, artifacts

@@ -14,8 +14,14 @@ __all__ = [
     "OrtValue",
     "Profile",
     "__version__",
+    "checkpoint_initializers",
+    "declarations",
     "dump",
     "generate_artifacts",
+    "loss_fragment",
+    "optimizer_model",
+    "save_checkpoint",
+    "training_models",
 ]
 
 __version__: Final[str]
@@ -105,8 +111,9 @@ def generate_artifacts(
     *,
     requires_grad: Sequence[str],
     frozen_params: Sequence[str],
-    loss: str | None,
+    losses: Sequence[dict[str, Any]],
     optimizer: str | None,
+    optimizer_model: bytes | None,
     directory: str,
     prefix: str,
     additional_output_names: Sequence[str],
@@ -115,3 +122,27 @@ def generate_artifacts(
     batch_norm: str,
 ) -> None: ...
 def dump(model: str | bytes, stage: str, shapes: dict[str, list[int]]) -> str: ...
+def loss_fragment(
+    model: str | bytes, term: dict[str, Any], target_is_there: bool, last: int
+) -> tuple[bytes, str, int]: ...
+def declarations(model: str | bytes, names: Sequence[str]) -> bytes: ...
+def optimizer_model(
+    optimizer: str,
+    *,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    bias_correction: bool,
+    opset: int,
+    last: int,
+) -> tuple[bytes, int]: ...
+def training_models(
+    model: str | bytes,
+    *,
+    requires_grad: Sequence[str],
+    frozen_params: Sequence[str],
+    additional_output_names: Sequence[str],
+    batch_norm: str,
+) -> tuple[bytes, bytes]: ...
+def save_checkpoint(trainable: str | bytes, frozen: str | bytes, path: str, only_names: bool) -> None: ...
+def checkpoint_initializers(path: str) -> bytes: ...

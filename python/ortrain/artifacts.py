@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import enum
 import os
+import sys
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+
+import numpy as np
 
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.errors import UnsupportedError
+from ortrain.ortvalue import OrtValue
 
-__all__ = ["LossType", "OptimType", "generate_artifacts"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ortrain.onnxblock import Block
+
+__all__ = ["Loss", "LossType", "OptimType", "generate_artifacts"]
 
 
 class LossType(enum.IntEnum):
@@ -27,6 +37,52 @@ class LossType(enum.IntEnum):
     """The mean of absolute differences to ``target``."""
 
 
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A loss with settings, or a term of a sum of losses.
+
+    >>> import numpy as np
+    >>> rare = Loss(LossType.CrossEntropyLoss, weight=np.array([1, 1, 20], np.float32), label_smoothing=0.1)
+    >>> near = Loss(LossType.L1Loss, scores="distance", target="measured", factor=0.5)
+    >>> both = [rare, near]  # their sum
+    """
+
+    kind: LossType
+    """Which loss."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """What becomes of the losses of all elements. The mean of cross-entropy is weighted by class."""
+    weight: npt.ArrayLike | None = None
+    """Of ``CrossEntropyLoss``: a float for each class, by which the losses of its elements are multiplied. Of
+    ``BCEWithLogitsLoss``: floats that the losses are multiplied by, broadcast to their shape."""
+    pos_weight: npt.ArrayLike | None = None
+    """Of ``BCEWithLogitsLoss``: floats that the losses of positive targets are multiplied by, broadcast."""
+    ignore_index: int | None = None
+    """Of ``CrossEntropyLoss``: a label whose elements count for nothing."""
+    label_smoothing: float = 0.0
+    """Of ``CrossEntropyLoss``: the share of the target, from 0 to 1, that all classes get alike
+    (Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016). Needs opset 13."""
+    scores: str | None = None
+    """The value that is compared; ``None`` for the model's output."""
+    target: str | None = None
+    """What it is compared to. Without a name, or where there is no such value, it is a new input of the models:
+    ``target``, or for class labels ``labels``."""
+    factor: float = 1.0
+    """What the loss is multiplied by in a sum of several."""
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "loss": _member("loss", self.kind, LossType),
+            "reduction": self.reduction,
+            "weight": _floats(self.weight),
+            "pos_weight": _floats(self.pos_weight),
+            "ignore_index": self.ignore_index,
+            "label_smoothing": self.label_smoothing,
+            "scores": self.scores,
+            "target": self.target,
+            "factor": self.factor,
+        }
+
+
 class OptimType(enum.IntEnum):
     """The optimizers that :func:`generate_artifacts` can write."""
 
@@ -40,8 +96,8 @@ def generate_artifacts(
     model: ModelLike,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
-    loss: LossType | None = None,
-    optimizer: OptimType | None = None,
+    loss: LossType | Loss | Sequence[Loss] | Block | None = None,
+    optimizer: OptimType | Block | None = None,
     artifact_directory: PathLike | None = None,
     prefix: str = "",
     ort_format: bool = False,
@@ -61,8 +117,11 @@ def generate_artifacts(
         requires_grad: initializers to train. A value that the model computes from constants alone (by a
             ``ConstantOfShape``, say) may be named, too, and becomes a parameter with the value it has.
         frozen_params: initializers, or such values, that go into the checkpoint without being trained.
-        loss: what to put on the model's outputs; ``None`` if the first output is the loss, a scalar.
-        optimizer: what to write as ``optimizer_model.onnx``; ``None`` for no such file.
+        loss: what to put on the model's outputs: one loss, or several, of which the sum is trained, or a block of
+            :mod:`ortrain.onnxblock`, which is called with the names of the outputs; ``None`` if the first output is
+            the loss, one number.
+        optimizer: what to write as ``optimizer_model.onnx``, perhaps a block of :mod:`ortrain.onnxblock`; ``None`` for
+            no such file.
         artifact_directory: an existing folder; ``None`` for the current one.
         prefix: put before each file name.
         ort_format: not supported; must be ``False``.
@@ -81,12 +140,26 @@ def generate_artifacts(
         raise UnsupportedError("ort_format=True is not supported: ortrain writes and reads .onnx files")
     if custom_op_library is not None:
         raise UnsupportedError("custom_op_library is not supported: ortrain runs no operators from shared libraries")
+    source = model_source(model)
+    optimizer_model = None
+    if _is_block(loss) or _is_block(optimizer):
+        # Only blocks need `onnx`.
+        from ortrain.onnxblock import _artifacts
+
+        if _is_block(loss):
+            names = _names("loss_input_names", loss_input_names)
+            additional = _names("additional_output_names", additional_output_names)
+            source, loss, loss_input_names = _artifacts.with_loss(source, loss, names, additional), None, None
+        if _is_block(optimizer):
+            trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
+            optimizer_model, optimizer = _artifacts.optimizer_model(source, optimizer, trained, frozen), None
     _ortrain.generate_artifacts(
-        model_source(model),
+        source,
         requires_grad=_names("requires_grad", requires_grad),
         frozen_params=_names("frozen_params", frozen_params),
-        loss=_member("loss", loss, LossType),
+        losses=[term._described() for term in _losses(loss)],
         optimizer=_member("optimizer", optimizer, OptimType),
+        optimizer_model=optimizer_model,
         directory="." if artifact_directory is None else os.fspath(artifact_directory),
         prefix=prefix,
         additional_output_names=_names("additional_output_names", additional_output_names),
@@ -96,18 +169,43 @@ def generate_artifacts(
     )
 
 
+def _is_block(value: object) -> TypeGuard[Block]:
+    """Whether it is a block; if there is one, its module is there, too."""
+    module = sys.modules.get("ortrain.onnxblock")
+    return module is not None and isinstance(value, module.Block)
+
+
 def _names(argument: str, names: Sequence[str] | None) -> list[str]:
     if isinstance(names, str):
         raise TypeError(f"{argument} is a list of names, not one name")
     return list(names) if names is not None else []
 
 
+def _losses(loss: LossType | Loss | Sequence[Loss] | Block | None) -> Sequence[Loss]:
+    if loss is None:
+        return []
+    if isinstance(loss, Loss):
+        return [loss]
+    if isinstance(loss, Sequence) and all(isinstance(term, Loss) for term in loss):
+        return loss
+    if isinstance(loss, LossType):
+        return [Loss(loss)]
+    raise _no_member("loss", loss, LossType)
+
+
+def _floats(values: npt.ArrayLike | None) -> object:
+    """As the core takes them: a float64 array holds any float exactly."""
+    return None if values is None else OrtValue.ortvalue_from_numpy(np.asarray(values, np.float64))._ortvalue
+
+
 def _member(argument: str, value: object, kind: type[enum.IntEnum]) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, kind):
-        return value.name
+    if value is None or isinstance(value, kind):
+        return None if value is None else value.name
+    raise _no_member(argument, value, kind)
+
+
+def _no_member(argument: str, value: object, kind: type[enum.IntEnum]) -> TypeError:
     choices = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-    raise TypeError(
-        f"{argument} is one of {choices} or None, not {type(value).__name__}; blocks of onnxblock are not supported"
+    return TypeError(
+        f"{argument} is one of {choices}, a block of ortrain.onnxblock or None, not {type(value).__name__}"
     )

@@ -4,33 +4,22 @@
 //! Names that onnxruntime-training's `generate_artifacts` would generate are generated here as well:
 //! `onnx::<token>::<n>`, where `n` counts from 1 for each set of artifacts ([`Names`]).
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType, tensor_to_proto};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType, tensor_to_proto};
 use ortrain_onnx::{
     AttributeProto, AttributeType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
 };
 
 use crate::Error;
 
+mod losses;
 mod modes;
 
+pub use losses::{Loss, LossSettings, LossTerm, Reduction, append_loss, append_sum};
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
 
 const MICROSOFT: &str = "com.microsoft";
 /// The version of ONNX files that optimizer models are written in, as by onnxruntime-training 1.19.2.
 const OPTIMIZER_IR_VERSION: i64 = 10;
-
-/// A loss that can be put behind a model. All are means over all elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Loss {
-    /// The mean of squared differences.
-    MSELoss,
-    /// Cross-entropy of the softmax along axis 1, with integer labels.
-    CrossEntropyLoss,
-    /// Binary cross-entropy of the sigmoid.
-    BCEWithLogitsLoss,
-    /// The mean of absolute differences.
-    L1Loss,
-}
 
 /// Which optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +66,18 @@ impl Names {
     #[must_use]
     pub fn new() -> Names {
         Names::default()
+    }
+
+    /// Goes on behind `last`.
+    #[must_use]
+    pub fn after(last: u64) -> Names {
+        Names(last)
+    }
+
+    /// The last number that was given; 0 before the first.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.0
     }
 
     fn next(&mut self, token: &str) -> String {
@@ -149,109 +150,6 @@ impl Append<'_> {
         self.graph.initializer.push(tensor_to_proto(&name, tensor));
         name
     }
-
-    /// The mean of everything, a scalar.
-    fn mean(&mut self, value: &str) -> String {
-        self.node("ReduceMean", &[value], vec![int("keepdims", 0)])
-    }
-}
-
-/// Whether a value of this name is there already.
-fn is_defined(graph: &GraphProto, name: &str) -> bool {
-    graph.input.iter().any(|info| info.name == name)
-        || graph.initializer.iter().any(|tensor| tensor.name == name)
-        || graph.node.iter().any(|node| node.input.iter().chain(&node.output).any(|value| value == name))
-}
-
-/// Appends a loss to a model's message and returns its name.
-///
-/// `scores` is what the model computes, of type `ty`; `target` the name of the value it is compared to, `target` or
-/// (for class labels) `labels` unless given. If nothing of this name is there, it becomes an input: of the scores' type,
-/// or int64 of their shape without axis 1.
-///
-/// # Errors
-/// When the loss does not exist for scores of this type, or not in the model's version of the operators.
-pub fn append_loss(
-    graph: &mut GraphProto,
-    names: &mut Names,
-    loss: Loss,
-    scores: &str,
-    ty: &ValueType,
-    target: Option<&str>,
-    opset: i64,
-) -> Result<String, Error> {
-    let dtype = match ty {
-        ValueType::Tensor(dtype, _) if dtype.is_float() => *dtype,
-        _ => return Err(Error::Loss(format!("a loss needs scores that are floats, but {scores:?} is {ty}"))),
-    };
-    let shape = ty.shape();
-    let (default_target, target_ty) = match loss {
-        Loss::CrossEntropyLoss => {
-            if shape.is_some_and(|shape| shape.rank() < 2) {
-                return Err(Error::Loss(format!(
-                    "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but {scores:?} is {ty}"
-                )));
-            }
-            if opset < 12 {
-                return Err(Error::TooOld {
-                    node: "the cross-entropy loss".into(),
-                    target: opset,
-                    least: 12,
-                });
-            }
-            let without_classes: Option<Shape> = shape.map(|shape| {
-                let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != 1);
-                kept.map(|(_, dim)| dim.clone()).collect()
-            });
-            ("labels", ValueType::Tensor(DType::I64, without_classes))
-        }
-        Loss::MSELoss | Loss::BCEWithLogitsLoss | Loss::L1Loss => ("target", ty.clone()),
-    };
-    let target = target.unwrap_or(default_target);
-    if !is_defined(graph, target) {
-        graph.input.push(declaration(target, &target_ty));
-    }
-    let mut append = Append { graph, names };
-    Ok(match loss {
-        Loss::MSELoss => {
-            let difference = append.node("Sub", &[scores, target], vec![]);
-            let exponent = append.constant("pow_exponent", &Tensor::filled(dtype, &[1], 2.0));
-            let squares = append.node("Pow", &[&difference, &exponent], vec![]);
-            append.mean(&squares)
-        }
-        Loss::L1Loss => {
-            let difference = append.node("Sub", &[scores, target], vec![]);
-            let magnitudes = append.node("Abs", &[&difference], vec![]);
-            append.mean(&magnitudes)
-        }
-        Loss::CrossEntropyLoss => {
-            // The number of the class weights, which there are none of.
-            append.names.next("weight");
-            let outputs = vec![append.names.next("loss"), append.names.next("log_prob")];
-            let loss = outputs[0].clone();
-            let attributes = vec![text("reduction", "mean")];
-            append.node_into("", "SoftmaxCrossEntropyLoss", &[scores, target], outputs, attributes);
-            loss
-        }
-        Loss::BCEWithLogitsLoss => {
-            // The numbers of weights and positive weights, which there are none of.
-            append.names.next("weight");
-            append.names.next("pos_weight");
-            let one = Tensor::filled(dtype, &[1], 1.0);
-            let first_one = append.constant("bceloss.sub_ones", &one);
-            let second_one = append.constant("bceloss.sub_ones", &one);
-            let probability = append.node("Sigmoid", &[scores], vec![]);
-            let log = append.node("Log", &[&probability], vec![]);
-            let positive = append.node("Mul", &[&log, target], vec![]);
-            let rest = append.node("Sub", &[&first_one, &probability], vec![]);
-            let log = append.node("Log", &[&rest], vec![]);
-            let negative_target = append.node("Sub", &[&second_one, target], vec![]);
-            let negative = append.node("Mul", &[&log, &negative_target], vec![]);
-            let sum = append.node("Add", &[&positive, &negative], vec![]);
-            let losses = append.node("Neg", &[&sum], vec![]);
-            append.mean(&losses)
-        }
-    })
 }
 
 /// What gathers the gradient of one parameter.
@@ -400,69 +298,28 @@ mod tests {
         ValueType::Tensor(DType::F32, Some(dims.iter().cloned().collect()))
     }
 
-    fn shape_of(info: &ValueInfoProto) -> String {
-        format!("{:?}", info.r#type)
-    }
-
     #[test]
     fn names_count_on_from_the_loss_to_the_optimizer() {
         let mut graph = GraphProto::default();
         let mut names = Names::new();
         let ty = scores(&[Dim::symbol("batch"), 5.into()]);
-        let loss = append_loss(&mut graph, &mut names, Loss::CrossEntropyLoss, "y", &ty, None, 17)
-            .expect("it exists");
+        let loss = append_loss(
+            &mut graph,
+            &mut names,
+            Loss::CrossEntropyLoss,
+            &LossSettings::default(),
+            "y",
+            &ty,
+            None,
+            17,
+        )
+        .expect("it exists");
         assert_eq!(loss, "onnx::loss::2");
         let settings = OptimizerSettings { max_norm: Some(1.0), ..OptimizerSettings::default() };
         let model = optimizer_model(OptimizerKind::AdamW, &settings, &mut names, 17);
         let graph = model.graph.expect("it has a graph");
         assert_eq!(graph.node[0].output, ["onnx::clip_grad_norm_output::5"]);
         assert_eq!(graph.output[0].name, "onnx::adamw.updated_flag::7");
-    }
-
-    #[test]
-    fn labels_have_the_shape_of_the_scores_without_the_classes() {
-        let mut graph = GraphProto::default();
-        let ty = scores(&[Dim::symbol("n"), 21.into(), 4.into(), 6.into()]);
-        append_loss(&mut graph, &mut Names::new(), Loss::CrossEntropyLoss, "y", &ty, Some("l"), 13)
-            .expect("it exists");
-        let wanted =
-            ValueType::Tensor(DType::I64, Some([Dim::symbol("n"), 4.into(), 6.into()].into_iter().collect()));
-        assert_eq!(graph.input.len(), 1);
-        assert_eq!(shape_of(&graph.input[0]), shape_of(&declaration("l", &wanted)));
-    }
-
-    #[test]
-    fn a_target_that_is_there_is_used() {
-        let mut graph =
-            GraphProto { input: vec![declaration("target", &scores(&[1.into()]))], ..Default::default() };
-        let ty = scores(&[1.into()]);
-        append_loss(&mut graph, &mut Names::new(), Loss::L1Loss, "y", &ty, None, 13).expect("it exists");
-        assert_eq!(graph.input.len(), 1);
-        assert_eq!(graph.node[0].input, ["y", "target"]);
-    }
-
-    #[test]
-    fn losses_of_what_they_cannot_compare_are_refused() {
-        let refused = |loss, ty: &ValueType, opset| {
-            append_loss(&mut GraphProto::default(), &mut Names::new(), loss, "y", ty, None, opset)
-                .expect_err("it is refused")
-                .to_string()
-        };
-        let vector = scores(&[3.into()]);
-        assert_eq!(
-            refused(Loss::CrossEntropyLoss, &vector, 17),
-            "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but \"y\" is float32[3]"
-        );
-        let integers = ValueType::tensor(DType::I64, &[3]);
-        assert_eq!(
-            refused(Loss::MSELoss, &integers, 17),
-            "a loss needs scores that are floats, but \"y\" is int64[3]"
-        );
-        let matrix = scores(&[3.into(), 2.into()]);
-        assert_eq!(
-            refused(Loss::CrossEntropyLoss, &matrix, 11),
-            "the cross-entropy loss cannot be written at opset 11: it needs opset 12 or newer"
-        );
     }
 
     #[test]

@@ -18,7 +18,10 @@ mod _ortrain {
     #[pymodule_export]
     use crate::state::CheckpointState;
     #[pymodule_export]
-    use crate::tools::{InferenceSession, dump, generate_artifacts};
+    use crate::tools::{
+        InferenceSession, checkpoint_initializers, declarations, dump, generate_artifacts, loss_fragment,
+        optimizer_model, save_checkpoint, training_models,
+    };
     #[pymodule_export]
     use crate::training::{LinearLRScheduler, Module, Optimizer, Profile};
     #[pymodule_export]

@@ -4,8 +4,11 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::artifacts::{ArtifactOptions, BatchNormMode, Loss, OptimizerKind, generate};
-use ortrain::{Backend, Bytes, Error, ModelSource, SessionOptions, Stage, Tensor};
+use ortrain::artifacts::{
+    ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerKind, OptimizerSettings,
+    Reduction, generate,
+};
+use ortrain::{Backend, Bytes, Error, ModelSource, SessionOptions, Stage, Tensor, blocks};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
@@ -90,19 +93,171 @@ impl InferenceSession {
     }
 }
 
+/// A loss as Python describes it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Term {
+    loss: String,
+    reduction: String,
+    weight: Option<Py<OrtValue>>,
+    pos_weight: Option<Py<OrtValue>>,
+    ignore_index: Option<i64>,
+    label_smoothing: f32,
+    scores: Option<String>,
+    target: Option<String>,
+    factor: f32,
+}
+
+impl Term {
+    pub(crate) fn read(self) -> PyResult<LossTerm> {
+        let loss = match self.loss.as_str() {
+            "MSELoss" => Loss::MSELoss,
+            "CrossEntropyLoss" => Loss::CrossEntropyLoss,
+            "BCEWithLogitsLoss" => Loss::BCEWithLogitsLoss,
+            "L1Loss" => Loss::L1Loss,
+            other => return Err(unknown("loss", other)),
+        };
+        let tensor = |value: Option<Py<OrtValue>>| value.map(|value| value.get().tensor.clone());
+        let settings = LossSettings {
+            reduction: Reduction::of(&self.reduction).ok_or_else(|| unknown("reduction", &self.reduction))?,
+            weight: tensor(self.weight),
+            pos_weight: tensor(self.pos_weight),
+            ignore_index: self.ignore_index,
+            label_smoothing: self.label_smoothing,
+        };
+        Ok(LossTerm { loss, settings, scores: self.scores, target: self.target, factor: self.factor })
+    }
+}
+
+/// A part of a model as the bytes of a message whose graph it is.
+fn message(py: Python<'_>, graph: ortrain::GraphProto) -> PyResult<Bound<'_, PyBytes>> {
+    let model = ortrain::ModelProto { graph: Some(graph), ..ortrain::ModelProto::default() };
+    Ok(PyBytes::new(py, &ortrain::encode_model(&model).map_err(|source| raise(source.into()))?))
+}
+
+/// The nodes of a loss, as a message; the name of the loss; the last number in a generated name.
+#[pyfunction]
+pub(crate) fn loss_fragment<'py>(
+    py: Python<'py>,
+    model: Source,
+    term: Term,
+    target_is_there: bool,
+    last: u64,
+) -> PyResult<(Bound<'py, PyBytes>, String, u64)> {
+    let term = term.read()?;
+    let found = py.detach(|| blocks::loss(model.0, &term, target_is_there, last)).map_err(raise)?;
+    Ok((message(py, found.graph)?, found.output, found.last))
+}
+
+/// Declarations of values with the types that follow from the model, as a message.
+#[pyfunction]
+pub(crate) fn declarations<'py>(
+    py: Python<'py>,
+    model: Source,
+    names: Vec<String>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    message(py, py.detach(|| blocks::declarations(model.0, &names)).map_err(raise)?)
+}
+
+/// An optimizer model as a message, and the last number in a generated name.
+#[pyfunction]
+#[pyo3(signature = (optimizer, *, betas, epsilon, weight_decay, bias_correction, opset, last))]
+pub(crate) fn optimizer_model<'py>(
+    py: Python<'py>,
+    optimizer: &str,
+    betas: (f32, f32),
+    epsilon: f32,
+    weight_decay: f32,
+    bias_correction: bool,
+    opset: i64,
+    last: u64,
+) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+    let settings = OptimizerSettings { betas, epsilon, weight_decay, bias_correction, max_norm: None };
+    let mut names = Names::after(last);
+    let model = ortrain::artifacts::optimizer_model(optimizer_of(optimizer)?, &settings, &mut names, opset);
+    Ok((
+        PyBytes::new(py, &ortrain::encode_model(&model).map_err(|source| raise(source.into()))?),
+        names.last(),
+    ))
+}
+
+/// The training model and the eval model of a model whose first output is the loss, as messages.
+#[pyfunction]
+#[pyo3(signature = (model, *, requires_grad, frozen_params, additional_output_names, batch_norm))]
+pub(crate) fn training_models<'py>(
+    py: Python<'py>,
+    model: Source,
+    requires_grad: Vec<String>,
+    frozen_params: Vec<String>,
+    additional_output_names: Vec<String>,
+    batch_norm: &str,
+) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+    let options = ArtifactOptions {
+        requires_grad,
+        frozen_params,
+        additional_output_names,
+        batch_norm: batch_norm_of(batch_norm)?,
+        ..ArtifactOptions::default()
+    };
+    let made = py.detach(|| generate(model.0, options)).map_err(raise)?;
+    let bytes = |model| {
+        Ok::<_, PyErr>(PyBytes::new(
+            py,
+            &ortrain::encode_model(model).map_err(|source| raise(source.into()))?,
+        ))
+    };
+    Ok((bytes(&made.training_model)?, bytes(&made.eval_model)?))
+}
+
+/// Writes a checkpoint of the initializers of two messages.
+#[pyfunction]
+pub(crate) fn save_checkpoint(
+    py: Python<'_>,
+    trainable: Source,
+    frozen: Source,
+    path: PathBuf,
+    only_names: bool,
+) -> PyResult<()> {
+    py.detach(|| blocks::save_checkpoint(trainable.0, frozen.0, path, only_names)).map_err(raise)
+}
+
+/// The parameters of a checkpoint as initializers of a message.
+#[pyfunction]
+pub(crate) fn checkpoint_initializers(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyBytes>> {
+    message(py, py.detach(|| blocks::checkpoint_initializers(path)).map_err(raise)?)
+}
+
+fn batch_norm_of(name: &str) -> PyResult<BatchNormMode> {
+    match name {
+        "auto" => Ok(BatchNormMode::Auto),
+        "train" => Ok(BatchNormMode::Train),
+        "freeze" => Ok(BatchNormMode::Freeze),
+        other => Err(unknown("batch_norm", other)),
+    }
+}
+
+fn optimizer_of(name: &str) -> PyResult<OptimizerKind> {
+    match name {
+        "AdamW" => Ok(OptimizerKind::AdamW),
+        "SGD" => Ok(OptimizerKind::SGD),
+        other => Err(unknown("optimizer", other)),
+    }
+}
+
 /// Writes the files of a training.
 #[pyfunction]
 #[pyo3(signature = (
-    model, *, requires_grad, frozen_params, loss, optimizer, directory, prefix, additional_output_names,
-    nominal_checkpoint, loss_input_names, batch_norm
+    model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
+    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
     model: Source,
     requires_grad: Vec<String>,
     frozen_params: Vec<String>,
-    loss: Option<&str>,
+    losses: Vec<Term>,
     optimizer: Option<&str>,
+    optimizer_model: Option<Source>,
     directory: PathBuf,
     prefix: &str,
     additional_output_names: Vec<String>,
@@ -110,33 +265,17 @@ pub(crate) fn generate_artifacts(
     loss_input_names: Vec<String>,
     batch_norm: &str,
 ) -> PyResult<()> {
-    let batch_norm = match batch_norm {
-        "auto" => BatchNormMode::Auto,
-        "train" => BatchNormMode::Train,
-        "freeze" => BatchNormMode::Freeze,
-        other => return Err(unknown("batch_norm", other)),
-    };
-    let loss = loss.map(|name| match name {
-        "MSELoss" => Ok(Loss::MSELoss),
-        "CrossEntropyLoss" => Ok(Loss::CrossEntropyLoss),
-        "BCEWithLogitsLoss" => Ok(Loss::BCEWithLogitsLoss),
-        "L1Loss" => Ok(Loss::L1Loss),
-        other => Err(unknown("loss", other)),
-    });
-    let optimizer = optimizer.map(|name| match name {
-        "AdamW" => Ok(OptimizerKind::AdamW),
-        "SGD" => Ok(OptimizerKind::SGD),
-        other => Err(unknown("optimizer", other)),
-    });
+    let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
     let options = ArtifactOptions {
         requires_grad,
         frozen_params,
-        loss: loss.transpose()?,
-        optimizer: optimizer.transpose()?,
+        losses,
+        optimizer: optimizer.map(optimizer_of).transpose()?,
+        optimizer_model: optimizer_model.map(|model| model.0),
         additional_output_names,
         nominal_checkpoint,
         loss_input_names,
-        batch_norm,
+        batch_norm: batch_norm_of(batch_norm)?,
         ..ArtifactOptions::default()
     };
     py.detach(|| generate(model.0, options)?.write(directory, prefix)).map_err(raise)

@@ -40,13 +40,14 @@ fn run() -> Result<(), Box<dyn Error>> {
             "--prefix" => prefix = value()?,
             "--out" => folder = Some(value()?),
             "--loss" => {
-                options.loss = Some(match value()?.as_str() {
+                let loss = match value()?.as_str() {
                     "cross_entropy" => Loss::CrossEntropyLoss,
                     "mse" => Loss::MSELoss,
                     "bce_with_logits" => Loss::BCEWithLogitsLoss,
                     "l1" => Loss::L1Loss,
                     other => return Err(format!("there is no loss {other:?}").into()),
-                });
+                };
+                options.losses.push(loss.into());
             }
             "--optimizer" => {
                 options.optimizer = Some(match value()?.as_str() {

@@ -18,9 +18,13 @@ use ortrain_ops::passes::{
     versions::{downgrade, upgrade},
 };
 use ortrain_ops::training::{
-    Accumulation, Names, append_accumulators, append_loss, for_inference, for_training, running_statistics,
+    Accumulation, append_accumulators, append_loss, append_sum, for_inference, for_training,
+    moments_of_optimizer, running_statistics,
 };
-pub use ortrain_ops::training::{BatchNormMode, Loss, OptimizerKind, OptimizerSettings, optimizer_model};
+pub use ortrain_ops::training::{
+    BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerKind, OptimizerSettings, Reduction,
+    optimizer_model,
+};
 use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
@@ -50,18 +54,20 @@ pub struct ArtifactOptions {
     pub requires_grad: Vec<String>,
     /// The same for parameters that are not trained but lie in the checkpoint. All others stay in the models.
     pub frozen_params: Vec<String>,
-    /// The loss to put behind the model; without one its first output is the loss.
-    pub loss: Option<Loss>,
+    /// The losses to put behind the model: what is trained is their sum. Without any, the first output is the loss.
+    pub losses: Vec<LossTerm>,
     /// The optimizer; without one there is no optimizer model.
     pub optimizer: Option<OptimizerKind>,
+    /// An optimizer model that was made by others, instead.
+    pub optimizer_model: Option<ModelSource>,
     /// The settings of the optimizer.
     pub optimizer_settings: OptimizerSettings,
     /// Values to be outputs behind the loss.
     pub additional_output_names: Vec<String>,
     /// Whether a nominal checkpoint is wanted, too.
     pub nominal_checkpoint: bool,
-    /// What the loss compares: the scores, and the target if it is not to be a new input. Without them, the model's
-    /// outputs.
+    /// What a loss compares that names no values of its own: the scores, and the target if it is not to be a new input.
+    /// Without them, the model's outputs.
     pub loss_input_names: Vec<String>,
     /// Which statistics BatchNormalization uses in the training model. Those that training updates are parameters that
     /// are not trained, named or not. The evaluation model uses the running ones.
@@ -162,15 +168,9 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     }
     let mut names = Names::new();
     let graph = message_graph(&label, &mut forward.proto)?;
-    let loss = match options.loss {
-        None => first_output(&label, graph, &options)?,
-        Some(loss) => {
-            let (scores, target) = loss_inputs(graph, &options)?;
-            let id = typed.find(&scores).ok_or_else(|| unknown_value(&scores, "compared by the loss"))?;
-            let appended =
-                append_loss(graph, &mut names, loss, &scores, &typed.value(id).ty, target.as_deref(), opset);
-            appended.map_err(|source| Error::model(&label, source))?
-        }
+    let loss = match options.losses.is_empty() {
+        true => first_output(&label, graph, &options)?,
+        false => append_losses(&label, graph, &mut names, &typed, &options, opset)?,
     };
     let outputs: Vec<String> =
         std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
@@ -200,8 +200,11 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     if let Some(graph) = &mut eval_model.graph {
         for_inference(graph);
     }
-    let optimizer_model =
-        options.optimizer.map(|kind| optimizer_model(kind, &options.optimizer_settings, &mut names, opset));
+    let optimizer_model = match (&options.optimizer_model, options.optimizer) {
+        (Some(model), _) => Some(checked_optimizer(model)?),
+        (None, Some(kind)) => Some(optimizer_model(kind, &options.optimizer_settings, &mut names, opset)),
+        (None, None) => None,
+    };
     let nominal_checkpoint = options.nominal_checkpoint.then(|| nominal(&values));
     Ok(Artifacts {
         training_model,
@@ -210,6 +213,14 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
         checkpoint: full(values),
         nominal_checkpoint,
     })
+}
+
+/// The message of an optimizer model, which must have one optimizer.
+fn checked_optimizer(model: &ModelSource) -> Result<ModelProto> {
+    let label = model.label("the optimizer model");
+    let model = self_contained(&label, model.clone().load()?)?;
+    moments_of_optimizer(&graph_of(&label, &model)?).map_err(|source| Error::model(&label, source))?;
+    Ok(model.proto)
 }
 
 /// Which initializers are parameters.
@@ -295,19 +306,19 @@ fn unknown_value(name: &str, what: &str) -> Error {
     Error::Argument(format!("the model has no value {name:?}, which is to be {what}"))
 }
 
-fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Result<&'a mut GraphProto> {
+pub(crate) fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Result<&'a mut GraphProto> {
     let missing = || Error::WrongModel { model: label.to_owned(), reason: "it has no graph".into() };
     proto.graph.as_mut().ok_or_else(missing)
 }
 
 /// The version of `ai.onnx` that a message imports.
-fn opset_of(proto: &ModelProto) -> i64 {
+pub(crate) fn opset_of(proto: &ModelProto) -> i64 {
     let main = proto.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
     main.map_or(1, |set| set.version)
 }
 
 /// The model with its data inside and its initializers not listed as inputs.
-fn self_contained(label: &str, mut model: LoadedModel) -> Result<LoadedModel> {
+pub(crate) fn self_contained(label: &str, mut model: LoadedModel) -> Result<LoadedModel> {
     let mut proto = std::mem::take(&mut model.proto);
     visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
         if !tensor.external_data.is_empty() {
@@ -325,7 +336,7 @@ fn self_contained(label: &str, mut model: LoadedModel) -> Result<LoadedModel> {
 }
 
 /// The graph of a message with all types.
-fn inferred(label: &str, model: &LoadedModel) -> Result<Graph> {
+pub(crate) fn inferred(label: &str, model: &LoadedModel) -> Result<Graph> {
     let mut graph = graph_of(label, model)?;
     infer(&mut graph).map_err(|source| Error::model(label, source))?;
     Ok(graph)
@@ -340,14 +351,39 @@ fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> R
     graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
 }
 
+/// Puts the losses behind the model and returns the name of their sum.
+fn append_losses(
+    label: &str,
+    graph: &mut GraphProto,
+    names: &mut Names,
+    typed: &Graph,
+    options: &ArtifactOptions,
+    opset: i64,
+) -> Result<String> {
+    let mut terms = Vec::new();
+    let mut dtype = DType::F32;
+    // Targets that a loss adds are no outputs of the model.
+    let forward: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    for term in &options.losses {
+        let (scores, target) = match &term.scores {
+            Some(scores) => (scores.clone(), None),
+            None => loss_inputs(&forward, options)?,
+        };
+        let target = term.target.clone().or(target);
+        let id = typed.find(&scores).ok_or_else(|| unknown_value(&scores, "compared by the loss"))?;
+        let ty = &typed.value(id).ty;
+        dtype = ty.dtype().unwrap_or(dtype);
+        let (loss, settings) = (term.loss, &term.settings);
+        let appended = append_loss(graph, names, loss, settings, &scores, ty, target.as_deref(), opset);
+        terms.push((appended.map_err(|source| Error::model(label, source))?, term.factor));
+    }
+    Ok(append_sum(graph, names, &terms, dtype).expect("there is a loss"))
+}
+
 /// The scores, and the target if it is named.
-fn loss_inputs(graph: &GraphProto, options: &ArtifactOptions) -> Result<(String, Option<String>)> {
-    let names: Vec<String> = if options.loss_input_names.is_empty() {
-        graph.output.iter().map(|info| info.name.clone()).collect()
-    } else {
-        options.loss_input_names.clone()
-    };
-    match names.as_slice() {
+fn loss_inputs(forward: &[String], options: &ArtifactOptions) -> Result<(String, Option<String>)> {
+    let names = if options.loss_input_names.is_empty() { forward } else { &options.loss_input_names };
+    match names {
         [scores] => Ok((scores.clone(), None)),
         [scores, target] => Ok((scores.clone(), Some(target.clone()))),
         _ => Err(Error::Argument(format!(
@@ -474,7 +510,7 @@ fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<ValueId> {
     Ok(id)
 }
 
-fn full(values: Vec<(Arc<str>, bool, Tensor)>) -> Checkpoint {
+pub(crate) fn full(values: Vec<(Arc<str>, bool, Tensor)>) -> Checkpoint {
     let (mut trainable, mut frozen) = (Vec::new(), Vec::new());
     for (name, requires_grad, tensor) in values {
         let list = if requires_grad { &mut trainable } else { &mut frozen };
@@ -483,7 +519,7 @@ fn full(values: Vec<(Arc<str>, bool, Tensor)>) -> Checkpoint {
     Checkpoint { module: ModuleState::Full { trainable, frozen }, ..Checkpoint::default() }
 }
 
-fn nominal(values: &[(Arc<str>, bool, Tensor)]) -> Checkpoint {
+pub(crate) fn nominal(values: &[(Arc<str>, bool, Tensor)]) -> Checkpoint {
     let list = |wanted: bool| {
         let chosen = values.iter().filter(|(_, requires_grad, _)| *requires_grad == wanted);
         chosen

@@ -1,6 +1,6 @@
 //! Train ONNX models where they run: the Rust face of ortrain.
 //!
-//! - [`artifacts`]: from a forward model to the files of a training.
+//! - [`artifacts`]: from a forward model to the files of a training; [`blocks`]: the parts it is made of.
 //! - [`CheckpointState`]: parameters, optimizer state and properties; it owns the memory they lie in.
 //! - [`Module`], [`Optimizer`], [`LinearLRScheduler`]: the loop.
 //! - [`InferenceSession`]: runs any model.
@@ -37,6 +37,7 @@
 pub mod artifacts;
 mod backend;
 mod binding;
+pub mod blocks;
 mod constants;
 mod dump;
 mod error;
@@ -61,6 +62,7 @@ pub use optimizer::Optimizer;
 pub use ortrain_checkpoint::{Checkpoint, Property};
 pub use ortrain_cpu::Limits;
 pub use ortrain_graph::{DType, Dim, Tensor};
+pub use ortrain_onnx::{GraphProto, ModelProto, encode as encode_model};
 pub use ortrain_program::{
     ALIGNMENT, Backend, Cost, Deliver, Delivered, Given, LargeBuffer, Memory, MemoryNeed, OverLimit, align,
 };

@@ -20,7 +20,7 @@ const PARAMETERS: [&str; 4] = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias
 fn options(loss: Loss, optimizer: OptimizerKind) -> ArtifactOptions {
     ArtifactOptions {
         requires_grad: names(&PARAMETERS),
-        loss: Some(loss),
+        losses: vec![loss.into()],
         optimizer: Some(optimizer),
         ..ArtifactOptions::default()
     }
@@ -187,10 +187,10 @@ fn what_cannot_be_made_is_said() {
         sentence(&|options| options.loss_input_names = names(&["nothing"])),
         argument("the model has no value \"nothing\", which is to be compared by the loss")
     );
-    let (_, not_scalar) = sentence(&|options| options.loss = None);
-    assert!(not_scalar.contains("the loss must be one float of rank 0, but \"logits\" is"), "{not_scalar}");
+    let (_, not_scalar) = sentence(&|options| options.losses.clear());
+    assert!(not_scalar.contains("the loss must be one float, but \"logits\" is"), "{not_scalar}");
     let (_, unreachable) = sentence(&|options| {
-        options.loss = Some(Loss::L1Loss);
+        options.losses = vec![Loss::L1Loss.into()];
         options.loss_input_names = names(&["h1"]);
     });
     assert!(unreachable.contains("\"fc2.weight\" cannot be trained"), "{unreachable}");
@@ -250,7 +250,7 @@ fn computed_constants_may_be_parameters() {
     let options = |train: &[&str], freeze: &[&str]| ArtifactOptions {
         requires_grad: names(train),
         frozen_params: names(freeze),
-        loss: Some(Loss::MSELoss),
+        losses: vec![Loss::MSELoss.into()],
         optimizer: Some(OptimizerKind::AdamW),
         ..ArtifactOptions::default()
     };
@@ -308,7 +308,7 @@ fn other_types_than_float32_train_as_well() {
                 linear(dtype),
                 ArtifactOptions {
                     requires_grad: names(&["w"]),
-                    loss: Some(loss),
+                    losses: vec![loss.into()],
                     optimizer: Some(OptimizerKind::AdamW),
                     ..ArtifactOptions::default()
                 },

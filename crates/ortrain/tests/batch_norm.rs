@@ -111,7 +111,7 @@ fn source(model: &ModelProto) -> ModelSource {
 fn options(trained: &[&str], batch_norm: BatchNormMode) -> ArtifactOptions {
     ArtifactOptions {
         requires_grad: names(trained),
-        loss: Some(Loss::CrossEntropyLoss),
+        losses: vec![Loss::CrossEntropyLoss.into()],
         optimizer: Some(OptimizerKind::SGD),
         batch_norm,
         ..ArtifactOptions::default()
@@ -645,7 +645,7 @@ fn statistics_of_every_element_of_a_row() {
     let attrs = Attrs::new().with("momentum", MOMENTUM).with("spatial", 0i64);
     let a = maker.node("BatchNormalization", "a", &[&[h][..], &one].concat(), attrs);
     let mut options = options(&["one.scale", "w2"], BatchNormMode::Auto);
-    options.loss = Some(Loss::MSELoss);
+    options.losses = vec![Loss::MSELoss.into()];
     let mut run = Run::new(&generate(source(&maker.finish(a)), options).unwrap());
     let before = run.values(&STATISTICS[..2]);
     let data = (batch(6, 2).0, Tensor::f32(&[6, 5], &numbers(30, 3)));

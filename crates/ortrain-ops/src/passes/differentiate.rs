@@ -1,6 +1,6 @@
 //! The gradient of a graph is a graph: one reverse walk over the path between the values to be trained and the loss.
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Error;
@@ -9,7 +9,7 @@ use crate::passes::decompose::decompose_node;
 use crate::passes::infer::infer_node;
 use crate::registry::{Registry, build};
 
-/// Adds the nodes that compute the gradients of `loss` (one float, rank 0) with respect to `targets`. Returns the
+/// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the
 /// gradients, named `<target>_grad`. Types must have been inferred; those of the new values are inferred as well.
 ///
 /// # Errors
@@ -17,16 +17,18 @@ use crate::registry::{Registry, build};
 /// operators and nodes that cut it.
 pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> Result<Vec<ValueId>, Error> {
     let name = graph.name_of(loss).to_owned();
-    let dtype = match &graph.value(loss).ty {
-        ValueType::Tensor(dtype, Some(shape)) if dtype.is_float() && shape.rank() == 0 => *dtype,
+    let one = |shape: &Shape| shape.iter().all(|dim| dim.known() == Some(1));
+    let seed = match &graph.value(loss).ty {
+        ValueType::Tensor(dtype, Some(shape)) if dtype.is_float() && one(shape) => {
+            Tensor::filled(*dtype, &vec![1; shape.rank()], 1.0)
+        }
         ty => {
             return Err(Error::Loss(format!(
-                "the loss must be one float of rank 0, but {name:?} is {ty}; reduce it with ReduceMean or ReduceSum \
-                 (keepdims=0)"
+                "the loss must be one float, but {name:?} is {ty}; reduce it with ReduceMean or ReduceSum (keepdims=0)"
             )));
         }
     };
-    let seed = graph.add_constant(&format!("{name}_grad"), Tensor::scalar(dtype, 1.0));
+    let seed = graph.add_constant(&format!("{name}_grad"), seed);
     let gradients = backpropagate(graph, &[(loss, seed)], targets)?;
     let gradients: Vec<ValueId> = targets
         .iter()

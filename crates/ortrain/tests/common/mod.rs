@@ -140,7 +140,7 @@ impl Workload {
             ModelSource::from_proto(&proto).unwrap(),
             ArtifactOptions {
                 requires_grad: trained.clone(),
-                loss: Some(Loss::CrossEntropyLoss),
+                losses: vec![Loss::CrossEntropyLoss.into()],
                 optimizer: Some(OptimizerKind::AdamW),
                 ..ArtifactOptions::default()
             },

@@ -1,0 +1,488 @@
+//! Losses as nodes behind a model.
+
+use ortrain_graph::{DType, Shape, Tensor, ValueType, tensor_to_proto};
+use ortrain_onnx::GraphProto;
+
+use super::{Append, Names, declaration, int, text};
+use crate::Error;
+
+/// A loss that can be put behind a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loss {
+    /// Squared differences.
+    MSELoss,
+    /// Cross-entropy of the softmax along axis 1, with integer labels.
+    CrossEntropyLoss,
+    /// Binary cross-entropy of the sigmoid.
+    BCEWithLogitsLoss,
+    /// Absolute differences.
+    L1Loss,
+}
+
+impl Loss {
+    fn label(self) -> &'static str {
+        match self {
+            Loss::MSELoss => "the squared error",
+            Loss::CrossEntropyLoss => "the cross-entropy loss",
+            Loss::BCEWithLogitsLoss => "the binary cross-entropy loss",
+            Loss::L1Loss => "the absolute error",
+        }
+    }
+}
+
+/// What becomes of the losses of all elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// Their mean; of class labels the mean weighted by class.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+    /// They stay as they are.
+    None,
+}
+
+impl Reduction {
+    /// As ONNX and PyTorch spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Reduction::Mean => "mean",
+            Reduction::Sum => "sum",
+            Reduction::None => "none",
+        }
+    }
+
+    /// By its name.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Reduction> {
+        [Reduction::Mean, Reduction::Sum, Reduction::None].into_iter().find(|known| known.name() == name)
+    }
+}
+
+/// The settings of a loss. The default has none.
+#[derive(Clone, Debug, Default)]
+pub struct LossSettings {
+    /// What becomes of the losses of all elements.
+    pub reduction: Reduction,
+    /// Of [`Loss::CrossEntropyLoss`]: a float for each class, by which the losses of its elements are multiplied. Of
+    /// [`Loss::BCEWithLogitsLoss`]: floats that the losses are multiplied by, broadcast to their shape.
+    pub weight: Option<Tensor>,
+    /// Of [`Loss::BCEWithLogitsLoss`]: what the losses of positive targets are multiplied by, broadcast.
+    pub pos_weight: Option<Tensor>,
+    /// Of [`Loss::CrossEntropyLoss`]: a label whose elements count for nothing.
+    pub ignore_index: Option<i64>,
+    /// Of [`Loss::CrossEntropyLoss`]: the share of the target, from 0 to 1, that all classes get alike.
+    pub label_smoothing: f32,
+}
+
+impl LossSettings {
+    /// That the loss knows what is set.
+    fn check(&self, loss: Loss) -> Result<(), Error> {
+        let (weighted, binary, classes) = match loss {
+            Loss::CrossEntropyLoss => (true, false, true),
+            Loss::BCEWithLogitsLoss => (true, true, false),
+            Loss::MSELoss | Loss::L1Loss => (false, false, false),
+        };
+        let given = [
+            ("weight", self.weight.is_some(), weighted),
+            ("pos_weight", self.pos_weight.is_some(), binary),
+            ("ignore_index", self.ignore_index.is_some(), classes),
+            ("label_smoothing", self.label_smoothing != 0.0, classes),
+        ];
+        if let Some((name, ..)) = given.iter().find(|(_, given, known)| *given && !known) {
+            return Err(Error::Loss(format!("{} has no {name}", loss.label())));
+        }
+        if !(0.0..=1.0).contains(&self.label_smoothing) {
+            let message = format!("label_smoothing is {}; it is a share, from 0 to 1", self.label_smoothing);
+            return Err(Error::Loss(message));
+        }
+        if let (Loss::CrossEntropyLoss, Some(weight)) = (loss, &self.weight)
+            && weight.dims().len() != 1
+        {
+            let message = format!(
+                "weight has shape {:?}; a vector with an element for each class is needed",
+                weight.dims()
+            );
+            return Err(Error::Loss(message));
+        }
+        Ok(())
+    }
+}
+
+/// A loss, what it compares, and how much it counts.
+#[derive(Clone, Debug)]
+pub struct LossTerm {
+    /// Which loss.
+    pub loss: Loss,
+    /// Its settings.
+    pub settings: LossSettings,
+    /// The value that is compared; one of the model's outputs unless given.
+    pub scores: Option<String>,
+    /// What it is compared to. Without a name, and where there is no such value, it is a new input: `target`, or
+    /// (for class labels) `labels`.
+    pub target: Option<String>,
+    /// What the loss is multiplied by in the sum of several.
+    pub factor: f32,
+}
+
+impl From<Loss> for LossTerm {
+    fn from(loss: Loss) -> LossTerm {
+        LossTerm { loss, settings: LossSettings::default(), scores: None, target: None, factor: 1.0 }
+    }
+}
+
+/// Appends the sum of some losses, each times its factor, all of them scalars of one type. Returns its name.
+pub fn append_sum(
+    graph: &mut GraphProto,
+    names: &mut Names,
+    losses: &[(String, f32)],
+    dtype: DType,
+) -> Option<String> {
+    let mut append = Append { graph, names };
+    let mut sum: Option<String> = None;
+    for (loss, factor) in losses {
+        let mut term = loss.clone();
+        if *factor != 1.0 {
+            let factor = append.constant("factor", &Tensor::scalar(dtype, f64::from(*factor)));
+            term = append.node("Mul", &[loss, &factor], vec![]);
+        }
+        sum = Some(match sum {
+            None => term,
+            Some(sum) => append.node("Add", &[&sum, &term], vec![]),
+        });
+    }
+    sum
+}
+
+/// Whether a value of this name is there already.
+fn is_defined(graph: &GraphProto, name: &str) -> bool {
+    graph.input.iter().any(|info| info.name == name)
+        || graph.initializer.iter().any(|tensor| tensor.name == name)
+        || graph.node.iter().any(|node| node.input.iter().chain(&node.output).any(|value| value == name))
+}
+
+/// Appends a loss to a model's message and returns its name.
+///
+/// `scores` is what the model computes, of type `ty`; `target` the name of the value it is compared to, `target` or
+/// (for class labels) `labels` unless given. If nothing of this name is there, it becomes an input: of the scores' type,
+/// or int64 of their shape without axis 1.
+///
+/// # Errors
+/// When the loss does not exist for scores of this type, not with these settings, or not in the model's version of the
+/// operators.
+#[allow(clippy::too_many_arguments, reason = "a loss, what it compares, and where it is written")]
+pub fn append_loss(
+    graph: &mut GraphProto,
+    names: &mut Names,
+    loss: Loss,
+    settings: &LossSettings,
+    scores: &str,
+    ty: &ValueType,
+    target: Option<&str>,
+    opset: i64,
+) -> Result<String, Error> {
+    settings.check(loss)?;
+    let dtype = match ty {
+        ValueType::Tensor(dtype, _) if dtype.is_float() => *dtype,
+        _ => return Err(Error::Loss(format!("a loss needs scores that are floats, but {scores:?} is {ty}"))),
+    };
+    let shape = ty.shape();
+    let (default_target, target_ty) = match loss {
+        Loss::CrossEntropyLoss => {
+            check_classes(scores, ty, settings, opset)?;
+            let without_classes: Option<Shape> = shape.map(|shape| {
+                let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != 1);
+                kept.map(|(_, dim)| dim.clone()).collect()
+            });
+            ("labels", ValueType::Tensor(DType::I64, without_classes))
+        }
+        Loss::MSELoss | Loss::BCEWithLogitsLoss | Loss::L1Loss => ("target", ty.clone()),
+    };
+    let target = target.unwrap_or(default_target);
+    if !is_defined(graph, target) {
+        graph.input.push(declaration(target, &target_ty));
+    }
+    let mut append = Append { graph, names };
+    Ok(match loss {
+        Loss::MSELoss => {
+            let difference = append.node("Sub", &[scores, target], vec![]);
+            let exponent = append.constant("pow_exponent", &Tensor::filled(dtype, &[1], 2.0));
+            let squares = append.node("Pow", &[&difference, &exponent], vec![]);
+            append.reduced(settings.reduction, &squares)
+        }
+        Loss::L1Loss => {
+            let difference = append.node("Sub", &[scores, target], vec![]);
+            let magnitudes = append.node("Abs", &[&difference], vec![]);
+            append.reduced(settings.reduction, &magnitudes)
+        }
+        Loss::CrossEntropyLoss => {
+            append.cross_entropy(settings, dtype, (scores, &planes_of_classes(scores, ty, settings)?), target)
+        }
+        Loss::BCEWithLogitsLoss => append.binary_cross_entropy(settings, dtype, scores, target),
+    })
+}
+
+fn check_classes(scores: &str, ty: &ValueType, settings: &LossSettings, opset: i64) -> Result<(), Error> {
+    let shape = ty.shape();
+    if shape.is_some_and(|shape| shape.rank() < 2) {
+        return Err(Error::Loss(format!(
+            "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but {scores:?} is {ty}"
+        )));
+    }
+    let classes = shape.and_then(|shape| shape[1].known());
+    if let (Some(weight), Some(classes)) = (&settings.weight, classes)
+        && weight.len() != classes
+    {
+        let message = format!("weight has {} elements, but {scores:?} has {classes} classes", weight.len());
+        return Err(Error::Loss(message));
+    }
+    // With smoothing, LogSoftmax must be along one axis.
+    let least = if settings.label_smoothing > 0.0 { 13 } else { 12 };
+    if opset < least {
+        let mut node = Loss::CrossEntropyLoss.label().to_owned();
+        if least == 13 {
+            node += " with label_smoothing";
+        }
+        return Err(Error::TooOld { node, target: opset, least });
+    }
+    Ok(())
+}
+
+/// The shape of a value for each class, broadcast to scores with the batch before it. Empty unless labels are smoothed.
+fn planes_of_classes(scores: &str, ty: &ValueType, settings: &LossSettings) -> Result<Vec<usize>, Error> {
+    if settings.label_smoothing == 0.0 {
+        return Ok(Vec::new());
+    }
+    let shape = ty.shape();
+    let classes = shape.and_then(|shape| shape[1].known()).or(settings.weight.as_ref().map(Tensor::len));
+    match (shape, classes) {
+        (Some(shape), Some(classes)) => Ok([vec![1, classes], vec![1; shape.rank() - 2]].concat()),
+        _ => Err(Error::Loss(format!(
+            "label_smoothing needs to know the number of classes, but {scores:?} is {ty}; declare it in the model"
+        ))),
+    }
+}
+
+impl Append<'_> {
+    fn reduced(&mut self, reduction: Reduction, losses: &str) -> String {
+        match reduction {
+            Reduction::Mean => self.node("ReduceMean", &[losses], vec![int("keepdims", 0)]),
+            Reduction::Sum => self.node("ReduceSum", &[losses], vec![int("keepdims", 0)]),
+            Reduction::None => losses.to_owned(),
+        }
+    }
+
+    /// `planes`: the sizes of the scores' axes, as far as smoothing needs them: the second, and ones behind it.
+    fn cross_entropy(
+        &mut self,
+        settings: &LossSettings,
+        dtype: DType,
+        (scores, planes): (&str, &[usize]),
+        labels: &str,
+    ) -> String {
+        // It has a number also where there are no weights.
+        let weight = self.names.next("weight");
+        let weight = settings.weight.as_ref().map(|values| {
+            self.graph.initializer.push(tensor_to_proto(&weight, &as_dtype(values, dtype)));
+            weight.as_str()
+        });
+        let outputs = vec![self.names.next("loss"), self.names.next("log_prob")];
+        let loss = outputs[0].clone();
+        let mut attributes = vec![text("reduction", settings.reduction.name())];
+        attributes.extend(settings.ignore_index.map(|index| int("ignore_index", index)));
+        let inputs: Vec<&str> = [scores, labels].into_iter().chain(weight).collect();
+        self.node_into("", "SoftmaxCrossEntropyLoss", &inputs, outputs, attributes);
+        if settings.label_smoothing == 0.0 {
+            return loss;
+        }
+        let uniform = self.uniform_cross_entropy(settings, dtype, (scores, planes), labels, weight);
+        let share = f64::from(settings.label_smoothing);
+        let [own, rest] = [1.0 - share, share / planes[1] as f64].map(|share| Tensor::scalar(dtype, share));
+        let (own, rest) = (self.constant("own_share", &own), self.constant("share", &rest));
+        let own = self.node("Mul", &[&loss, &own], vec![]);
+        let rest = self.node("Mul", &[&uniform, &rest], vec![]);
+        self.node("Add", &[&own, &rest], vec![])
+    }
+
+    /// The sum over all classes of the cross-entropy with each of them as label; `weight` counts as it does for labels.
+    fn uniform_cross_entropy(
+        &mut self,
+        settings: &LossSettings,
+        dtype: DType,
+        (scores, planes): (&str, &[usize]),
+        labels: &str,
+        weight: Option<&str>,
+    ) -> String {
+        let logs = self.node("LogSoftmax", &[scores], vec![int("axis", 1)]);
+        let mut losses = self.node("Neg", &[&logs], vec![]);
+        if let Some(weight) = &settings.weight {
+            // A weight for each plane of a class.
+            let planes = Tensor::from_f64(dtype, planes[1..].to_vec(), &weight.to_f64());
+            let planes = self.constant("weight_of_planes", &planes);
+            losses = self.node("Mul", &[&losses, &planes], vec![]);
+        }
+        let classes = self.constant("classes", &Tensor::i64(&[1], &[1]));
+        let mut losses = self.node("ReduceSum", &[&losses, &classes], vec![int("keepdims", 0)]);
+
+        let zero = self.constant("zero", &Tensor::scalar(dtype, 0.0));
+        let whole = self.node("Cast", &[labels], vec![int("to", i64::from(DType::I64.to_onnx()))]);
+        let ignored = settings.ignore_index.map(|index| {
+            let index = self.constant("ignore_index", &Tensor::i64(&[], &[index]));
+            self.node("Equal", &[&whole, &index], vec![])
+        });
+        if let Some(ignored) = &ignored {
+            losses = self.node("Where", &[ignored, &zero, &losses], vec![]);
+        }
+        if settings.reduction != Reduction::Mean || weight.is_none() && ignored.is_none() {
+            return self.reduced(settings.reduction, &losses);
+        }
+        let mut counts = match weight {
+            None => self.constant("one", &Tensor::scalar(dtype, 1.0)),
+            Some(weight) => {
+                // An ignored label may be none of the classes.
+                let first = self.constant("first_class", &Tensor::i64(&[], &[0]));
+                let there = match &ignored {
+                    Some(ignored) => self.node("Where", &[ignored, &first, &whole], vec![]),
+                    None => whole,
+                };
+                self.node("Gather", &[weight, &there], vec![])
+            }
+        };
+        if let Some(ignored) = &ignored {
+            counts = self.node("Where", &[ignored, &zero, &counts], vec![]);
+        }
+        let [sum, count] = [&losses, &counts].map(|values| self.reduced(Reduction::Sum, values));
+        self.node("Div", &[&sum, &count], vec![])
+    }
+
+    fn binary_cross_entropy(
+        &mut self,
+        settings: &LossSettings,
+        dtype: DType,
+        scores: &str,
+        target: &str,
+    ) -> String {
+        let [weight, pos_weight] =
+            [("weight", &settings.weight), ("pos_weight", &settings.pos_weight)].map(|(token, values)| {
+                let name = self.names.next(token);
+                values.as_ref().map(|values| {
+                    self.graph.initializer.push(tensor_to_proto(&name, &as_dtype(values, dtype)));
+                    name
+                })
+            });
+        let one = Tensor::filled(dtype, &[1], 1.0);
+        let first_one = self.constant("bceloss.sub_ones", &one);
+        let second_one = self.constant("bceloss.sub_ones", &one);
+        let probability = self.node("Sigmoid", &[scores], vec![]);
+        let log = self.node("Log", &[&probability], vec![]);
+        let mut positive = self.node("Mul", &[&log, target], vec![]);
+        if let Some(pos_weight) = &pos_weight {
+            positive = self.node("Mul", &[pos_weight, &positive], vec![]);
+        }
+        let rest = self.node("Sub", &[&first_one, &probability], vec![]);
+        let log = self.node("Log", &[&rest], vec![]);
+        let negative_target = self.node("Sub", &[&second_one, target], vec![]);
+        let negative = self.node("Mul", &[&log, &negative_target], vec![]);
+        let sum = self.node("Add", &[&positive, &negative], vec![]);
+        let mut losses = self.node("Neg", &[&sum], vec![]);
+        if let Some(weight) = &weight {
+            losses = self.node("Mul", &[weight, &losses], vec![]);
+        }
+        self.reduced(settings.reduction, &losses)
+    }
+}
+
+fn as_dtype(tensor: &Tensor, dtype: DType) -> Tensor {
+    Tensor::from_f64(dtype, tensor.dims().to_vec(), &tensor.to_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Dim;
+    use ortrain_onnx::ValueInfoProto;
+
+    use super::*;
+
+    fn scores(dims: &[Dim]) -> ValueType {
+        ValueType::Tensor(DType::F32, Some(dims.iter().cloned().collect()))
+    }
+
+    fn shape_of(info: &ValueInfoProto) -> String {
+        format!("{:?}", info.r#type)
+    }
+
+    #[test]
+    fn labels_have_the_shape_of_the_scores_without_the_classes() {
+        let mut graph = GraphProto::default();
+        let ty = scores(&[Dim::symbol("n"), 21.into(), 4.into(), 6.into()]);
+        append_loss(
+            &mut graph,
+            &mut Names::new(),
+            Loss::CrossEntropyLoss,
+            &LossSettings::default(),
+            "y",
+            &ty,
+            Some("l"),
+            13,
+        )
+        .expect("it exists");
+        let wanted =
+            ValueType::Tensor(DType::I64, Some([Dim::symbol("n"), 4.into(), 6.into()].into_iter().collect()));
+        assert_eq!(graph.input.len(), 1);
+        assert_eq!(shape_of(&graph.input[0]), shape_of(&declaration("l", &wanted)));
+    }
+
+    #[test]
+    fn a_target_that_is_there_is_used() {
+        let mut graph =
+            GraphProto { input: vec![declaration("target", &scores(&[1.into()]))], ..Default::default() };
+        let ty = scores(&[1.into()]);
+        append_loss(
+            &mut graph,
+            &mut Names::new(),
+            Loss::L1Loss,
+            &LossSettings::default(),
+            "y",
+            &ty,
+            None,
+            13,
+        )
+        .expect("it exists");
+        assert_eq!(graph.input.len(), 1);
+        assert_eq!(graph.node[0].input, ["y", "target"]);
+    }
+
+    #[test]
+    fn losses_of_what_they_cannot_compare_are_refused() {
+        let refused = |loss, ty: &ValueType, opset| {
+            append_loss(
+                &mut GraphProto::default(),
+                &mut Names::new(),
+                loss,
+                &LossSettings::default(),
+                "y",
+                ty,
+                None,
+                opset,
+            )
+            .expect_err("it is refused")
+            .to_string()
+        };
+        let vector = scores(&[3.into()]);
+        assert_eq!(
+            refused(Loss::CrossEntropyLoss, &vector, 17),
+            "cross-entropy needs scores of rank 2 or more with the classes on axis 1, but \"y\" is float32[3]"
+        );
+        let integers = ValueType::tensor(DType::I64, &[3]);
+        assert_eq!(
+            refused(Loss::MSELoss, &integers, 17),
+            "a loss needs scores that are floats, but \"y\" is int64[3]"
+        );
+        let matrix = scores(&[3.into(), 2.into()]);
+        assert_eq!(
+            refused(Loss::CrossEntropyLoss, &matrix, 11),
+            "the cross-entropy loss cannot be written at opset 11: it needs opset 12 or newer"
+        );
+    }
+}

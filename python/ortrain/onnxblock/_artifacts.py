@@ -1,0 +1,40 @@
+"""Blocks in the place of losses and optimizers that :func:`ortrain.artifacts.generate_artifacts` knows by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from ortrain.onnxblock._block import Block
+from ortrain.onnxblock._model import base, empty_base
+from ortrain.onnxblock._whole import register_outputs
+
+
+def _read(source: str | bytes) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(source) if isinstance(source, bytes) else onnx.load(source)
+
+
+def with_loss(source: str | bytes, loss: Block, names: Sequence[str], additional: Sequence[str]) -> bytes:
+    """The model with a loss behind it, as its first output. The loss compares the values of these names, or outputs."""
+    with base(_read(source)) as accessor:
+        graph = accessor.model.graph
+        result = loss(*(names or [entry.name for entry in graph.output]))
+        first = result if isinstance(result, str) else result[0]
+        register_outputs(accessor.model, (first, *additional))
+        return bytes(accessor.model.SerializeToString())
+
+
+def optimizer_model(
+    source: str | bytes, optimizer: Block, requires_grad: Sequence[str], frozen_params: Sequence[str]
+) -> bytes:
+    """The optimizer model that a block makes for the parameters of a model."""
+    model = _read(source)
+    trained, frozen = (
+        [tensor for tensor in model.graph.initializer if tensor.name in wanted]
+        for wanted in (set(requires_grad), set(frozen_params))
+    )
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), None)
+    with empty_base(opset) as accessor:
+        optimizer((trained, frozen))
+        return bytes(accessor.model.SerializeToString())

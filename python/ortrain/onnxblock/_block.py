@@ -1,0 +1,79 @@
+"""What every block is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import PurePath
+from typing import Any
+
+import onnx
+
+from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError
+from ortrain.onnxblock._model import current
+
+# Larger messages cannot be serialised, which is how the checker takes them.
+_LARGEST = 2**31 - 1
+
+
+class Block(ABC):
+    """Something that edits the model of the open context.
+
+    :meth:`build` is what a block does; calling the block calls it and checks the model with ``onnx.checker``.
+
+    Args:
+        temp_file_name: a relative path. Blocks of onnxruntime-training put large models there while they check them;
+            nothing is written here.
+
+    >>> class Double(Block):
+    ...     def build(self, x):
+    ...         self.base.graph.node.append(onnx.helper.make_node("Add", [x, x], ["doubled"]))
+    ...         return "doubled"
+
+    """
+
+    def __init__(self, temp_file_name: PathLike = "temp.onnx") -> None:
+        if PurePath(temp_file_name).is_absolute():
+            raise InvalidArgumentError(f"temp_file_name is a relative path, not {temp_file_name}")
+        self._base: onnx.ModelProto | None = None
+
+    @property
+    def base(self) -> onnx.ModelProto:
+        """The model that is edited: that of the open context, or of the last one that the block was called in."""
+        if self._base is None:
+            self._base = current().model
+        return self._base
+
+    @base.setter
+    def base(self, model: onnx.ModelProto | None) -> None:
+        self._base = model
+
+    @abstractmethod
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Edit :attr:`base`; return the names of the results, one or a tuple."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """:meth:`build` on the model of the open context.
+
+        Raises:
+            InvalidArgumentError: outside of a context.
+            onnx.checker.ValidationError: if what was built is no valid model.
+
+        """
+        self._base = current().model
+        result = self.build(*args, **kwargs)
+        check(self._base)
+        return result
+
+    def infer_shapes_on_base(self) -> None:
+        """Add the types that follow from the model to its ``value_info``."""
+        if self.base.ByteSize() <= _LARGEST:
+            inferred = onnx.shape_inference.infer_shapes(self.base)
+            del self.base.graph.value_info[:]
+            self.base.graph.value_info.extend(inferred.graph.value_info)
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Raise what ``onnx.checker`` finds, unless the model is too large for it."""
+    if model.ByteSize() <= _LARGEST:
+        onnx.checker.check_model(model, full_check=True)

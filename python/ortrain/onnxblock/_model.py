@@ -1,0 +1,163 @@
+"""The model that blocks edit."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+
+from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError, NoSuchFileError, UnsupportedError
+
+_GENERATED = re.compile(r"onnx::.*::(\d+)")
+
+Message = TypeVar("Message", onnx.ValueInfoProto, onnx.TensorProto)
+
+
+class ModelAccessor:
+    """The model that blocks edit in a context, and where its file lies if one was named."""
+
+    def __init__(self, model: onnx.ModelProto, path: PathLike | None = None) -> None:
+        self._model = model
+        self._path = None if path is None else os.fspath(path)
+        graph = model.graph
+        names = {name for node in graph.node for name in [node.name, *node.input, *node.output]}
+        names.update(entry.name for entry in [*graph.input, *graph.initializer])
+        found = (_GENERATED.fullmatch(name) for name in names)
+        # Names count on from those that another context has put into the model.
+        self.last_number = max((int(match[1]) for match in found if match), default=0)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model."""
+        return self._model
+
+    @property
+    def path(self) -> str:
+        """The path that was given with the model.
+
+        Raises:
+            InvalidArgumentError: if none was.
+
+        """
+        if self._path is None:
+            raise InvalidArgumentError("no path was given with this model")
+        return self._path
+
+    @property
+    def has_path(self) -> bool:
+        """Whether a path was given with the model."""
+        return self._path is not None
+
+    def name(self, token: str) -> str:
+        """A new name, ``onnx::<token>::<n>``."""
+        self.last_number += 1
+        return f"onnx::{token}::{self.last_number}"
+
+    def opset(self) -> int:
+        """The version of the standard operators that the model uses."""
+        versions = (entry.version for entry in self._model.opset_import if entry.domain in ("", "ai.onnx"))
+        return next(versions, 1)
+
+
+_CURRENT: ContextVar[ModelAccessor | None] = ContextVar("ortrain.onnxblock.model", default=None)
+
+
+def current() -> ModelAccessor:
+    """The model of the context that is open in this thread."""
+    accessor = _CURRENT.get()
+    if accessor is None:
+        raise InvalidArgumentError(
+            "there is no model to edit: call blocks inside `with onnxblock.base(model)` or "
+            "`with onnxblock.empty_base()`"
+        )
+    return accessor
+
+
+@contextmanager
+def _open(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    if _CURRENT.get() is not None:
+        raise InvalidArgumentError("onnxblock.base and onnxblock.empty_base do not nest: leave the open context first")
+    token = _CURRENT.set(accessor)
+    try:
+        yield accessor
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def base(model: onnx.ModelProto, model_path: PathLike | None = None) -> Iterator[ModelAccessor]:
+    """A context in which blocks edit a copy of a model.
+
+    Args:
+        model: the model; it is not changed.
+        model_path: where its file lies; kept for :attr:`ModelAccessor.path`, nothing is read.
+
+    Raises:
+        InvalidArgumentError: without a model, or inside another context.
+
+    >>> import onnx
+    >>> model = onnx.load("examples/perceptron.onnx")
+    >>> with base(model) as accessor:
+    ...     accessor.model.graph.name == model.graph.name
+    True
+
+    """
+    if not isinstance(model, onnx.ModelProto):
+        raise InvalidArgumentError(f"onnxblock.base needs an onnx.ModelProto, not {type(model).__name__}")
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    with _open(ModelAccessor(copy, model_path)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+    """A context in which blocks build a model from nothing.
+
+    Args:
+        opset_version: the version of the standard operators; the newest that ``onnx`` knows unless given.
+
+    >>> with empty_base(17) as accessor:
+    ...     [(entry.domain, entry.version) for entry in accessor.model.opset_import]
+    [('com.microsoft', 1), ('', 17)]
+
+    """
+    newest = onnx.defs.onnx_opset_version()
+    graph = onnx.GraphProto(name="graph")
+    imports = [onnx.helper.make_opsetid("com.microsoft", 1), onnx.helper.make_opsetid("", opset_version or newest)]
+    model = onnx.helper.make_model(graph, producer_name="orttraining", opset_imports=imports)
+    with _open(ModelAccessor(model)) as accessor:
+        yield accessor
+
+
+def custom_op_library(custom_op_library_path: PathLike) -> AbstractContextManager[None]:
+    """Refused: ortrain runs no operators from shared libraries.
+
+    Raises:
+        NoSuchFileError: if there is no such file.
+        UnsupportedError: otherwise.
+
+    """
+    if not Path(custom_op_library_path).exists():
+        raise NoSuchFileError(f"there is no file {os.fspath(custom_op_library_path)}")
+    raise UnsupportedError("ortrain runs no operators from shared libraries; write them as nodes of operators it has")
+
+
+def is_defined(model: onnx.ModelProto, name: str) -> bool:
+    """Whether a value of this name is there or is used."""
+    graph = model.graph
+    return any(entry.name == name for entry in [*graph.input, *graph.initializer]) or any(
+        name in node.input or name in node.output for node in graph.node
+    )
+
+
+def find(entries: Iterable[Message], name: str) -> Message | None:
+    """The first entry of this name."""
+    return next((entry for entry in entries if entry.name == name), None)

@@ -1,0 +1,125 @@
+"""Blocks that end in models to be saved."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import onnx
+
+from ortrain import _ortrain
+from ortrain.errors import InvalidArgumentError
+from ortrain.onnxblock._block import Block, check
+from ortrain.onnxblock._model import current
+from ortrain.onnxblock.blocks import UnknownNameError
+
+
+def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
+    """Make these values the outputs of the model, and no others."""
+    graph = model.graph
+    declared = {entry.name: entry for entry in [*graph.value_info, *graph.input, *graph.output]}
+    unknown = [name for name in names if name not in declared or not declared[name].type.WhichOneof("value")]
+    if unknown:
+        found = onnx.ModelProto.FromString(_ortrain.declarations(model.SerializeToString(), unknown))
+        declared |= {entry.name: entry for entry in found.graph.value_info}
+    outputs = []
+    for name in names:
+        if name not in declared:
+            raise UnknownNameError(f"{name!r} cannot be an output: the model has no such value, or its type is unknown")
+        entry = onnx.ValueInfoProto()
+        entry.CopyFrom(declared[name])
+        outputs.append(entry)
+    del graph.output[:]
+    graph.output.extend(outputs)
+    kept = [entry for entry in graph.value_info if entry.name not in names]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+
+
+class ForwardBlock(Block):
+    """A model: :meth:`build` returns the names of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: onnx.ModelProto | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """:meth:`build`; what it returns are the outputs of the model, and no others.
+
+        Raises:
+            InvalidArgumentError: outside of a context.
+            UnknownNameError: for an output that is not there or whose type cannot be inferred.
+
+        """
+        self.base = current().model
+        result = self.build(*args, **kwargs)
+        names = (result,) if isinstance(result, str) else tuple(result)
+        register_outputs(self.base, names)
+        check(self.base)
+        self._model = onnx.ModelProto()
+        self._model.CopyFrom(self.base)
+        return result
+
+    def to_model_proto(self) -> onnx.ModelProto:
+        """The model.
+
+        Raises:
+            InvalidArgumentError: before the block was called.
+
+        """
+        return self._built()
+
+    def _built(self) -> onnx.ModelProto:
+        if self._model is None:
+            raise InvalidArgumentError("there is no model yet: call the block inside `with onnxblock.base(model)`")
+        return self._model
+
+
+class TrainingBlock(ForwardBlock):
+    """A model that is trained: the first of the values that :meth:`build` returns is the loss.
+
+    Args:
+        batch_norm: which statistics ``BatchNormalization`` uses in training, as in
+            :func:`ortrain.artifacts.generate_artifacts`.
+
+    """
+
+    def __init__(self, batch_norm: Literal["auto", "train", "freeze"] = "auto") -> None:
+        super().__init__()
+        self._batch_norm = batch_norm
+        self._requires_grad: dict[str, bool] = {}
+
+    def requires_grad(self, argument_name: str, value: bool = True) -> None:
+        """Say that an initializer is trained, or with ``False`` that it is a parameter but not trained."""
+        self._requires_grad[argument_name] = value
+
+    def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
+        """The initializers that are trained, and those that are parameters but not trained, in the model's order.
+
+        Raises:
+            InvalidArgumentError: before the block was called.
+
+        """
+        initializers = self._built().graph.initializer
+        wanted = self._requires_grad
+        return (
+            [tensor for tensor in initializers if wanted.get(tensor.name) is True],
+            [tensor for tensor in initializers if wanted.get(tensor.name) is False],
+        )
+
+    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:  # type: ignore[override]
+        """The training model and the eval model.
+
+        Raises:
+            InvalidArgumentError: before the block was called; if nothing is trained or a name is unknown.
+            InvalidModelError, UnsupportedError: if the model cannot be differentiated.
+
+        """
+        model = self._built()
+        training, evaluation = _ortrain.training_models(
+            model.SerializeToString(),
+            requires_grad=[name for name, trained in self._requires_grad.items() if trained],
+            frozen_params=[name for name, trained in self._requires_grad.items() if not trained],
+            additional_output_names=[entry.name for entry in model.graph.output[1:]],
+            batch_norm=self._batch_norm,
+        )
+        return onnx.ModelProto.FromString(training), onnx.ModelProto.FromString(evaluation)

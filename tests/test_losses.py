@@ -1,0 +1,203 @@
+"""Losses with settings, alone and in sums: values and gradients by their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module
+from ortrain.artifacts import Loss, LossType
+
+# Of float32 sums of a few dozen terms, relative to the largest.
+TOLERANCE = 2e-6
+# Of central differences of a float64 formula; beside that gradients are float32.
+GRADIENT_TOLERANCE = 1e-5
+STEP = 1e-5
+
+CROSS_ENTROPY, MSE, L1, BCE = (
+    LossType.CrossEntropyLoss,
+    LossType.MSELoss,
+    LossType.L1Loss,
+    LossType.BCEWithLogitsLoss,
+)
+WEIGHT = np.array([0.5, 2.0, 1.0], np.float32)
+
+
+def model(shape: Sequence[int | str], opset: int = 17) -> onnx.ModelProto:
+    """``scores = x * w``, with one weight for each element of an image of x."""
+    declare = helper.make_tensor_value_info
+    weight = numpy_helper.from_array(np.ones(tuple(shape[1:]), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["scores"])],
+        "graph",
+        [declare("x", TensorProto.FLOAT, shape)],
+        [declare("scores", TensorProto.FLOAT, shape)],
+        [weight],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def trained(proto: onnx.ModelProto, loss: Any, folder: Path, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The loss, and the gradient of the weights."""
+    artifacts.generate_artifacts(proto, requires_grad=["w"], loss=loss, artifact_directory=folder)
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state)
+    value = module(*inputs)
+    gradient = state.parameters["w"].grad
+    assert gradient is not None
+    return np.asarray(value), gradient.copy()
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def cross_entropy(scores: np.ndarray, labels: np.ndarray, loss: Loss) -> float:
+    """As PyTorch's documentation defines it."""
+    classes = scores.shape[1]
+    weight = np.ones(classes) if loss.weight is None else np.asarray(loss.weight, np.float64)
+    counted = labels != loss.ignore_index if loss.ignore_index is not None else np.ones(labels.shape, bool)
+    known = np.where(counted, labels, 0)
+    logs = log_softmax(scores)
+    of_label = np.where(counted, weight[known], 0)
+    own = -np.take_along_axis(logs, known[:, None], axis=1)[:, 0] * of_label
+    per_class = weight.reshape([1, classes] + [1] * (scores.ndim - 2))
+    alike = np.where(counted, -(logs * per_class).sum(axis=1), 0) / classes
+    both = (1 - loss.label_smoothing) * own + loss.label_smoothing * alike
+    total = both.sum()
+    return float(total if loss.reduction == "sum" else total / of_label.sum())
+
+
+def elementwise(scores: np.ndarray, target: np.ndarray, loss: Loss) -> float:
+    difference = scores - target
+    if loss.kind == MSE:
+        losses = difference**2
+    elif loss.kind == L1:
+        losses = np.abs(difference)
+    else:
+        probability = 1 / (1 + np.exp(-scores))
+        positive = 1.0 if loss.pos_weight is None else np.asarray(loss.pos_weight, np.float64)
+        losses = -(positive * target * np.log(probability) + (1 - target) * np.log(1 - probability))
+        if loss.weight is not None:
+            losses = losses * np.asarray(loss.weight, np.float64)
+    return float(losses.sum() if loss.reduction == "sum" else losses.mean())
+
+
+def check(shape: Sequence[int], loss: Loss, target: np.ndarray, folder: Path, opset: int = 17) -> None:
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    formula = cross_entropy if loss.kind == CROSS_ENTROPY else elementwise
+    value, gradient = trained(model(["n", *shape[1:]], opset), loss, folder, x, target)
+    want = formula(x.astype(np.float64), target, loss)
+    assert value.shape == ()
+    assert abs(value - want) <= TOLERANCE * max(1, abs(want))
+    weights = np.ones(shape[1:])
+    for index in np.ndindex(*shape[1:]):
+        shifted = []
+        for sign in (1, -1):
+            moved = weights.copy()
+            moved[index] += sign * STEP
+            shifted.append(formula(x * moved, target, loss))
+        difference = (shifted[0] - shifted[1]) / (2 * STEP)
+        assert abs(gradient[index] - difference) <= GRADIENT_TOLERANCE * max(1, np.abs(gradient).max())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("ignored", [None, -100, 1])
+@pytest.mark.parametrize("shape", [[6, 3], [4, 3, 2, 2]])
+def test_cross_entropy(
+    reduction: Any, smoothing: float, weight: Any, ignored: int | None, shape: list[int], tmp_path: Path
+) -> None:
+    labels = np.random.default_rng(2).integers(0, 3, [shape[0], *shape[2:]])
+    if ignored is not None:
+        labels.flat[::3] = ignored
+    loss = Loss(CROSS_ENTROPY, reduction, weight, ignore_index=ignored, label_smoothing=smoothing)
+    check(shape, loss, labels, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [12, 13, 18])
+def test_opsets(opset: int, tmp_path: Path) -> None:
+    loss = Loss(CROSS_ENTROPY, weight=WEIGHT, ignore_index=0, label_smoothing=0.0 if opset < 13 else 0.2)
+    check([5, 3], loss, np.array([0, 1, 2, 1, 0]), tmp_path, opset)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kind", [MSE, L1, BCE])
+def test_reductions(kind: LossType, reduction: Any, tmp_path: Path) -> None:
+    target = np.random.default_rng(3).random([5, 3], np.float32)
+    check([5, 3], Loss(kind, reduction), target, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight", "positive"), [(WEIGHT, None), (None, WEIGHT), (WEIGHT, np.float32(3)), (np.full((5, 1), 0.5), WEIGHT)]
+)
+def test_weights_of_binary_cross_entropy(weight: Any, positive: Any, tmp_path: Path) -> None:
+    target = np.random.default_rng(4).integers(0, 2, [5, 3]).astype(np.float32)
+    check([5, 3], Loss(BCE, weight=weight, pos_weight=positive), target, tmp_path)
+
+
+def test_a_sum_of_losses(tmp_path: Path) -> None:
+    """Each with a target of its own, or one for all."""
+    x, target, labels = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32), np.array([0, 2])
+    terms = [Loss(MSE), Loss(L1, factor=0.5), Loss(CROSS_ENTROPY, factor=2)]
+    value, gradient = trained(model(["n", 3]), terms, tmp_path, x, target, labels)
+    assert abs(value - (1 + 0.5 + 2 * np.log(3))) < TOLERANCE
+    alone = [
+        trained(model(["n", 3]), term.kind, tmp_path, x, labels if term.kind == CROSS_ENTROPY else target)[1]
+        for term in terms
+    ]
+    np.testing.assert_allclose(gradient, alone[0] + 0.5 * alone[1] + 2 * alone[2], atol=TOLERANCE)
+
+    named = [Loss(MSE, scores="x", target="other"), Loss(MSE, scores="scores", target="x", factor=3)]
+    other = np.full((2, 3), 3, np.float32)
+    value, _ = trained(model(["n", 3]), named, tmp_path, x, other)
+    assert value == 4
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (Loss(MSE, weight=WEIGHT), "the model: the squared error has no weight"),
+        (Loss(L1, label_smoothing=0.1), "the model: the absolute error has no label_smoothing"),
+        (Loss(CROSS_ENTROPY, pos_weight=WEIGHT), "the model: the cross-entropy loss has no pos_weight"),
+        (Loss(BCE, ignore_index=1), "the model: the binary cross-entropy loss has no ignore_index"),
+        (
+            Loss(CROSS_ENTROPY, label_smoothing=1.5),
+            "the model: label_smoothing is 1.5; it is a share, from 0 to 1",
+        ),
+        (
+            Loss(CROSS_ENTROPY, label_smoothing=float("nan")),
+            "the model: label_smoothing is NaN; it is a share, from 0 to 1",
+        ),
+        (
+            Loss(CROSS_ENTROPY, weight=[1, 2]),
+            'the model: weight has 2 elements, but "scores" has 3 classes',
+        ),
+        (
+            Loss(CROSS_ENTROPY, weight=[[1, 2, 3]]),
+            "the model: weight has shape [1, 3]; a vector with an element for each class is needed",
+        ),
+        (Loss(MSE, reduction="median"), 'there is no reduction "median"'),  # type: ignore[arg-type]
+        (Loss(MSE, scores="nothing"), 'the model has no value "nothing", which is to be compared by the loss'),
+        (
+            Loss(MSE, reduction="none"),  # type: ignore[arg-type]
+            'the model: the loss must be one float, but "onnx::pow_output::4" is float32[n, 3]; reduce it with '
+            "ReduceMean or ReduceSum (keepdims=0)",
+        ),
+    ],
+)
+def test_what_does_not_fit(loss: Loss, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((ortrain.InvalidArgumentError, ortrain.InvalidModelError)) as error:
+        artifacts.generate_artifacts(model(["n", 3]), ["w"], loss=loss, artifact_directory=tmp_path)
+    assert str(error.value) == sentence
+    assert not list(tmp_path.iterdir())
