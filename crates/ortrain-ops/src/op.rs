@@ -113,6 +113,13 @@ pub struct Definition {
     pub decompose: Option<RewriteFn>,
     /// Whether the operator is nothing but its decomposition: then it is differentiated and run as that.
     pub composition: bool,
+    /// Whether ONNX does not have the operator although it lies in a domain of ONNX: training graphs of ONNX Runtime
+    /// hold such. Where plain ONNX is wanted it is written as its decomposition.
+    pub extension: bool,
+    /// Whether the shape that a file declares for its result says what nothing else does.
+    pub declared_shape: bool,
+    /// Element types that came with later versions than the first, as pairs of the version and its new types.
+    pub later_types: &'static [(i64, &'static [DType])],
 }
 
 impl Definition {
@@ -133,7 +140,37 @@ impl Definition {
             downgrade: None,
             decompose: None,
             composition: false,
+            extension: false,
+            declared_shape: false,
+            later_types: &[],
         }
+    }
+
+    /// As an operator that ONNX Runtime adds to a domain of ONNX.
+    #[must_use]
+    pub const fn extension(mut self) -> Definition {
+        self.extension = true;
+        self
+    }
+
+    /// As an operator whose result has the shape that is declared for it.
+    #[must_use]
+    pub const fn declared_shape(mut self) -> Definition {
+        self.declared_shape = true;
+        self
+    }
+
+    /// With element types that older versions do not have.
+    #[must_use]
+    pub const fn later_types(mut self, types: &'static [(i64, &'static [DType])]) -> Definition {
+        self.later_types = types;
+        self
+    }
+
+    /// Whether plain ONNX has the operator.
+    #[must_use]
+    pub fn is_standard(&self) -> bool {
+        self.domain.is_empty() && !self.extension
     }
 
     /// With a rewrite from older versions.

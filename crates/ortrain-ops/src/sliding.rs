@@ -111,6 +111,11 @@ impl Sliding {
         self.dilations.as_ref().map_or(1, |list| list[k])
     }
 
+    /// A number for each of `count` spatial axes.
+    pub(crate) fn list(&self, count: usize, of: impl Fn(&Sliding, usize) -> i64) -> Vec<i64> {
+        (0..count).map(|k| of(self, k)).collect()
+    }
+
     /// Explicit padding of spatial axis `k`, before and behind, of `axes`; zeros where `auto_pad` chooses.
     pub(crate) fn padding(&self, k: usize, axes: usize) -> (i64, i64) {
         match (&self.pads, self.auto_pad) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{Mode, Scalar};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
-use ortrain_ops::{Role, Specialiser, passes};
+use ortrain_ops::{Definition, Registry, Role, Specialiser, passes};
 use ortrain_program::{Backend, Bindings, Entry, Given, Program, Runner, Scalars, Workspace, reference};
 
 use crate::{Case, tolerance};
@@ -224,7 +224,9 @@ pub fn check_standard(case: &Case) -> Result<(), String> {
     let graph = gradient_graph(case).map_err(at)?;
     let mut plain = graph.clone();
     passes::decompose::standardise(&mut plain).map_err(|error| at(error.to_string()))?;
-    if let Some(node) = plain.nodes.iter().find(|node| !node.domain.is_empty()) {
+    let is_standard =
+        |node: &Node| Registry::standard().find(&node.domain, &node.op).is_some_and(Definition::is_standard);
+    if let Some(node) = plain.nodes.iter().find(|node| !is_standard(node)) {
         return Err(at(format!("{} is left", node.op_label())));
     }
     let reference = || Arc::new(ortrain_program::Reference) as Arc<dyn Backend>;

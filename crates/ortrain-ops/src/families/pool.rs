@@ -17,6 +17,8 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
+mod spelling;
+
 /// What pools share: how the window slides, or that it covers all of every plane.
 struct Windows {
     /// `None`: everything.
@@ -50,6 +52,17 @@ impl Windows {
         Ok(shape.iter().take(2).cloned().chain(spatial).collect())
     }
 
+    /// Checks that a gradient of shape `gradient` is one of a pooling of an input of shape `shape`.
+    fn check(&self, cx: &Infer<'_>, shape: &Shape, gradient: &Shape) -> Result<(), OpError> {
+        let outputs = self.outputs(cx, shape)?;
+        if differ(&outputs, gradient) {
+            return Err(OpError::invalid(format!(
+                "a gradient of shape {gradient} for a pooling of {shape} to {outputs}"
+            )));
+        }
+        Ok(())
+    }
+
     fn kernel(&self) -> Vec<usize> {
         let kernel = self.sliding.as_ref().and_then(|sliding| sliding.kernel.as_deref()).unwrap_or_default();
         // Read as at least 1; what cannot be counted is refused with the positions.
@@ -78,6 +91,12 @@ impl Windows {
         })?;
         Ok(WindowShape { pass, planes, axes: self.axes(dims)? })
     }
+}
+
+/// Whether shapes cannot be the same.
+fn differ(a: &Shape, b: &Shape) -> bool {
+    let sizes = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+    a.rank() != b.rank() || a.iter().zip(b.iter()).any(sizes)
 }
 
 /// Adds a pooling of `source` into `target`.
@@ -156,9 +175,10 @@ impl Op for MaxPool {
             let spatial =
                 cx.shape(x).map(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
             let Some(Some(spatial)) = spatial else {
-                return Err(OpError::unsupported(
-                    "its gradient needs the sizes of the spatial axes; give the model's input numbers there",
-                ));
+                let (y, dtype) = (cx.output(0, "y"), cx.dtype(x)?);
+                let gradient = spelling::to_first_largest(cx, (g, dtype), (x, y));
+                cx.give(0, gradient);
+                return Ok(());
             };
             let kernel: Vec<i64> = spatial.iter().map(|&size| size as i64).collect();
             let attrs = Attrs::new().with("kernel_shape", kernel);
@@ -210,26 +230,17 @@ impl Op for MaxPoolGrad {
         cx.arity(2, 2, 1)?;
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
         cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
-        if let (Some(gradient), Some(index)) = (cx.shape(0), cx.shape(1)) {
-            let differ =
-                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-            if gradient.rank() != index.rank() || gradient.iter().zip(index.iter()).any(differ) {
-                return Err(OpError::invalid(format!(
-                    "a gradient of shape {gradient} with positions of shape {index}; each needs one"
-                )));
-            }
+        if let (Some(gradient), Some(index)) = (cx.shape(0), cx.shape(1))
+            && differ(gradient, index)
+        {
+            return Err(OpError::invalid(format!(
+                "a gradient of shape {gradient} with positions of shape {index}; each needs one"
+            )));
         }
         let pooled = cx.maker_of(1).filter(|(node, k)| *k == 1 && node.inputs.len() == 1);
         let shape = pooled.and_then(|(node, _)| cx.shape_of(node.inputs[0]?)).cloned();
         if let (Some(shape), Some(gradient)) = (&shape, cx.shape(0)) {
-            let outputs = self.windows.outputs(cx, shape)?;
-            let differ =
-                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-            if outputs.rank() != gradient.rank() || outputs.iter().zip(gradient.iter()).any(differ) {
-                return Err(OpError::invalid(format!(
-                    "a gradient of shape {gradient} for a pooling of {shape} to {outputs}"
-                )));
-            }
+            self.windows.check(cx, shape, gradient)?;
         }
         cx.output(0, dtype, shape);
         Ok(())
@@ -339,43 +350,16 @@ impl Op for AveragePool {
         let dtype = cx.dtype(x)?;
         let spatial =
             cx.shape(x).and_then(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
-        let Some(spatial) = spatial else {
-            return Err(OpError::unsupported(
-                "its gradient needs the sizes of the spatial axes; give the model's input numbers there",
-            ));
+        let gradient = match spatial {
+            Some(spatial) => {
+                let shape = cx.shape_of(x);
+                self.shared(cx, (g, dtype), &spatial, shape)?
+            }
+            None => {
+                let shape = cx.add("Shape", &[x], Attrs::new());
+                self.shared_at_run_time(cx, (g, dtype), shape)?
+            }
         };
-        let dims: Vec<usize> = [1, 1].into_iter().chain(spatial.iter().copied()).collect();
-        let axes = self.windows.axes(&dims)?;
-        let factors = self.factors(&axes);
-        let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
-        let share = if factors.windows(2).all(|pair| pair[0] == pair[1]) {
-            Tensor::scalar(dtype, factors.first().copied().unwrap_or(0.0))
-        } else {
-            Tensor::from_f64(dtype, outputs.clone(), &factors)
-        };
-        let share = cx.constant("one_over_count", share);
-        let shared = cx.add("Mul", &[g, share], Attrs::new());
-        let planes = |sizes: &[usize]| -> Vec<i64> {
-            [-1, 1].into_iter().chain(sizes.iter().map(|&size| size as i64)).collect()
-        };
-        let by_plane = cx.ints("planes", &planes(&outputs));
-        let by_plane = cx.add("Reshape", &[shared, by_plane], Attrs::new());
-        let kernel = self.windows.kernel();
-        let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-        let Some(cells) = cells.filter(|&cells| cells <= MOST_CELLS) else {
-            return Err(OpError::unsupported(format!(
-                "its gradient is written with a filter of the window's size, and {kernel:?} is too large for one"
-            )));
-        };
-        let filter = Tensor::from_f64(
-            dtype,
-            [1, 1].into_iter().chain(kernel.iter().copied()).collect(),
-            &vec![1.0; cells],
-        );
-        let filter = cx.constant("ones", filter);
-        let gradient = cx.add("ConvTranspose", &[by_plane, filter], transposed(&axes));
-        let shape = cx.shape_of(x);
-        let gradient = cx.add("Reshape", &[gradient, shape], Attrs::new());
         cx.give(0, gradient);
         Ok(())
     }
@@ -391,27 +375,6 @@ impl Op for AveragePool {
         window(cx, shape, source, None, sums)?;
         self.scaled(cx, (sums, target), &dims, &axes)
     }
-}
-
-/// Most cells of a window whose gradient is written as a filter.
-const MOST_CELLS: usize = 1 << 20;
-
-/// The attributes of a transposed convolution from the output positions back to all input positions.
-fn transposed(axes: &SlidingAxes) -> Attrs {
-    let list = |of: &dyn Fn(&ortrain_expr::SlidingAxis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
-    // Positions that windows reach behind the input; less than zero where they do not reach its end.
-    let behind = |axis: &ortrain_expr::SlidingAxis| {
-        let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
-        reach as i64 - axis.before as i64 - axis.input as i64
-    };
-    let before = list(&|axis| axis.before as i64);
-    let pads: Vec<i64> = before.into_iter().chain(list(&|axis| behind(axis).max(0))).collect();
-    Attrs::new()
-        .with("kernel_shape", list(&|axis| axis.kernel as i64))
-        .with("strides", list(&|axis| axis.stride as i64))
-        .with("dilations", list(&|axis| axis.dilation as i64))
-        .with("pads", pads)
-        .with("output_padding", list(&|axis| (-behind(axis)).max(0)))
 }
 
 /// Sums of narrow floats are made in float32.
@@ -443,13 +406,19 @@ impl Op for AveragePoolGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(1, 1, 1)?;
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
-        let declared = cx.declared_shape(0).cloned();
-        if declared.is_none() {
+        let Some(declared) = cx.declared_shape(0) else {
             return Err(OpError::unsupported(
                 "nothing says the shape of what was averaged; the graph must declare that of the gradient",
             ));
-        }
-        cx.output(0, dtype, declared);
+        };
+        let Some(gradient) = cx.shape(0) else {
+            cx.output(0, dtype, Some(declared.clone()));
+            return Ok(());
+        };
+        self.0.windows.check(cx, declared, gradient)?;
+        // Batch and channels are those at hand.
+        let shape = gradient.iter().take(2).chain(declared.iter().skip(2)).cloned().collect();
+        cx.output(0, dtype, Some(shape));
         Ok(())
     }
 
@@ -458,13 +427,6 @@ impl Op for AveragePoolGrad {
         let shape = self.0.windows.shape(WindowPass::SumGradient, &dims)?;
         let from = cx.dims(0);
         let (source, target) = (cx.input(0), cx.output(0));
-        let outputs: Vec<usize> =
-            dims[..2].iter().copied().chain(shape.axes.iter().map(|axis| axis.output)).collect();
-        if from != outputs {
-            return Err(OpError::invalid(format!(
-                "a gradient of shape {from:?} for an average of {dims:?} to {outputs:?}"
-            )));
-        }
         if shape.operands()[0] == 0 {
             return zeros(cx, target, &dims);
         }
@@ -573,160 +535,27 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
+    const BFLOAT16: &[(i64, &[DType])] = &[(22, &[DType::BF16])];
     vec![
-        Definition::new("", "MaxPool", &[1, 8, 10, 11, 12, 22], build_max).downgrade(downgrade),
-        Definition::new("", "AveragePool", &[7, 10, 11, 19, 22], build_average).downgrade(downgrade),
-        Definition::new("", "GlobalMaxPool", &[1, 22], build_global_max),
+        Definition::new("", "MaxPool", &[1, 8, 10, 11, 12, 22], build_max)
+            .downgrade(downgrade)
+            .later_types(&[(12, &[DType::I8, DType::U8]), (22, &[DType::BF16])]),
+        Definition::new("", "AveragePool", &[7, 10, 11, 19, 22], build_average)
+            .downgrade(downgrade)
+            .later_types(BFLOAT16),
+        Definition::new("", "GlobalMaxPool", &[1, 22], build_global_max).later_types(BFLOAT16),
         Definition::new("", "GlobalAveragePool", &[1, 22], build_global_average)
-            .composition(decompose_global_average),
-        Definition::new("", "MaxPoolGrad", &[9], build_max_grad),
-        Definition::new("", "AveragePoolGrad", &[9], build_average_grad),
+            .composition(decompose_global_average)
+            .later_types(BFLOAT16),
+        Definition::new("", "MaxPoolGrad", &[9], build_max_grad)
+            .extension()
+            .decompose(spelling::decompose_max_grad),
+        Definition::new("", "AveragePoolGrad", &[9], build_average_grad)
+            .extension()
+            .declared_shape()
+            .decompose(spelling::decompose_average_grad),
     ]
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::*;
-
-    fn image(dims: &[usize]) -> Tensor {
-        let len = dims.iter().product::<usize>();
-        let elements: Vec<f64> = (0..len).map(|i| ((i * 7919 + 13) % 101) as f64 / 10.0 - 5.0).collect();
-        f64s(dims, &elements)
-    }
-
-    fn pool(op: &str, x: &Tensor, attrs: Attrs) -> Tensor {
-        run_node(("", op), &[Some(x)], 1, attrs).expect("it runs").remove(0)
-    }
-
-    #[test]
-    fn the_largest_of_each_window_and_where_it_is() {
-        let x = f64s(&[1, 1, 2, 4], &[1.0, 5.0, 2.0, 2.0, 3.0, 4.0, 2.0, 0.0]);
-        let attrs = Attrs::new().with("kernel_shape", vec![2i64, 2]).with("strides", vec![2i64, 2]);
-        let outputs = run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.clone()).expect("it runs");
-        assert_eq!(outputs[0].to_f64(), [5.0, 2.0]);
-        assert_eq!(outputs[1].to_f64(), [1.0, 2.0], "the first of several");
-        let outputs =
-            run_node(("", "MaxPool"), &[Some(&x)], 2, attrs.with("storage_order", 1i64)).expect("it runs");
-        assert_eq!(outputs[1].to_f64(), [2.0, 4.0], "down the columns");
-    }
-
-    #[test]
-    fn averages_divide_by_what_they_cover() {
-        let x = f64s(&[1, 1, 3], &[1.0, 2.0, 6.0]);
-        let attrs = Attrs::new().with("kernel_shape", vec![2i64]).with("pads", vec![1i64, 1]);
-        assert_eq!(pool("AveragePool", &x, attrs.clone()).to_f64(), [1.0, 1.5, 4.0, 6.0]);
-        let with_padding = attrs.with("count_include_pad", 1i64);
-        assert_eq!(pool("AveragePool", &x, with_padding).to_f64(), [0.5, 1.5, 4.0, 3.0]);
-        // A window that hangs over the end counts what is inside.
-        let ceil = Attrs::new()
-            .with("kernel_shape", vec![2i64])
-            .with("strides", vec![2i64])
-            .with("ceil_mode", 1i64)
-            .with("count_include_pad", 1i64);
-        assert_eq!(pool("AveragePool", &x, ceil).to_f64(), [1.5, 6.0]);
-    }
-
-    #[test]
-    fn everything_is_one_window() {
-        let x = image(&[2, 3, 4, 5]);
-        let planes = x.to_f64();
-        let largest: Vec<f64> =
-            planes.chunks(20).map(|plane| plane.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
-        let mean: Vec<f64> = planes.chunks(20).map(|plane| plane.iter().sum::<f64>() / 20.0).collect();
-        assert_eq!(pool("GlobalMaxPool", &x, Attrs::new()).to_f64(), largest);
-        assert_close(&pool("GlobalAveragePool", &x, Attrs::new()), &f64s(&[2, 3, 1, 1], &mean), 1e-12);
-    }
-
-    #[test]
-    fn gradients() {
-        let kernel = || Attrs::new().with("kernel_shape", vec![3i64, 2]);
-        let wide = || kernel().with("strides", vec![2i64, 3]).with("pads", vec![1i64, 0, 1, 1]);
-        let cases: [(&str, Attrs); 9] = [
-            ("MaxPool", kernel()),
-            ("MaxPool", wide().with("ceil_mode", 1i64)),
-            ("MaxPool", kernel().with("storage_order", 1i64).with("dilations", vec![2i64, 2])),
-            ("AveragePool", kernel()),
-            ("AveragePool", wide()),
-            ("AveragePool", wide().with("count_include_pad", 1i64).with("ceil_mode", 1i64)),
-            ("AveragePool", kernel().with("auto_pad", "SAME_LOWER").with("dilations", vec![1i64, 2])),
-            ("GlobalMaxPool", Attrs::new()),
-            ("GlobalAveragePool", Attrs::new()),
-        ];
-        for (op, attrs) in cases {
-            let x = image(&[2, 2, 6, 7]);
-            let graph = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect("it is right");
-            check_gradients(&graph, &[x], &[0], &[0]);
-        }
-    }
-
-    #[test]
-    fn what_does_not_fit_is_refused() {
-        let x = image(&[1, 1, 1]);
-        let ints = |name: &str, list: &[i64]| Attrs::new().with(name, list);
-        for (op, attrs, needle) in [
-            ("MaxPool", Attrs::new(), "kernel_shape is missing"),
-            ("MaxPool", ints("kernel_shape", &[2]), "a window of 2 does not fit 1 with padding of 0 before"),
-            (
-                "AveragePool",
-                ints("kernel_shape", &[1, 1]),
-                "kernel_shape [1, 1] for an input of shape [1, 1, 1]",
-            ),
-            (
-                "AveragePool",
-                ints("kernel_shape", &[1]).with("strides", &[0i64][..]),
-                "strides [0]: 1 is the least",
-            ),
-            ("MaxPool", ints("kernel_shape", &[2]).with("dilations", &[i64::MAX][..]), "does not fit"),
-            (
-                "AveragePool",
-                ints("kernel_shape", &[3]).with("dilations", &[i64::MAX][..]).with("auto_pad", "SAME_UPPER"),
-                "too large to count",
-            ),
-            ("MaxPool", ints("kernel_shape", &[1]).with("storage_order", 2i64), "storage_order 2 is neither"),
-        ] {
-            let error = one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, attrs).expect_err("refused");
-            let message = error.to_string();
-            assert!(
-                message.contains(needle) && message.contains(op) && message.contains("[1, 1, 1]"),
-                "{message}"
-            );
-        }
-    }
-
-    /// Windows far larger than the image are counted, not walked through.
-    #[test]
-    fn enormous_windows_are_quick() {
-        let x = f64s(&[1, 1, 2], &[1.0, 2.0]);
-        let attrs = Attrs::new().with("kernel_shape", vec![1i64 << 40]).with("auto_pad", "SAME_UPPER");
-        assert_eq!(pool("AveragePool", &x, attrs.clone()).to_f64(), [1.5, 1.5]);
-        assert_eq!(pool("MaxPool", &x, attrs).to_f64(), [2.0, 2.0]);
-    }
-
-    #[test]
-    fn older_sets_say_what_they_lack() {
-        let x = image(&[1, 2, 5, 5]);
-        let kernel = || Attrs::new().with("kernel_shape", vec![2i64, 2]);
-        for (op, attrs, outputs, least) in [
-            ("MaxPool", kernel().with("ceil_mode", 1i64), 1, 10),
-            ("MaxPool", kernel().with("dilations", vec![2i64, 1]), 1, 10),
-            ("AveragePool", kernel().with("dilations", vec![1i64, 2]), 1, 19),
-            ("AveragePool", kernel().with("ceil_mode", 1i64), 1, 10),
-            ("MaxPool", kernel(), 2, 8),
-        ] {
-            let graph =
-                one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], outputs, attrs).expect("it is right");
-            check_downgrade(&graph, std::slice::from_ref(&x), least);
-            let error =
-                crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("too old");
-            assert!(error.to_string().contains(&format!("opset {least} or newer")), "{error}");
-        }
-        let plain = kernel().with("ceil_mode", 0i64).with("dilations", vec![1i64, 1]);
-        for op in ["MaxPool", "AveragePool"] {
-            let graph =
-                one_node(crate::NEWEST_OPSET, ("", op), &[Some(&x)], 1, plain.clone()).expect("it is right");
-            let old = check_downgrade(&graph, std::slice::from_ref(&x), 7);
-            assert!(old.nodes[0].attrs.0.keys().eq(["kernel_shape"]), "{old}");
-        }
-    }
-}
+mod tests;

@@ -1,8 +1,9 @@
 //! Nodes written as other operators.
 
-use ortrain_graph::{Attr, Graph};
+use ortrain_graph::{Attr, Graph, Node};
 
 use crate::Error;
+use crate::op::Definition;
 use crate::registry::Registry;
 use crate::rewrite::Rewrite;
 
@@ -23,15 +24,17 @@ pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<u
     Ok(Some(count))
 }
 
-/// Standardise: replaces every operator outside `ai.onnx` by its decomposition, so that any runtime of plain ONNX can
-/// run the graph and its subgraphs. Types must have been inferred; those of new values are inferred on the way.
+/// Standardise: replaces every operator that is not one of `ai.onnx` by its decomposition, so that any runtime of plain
+/// ONNX can run the graph and its subgraphs. Types must have been inferred; those of new values are inferred on the way.
 ///
 /// # Errors
 /// When an operator has no decomposition, or it cannot express a node.
 pub fn standardise(graph: &mut Graph) -> Result<(), Error> {
     let mut index = 0;
     while index < graph.nodes.len() {
-        if graph.nodes[index].domain.is_empty() {
+        let Node { ref domain, ref op, .. } = graph.nodes[index];
+        // Who is not known is refused by name when its types are inferred.
+        if Registry::standard().find(domain, op).map_or(domain.is_empty(), Definition::is_standard) {
             crate::passes::infer::infer_node(graph, index)?;
             for attr in graph.nodes[index].attrs.0.values_mut() {
                 if let Attr::Graph(subgraph) = attr {

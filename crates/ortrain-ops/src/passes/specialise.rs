@@ -15,7 +15,7 @@ use crate::op::{Need, Op, Placement};
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
 use crate::passes::updates;
-use crate::registry::build;
+use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
 /// How many specialisations are kept; the one not used for longest goes first.
@@ -221,6 +221,12 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
     }
     // Shapes declared for intermediate values are symbolic at best; inference finds them anew.
     for node in &source.nodes {
+        if Registry::standard()
+            .find(&node.domain, &node.op)
+            .is_some_and(|definition| definition.declared_shape)
+        {
+            continue;
+        }
         for output in node.present_outputs() {
             let value = graph.value_mut(output);
             if let ValueType::Tensor(dtype, _) = value.ty {

@@ -1,0 +1,339 @@
+//! Gradients of pooling in plain ONNX.
+
+use ortrain_expr::SlidingAxes;
+use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
+
+use super::AveragePool;
+use crate::OpError;
+use crate::rewrite::Rewrite;
+use crate::sliding::{AutoPad, Sliding};
+use crate::spell::Emit;
+
+/// Most cells of a window whose gradient is written as a filter.
+const MOST_CELLS: usize = 1 << 20;
+
+fn add(to: &mut impl Emit, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+    let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+    to.emit(op, &inputs, attrs)
+}
+
+fn ints(to: &mut impl Emit, values: &[i64]) -> ValueId {
+    to.emit_constant(Tensor::i64(&[values.len()], values))
+}
+
+fn cast(to: &mut impl Emit, value: ValueId, dtype: DType) -> ValueId {
+    add(to, "Cast", &[value], Attrs::new().with("to", i64::from(dtype.to_onnx())))
+}
+
+/// A filter of ones for one channel.
+fn ones(to: &mut impl Emit, dtype: DType, kernel: &[usize]) -> Result<ValueId, OpError> {
+    let cells = kernel.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+    let Some(cells) = cells.filter(|&cells| cells <= MOST_CELLS) else {
+        return Err(OpError::unsupported(format!(
+            "its gradient is written with a filter of the window's size, and {kernel:?} is too large for one"
+        )));
+    };
+    let dims = [1, 1].into_iter().chain(kernel.iter().copied()).collect();
+    Ok(to.emit_constant(Tensor::from_f64(dtype, dims, &vec![1.0; cells])))
+}
+
+/// The attributes of a transposed convolution from the output positions back to all input positions.
+fn transposed(axes: &SlidingAxes) -> Attrs {
+    let list = |of: &dyn Fn(&ortrain_expr::SlidingAxis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
+    // Positions that windows reach behind the input; less than zero where they do not reach its end.
+    let behind = |axis: &ortrain_expr::SlidingAxis| {
+        let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
+        reach as i64 - axis.before as i64 - axis.input as i64
+    };
+    let before = list(&|axis| axis.before as i64);
+    let pads: Vec<i64> = before.into_iter().chain(list(&|axis| behind(axis).max(0))).collect();
+    Attrs::new()
+        .with("kernel_shape", list(&|axis| axis.kernel as i64))
+        .with("strides", list(&|axis| axis.stride as i64))
+        .with("dilations", list(&|axis| axis.dilation as i64))
+        .with("pads", pads)
+        .with("output_padding", list(&|axis| (-behind(axis)).max(0)))
+}
+
+impl AveragePool {
+    /// What is averaged of an input of shape `shape` (a vector of int64), whose spatial sizes are `spatial`, gets from
+    /// the gradient `g` of the averages.
+    pub(super) fn shared(
+        &self,
+        to: &mut impl Emit,
+        (g, dtype): (ValueId, DType),
+        spatial: &[usize],
+        shape: ValueId,
+    ) -> Result<ValueId, OpError> {
+        let dims: Vec<usize> = [1, 1].into_iter().chain(spatial.iter().copied()).collect();
+        let axes = self.windows.axes(&dims)?;
+        let factors = self.factors(&axes);
+        let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
+        let share = if factors.windows(2).all(|pair| pair[0] == pair[1]) {
+            Tensor::scalar(dtype, factors.first().copied().unwrap_or(0.0))
+        } else {
+            Tensor::from_f64(dtype, outputs.clone(), &factors)
+        };
+        let share = to.emit_constant(share);
+        let shared = add(to, "Mul", &[g, share], Attrs::new());
+        let planes: Vec<i64> = [-1, 1].into_iter().chain(outputs.iter().map(|&size| size as i64)).collect();
+        let planes = ints(to, &planes);
+        let by_plane = add(to, "Reshape", &[shared, planes], Attrs::new());
+        let filter = ones(to, dtype, &self.windows.kernel())?;
+        let gradient = add(to, "ConvTranspose", &[by_plane, filter], transposed(&axes));
+        Ok(add(to, "Reshape", &[gradient, shape], Attrs::new()))
+    }
+
+    /// The same where the spatial sizes are known at run time only, as `shape` has them.
+    pub(super) fn shared_at_run_time(
+        &self,
+        to: &mut impl Emit,
+        (g, dtype): (ValueId, DType),
+        shape: ValueId,
+    ) -> Result<ValueId, OpError> {
+        let Some(sliding) = &self.windows.sliding else {
+            return Err(OpError::unsupported("a window over everything has no size that is known before"));
+        };
+        let kernel = self.windows.kernel();
+        let cells: Vec<i64> = kernel.iter().map(|&size| size as i64).collect();
+        let filter = ones(to, dtype, &kernel)?;
+        let inputs = spatial_part(to, shape, kernel.len());
+        let outputs = add(to, "Shape", &[g], Attrs::new());
+        let outputs = spatial_part(to, outputs, kernel.len());
+
+        let factor = self.factor_at_run_time(to, dtype, inputs, outputs)?;
+        let shared = add(to, "Mul", &[g, factor], Attrs::new());
+        // A size of 0 copies the axis at its place.
+        let planes: Vec<i64> = [-1, 1].into_iter().chain(kernel.iter().map(|_| 0)).collect();
+        let planes = ints(to, &planes);
+        let by_plane = add(to, "Reshape", &[shared, planes], Attrs::new());
+        // Everything that windows can reach: the padding in front, and as much behind as a stride passes over. Of that
+        // the input is a part.
+        let steps = sliding.list(kernel.len(), Sliding::stride);
+        let attrs = Attrs::new()
+            .with("kernel_shape", cells)
+            .with("output_padding", steps.iter().map(|step| step - 1).collect::<Vec<i64>>())
+            .with("strides", steps)
+            .with("dilations", sliding.list(kernel.len(), Sliding::dilation));
+        let reached = add(to, "ConvTranspose", &[by_plane, filter], attrs);
+        let before = before(to, sliding, &kernel, inputs, outputs);
+        let end = add(to, "Add", &[before, inputs], Attrs::new());
+        let axes: Vec<i64> = (2..kernel.len() as i64 + 2).collect();
+        let axes = ints(to, &axes);
+        let gradient = add(to, "Slice", &[reached, before, end, axes], Attrs::new());
+        Ok(add(to, "Reshape", &[gradient, shape], Attrs::new()))
+    }
+
+    /// One over the number of cells that each window counts: a number, or a tensor of `outputs` elements.
+    fn factor_at_run_time(
+        &self,
+        to: &mut impl Emit,
+        dtype: DType,
+        inputs: ValueId,
+        outputs: ValueId,
+    ) -> Result<ValueId, OpError> {
+        let kernel = self.windows.kernel();
+        let count = kernel.len();
+        let cells: f64 = kernel.iter().map(|&size| size as f64).product();
+        let sliding = self.windows.sliding.as_ref();
+        let Some(sliding) = sliding else { return Ok(to.emit_constant(Tensor::scalar(dtype, 1.0 / cells))) };
+        let same = !matches!(sliding.auto_pad, AutoPad::NotSet | AutoPad::Valid);
+        let ceil = sliding.ceil && !same;
+        let pads: Vec<(i64, i64)> = (0..count).map(|k| sliding.padding(k, count)).collect();
+        let padded = same || pads.iter().any(|&ends| ends != (0, 0));
+        if !ceil && (self.include_padding || !padded) {
+            return Ok(to.emit_constant(Tensor::scalar(dtype, 1.0 / cells)));
+        }
+        // Counts are sums of ones, or averages of ones and zeros; the numbers of cells may be too large for narrow
+        // floats.
+        let wide = super::sum_dtype(dtype);
+        let steps = sliding.list(count, Sliding::stride);
+        let dilations = sliding.list(count, Sliding::dilation);
+        let attrs = Attrs::new()
+            .with("kernel_shape", kernel.iter().map(|&size| size as i64).collect::<Vec<i64>>())
+            .with("strides", steps.clone())
+            .with("dilations", dilations);
+        let counted = if self.include_padding && !same {
+            let ends: Vec<i64> = pads.iter().map(|&(before, behind)| before.saturating_add(behind)).collect();
+            let ends = ints(to, &ends);
+            add(to, "Add", &[inputs, ends], Attrs::new())
+        } else {
+            inputs
+        };
+        let lead = ints(to, &[1, 1]);
+        let shape = add(to, "Concat", &[lead, counted], Attrs::new().with("axis", 0i64));
+        let value = Attrs::new().with("value", Tensor::filled(wide, &[1], 1.0));
+        let plane = add(to, "ConstantOfShape", &[shape], value);
+        let one = to.emit_constant(Tensor::scalar(wide, 1.0));
+        let mut counts = if same {
+            let name = if sliding.auto_pad == AutoPad::SameUpper { "SAME_UPPER" } else { "SAME_LOWER" };
+            let attrs = attrs.with("auto_pad", name).with("count_include_pad", 1i64);
+            let share = add(to, "AveragePool", &[plane], attrs);
+            let cells = to.emit_constant(Tensor::scalar(wide, cells));
+            add(to, "Mul", &[share, cells], Attrs::new())
+        } else {
+            // A last window may hang over the end by less than a stride.
+            let hanging = |k: usize| if ceil { steps[k] - 1 } else { 0 };
+            let own = |ends: i64| if self.include_padding { 0 } else { ends };
+            let front = (0..count).map(|k| own(pads[k].0));
+            let back = (0..count).map(|k| own(pads[k].1).saturating_add(hanging(k)));
+            let attrs = attrs.with("pads", front.chain(back).collect::<Vec<i64>>());
+            let filter = ones(to, wide, &kernel)?;
+            add(to, "Conv", &[plane, filter], attrs)
+        };
+        if ceil {
+            // Not every stride that begins inside is a window.
+            let starts = ints(to, &vec![0; count]);
+            let axes: Vec<i64> = (2..count as i64 + 2).collect();
+            let axes = ints(to, &axes);
+            counts = add(to, "Slice", &[counts, starts, outputs, axes], Attrs::new());
+        }
+        if padded {
+            // Windows that count nothing pass nothing on; their shares must be numbers.
+            let some = cast(to, counts, DType::Bool);
+            let none = add(to, "Not", &[some], Attrs::new());
+            let none = cast(to, none, wide);
+            counts = add(to, "Add", &[counts, none], Attrs::new());
+        }
+        let factor = add(to, "Div", &[one, counts], Attrs::new());
+        Ok(if dtype == wide { factor } else { cast(to, factor, dtype) })
+    }
+}
+
+/// The spatial sizes in a shape of `count` spatial axes.
+fn spatial_part(to: &mut impl Emit, shape: ValueId, count: usize) -> ValueId {
+    let (start, end) = (ints(to, &[2]), ints(to, &[count as i64 + 2]));
+    let first = ints(to, &[0]);
+    add(to, "Slice", &[shape, start, end, first], Attrs::new())
+}
+
+/// The padding before each spatial axis.
+fn before(
+    to: &mut impl Emit,
+    sliding: &Sliding,
+    kernel: &[usize],
+    inputs: ValueId,
+    outputs: ValueId,
+) -> ValueId {
+    let count = kernel.len();
+    if matches!(sliding.auto_pad, AutoPad::NotSet | AutoPad::Valid) {
+        return ints(to, &(0..count).map(|k| sliding.padding(k, count).0).collect::<Vec<i64>>());
+    }
+    // (outputs - 1) * stride + reach - inputs, where that is more than nothing.
+    let steps = sliding.list(count, Sliding::stride);
+    let reach = |k: usize| (kernel[k] as i64 - 1).saturating_mul(sliding.dilation(k)).saturating_add(1);
+    let over: Vec<i64> = (0..count).map(|k| reach(k).saturating_sub(steps[k])).collect();
+    let (steps, over, two) = (ints(to, &steps), ints(to, &over), ints(to, &[2]));
+    let passed = add(to, "Mul", &[outputs, steps], Attrs::new());
+    let reached = add(to, "Add", &[passed, over], Attrs::new());
+    let padding = add(to, "Sub", &[reached, inputs], Attrs::new());
+    let size = add(to, "Abs", &[padding], Attrs::new());
+    let twice = add(to, "Add", &[padding, size], Attrs::new());
+    let mut padding = add(to, "Div", &[twice, two], Attrs::new());
+    if sliding.auto_pad == AutoPad::SameLower {
+        let one = ints(to, &[1]);
+        padding = add(to, "Add", &[padding, one], Attrs::new());
+    }
+    add(to, "Div", &[padding, two], Attrs::new())
+}
+
+/// What element of each plane of `x` a maximum over everything was gets the gradient of that; the others get zeros.
+///
+/// Of equal elements it is the first, and NaN is larger than all others.
+pub(super) fn to_first_largest(
+    to: &mut impl Emit,
+    (g, dtype): (ValueId, DType),
+    (x, y): (ValueId, ValueId),
+) -> ValueId {
+    let none = Attrs::new;
+    let flat = ints(to, &[0, 0, -1]);
+    let [x_flat, y_flat, g_flat] = [x, y, g].map(|value| add(to, "Reshape", &[value, flat], none()));
+    // The maximum is NaN only if there is one, which then equals nothing.
+    let largest = add(to, "Equal", &[x_flat, y_flat], none());
+    let smaller = add(to, "Not", &[largest], none());
+    let number = add(to, "Equal", &[x_flat, x_flat], none());
+    let smaller = add(to, "And", &[smaller, number], none());
+    // The positions in a plane, and one behind them all.
+    let sizes = add(to, "Shape", &[x_flat], none());
+    let (two, three, first) = (ints(to, &[2]), ints(to, &[3]), ints(to, &[0]));
+    let behind = add(to, "Slice", &[sizes, two, three, first], none());
+    let every = Attrs::new().with("value", Tensor::i64(&[1], &[1]));
+    let every = add(to, "ConstantOfShape", &[behind], every);
+    let positions = add(to, "NonZero", &[every], none());
+    let line = ints(to, &[-1]);
+    let positions = add(to, "Reshape", &[positions, line], none());
+    let candidates = add(to, "Where", &[smaller, behind, positions], none());
+    let chosen = add(to, "ReduceMin", &[candidates, two], Attrs::new().with("keepdims", 1i64));
+    let hit = add(to, "Equal", &[candidates, chosen], none());
+    let zero = to.emit_constant(Tensor::scalar(dtype, 0.0));
+    let gradient = add(to, "Where", &[hit, g_flat, zero], none());
+    let shape = add(to, "Shape", &[x], none());
+    add(to, "Reshape", &[gradient, shape], none())
+}
+
+/// `MaxPoolGrad` as a scatter over everything that was pooled: positions are counted through all of it.
+pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (g, index) = (rw.required(0)?, rw.required(1)?);
+    let dtype = rw.dtype(g).ok_or_else(|| OpError::unsupported("the type of the gradient must be known"))?;
+    let dims = result(rw).and_then(Shape::concrete);
+    let pooled = rw.maker_of(index).filter(|node| node.inputs.len() == 1).and_then(|node| node.inputs[0]);
+    let shape = match (&dims, pooled) {
+        (Some(dims), _) => rw.ints("shape", &dims.iter().map(|&size| size as i64).collect::<Vec<i64>>()),
+        (None, Some(pooled)) => rw.add("Shape", &[pooled], Attrs::new()),
+        (None, None) => {
+            return Err(OpError::unsupported(
+                "nothing says the shape of what was pooled: no node of the graph makes the positions; declare the \
+                 sizes of the gradient as numbers",
+            ));
+        }
+    };
+    let zeros = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
+    let zeros = rw.add("ConstantOfShape", &[shape], zeros);
+    if dims.is_some_and(|dims| dims.contains(&0)) {
+        // There is nothing that a position could point to.
+        rw.output(0, zeros);
+        return Ok(());
+    }
+    let line = rw.ints("line", &[-1]);
+    let [zeros, index, g] = [zeros, index, g].map(|value| rw.add("Reshape", &[value, line], Attrs::new()));
+    let attrs = Attrs::new().with("axis", 0i64).with("reduction", "add");
+    let scattered = rw.add("ScatterElements", &[zeros, index, g], attrs);
+    let result = rw.add("Reshape", &[scattered, shape], Attrs::new());
+    rw.output(0, result);
+    Ok(())
+}
+
+/// `AveragePoolGrad` as a transposed convolution with ones; the spatial sizes must be declared.
+pub(super) fn decompose_average_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let average = super::read_average(rw.node())?;
+    let g = rw.required(0)?;
+    let dtype = rw.dtype(g).ok_or_else(|| OpError::unsupported("the type of the gradient must be known"))?;
+    let Some(declared) = result(rw).cloned() else {
+        return Err(OpError::unsupported("the shape of what was averaged must be declared"));
+    };
+    let spatial: Option<Vec<usize>> = declared.iter().skip(2).map(ortrain_graph::Dim::known).collect();
+    let Some(spatial) = spatial else {
+        return Err(OpError::unsupported(format!(
+            "what was averaged is declared as {declared}; the sizes of its spatial axes must be numbers"
+        )));
+    };
+    let rest: Vec<i64> = spatial.iter().map(|&size| size as i64).collect();
+    let shape = if let Some(dims) = declared.concrete() {
+        rw.ints("shape", &dims.iter().map(|&size| size as i64).collect::<Vec<i64>>())
+    } else {
+        let sizes = rw.add("Shape", &[g], Attrs::new());
+        let (from, to) = (rw.ints("from", &[0]), rw.ints("to", &[2]));
+        let lead = rw.add("Slice", &[sizes, from, to], Attrs::new());
+        let rest = rw.ints("spatial", &rest);
+        rw.add("Concat", &[lead, rest], Attrs::new().with("axis", 0i64))
+    };
+    let (_, patch) = rw.patch();
+    let gradient = average.shared(patch, (g, dtype), &spatial, shape)?;
+    rw.output(0, gradient);
+    Ok(())
+}
+
+/// The shape of a node's result, as far as it is known.
+fn result<'a>(rw: &'a Rewrite<'_>) -> Option<&'a Shape> {
+    rw.shape(rw.node().outputs.first().copied().flatten()?)
+}
