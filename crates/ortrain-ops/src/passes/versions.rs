@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ortrain_graph::{Attr, Graph};
+use ortrain_graph::{Attr, DType, Graph, Node};
 
+use crate::op::Definition;
 use crate::registry::{NEWEST_OPSET, OLDEST_OPSET, Registry};
 use crate::rewrite::Rewrite;
 use crate::{Error, OpError};
@@ -131,21 +132,43 @@ pub fn downgrade(graph: &mut Graph, target: i64) -> Result<(), Error> {
                 patch.apply(graph, &[index]);
                 steps += 1;
                 assert!(steps < 1_000_000, "rewrites to older versions end");
-                if same_op {
-                    index += 1;
+                if !same_op {
+                    // What came in its place may itself need an older spelling.
+                    continue;
                 }
-                // What came in its place may itself need an older spelling.
-                continue;
             }
         }
         let node = &graph.nodes[index];
         if node.domain.is_empty() && definition.since[0] > target {
             return Err(Error::TooOld { node: graph.node_label(node), target, least: definition.since[0] });
         }
+        if let Some((dtype, least)) = later_type(graph, node, definition).filter(|&(_, least)| least > target)
+        {
+            let message = format!("its elements of type {dtype} need opset {least} or newer");
+            return Err(Error::at(graph, node, OpError::Unsupported(message)));
+        }
         index += 1;
     }
     graph.opsets.insert(String::new(), target);
     Ok(())
+}
+
+/// Since when ONNX has operators on bfloat16.
+const BFLOAT16_SINCE: i64 = 13;
+
+/// The youngest element type of a node's inputs and outputs, and since when the operator takes it; `None` where it
+/// always did.
+fn later_type(graph: &Graph, node: &Node, definition: &Definition) -> Option<(DType, i64)> {
+    if !definition.is_standard() {
+        return None;
+    }
+    let since = |dtype: DType| {
+        let own = definition.later_types.iter().find(|(_, types)| types.contains(&dtype));
+        own.map(|&(since, _)| since).or((dtype == DType::BF16).then_some(BFLOAT16_SINCE))
+    };
+    let dtypes =
+        node.present_inputs().chain(node.present_outputs()).filter_map(|id| graph.value(id).ty.dtype());
+    dtypes.filter_map(|dtype| Some((dtype, since(dtype)?))).max_by_key(|&(_, since)| since)
 }
 
 #[cfg(test)]
@@ -156,6 +179,37 @@ mod tests {
     use crate::testing::{add, check_downgrade, f64s, graph, one_node, spread};
 
     const NAN: f64 = f64::NAN;
+
+    /// The least opset is that of the schema in which the type first stands.
+    #[test]
+    fn element_types_that_came_later_are_refused() {
+        let window = || Attrs::new().with("kernel_shape", vec![1i64]);
+        let none = Attrs::new;
+        for (op, dtype, inputs, attrs, least) in [
+            ("MaxPool", DType::I8, 1, window(), 12),
+            ("MaxPool", DType::U8, 1, window(), 12),
+            ("MaxPool", DType::BF16, 1, window().with("strides", vec![1i64]), 22),
+            ("AveragePool", DType::BF16, 1, window(), 22),
+            ("GlobalMaxPool", DType::BF16, 1, none(), 22),
+            ("GlobalAveragePool", DType::BF16, 1, none(), 22),
+            ("Conv", DType::BF16, 2, none(), 22),
+            ("ConvTranspose", DType::BF16, 2, none(), 22),
+            ("MatMul", DType::BF16, 2, none(), 13),
+            ("Transpose", DType::BF16, 1, none(), 13),
+        ] {
+            let x = Tensor::filled(dtype, &[1, 1, 1], 1.0);
+            let given = vec![x.clone(); inputs];
+            let ports: Vec<Option<&Tensor>> = given.iter().map(Some).collect();
+            let graph = one_node(28, ("", op), &ports, 1, attrs).expect("valid");
+            check_downgrade(&graph, &given, least);
+            let error = downgrade(&mut graph.clone(), least - 1).expect_err("refused").to_string();
+            let sentence = format!("its elements of type {dtype} need opset {least} or newer");
+            assert!(error.contains(op) && error.contains(&sentence), "{error}");
+        }
+        let x = Tensor::filled(DType::F16, &[1, 1, 1], 1.0);
+        let pool = one_node(28, ("", "MaxPool"), &[Some(&x)], 1, window()).expect("valid");
+        check_downgrade(&pool, &[x], 7);
+    }
 
     fn ops(graph: &Graph) -> Vec<&str> {
         graph.nodes.iter().map(|node| &*node.op).collect()
