@@ -458,6 +458,46 @@ fn convolution(cases: &mut Vec<Case>) {
     cases.push(b.outputs(&[y]));
 }
 
+fn pooling(cases: &mut Vec<Case>) {
+    let kernel = |sizes: &[i64]| Attrs::new().with("kernel_shape", sizes);
+    let padded = |attrs: Attrs| attrs.with("pads", &[1i64, 0, 1, 1][..]).with("strides", &[2i64, 1][..]);
+    for (name, dims, attrs) in [
+        ("windows side by side", &[2, 3, 4, 6][..], kernel(&[2, 2]).with("strides", &[2i64, 2][..])),
+        ("overlapping windows over padding", &[2, 3, 5, 4], padded(kernel(&[3, 2]))),
+        ("a last window over the end", &[1, 2, 6, 5], padded(kernel(&[3, 3])).with("ceil_mode", 1i64)),
+        ("gaps in windows", &[2, 1, 7, 6], kernel(&[3, 2]).with("dilations", &[2i64, 3][..])),
+        ("padding that keeps sizes", &[2, 2, 5, 4], kernel(&[2, 3]).with("auto_pad", "SAME_LOWER")),
+        ("one axis", &[3, 2, 9], kernel(&[4]).with("strides", &[3i64][..])),
+        ("three axes", &[1, 2, 3, 4, 3], kernel(&[2, 3, 2])),
+        ("one pixel", &[2, 2, 1, 1], kernel(&[1, 1])),
+        ("an empty batch", &[0, 2, 4, 4], kernel(&[2, 2])),
+    ] {
+        for op in ["MaxPool", "AveragePool"] {
+            let mut b = CaseBuilder::new(op, name).dynamic();
+            let x = b.float(dims, &Fill::Signed);
+            let y = b.node(op, &[x], attrs.clone());
+            cases.push(b.outputs(&[y]));
+        }
+        for op in ["GlobalMaxPool", "GlobalAveragePool"] {
+            cases.push(single(op, name, &[(dims, Fill::Signed)], Attrs::new()));
+        }
+    }
+    let counted = padded(kernel(&[3, 3])).with("count_include_pad", 1i64).with("ceil_mode", 1i64);
+    cases.push(single("AveragePool", "padding counts", &[(&[2, 2, 6, 5], Fill::Signed)], counted));
+    let columns = padded(kernel(&[2, 2])).with("storage_order", 1i64);
+    cases.push(single("MaxPool", "positions down the columns", &[(&[2, 2, 5, 4], Fill::Signed)], columns));
+    // What is pooled is made by a convolution and goes on as a sum.
+    let mut b = CaseBuilder::new("MaxPool", "of a convolution, used twice").dynamic();
+    let x = b.float(&[2, 2, 5, 5], &Fill::Signed);
+    let mut b = b.fixed();
+    let w = b.float(&[3, 2, 3, 3], &Fill::Signed);
+    let y = b.node("Conv", &[x, w], Attrs::new().with("pads", &[1i64; 4][..]));
+    let largest = b.node("MaxPool", &[y], kernel(&[3, 3]).with("strides", &[2i64, 2][..]));
+    let average = b.node("AveragePool", &[y], kernel(&[3, 3]).with("strides", &[2i64, 2][..]));
+    let z = b.node("Add", &[largest, average], Attrs::new());
+    cases.push(b.outputs(&[z]));
+}
+
 fn normalization(cases: &mut Vec<Case>) {
     const OP: &str = "BatchNormalization";
     let momentum = |attrs: Attrs| attrs.with("momentum", 0.8f32).with("epsilon", 0.01f32);
@@ -587,6 +627,7 @@ pub fn cases() -> Vec<Case> {
         indexing,
         dropout,
         convolution,
+        pooling,
         normalization,
         bounded,
         images,

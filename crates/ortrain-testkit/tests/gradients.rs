@@ -6,9 +6,10 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 59] = [
+const COVERED: [&str; 63] = [
     "Abs",
     "Add",
+    "AveragePool",
     "BatchNormalization",
     "Cast",
     "Celu",
@@ -27,6 +28,8 @@ const COVERED: [&str; 59] = [
     "Gather",
     "Gelu",
     "Gemm",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
     "HardSigmoid",
     "HardSwish",
     "Identity",
@@ -35,6 +38,7 @@ const COVERED: [&str; 59] = [
     "Log",
     "LogSoftmax",
     "MatMul",
+    "MaxPool",
     "Mish",
     "Mul",
     "Neg",
