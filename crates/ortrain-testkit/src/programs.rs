@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Nest, ReduceOp, Reduction, Reg,
-    SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+    SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
 use ortrain_program::{
     Backend, Bindings, BufferId, Conv, Entries, Entry, Loop, MatMul, Memory, Place, PlaneId, Program,
@@ -50,6 +50,8 @@ pub struct Kinds {
     pub narrow: bool,
     /// Pooling.
     pub windows: bool,
+    /// Images that more than one thread works on, instead of a few elements.
+    pub large: bool,
 }
 
 /// A random program, ready to be finished in more than one way.
@@ -59,7 +61,7 @@ pub struct RandomProgram {
     outputs: Vec<BufferId>,
 }
 
-/// The bytes that the planes of a [`RandomProgram`] need at most.
+/// The bytes that the plane of a [`RandomProgram`] of small images needs at most.
 const PLANE: usize = 1 << 16;
 
 /// The images of a program: `[n, c, h, w]`.
@@ -474,12 +476,25 @@ impl Making {
     fn input(&mut self, len: usize) -> BufferId {
         let id = self.builder.plane("weights", DType::F32, len, PlaneId(0), self.plane_end);
         self.plane_end += len * 4;
-        assert!(self.plane_end <= PLANE, "a program with planes larger than are given to it");
         id
     }
 
-    fn axis(size: usize) -> SlidingAxis {
-        SlidingAxis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, before: 1 }
+    /// A window with as many positions as the axis has elements; one of its cells lies over each of these in turn.
+    fn covering(&mut self, size: usize) -> SlidingAxis {
+        let random = &mut self.random;
+        let (kernel, dilation) = (random.pick(&[1, 2, 3, 3, 4]), random.pick(&[1, 1, 2, 3]));
+        let before = (random.below(kernel) * dilation) as isize;
+        SlidingAxis { input: size, output: size, kernel, stride: 1, dilation, before }
+    }
+
+    /// A window with as many positions as the axis has elements, some of which may lie over nothing.
+    fn axis(&mut self, size: usize) -> SlidingAxis {
+        let axis = self.covering(size);
+        if self.random.chance(70) {
+            return axis;
+        }
+        let before = self.random.below(4) as isize - 1;
+        SlidingAxis { stride: self.random.pick(&[1, 2]), before, ..axis }
     }
 
     fn conv(&mut self, kinds: Kinds) {
@@ -489,14 +504,16 @@ impl Making {
         };
         let depthwise = self.random.chance(40);
         let (groups, channels) = if depthwise { (c, 1) } else { (1, c) };
-        let weights = self.input(groups * channels * channels * 9);
+        let axes: SlidingAxes = [self.axis(h), self.axis(w)].into_iter().collect();
+        let cells: usize = axes.iter().map(|axis| axis.kernel).product();
+        let weights = self.input(groups * channels * channels * cells);
         let shape = ConvShape {
             pass: self.random.pick(&[ConvPass::Output, ConvPass::InputGradient]),
             batch: n,
             groups,
             channels_in: channels,
             channels_out: channels,
-            axes: [Making::axis(h), Making::axis(w)].into_iter().collect(),
+            axes,
         };
         let dims: Dims = self.sizes.all().into_iter().collect();
         let (epilogue, to) = self.epilogue(&dims, kinds);
@@ -509,14 +526,31 @@ impl Making {
         let Some(source) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32) else {
             return;
         };
+        let pass = self.random.pick(&[WindowPass::Max, WindowPass::Sum, WindowPass::SumGradient]);
+        // Over rows and columns, over channels as well, or over the elements of a channel in a row.
+        let (planes, sizes) = match self.random.below(4) {
+            0 => (n * c, vec![h * w]),
+            1 => (n, vec![c, h, w]),
+            _ => (n * c, vec![h, w]),
+        };
+        let axis = if pass == WindowPass::Max { Making::covering } else { Making::axis };
+        let axes: SlidingAxes = sizes.into_iter().map(|size| axis(self, size)).collect();
+        let positions = (pass == WindowPass::Max && kinds.jumps && self.random.chance(60))
+            .then(|| self.builder.work("positions", DType::I64, self.sizes.len()));
+        let shape = |pass| WindowShape { pass, planes, axes: axes.clone() };
         let to = self.fresh(DType::F32, Kind::Image);
-        let pass = if kinds.jumps && self.random.chance(50) { WindowPass::Max } else { WindowPass::Sum };
-        let axes = [Making::axis(h), Making::axis(w)].into_iter().collect();
-        let shape = WindowShape { pass, planes: n * c, axes };
-        self.step(
-            Step::Window(Window { shape, source: source.id, index: None, target: to.id }),
-            Entries::ALL,
-        );
+        let window = Window { shape: shape(pass), source: source.id, index: positions, target: to.id };
+        self.step(Step::Window(window), Entries::ALL);
+        if positions.is_some()
+            && self.random.chance(70)
+            && let Some(gradient) = self.some(|value| value.kind == Kind::Image && value.dtype == DType::F32)
+        {
+            let back = self.fresh(DType::F32, Kind::Image);
+            let shape = shape(WindowPass::MaxGradient);
+            let window = Window { shape, source: gradient.id, index: positions, target: back.id };
+            self.step(Step::Window(window), Entries::ALL);
+            self.values.push(back);
+        }
         self.values.push(to);
     }
 
@@ -564,11 +598,10 @@ impl RandomProgram {
     pub fn new(seed: u64, kinds: Kinds) -> RandomProgram {
         let mut random = Random(seed);
         let mut size = |sizes: &[usize]| random.pick(sizes);
-        let sizes = Sizes {
-            n: size(&[1, 2, 3]),
-            c: size(&[1, 2, 3, 4]),
-            h: size(&[1, 2, 3, 5]),
-            w: size(&[1, 2, 4]),
+        let sizes = if kinds.large {
+            Sizes { n: size(&[2, 5]), c: size(&[3, 16]), h: size(&[16, 23]), w: size(&[20, 33]) }
+        } else {
+            Sizes { n: size(&[1, 2, 3]), c: size(&[1, 2, 3, 4]), h: size(&[1, 2, 3, 5]), w: size(&[1, 2, 4]) }
         };
         let mut making = Making {
             random,
@@ -618,7 +651,8 @@ impl RandomProgram {
     }
 }
 
-/// Runs a program on random values, the same for equal seeds: the bytes of its outputs, then those of the plane.
+/// Runs a program on random values, the same for equal seeds (and, of large images, equal planes): the bytes of its
+/// outputs, then those of the plane.
 ///
 /// # Panics
 /// When the backend cannot run it.
@@ -627,8 +661,9 @@ pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, ent
     let mut random = Random(!seed);
     let mut floats =
         |bytes: usize| -> Vec<u8> { (0..bytes / 4).flat_map(|_| random.unit().to_le_bytes()).collect() };
-    let plane = Memory::new(PLANE);
-    plane.write(0, &floats(PLANE));
+    let bytes = program.planes.iter().map(|&(_, bytes)| bytes).max().unwrap_or(0).max(PLANE);
+    let plane = Memory::new(bytes);
+    plane.write(0, &floats(bytes));
     let executable = backend.compile(program.clone()).expect("every instruction can run");
     let mut work = Workspace::new();
     work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
@@ -652,5 +687,5 @@ pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, ent
             Place::Constant(offset) => program.constants.to_vec(offset, buffer.bytes()),
         }
     };
-    program.outputs.iter().map(read).chain([plane.to_vec(0, PLANE)]).collect()
+    program.outputs.iter().map(read).chain([plane.to_vec(0, bytes)]).collect()
 }
