@@ -573,7 +573,7 @@ impl<'a> Fusion<'a> {
                 return None;
             }
             let step = self.without_load(&instruction.step, value, map)?;
-            let step = self.recomputed(reader, &step).unwrap_or(step);
+            let step = self.recomputed(reader, &step, Some(value)).unwrap_or(step);
             let node = joined(self.slots[at].as_ref()?, instruction);
             change.push((reader, Some(Instruction { step, node, ..instruction.clone() })));
         }
@@ -607,8 +607,9 @@ impl<'a> Fusion<'a> {
         Some(result_of(map, result))
     }
 
-    /// The step at a place after it has computed again what it can compute of what it loads anyway.
-    fn recomputed(&self, at: usize, step: &Step) -> Option<Step> {
+    /// The step at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
+    /// `gone` any more.
+    fn recomputed(&self, at: usize, step: &Step, gone: Option<BufferId>) -> Option<Step> {
         let entries = self.slots[at].as_ref()?.entries;
         let mut best: Option<Step> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
@@ -621,7 +622,8 @@ impl<'a> Fusion<'a> {
             let Some(maker) = self.maker(id).filter(|&maker| maker < at) else { continue };
             let Some(map) = self.recipe(id) else { continue };
             let there = |&id: &BufferId| {
-                !self.is_work(id) || self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty()
+                let is_made = self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty();
+                Some(id) != gone && (!self.is_work(id) || is_made)
             };
             if !map.reads.iter().all(there)
                 || !self.unchanged(&map.reads, maker, at, entries)
@@ -639,7 +641,7 @@ impl<'a> Fusion<'a> {
     /// The step at a place, if computing some of its operands again makes it lighter.
     fn recomputing(&self, at: usize) -> Option<Rewrite> {
         let instruction = self.slots[at].as_ref()?;
-        let step = self.recomputed(at, &instruction.step)?;
+        let step = self.recomputed(at, &instruction.step, None)?;
         self.gain(smallvec![vec![(at, Some(Instruction { step, ..instruction.clone() }))]])
     }
 }

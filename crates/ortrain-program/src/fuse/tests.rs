@@ -442,6 +442,38 @@ fn what_is_dear_is_computed_once() {
     assert_eq!(names(&dear), ["Map", "Row", "Window", "Map"], "{dear}");
 }
 
+/// Whoever computes a value instead of reading it does not come to read it again, by way of another value that is
+/// made of it.
+#[test]
+fn what_is_not_made_any_more_is_not_read() {
+    let mut images = Images::new(3, 4, 3, 2);
+    let (x, statistic) = (images.image("x"), images.channels("statistic"));
+    let (factor, spread) = (images.channels("factor"), images.image("spread"));
+    let bounded = |b: &mut Builder, x: Reg| {
+        let quarter = b.constant(Type::F32, 0.25);
+        let small = b.mul(x, quarter);
+        b.unary(UnaryOp::Tanh, small)
+    };
+    images.map(&[4], &[(statistic, &[1])], &[(factor, &[1])], |b, regs| vec![bounded(b, regs[0])]);
+    images.map(&[4, 3, 6], &[(factor, &[1, 0, 0])], &[(spread, &[6, 24, 1])], |b, regs| {
+        let square = b.mul(regs[0], regs[0]);
+        vec![bounded(b, square)]
+    });
+    let sums = [images.channels("sum"), images.channels("squares")];
+    let second = |b: &mut Builder, regs: &[Reg], _: Reg| b.mul(regs[2], regs[2]);
+    let first = |b: &mut Builder, regs: &[Reg]| {
+        let sum = b.add(regs[1], regs[2]);
+        bounded(b, sum)
+    };
+    images.sums(&[factor, spread, x], sums, first, second);
+    let program = images.finish(&[x, statistic], &sums);
+    let mut made = program.inputs.clone();
+    for instruction in &program.instructions {
+        assert!(instruction.step.reads().iter().all(|id| made.contains(id)), "{program}");
+        made.extend(instruction.step.writes());
+    }
+}
+
 #[test]
 fn no_rewrite_raises_the_peak() {
     // One cheap map of three large operands, read again when everything else is alive.
