@@ -13,6 +13,7 @@ mod case;
 mod conv;
 mod gemm;
 mod nests;
+mod window;
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ const ROUND: Duration = Duration::from_millis(6);
 const SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
 
 fn cases() -> Vec<Case> {
-    [gemm::cases(), conv::cases(), nests::cases()].into_iter().flatten().collect()
+    [gemm::cases(), conv::cases(), window::cases(), nests::cases()].into_iter().flatten().collect()
 }
 
 fn main() {
@@ -58,7 +59,7 @@ fn main() {
             rate / 1e9,
             sets.collect::<Vec<_>>().join(", ")
         );
-        println!("{:44} {:>10} {:>9} {:>8} {:>8}", "kernel", "time µs", "GFLOP/s", "GB/s", "share");
+        println!("{:56} {:>10} {:>9} {:>8} {:>8}", "kernel", "time µs", "GFLOP/s", "GB/s", "share");
         for case in &cases {
             let line = case.name.to_lowercase();
             if words.iter().any(|word| !line.contains(&word.to_lowercase())) {
@@ -68,7 +69,7 @@ fn main() {
             let memory = case.bytes / bandwidth[set];
             let Measure { seconds, share, compute } = measure(case, isa, &pool, memory);
             println!(
-                "{:44} {:>10.1} {:>9.1} {:>8.1} {:>6.0} % {}",
+                "{:56} {:>10.1} {:>9.1} {:>8.1} {:>6.0} % {}",
                 case.name,
                 seconds * 1e6,
                 case.flops / seconds / 1e9,
