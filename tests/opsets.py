@@ -325,16 +325,42 @@ def transposed(w: Words, x: str) -> str:
     return w.node("MatMul", [w.node("Flatten", [asked], axis=1), weight("out", 84, CLASSES)])
 
 
-def pooled(w: Words, x: str) -> str:
-    """The largest and the average, under windows and over everything."""
-    image = w.node("Reshape", [x, w.ints([-1, 1, 2, 3])])
-    image = w.node("Conv", [image, w.weight(parameter("k1", 4, 1, 2, 2), "k1")], pads=[2, 2, 2, 2])
-    largest = w.node("MaxPool", [image], kernel_shape=[2, 3], strides=[1, 2], pads=[1, 0, 0, 1])
-    average = w.node("AveragePool", [image], kernel_shape=[3, 2], strides=[1, 2], auto_pad="SAME_UPPER")
-    average = w.node("AveragePool", [average], kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1)
+def features_of(w: Words, x: str, shape: Sequence[int]) -> str:
+    """A convolution of what is an image in some shape."""
+    image = w.node("Reshape", [x, w.ints(shape)])
+    return w.node("Conv", [image, w.weight(parameter("k1", 4, 1, 2, 2), "k1")], pads=[2, 2, 2, 2])
+
+
+def classified(w: Words, largest: str, average: str) -> str:
+    """Scores from the largest of one image and the average of another."""
     parts = [w.node("GlobalMaxPool", [largest]), w.node("GlobalAveragePool", [average])]
     both = w.node("Concat", [w.node("Flatten", [part], axis=1) for part in parts], axis=1)
     return w.node("MatMul", [both, w.weight(parameter("out", 8, CLASSES), "out")])
+
+
+def averaged(w: Words, image: str) -> str:
+    """Averages under windows, twice."""
+    average = w.node("AveragePool", [image], kernel_shape=[3, 2], strides=[1, 2], auto_pad="SAME_UPPER")
+    return w.node("AveragePool", [average], kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1)
+
+
+def pooled(w: Words, x: str) -> str:
+    """The largest and the average, under windows and over everything."""
+    image = features_of(w, x, [-1, 1, 2, 3])
+    largest = w.node("MaxPool", [image], kernel_shape=[2, 3], strides=[1, 2], pads=[1, 0, 0, 1])
+    return classified(w, largest, averaged(w, image))
+
+
+def pooled_sized(w: Words, x: str) -> str:
+    """The largest over everything and the average under windows."""
+    image = features_of(w, x, [-1, 1, 2, 3])
+    return classified(w, image, averaged(w, image))
+
+
+def pooled_unsized(w: Words, x: str) -> str:
+    """The same of images whose width is known at run time only. (There MaxPoolGrad of 1.19.2 has no result.)"""
+    image = features_of(w, x, [0, 1, 2, -1])
+    return classified(w, image, averaged(w, image))
 
 
 def statistics(w: Words, count: int) -> list[str]:
@@ -492,6 +518,8 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "convolved": (convolved, 7),
     "transposed": (transposed, 7),
     "pooled": (pooled, 9),
+    "pooled_sized": (pooled_sized, 9),
+    "pooled_unsized": (pooled_unsized, 10),
     "normalized": (normalized, 7),
     "normalized_branch": (normalized_branch, 7),
     "responding": (responding, 7),
@@ -502,6 +530,8 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "lately_sampled": (lately_sampled, 19),
     "mirrored": (mirrored, 9),
 }
+# Networks that are not told how many features there are.
+UNSIZED = ("pooled_unsized",)
 # Networks whose operators mean something else from an opset on.
 CHANGED = {"middle_softmax": 13}
 LOSSES = ("MSELoss", "L1Loss", "BCEWithLogitsLoss", "CrossEntropyLoss")
@@ -520,7 +550,8 @@ def trainee(network: str, opset: int, batch: int | str) -> Trainee:
     """A network at an opset, for a given number of rows or any."""
     w = Words(opset)
     scores = NETWORKS[network][0](w, "x")
-    model = w.model(w.graph({"x": (np.float32, [batch, FEATURES])}, {scores: np.float32}))
+    features = "features" if network in UNSIZED else FEATURES
+    model = w.model(w.graph({"x": (np.float32, [batch, features])}, {scores: np.float32}))
     rank = 2
     shape = model.graph.output[0].type.tensor_type.shape
     for _ in range(rank):

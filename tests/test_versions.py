@@ -629,11 +629,52 @@ def response(opset: int) -> Iterator[Case]:
         yield simple(opset, "LRN", [values(np.float32, *shape)], np.float32, **attributes)
 
 
+def pooling(op: str, opset: int) -> Iterator[Case]:
+    x = values(np.float32, 2, 3, 7, 6)
+    largest = op == "MaxPool"
+    forms: list[dict[str, Any]] = [{"kernel_shape": [2, 3]}, {"kernel_shape": [3, 2], "strides": [2, 1]}]
+    forms.append({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 0, 2, 1]})
+    # Strides that pass over elements are refused with SAME by onnxruntime.
+    for mode, strides in itertools.product(("VALID", "SAME_UPPER", "SAME_LOWER"), ([1, 1], [2, 2])):
+        # Of these, the reference implementation makes something else than the standard says.
+        if not largest or mode == "VALID" or strides == [1, 1] or opset <= NEWEST_OF_ONNXRUNTIME:
+            forms.append({"kernel_shape": [3, 2], "auto_pad": mode, "strides": strides})
+    if opset >= 10:
+        forms.append({"kernel_shape": [3, 2], "strides": [2, 3], "ceil_mode": 1})
+    if opset >= (10 if largest else 19):
+        forms.append({"kernel_shape": [2, 3], "dilations": [3, 2], "pads": [1, 2, 0, 1]})
+    if not largest:
+        forms += [{**form, "count_include_pad": 1} for form in forms if "auto_pad" not in form]
+    for form in forms:
+        yield simple(opset, op, [x], np.float32, **form)
+    for shape, kernel in (((2, 2, 7), [3]), ((1, 2, 3, 4, 5), [2, 1, 3]), ((0, 1, 4), [2])):
+        yield simple(opset, op, [values(np.float32, *shape)], np.float32, kernel_shape=kernel)
+    for dtype in NUMBERS:
+        if takes(op, opset, dtype):
+            yield simple(opset, op, [values(dtype, 1, 2, 5, low=0)], dtype, kernel_shape=[2])
+    if largest and opset >= 8:
+        for attributes in ({}, {"storage_order": 0}, {"storage_order": 1}):
+            w = Words(opset)
+            w.node(op, ["x"], "y", "at", kernel_shape=[2, 2], strides=[2, 1], pads=[1, 0, 0, 1], **attributes)
+            yield Case(w, {"x": x}, {"y": np.float32, "at": np.int64})
+
+
+def global_pooling(op: str, opset: int) -> Iterator[Case]:
+    for shape in ((2, 3, 5), (2, 3, 4, 5), (1, 2, 3, 1, 2), (2, 3, 1, 1)):
+        # The reference implementation pools over two axes, whatever there is.
+        if op == "GlobalAveragePool" or len(shape) == 4 or opset <= NEWEST_OF_ONNXRUNTIME:
+            yield simple(opset, op, [values(np.float32, *shape)], np.float32)
+    for dtype in (np.float16, np.float64):
+        yield simple(opset, op, [values(dtype, 2, 2, 3, 2)], dtype)
+
+
 CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     **{op: lambda opset, op=op: element_wise(op, opset) for op in (*UNARY, *BINARY)},
     **{op: lambda opset, op=op: softmax(op, opset) for op in ("Softmax", "LogSoftmax")},
     **{op: lambda opset, op=op: reduction(op, opset) for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")},
     **{op: lambda opset, op=op: activation(op, opset) for op in WITH_ATTRIBUTES},
+    **{op: lambda opset, op=op: pooling(op, opset) for op in ("MaxPool", "AveragePool")},
+    **{op: lambda opset, op=op: global_pooling(op, opset) for op in ("GlobalMaxPool", "GlobalAveragePool")},
     "Gelu": gelu,
     "Pow": power,
     "Sum": total,
@@ -858,6 +899,22 @@ def test_training(network: str, loss: str, opset: int) -> None:
         for name, want in reference.outcomes.items():
             assert np.abs(want).max() > 0
             np.testing.assert_allclose(run.outcomes[name], want, rtol=0, atol=SAME * np.abs(want).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("opset", [opset for opset in OPSETS if opset >= 10])
+def test_pooling_of_unknown_sizes_is_trained(opset: int) -> None:
+    """As where sizes are known."""
+    run, reference = (run_of(network, "MSELoss", opset, "batch") for network in ("pooled_unsized", "pooled_sized"))
+    np.testing.assert_allclose(run.losses, reference.losses, rtol=SAME)
+    for name, want in reference.outcomes.items():
+        np.testing.assert_allclose(run.outcomes[name], want, rtol=0, atol=SAME * np.abs(want).max(), err_msg=name)
+
+
+def test_pooling_of_unknown_sizes_needs_opset_10(tmp_path: Path) -> None:
+    """Before, parts are cut out between numbers alone."""
+    with pytest.raises(ortrain.UnsupportedError, match=r"AveragePool_\d+_Grad.*needs opset 10 or newer"):
+        write_artifacts(tmp_path, "pooled_unsized", "MSELoss", 9, "batch")
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_operator_is_trained() -> None:
