@@ -10,6 +10,7 @@ mod conv_transpose;
 pub(crate) mod dropout;
 mod elementwise;
 mod gather;
+mod layer_norm;
 mod loss;
 mod lrn;
 mod matmul;
@@ -37,6 +38,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     dropout::definitions,
     elementwise::definitions,
     gather::definitions,
+    layer_norm::definitions,
     loss::definitions,
     lrn::definitions,
     matmul::definitions,

@@ -90,7 +90,7 @@ impl Axes {
 }
 
 /// The type in which floats are computed and kept between instructions.
-fn wide(dtype: DType) -> DType {
+pub(super) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -261,7 +261,7 @@ fn no_rank() -> OpError {
 }
 
 /// A value in another type.
-fn cast(to: &mut impl Emit, value: ValueId, from: DType, wanted: DType) -> ValueId {
+pub(super) fn cast(to: &mut impl Emit, value: ValueId, from: DType, wanted: DType) -> ValueId {
     if from == wanted {
         return value;
     }

@@ -1,0 +1,649 @@
+//! Normalization of everything from an axis on: `LayerNormalization`, `RMSNormalization` and ONNX Runtime's older name
+//! of it, `SimplifiedLayerNormalization`, and what training graphs hold, `LayerNormalizationGrad` and
+//! `SimplifiedLayerNormalizationGrad`.
+//!
+//! Sources: ONNX LayerNormalization-17 (<https://onnx.ai/onnx/operators/onnx__LayerNormalization.html>) and
+//! RMSNormalization-23 (<https://onnx.ai/onnx/operators/onnx__RMSNormalization.html>); ONNX Runtime's
+//! LayerNormalization-1 (the same before opset 17) and SimplifiedLayerNormalization-1 in the domain of ONNX, and the
+//! gradient operators of `com.microsoft` version 1.
+//!
+//! `y = (x - mean) / sqrt(variance + epsilon) * scale + bias`, mean and (biased) variance being those of the elements
+//! from `axis` on, in two passes. The second and third result are the mean and `1 / sqrt(variance + epsilon)`, with the
+//! reduced axes kept and in the type of `stash_type`; they have gradients as any other result. `RMSNormalization` has no
+//! mean, no bias and the mean square instead of the variance. Scale and bias broadcast to `x`. Floats narrower than
+//! float32 are computed in float32, float64 in float64 whatever `stash_type` says.
+//!
+//! Below its opset each is written as the operators that it is made of.
+
+use ortrain_expr::{Access, ReduceOp, Reg, Strides, Type, UnaryOp};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::norm::{cast, wide};
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::{Lower, NestBuilder};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::spell::Emit;
+
+const MICROSOFT: &str = "com.microsoft";
+const LAYER: &str = "LayerNormalization";
+const RMS: &str = "RMSNormalization";
+const SIMPLIFIED: &str = "SimplifiedLayerNormalization";
+const LAYER_GRAD: &str = "LayerNormalizationGrad";
+const SIMPLIFIED_GRAD: &str = "SimplifiedLayerNormalizationGrad";
+
+/// Which of the operators.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Mean and variance: `Y`, `Mean`, `InvStdDev` of `X`, `Scale`, `B`.
+    Layer,
+    /// The mean square: `Y`, `inv_std_var` of `X`, `scale`.
+    Simplified,
+    /// The mean square: `Y` of `X`, `scale`.
+    Rms,
+}
+
+impl Kind {
+    fn of(node: &Node) -> Kind {
+        match &*node.op {
+            RMS => Kind::Rms,
+            SIMPLIFIED => Kind::Simplified,
+            _ => Kind::Layer,
+        }
+    }
+
+    /// The output that is the mean.
+    fn mean(self) -> Option<usize> {
+        (self == Kind::Layer).then_some(1)
+    }
+
+    /// The output that is one over the root.
+    fn inverse(self) -> Option<usize> {
+        match self {
+            Kind::Layer => Some(2),
+            Kind::Simplified => Some(1),
+            Kind::Rms => None,
+        }
+    }
+}
+
+/// A normalization of `X` (any float type) by its elements from an axis on.
+struct LayerNorm {
+    kind: Kind,
+    axis: i64,
+    epsilon: f64,
+    /// The type of mean and `InvStdDev`.
+    stash: DType,
+}
+
+/// The gradient of [`LayerNorm`]: inputs are the gradient of the result, `X`, the scale, the mean (where there is one)
+/// and one over the root; outputs the gradients of `X`, scale and, where there is a mean, bias, which has the shape of
+/// the scale.
+struct LayerNormGrad {
+    axis: i64,
+    centred: bool,
+}
+
+/// The axes that are normalized, from the front where the rank is known.
+fn axes_of(axis: i64, rank: Option<usize>) -> Result<Vec<i64>, OpError> {
+    match rank {
+        Some(rank) => Ok((normalize_axis(axis, rank)? as i64..rank as i64).collect()),
+        None if axis < 0 => Ok((axis..0).collect()),
+        None => Err(no_rank()),
+    }
+}
+
+fn no_rank() -> OpError {
+    OpError::unsupported("the rank of its data must be known for this; declare its shape in the model")
+}
+
+/// A shape with the axes from one on reduced to one element.
+fn reduced(shape: &Shape, axis: usize) -> Shape {
+    shape.iter().enumerate().map(|(k, dim)| if k < axis { dim.clone() } else { Dim::Known(1) }).collect()
+}
+
+/// Checks that input `k` broadcasts to input `x`, which keeps its shape.
+fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(), OpError> {
+    let (Some(small), Some(large)) = (cx.shape(k), cx.shape(x)) else { return Ok(()) };
+    let fits = |(a, b): (&Dim, &Dim)| match (a.known(), b.known()) {
+        (Some(a), Some(b)) => a == b || a == 1,
+        _ => true,
+    };
+    if small.rank() > large.rank() || !small.iter().rev().zip(large.iter().rev()).all(fits) {
+        return Err(OpError::invalid(format!(
+            "input {k} has shape {small}, which does not broadcast to {large}, that of input {x}"
+        )));
+    }
+    Ok(())
+}
+
+/// A value in the type that is computed with.
+fn load(nest: &mut NestBuilder, cx: &mut Lower<'_>, k: usize, ty: Type) -> Reg {
+    let (buffer, dtype, dims) = (cx.input(k), cx.dtype(k), cx.dims(k));
+    let value = nest.load_broadcast(buffer, dtype, &dims);
+    nest.b.convert(value, ty)
+}
+
+impl LayerNorm {
+    /// The statistics once more, in the type that is computed with, where those that are results are narrower: the mean,
+    /// where there is one, and one over the root.
+    fn spell_statistics(
+        &self,
+        to: &mut impl Emit,
+        x: ValueId,
+        axes: &[i64],
+        dtype: DType,
+    ) -> (Option<ValueId>, ValueId, ValueId) {
+        let axes = to.emit_constant(Tensor::i64(&[axes.len()], axes));
+        let mean_of = |to: &mut _, value| emit(to, "ReduceMean", &[value, axes]);
+        let (mean, centred) = if self.kind == Kind::Layer {
+            let mean = mean_of(to, x);
+            (Some(mean), emit(to, "Sub", &[x, mean]))
+        } else {
+            (None, x)
+        };
+        let square = emit(to, "Mul", &[centred, centred]);
+        let variance = mean_of(to, square);
+        let epsilon = to.emit_constant(Tensor::scalar(dtype, self.epsilon));
+        let shifted = emit(to, "Add", &[variance, epsilon]);
+        let root = emit(to, "Sqrt", &[shifted]);
+        let one = to.emit_constant(Tensor::scalar(dtype, 1.0));
+        (mean, centred, emit(to, "Div", &[one, root]))
+    }
+
+    /// Mean (where there is one) and one over the root, in the type that is computed with.
+    fn statistics(&self, cx: &mut Grad<'_>, x: ValueId) -> Result<(Option<ValueId>, ValueId), OpError> {
+        let dtype = cx.dtype(x)?;
+        if self.stash == wide(dtype) {
+            if self.kind == Kind::Rms {
+                // The same under a name that has the second result, too.
+                cx.change_node(|graph, index| graph.nodes[index].op = SIMPLIFIED.into());
+            }
+            let mean = self.kind.mean().map(|k| cx.output(k, "mean"));
+            return Ok((mean, cx.output(self.kind.inverse().unwrap_or(1), "inv_std_dev")));
+        }
+        let axes = axes_of(self.axis, cx.shape(x).map(Shape::rank))?;
+        let data = cast(cx, x, dtype, wide(dtype));
+        let (mean, _, inverse) = self.spell_statistics(cx, data, &axes, wide(dtype));
+        Ok((mean, inverse))
+    }
+
+    /// What gradients that arrive at the statistics add to that of `X`: `(g_mean - g_inverse * inverse^3 * (x - mean)) / n`.
+    fn through_statistics(
+        &self,
+        cx: &mut Grad<'_>,
+        x: ValueId,
+        (mean, inverse): (Option<ValueId>, ValueId),
+        grads: [Option<ValueId>; 2],
+    ) -> Result<Option<ValueId>, OpError> {
+        let narrow = cx.dtype(x)?;
+        let dtype = wide(narrow);
+        let [of_mean, of_inverse] = grads.map(|g| g.map(|g| cast(cx, g, self.stash, dtype)));
+        let mut sum = of_mean;
+        if let Some(g) = of_inverse {
+            let data = cast(cx, x, narrow, dtype);
+            let centred = mean.map_or(data, |mean| emit(cx, "Sub", &[data, mean]));
+            let square = emit(cx, "Mul", &[inverse, inverse]);
+            let cube = emit(cx, "Mul", &[square, inverse]);
+            let slope = emit(cx, "Mul", &[g, cube]);
+            let part = emit(cx, "Mul", &[slope, centred]);
+            sum = Some(match sum {
+                Some(sum) => emit(cx, "Sub", &[sum, part]),
+                None => emit(cx, "Neg", &[part]),
+            });
+        }
+        let Some(sum) = sum else { return Ok(None) };
+        let sizes = cx.shape(x).and_then(|shape| {
+            let axis = normalize_axis(self.axis, shape.rank()).ok()?;
+            shape[axis..].iter().map(Dim::known).collect::<Option<Vec<usize>>>()
+        });
+        let sum = match sizes {
+            Some(sizes) => {
+                let count = sizes.iter().product::<usize>().max(1) as f64;
+                let count = cx.constant("count", Tensor::scalar(dtype, count));
+                emit(cx, "Div", &[sum, count])
+            }
+            None => {
+                let (all, rows) = (emit(cx, "Size", &[x]), emit(cx, "Size", &[inverse]));
+                let count = emit(cx, "Div", &[all, rows]);
+                let attrs = Attrs::new().with("scale_down", 1i64);
+                cx.add_in(MICROSOFT, "Scale", &[sum, count], attrs)
+            }
+        };
+        Ok(Some(cast(cx, sum, dtype, narrow)))
+    }
+}
+
+/// A node of one result.
+fn emit(to: &mut impl Emit, op: &str, inputs: &[ValueId]) -> ValueId {
+    let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+    to.emit(op, &inputs, Attrs::new())
+}
+
+impl Op for LayerNorm {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let centred = self.kind == Kind::Layer;
+        let outputs = self.kind.inverse().map_or(1, |k| k + 1);
+        cx.arity(2, if centred { 3 } else { 2 }, outputs)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype(0..3)?;
+        let axis = cx.shape(0).map(|shape| normalize_axis(self.axis, shape.rank())).transpose()?;
+        for k in 1..3 {
+            check_broadcasts(cx, k, 0)?;
+        }
+        let statistics = cx.shape(0).zip(axis).map(|(shape, axis)| reduced(shape, axis));
+        cx.output(0, dtype, cx.shape(0).cloned());
+        for k in 1..outputs {
+            cx.output(k, self.stash, statistics.clone());
+        }
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let g = cx.output_grad(0);
+        let through = [self.kind.mean(), self.kind.inverse()].map(|k| k.and_then(|k| cx.output_grad(k)));
+        let (x, scale) = (cx.input(0)?, cx.input(1)?);
+        let mut of_x = Vec::new();
+        let mut of_bias = None;
+        if cx.wants(0) || g.is_some() && cx.wants(1) {
+            let (mean, inverse) = self.statistics(cx, x)?;
+            if let Some(g) = g {
+                let inputs: Vec<Option<ValueId>> =
+                    [g, x, scale].into_iter().chain(mean).chain([inverse]).map(Some).collect();
+                let (op, outputs) = if mean.is_some() { (LAYER_GRAD, 3) } else { (SIMPLIFIED_GRAD, 2) };
+                let attrs = Attrs::new().with("axis", self.axis);
+                let gradients = cx.add_node(MICROSOFT, op, &inputs, outputs, attrs);
+                of_x.push(gradients[0]);
+                if cx.wants(1) {
+                    cx.give(1, gradients[1]);
+                }
+                of_bias = gradients.get(2).copied();
+            }
+            if cx.wants(0) {
+                of_x.extend(self.through_statistics(cx, x, (mean, inverse), through)?);
+            }
+        }
+        if cx.wants(0)
+            && let Some(&first) = of_x.first()
+        {
+            let sum = of_x[1..].iter().fold(first, |sum, &part| emit(cx, "Add", &[sum, part]));
+            // A gradient through the statistics alone has the shape of `X` only where it broadcasts to it.
+            let sum = match g {
+                Some(_) => sum,
+                None => {
+                    let shape = cx.shape_of(x);
+                    emit(cx, "Expand", &[sum, shape])
+                }
+            };
+            cx.give(0, sum);
+        }
+        if let (true, Some(g), Some(bias)) = (cx.wants(2), g, cx.optional_input(2)) {
+            let alike = cx.shape(bias).is_some() && cx.shape(bias) == cx.shape(scale);
+            let gradient = match of_bias {
+                Some(gradient) if alike => gradient,
+                _ => {
+                    let y = cx.output(0, "y");
+                    cx.sum_to(g, bias, y)?
+                }
+            };
+            cx.give(2, gradient);
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, ty) = (cx.dims(0), Type::of(cx.dtype(0)));
+        let axis = normalize_axis(self.axis, dims.len())?;
+        let count = dims[axis..].iter().product::<usize>();
+        let mut nest = cx.nest(&dims, dims.len() - axis);
+        let x = load(&mut nest, cx, 0, ty);
+        let scale = load(&mut nest, cx, 1, ty);
+        let bias = cx.has(2).then(|| load(&mut nest, cx, 2, ty));
+        // Of nothing the sums are zero, and so is what is made of them.
+        let n = nest.b.constant(ty, count.max(1) as f64);
+        let (mean, centred) = if self.kind == Kind::Layer {
+            let sum = nest.reduce(ReduceOp::Sum, x);
+            let mean = nest.b.div(sum, n);
+            (Some(mean), nest.b.sub(x, mean))
+        } else {
+            (None, x)
+        };
+        let square = nest.b.mul(centred, centred);
+        let squares = nest.reduce(ReduceOp::Sum, square);
+        let b = &mut nest.b;
+        let variance = b.div(squares, n);
+        let (epsilon, one) = (b.constant(ty, self.epsilon), b.constant(ty, 1.0));
+        let shifted = b.add(variance, epsilon);
+        let root = b.unary(UnaryOp::Sqrt, shifted);
+        let inverse = b.div(one, root);
+        let normal = b.mul(centred, inverse);
+        let scaled = b.mul(normal, scale);
+        let y = match bias {
+            Some(bias) => b.add(scaled, bias),
+            None => scaled,
+        };
+        if cx.wants(0) {
+            let output = cx.output(0);
+            nest.store_whole(cx, output, y);
+        }
+        for (k, value) in [(self.kind.mean(), mean), (self.kind.inverse(), Some(inverse))] {
+            if let (Some(k), Some(value)) = (k, value)
+                && cx.wants(k)
+            {
+                let output = cx.output(k);
+                nest.store_outer(cx, output, value);
+            }
+        }
+        cx.step(nest.reduction())
+    }
+}
+
+impl LayerNormGrad {
+    /// The inputs that are the statistics: the mean, if there is one, and one over the root.
+    fn statistics(&self) -> (Option<usize>, usize) {
+        if self.centred { (Some(3), 4) } else { (None, 3) }
+    }
+}
+
+impl Op for LayerNormGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let (mean, inverse) = self.statistics();
+        cx.arity(inverse + 1, inverse + 1, if self.centred { 3 } else { 2 })?;
+        for k in 0..=inverse {
+            cx.dtype_where(k, "a float type", DType::is_float)?;
+        }
+        let dtype = cx.same_dtype([0, 1])?;
+        let differ = |a: &Shape, b: &Shape| {
+            let apart = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            a.rank() != b.rank() || a.iter().zip(b.iter()).any(|(a, b)| apart(a, b))
+        };
+        if let (Some(g), Some(x)) = (cx.shape(0), cx.shape(1))
+            && differ(g, x)
+        {
+            return Err(OpError::invalid(format!("a gradient of shape {g} for an input of shape {x}")));
+        }
+        if let Some(x) = cx.shape(1) {
+            let wanted = reduced(x, normalize_axis(self.axis, x.rank())?);
+            for k in mean.into_iter().chain([inverse]) {
+                if let Some(found) = cx.shape(k)
+                    && differ(found, &wanted)
+                {
+                    return Err(OpError::invalid(format!(
+                        "input {k} has shape {found}, but {wanted} is needed: the statistics of an input of shape {x}"
+                    )));
+                }
+            }
+        }
+        check_broadcasts(cx, 2, 1)?;
+        cx.output(0, dtype, cx.shape(1).or(cx.shape(0)).cloned());
+        for k in 1..3 {
+            cx.output(k, cx.dtype(2)?, cx.shape(2).cloned());
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, ty) = (cx.dims(1), Type::of(cx.dtype(1)));
+        let axis = normalize_axis(self.axis, dims.len())?;
+        let (mean, inverse) = self.statistics();
+        if cx.wants(0) {
+            let count = dims[axis..].iter().product::<usize>();
+            let mut nest = cx.nest(&dims, dims.len() - axis);
+            let [g, x, scale] = [0, 1, 2].map(|k| load(&mut nest, cx, k, ty));
+            let inverse = load(&mut nest, cx, inverse, ty);
+            let centred = match mean {
+                Some(mean) => {
+                    let mean = load(&mut nest, cx, mean, ty);
+                    nest.b.sub(x, mean)
+                }
+                None => x,
+            };
+            let n = nest.b.constant(ty, count.max(1) as f64);
+            let normal = nest.b.mul(centred, inverse);
+            let scaled = nest.b.mul(g, scale);
+            let product = nest.b.mul(scaled, normal);
+            let products = nest.reduce(ReduceOp::Sum, product);
+            let slope = nest.b.div(products, n);
+            let along = nest.b.mul(normal, slope);
+            let mut rest = nest.b.sub(scaled, along);
+            if self.centred {
+                let sum = nest.reduce(ReduceOp::Sum, scaled);
+                let share = nest.b.div(sum, n);
+                rest = nest.b.sub(rest, share);
+            }
+            let result = nest.b.mul(rest, inverse);
+            let output = cx.output(0);
+            nest.store_whole(cx, output, result);
+            cx.step(nest.reduction())?;
+        }
+        if cx.wants(1) || cx.wants(2) {
+            self.lower_sums(cx, &dims, ty)?;
+        }
+        Ok(())
+    }
+}
+
+impl LayerNormGrad {
+    /// The gradients of scale and bias: sums over the axes along which the scale was broadcast.
+    fn lower_sums(&self, cx: &mut Lower<'_>, dims: &[usize], ty: Type) -> Result<(), OpError> {
+        let scale = cx.dims(2);
+        let lead = dims.len() - scale.len();
+        let is_kept = |&axis: &usize| axis >= lead && scale[axis - lead] == dims[axis];
+        let (kept, summed): (Vec<usize>, Vec<usize>) = (0..dims.len()).partition(is_kept);
+        // The sums are over one axis at least.
+        let padding = usize::from(summed.is_empty());
+        let order: Vec<usize> = kept.iter().chain(&summed).copied().collect();
+        let space: Vec<usize> =
+            order.iter().map(|&axis| dims[axis]).chain(std::iter::repeat_n(1, padding)).collect();
+        let mut nest = cx.nest(&space, summed.len() + padding);
+        let load = |cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize| {
+            let (buffer, mut access) = (cx.input(k), Access::broadcast(cx.dtype(k), &cx.dims(k), dims));
+            let strides: Strides = order.iter().map(|&axis| access.strides[axis]).collect();
+            access.strides = strides.into_iter().chain(std::iter::repeat_n(0, padding)).collect();
+            let value = nest.load(buffer, access);
+            nest.b.convert(value, ty)
+        };
+        let g = load(cx, &mut nest, 0);
+        if cx.wants(1) {
+            let (mean, inverse) = self.statistics();
+            let x = load(cx, &mut nest, 1);
+            let inverse = load(cx, &mut nest, inverse);
+            let centred = match mean {
+                Some(mean) => {
+                    let mean = load(cx, &mut nest, mean);
+                    nest.b.sub(x, mean)
+                }
+                None => x,
+            };
+            let normal = nest.b.mul(centred, inverse);
+            let product = nest.b.mul(g, normal);
+            let sum = nest.reduce(ReduceOp::Sum, product);
+            let output = cx.output(1);
+            nest.store_outer(cx, output, sum);
+        }
+        if cx.wants(2) {
+            let sum = nest.reduce(ReduceOp::Sum, g);
+            let output = cx.output(2);
+            nest.store_outer(cx, output, sum);
+        }
+        cx.step(nest.reduction())
+    }
+}
+
+/// The attributes of a node.
+fn read(node: &Node) -> Result<LayerNorm, OpError> {
+    let number = node.attrs.int("stash_type")?.unwrap_or(1);
+    let stash = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
+    let stash = stash.ok_or_else(|| {
+        OpError::invalid(format!(
+            "stash_type is {number}; it must be a float type: 1 (FLOAT) or 16 (BFLOAT16)"
+        ))
+    })?;
+    Ok(LayerNorm {
+        kind: Kind::of(node),
+        axis: axis_of(node)?,
+        epsilon: f64::from(node.attrs.float("epsilon")?.unwrap_or(1e-5)),
+        stash,
+    })
+}
+
+fn axis_of(node: &Node) -> Result<i64, OpError> {
+    Ok(node.attrs.int("axis")?.unwrap_or(-1))
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(read(node)?))
+}
+
+fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(LayerNormGrad { axis: axis_of(node)?, centred: &*node.op == LAYER_GRAD }))
+}
+
+/// Before opset 17 (23 for the one without a mean) it is written as what it is made of.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let since = if Kind::of(rw.node()) == Kind::Rms { 23 } else { 17 };
+    if rw.version() < since { decompose(rw) } else { Ok(()) }
+}
+
+/// The element type of a value.
+fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
+    rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"))
+}
+
+/// A value in the type that is computed with.
+fn widened(rw: &mut Rewrite<'_>, value: ValueId, to: DType) -> Result<ValueId, OpError> {
+    let from = dtype_of(rw, value)?;
+    Ok(cast(rw.patch().1, value, from, to))
+}
+
+/// The normalizations in operators of every opset.
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = read(rw.node())?;
+    let (x, scale) = (rw.required(0)?, rw.required(1)?);
+    let narrow = dtype_of(rw, x)?;
+    let dtype = wide(narrow);
+    let axes = axes_of(op.axis, rw.shape(x).map(Shape::rank))?;
+    let data = widened(rw, x, dtype)?;
+    let (mean, centred, inverse) = op.spell_statistics(rw.patch().1, data, &axes, dtype);
+    if rw.has_output(0) {
+        let scale = widened(rw, scale, dtype)?;
+        let normal = rw.add("Mul", &[centred, inverse], Attrs::new());
+        let mut y = rw.add("Mul", &[normal, scale], Attrs::new());
+        if let Some(bias) = rw.input(2) {
+            let bias = widened(rw, bias, dtype)?;
+            y = rw.add("Add", &[y, bias], Attrs::new());
+        }
+        let y = cast(rw.patch().1, y, dtype, narrow);
+        rw.output(0, y);
+    }
+    for (k, value) in [(op.kind.mean(), mean), (op.kind.inverse(), Some(inverse))] {
+        if let (Some(k), Some(value)) = (k, value)
+            && rw.has_output(k)
+        {
+            let value = cast(rw.patch().1, value, dtype, op.stash);
+            rw.output(k, value);
+        }
+    }
+    Ok(())
+}
+
+/// The gradient operators in operators of `ai.onnx`.
+fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let [g, x, scale] = [rw.required(0)?, rw.required(1)?, rw.required(2)?];
+    let centred = &*rw.node().op == LAYER_GRAD;
+    let mean = if centred { Some(rw.required(3)?) } else { None };
+    let inverse = rw.required(if centred { 4 } else { 3 })?;
+    let (narrow, scale_dtype) = (dtype_of(rw, x)?, dtype_of(rw, scale)?);
+    let dtype = wide(narrow);
+    let rank = rw.shape(x).or(rw.shape(g)).map(Shape::rank);
+    let axes = axes_of(axis_of(rw.node())?, rank)?;
+    let none = Attrs::new;
+    let [wide_g, data, wide_scale, inverse] = [
+        widened(rw, g, dtype)?,
+        widened(rw, x, dtype)?,
+        widened(rw, scale, dtype)?,
+        widened(rw, inverse, dtype)?,
+    ];
+    let centred = match mean {
+        Some(mean) => {
+            let mean = widened(rw, mean, dtype)?;
+            rw.add("Sub", &[data, mean], none())
+        }
+        None => data,
+    };
+    let normal = rw.add("Mul", &[centred, inverse], none());
+    if rw.has_output(0) {
+        let axes = rw.ints("axes", &axes);
+        let scaled = rw.add("Mul", &[wide_g, wide_scale], none());
+        let product = rw.add("Mul", &[scaled, normal], none());
+        let slope = rw.add("ReduceMean", &[product, axes], none());
+        let along = rw.add("Mul", &[normal, slope], none());
+        let mut rest = rw.add("Sub", &[scaled, along], none());
+        if mean.is_some() {
+            let share = rw.add("ReduceMean", &[scaled, axes], none());
+            rest = rw.add("Sub", &[rest, share], none());
+        }
+        let gradient = rw.add("Mul", &[rest, inverse], none());
+        let gradient = cast(rw.patch().1, gradient, dtype, narrow);
+        rw.output(0, gradient);
+    }
+    for k in 1..3 {
+        if !rw.has_output(k) {
+            continue;
+        }
+        let value = if k == 1 { rw.add("Mul", &[wide_g, normal], none()) } else { wide_g };
+        let sum = sum_to_scale(rw, value, x, scale)?;
+        let sum = cast(rw.patch().1, sum, dtype, scale_dtype);
+        rw.output(k, sum);
+    }
+    Ok(())
+}
+
+/// A value of the shape of `x`, summed over the axes along which the scale was broadcast to it.
+fn sum_to_scale(
+    rw: &mut Rewrite<'_>,
+    value: ValueId,
+    x: ValueId,
+    scale: ValueId,
+) -> Result<ValueId, OpError> {
+    let (large, small) = (rw.shape(x).cloned(), rw.shape(scale).cloned());
+    let (large, small) = (large.ok_or_else(no_rank)?, small.ok_or_else(no_rank)?);
+    let lead = large.rank().saturating_sub(small.rank());
+    let mut stretched = Vec::new();
+    for (axis, (a, b)) in small.iter().zip(&large[lead..]).enumerate() {
+        if a.is_one() && !b.is_one() {
+            stretched.push((axis + lead) as i64);
+        } else if a.known().is_none() && a != b {
+            return Err(OpError::unsupported(format!(
+                "shapes {small} and {large} leave open whether the scale is broadcast; declare the sizes in the model"
+            )));
+        }
+    }
+    let mut sum = value;
+    if !stretched.is_empty() {
+        let axes = rw.ints("stretched", &stretched);
+        sum = rw.add("ReduceSum", &[sum, axes], Attrs::new().with("keepdims", 1i64));
+    }
+    if lead > 0 {
+        let axes = rw.ints("leading", &(0..lead as i64).collect::<Vec<_>>());
+        sum = rw.add("ReduceSum", &[sum, axes], Attrs::new().with("keepdims", 0i64));
+    }
+    Ok(sum)
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let gradients = [LAYER_GRAD, SIMPLIFIED_GRAD]
+        .map(|name| Definition::new(MICROSOFT, name, &[1], build_grad).decompose(decompose_grad));
+    let forward = [
+        // ONNX Runtime has it in the domain of ONNX from version 1 on.
+        Definition::new("", LAYER, &[1, 17], build).decompose(decompose).downgrade(downgrade),
+        Definition::new("", RMS, &[23], build).decompose(decompose).downgrade(downgrade),
+        Definition::new("", SIMPLIFIED, &[1], build).decompose(decompose).extension(),
+    ];
+    forward.into_iter().chain(gradients).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,390 @@
+use ortrain_graph::ValueType;
+
+use super::*;
+use crate::testing::{
+    assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+    run_node, spread,
+};
+
+const NEWEST: i64 = crate::NEWEST_OPSET;
+const EPSILON: f64 = 1e-5_f32 as f64;
+const KINDS: [&str; 3] = [LAYER, SIMPLIFIED, RMS];
+
+/// Data and axes, among them one element, rows of one element, everything at once.
+const SHAPES: [(&[usize], i64); 8] = [
+    (&[4], 0),
+    (&[3, 5], -1),
+    (&[3, 1], 1),
+    (&[2, 3, 4], -1),
+    (&[2, 3, 4], 1),
+    (&[2, 3, 4], -3),
+    (&[2, 1, 2, 3], 2),
+    (&[1], -1),
+];
+
+fn attrs(axis: i64) -> Attrs {
+    Attrs::new().with("axis", axis)
+}
+
+fn outputs_of(op: &str) -> usize {
+    match op {
+        LAYER => 3,
+        SIMPLIFIED => 2,
+        _ => 1,
+    }
+}
+
+/// Data, a scale and, where the operator takes one, a bias, of the shapes that are normalized.
+fn inputs(op: &str, dims: &[usize], axis: i64, seed: u32) -> Vec<Tensor> {
+    let axis = normalize_axis(axis, dims.len()).expect("it is one");
+    let parameters = if op == LAYER { 2 } else { 1 };
+    let parameters = (1..=parameters).map(|k| spread(&dims[axis..], seed + k));
+    std::iter::once(spread(dims, seed)).chain(parameters).collect()
+}
+
+fn ports(inputs: &[Tensor]) -> Vec<Option<&Tensor>> {
+    inputs.iter().map(Some).collect()
+}
+
+/// Result, mean and one over the root, by the definition; scale and bias have the shape that is normalized.
+fn expected(op: &str, given: &[Tensor], axis: i64) -> Vec<Tensor> {
+    let dims = given[0].dims();
+    let axis = normalize_axis(axis, dims.len()).expect("it is one");
+    let count = dims[axis..].iter().product::<usize>();
+    let (x, scale) = (given[0].to_f64(), given[1].to_f64());
+    let bias = given.get(2).map_or(vec![0.0; count], Tensor::to_f64);
+    let (mut y, mut means, mut inverses) = (Vec::new(), Vec::new(), Vec::new());
+    for row in x.chunks(count) {
+        let mean = if op == LAYER { row.iter().sum::<f64>() / count as f64 } else { 0.0 };
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64;
+        let inverse = 1.0 / (variance + EPSILON).sqrt();
+        y.extend((0..count).map(|k| (row[k] - mean) * inverse * scale[k] + bias[k]));
+        means.push(mean);
+        inverses.push(inverse);
+    }
+    let kept: Vec<usize> = dims.iter().enumerate().map(|(k, &dim)| if k < axis { dim } else { 1 }).collect();
+    let mut all = vec![f64s(dims, &y)];
+    if op == LAYER {
+        all.push(f64s(&kept, &means));
+    }
+    if op != RMS {
+        all.push(f64s(&kept, &inverses));
+    }
+    all
+}
+
+/// The given tensor in another type.
+fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
+    let scalars: Vec<_> =
+        tensor.to_f64().into_iter().map(|x| ortrain_expr::Scalar::from_f64(Type::of(dtype), x)).collect();
+    let bytes = ortrain_program::reference::encode(dtype, &scalars);
+    Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("as long")
+}
+
+fn ops(graph: &Graph) -> Vec<&str> {
+    graph.nodes.iter().map(|node| &*node.op).collect()
+}
+
+#[test]
+fn by_the_definition() {
+    for op in KINDS {
+        for (dims, axis) in SHAPES {
+            let given = inputs(op, dims, axis, 1);
+            let got = run_node(("", op), &ports(&given), outputs_of(op), attrs(axis)).expect("it runs");
+            let want = expected(op, &given, axis);
+            assert_close(&got[0], &want[0], 1e-12);
+            for (got, want) in got[1..].iter().zip(&want[1..]) {
+                assert_eq!(got.dtype(), DType::F32, "the default type of statistics");
+                assert_close(got, &typed(want, DType::F32), 1e-6);
+            }
+            let wide = attrs(axis).with("stash_type", 11i64);
+            let got = run_node(("", op), &ports(&given), outputs_of(op), wide).expect("it runs");
+            for (got, want) in got.iter().zip(&want) {
+                assert_close(got, want, 1e-12);
+            }
+        }
+    }
+}
+
+#[test]
+fn by_hand() {
+    let x = f64s(&[2, 2], &[1.0, 3.0, 10.0, 30.0]);
+    let (scale, bias) = (f64s(&[2], &[2.0, 1.0]), f64s(&[2], &[0.0, 5.0]));
+    let none = Attrs::new().with("epsilon", 0.0f32);
+    let got = run_node(("", LAYER), &[Some(&x), Some(&scale), Some(&bias)], 3, none).expect("it runs");
+    assert_eq!(got[0], f64s(&[2, 2], &[-2.0, 6.0, -2.0, 6.0]));
+    assert_eq!(got[1], Tensor::f32(&[2, 1], &[2.0, 20.0]));
+    assert_eq!(got[2], Tensor::f32(&[2, 1], &[1.0, 0.1]));
+    // The mean square of 3 and 4 with an epsilon of 12.5 is 25.
+    let (x, one) = (f64s(&[1, 2], &[3.0, 4.0]), f64s(&[1], &[1.0]));
+    let attrs = Attrs::new().with("epsilon", 12.5f32);
+    let got = run_node(("", RMS), &[Some(&x), Some(&one)], 1, attrs).expect("it runs");
+    assert_eq!(got[0], f64s(&[1, 2], &[3.0 * (1.0 / 5.0), 4.0 * (1.0 / 5.0)]));
+}
+
+#[test]
+fn a_mean_far_from_zero_costs_no_digits() {
+    let x: Vec<f32> = (0..64).map(|k| 10_000.0 + (k % 4) as f32).collect();
+    let (x, one) = (Tensor::f32(&[1, 64], &x), Tensor::f32(&[], &[1.0]));
+    let got = run_node(("", LAYER), &[Some(&x), Some(&one)], 1, Attrs::new()).expect("it runs");
+    for (k, y) in got[0].to_f64().into_iter().enumerate() {
+        let want = ((k % 4) as f64 - 1.5) / (1.25 + EPSILON).sqrt();
+        assert!((y - want).abs() < 1e-6, "{y} for {want}");
+    }
+}
+
+#[test]
+fn gradients_of_every_result() {
+    for op in KINDS {
+        for (dims, axis) in SHAPES {
+            let given = inputs(op, dims, axis, 2);
+            let targets: Vec<usize> = (0..given.len()).collect();
+            // The statistics in float32 cannot be differentiated by differences: those in float64 can.
+            for stash in [1i64, 11] {
+                let attrs = attrs(axis).with("epsilon", 0.1f32).with("stash_type", stash);
+                let outputs = outputs_of(op);
+                let graph = one_node(NEWEST, ("", op), &ports(&given), outputs, attrs).expect("it is read");
+                check_gradients(&graph, &given, &targets, &[0]);
+                if stash == 11 {
+                    check_gradients(&graph, &given, &targets, &(0..outputs).collect::<Vec<_>>());
+                    for k in 1..outputs {
+                        check_gradients(&graph, &given, &[0], &[k]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Scale and bias broadcast to the data, each in its own way.
+#[test]
+fn parameters_of_every_shape() {
+    for (dims, scale, bias) in [
+        (&[2, 3, 4][..], &[][..], &[4][..]),
+        (&[2, 3, 4], &[4], &[]),
+        (&[2, 3, 4], &[3, 1], &[1]),
+        (&[2, 3, 4], &[2, 1, 4], &[3, 4]),
+        (&[2, 3, 4], &[2, 3, 4], &[2, 1, 1]),
+        (&[2, 1, 3], &[1], &[1, 3]),
+    ] {
+        let given = [spread(dims, 3), spread(scale, 4), spread(bias, 5)];
+        for axis in [-1, 1] {
+            let attrs = attrs(axis).with("epsilon", 0.2f32);
+            let graph = one_node(NEWEST, ("", LAYER), &ports(&given), 1, attrs.clone()).expect("it is read");
+            check_gradients(&graph, &given, &[0, 1, 2], &[0]);
+            check_gradients(&graph, &given, &[2], &[0]);
+            check_downgrade(&graph, &given, 16);
+            let gradient = gradient_graph(&graph, &[Some(spread(dims, 6))], &[0, 1]);
+            check_decomposition(&gradient, &given, 1e-9);
+            let graph = one_node(NEWEST, ("", RMS), &ports(&given[..2]), 1, attrs).expect("it is read");
+            check_gradients(&graph, &given[..2], &[0, 1], &[0]);
+        }
+    }
+}
+
+#[test]
+fn the_gradient_is_that_of_the_reference() {
+    for op in KINDS {
+        let given: Vec<Tensor> =
+            inputs(op, &[3, 4], 1, 6).iter().map(|tensor| typed(tensor, DType::F32)).collect();
+        let graph = one_node(NEWEST, ("", op), &ports(&given), 1, attrs(1)).expect("it is read");
+        let targets: Vec<usize> = (0..given.len()).collect();
+        let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F32, &[3, 4], 0.5))], &targets);
+        let (forward, backward) =
+            if op == LAYER { (LAYER, LAYER_GRAD) } else { (SIMPLIFIED, SIMPLIFIED_GRAD) };
+        assert_eq!(ops(&gradient)[..2], [forward, backward], "{gradient}");
+        assert!(gradient.nodes.len() == 2, "{gradient}");
+        let (saved, inputs) = (&gradient.nodes[0].outputs[1..], &gradient.nodes[1].inputs[3..]);
+        assert_eq!(saved, inputs, "what was saved is used");
+        assert_eq!(gradient.nodes[1].attrs, attrs(1));
+    }
+}
+
+#[test]
+fn one_parameter_alone() {
+    let given = inputs(LAYER, &[3, 4], 1, 7);
+    let graph = one_node(NEWEST, ("", LAYER), &ports(&given), 1, attrs(1)).expect("it is read");
+    for target in 0..3 {
+        check_gradients(&graph, &given, &[target], &[0]);
+    }
+    // The bias needs no statistics.
+    let gradient = gradient_graph(&graph, &[Some(spread(&[3, 4], 1))], &[2]);
+    assert_eq!(ops(&gradient)[0], "ReduceSum", "{gradient}");
+}
+
+#[test]
+fn decompositions() {
+    for (op, grad) in [(LAYER, LAYER_GRAD), (SIMPLIFIED, SIMPLIFIED_GRAD)] {
+        for (dims, axis) in SHAPES {
+            let given = inputs(op, dims, axis, 8);
+            let wide = attrs(axis).with("stash_type", 11i64);
+            let graph = one_node(NEWEST, ("", op), &ports(&given), outputs_of(op), wide).expect("it is read");
+            if op == SIMPLIFIED {
+                check_decomposition(&graph, &given, 1e-12);
+            }
+            let statistics = run(&graph, &given).expect("it runs");
+            let seen = [&[spread(dims, 9)], &given[..2], &statistics[1..]].concat();
+            let outputs = outputs_of(op).max(2);
+            let graph =
+                one_node(NEWEST, (MICROSOFT, grad), &ports(&seen), outputs, attrs(axis)).expect("it is read");
+            check_decomposition(&graph, &seen, 1e-9);
+        }
+    }
+}
+
+#[test]
+fn older_opsets() {
+    for (op, since) in [(LAYER, 17), (RMS, 23)] {
+        for (dims, axis) in SHAPES {
+            let given = inputs(op, dims, axis, 10);
+            let outputs = outputs_of(op);
+            let graph = one_node(NEWEST, ("", op), &ports(&given), outputs, attrs(axis)).expect("it is read");
+            assert_eq!(ops(&check_downgrade(&graph, &given, since)), [op]);
+            for opset in [7, 12, since - 1] {
+                let old = check_downgrade(&graph, &given, opset);
+                assert!(ops(&old).contains(&"ReduceMean") && !ops(&old).contains(&op), "{old}");
+            }
+        }
+    }
+    // ONNX Runtime has it in older sets, too.
+    let given = inputs(LAYER, &[3, 4], 1, 11);
+    for opset in [7, 16] {
+        let graph = one_node(opset, ("", LAYER), &ports(&given), 3, attrs(1)).expect("it is read");
+        assert_close(&run(&graph, &given).expect("it runs")[0], &expected(LAYER, &given, 1)[0], 1e-12);
+    }
+    let error = one_node(22, ("", RMS), &ports(&given[..2]), 1, attrs(1)).expect_err("too old").to_string();
+    assert!(error.contains("the operator exists from opset 23 on"), "{error}");
+}
+
+#[test]
+fn types() {
+    use DType::{BF16, F16, F32};
+    for (dtype, stash, tolerance) in [
+        (F16, F32, 4e-3),
+        (F16, BF16, 2e-2),
+        (BF16, F32, 4e-2),
+        (BF16, BF16, 4e-2),
+        (F32, F32, 1e-5),
+        (F32, BF16, 1e-2),
+    ] {
+        for op in KINDS {
+            let attrs = Attrs::new().with("epsilon", 0.01f32);
+            let wide = inputs(op, &[3, 4], -1, 12);
+            let given: Vec<Tensor> = wide.iter().map(|tensor| typed(tensor, dtype)).collect();
+            let outputs = outputs_of(op);
+            let narrow = attrs.clone().with("stash_type", i64::from(stash.to_onnx()));
+            let graph = one_node(NEWEST, ("", op), &ports(&given), outputs, narrow).expect("it is read");
+            let got = run(&graph, &given).expect("it runs");
+            let want = run_node(("", op), &ports(&wide), outputs, attrs.clone()).expect("it runs");
+            assert_eq!(got[0].dtype(), dtype);
+            assert!(got[1..].iter().all(|tensor| tensor.dtype() == stash));
+            for (got, want) in got.iter().zip(&want) {
+                assert_close(&typed(got, DType::F64), &typed(want, DType::F64), tolerance);
+            }
+            // However narrow the statistics are that are results, gradients are made of wide ones.
+            let gradients = |graph: &Graph, given: &[Tensor], dtypes: [DType; 2]| {
+                let weights = (0..outputs).map(|k| {
+                    let dims: &[usize] = if k == 0 { &[3, 4] } else { &[3, 1] };
+                    Some(typed(&spread(dims, 20 + k as u32), dtypes[usize::from(k > 0)]))
+                });
+                let targets: Vec<usize> = (0..given.len()).collect();
+                let gradient = gradient_graph(graph, &weights.collect::<Vec<_>>(), &targets);
+                run(&gradient, given).expect("it runs")
+            };
+            let exact = one_node(NEWEST, ("", op), &ports(&wide), outputs, attrs).expect("it is read");
+            let (got, want) =
+                (gradients(&graph, &given, [dtype, stash]), gradients(&exact, &wide, [DType::F64, F32]));
+            for (got, want) in got.iter().zip(&want) {
+                assert_eq!(got.dtype(), dtype);
+                assert_close(&typed(got, DType::F64), want, 4.0 * tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_narrow_type_does_not_overflow_on_the_way() {
+    let elements = [300.0f32, -400.0, 500.0].map(half::f16::from_f32);
+    let x = Tensor::from_slice(DType::F16, &[1, 3], &elements);
+    let one = typed(&f64s(&[3], &[1.0; 3]), DType::F16);
+    let got = run_node(("", RMS), &[Some(&x), Some(&one)], 1, Attrs::new()).expect("it runs");
+    let want = expected(RMS, &[f64s(&[1, 3], &x.to_f64()), f64s(&[3], &[1.0; 3])], -1);
+    assert_close(&typed(&got[0], DType::F64), &want[0], 1e-3);
+}
+
+#[test]
+fn nothing_to_normalize() {
+    for op in KINDS {
+        for dims in [&[0, 3][..], &[2, 0], &[2, 0, 3]] {
+            let given = inputs(op, dims, -1, 13);
+            let graph = one_node(NEWEST, ("", op), &ports(&given), 1, attrs(-1)).expect("it is read");
+            assert_eq!(run(&graph, &given).expect("it runs")[0].dims(), dims);
+            let targets: Vec<usize> = (0..given.len()).collect();
+            let gradient = gradient_graph(&graph, &[Some(spread(dims, 1))], &targets);
+            let got = run(&gradient, &given).expect("it runs");
+            assert_eq!(got[0].dims(), dims);
+            for parameter in &got[1..] {
+                assert!(parameter.to_f64().iter().all(|&g| g == 0.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn symbolic_sizes() {
+    let given = inputs(LAYER, &[2, 3, 4], 1, 14);
+    let mut graph = one_node(
+        NEWEST,
+        ("", LAYER),
+        &ports(&given),
+        3,
+        attrs(1).with("epsilon", 0.3f32).with("stash_type", 11i64),
+    )
+    .expect("it is read");
+    let symbols = |names: &[&str]| names.iter().map(|name| Dim::symbol(name)).collect::<Shape>();
+    for (k, names) in [&["n", "c", "l"][..], &["c", "l"], &["l"]].into_iter().enumerate() {
+        let id = graph.inputs[k];
+        graph.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(symbols(names)));
+    }
+    let given = [given[0].clone(), given[1].clone(), spread(&[4], 3)];
+    for &id in &graph.outputs.clone() {
+        graph.value_mut(id).ty = ValueType::Unknown;
+    }
+    crate::passes::infer::infer(&mut graph).expect("valid");
+    check_gradients(&graph, &given, &[0, 1], &[0, 1, 2]);
+    let gradient = gradient_graph(&graph, &[Some(spread(&[2, 3, 4], 15)), None, None], &[0, 1]);
+    check_decomposition(&gradient, &given, 1e-9);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let message = |op: &str, shapes: &[&[usize]], attrs: Attrs| {
+        let given: Vec<Tensor> = shapes.iter().map(|dims| spread(dims, 1)).collect();
+        let domain = if op.ends_with("Grad") { MICROSOFT } else { "" };
+        one_node(NEWEST, (domain, op), &ports(&given), 1, attrs).expect_err("it does not fit").to_string()
+    };
+    let none = Attrs::new;
+    assert!(
+        message(LAYER, &[&[2, 3], &[4]], none())
+            .ends_with("input 1 has shape [4], which does not broadcast to [2, 3], that of input 0")
+    );
+    assert!(message(LAYER, &[&[2, 3], &[3], &[1, 2, 3]], none()).contains("input 2 has shape [1, 2, 3]"));
+    assert!(message(LAYER, &[&[], &[]], none()).contains("axis -1 is out of range for rank 0"));
+    assert!(message(RMS, &[&[2, 3], &[3]], attrs(2)).contains("axis 2 is out of range for rank 2"));
+    assert!(message(RMS, &[&[2, 3], &[3], &[3]], none()).contains("it takes 2 inputs but has 3"));
+    assert!(
+        message(LAYER, &[&[2, 3], &[3]], none().with("stash_type", 7i64))
+            .contains("stash_type is 7; it must be a float type")
+    );
+    assert!(
+        message(LAYER_GRAD, &[&[2, 3], &[3, 2], &[3], &[2, 1], &[2, 1]], none())
+            .contains("a gradient of shape [2, 3] for an input of shape [3, 2]")
+    );
+    assert!(
+        message(LAYER_GRAD, &[&[2, 3], &[2, 3], &[3], &[2, 1], &[1, 3]], none())
+            .contains("input 4 has shape [1, 3], but [2, 1] is needed")
+    );
+    let (x, scale) = (spread(&[2, 3], 1), typed(&spread(&[3], 2), DType::F32));
+    let error = one_node(NEWEST, ("", LAYER), &[Some(&x), Some(&scale)], 1, none()).expect_err("two types");
+    assert!(error.to_string().contains("insert a Cast"), "{error}");
+}
