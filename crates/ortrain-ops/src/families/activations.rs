@@ -2,8 +2,9 @@
 //!
 //! Relu-6, 13, 14; LeakyRelu-6, 16; PRelu-7, 9, 16; Elu-6, 22; Selu-6, 22; Celu-12, 28; Softplus-1, 22; Softsign-1, 22;
 //! HardSigmoid-6, 22; HardSwish-14, 22; Mish-18, 22; ThresholdedRelu-10, 22; Sigmoid-6, 13; Tanh-6, 13; Gelu-20 of ONNX;
-//! `ReluGrad`, `LeakyReluGrad`, `SigmoidGrad`, `TanhGrad`, `GeluGrad` and `FastGeluGrad` of `com.microsoft`. (Clip has
-//! optional inputs and a file of its own.)
+//! `QuickGelu`, `ReluGrad`, `LeakyReluGrad`, `SigmoidGrad`, `TanhGrad`, `GeluGrad`, `FastGeluGrad`, `QuickGeluGrad`,
+//! `BiasGeluGrad_dX` and `BiasFastGeluGrad_dX` of `com.microsoft`, whose `Gelu`, `FastGelu` and `BiasGelu` are read as Gelu
+//! of ONNX. (Clip has optional inputs and a file of its own.)
 //!
 //! Values and gradients are right for every input, infinities included, where the formula of the standard has a limit:
 //! nothing overflows on the way, and nothing cancels near 0. NaN gives NaN. At kinks the gradient is that of PyTorch.
@@ -23,9 +24,20 @@ const GELU_TANH_CUBIC: f64 = 0.044_715;
 /// `1/sqrt(2 pi)`, the normal density at 0.
 const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
 
+/// Beyond it Gelu is 0 or the identity in every float type, and the slope of either form 0 or 1.
+const GELU_END: f64 = 1000.0;
+
+/// `x` cut off where everything below gives 0: minus infinity times 0 is the limit, 0.
+fn gelu_input(b: &mut Builder, x: Reg) -> Reg {
+    let end = b.constant(b.ty(x), -GELU_END);
+    let below = b.compare(CompareOp::Lt, x, end);
+    b.select(below, end, x)
+}
+
 /// `x * (1 + erf(x / sqrt 2)) / 2`.
 fn gelu_erf(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
+    let x = gelu_input(b, x);
     let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
     let scaled = b.mul(x, scale);
     let erf = b.unary(UnaryOp::Erf, scaled);
@@ -49,6 +61,7 @@ fn gelu_inner_tanh(b: &mut Builder, x: Reg) -> Reg {
 
 fn gelu_tanh(b: &mut Builder, x: Reg) -> Reg {
     let ty = b.ty(x);
+    let x = gelu_input(b, x);
     let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
     let tanh = gelu_inner_tanh(b, x);
     let sum = b.add(tanh, one);
@@ -66,9 +79,10 @@ fn gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     }
 }
 
-fn gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let (g, x) = (x[0], x[1]);
+/// `g (cdf(x) + x pdf(x))` of the normal distribution.
+fn gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     let ty = b.ty(x);
+    let x = within(b, x, GELU_END);
     let (scale, one, half) = (b.constant(ty, SQRT_HALF), b.constant(ty, 1.0), b.constant(ty, 0.5));
     let scaled = b.mul(x, scale);
     let erf = b.unary(UnaryOp::Erf, scaled);
@@ -81,12 +95,13 @@ fn gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let pdf = b.mul(bell, density);
     let slope = b.mul(x, pdf);
     let total = b.add(cdf, slope);
-    Ok(b.mul(g, total))
+    b.mul(g, total)
 }
 
-fn fast_gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let (g, x) = (x[0], x[1]);
+/// The gradient of the tanh form.
+fn fast_gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
     let ty = b.ty(x);
+    let x = within(b, x, GELU_END);
     let (one, half) = (b.constant(ty, 1.0), b.constant(ty, 0.5));
     let (scale, cubic) = (b.constant(ty, GELU_TANH_SCALE), b.constant(ty, 3.0 * GELU_TANH_CUBIC));
     let tanh = gelu_inner_tanh(b, x);
@@ -101,7 +116,38 @@ fn fast_gelu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError>
     let level = b.add(one, tanh);
     let total = b.add(level, slope);
     let halved = b.mul(total, half);
-    Ok(b.mul(g, halved))
+    b.mul(g, halved)
+}
+
+/// `x * sigmoid(alpha x)`.
+fn quick_gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let (alpha, zero) = (attribute(attrs, ALPHA, QUICK_SLOPE)?, b.constant(b.ty(x[0]), 0.0));
+    let alpha = b.constant(b.ty(x[0]), alpha);
+    let scaled = b.mul(x[0], alpha);
+    let weight = b.unary(UnaryOp::Sigmoid, scaled);
+    let product = b.mul(x[0], weight);
+    // Infinity times 0 is the limit, 0.
+    let nothing = b.compare(CompareOp::Eq, weight, zero);
+    Ok(b.select(nothing, zero, product))
+}
+
+fn quick_gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
+    let alpha = attrs.float(ALPHA)?.unwrap_or(QUICK_SLOPE);
+    Ok(Some(GradOp::of_input("QuickGeluGrad").with(Attrs::new().with(ALPHA, alpha))))
+}
+
+/// `g s (1 + alpha x (1 - s))` with the sigmoid `s`.
+fn quick_gelu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let (g, x) = (x[0], within(b, x[1], FAR));
+    let (alpha, one) = (attribute(attrs, ALPHA, QUICK_SLOPE)?, b.constant(b.ty(x), 1.0));
+    let alpha = b.constant(b.ty(x), alpha);
+    let scaled = b.mul(x, alpha);
+    let weight = b.unary(UnaryOp::Sigmoid, scaled);
+    let rest = b.sub(one, weight);
+    let bent = b.mul(scaled, rest);
+    let sum = b.add(one, bent);
+    let slope = b.mul(weight, sum);
+    Ok(b.mul(g, slope))
 }
 
 fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
@@ -152,6 +198,8 @@ fn within(b: &mut Builder, x: Reg, end: f64) -> Reg {
 }
 
 const ALPHA: &str = "alpha";
+/// The slope inside the sigmoid of QuickGelu by default.
+const QUICK_SLOPE: f32 = 1.702;
 /// The slope that LeakyRelu has below 0 by default.
 const LEAK: f32 = 0.01;
 
@@ -282,12 +330,12 @@ fn softplus_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, 
     Ok(b.mul(g, slope))
 }
 
-/// `x / (1 + |x|)` is 1 in every float type long before this.
-const SOFTSIGN_END: f64 = 1e30;
+/// `x / (1 + |x|)` and the sigmoid of `x` are 1 in every float type long before this.
+const FAR: f64 = 1e30;
 
 fn softsign(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let one = b.constant(b.ty(x[0]), 1.0);
-    let x = within(b, x[0], SOFTSIGN_END);
+    let x = within(b, x[0], FAR);
     let size = b.unary(UnaryOp::Abs, x);
     let below = b.add(one, size);
     Ok(b.div(x, below))
@@ -452,8 +500,18 @@ pub(super) static ROWS: &[Row] = &[
     row("LeakyReluGrad", &[1], 2, Takes::Float, leaky_relu_grad).microsoft(),
     row("SigmoidGrad", &[1], 2, Takes::Float, sigmoid_grad).microsoft(),
     row("TanhGrad", &[1], 2, Takes::Float, tanh_grad).microsoft(),
-    row("GeluGrad", &[1], 2, Takes::Float, gelu_grad).microsoft(),
-    row("FastGeluGrad", &[1], 2, Takes::Float, fast_gelu_grad).microsoft(),
+    row("GeluGrad", &[1], 2, Takes::Float, |b, x, _| Ok(gelu_slope(b, x[0], x[1]))).microsoft(),
+    row("FastGeluGrad", &[1], 2, Takes::Float, |b, x, _| Ok(fast_gelu_slope(b, x[0], x[1]))).microsoft(),
+    row("QuickGelu", &[1], 1, Takes::Float, quick_gelu).grad_op(quick_gelu_op).microsoft(),
+    row("QuickGeluGrad", &[1], 2, Takes::Float, quick_gelu_grad).microsoft(),
+    row("BiasGeluGrad_dX", &[1], 3, Takes::Float, |b, x, _| {
+        let sum = b.add(x[1], x[2]);
+        Ok(gelu_slope(b, x[0], sum))
+    }).first_leads().microsoft(),
+    row("BiasFastGeluGrad_dX", &[1], 3, Takes::Float, |b, x, _| {
+        let sum = b.add(x[1], x[2]);
+        Ok(fast_gelu_slope(b, x[0], sum))
+    }).first_leads().microsoft(),
 ];
 
 #[cfg(test)]
@@ -473,7 +531,8 @@ mod tests {
 
     fn graph_of(op: &str, inputs: &[&Tensor], attrs: &Attrs) -> Graph {
         let inputs: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
-        one_node(NEWEST_OPSET, ("", op), &inputs, 1, attrs.clone()).expect("valid")
+        let domain = if op == "QuickGelu" { "com.microsoft" } else { "" };
+        one_node(NEWEST_OPSET, (domain, op), &inputs, 1, attrs.clone()).expect("valid")
     }
 
     fn alpha(value: f32) -> Attrs {
@@ -496,6 +555,10 @@ mod tests {
         assert!(same || (got - want).abs() <= tolerance * want.abs(), "{what}: {got}, not {want}");
     }
 
+    /// The normal distribution at 1, and its density there.
+    const CDF: f64 = 0.841_344_746_068_542_9;
+    const PDF: f64 = 0.241_970_724_519_143_37;
+
     /// Value and slope at a point, from the formula of the standard or its limit.
     type Sample = (f64, f64, f64);
 
@@ -506,6 +569,9 @@ mod tests {
         let mish = tanh + sigmoid * (1.0 - tanh * tanh);
         let elu = f64::exp_m1(-1.0);
         let (scale, bend) = (f64::from(1.050_701_f32), f64::from(1.673_263_2_f32));
+        // The tanh form at 1, and the slope of what is inside the tanh.
+        let bent = (GELU_TANH_SCALE * (1.0 + GELU_TANH_CUBIC)).tanh();
+        let steep = GELU_TANH_SCALE * (1.0 + 3.0 * GELU_TANH_CUBIC);
         let none = Attrs::new();
         let cases: Vec<(&str, Attrs, Vec<Sample>)> = vec![
             (
@@ -628,6 +694,43 @@ mod tests {
                 ],
             ),
             (
+                "Gelu",
+                none.clone(),
+                vec![
+                    (-INF, 0.0, 0.0),
+                    (-1e30, 0.0, 0.0),
+                    (0.0, 0.0, 0.5),
+                    (1.0, CDF, CDF + PDF),
+                    (100.0, 100.0, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            (
+                "Gelu",
+                none.clone().with("approximate", "tanh"),
+                vec![
+                    (-INF, 0.0, 0.0),
+                    (-1e30, 0.0, 0.0),
+                    (0.0, 0.0, 0.5),
+                    (1.0, 0.5 * (1.0 + bent), 0.5 * (1.0 + bent) + 0.5 * (1.0 - bent * bent) * steep),
+                    (1e30, 1e30, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            (
+                "QuickGelu",
+                alpha(1.0),
+                vec![
+                    (-INF, 0.0, 0.0),
+                    (-100.0, -100.0 * e, -99.0 * e),
+                    (0.0, 0.0, 0.5),
+                    (1.0, sigmoid, sigmoid * (2.0 - sigmoid)),
+                    (100.0, 100.0, 1.0),
+                    (INF, INF, 1.0),
+                ],
+            ),
+            ("QuickGelu", alpha(-1.0), vec![(-INF, -INF, 1.0), (0.0, 0.0, 0.5), (INF, 0.0, 0.0)]),
+            (
                 "ThresholdedRelu",
                 alpha(2.0),
                 vec![(-INF, 0.0, 0.0), (2.0, 0.0, 0.0), (2.5, 2.5, 1.0), (INF, INF, 1.0)],
@@ -706,6 +809,51 @@ mod tests {
             let gradient = gradient_graph(&graph, &[Some(spread(&[2, 8], 9))], &[0]);
             check_decomposition(&gradient, std::slice::from_ref(&x), 1e-12);
         }
+    }
+
+    #[test]
+    fn quick_gelus() {
+        let x = f64s(&[2, 8], &spread(&[16], 3).to_f64().iter().map(|x| 2.3 * x).collect::<Vec<_>>());
+        for attrs in [Attrs::new(), alpha(0.4), alpha(-1.3)] {
+            let graph = graph_of("QuickGelu", &[&x], &attrs);
+            check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            check_decomposition(&graph, std::slice::from_ref(&x), 1e-12);
+            let gradient = gradient_graph(&graph, &[Some(spread(&[2, 8], 9))], &[0]);
+            assert_eq!(&*gradient.nodes[0].op, "QuickGeluGrad", "{gradient}");
+            check_decomposition(&gradient, std::slice::from_ref(&x), 1e-12);
+            check_downgrade(&gradient, std::slice::from_ref(&x), 7);
+        }
+    }
+
+    /// Those of ONNX Runtime that add a bias first are the others on the sum.
+    #[test]
+    fn gelus_with_a_bias() {
+        const DOMAIN: &str = "com.microsoft";
+        let (x, bias, g) = (spread(&[3, 4], 1), spread(&[4], 2), spread(&[3, 4], 3));
+        let one = |domain: &str, op: &str, inputs: &[&Tensor]| {
+            let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
+            run_node((domain, op), &ports, 1, Attrs::new()).expect("it runs").remove(0)
+        };
+        let sum = one("", "Add", &[&x, &bias]);
+        for (op, plain, grad, plain_grad) in [
+            ("BiasGelu", "Gelu", "BiasGeluGrad_dX", "GeluGrad"),
+            ("FastGelu", "FastGelu", "BiasFastGeluGrad_dX", "FastGeluGrad"),
+        ] {
+            assert_eq!(one(DOMAIN, op, &[&x, &bias]), one(DOMAIN, plain, &[&sum]));
+            assert_eq!(one(DOMAIN, grad, &[&g, &x, &bias]), one(DOMAIN, plain_grad, &[&g, &sum]));
+            let inputs = [x.clone(), bias.clone()];
+            let ports = [Some(&x), Some(&bias)];
+            let graph = one_node(NEWEST_OPSET, (DOMAIN, op), &ports, 1, Attrs::new()).expect("valid");
+            check_gradients(&graph, &inputs, &[0, 1], &[0]);
+            let seen = [g.clone(), x.clone(), bias.clone()];
+            let ports = [Some(&g), Some(&x), Some(&bias)];
+            let graph = one_node(NEWEST_OPSET, (DOMAIN, grad), &ports, 1, Attrs::new()).expect("valid");
+            check_decomposition(&graph, &seen, 1e-12);
+        }
+        let wide = spread(&[2, 3, 4], 4);
+        let ports = [Some(&g), Some(&x), Some(&wide)];
+        let error = one_node(NEWEST_OPSET, (DOMAIN, "BiasGeluGrad_dX"), &ports, 1, Attrs::new());
+        assert!(error.expect_err("refused").to_string().contains("does not broadcast to [3, 4]"));
     }
 
     /// Where the slope is 0 by a choice, an infinite gradient stops too.

@@ -384,7 +384,7 @@ fn downgrade_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// `Gelu` and `FastGelu` of ONNX Runtime as `Gelu` of `ai.onnx` (with an optional bias added first).
+/// `Gelu`, `FastGelu` and `BiasGelu` of ONNX Runtime as `Gelu` of `ai.onnx` (with a bias added first, where there is one).
 fn upgrade_microsoft_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs =
         if &*rw.node().op == "FastGelu" { Attrs::new().with("approximate", "tanh") } else { Attrs::new() };
@@ -490,7 +490,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         })
         .collect();
     // Read as Gelu of ai.onnx; "since 1, 2" makes every one of them an old version.
-    for name in ["Gelu", "FastGelu"] {
+    for name in ["Gelu", "FastGelu", "BiasGelu"] {
         let definition = Definition::new("com.microsoft", name, &[1, 2], build_unrunnable);
         all.push(definition.upgrade(upgrade_microsoft_gelu));
     }
