@@ -23,6 +23,7 @@ CASES = (
     "grad_accumulation",
     "linear_lr",
     "cnn_bn_adamw_ce",
+    "tiny_transformer_adamw_ce",
 )
 BACKENDS = ("cpu", "reference")
 
