@@ -62,6 +62,12 @@ fn unary(cases: &mut Vec<Case>) {
     }
     let tanh = Attrs::new().with("approximate", "tanh");
     cases.push(single("Gelu", "tanh form", &[(&[3, 5], Signed)], tanh));
+    let mut b = CaseBuilder::new("QuickGelu", "two slopes").dynamic();
+    let x = b.float(&[3, 5], &Signed);
+    let y = b.node_with("com.microsoft", "QuickGelu", &[Some(x)], 1, Attrs::new());
+    let steep = Attrs::new().with("alpha", 2.5f32);
+    let z = b.node_with("com.microsoft", "QuickGelu", &[Some(x)], 1, steep);
+    cases.push(b.outputs(&[y[0], z[0]]));
     let mut b = CaseBuilder::new("Sign", "passes nothing back");
     let x = b.float(&[2, 3], &Signed);
     let sign = b.node("Sign", &[x], Attrs::new());
@@ -533,7 +539,52 @@ fn normalization(cases: &mut Vec<Case>) {
         let attrs = Attrs::new().with("alpha", 0.7f32).with("bias", 1.2f32).with("size", size);
         cases.push(single("LRN", &format!("{dims:?}, {size} channels"), &[(dims, Fill::Signed)], attrs));
     }
+    for (dims, axis) in [
+        (&[5][..], 0i64),
+        (&[3, 4], -1),
+        (&[2, 3, 4], 1),
+        (&[2, 3, 4], -1),
+        (&[2, 3, 2, 2], -3),
+        (&[3, 1], -1),
+        (&[0, 3], -1),
+        (&[2, 0], -1),
+    ] {
+        for op in ["LayerNormalization", "RMSNormalization"] {
+            let first = axis.rem_euclid(dims.len() as i64) as usize;
+            let mut b = CaseBuilder::new(op, &format!("{dims:?} from axis {axis} on"));
+            if first > 0 {
+                b = b.dynamic();
+            }
+            let x = b.float(dims, &Fill::Signed);
+            let mut b = b.fixed();
+            let mut inputs = vec![Some(x), Some(b.float(&dims[first..], &Fill::Signed))];
+            let outputs = if op == "LayerNormalization" {
+                inputs.push(Some(b.float(&dims[first..], &Fill::Signed)));
+                3
+            } else {
+                1
+            };
+            let attrs = Attrs::new().with("axis", axis).with("epsilon", 0.05f32);
+            // Mean and one over the root are results like any other: they have a gradient too.
+            let y = b.node_with("", op, &inputs, outputs, attrs);
+            cases.push(b.outputs(&y));
+        }
+    }
+    for (scale, bias) in [(&[][..], &[4][..]), (&[3, 1], &[]), (&[2, 1, 4], &[1, 3, 4])] {
+        let inputs = [(&[2, 3, 4][..], Fill::Signed), (scale, Fill::Signed), (bias, Fill::Signed)];
+        let name = format!("parameters of shapes {scale:?} and {bias:?}");
+        cases.push(single("LayerNormalization", &name, &inputs, Attrs::new().with("epsilon", 0.05f32)));
+    }
     // What comes before and behind goes into the instructions.
+    let mut b = CaseBuilder::new("LayerNormalization", "between others");
+    let x = b.float(&[3, 5, 4], &Fill::Signed);
+    let mask = b.float(&[5, 4], &Fill::Signed);
+    let masked = b.node("Mul", &[x, mask], Attrs::new());
+    let (scale, bias) = (b.float(&[4], &Fill::Signed), b.float(&[4], &Fill::Signed));
+    let y = b.node("LayerNormalization", &[masked, scale, bias], Attrs::new());
+    let active = b.node("Gelu", &[y], Attrs::new());
+    let sum = b.node("Add", &[active, x], Attrs::new());
+    cases.push(b.outputs(&[sum]));
     for training in [0i64, 1] {
         let mut b = CaseBuilder::new(OP, &format!("between others, training_mode {training}"));
         let x = b.float(&[3, 4, 2, 2], &Fill::Signed);

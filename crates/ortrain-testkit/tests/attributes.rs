@@ -59,6 +59,7 @@ fn activation() -> impl Strategy<Value = (&'static str, Attrs)> {
         alpha(&["LeakyRelu", "Elu", "Celu", "Selu", "HardSigmoid", "ThresholdedRelu"]),
         select(vec![0.21f32, -1.6]).prop_map(|gamma| ("Selu", Attrs::new().with("gamma", gamma))),
         select(vec![0.11f32, 0.93]).prop_map(|beta| ("HardSigmoid", Attrs::new().with("beta", beta))),
+        select(&["none", "tanh"][..]).prop_map(|form| ("Gelu", Attrs::new().with("approximate", form))),
     ]
 }
 

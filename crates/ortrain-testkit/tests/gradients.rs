@@ -6,7 +6,7 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 63] = [
+const COVERED: [&str; 66] = [
     "Abs",
     "Add",
     "AveragePool",
@@ -33,6 +33,7 @@ const COVERED: [&str; 63] = [
     "HardSigmoid",
     "HardSwish",
     "Identity",
+    "LayerNormalization",
     "LeakyRelu",
     "LRN",
     "Log",
@@ -45,6 +46,8 @@ const COVERED: [&str; 63] = [
     "PRelu",
     "Pad",
     "Pow",
+    "QuickGelu",
+    "RMSNormalization",
     "ReduceMax",
     "ReduceMean",
     "ReduceMin",
