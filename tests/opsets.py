@@ -387,6 +387,31 @@ def normalized(w: Words, x: str) -> str:
     return w.node("MatMul", [w.node("Flatten", [line], axis=1), weight("out", 12, CLASSES)])
 
 
+def layered(w: Words, x: str) -> str:
+    """Normalizations of everything from an axis on. (onnxruntime differentiates only those that name all results.)"""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
+    rows = w.node("LayerNormalization", [hidden, weight("s1", 12), weight("b1", 12)], epsilon=0.01)
+    stack = w.node("Reshape", [w.node("Tanh", [rows]), w.ints([-1, 3, 4])])
+    # Of two axes, and without a bias.
+    both = w.node("LayerNormalization", [stack, weight("s2", 3, 4)], axis=1, epsilon=0.02)
+    names = ["last", "last_mean", "last_inverse"]
+    last = w.node("LayerNormalization", [w.node("Tanh", [both]), weight("s3", 4), weight("b3", 4)], *names, axis=2)
+    # The statistics are results like any other.
+    mixed = w.node("Sum", [last, w.node("Mul", [names[1], weight("m", 3, 1)]), w.node("Sqrt", [names[2]])])
+    return w.node("MatMul", [w.node("Flatten", [mixed], axis=1), weight("out", 12, CLASSES)])
+
+
+def layered_without_mean(w: Words, x: str) -> str:
+    """Normalizations of everything from an axis on by the mean square."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
+    rows = w.node("RMSNormalization", [hidden, weight("s1", 12)], epsilon=0.01)
+    stack = w.node("Reshape", [w.node("Tanh", [rows]), w.ints([-1, 3, 4])])
+    both = w.node("RMSNormalization", [stack, weight("s2", 3, 4)], axis=1)
+    return w.node("MatMul", [w.node("Flatten", [both], axis=1), weight("out", 12, CLASSES)])
+
+
 def responding(w: Words, x: str) -> str:
     """Normalizations across channels. (onnxruntime knows windows of odd size and images of two axes.)"""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
@@ -522,6 +547,8 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "pooled_unsized": (pooled_unsized, 10),
     "normalized": (normalized, 7),
     "normalized_branch": (normalized_branch, 7),
+    "layered": (layered, 17),
+    "layered_without_mean": (layered_without_mean, 23),
     "responding": (responding, 7),
     "activated": (activated, 7),
     "lately_activated": (lately_activated, 18),

@@ -18,9 +18,9 @@ import ortrain
 OPERATORS = frozenset(
     """Abs Add And AveragePool BatchNormalization Cast Celu Clip Concat Constant ConstantOfShape Conv
     ConvTranspose Cos Div Dropout Elu Equal Erf Exp Expand Flatten Gather Gelu Gemm GlobalAveragePool
-    GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity If LRN LeakyRelu Less
-    LessOrEqual Log LogSoftmax MatMul MaxPool Mish Mul Neg NonZero Not PRelu Pad Pow ReduceMax
-    ReduceMean ReduceMin ReduceSum Relu Reshape Resize Selu Shape Sigmoid Sign Sin Size Slice Softmax
+    GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity If LRN LayerNormalization
+    LeakyRelu Less LessOrEqual Log LogSoftmax MatMul MaxPool Mish Mul Neg NonZero Not PRelu Pad Pow
+    RMSNormalization ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize Selu Shape Sigmoid Sign Sin Size Slice Softmax
     SoftmaxCrossEntropyLoss Softplus Softsign Sqrt Squeeze Sub Sum Tanh ThresholdedRelu Transpose
     Unsqueeze Upsample Where""".split()
 )
