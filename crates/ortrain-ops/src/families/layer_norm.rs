@@ -201,7 +201,7 @@ impl LayerNorm {
         });
         let sum = match sizes {
             Some(sizes) => {
-                let count = sizes.iter().product::<usize>().max(1) as f64;
+                let count = sizes.iter().product::<usize>() as f64;
                 let count = cx.constant("count", Tensor::scalar(dtype, count));
                 emit(cx, "Div", &[sum, count])
             }
@@ -301,8 +301,7 @@ impl Op for LayerNorm {
         let x = load(&mut nest, cx, 0, ty);
         let scale = load(&mut nest, cx, 1, ty);
         let bias = cx.has(2).then(|| load(&mut nest, cx, 2, ty));
-        // Of nothing the sums are zero, and so is what is made of them.
-        let n = nest.b.constant(ty, count.max(1) as f64);
+        let n = nest.b.constant(ty, count as f64);
         let (mean, centred) = if self.kind == Kind::Layer {
             let sum = nest.reduce(ReduceOp::Sum, x);
             let mean = nest.b.div(sum, n);
@@ -400,7 +399,7 @@ impl Op for LayerNormGrad {
                 }
                 None => x,
             };
-            let n = nest.b.constant(ty, count.max(1) as f64);
+            let n = nest.b.constant(ty, count as f64);
             let normal = nest.b.mul(centred, inverse);
             let scaled = nest.b.mul(g, scale);
             let product = nest.b.mul(scaled, normal);
