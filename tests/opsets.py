@@ -131,7 +131,8 @@ class Words:
         )
 
     def model(self, graph: GraphProto) -> ModelProto:
-        imports = [helper.make_opsetid("", self.opset)]
+        domains = {node.domain for node in self.nodes if node.domain}
+        imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="tests")
 
 
@@ -412,6 +413,19 @@ def layered_without_mean(w: Words, x: str) -> str:
     return w.node("MatMul", [w.node("Flatten", [both], axis=1), weight("out", 12, CLASSES)])
 
 
+def fused(w: Words, x: str) -> str:
+    """What onnxruntime makes of several operators when it optimizes a model."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    own = {"domain": "com.microsoft"}
+    hidden = w.node("FusedMatMul", [x, weight("w", 12, FEATURES)], transB=1, alpha=0.8, **own)
+    hidden = w.node("BiasGelu", [hidden, weight("b1", 12)], **own)
+    hidden = w.node("FastGelu", [hidden, weight("b2", 12)], **own)
+    hidden = w.node("QuickGelu", [w.node("Add", [hidden, weight("b3", 12)])], alpha=1.3, **own)
+    hidden = w.node("Gelu", [w.node("Mul", [hidden, weight("b4", 12)])], **own)
+    rows = w.node("SimplifiedLayerNormalization", [hidden, weight("s", 12)], axis=-1, epsilon=0.01)
+    return w.node("MatMul", [rows, weight("out", 12, CLASSES)])
+
+
 def responding(w: Words, x: str) -> str:
     """Normalizations across channels. (onnxruntime knows windows of odd size and images of two axes.)"""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
@@ -549,6 +563,7 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "normalized_branch": (normalized_branch, 7),
     "layered": (layered, 17),
     "layered_without_mean": (layered_without_mean, 23),
+    "fused": (fused, 7),
     "responding": (responding, 7),
     "activated": (activated, 7),
     "lately_activated": (lately_activated, 18),
