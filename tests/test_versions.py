@@ -804,6 +804,13 @@ ADDED: list[tuple[str, str, list[tuple[int, ...]], dict[str, Any]]] = [
     ("com.microsoft", "BiasGelu", [(3, 4), (4,)], {}),
     ("com.microsoft", "QuickGelu", [(3, 4)], {}),
     ("com.microsoft", "QuickGelu", [(3, 4)], {"alpha": 0.7}),
+    ("com.microsoft", "FusedMatMul", [(2, 4, 3), (2, 3, 5)], {"alpha": 0.5}),
+    ("com.microsoft", "FusedMatMul", [(2, 3, 4), (2, 5, 3)], {"transA": 1, "transB": 1}),
+    ("com.microsoft", "FusedMatMul", [(4, 2, 3), (2, 3, 5)], {"transBatchA": 1}),
+    ("com.microsoft", "FusedMatMul", [(4, 2, 3, 6), (6, 2, 3, 5)], {"transBatchA": 1, "transBatchB": 1}),
+    ("com.microsoft", "FusedMatMul", [(3, 2, 4), (2, 3, 5)], {"transA": 1, "transBatchA": 1}),
+    ("com.microsoft", "FusedMatMul", [(2, 4, 3), (5, 2, 3)], {"transB": 1, "transBatchB": 1}),
+    ("com.microsoft", "TransposeMatMul", [(2, 3, 4), (3, 5)], {"transA": 1}),
     ("", "SimplifiedLayerNormalization", [(3, 4), (4,)], {}),
     ("", "SimplifiedLayerNormalization", [(2, 3, 4), (3, 4)], {"axis": 1, "epsilon": 0.01}),
 ]

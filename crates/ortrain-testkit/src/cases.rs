@@ -170,6 +170,37 @@ fn matmul(cases: &mut Vec<Case>) {
     let y = b.node("MatMul", &[h, w], Attrs::new());
     cases.push(b.outputs(&[y]));
 
+    // Every way in which the factors may lie: transposed, the first axis behind those of the stack, both.
+    for flags in 0..16i64 {
+        let [ta, tb, moved_a, moved_b] = [0, 1, 2, 3].map(|k| flags >> k & 1);
+        let lie = |dims: &[usize], transposed: i64, moved: i64| {
+            let (mut dims, last) = (dims.to_vec(), dims.len() - 1);
+            if transposed == 1 {
+                dims.swap(last - 1, last);
+            }
+            if moved == 1 {
+                dims[..last].rotate_right(1);
+            }
+            dims
+        };
+        for (a, z) in [
+            (&[2, 3, 4, 5][..], &[2, 3, 5, 2][..]),
+            (&[2, 3, 4, 5], &[2, 1, 5, 2]),
+            (&[3, 4, 5], &[2, 3, 5, 2]),
+        ] {
+            let mut b = CaseBuilder::new("FusedMatMul", &format!("{a:?} and {z:?}, flags {flags:04b}"));
+            let inputs = [b.float(&lie(a, ta, moved_a), &Signed), b.float(&lie(z, tb, moved_b), &Signed)];
+            let attrs = Attrs::new()
+                .with("transA", ta)
+                .with("transB", tb)
+                .with("transBatchA", moved_a)
+                .with("transBatchB", moved_b)
+                .with("alpha", 0.7f32);
+            let y = b.node_with("com.microsoft", "FusedMatMul", &inputs.map(Some), 1, attrs);
+            cases.push(b.outputs(&y));
+        }
+    }
+
     for ta in [0i64, 1] {
         for tb in [0i64, 1] {
             for c in

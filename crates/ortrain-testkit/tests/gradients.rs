@@ -6,7 +6,7 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 66] = [
+const COVERED: [&str; 67] = [
     "Abs",
     "Add",
     "AveragePool",
@@ -25,6 +25,7 @@ const COVERED: [&str; 66] = [
     "Exp",
     "Expand",
     "Flatten",
+    "FusedMatMul",
     "Gather",
     "Gelu",
     "Gemm",

@@ -1,13 +1,14 @@
 //! Matrix products: `MatMul`, `Gemm` and ONNX Runtime's `FusedMatMul`.
 //!
 //! Sources: ONNX MatMul-1, 9, 13 (NumPy's `matmul`), Gemm-7, 9, 11, 13 (`alpha * A' B' + beta * C`), FusedMatMul of
-//! `com.microsoft` (`alpha * A' B'`, where `'` may transpose the last two axes). Floats are accumulated in float32 (float64
-//! for float64); integers wrap.
+//! `com.microsoft` (`alpha * A' B'`, where `'` may move the first axis behind those of the stack and transpose the last
+//! two) and `TransposeMatMul`, its older name. Floats are accumulated in float32 (float64 for float64); integers wrap.
 
 use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::BufferId;
 
+use super::elementwise::build_unrunnable;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, broadcast};
@@ -20,6 +21,8 @@ struct MatMul {
     alpha: f32,
     trans_a: bool,
     trans_b: bool,
+    /// Whether the first axis of a factor, of three or more, lies behind those of the stack. It is moved first.
+    moved: [bool; 2],
 }
 
 /// A shape with at least two axes: a vector on the left is a row, on the right a column.
@@ -29,6 +32,25 @@ fn as_matrix<T: Clone>(dims: &[T], left: bool, one: T) -> Vec<T> {
         [only] => vec![only.clone(), one],
         _ => dims.to_vec(),
     }
+}
+
+/// The axes of a factor whose first one may have to be moved behind those of the stack.
+fn in_stack_order<T: Clone>(dims: &[T], moved: bool) -> Vec<T> {
+    let mut dims = dims.to_vec();
+    if moved && dims.len() > 2 {
+        let last = dims.len() - 1;
+        dims[..last].rotate_left(1);
+    }
+    dims
+}
+
+/// The order that Transpose gives the axes of a factor, and the one back.
+fn stack_orders(rank: usize) -> [Vec<i64>; 2] {
+    let axes: Vec<i64> = (0..rank as i64).collect();
+    let to = in_stack_order(&axes, true);
+    let mut back = axes;
+    back[..rank - 1].rotate_right(1);
+    [to, back]
 }
 
 /// The last two axes, swapped where the factor is transposed.
@@ -51,7 +73,8 @@ impl Op for MatMul {
                 "shapes {a} and {b}: a scalar has no matrix product; use Mul"
             )));
         }
-        let (left, right) = (as_matrix(a, true, Dim::Known(1)), as_matrix(b, false, Dim::Known(1)));
+        let (left, right) = (in_stack_order(a, self.moved[0]), in_stack_order(b, self.moved[1]));
+        let (left, right) = (as_matrix(&left, true, Dim::Known(1)), as_matrix(&right, false, Dim::Known(1)));
         let ((m, k), (l, n)) =
             (oriented(&left, self.trans_a && a.rank() > 1), oriented(&right, self.trans_b && b.rank() > 1));
         if let (Some(k), Some(l)) = (k.known(), l.known())
@@ -88,6 +111,14 @@ impl Op for MatMul {
             cx.add("Unsqueeze", &[value, axes], Attrs::new())
         };
         let (mut left, mut right, mut grad) = (a, b, g);
+        let moved = [self.moved[0] && rank_a > 2, self.moved[1] && rank_b > 2];
+        for (moved, factor, rank) in [(moved[0], &mut left, rank_a), (moved[1], &mut right, rank_b)] {
+            if moved {
+                let [perm, _] = stack_orders(rank);
+                *factor = cx.add("Transpose", &[*factor], Attrs::new().with("perm", perm));
+            }
+        }
+        let (left_factor, right_factor) = (left, right);
         if rank_b == 1 {
             right = axis(cx, b, 1);
             grad = axis(cx, grad, -1);
@@ -98,10 +129,12 @@ impl Op for MatMul {
         }
         let (ta, tb) = (self.trans_a && rank_a > 1, self.trans_b && rank_b > 1);
         let flat = rank_a <= 2 && rank_b <= 2;
-        for (k, value, rank) in [(0, a, rank_a), (1, b, rank_b)] {
+        for (k, input, value, rank) in [(0, a, left_factor, rank_a), (1, b, right_factor, rank_b)] {
             if !cx.wants(k) {
                 continue;
             }
+            let own = cx.shape(input).map(|shape| in_stack_order(shape, moved[k]).into_iter().collect());
+            let own: Shape = own.unwrap_or_default();
             // dA = g B' and dB = A' g, with the roles of the factors swapped where they are transposed.
             let (x, tx, y, ty) = match (k, ta, tb) {
                 (0, false, _) => (grad, false, right, !tb),
@@ -117,7 +150,7 @@ impl Op for MatMul {
             };
             let gradient = if flat {
                 let product = gemm(cx, (x, tx), (y, ty), self.alpha);
-                if rank == 2 { product } else { drop_stack(cx, product, value, rank)? }
+                if rank == 2 { product } else { drop_stack(cx, product, (value, &own), rank)? }
             } else if let Some((inner, outer)) = rows {
                 // One product over all rows of the stack instead of a stack of products to be summed.
                 let (shape_a, shape_g) =
@@ -131,7 +164,13 @@ impl Op for MatMul {
                     .with("transB", i64::from(ty))
                     .with("alpha", self.alpha);
                 let product = cx.add_in("com.microsoft", "FusedMatMul", &[x, y], attrs);
-                drop_stack(cx, product, value, rank)?
+                drop_stack(cx, product, (value, &own), rank)?
+            };
+            let gradient = if moved[k] {
+                let [_, perm] = stack_orders(rank);
+                cx.add("Transpose", &[gradient], Attrs::new().with("perm", perm))
+            } else {
+                gradient
             };
             cx.give(k, gradient);
         }
@@ -139,8 +178,17 @@ impl Op for MatMul {
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dtype = cx.dtype(0);
         let (dims_a, dims_b) = (cx.dims(0), cx.dims(1));
+        let strides = |k: usize, dims: &[usize]| {
+            in_stack_order(&Access::contiguous(dtype, dims).strides, self.moved[k])
+        };
+        let (strides_a, strides_b) = (strides(0, &dims_a), strides(1, &dims_b));
+        let (dims_a, dims_b) =
+            (in_stack_order(&dims_a, self.moved[0]), in_stack_order(&dims_b, self.moved[1]));
         let (left, right) = (as_matrix(&dims_a, true, 1), as_matrix(&dims_b, false, 1));
+        // What makes a vector a matrix has one element, along which nobody steps.
+        let (strides_a, strides_b) = (as_matrix(&strides_a, true, 0), as_matrix(&strides_b, false, 0));
         let (ta, tb) = (self.trans_a && dims_a.len() > 1, self.trans_b && dims_b.len() > 1);
         let ((m, k), (_, n)) = (oriented(&left, ta), oriented(&right, tb));
         let (stack_a, stack_b) = (&left[..left.len() - 2], &right[..right.len() - 2]);
@@ -151,20 +199,17 @@ impl Op for MatMul {
         let batch: Vec<usize> = (0..rank)
             .map(|axis| if at(stack_a, axis) == 1 { at(stack_b, axis) } else { at(stack_a, axis) })
             .collect();
-        let access = |dtype: DType, dims: &[usize], transposed: bool| {
-            let to: Vec<usize> =
-                batch.iter().copied().chain(dims[dims.len() - 2..].iter().copied()).collect();
-            let mut access = Access::broadcast(dtype, dims, &to);
-            // Axes of size 1 have stride 0 either way.
+        let access = |dims: &[usize], strides: &[isize], transposed: bool| {
+            let lead = rank + 2 - dims.len();
+            let stretched = dims.iter().zip(strides).map(|(&dim, &stride)| if dim == 1 { 0 } else { stride });
+            let mut strides: Strides = std::iter::repeat_n(0, lead).chain(stretched).collect();
             if transposed {
-                let last = access.strides.len() - 1;
-                access.strides.swap(last - 1, last);
+                strides.swap(rank, rank + 1);
             }
-            access
+            Access { dtype, offset: 0, strides, len: dims.iter().product() }
         };
-        let dtype = cx.dtype(0);
-        let a = (cx.input(0), access(dtype, &left, ta));
-        let b = (cx.input(1), access(dtype, &right, tb));
+        let a = (cx.input(0), access(&left, &strides_a, ta));
+        let b = (cx.input(1), access(&right, &strides_b, tb));
         let alpha = self.alpha;
         product(cx, dtype, &batch, (m, n, k), a, b, |_, nest, value| {
             let alpha = nest.b.constant(nest.b.ty(value), f64::from(alpha));
@@ -179,11 +224,16 @@ fn gemm(cx: &mut Grad<'_>, (x, tx): (ValueId, bool), (y, ty): (ValueId, bool), a
     cx.add("Gemm", &[x, y], attrs)
 }
 
-/// Brings the gradient of a factor to its shape: axes of the stack that were broadcast are summed, the axis that made
+/// Brings the gradient of a factor to its shape, `own`: axes of the stack that were broadcast are summed, the axis that made
 /// a vector a matrix is dropped.
-fn drop_stack(cx: &mut Grad<'_>, product: ValueId, value: ValueId, rank: usize) -> Result<ValueId, OpError> {
+fn drop_stack(
+    cx: &mut Grad<'_>,
+    product: ValueId,
+    (value, own): (ValueId, &Shape),
+    rank: usize,
+) -> Result<ValueId, OpError> {
     let output = cx.output(0, "y");
-    let (Some(from), Some(own)) = (cx.shape(output).cloned(), cx.shape(value).cloned()) else {
+    let Some(from) = cx.shape(output).cloned() else {
         return Err(OpError::unsupported(
             "the ranks of both factors must be known to differentiate a product",
         ));
@@ -392,19 +442,16 @@ impl Op for Gemm {
 }
 
 fn build_matmul(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(MatMul { alpha: 1.0, trans_a: false, trans_b: false }))
+    Ok(Box::new(MatMul { alpha: 1.0, trans_a: false, trans_b: false, moved: [false; 2] }))
 }
 
 fn build_fused(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    for name in ["transBatchA", "transBatchB"] {
-        if node.attrs.int(name)?.unwrap_or(0) != 0 {
-            return Err(OpError::unsupported(format!("{name} is not supported; transpose the input before")));
-        }
-    }
+    let flag = |name: &str| Ok::<_, OpError>(node.attrs.int(name)?.unwrap_or(0) != 0);
     Ok(Box::new(MatMul {
         alpha: node.attrs.float("alpha")?.unwrap_or(1.0),
-        trans_a: node.attrs.int("transA")?.unwrap_or(0) != 0,
-        trans_b: node.attrs.int("transB")?.unwrap_or(0) != 0,
+        trans_a: flag("transA")?,
+        trans_b: flag("transB")?,
+        moved: [flag("transBatchA")?, flag("transBatchB")?],
     }))
 }
 
@@ -429,20 +476,33 @@ fn downgrade_gemm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// The older name of `FusedMatMul`.
+fn upgrade_transposed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (inputs, attrs) = (rw.node().inputs.to_vec(), rw.attrs().clone());
+    rw.renamed("com.microsoft", "FusedMatMul", &inputs, attrs);
+    Ok(())
+}
+
 /// `FusedMatMul` as Transpose, MatMul and Mul.
 fn decompose_fused(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut factors = [rw.required(0)?, rw.required(1)?];
     let dtype = rw.dtype(factors[0]).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
-    for (factor, name) in factors.iter_mut().zip(["transA", "transB"]) {
-        if rw.attrs().int(name)?.unwrap_or(0) == 0 {
+    let names = [("transA", "transBatchA"), ("transB", "transBatchB")];
+    for (factor, (transposed, moved)) in factors.iter_mut().zip(names) {
+        let flag = |name: &str| Ok::<_, OpError>(rw.attrs().int(name)?.unwrap_or(0) != 0);
+        let (transposed, moved) = (flag(transposed)?, flag(moved)?);
+        if !transposed && !moved {
             continue;
         }
         let rank = rw.shape(*factor).map(Shape::rank);
         let rank =
             rank.ok_or_else(|| OpError::unsupported("the rank of a transposed factor must be known"))?;
-        if rank > 1 {
-            let mut perm: Vec<i64> = (0..rank as i64).collect();
+        let axes: Vec<i64> = (0..rank as i64).collect();
+        let mut perm = in_stack_order(&axes, moved);
+        if transposed && rank > 1 {
             perm.swap(rank - 2, rank - 1);
+        }
+        if perm != axes {
             *factor = rw.add("Transpose", &[*factor], Attrs::new().with("perm", perm));
         }
     }
@@ -461,5 +521,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "MatMul", &[1, 9, 13], build_matmul),
         Definition::new("", "Gemm", &[7, 9, 11, 13], build_gemm).downgrade(downgrade_gemm),
         Definition::new("com.microsoft", "FusedMatMul", &[1], build_fused).decompose(decompose_fused),
+        // "Since 1, 2" makes every one an old version.
+        Definition::new("com.microsoft", "TransposeMatMul", &[1, 2], build_unrunnable)
+            .upgrade(upgrade_transposed),
     ]
 }
