@@ -16,13 +16,13 @@ from onnx.backend.test.loader import load_model_tests
 import ortrain
 
 OPERATORS = frozenset(
-    """Abs Add And AveragePool BatchNormalization Cast Celu Clip Concat Constant ConstantOfShape Conv
-    ConvTranspose Cos Div Dropout Elu Equal Erf Exp Expand Flatten Gather Gelu Gemm GlobalAveragePool
-    GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity If LRN LayerNormalization
-    LeakyRelu Less LessOrEqual Log LogSoftmax MatMul MaxPool Mish Mul Neg NonZero Not PRelu Pad Pow
-    RMSNormalization ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize Selu Shape Sigmoid Sign Sin Size Slice Softmax
-    SoftmaxCrossEntropyLoss Softplus Softsign Sqrt Squeeze Sub Sum Tanh ThresholdedRelu Transpose
-    Unsqueeze Upsample Where""".split()
+    """Abs Add And AveragePool BatchNormalization Cast Celu Clip Concat Constant ConstantOfShape
+    Conv ConvTranspose Cos Div Dropout Elu Equal Erf Exp Expand Flatten Gather Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity If LRN
+    LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul MaxPool Mish Mul Neg NonZero
+    Not PRelu Pad Pow RMSNormalization ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize
+    Selu Shape Sigmoid Sign Sin Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign Sqrt
+    Squeeze Sub Sum Tanh ThresholdedRelu Transpose Unsqueeze Upsample Where""".split()
 )
 # Element types that ortrain does not have: a model that uses one is refused, in words.
 UNSUPPORTED_TYPES = frozenset(

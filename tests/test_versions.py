@@ -816,7 +816,7 @@ ADDED: list[tuple[str, str, list[tuple[int, ...]], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("opset", (OLDEST_OPSET, 13, NEWEST_OF_ONNXRUNTIME))
+@pytest.mark.parametrize("opset", [OLDEST_OPSET, 13, NEWEST_OF_ONNXRUNTIME])
 @pytest.mark.parametrize(("domain", "op", "shapes", "attributes"), ADDED)
 def test_operators_that_onnxruntime_added(
     domain: str, op: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any], opset: int

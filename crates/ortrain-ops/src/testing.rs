@@ -153,6 +153,15 @@ pub(crate) fn spread(dims: &[usize], seed: u32) -> Tensor {
     f64s(dims, &elements)
 }
 
+/// The given tensor in another type.
+pub(crate) fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
+    let ty = ortrain_expr::Type::of(dtype);
+    let scalars: Vec<_> =
+        tensor.to_f64().into_iter().map(|x| ortrain_expr::Scalar::from_f64(ty, x)).collect();
+    let bytes = ortrain_program::reference::encode(dtype, &scalars);
+    Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("as long")
+}
+
 /// Asserts that tensors agree but for rounding: gaps relative to 1 or the larger number.
 #[track_caller]
 pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64) {

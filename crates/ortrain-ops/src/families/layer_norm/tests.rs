@@ -3,7 +3,7 @@ use ortrain_graph::ValueType;
 use super::*;
 use crate::testing::{
     assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-    run_node, spread,
+    run_node, spread, typed,
 };
 
 const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -71,14 +71,6 @@ fn expected(op: &str, given: &[Tensor], axis: i64) -> Vec<Tensor> {
         all.push(f64s(&kept, &inverses));
     }
     all
-}
-
-/// The given tensor in another type.
-fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
-    let scalars: Vec<_> =
-        tensor.to_f64().into_iter().map(|x| ortrain_expr::Scalar::from_f64(Type::of(dtype), x)).collect();
-    let bytes = ortrain_program::reference::encode(dtype, &scalars);
-    Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("as long")
 }
 
 fn ops(graph: &Graph) -> Vec<&str> {

@@ -3,7 +3,7 @@ use ortrain_graph::Tensor;
 use super::*;
 use crate::testing::{
     add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph, graph,
-    one_node, run, run_node, spread,
+    one_node, run, run_node, spread, typed,
 };
 
 const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -193,14 +193,6 @@ fn decompositions() {
         let graph = one_node(NEWEST, (MICROSOFT, GRADIENT), &ports(&given), 3, attrs).expect("it is read");
         check_decomposition(&graph, &given, 1e-12);
     }
-}
-
-/// The given tensor in another type.
-fn typed(tensor: &Tensor, dtype: DType) -> Tensor {
-    let scalars: Vec<_> =
-        tensor.to_f64().into_iter().map(|x| ortrain_expr::Scalar::from_f64(Type::of(dtype), x)).collect();
-    let bytes = ortrain_program::reference::encode(dtype, &scalars);
-    Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("as long")
 }
 
 #[test]
