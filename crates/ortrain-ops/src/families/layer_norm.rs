@@ -119,6 +119,11 @@ fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(), OpError> {
     Ok(())
 }
 
+/// How many elements a shape has.
+fn count(dims: &[usize]) -> f64 {
+    dims.iter().map(|&dim| dim as f64).product()
+}
+
 /// A value in the type that is computed with.
 fn load(nest: &mut NestBuilder, cx: &mut Lower<'_>, k: usize, ty: Type) -> Reg {
     let (buffer, dtype, dims) = (cx.input(k), cx.dtype(k), cx.dims(k));
@@ -201,8 +206,7 @@ impl LayerNorm {
         });
         let sum = match sizes {
             Some(sizes) => {
-                let count = sizes.iter().product::<usize>() as f64;
-                let count = cx.constant("count", Tensor::scalar(dtype, count));
+                let count = cx.constant("count", Tensor::scalar(dtype, count(&sizes)));
                 emit(cx, "Div", &[sum, count])
             }
             None => {
@@ -296,12 +300,11 @@ impl Op for LayerNorm {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (dims, ty) = (cx.dims(0), Type::of(cx.dtype(0)));
         let axis = normalize_axis(self.axis, dims.len())?;
-        let count = dims[axis..].iter().product::<usize>();
         let mut nest = cx.nest(&dims, dims.len() - axis);
         let x = load(&mut nest, cx, 0, ty);
         let scale = load(&mut nest, cx, 1, ty);
         let bias = cx.has(2).then(|| load(&mut nest, cx, 2, ty));
-        let n = nest.b.constant(ty, count as f64);
+        let n = nest.b.constant(ty, count(&dims[axis..]));
         let (mean, centred) = if self.kind == Kind::Layer {
             let sum = nest.reduce(ReduceOp::Sum, x);
             let mean = nest.b.div(sum, n);
@@ -388,7 +391,6 @@ impl Op for LayerNormGrad {
         let axis = normalize_axis(self.axis, dims.len())?;
         let (mean, inverse) = self.statistics();
         if cx.wants(0) {
-            let count = dims[axis..].iter().product::<usize>();
             let mut nest = cx.nest(&dims, dims.len() - axis);
             let [g, x, scale] = [0, 1, 2].map(|k| load(&mut nest, cx, k, ty));
             let inverse = load(&mut nest, cx, inverse, ty);
@@ -399,7 +401,7 @@ impl Op for LayerNormGrad {
                 }
                 None => x,
             };
-            let n = nest.b.constant(ty, count as f64);
+            let n = nest.b.constant(ty, count(&dims[axis..]));
             let normal = nest.b.mul(centred, inverse);
             let scaled = nest.b.mul(g, scale);
             let product = nest.b.mul(scaled, normal);
