@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -49,10 +50,59 @@ def test_calls(run: Run) -> None:
     assert isinstance(result, ortrain.OrtValue)
     assert result.numpy() == loss
     assert run.module.eval()(x, labels) == pytest.approx(loss)
-    with pytest.raises(TypeError):
-        run.module(x=x, labels=labels)
-    with pytest.raises(TypeError, match=r"expected an ortrain\.OrtValue \(or arrays throughout\), not list"):
+
+
+def test_inputs_by_name(run: Run) -> None:
+    x, labels = inputs_of(run)
+    loss = run.module(x, labels)
+    assert run.module(labels=labels, x=x) == loss
+    assert run.module(x, labels=labels) == loss
+    values = {"x": ortrain.OrtValue.ortvalue_from_numpy(x), "labels": ortrain.OrtValue.ortvalue_from_numpy(labels)}
+    assert run.module(**values).numpy() == loss
+    for positional, named, sentence in [
+        ([x], {"x": x, "labels": labels}, "input 'x' is given by position, too"),
+        ([], {"x": x, "y": labels}, "input 'y' is none of x, labels"),
+        ([], {"labels": labels}, "no value was given for input 'x'"),
+    ]:
+        with pytest.raises(ortrain.InvalidArgumentError) as error:
+            run.module(*positional, **named)
+        assert str(error.value) == sentence
+    profile = run.module.profile(x, labels=labels, steps=1)
+    assert len(profile.steps) == 1
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+
+class WithDlpack(Foreign):
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+class WithArray(Foreign):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array
+
+
+def test_arrays_of_other_libraries(run: Run) -> None:
+    x, labels = inputs_of(run)
+    loss = run.module(x, labels)
+    for kind in (WithDlpack, WithArray):
+        result = run.module(kind(x), kind(labels))
+        assert isinstance(result, np.ndarray)
+        assert result == loss
+    # Numbers without a type are what NumPy takes them for.
+    with pytest.raises(ortrain.InvalidArgumentError, match="float64"):
         run.module(x.tolist(), labels.tolist())
+    with pytest.raises(TypeError, match="a tensor is an array of numbers"):
+        run.module(Foreign(x), labels)
 
 
 def test_odd_arrays(run: Run) -> None:
@@ -111,8 +161,9 @@ def test_thread_counts_give_the_same_bits(run: Run) -> None:
     assert all(bits == found[0] for bits in found)
     with pytest.raises(AttributeError):
         ortrain.SessionOptions().graph_optimization_level = 1
-    with pytest.raises(TypeError, match=r"session options are an ortrain\.SessionOptions, not onnxruntime"):
-        Module(CASE / "training_model.onnx", run.state, session_options=onnxruntime.SessionOptions())
+    Module(run.folder / "training_model.onnx", run.state, session_options=onnxruntime.SessionOptions())
+    with pytest.raises(TypeError, match=r"session options are an ortrain\.SessionOptions, not builtins ones"):
+        Module(run.folder / "training_model.onnx", run.state, session_options={})  # type: ignore[arg-type]
 
 
 def test_eval_mode_without_an_eval_model(run: Run, tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
-
 from ortrain import _ortrain
+from ortrain._inputs import native_value
 from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
@@ -54,9 +53,12 @@ class NativeOptions(TypedDict):
 
 
 def native_options(options: SessionOptions | None) -> NativeOptions:
-    """What the options say; those of another library are refused, as most of what they say would be ignored."""
+    """What the options say. Of onnxruntime's the number of threads; all else there is about how onnxruntime works."""
     if options is None:
         options = SessionOptions()
+    elif type(options).__module__.partition(".")[0] == "onnxruntime":
+        threads, options = options.intra_op_num_threads, SessionOptions()
+        options.intra_op_num_threads = threads
     if not isinstance(options, SessionOptions):
         raise TypeError(f"session options are an ortrain.SessionOptions, not {type(options).__module__} ones")
     if options.memory_limit is not None and options.memory_limit < 0:
@@ -133,9 +135,6 @@ class InferenceSession:
         for name in wanted:
             if name not in outputs:
                 raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}")
-        feeds = {
-            name: value._ortvalue if isinstance(value, OrtValue) else _ortrain.OrtValue.from_numpy(np.asarray(value))
-            for name, value in input_feed.items()
-        }
+        feeds = {name: native_value(value) for name, value in input_feed.items()}
         results = dict(zip(outputs, self._native.run(feeds), strict=True))
         return [results[name].numpy() for name in wanted]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from ortrain import _ortrain
+from ortrain._inputs import is_ortvalue, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.profile import MemoryUse, Profile
 from ortrain.errors import InvalidArgumentError
 from ortrain.inference import SessionOptions, native_options
 from ortrain.ortvalue import OrtValue
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 __all__ = ["Module"]
 
@@ -50,20 +47,43 @@ class Module:
             **native_options(session_options),
         )
 
-    def __call__(self, *user_inputs: Any) -> Any:
+    def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
         """Run one step: the training model if :attr:`training`, else the eval model.
 
-        Inputs are matched by position to :meth:`input_names`. If any of them is an ndarray, all are converted
-        (lists as well) and the outputs are ndarrays; otherwise all must be :class:`~ortrain.OrtValue`, and so are the
-        outputs. One output comes bare, several come as a tuple in the order of :meth:`output_names`. A training
-        step adds to the gradients and changes no trainable parameter.
+        Inputs are matched by position to :meth:`input_names`, or given by those names. Each is an array, an
+        :class:`~ortrain.OrtValue`, or whatever has ``__array__`` or ``__dlpack__``; lists and numbers are converted. If
+        all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are ndarrays. One output comes bare,
+        several come as a tuple in the order of :meth:`output_names`. A training step adds to the gradients and changes
+        no trainable parameter.
+
+        Raises:
+            InvalidArgumentError: for inputs of wrong number, name, type or shape, and labels that are no classes.
+            MemoryLimitError: if the step would take more than ``memory_limit``.
+
         """
-        inputs, arrays = _native_inputs(user_inputs)
-        outputs = self._native.step(inputs, self.training)
-        results = tuple(value.numpy() if arrays else OrtValue(value) for value in outputs)
+        given = self._in_order(user_inputs, named_inputs)
+        outputs = self._native.step([native_value(value) for value in given], self.training)
+        wrapped = bool(given) and all(map(is_ortvalue, given))
+        results = tuple(OrtValue(value) if wrapped else value.numpy() for value in outputs)
         return results[0] if len(results) == 1 else results
 
-    def profile(self, *user_inputs: Any, steps: int = 10, warmup: int = 1) -> Profile:
+    def _in_order(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+        """The inputs of a step in the model's order. ``None`` by position is as if it were not there."""
+        given = [value for value in positional if value is not None]
+        if not named:
+            return given
+        names = self.input_names()
+        rest = names[len(given) :]
+        for name in named:
+            if name not in rest:
+                reason = "is given by position, too" if name in names else f"is none of {', '.join(names)}"
+                raise InvalidArgumentError(f"input {name!r} {reason}")
+        missing = [name for name in rest if name not in named]
+        if missing:
+            raise InvalidArgumentError(f"no value was given for input {', '.join(map(repr, missing))}")
+        return given + [named[name] for name in rest]
+
+    def profile(self, *user_inputs: Any, steps: int = 10, warmup: int = 1, **named_inputs: Any) -> Profile:
         """Run steps on these inputs, as a call does, and say where their time goes.
 
         ``warmup`` steps come before the timed ones. They all are real steps of the current mode, but they change
@@ -77,7 +97,7 @@ class Module:
         """
         if steps < 1 or warmup < 0:
             raise InvalidArgumentError(f"steps is at least 1 and warmup at least 0, not {steps} and {warmup}")
-        inputs, _ = _native_inputs(user_inputs)
+        inputs = [native_value(value) for value in self._in_order(user_inputs, named_inputs)]
         return Profile(self._native.profile(inputs, self.training, steps, warmup))
 
     def memory(self) -> MemoryUse:
@@ -113,37 +133,22 @@ class Module:
         """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy."""
         return OrtValue(self._native.copy_parameters_to_buffer(trainable_only))
 
-    def copy_buffer_to_parameters(self, buffer: OrtValue | _ortrain.OrtValue, trainable_only: bool = True) -> None:
-        """Set the (trainable) parameters from a vector packed as by :meth:`get_contiguous_parameters`."""
-        self._native.copy_buffer_to_parameters(_wrapped(buffer), trainable_only)
+    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
+        """Set the (trainable) parameters from a vector packed as by :meth:`get_contiguous_parameters`.
+
+        Args:
+            buffer: an :class:`~ortrain.OrtValue`, an array, or whatever has ``__array__`` or ``__dlpack__``: float32 of
+                as many elements as :meth:`get_parameters_size` says.
+            trainable_only: whether it holds the trainable ones alone.
+
+        Raises:
+            InvalidArgumentError: for another type or number of elements.
+
+        """
+        self._native.copy_buffer_to_parameters(native_value(buffer), trainable_only)
 
     def export_model_for_inferencing(self, inference_model_uri: PathLike, graph_output_names: list[str]) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need."""
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")
         self._native.export_model_for_inferencing(os.fspath(inference_model_uri), list(graph_output_names))
-
-
-def _native_inputs(user_inputs: tuple[Any, ...]) -> tuple[list[_ortrain.OrtValue], bool]:
-    """Inputs of a step, and whether they came as arrays."""
-    arrays = any(isinstance(value, np.ndarray) for value in user_inputs)
-    if arrays or not user_inputs:
-        return [_native_value(value) for value in user_inputs if value is not None], arrays
-    return [_wrapped(value) for value in user_inputs], arrays
-
-
-def _native_value(value: Any) -> _ortrain.OrtValue:
-    if isinstance(value, OrtValue):
-        return value._ortvalue
-    if isinstance(value, _ortrain.OrtValue):
-        return value
-    array: npt.NDArray[Any] = np.asarray(value)
-    return _ortrain.OrtValue.from_numpy(array)
-
-
-def _wrapped(value: Any) -> _ortrain.OrtValue:
-    if isinstance(value, OrtValue):
-        return value._ortvalue
-    if isinstance(value, _ortrain.OrtValue):
-        return value
-    raise TypeError(f"expected an ortrain.OrtValue (or arrays throughout), not {type(value).__name__}")
