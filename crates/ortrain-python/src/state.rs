@@ -1,9 +1,10 @@
 //! The state of a training.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{ParameterView, Property, Tensor};
+use ortrain::{LoadReport, ParameterView, Property, Tensor};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyString};
@@ -11,6 +12,11 @@ use pyo3::types::{PyFloat, PyInt, PyString};
 use crate::door::Door;
 use crate::error::raise;
 use crate::value::{tensor_of, view};
+
+/// Loaded, missing and unexpected names.
+fn parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
+    (report.loaded, report.missing, report.unexpected)
+}
 
 /// A state behind its lock.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -28,6 +34,36 @@ impl CheckpointState {
 
     fn save(&self, py: Python<'_>, path: PathBuf, include_optimizer_state: bool) -> PyResult<()> {
         self.door.pass(py, |state| state.save(path, include_optimizer_state))
+    }
+
+    fn load_parameters(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        strict: bool,
+    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
+        self.door.pass(py, |state| Ok(parts(state.load_parameters(path, strict)?)))
+    }
+
+    fn load_safetensors(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        names: HashMap<String, String>,
+        strict: bool,
+    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
+        let names = names.into_iter().collect();
+        self.door.pass(py, |state| Ok(parts(state.load_safetensors(path, &names, strict)?)))
+    }
+
+    fn save_safetensors(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        names: HashMap<String, String>,
+    ) -> PyResult<()> {
+        let names = names.into_iter().collect();
+        self.door.pass(py, |state| state.save_safetensors(path, &names))
     }
 
     fn require_values(&self, py: Python<'_>) -> PyResult<()> {

@@ -92,6 +92,17 @@ pub enum Error {
         /// The shape of the value.
         found_dims: Vec<usize>,
     },
+    /// A file does not have the parameters of the state.
+    #[error(
+        "{} does not have the parameters of the state: {}; without strict, what fits is loaded", path.display(),
+        crate::exchange::difference(report)
+    )]
+    Names {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What it has and lacks.
+        report: Box<crate::LoadReport>,
+    },
     /// The values of a nominal state are not there yet.
     #[error(
         "the state is nominal: it has the names of its parameters but not their values; copy a buffer of all \
@@ -202,6 +213,7 @@ impl Error {
             | Error::UnknownParameter { .. }
             | Error::UnknownProperty { .. }
             | Error::ParameterMismatch { .. }
+            | Error::Names { .. }
             | Error::OtherState { .. }
             | Error::InputCount { .. }
             | Error::Input { .. }

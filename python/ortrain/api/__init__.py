@@ -13,10 +13,19 @@ A :class:`CheckpointState` owns the parameters and moments, a :class:`Module` th
 a second thread waits for the first, with the interpreter free meanwhile.
 """
 
-from ortrain.api.checkpoint_state import CheckpointState
+from ortrain.api.checkpoint_state import CheckpointState, LoadReport
 from ortrain.api.lr_scheduler import LinearLRScheduler
 from ortrain.api.module import Module
 from ortrain.api.optimizer import Optimizer
 from ortrain.api.profile import Instruction, MemoryUse, Profile
 
-__all__ = ["CheckpointState", "Instruction", "LinearLRScheduler", "MemoryUse", "Module", "Optimizer", "Profile"]
+__all__ = [
+    "CheckpointState",
+    "Instruction",
+    "LinearLRScheduler",
+    "LoadReport",
+    "MemoryUse",
+    "Module",
+    "Optimizer",
+    "Profile",
+]

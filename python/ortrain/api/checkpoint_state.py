@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,19 @@ from ortrain._sources import PathLike
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["CheckpointState", "Parameter", "Parameters", "Properties"]
+__all__ = ["CheckpointState", "LoadReport", "Parameter", "Parameters", "Properties"]
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a file had for a state."""
+
+    loaded: list[str]
+    """Parameters that got their values from the file, by their names in the state, sorted."""
+    missing: list[str]
+    """Parameters that the file does not have, by their names in the state, sorted. They stay as they are."""
+    unexpected: list[str]
+    """Tensors of the file that the state does not have, by their names in the file, sorted."""
 
 
 class Parameter:
@@ -173,6 +186,63 @@ class CheckpointState:
         a loaded run goes on with the same bits.
         """
         state._native.save(os.fspath(checkpoint_uri), include_optimizer_state)
+
+    def load_parameters(self, checkpoint_uri: PathLike, strict: bool = True) -> LoadReport:
+        """Take the values of the parameters from another checkpoint; optimizer state and properties stay.
+
+        Args:
+            checkpoint_uri: a checkpoint file with values.
+            strict: whether the file must have all parameters and no others. Otherwise what fits is taken.
+
+        Returns:
+            which parameters were loaded, which the file lacks, and what else it has.
+
+        Whether a parameter is trained says the state, not the file. Floats may become wider (float16 and bfloat16 to
+        float32 or float64, float32 to float64), which is exact.
+
+        Raises:
+            InvalidArgumentError: for a tensor of another shape or a type that does not fit, and if strict for missing
+                or unexpected names. Nothing has changed then.
+            NoSuchFileError, OrtrainError: if the file is not there or is damaged.
+
+        >>> report = state.load_parameters("pretrained", strict=False)               # doctest: +SKIP
+        >>> report.missing                                                           # doctest: +SKIP
+        ['classifier.bias', 'classifier.weight']
+
+        """
+        return LoadReport(*self._native.load_parameters(os.fspath(checkpoint_uri), strict))
+
+    def load_safetensors(
+        self, path: PathLike, names: Mapping[str, str] | None = None, strict: bool = True
+    ) -> LoadReport:
+        """Take the values of the parameters from a safetensors file.
+
+        Args:
+            path: the file.
+            names: what a parameter is called in the file, where it is called otherwise.
+            strict: as in :meth:`load_parameters`, and so are results and errors.
+
+        >>> names = {"fc.weight": "model.classifier.weight"}
+        >>> state.load_safetensors("model.safetensors", names)                       # doctest: +SKIP
+
+        """
+        return LoadReport(*self._native.load_safetensors(os.fspath(path), dict(names or {}), strict))
+
+    def save_safetensors(self, path: PathLike, names: Mapping[str, str] | None = None) -> None:
+        """Write all parameters, frozen ones too, as a safetensors file.
+
+        Args:
+            path: the file; one that is there is replaced when the new one is complete and on disk.
+            names: what a parameter is to be called there, where it is to be called otherwise.
+
+        Raises:
+            InvalidArgumentError: for a name that is no parameter, or one that two would have.
+            OrtrainError: if the state is nominal, or the file cannot be written.
+
+        >>> state.save_safetensors("model.safetensors")                              # doctest: +SKIP
+
+        """
+        self._native.save_safetensors(os.fspath(path), dict(names or {}))
 
     @property
     def parameters(self) -> Parameters:

@@ -1,0 +1,164 @@
+//! Parameters from other files, and for them: checkpoints of other runs, and safetensors.
+
+use std::path::Path;
+
+use ortrain_checkpoint::{ModuleState, NamedTensor, load_safetensors, save_safetensors};
+use ortrain_graph::{DType, Tensor};
+use rustc_hash::FxHashMap;
+
+use crate::{CheckpointState, Error, Result};
+
+/// What a file had for a state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// Parameters that got their values from the file, by their names in the state, sorted.
+    pub loaded: Vec<String>,
+    /// Parameters that the file does not have, by their names in the state, sorted. They stay as they are.
+    pub missing: Vec<String>,
+    /// Tensors of the file that the state does not have, by their names in the file, sorted.
+    pub unexpected: Vec<String>,
+}
+
+impl LoadReport {
+    /// Whether the file has the parameters of the state and nothing else.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty()
+    }
+}
+
+impl CheckpointState {
+    /// Takes the values of the parameters from another checkpoint. Optimizer state and properties stay as they are.
+    ///
+    /// With `strict` the file must have all parameters and no others. Whether a parameter is trained says this state, not
+    /// the file. Floats may become wider (float16 and bfloat16 to float32 or float64, float32 to float64): that is exact.
+    ///
+    /// # Errors
+    /// When the file cannot be read or holds no values, a tensor has another shape or a type that does not fit, or, if
+    /// strict, names are missing or unexpected. Then nothing has changed.
+    pub fn load_parameters(&mut self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
+        let path = path.as_ref();
+        let tensors = match ortrain_checkpoint::load(path)?.module {
+            ModuleState::Full { trainable, frozen } => [trainable, frozen].concat(),
+            ModuleState::Nominal { .. } => {
+                return Err(Error::Argument(format!(
+                    "{} is a nominal checkpoint: it has the names of parameters but not their values",
+                    path.display()
+                )));
+            }
+        };
+        self.take(path, tensors, strict, &FxHashMap::default())
+    }
+
+    /// Takes the values of the parameters from a safetensors file. `names` says what a parameter is called there, where
+    /// it is called otherwise; all else is as in [`CheckpointState::load_parameters`].
+    ///
+    /// # Errors
+    /// As [`CheckpointState::load_parameters`]; when a name of `names` is no parameter.
+    pub fn load_safetensors(
+        &mut self,
+        path: impl AsRef<Path>,
+        names: &FxHashMap<String, String>,
+        strict: bool,
+    ) -> Result<LoadReport> {
+        let path = path.as_ref();
+        self.check_names(names)?;
+        self.take(path, load_safetensors(path)?, strict, names)
+    }
+
+    /// Writes all parameters, frozen ones too, as a safetensors file. `names` says what a parameter is to be called there,
+    /// where it is to be called otherwise. A file that is there is replaced when the new one is complete and on disk.
+    ///
+    /// # Errors
+    /// When the state is nominal, a name of `names` is no parameter, two would have one name, or the file cannot be
+    /// written.
+    pub fn save_safetensors(&self, path: impl AsRef<Path>, names: &FxHashMap<String, String>) -> Result<()> {
+        self.check_names(names)?;
+        let tensor = |name: &str| {
+            let outside = names.get(name).map_or(name, String::as_str);
+            Ok(NamedTensor::new(outside, self.parameter(name)?.to_tensor()))
+        };
+        let tensors: Vec<NamedTensor> = self.names().map(tensor).collect::<Result<_>>()?;
+        Ok(save_safetensors(&tensors, path)?)
+    }
+
+    fn check_names(&self, names: &FxHashMap<String, String>) -> Result<()> {
+        match names.keys().filter(|name| !self.contains(name)).min() {
+            Some(name) => Err(Error::UnknownParameter { name: name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Sets the parameters that a file has. Nothing changes unless all of it fits.
+    fn take(
+        &mut self,
+        path: &Path,
+        tensors: Vec<NamedTensor>,
+        strict: bool,
+        names: &FxHashMap<String, String>,
+    ) -> Result<LoadReport> {
+        let mut there: FxHashMap<String, Tensor> =
+            tensors.into_iter().map(|NamedTensor { name, tensor }| (name, tensor)).collect();
+        let mut report = LoadReport::default();
+        let mut values = Vec::new();
+        let known: Vec<String> = self.names().map(str::to_owned).collect();
+        for name in known {
+            match there.remove(names.get(&name).unwrap_or(&name)) {
+                None => report.missing.push(name),
+                Some(tensor) => {
+                    let parameter = self.parameter(&name)?;
+                    let value = widened(tensor, parameter.dtype);
+                    if value.dtype() != parameter.dtype || value.dims() != parameter.dims {
+                        return Err(Error::ParameterMismatch {
+                            name,
+                            expected_dtype: parameter.dtype,
+                            expected_dims: parameter.dims,
+                            found_dtype: value.dtype(),
+                            found_dims: value.dims().to_vec(),
+                        });
+                    }
+                    values.push((name.clone(), value));
+                    report.loaded.push(name);
+                }
+            }
+        }
+        report.unexpected = there.into_keys().collect();
+        report.unexpected.sort_unstable();
+        if strict && !report.is_complete() {
+            return Err(Error::Names { path: path.to_owned(), report: Box::new(report) });
+        }
+        for (name, value) in values {
+            self.set_parameter(&name, &value)?;
+        }
+        Ok(report)
+    }
+}
+
+/// A tensor of a wider float type, if it is of a narrower one.
+fn widened(tensor: Tensor, dtype: DType) -> Tensor {
+    let exact = match tensor.dtype() {
+        DType::F16 | DType::BF16 => matches!(dtype, DType::F32 | DType::F64),
+        DType::F32 => dtype == DType::F64,
+        _ => false,
+    };
+    if exact { Tensor::from_f64(dtype, tensor.dims().to_vec(), &tensor.to_f64()) } else { tensor }
+}
+
+/// Which names a file lacks and which it has too many, as the end of a sentence; the first few of each.
+pub(crate) fn difference(report: &LoadReport) -> String {
+    const SHOWN: usize = 5;
+    let list = |names: &[String]| {
+        let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
+        let more = names.len().saturating_sub(SHOWN);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        shown.join(", ") + &more
+    };
+    let mut parts = Vec::new();
+    if !report.missing.is_empty() {
+        parts.push(format!("it lacks {}", list(&report.missing)));
+    }
+    if !report.unexpected.is_empty() {
+        parts.push(format!("it has {}, which the state has not", list(&report.unexpected)));
+    }
+    parts.join("; ")
+}
