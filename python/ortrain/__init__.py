@@ -5,6 +5,7 @@
 :mod:`ortrain.onnxblock`      losses and optimizers of one's own for them, made of blocks; needs ``onnx``
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
 :class:`InferenceSession`     run a model
+``python -m ortrain inspect`` say what of a model would be trained, what would not, and why
 ``python -m ortrain dump``    print what becomes of a model, stage by stage
 ============================  =========================================================================
 
@@ -15,6 +16,7 @@ the only requirement, except where another is named. The library prints nothing;
 
 from ortrain import api, artifacts
 from ortrain._dump import dump
+from ortrain._inspect import Inspection, ParameterInfo, inspect
 from ortrain._ortrain import __version__
 from ortrain.errors import (
     InvalidArgumentError,
@@ -29,6 +31,7 @@ from ortrain.ortvalue import OrtValue
 
 __all__ = [
     "InferenceSession",
+    "Inspection",
     "InvalidArgumentError",
     "InvalidModelError",
     "MemoryLimitError",
@@ -36,10 +39,12 @@ __all__ = [
     "NodeArg",
     "OrtValue",
     "OrtrainError",
+    "ParameterInfo",
     "SessionOptions",
     "UnsupportedError",
     "__version__",
     "api",
     "artifacts",
     "dump",
+    "inspect",
 ]

@@ -1,11 +1,11 @@
-"""``python -m ortrain``: print what becomes of a model."""
+"""``python -m ortrain``: look inside a model."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from ortrain import OrtrainError, dump
+from ortrain import OrtrainError, dump, inspect
 
 
 def _shape(text: str) -> tuple[str, list[int]]:
@@ -39,8 +39,21 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=2,3",
         help="the sizes of an input; may be repeated",
     )
+    command = commands.add_parser("inspect", help="say what would be trained, what would not, and why")
+    command.add_argument("model", metavar="MODEL", help="an .onnx file")
+    command.add_argument(
+        "--loss-input",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a value that the loss is made of, if not the model's outputs; may be repeated",
+    )
     options = parser.parse_args(arguments)
     try:
+        if options.command == "inspect":
+            found = inspect(options.model, options.loss_input)
+            print(found, end="")
+            return 0 if found.obstacle is None else 1
         print(dump(options.model, options.stage, dict(options.shape)), end="")
     except OrtrainError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

@@ -18,6 +18,7 @@ __all__ = [
     "declarations",
     "dump",
     "generate_artifacts",
+    "inspect",
     "loss_fragment",
     "optimizer_model",
     "save_checkpoint",
@@ -151,3 +152,6 @@ def training_models(
 ) -> tuple[bytes, bytes]: ...
 def save_checkpoint(trainable: str | bytes, frozen: str | bytes, path: str, only_names: bool) -> None: ...
 def checkpoint_initializers(path: str) -> bytes: ...
+def inspect(
+    model: str | bytes, values: Sequence[str], first_output: bool
+) -> tuple[list[tuple[str, str, list[int], str, str]], str | None, str]: ...

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import enum
+import fnmatch
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
 
 from ortrain import _ortrain
+from ortrain._inspect import ParameterInfo, inspection
 from ortrain._sources import ModelLike, PathLike, model_source
-from ortrain.errors import UnsupportedError
+from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from ortrain.onnxblock import Block
 
 __all__ = ["Loss", "LossType", "OptimType", "generate_artifacts"]
+
+Selection: TypeAlias = "Sequence[str] | Callable[[ParameterInfo], bool]"
 
 
 class LossType(enum.IntEnum):
@@ -94,8 +99,8 @@ class OptimType(enum.IntEnum):
 
 def generate_artifacts(
     model: ModelLike,
-    requires_grad: Sequence[str] | None = None,
-    frozen_params: Sequence[str] | None = None,
+    requires_grad: Selection | None = None,
+    frozen_params: Selection | None = None,
     loss: LossType | Loss | Sequence[Loss] | Block | None = None,
     optimizer: OptimType | Block | None = None,
     artifact_directory: PathLike | None = None,
@@ -114,9 +119,13 @@ def generate_artifacts(
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        requires_grad: initializers to train. A value that the model computes from constants alone (by a
-            ``ConstantOfShape``, say) may be named, too, and becomes a parameter with the value it has.
-        frozen_params: initializers, or such values, that go into the checkpoint without being trained.
+        requires_grad: initializers to train: names, or patterns (``"encoder.*"``, as of :mod:`fnmatch`), or a
+            callable that is given an :class:`~ortrain.ParameterInfo` and says whether it is trained. Patterns and
+            callables choose from what :func:`ortrain.inspect` calls trained; ``None`` trains all of that. A value that
+            the model computes from constants alone (by a ``ConstantOfShape``, say) may be named, too, and becomes a
+            parameter with the value it has.
+        frozen_params: initializers, or such values, that go into the checkpoint without being trained: names,
+            patterns, or a callable, which choose from all floats.
         loss: what to put on the model's outputs: one loss, or several, of which the sum is trained, or a block of
             :mod:`ortrain.onnxblock`, which is called with the names of the outputs; ``None`` if the first output is
             the loss, one number.
@@ -142,6 +151,9 @@ def generate_artifacts(
         raise UnsupportedError("custom_op_library is not supported: ortrain runs no operators from shared libraries")
     source = model_source(model)
     optimizer_model = None
+    chosen = _Choice(source, loss, loss_input_names)
+    frozen = chosen.frozen(frozen_params)
+    trained = chosen.trained(requires_grad, frozen)
     if _is_block(loss) or _is_block(optimizer):
         # Only blocks need `onnx`.
         from ortrain.onnxblock import _artifacts
@@ -151,12 +163,11 @@ def generate_artifacts(
             additional = _names("additional_output_names", additional_output_names)
             source, loss, loss_input_names = _artifacts.with_loss(source, loss, names, additional), None, None
         if _is_block(optimizer):
-            trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
             optimizer_model, optimizer = _artifacts.optimizer_model(source, optimizer, trained, frozen), None
     _ortrain.generate_artifacts(
         source,
-        requires_grad=_names("requires_grad", requires_grad),
-        frozen_params=_names("frozen_params", frozen_params),
+        requires_grad=trained,
+        frozen_params=frozen,
         losses=[term._described() for term in _losses(loss)],
         optimizer=_member("optimizer", optimizer, OptimType),
         optimizer_model=optimizer_model,
@@ -167,6 +178,49 @@ def generate_artifacts(
         loss_input_names=_names("loss_input_names", loss_input_names),
         batch_norm=batch_norm,
     )
+
+
+class _Choice:
+    """Names from names, patterns and callables. The model is looked into only if that is needed."""
+
+    def __init__(self, source: str | bytes, loss: object, loss_input_names: Sequence[str] | None) -> None:
+        self._source = source
+        values = _names("loss_input_names", loss_input_names)
+        if not values and (isinstance(loss, Loss) or not isinstance(loss, LossType)):
+            terms = [loss] if isinstance(loss, Loss) else loss if isinstance(loss, Sequence) else []
+            scores = [term.scores for term in terms if isinstance(term, Loss)]
+            values = [name for name in scores if name is not None] if None not in scores else []
+        self._values, self._first_output = values, loss is None
+
+    @functools.cached_property
+    def _found(self) -> list[ParameterInfo]:
+        return inspection(self._source, self._values, first_output=self._first_output).parameters
+
+    def trained(self, wanted: Selection | None, frozen: Sequence[str]) -> list[str]:
+        if wanted is None:
+            return [info.name for info in self._found if info.role == "trained" and info.name not in frozen]
+        return self._select("requires_grad", wanted, lambda info: info.role == "trained")
+
+    def frozen(self, wanted: Selection | None) -> list[str]:
+        return self._select("frozen_params", wanted or (), lambda info: "float" in info.dtype)
+
+    def _select(self, argument: str, wanted: Selection, among: Callable[[ParameterInfo], bool]) -> list[str]:
+        if callable(wanted):
+            return [info.name for info in self._found if among(info) and wanted(info)]
+        names = _names(argument, wanted)
+        if not any(set("*?[") & set(name) for name in names):
+            return names
+        there = {info.name for info in self._found}
+        chosen: dict[str, None] = {}
+        for name in names:
+            if name in there or not set("*?[") & set(name):
+                chosen[name] = None
+                continue
+            matching = [info.name for info in self._found if among(info) and fnmatch.fnmatchcase(info.name, name)]
+            if not matching:
+                raise InvalidArgumentError(f"{argument}: the pattern {name!r} matches no parameter of the model")
+            chosen.update(dict.fromkeys(matching))
+        return list(chosen)
 
 
 def _is_block(value: object) -> TypeGuard[Block]:

@@ -120,6 +120,10 @@ pub struct Definition {
     pub declared_shape: bool,
     /// Element types that came with later versions than the first, as pairs of the version and its new types.
     pub later_types: &'static [(i64, &'static [DType])],
+    /// Inputs that are weights where they are constant, even a single number.
+    pub weights: &'static [usize],
+    /// Inputs that are statistics of what training has seen.
+    pub statistics: &'static [usize],
 }
 
 impl Definition {
@@ -143,6 +147,8 @@ impl Definition {
             extension: false,
             declared_shape: false,
             later_types: &[],
+            weights: &[],
+            statistics: &[],
         }
     }
 
@@ -164,6 +170,20 @@ impl Definition {
     #[must_use]
     pub const fn later_types(mut self, types: &'static [(i64, &'static [DType])]) -> Definition {
         self.later_types = types;
+        self
+    }
+
+    /// With inputs that are weights where they are constant.
+    #[must_use]
+    pub const fn weights(mut self, inputs: &'static [usize]) -> Definition {
+        self.weights = inputs;
+        self
+    }
+
+    /// With inputs that are statistics.
+    #[must_use]
+    pub const fn statistics(mut self, inputs: &'static [usize]) -> Definition {
+        self.statistics = inputs;
         self
     }
 

@@ -8,7 +8,10 @@ use ortrain::artifacts::{
     ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerKind, OptimizerSettings,
     Reduction, generate,
 };
-use ortrain::{Backend, Bytes, Error, ModelSource, SessionOptions, Stage, Tensor, blocks};
+use ortrain::{
+    Backend, Bytes, Error, ModelSource, ParameterInfo, ParameterRole, Scope, SessionOptions, Stage, Tensor,
+    blocks,
+};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
@@ -279,6 +282,35 @@ pub(crate) fn generate_artifacts(
         ..ArtifactOptions::default()
     };
     py.detach(|| generate(model.0, options)?.write(directory, prefix)).map_err(raise)
+}
+
+/// A parameter as Python takes it: name, type, shape, role, reason.
+type Described = (String, String, Vec<usize>, &'static str, String);
+
+/// What of a model would be trained: its constants, what stands in the way, and both as text.
+#[pyfunction]
+pub(crate) fn inspect(
+    py: Python<'_>,
+    model: Source,
+    values: Vec<String>,
+    first_output: bool,
+) -> PyResult<(Vec<Described>, Option<String>, String)> {
+    let scope = match (values.is_empty(), first_output) {
+        (false, _) => Scope::Values(values),
+        (true, true) => Scope::FirstOutput,
+        (true, false) => Scope::Outputs,
+    };
+    let found = py.detach(|| ortrain::inspect(model.0, &scope)).map_err(raise)?;
+    let text = found.to_string();
+    let described = |info: ParameterInfo| {
+        let role = match info.role {
+            ParameterRole::Trained => "trained",
+            ParameterRole::Statistic => "statistic",
+            ParameterRole::Constant => "constant",
+        };
+        (info.name, info.dtype.to_string(), info.dims, role, info.reason)
+    };
+    Ok((found.parameters.into_iter().map(described).collect(), found.obstacle, text))
 }
 
 /// One stage of a model as text.

@@ -5,6 +5,7 @@
 //! - [`Module`], [`Optimizer`], [`LinearLRScheduler`]: the loop.
 //! - [`InferenceSession`]: runs any model.
 //! - [`Module::profile`], [`Profile`]: where the time of a step goes.
+//! - [`inspect`]: which values of a model would be trained, and why the others would not.
 //! - [`dump`]: every stage between a file and its instructions, as text.
 //!
 //! ```no_run
@@ -44,6 +45,7 @@ mod error;
 mod exchange;
 mod export;
 mod inputs;
+mod inspect;
 mod module;
 mod optimizer;
 mod profile;
@@ -59,6 +61,7 @@ pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::LoadReport;
 pub use inputs::ValueInfo;
+pub use inspect::{Inspection, ParameterInfo, ParameterRole, Scope, inspect};
 pub use module::{MemoryUse, Module, ModuleOptions};
 pub use optimizer::Optimizer;
 pub use ortrain_checkpoint::{Checkpoint, Property};

@@ -388,7 +388,9 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "ConvTranspose", &[1, 11, 22], build).later_types(&[(22, &[DType::BF16])]),
+        Definition::new("", "ConvTranspose", &[1, 11, 22], build)
+            .later_types(&[(22, &[DType::BF16])])
+            .weights(&[1, 2]),
         Definition::new("com.microsoft", "ConvTransposeGrad", &[1], build_grad).decompose(decompose_grad),
     ]
 }

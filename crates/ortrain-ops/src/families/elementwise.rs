@@ -481,6 +481,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             let definition = Definition::new(row.domain, row.name, row.since, build);
             match row.name {
                 "Gelu" => definition.downgrade(downgrade_gelu),
+                "PRelu" => definition.weights(&[1]),
                 "Sign" => definition.downgrade(downgrade_sign),
                 "Less" | "Greater" | "Equal" => definition.downgrade(downgrade_comparison),
                 "LessOrEqual" | "GreaterOrEqual" => definition.downgrade(downgrade_or_equal),

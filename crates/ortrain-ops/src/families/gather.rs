@@ -412,7 +412,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Gather", &[1, 11, 13], |_, node| {
             Ok(Box::new(Gather { axis: node.attrs.int("axis")?.unwrap_or(0) }))
-        }),
+        })
+        .weights(&[0]),
         Definition::new("", "ScatterElements", &[11, 13, 16, 18], build_scatter).downgrade(downgrade_scatter),
         Definition::new("com.microsoft", "GatherGrad", &[1], |_, node| {
             Ok(Box::new(GatherGrad { axis: node.attrs.int("axis")?.unwrap_or(0) }))

@@ -639,9 +639,12 @@ pub(crate) fn definitions() -> Vec<Definition> {
         .map(|name| Definition::new(MICROSOFT, name, &[1], build_grad).decompose(decompose_grad));
     let forward = [
         // ONNX Runtime has it in the domain of ONNX from version 1 on.
-        Definition::new("", LAYER, &[1, 17], build).decompose(decompose).downgrade(downgrade),
-        Definition::new("", RMS, &[23], build).decompose(decompose).downgrade(downgrade),
-        Definition::new("", SIMPLIFIED, &[1], build).decompose(decompose).extension(),
+        Definition::new("", LAYER, &[1, 17], build)
+            .decompose(decompose)
+            .downgrade(downgrade)
+            .weights(&[1, 2]),
+        Definition::new("", RMS, &[23], build).decompose(decompose).downgrade(downgrade).weights(&[1]),
+        Definition::new("", SIMPLIFIED, &[1], build).decompose(decompose).extension().weights(&[1]),
     ];
     forward.into_iter().chain(gradients).collect()
 }

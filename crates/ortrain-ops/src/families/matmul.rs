@@ -518,8 +518,10 @@ fn decompose_fused(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "MatMul", &[1, 9, 13], build_matmul),
-        Definition::new("", "Gemm", &[7, 9, 11, 13], build_gemm).downgrade(downgrade_gemm),
+        Definition::new("", "MatMul", &[1, 9, 13], build_matmul).weights(&[0, 1]),
+        Definition::new("", "Gemm", &[7, 9, 11, 13], build_gemm)
+            .downgrade(downgrade_gemm)
+            .weights(&[0, 1, 2]),
         Definition::new("com.microsoft", "FusedMatMul", &[1], build_fused).decompose(decompose_fused),
         // "Since 1, 2" makes every one an old version.
         Definition::new("com.microsoft", "TransposeMatMul", &[1, 2], build_unrunnable)

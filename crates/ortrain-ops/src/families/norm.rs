@@ -745,6 +745,8 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "BatchNormalization", &[7, 9, 14, 15], build)
+            .weights(&[1, 2])
+            .statistics(&[3, 4])
             .upgrade(upgrade)
             .downgrade(downgrade),
         Definition::new(MICROSOFT, INTERNAL, &[1], build).decompose(decompose_internal),

@@ -1,0 +1,221 @@
+//! What of a model would be trained, what would not, and why, before anything is written.
+
+use std::fmt;
+
+use ortrain_graph::{DType, Graph, Node, ValueId, ValueType};
+use ortrain_ops::Registry;
+use ortrain_ops::passes::{differentiate::backpropagate, infer::infer};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::module::graph_of;
+use crate::{Error, ModelSource, Result};
+
+/// What becomes of a constant of a model in training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParameterRole {
+    /// It is trained.
+    Trained,
+    /// It is a running statistic: in the checkpoint, but not trained.
+    Statistic,
+    /// It stays in the models as it is.
+    Constant,
+}
+
+/// A constant of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterInfo {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// What becomes of it if nobody says otherwise.
+    pub role: ParameterRole,
+    /// Why, as a part of a sentence.
+    pub reason: String,
+}
+
+/// What is known of a model before it is trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// The initializers of the model, in its order, then the values of its Constant nodes.
+    pub parameters: Vec<ParameterInfo>,
+    /// Why the model cannot be trained as it is, if it cannot: the error that making artifacts would give.
+    pub obstacle: Option<String>,
+}
+
+impl Inspection {
+    /// The names of a role, in the model's order.
+    pub fn names(&self, role: ParameterRole) -> impl Iterator<Item = &str> {
+        self.parameters.iter().filter(move |info| info.role == role).map(|info| info.name.as_str())
+    }
+}
+
+/// Which values the loss is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// All outputs of the model.
+    #[default]
+    Outputs,
+    /// The first output.
+    FirstOutput,
+    /// These values.
+    Values(Vec<String>),
+}
+
+/// Says which constants of a model would be trained: floats that reach the loss through operators with a gradient.
+/// Running statistics are none of them, nor are single numbers in arithmetic (an epsilon, an exponent, a scale).
+///
+/// # Errors
+/// When the model cannot be read, or a value of the scope is not there.
+pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
+    let label = model.label("the model");
+    let model = model.load()?;
+    let raw = Graph::from_model(&model).map_err(|source| Error::graph(&label, source))?;
+    let mut graph = graph_of(&label, &model)?;
+    infer(&mut graph).map_err(|source| Error::model(&label, source))?;
+    let seeds = seeds(&mut graph, scope)?;
+
+    let uses = uses(&graph);
+    let mut parameters = Vec::new();
+    let mut wanted: Vec<(usize, ValueId)> = Vec::new();
+    for name in constants(&raw) {
+        let Some(id) = graph.find(&name) else { continue };
+        // Of what is no tensor of known size (a string, a sparse one) nothing can be trained.
+        let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { continue };
+        let Some(dims) = shape.concrete() else { continue };
+        let dtype = *dtype;
+        let (role, reason) = role(&graph, uses.get(&id).map_or(&[][..], Vec::as_slice), dtype, &dims);
+        if role == ParameterRole::Trained {
+            wanted.push((parameters.len(), id));
+        }
+        parameters.push(ParameterInfo { name, dtype, dims, role, reason });
+    }
+
+    let targets: Vec<ValueId> = wanted.iter().map(|&(_, id)| id).collect();
+    let mut obstacle = None;
+    match backpropagate(&mut graph, &seeds, &targets) {
+        Ok(gradients) => {
+            for (&(at, _), gradient) in wanted.iter().zip(gradients) {
+                if gradient.is_none() {
+                    parameters[at].role = ParameterRole::Constant;
+                    parameters[at].reason = "no gradient of the loss reaches it".into();
+                }
+            }
+        }
+        Err(error) => obstacle = Some(Error::model(&label, error).to_string()),
+    }
+    Ok(Inspection { parameters, obstacle })
+}
+
+/// The values that gradients come from, each with a gradient of its own.
+fn seeds(graph: &mut Graph, scope: &Scope) -> Result<Vec<(ValueId, ValueId)>> {
+    let values: Vec<ValueId> = match scope {
+        Scope::Outputs => graph.outputs.clone(),
+        Scope::FirstOutput => graph.outputs.iter().copied().take(1).collect(),
+        Scope::Values(names) => {
+            let find = |name: &String| {
+                let missing = || Error::Argument(format!("the model has no value {name:?}"));
+                graph.find(name).ok_or_else(missing)
+            };
+            names.iter().map(find).collect::<Result<_>>()?
+        }
+    };
+    let mut seeds = Vec::new();
+    for id in values {
+        let ty = graph.value(id).ty.clone();
+        if matches!(&ty, ValueType::Tensor(dtype, _) if dtype.is_float()) {
+            let seed = graph.add_value(&format!("{}_grad", graph.name_of(id)), ty);
+            seeds.push((id, seed));
+        }
+    }
+    Ok(seeds)
+}
+
+/// The names of a graph's initializers, then those of the results of its Constant nodes.
+fn constants(graph: &Graph) -> Vec<String> {
+    let producers = graph.producers();
+    let initializers = graph
+        .value_ids()
+        .filter(|id| graph.value(*id).constant.is_some() && producers[id.0 as usize].is_none());
+    let made = graph.nodes.iter().filter(|node| node.inputs.is_empty());
+    let made = made.flat_map(Node::present_outputs);
+    initializers.chain(made).map(|id| graph.name_of(id).to_owned()).filter(|name| !name.is_empty()).collect()
+}
+
+/// A node that uses a value, and at which input.
+type Use = (usize, usize);
+
+fn uses(graph: &Graph) -> FxHashMap<ValueId, Vec<Use>> {
+    let mut uses: FxHashMap<ValueId, Vec<Use>> = FxHashMap::default();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for (k, id) in node.inputs.iter().enumerate() {
+            if let Some(id) = id {
+                uses.entry(*id).or_default().push((index, k));
+            }
+        }
+    }
+    uses
+}
+
+fn role(graph: &Graph, uses: &[Use], dtype: DType, dims: &[usize]) -> (ParameterRole, String) {
+    let definition = |node: &Node| Registry::standard().find(&node.domain, &node.op);
+    let of = |found: fn(&ortrain_ops::Definition) -> &'static [usize]| {
+        uses.iter().find(|&&(index, k)| {
+            definition(&graph.nodes[index]).is_some_and(|definition| found(definition).contains(&k))
+        })
+    };
+    if let Some(&(index, _)) = of(|definition| definition.statistics) {
+        let node = graph.node_label(&graph.nodes[index]);
+        return (ParameterRole::Statistic, format!("it is a running statistic of {node}"));
+    }
+    let constant = |reason: String| (ParameterRole::Constant, reason);
+    if uses.is_empty() {
+        return constant("nothing uses it".into());
+    }
+    if !dtype.is_float() {
+        return constant(format!("it is {dtype}; floats are trained"));
+    }
+    let weight = of(|definition| definition.weights);
+    let elements: usize = dims.iter().product();
+    let names = || {
+        let nodes: FxHashSet<usize> = uses.iter().map(|&(index, _)| index).collect();
+        let mut nodes: Vec<usize> = nodes.into_iter().collect();
+        nodes.sort_unstable();
+        let rest = nodes.len() - 1;
+        let first = graph.node_label(&graph.nodes[nodes[0]]);
+        if rest == 0 { first } else { format!("{first} and {rest} more") }
+    };
+    match weight {
+        Some(&(index, _)) => {
+            let node = graph.node_label(&graph.nodes[index]);
+            (ParameterRole::Trained, format!("it is a weight of {node}"))
+        }
+        None if elements == 1 => constant(format!("it is a single number in {}", names())),
+        None => (ParameterRole::Trained, format!("its floats go into {}", names())),
+    }
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let titles = [
+            (ParameterRole::Trained, "trained"),
+            (ParameterRole::Statistic, "statistics, in the checkpoint but not trained"),
+            (ParameterRole::Constant, "not trained"),
+        ];
+        for (role, title) in titles {
+            let found: Vec<&ParameterInfo> =
+                self.parameters.iter().filter(|info| info.role == role).collect();
+            let elements: usize = found.iter().map(|info| info.dims.iter().product::<usize>()).sum();
+            writeln!(f, "{title}: {} tensors, {elements} elements", found.len())?;
+            for ParameterInfo { name, dtype, dims, reason, .. } in found {
+                writeln!(f, "  {name}: {dtype}{dims:?}: {reason}")?;
+            }
+        }
+        match &self.obstacle {
+            Some(reason) => writeln!(f, "it cannot be trained as it is: {reason}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+"""What of a model would be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from ortrain import _ortrain
+from ortrain._sources import ModelLike, model_source
+
+__all__ = ["Inspection", "ParameterInfo", "inspect"]
+
+Role = Literal["trained", "statistic", "constant"]
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """A constant of a model."""
+
+    name: str
+    """Its name."""
+    dtype: str
+    """Its element type, as NumPy spells it."""
+    shape: tuple[int, ...]
+    """Its shape."""
+    role: Literal["trained", "statistic", "constant"]
+    """What becomes of it if nobody says otherwise: it is trained; it is a running statistic, in the checkpoint but not
+    trained; or it stays in the models as it is."""
+    reason: str
+    """Why."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What :func:`inspect` found. ``str`` of it is a report."""
+
+    parameters: list[ParameterInfo]
+    """The initializers of the model, in its order, then the values of its Constant nodes."""
+    obstacle: str | None
+    """Why the model cannot be trained as it is, if it cannot: the error that making artifacts would give."""
+    _text: str = field(repr=False)
+
+    def names(self, role: Literal["trained", "statistic", "constant"]) -> list[str]:
+        """The names of a role, in the model's order."""
+        return [info.name for info in self.parameters if info.role == role]
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def inspect(model: ModelLike, loss_input_names: Sequence[str] | None = None) -> Inspection:
+    """Say which constants of a model would be trained, which would not, and why. Nothing is written.
+
+    Trained are floats that reach the loss through operators with a gradient: initializers and the values of Constant
+    nodes. Running statistics are not, nor are single numbers in arithmetic (an epsilon, an exponent, a scale).
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        loss_input_names: the values that the loss is made of, if not the model's outputs.
+
+    Raises:
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        InvalidArgumentError: if a value is not there.
+
+    >>> found = inspect("examples/convnet.onnx")
+    >>> found.names("trained")[:3]
+    ['block1.weight', 'block1.scale', 'block1.bias']
+    >>> found.names("statistic")[:2]
+    ['block1.mean', 'block1.var']
+    >>> found.parameters[0].reason
+    'it is a weight of node "block1.conv" (Conv)'
+
+    """
+    if isinstance(loss_input_names, str):
+        raise TypeError("loss_input_names is a list of names, not one name")
+    return inspection(model_source(model), list(loss_input_names or []))
+
+
+def inspection(source: str | bytes, values: Sequence[str], *, first_output: bool = False) -> Inspection:
+    """As :func:`inspect`; ``first_output`` leaves out all outputs but one."""
+    found, obstacle, text = _ortrain.inspect(source, values, first_output)
+    infos = [
+        ParameterInfo(name, dtype, tuple(shape), cast(Role, role), reason) for name, dtype, shape, role, reason in found
+    ]
+    return Inspection(infos, obstacle, text)
