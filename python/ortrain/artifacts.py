@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ortrain.onnxblock import Block
 
 __all__ = ["Loss", "LossType", "OptimType", "generate_artifacts"]
-
-Selection: TypeAlias = "Sequence[str] | Callable[[ParameterInfo], bool]"
 
 
 class LossType(enum.IntEnum):
@@ -99,8 +97,8 @@ class OptimType(enum.IntEnum):
 
 def generate_artifacts(
     model: ModelLike,
-    requires_grad: Selection | None = None,
-    frozen_params: Selection | None = None,
+    requires_grad: Sequence[str] | Callable[[ParameterInfo], bool] | None = None,
+    frozen_params: Sequence[str] | Callable[[ParameterInfo], bool] | None = None,
     loss: LossType | Loss | Sequence[Loss] | Block | None = None,
     optimizer: OptimType | Block | None = None,
     artifact_directory: PathLike | None = None,
@@ -196,15 +194,22 @@ class _Choice:
     def _found(self) -> list[ParameterInfo]:
         return inspection(self._source, self._values, first_output=self._first_output).parameters
 
-    def trained(self, wanted: Selection | None, frozen: Sequence[str]) -> list[str]:
+    def trained(
+        self, wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None, frozen: Sequence[str]
+    ) -> list[str]:
         if wanted is None:
             return [info.name for info in self._found if info.role == "trained" and info.name not in frozen]
         return self._select("requires_grad", wanted, lambda info: info.role == "trained")
 
-    def frozen(self, wanted: Selection | None) -> list[str]:
+    def frozen(self, wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None) -> list[str]:
         return self._select("frozen_params", wanted or (), lambda info: "float" in info.dtype)
 
-    def _select(self, argument: str, wanted: Selection, among: Callable[[ParameterInfo], bool]) -> list[str]:
+    def _select(
+        self,
+        argument: str,
+        wanted: Sequence[str] | Callable[[ParameterInfo], bool],
+        among: Callable[[ParameterInfo], bool],
+    ) -> list[str]:
         if callable(wanted):
             return [info.name for info in self._found if among(info) and wanted(info)]
         names = _names(argument, wanted)
