@@ -213,6 +213,12 @@ pub struct Given<'a> {
     pub bytes: &'a [u8],
 }
 
+impl<'a> From<&'a Tensor> for Given<'a> {
+    fn from(tensor: &'a Tensor) -> Given<'a> {
+        Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() }
+    }
+}
+
 /// A result of a run, to be copied out before the next one.
 #[derive(Clone, Copy, Debug)]
 pub enum Delivered<'a> {

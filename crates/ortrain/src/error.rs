@@ -153,9 +153,32 @@ pub enum Error {
         /// Where the difference is.
         reason: String,
     },
+    /// Room for a wrong number of outputs.
+    #[error("{expected} outputs are made ({}), but room for {found} was given", .names.join(", "))]
+    OutputCount {
+        /// How many there are.
+        expected: usize,
+        /// Their names.
+        names: Vec<String>,
+        /// For how many there was room.
+        found: usize,
+    },
+    /// Room for an output of another type or shape.
+    #[error("output {name:?} is {expected}, but room for {found} was given")]
+    Output {
+        /// The output.
+        name: String,
+        /// What it is.
+        expected: String,
+        /// What there was room for.
+        found: String,
+    },
     /// No evaluation model was given.
     #[error("no evaluation model was given when the module was made, and {0} needs one")]
     NoEvalModel(&'static str),
+    /// No optimizer model was given.
+    #[error("no optimizer model was given when the session was made, and {0} needs one")]
+    NoOptimizer(&'static str),
     /// A buffer of another length.
     #[error("the buffer should have {expected} elements, but it has {found}")]
     BufferLength {
@@ -193,7 +216,8 @@ impl Error {
             Error::Onnx(OnnxError::Read { .. } | OnnxError::Write { .. } | OnnxError::OutOfMemory { .. })
             | Error::State(_)
             | Error::NominalState
-            | Error::NoEvalModel(_) => ErrorKind::Fail,
+            | Error::NoEvalModel(_)
+            | Error::NoOptimizer(_) => ErrorKind::Fail,
             Error::Checkpoint(error) => match error.content() {
                 ortrain_checkpoint::Error::Missing { .. }
                 | ortrain_checkpoint::Error::ExternalMissing { .. } => ErrorKind::NoSuchFile,
@@ -217,6 +241,8 @@ impl Error {
             | Error::OtherState { .. }
             | Error::InputCount { .. }
             | Error::Input { .. }
+            | Error::OutputCount { .. }
+            | Error::Output { .. }
             | Error::BufferLength { .. }
             | Error::Argument(_) => ErrorKind::InvalidArgument,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,

@@ -3,6 +3,7 @@
 //! - [`artifacts`]: from a forward model to the files of a training; [`blocks`]: the parts it is made of.
 //! - [`CheckpointState`]: parameters, optimizer state and properties; it owns the memory they lie in.
 //! - [`Module`], [`Optimizer`], [`LinearLRScheduler`]: the loop.
+//! - [`TrainingSession`]: the same loop behind one value, as onnxruntime-training's session in C, C++ and C#.
 //! - [`InferenceSession`]: runs any model.
 //! - [`Module::profile`], [`Profile`]: where the time of a step goes.
 //! - [`inspect`]: which values of a model would be trained, and why the others would not.
@@ -48,12 +49,14 @@ mod inputs;
 mod inspect;
 mod module;
 mod optimizer;
+mod outputs;
 mod profile;
 mod runners;
 mod scheduler;
 mod session;
 mod source;
 mod state;
+mod training_session;
 
 pub use backend::{backend, default_backend};
 pub use bytes::Bytes;
@@ -71,8 +74,10 @@ pub use ortrain_onnx::{GraphProto, ModelProto, encode as encode_model};
 pub use ortrain_program::{
     ALIGNMENT, Backend, Cost, Deliver, Delivered, Given, LargeBuffer, Memory, MemoryNeed, OverLimit, align,
 };
+pub use outputs::Destination;
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use scheduler::LinearLRScheduler;
 pub use session::{InferenceSession, SessionOptions};
 pub use source::ModelSource;
 pub use state::{CheckpointState, ParameterView, PlaneLayout, StateLayout, TensorLayout};
+pub use training_session::{DetachedSession, TrainingSession};

@@ -17,12 +17,13 @@ use ortrain_program::{
 
 use crate::binding::{self, bind, parameter_of_gradient};
 use crate::inputs::Signature;
+use crate::outputs::{Fill, check_destinations};
 use crate::profile::Collector;
 use crate::runners::Runners;
 use crate::state::{Entry, PlaneLayout, StateLayout, view_in, zeroed};
 use crate::{
-    CheckpointState, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result, ValueInfo,
-    default_backend, export,
+    CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
+    ValueInfo, default_backend, export,
 };
 
 /// How a [`Module`] is made.
@@ -138,6 +139,26 @@ impl Phase {
         let signature = Signature::new(inputs);
         Ok(Phase { runners: Runners::new(graph, roles, backend.clone()), signature, outputs })
     }
+
+    /// Checks places for results before a step on checked inputs. Whether every shape could be checked: one that depends
+    /// on values is known when it was computed.
+    fn check_outputs(
+        &mut self,
+        work: &Workspace,
+        inputs: &[Given<'_>],
+        outputs: &[Destination<'_>],
+    ) -> Result<bool> {
+        check_destinations(&self.outputs, outputs)?;
+        let schedule = self.runners.runner(work, inputs)?.schedule();
+        let mut sure = true;
+        for (slot, (info, output)) in schedule.outputs.iter().zip(self.outputs.iter().zip(outputs)) {
+            match &schedule.slots[slot.0 as usize].ty {
+                Some((dtype, dims)) => output.check(info, *dtype, dims)?,
+                None => sure = false,
+            }
+        }
+        Ok(sure)
+    }
 }
 
 impl Module {
@@ -212,16 +233,60 @@ impl Module {
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.signature.check(inputs)?;
+        self.run_train(state, inputs, deliver)?;
+        self.count_train_step(state);
+        Ok(())
+    }
+
+    /// A train step whose results go to memory of the caller, in the order of [`Module::outputs`].
+    ///
+    /// # Errors
+    /// As [`Module::train_step`]; when the number, the types or the shapes of `outputs` are not those of the results.
+    /// Nothing has changed then, except perhaps what is in `outputs`.
+    pub fn train_step_into(
+        &mut self,
+        state: &mut CheckpointState,
+        inputs: &[Given<'_>],
+        outputs: &mut [Destination<'_>],
+    ) -> Result<()> {
+        self.check_state(state)?;
+        self.train.signature.check(inputs)?;
+        let sure = self.train.check_outputs(&self.work, inputs, outputs)?;
+        // Shapes that depend on values are known when the step is over; what it wrote is put back if they do not fit.
+        let written = || self.gradients.iter().chain(state.frozen_planes());
+        let before: Vec<(Arc<Memory>, Vec<u8>)> = if sure {
+            Vec::new()
+        } else {
+            written().map(|plane| (plane.clone(), plane.to_vec(0, plane.len()))).collect()
+        };
+        let mut fill = Fill::new(outputs);
+        self.run_train(state, inputs, &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
+        if let Err(error) = fill.finish(&self.train.outputs) {
+            before.iter().for_each(|(plane, bytes)| plane.write(0, bytes));
+            return Err(error);
+        }
+        self.count_train_step(state);
+        Ok(())
+    }
+
+    /// A train step that is not counted yet.
+    fn run_train(
+        &mut self,
+        state: &CheckpointState,
+        inputs: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
         let entry = if self.accumulate { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let planes = binding::planes(state, &self.gradients);
-        self.train.runners.run(&mut self.work, &planes, entry, scalars(state), inputs, deliver)?;
-        drop(planes);
+        self.train.runners.run(&mut self.work, &planes, entry, scalars(state), inputs, deliver)
+    }
+
+    fn count_train_step(&mut self, state: &mut CheckpointState) {
         self.accumulate = true;
         state.advance_train_step();
         if self.updates_frozen {
             state.bump_generation();
         }
-        Ok(())
     }
 
     /// Computes the outputs of the evaluation model. Results come to `deliver` in the order of [`Module::outputs`].
@@ -239,6 +304,25 @@ impl Module {
         eval.signature.check(inputs)?;
         let planes = binding::planes(state, &self.gradients);
         eval.runners.run(&mut self.work, &planes, ProgramEntry::Accumulate, scalars(state), inputs, deliver)
+    }
+
+    /// An evaluation step whose results go to memory of the caller, in the order of [`Module::outputs`].
+    ///
+    /// # Errors
+    /// As [`Module::eval_step`]; when the number, the types or the shapes of `outputs` are not those of the results.
+    pub fn eval_step_into(
+        &mut self,
+        state: &CheckpointState,
+        inputs: &[Given<'_>],
+        outputs: &mut [Destination<'_>],
+    ) -> Result<()> {
+        self.check_state(state)?;
+        let eval = self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?;
+        eval.signature.check(inputs)?;
+        eval.check_outputs(&self.work, inputs, outputs)?;
+        let mut fill = Fill::new(outputs);
+        self.eval_step(state, inputs, &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
+        fill.finish(self.outputs(false))
     }
 
     /// What a step on these inputs takes. Nothing is allocated for it yet; what is specialised during a run (programs

@@ -30,11 +30,23 @@ impl LinearLRScheduler {
         total_step_count: i64,
         initial_lr: f32,
     ) -> Result<LinearLRScheduler> {
+        let scheduler = LinearLRScheduler::register(state, warmup_step_count, total_step_count, initial_lr)?;
+        scheduler.step(state)?;
+        Ok(scheduler)
+    }
+
+    /// The same without the first step: until there is one, the learning rate is the initial one.
+    pub(crate) fn register(
+        state: &mut CheckpointState,
+        warmup_step_count: i64,
+        total_step_count: i64,
+        initial_lr: f32,
+    ) -> Result<LinearLRScheduler> {
         let group = state.group_mut().ok_or_else(no_optimizer)?;
         group.initial_learning_rate = initial_lr;
         group.learning_rate = initial_lr;
         let scheduler = LinearLRScheduler { warmup_step_count, total_step_count };
-        scheduler.step(state)?;
+        scheduler.record(state)?;
         Ok(scheduler)
     }
 
@@ -45,6 +57,12 @@ impl LinearLRScheduler {
     pub fn step(&self, state: &mut CheckpointState) -> Result<()> {
         let group = state.group_mut().ok_or_else(no_optimizer)?;
         group.learning_rate = group.initial_learning_rate * self.factor(group.step);
+        self.record(state)
+    }
+
+    /// Lets checkpoints of the state say what decides the learning rate.
+    fn record(&self, state: &mut CheckpointState) -> Result<()> {
+        let group = state.group().ok_or_else(no_optimizer)?;
         let record = Scheduler {
             kind: "linear".into(),
             warmup_steps: self.warmup_step_count,

@@ -547,6 +547,11 @@ impl CheckpointState {
         self.gradients = planes;
     }
 
+    /// The gradient planes of the newest module.
+    pub(crate) fn newest_gradients(&self) -> &[Arc<Memory>] {
+        &self.gradients
+    }
+
     pub(crate) fn advance_train_step(&mut self) {
         self.train_step += 1;
     }

@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Workload, batch, given, optimizer_on, recorded, state_of};
-use ortrain::{CheckpointState, Module, ModuleOptions, Tensor, backend};
+use ortrain::{CheckpointState, Destination, Module, ModuleOptions, Tensor, TrainingSession, backend};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
@@ -70,6 +70,20 @@ fn a_warm_step_allocates_nothing() {
         loss
     };
     assert_eq!(counted(round), 0);
+
+    let train = recorded(case, "training_model.onnx").into();
+    let optimizer = recorded(case, "optimizer_model.onnx").into();
+    let mut session =
+        TrainingSession::new(state, train, None, Some(optimizer), ModuleOptions::default()).unwrap();
+    let round = || {
+        let mut loss = [0.0];
+        let inputs = [given(&batches[0].0), given(&batches[0].1)];
+        session.train_step_into(&inputs, &mut [Destination::f32(&[], &mut loss)]).unwrap();
+        session.optimizer_step().unwrap();
+        session.lazy_reset_grad();
+        loss[0]
+    };
+    assert_eq!(counted(round), 0, "a session");
 
     for (name, rows) in [("lenet", 64), ("mobilenetv2_96", 2), ("resnet18_224", 1)] {
         let mut run = Workload::new(name, rows);

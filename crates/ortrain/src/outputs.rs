@@ -1,0 +1,107 @@
+//! Where results go that are wanted in memory of the caller.
+
+use ortrain_graph::{DType, byte_length};
+use ortrain_program::Delivered;
+
+use crate::{Error, Result, ValueInfo};
+
+/// Memory of the caller for one result of a step: element type, shape, and room for the little-endian elements.
+///
+/// ```
+/// use ortrain::Destination;
+///
+/// let mut loss = [0.0];
+/// let destination = Destination::f32(&[], &mut loss);
+/// assert_eq!(destination.bytes.len(), 4);
+/// ```
+#[derive(Debug)]
+pub struct Destination<'a> {
+    /// The element type, which is that of the result.
+    pub dtype: DType,
+    /// The shape, which is that of the result.
+    pub dims: &'a [usize],
+    /// Where the elements go, row-major.
+    pub bytes: &'a mut [u8],
+}
+
+impl<'a> Destination<'a> {
+    /// Room for a float32 result.
+    #[must_use]
+    pub fn f32(dims: &'a [usize], elements: &'a mut [f32]) -> Destination<'a> {
+        Destination { dtype: DType::F32, dims, bytes: bytemuck::cast_slice_mut(elements) }
+    }
+
+    /// Checks that a result of this type and shape goes here.
+    pub(crate) fn check(&self, info: &ValueInfo, dtype: DType, dims: &[usize]) -> Result<()> {
+        if self.dtype == dtype && self.dims == dims {
+            return Ok(());
+        }
+        Err(self.misfit(info, format!("{dtype}{dims:?}")))
+    }
+
+    fn misfit(&self, info: &ValueInfo, expected: String) -> Error {
+        Error::Output { name: info.name.clone(), expected, found: format!("{}{:?}", self.dtype, self.dims) }
+    }
+}
+
+/// Checks what is known of results before their shapes are: how many, their element types, and that every destination
+/// has the bytes it says.
+pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destination<'_>]) -> Result<()> {
+    if infos.len() != destinations.len() {
+        return Err(Error::OutputCount {
+            expected: infos.len(),
+            names: infos.iter().map(|info| info.name.clone()).collect(),
+            found: destinations.len(),
+        });
+    }
+    for (info, destination) in infos.iter().zip(destinations) {
+        if destination.dtype != info.dtype {
+            return Err(destination.misfit(info, info.to_string()));
+        }
+        let (name, found) = (&info.name, destination.bytes.len());
+        match byte_length(destination.dtype, destination.dims) {
+            Ok(bytes) if bytes == found => {}
+            Ok(bytes) => {
+                let (dtype, dims) = (destination.dtype, destination.dims);
+                return Err(Error::Argument(format!(
+                    "the room for output {name:?} is said to be {dtype}{dims:?}, which takes {bytes} bytes, but it has \
+                     {found}"
+                )));
+            }
+            Err(error) => return Err(Error::Argument(format!("the room for output {name:?}: {error}"))),
+        }
+    }
+    Ok(())
+}
+
+/// Takes results to their destinations, and remembers one that does not fit.
+#[derive(Debug)]
+pub(crate) struct Fill<'a, 'b> {
+    destinations: &'a mut [Destination<'b>],
+    /// The first result that went nowhere: which, and what it is.
+    misfit: Option<(usize, DType, Vec<usize>)>,
+}
+
+impl<'a, 'b> Fill<'a, 'b> {
+    pub(crate) fn new(destinations: &'a mut [Destination<'b>]) -> Fill<'a, 'b> {
+        Fill { destinations, misfit: None }
+    }
+
+    pub(crate) fn take(&mut self, at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>) {
+        match self.destinations.get_mut(at) {
+            Some(destination) if destination.dtype == dtype && destination.dims == dims => {
+                value.copy_to(destination.bytes);
+            }
+            _ if self.misfit.is_none() => self.misfit = Some((at, dtype, dims.to_vec())),
+            _ => {}
+        }
+    }
+
+    /// An error if some result did not fit.
+    pub(crate) fn finish(self, infos: &[ValueInfo]) -> Result<()> {
+        match self.misfit {
+            None => Ok(()),
+            Some((at, dtype, dims)) => self.destinations[at].check(&infos[at], dtype, &dims),
+        }
+    }
+}
