@@ -32,6 +32,7 @@ def test_training_imports_no_more() -> None:
         "from ortrain.api.lr_scheduler import LinearLRScheduler\n"
         "from ortrain.api.module import Module\n"
         "from ortrain.api.optimizer import Optimizer\n"
+        "from ortrain.session import TrainingSession\n"
     )
     assert not found.intersection(HEAVY)
 
@@ -52,7 +53,7 @@ def test_public_names() -> None:
         "Optimizer",
         "Profile",
     ]
-    for module in (ortrain, ortrain.api, ortrain.artifacts, ortrain.errors):
+    for module in (ortrain, ortrain.api, ortrain.artifacts, ortrain.errors, ortrain.session):
         for name in module.__all__:
             assert getattr(module, name).__doc__ or name == "__version__", name
     for kind in (

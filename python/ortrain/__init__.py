@@ -4,6 +4,7 @@
 :mod:`ortrain.artifacts`      once, from an ONNX model: the files that training needs
 :mod:`ortrain.onnxblock`      losses and optimizers of one's own for them, made of blocks; needs ``onnx``
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
+:mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
 :class:`InferenceSession`     run a model
 ``python -m ortrain inspect`` say what of a model would be trained, what would not, and why
 ``python -m ortrain dump``    print what becomes of a model, stage by stage
@@ -14,7 +15,7 @@ the only requirement, except where another is named. The library prints nothing;
 :class:`OrtrainError` whose text says where, and what would help.
 """
 
-from ortrain import api, artifacts
+from ortrain import api, artifacts, session
 from ortrain._dump import dump
 from ortrain._inspect import Inspection, ParameterInfo, inspect
 from ortrain._ortrain import __version__
@@ -47,4 +48,5 @@ __all__ = [
     "artifacts",
     "dump",
     "inspect",
+    "session",
 ]

@@ -4,6 +4,7 @@
 
 mod door;
 mod error;
+mod session;
 mod state;
 mod tools;
 mod training;
@@ -15,6 +16,8 @@ use pyo3::prelude::*;
 mod _ortrain {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::session::TrainingSession;
     #[pymodule_export]
     use crate::state::CheckpointState;
     #[pymodule_export]

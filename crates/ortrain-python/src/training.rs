@@ -14,15 +14,15 @@ use crate::value::{OrtValue, Results, elements, given, vector};
 
 /// What is reached through the lock of a state only, so its own lock is never waited for.
 #[derive(Debug)]
-struct Under<T>(Mutex<T>);
+pub(crate) struct Under<T>(Mutex<T>);
 
 impl<T> Under<T> {
-    fn new(value: T) -> Arc<Under<T>> {
-        Arc::new(Under(Mutex::new(value)))
+    pub(crate) fn new(value: T) -> Under<T> {
+        Under(Mutex::new(value))
     }
 
     /// Called inside the door of the state. A panic has broken the door, and nobody comes here any more.
-    fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -63,7 +63,7 @@ impl Module {
         let eval = eval_model.map(|source| source.0);
         let module =
             state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
-        Ok(Module { state: state.door.clone(), module: Under::new(module) })
+        Ok(Module { state: state.door.clone(), module: Arc::new(Under::new(module)) })
     }
 
     fn step(
@@ -210,7 +210,7 @@ impl Optimizer {
     #[new]
     fn new(py: Python<'_>, model: Source, module: &Module) -> PyResult<Optimizer> {
         let optimizer = module.with(py, |module, state| ortrain::Optimizer::new(model.0, state, module))?;
-        let optimizer = Under(Mutex::new(optimizer));
+        let optimizer = Under::new(optimizer);
         Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
     }
 

@@ -1,6 +1,6 @@
 //! Arrays in and out.
 
-use ortrain::{Bytes, DType, Delivered, Dim, Given, ParameterView, Tensor, ValueInfo};
+use ortrain::{Bytes, DType, Delivered, Destination, Dim, Given, ParameterView, Tensor, ValueInfo};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
@@ -54,8 +54,7 @@ impl OrtValue {
 
 /// Inputs as the core takes them.
 pub(crate) fn given(tensors: &[Tensor]) -> Vec<Given<'_>> {
-    let given = |tensor| Given { dtype: Tensor::dtype(tensor), dims: tensor.dims(), bytes: tensor.data() };
-    tensors.iter().map(given).collect()
+    tensors.iter().map(Given::from).collect()
 }
 
 /// Takes the results of a step in the order they have in the model.
@@ -102,6 +101,56 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let bytes: PyBackedBytes = array.call_method0(intern!(py, "tobytes"))?.extract()?;
     Tensor::new(dtype, dims, Bytes::from_owner(bytes))
         .map_err(|error| InvalidArgumentError::new_err(error.to_string()))
+}
+
+/// What a NumPy array has room for, whatever its strides and byte order.
+pub(crate) struct Room {
+    dtype: DType,
+    dims: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Room {
+    /// Room like that of an array. The `at`th of a call, for errors.
+    pub(crate) fn of(array: &Bound<'_, PyAny>, at: usize) -> PyResult<Room> {
+        let py = array.py();
+        let writeable = array.getattr(intern!(py, "flags"))?.getattr(intern!(py, "writeable"))?;
+        if !writeable.is_truthy()? {
+            return Err(InvalidArgumentError::new_err(format!("outputs[{at}] is a read-only array")));
+        }
+        let (numpy_type, dtype) = type_of(array)?;
+        let dtype = dtype.ok_or_else(|| {
+            UnsupportedError::new_err(format!(
+                "outputs[{at}] is an array of {numpy_type}, which no output is"
+            ))
+        })?;
+        let dims: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
+        let bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+        Ok(Room { dtype, dims, bytes })
+    }
+
+    pub(crate) fn destination(&mut self) -> Destination<'_> {
+        Destination { dtype: self.dtype, dims: &self.dims, bytes: &mut self.bytes }
+    }
+
+    /// Copies what is in the room to the array that it is like.
+    pub(crate) fn copy_to(self, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        static COPYTO: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let py = array.py();
+        let tensor = Tensor::new(self.dtype, self.dims, self.bytes.into())
+            .map_err(|error| InvalidArgumentError::new_err(error.to_string()))?;
+        COPYTO.import(py, "numpy", "copyto")?.call1((array, OrtValue { tensor }.numpy(py)?))?;
+        Ok(())
+    }
+}
+
+/// The NumPy type of an array and the element type that it is.
+fn type_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Option<DType>)> {
+    let py = array.py();
+    let numpy_type = array.getattr(intern!(py, "dtype"))?;
+    let code = numpy_type.getattr(intern!(py, "str"))?;
+    let dtype = dtype_of(&numpy_type, &code.cast::<PyString>()?.to_cow()?)?;
+    Ok((numpy_type, dtype))
 }
 
 /// The element type of a NumPy type such as `<f4`.

@@ -1,0 +1,193 @@
+//! A training behind one object.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ortrain::{Destination, DetachedSession, Error, ModuleOptions, Tensor};
+use pyo3::prelude::*;
+
+use crate::door::Door;
+use crate::state::CheckpointState;
+use crate::tools::{Source, backend};
+use crate::training::Under;
+use crate::value::{OrtValue, Room, elements, given, vector};
+
+/// A session, put together with its state inside the state's door. Nothing is left of it once it is closed.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct TrainingSession {
+    state: Arc<Door<ortrain::CheckpointState>>,
+    session: Under<Option<DetachedSession>>,
+}
+
+impl TrainingSession {
+    /// Something with the session, under the lock.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ortrain::TrainingSession<&mut ortrain::CheckpointState>) -> ortrain::Result<R>
+        + Send,
+    ) -> PyResult<R> {
+        self.state.pass(py, |state| {
+            self.session.with(|slot| {
+                let closed =
+                    || Error::State("the training session is closed; make another one on its state".into());
+                let mut session = slot.take().ok_or_else(closed)?.attach(state);
+                let result = work(&mut session);
+                *slot = Some(session.detach().1);
+                result
+            })
+        })
+    }
+}
+
+#[pymethods]
+impl TrainingSession {
+    #[new]
+    #[pyo3(signature = (state, train_model, eval_model, optimizer_model, *, device, num_threads, memory_limit))]
+    fn new(
+        py: Python<'_>,
+        state: &CheckpointState,
+        train_model: Source,
+        eval_model: Option<Source>,
+        optimizer_model: Option<Source>,
+        device: &str,
+        num_threads: usize,
+        memory_limit: Option<usize>,
+    ) -> PyResult<TrainingSession> {
+        let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
+        options.memory_limit = memory_limit;
+        let (eval, optimizer) = (eval_model.map(|source| source.0), optimizer_model.map(|source| source.0));
+        let session = state.door.pass(py, |state| {
+            let session = ortrain::TrainingSession::new(state, train_model.0, eval, optimizer, options)?;
+            Ok(session.detach().1)
+        })?;
+        Ok(TrainingSession { state: state.door.clone(), session: Under::new(Some(session)) })
+    }
+
+    /// Waits for the call that is under way.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.state.pass(py, |_| Ok(self.session.with(Option::take)))?;
+        py.detach(|| drop(session));
+        Ok(())
+    }
+
+    fn check_open(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |_| Ok(()))
+    }
+
+    fn step(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Bound<'_, OrtValue>>,
+        training: bool,
+    ) -> PyResult<Vec<OrtValue>> {
+        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
+        let outputs = self.with(py, |session| match training {
+            true => session.train_step(&given(&inputs)),
+            false => session.eval_step(&given(&inputs)),
+        })?;
+        Ok(outputs.into_iter().map(|tensor| OrtValue { tensor }).collect())
+    }
+
+    fn step_into(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Bound<'_, OrtValue>>,
+        outputs: Vec<Bound<'_, PyAny>>,
+        training: bool,
+    ) -> PyResult<()> {
+        self.check_open(py)?;
+        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
+        let rooms = outputs.iter().enumerate().map(|(at, array)| Room::of(array, at));
+        let mut rooms = rooms.collect::<PyResult<Vec<Room>>>()?;
+        self.with(py, |session| {
+            let mut places: Vec<Destination<'_>> = rooms.iter_mut().map(Room::destination).collect();
+            match training {
+                true => session.train_step_into(&given(&inputs), &mut places),
+                false => session.eval_step_into(&given(&inputs), &mut places),
+            }
+        })?;
+        rooms.into_iter().zip(&outputs).try_for_each(|(room, array)| room.copy_to(array))
+    }
+
+    fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |session| {
+            session.lazy_reset_grad();
+            Ok(())
+        })
+    }
+
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not one for every lifetime")]
+    fn optimizer_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |session| session.optimizer_step())
+    }
+
+    fn learning_rate(&self, py: Python<'_>) -> PyResult<f32> {
+        self.with(py, |session| session.learning_rate())
+    }
+
+    fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {
+        self.with(py, |session| session.set_learning_rate(learning_rate))
+    }
+
+    fn register_linear_lr_scheduler(
+        &self,
+        py: Python<'_>,
+        warmup_step_count: i64,
+        total_step_count: i64,
+        initial_lr: f32,
+    ) -> PyResult<()> {
+        self.with(py, |session| {
+            session.register_linear_lr_scheduler(warmup_step_count, total_step_count, initial_lr)
+        })
+    }
+
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not one for every lifetime")]
+    fn scheduler_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |session| session.scheduler_step())
+    }
+
+    fn parameters_size(&self, py: Python<'_>, only_trainable: bool) -> PyResult<usize> {
+        self.with(py, |session| Ok(session.parameters_size(only_trainable)))
+    }
+
+    fn to_buffer(&self, py: Python<'_>, only_trainable: bool) -> PyResult<OrtValue> {
+        let packed = self.with(py, |session| session.to_buffer(only_trainable))?;
+        Ok(vector(&packed))
+    }
+
+    #[pyo3(signature = (buffer, only_trainable))]
+    #[expect(clippy::wrong_self_convention, reason = "the name it has in onnxruntime-training")]
+    fn from_buffer(&self, py: Python<'_>, buffer: &OrtValue, only_trainable: Option<bool>) -> PyResult<()> {
+        self.check_open(py)?;
+        let packed = elements(buffer)?;
+        self.with(py, |session| session.from_buffer(&packed, only_trainable))
+    }
+
+    fn input_names(&self, py: Python<'_>, training: bool) -> PyResult<Vec<String>> {
+        self.with(py, |session| Ok(session.input_names(training).into_iter().map(str::to_owned).collect()))
+    }
+
+    fn output_names(&self, py: Python<'_>, training: bool) -> PyResult<Vec<String>> {
+        self.with(py, |session| Ok(session.output_names(training).into_iter().map(str::to_owned).collect()))
+    }
+
+    fn export_model_for_inferencing(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        output_names: Vec<String>,
+    ) -> PyResult<()> {
+        self.with(py, |session| {
+            let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
+            session.export_model_for_inferencing(path, &names)
+        })
+    }
+
+    fn set_seed(&self, py: Python<'_>, seed: i64) -> PyResult<()> {
+        self.with(py, |session| {
+            session.set_seed(seed);
+            Ok(())
+        })
+    }
+}

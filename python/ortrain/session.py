@@ -1,0 +1,317 @@
+"""A training behind one object: the ``TrainingSession`` of onnxruntime-training's C# interface.
+
+It does what :mod:`ortrain.api` does with a ``Module``, an ``Optimizer`` and a ``LinearLRScheduler``, and gives the
+same bits; ``docs/csharp-training-session.md`` has a table from each member in C# to the one here.
+
+>>> from ortrain.api import CheckpointState
+>>> from ortrain.session import TrainingSession
+>>> state = CheckpointState.load_checkpoint("checkpoint")
+>>> with TrainingSession(state, "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx") as session:
+...     for epoch in range(3):
+...         (loss,) = session.train_step([x, labels])
+...         session.optimizer_step()
+...         session.lazy_reset_grad()
+...     session.export_model_for_inferencing("trained.onnx", ["logits"])
+>>> CheckpointState.save_checkpoint(state, "trained", include_optimizer_state=True)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from ortrain import _ortrain
+from ortrain._inputs import is_ortvalue, native_value
+from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain.api.checkpoint_state import CheckpointState
+from ortrain.inference import SessionOptions, native_options
+from ortrain.ortvalue import OrtValue
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["TrainingSession"]
+
+
+class TrainingSession:
+    """A state with its models, from the first step to the export.
+
+    The training model is needed; the eval model for :meth:`eval_step` and :meth:`export_model_for_inferencing`, the
+    optimizer model for :meth:`optimizer_step` and the learning rate. Each is a path, the bytes of a model, or an
+    ``onnx.ModelProto``. (In C# a third argument is the optimizer model; name it here.) ``device`` is where it runs, as
+    for a :class:`~ortrain.api.Module`.
+
+    Gradients start at zero and are the session's own; :attr:`Parameter.grad
+    <ortrain.api.checkpoint_state.Parameter.grad>` shows those of the newest session or module on the state.
+    Parameters, moments, the learning rate and the count of steps are the state's, which several sessions may share. A
+    second thread waits for the first, with the interpreter free meanwhile.
+
+    :meth:`close`, or the end of a ``with`` block, gives up all but the state.
+
+    >>> state = CheckpointState.load_checkpoint("checkpoint")
+    >>> session = TrainingSession(state, "training_model.onnx", optimizer_model="optimizer_model.onnx")
+    >>> session.input_names(training=True)
+    ['x', 'labels']
+    >>> session.close()
+    """
+
+    def __init__(
+        self,
+        state: CheckpointState,
+        train_model: ModelLike,
+        eval_model: ModelLike | None = None,
+        optimizer_model: ModelLike | None = None,
+        session_options: SessionOptions | None = None,
+        device: str = "cpu",
+    ) -> None:
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+        self._state = state
+        self._native = _ortrain.TrainingSession(
+            state._native,
+            model_source(train_model),
+            None if eval_model is None else model_source(eval_model),
+            None if optimizer_model is None else model_source(optimizer_model),
+            device=device,
+            **native_options(session_options),
+        )
+
+    @property
+    def state(self) -> CheckpointState:
+        """The state that the session was made on; also after the session is closed.
+
+        >>> session.state.parameters["fc2.bias"].data.shape
+        (10,)
+        """
+        return self._state
+
+    @overload
+    def train_step(self, inputs: Sequence[Any], outputs: None = None) -> list[Any]: ...
+    @overload
+    def train_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]]) -> None: ...
+    def train_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None = None) -> list[Any] | None:
+        """Compute the outputs of the training model and the gradients.
+
+        ``inputs`` are one for each of :meth:`input_names`, in order: arrays, :class:`~ortrain.OrtValue`, or whatever has
+        ``__array__`` or ``__dlpack__``; lists and numbers are converted. If all are :class:`~ortrain.OrtValue`, so are
+        the outputs; otherwise they are ndarrays. They come as a list in the order of :meth:`output_names`, the loss
+        first.
+
+        With ``outputs``, an array for each output, the results go there and nothing is returned. Each array has the
+        type and the shape of its output, any strides and any byte order; what does not fit is refused before the step.
+
+        Gradients are added to those there are, or replace them in the first step after :meth:`lazy_reset_grad`. No
+        trainable parameter changes. A step that fails has changed nothing.
+
+        >>> (loss,) = session.train_step([x, labels])
+        >>> loss.shape
+        ()
+        >>> room = np.empty((), np.float32)
+        >>> session.train_step([x, labels], outputs=[room])
+        >>> bool(room == loss)
+        True
+        """
+        return self._step(inputs, outputs, training=True)
+
+    @overload
+    def eval_step(self, inputs: Sequence[Any], outputs: None = None) -> list[Any]: ...
+    @overload
+    def eval_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]]) -> None: ...
+    def eval_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None = None) -> list[Any] | None:
+        """Compute the outputs of the eval model; inputs and outputs as for :meth:`train_step`.
+
+        >>> (loss,) = session.eval_step([x, labels])
+        >>> room = np.empty_like(loss)
+        >>> session.eval_step([x, labels], outputs=[room])
+        >>> bool(room == loss)
+        True
+        """
+        return self._step(inputs, outputs, training=False)
+
+    def _step(
+        self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None, *, training: bool
+    ) -> list[Any] | None:
+        given = _collection("inputs", inputs)
+        values = [native_value(value) for value in given]
+        if outputs is None:
+            wrapped = bool(given) and all(map(is_ortvalue, given))
+            return [OrtValue(value) if wrapped else value.numpy() for value in self._native.step(values, training)]
+        rooms = list(_collection("outputs", outputs))
+        for at, room in enumerate(rooms):
+            if not isinstance(room, np.ndarray):
+                raise TypeError(f"outputs[{at}] is a NumPy array that is written to, not {type(room).__name__}")
+        self._native.step_into(values, rooms, training)
+        return None
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training step overwrite the gradients instead of adding to them. Until then they stay.
+
+        >>> session.lazy_reset_grad()
+        """
+        self._native.lazy_reset_grad()
+
+    def optimizer_step(self) -> None:
+        """Update the trainable parameters from the gradients, which stay as they are.
+
+        >>> _ = session.train_step([x, labels])
+        >>> session.optimizer_step()
+        >>> session.lazy_reset_grad()
+        """
+        self._native.optimizer_step()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the rate of the next steps. An error if a scheduler is registered, for it decides the rate.
+
+        >>> session.set_learning_rate(0.5)
+        >>> session.get_learning_rate()
+        0.5
+        """
+        self._native.set_learning_rate(learning_rate)
+
+    def get_learning_rate(self) -> float:
+        """The current rate, a float32; 0.001 unless set, scheduled or loaded.
+
+        >>> round(session.get_learning_rate(), 6)
+        0.001
+        """
+        return self._native.learning_rate()
+
+    def register_linear_lr_scheduler(self, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
+        """Let :meth:`scheduler_step` decide the rate: up from zero to ``initial_lr``, then down to zero.
+
+        With t completed optimizer steps, W warm-up steps and T steps in all, the rate is ``initial_lr`` times ``t / W``
+        while t < W, and ``max(0, (T - t) / (T - W))`` from then on. Until the first :meth:`scheduler_step` it is
+        ``initial_lr``. A session takes one scheduler.
+
+        >>> session.register_linear_lr_scheduler(warmup_step_count=2, total_step_count=4, initial_lr=1.0)
+        >>> rates = [session.get_learning_rate()]
+        >>> for step in range(5):
+        ...     session.scheduler_step()
+        ...     rates.append(session.get_learning_rate())
+        ...     session.optimizer_step()
+        >>> rates
+        [1.0, 0.0, 0.5, 1.0, 0.5, 0.0]
+        """
+        self._native.register_linear_lr_scheduler(warmup_step_count, total_step_count, initial_lr)
+
+    def scheduler_step(self) -> None:
+        """Set the rate for the number of optimizer steps done so far; there is no other counter.
+
+        >>> session.register_linear_lr_scheduler(warmup_step_count=4, total_step_count=8, initial_lr=1.0)
+        >>> session.optimizer_step()
+        >>> session.scheduler_step()
+        >>> session.get_learning_rate()
+        0.25
+        """
+        self._native.scheduler_step()
+
+    def get_parameters_size(self, only_trainable: bool) -> int:
+        """The number of elements of all (trainable) parameters.
+
+        >>> session.get_parameters_size(only_trainable=True)
+        7210
+        """
+        return self._native.parameters_size(only_trainable)
+
+    def to_buffer(self, only_trainable: bool) -> OrtValue:
+        """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy.
+
+        >>> session.to_buffer(only_trainable=False)
+        OrtValue(tensor(float), shape=[7210])
+        """
+        return OrtValue(self._native.to_buffer(only_trainable))
+
+    def from_buffer(self, buffer: Any, only_trainable: bool | None = None) -> None:
+        """Set the parameters from a vector packed as by :meth:`to_buffer`, an OrtValue or an array.
+
+        Unless ``only_trainable`` says it, the number of elements says whether these are all parameters or the trainable
+        ones. All of them also give a nominal state its values.
+
+        >>> parameters = session.to_buffer(only_trainable=True)
+        >>> session.from_buffer(parameters)
+        >>> session.from_buffer(parameters.numpy() * 0.5, only_trainable=True)
+        """
+        self._native.from_buffer(native_value(buffer), only_trainable)
+
+    def input_names(self, training: bool) -> list[str]:
+        """The inputs that a training step, or an eval step, takes; none without an eval model.
+
+        >>> session.input_names(training=False)
+        ['x', 'labels']
+        """
+        return self._native.input_names(training)
+
+    def output_names(self, training: bool) -> list[str]:
+        """The outputs that a training step, or an eval step, makes; none without an eval model.
+
+        >>> (loss,) = session.output_names(training=True)
+        """
+        return self._native.output_names(training)
+
+    def input_count(self, training: bool) -> int:
+        """The number of :meth:`input_names`.
+
+        >>> session.input_count(training=True)
+        2
+        """
+        return len(self._native.input_names(training))
+
+    def output_count(self, training: bool) -> int:
+        """The number of :meth:`output_names`.
+
+        >>> session.output_count(training=True)
+        1
+        """
+        return len(self._native.output_names(training))
+
+    def export_model_for_inferencing(self, inference_model_path: PathLike, graph_output_names: Sequence[str]) -> None:
+        """Write the eval model with the current parameters in it, cut down to what the named values need.
+
+        >>> session.export_model_for_inferencing("trained.onnx", ["logits"])
+        """
+        if isinstance(graph_output_names, str):
+            raise TypeError("graph_output_names is a list of names, not one name")
+        self._native.export_model_for_inferencing(os.fspath(inference_model_path), list(graph_output_names))
+
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of random numbers (of Dropout, say), which is the state's and goes into checkpoints.
+
+        With it and the count of training steps on the state all random numbers are determined: the same seed at the
+        same step gives the same ones.
+
+        >>> session.set_seed(7)
+        """
+        self._native.set_seed(seed)
+
+    def close(self) -> None:
+        """Give up the models and the optimizer, once a call that is under way has returned; the state stays.
+
+        Every other call is an error then; closing again is fine.
+
+        >>> session.close()
+        >>> session.close()
+        >>> session.optimizer_step()
+        Traceback (most recent call last):
+        ortrain.errors.OrtrainError: the training session is closed; make another one on its state
+        """
+        self._native.close()
+
+    def __enter__(self) -> TrainingSession:
+        self._native.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _collection(what: str, values: Sequence[Any]) -> Sequence[Any]:
+    """A list or tuple of values, not one value."""
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"{what} is a list of values, not {type(values).__name__}")
+    return values
