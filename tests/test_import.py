@@ -7,6 +7,8 @@ import sys
 from importlib.metadata import requires, version
 
 import ortrain
+import ortrain.compat
+import ortrain.onnxblock
 
 HEAVY = ("onnx", "torch", "onnxruntime", "ml_dtypes", "google.protobuf", "scipy")
 
@@ -48,12 +50,21 @@ def test_public_names() -> None:
         "CheckpointState",
         "Instruction",
         "LinearLRScheduler",
+        "LoadReport",
         "MemoryUse",
         "Module",
         "Optimizer",
         "Profile",
     ]
-    for module in (ortrain, ortrain.api, ortrain.artifacts, ortrain.errors, ortrain.session):
+    for module in (
+        ortrain,
+        ortrain.api,
+        ortrain.artifacts,
+        ortrain.errors,
+        ortrain.session,
+        ortrain.compat,
+        ortrain.onnxblock,
+    ):
         for name in module.__all__:
             assert getattr(module, name).__doc__ or name == "__version__", name
     for kind in (

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, model_source
 
 __all__ = ["Inspection", "ParameterInfo", "inspect"]
-
-Role = Literal["trained", "statistic", "constant"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,5 @@ def inspect(model: ModelLike, loss_input_names: Sequence[str] | None = None) -> 
 def inspection(source: str | bytes, values: Sequence[str], *, first_output: bool = False) -> Inspection:
     """As :func:`inspect`; ``first_output`` leaves out all outputs but one."""
     found, obstacle, text = _ortrain.inspect(source, values, first_output)
-    infos = [
-        ParameterInfo(name, dtype, tuple(shape), cast(Role, role), reason) for name, dtype, shape, role, reason in found
-    ]
+    infos = [ParameterInfo(name, dtype, tuple(shape), role, reason) for name, dtype, shape, role, reason in found]
     return Inspection(infos, obstacle, text)

@@ -1,7 +1,7 @@
 """The compiled core. Its documented face is the package around it; nothing here is for direct use."""
 
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import numpy.typing as npt
 
@@ -188,4 +188,4 @@ def save_checkpoint(trainable: str | bytes, frozen: str | bytes, path: str, only
 def checkpoint_initializers(path: str) -> bytes: ...
 def inspect(
     model: str | bytes, values: Sequence[str], first_output: bool
-) -> tuple[list[tuple[str, str, list[int], str, str]], str | None, str]: ...
+) -> tuple[list[tuple[str, str, list[int], Literal["trained", "statistic", "constant"], str]], str | None, str]: ...

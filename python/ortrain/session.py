@@ -96,10 +96,10 @@ class TrainingSession:
     def train_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None = None) -> list[Any] | None:
         """Compute the outputs of the training model and the gradients.
 
-        ``inputs`` are one for each of :meth:`input_names`, in order: arrays, :class:`~ortrain.OrtValue`, or whatever has
-        ``__array__`` or ``__dlpack__``; lists and numbers are converted. If all are :class:`~ortrain.OrtValue`, so are
-        the outputs; otherwise they are ndarrays. They come as a list in the order of :meth:`output_names`, the loss
-        first.
+        ``inputs`` are one for each of :meth:`input_names`, in order: arrays, :class:`~ortrain.OrtValue`, or whatever
+        has ``__array__`` or ``__dlpack__``; lists and numbers are converted. If all are :class:`~ortrain.OrtValue`, so
+        are the outputs; otherwise they are ndarrays. They come as a list in the order of :meth:`output_names`, the
+        loss first.
 
         With ``outputs``, an array for each output, the results go there and nothing is returned. Each array has the
         type and the shape of its output, any strides and any byte order; what does not fit is refused before the step.
