@@ -40,7 +40,9 @@ pub(crate) fn flush_folder(of: &Path) -> Result<()> {
     #[cfg(unix)]
     {
         let folder = folder(of);
-        let flush = File::open(folder).and_then(|folder| folder.sync_all());
+        let flush = faults::before(faults::Act::FlushFolder)
+            .and_then(|()| File::open(folder))
+            .and_then(|folder| folder.sync_all());
         flush.map_err(|source| Error::Io { action: "flush the folder", path: folder.to_owned(), source })?;
     }
     Ok(())
@@ -48,6 +50,28 @@ pub(crate) fn flush_folder(of: &Path) -> Result<()> {
 
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Removes the files that saves to `target` were writing when their process was killed. Those of saves that go on are
+/// locked.
+fn sweep(target: &Path) {
+    let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
+    let prefix = [name.as_encoded_bytes(), b"."].concat();
+    for entry in entries.flatten() {
+        let own = entry.file_name();
+        let middle =
+            own.as_encoded_bytes().strip_prefix(&*prefix).and_then(|rest| rest.strip_suffix(b".tmp"));
+        let numbers = |middle: &[u8]| middle.iter().all(|&byte| byte.is_ascii_digit() || byte == b'-');
+        if !middle.is_some_and(|middle| !middle.is_empty() && numbers(middle)) {
+            continue;
+        }
+        // Whatever cannot be swept stays: it is in nobody's way.
+        if let Ok(file) = OpenOptions::new().write(true).open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// A file being written beside its place. It vanishes unless [`Staged::place`] or [`Staged::keep`] is reached.
@@ -65,11 +89,20 @@ impl Staged {
         if target.is_dir() {
             return Err(Error::Directory { path: target.to_owned() });
         }
+        sweep(target);
         loop {
             let number = COUNTER.fetch_add(1, Ordering::Relaxed);
             let at = with_suffix(target, &format!(".{}-{number}.tmp", std::process::id()));
             match OpenOptions::new().write(true).create_new(true).open(&at) {
-                Ok(file) => return Ok(Staged { file, at, kept: false }),
+                Ok(file) => {
+                    // Not every file system has locks; where there are none, nothing is swept.
+                    let _ = file.lock();
+                    let staged = Staged { file, at, kept: false };
+                    // Another save may have swept it before it was locked.
+                    if staged.at.exists() {
+                        return Ok(staged);
+                    }
+                }
                 // Left by a process of the same number that was killed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(source) => {
@@ -81,21 +114,20 @@ impl Staged {
 
     /// Appends.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|source| self.fail("write", source))
+        let done = faults::before(faults::Act::Write).and_then(|()| self.file.write_all(bytes));
+        done.map_err(|source| self.fail("write", source))
     }
 
     /// Makes what was written last through a loss of power.
     pub(crate) fn flush(&mut self) -> Result<()> {
-        self.file.sync_all().map_err(|source| self.fail("flush", source))
+        let done = faults::before(faults::Act::Flush).and_then(|()| self.file.sync_all());
+        done.map_err(|source| self.fail("flush", source))
     }
 
     /// Moves the file to `target`, replacing what is there. It still vanishes unless it is kept.
     pub(crate) fn rename(&mut self, target: &Path) -> Result<()> {
-        fs::rename(&self.at, target).map_err(|source| Error::Io {
-            action: "replace",
-            path: target.to_owned(),
-            source,
-        })?;
+        let done = faults::before(faults::Act::Rename).and_then(|()| fs::rename(&self.at, target));
+        done.map_err(|source| Error::Io { action: "replace", path: target.to_owned(), source })?;
         target.clone_into(&mut self.at);
         Ok(())
     }
@@ -124,5 +156,55 @@ impl Drop for Staged {
             // The error that got us here is the one to tell.
             let _ = fs::remove_file(&self.at);
         }
+    }
+}
+
+/// What is done to the disk, step by step; in tests each step is noted and can be made to fail.
+pub(crate) mod faults {
+    use std::io;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Act {
+        Write,
+        Flush,
+        Rename,
+        FlushFolder,
+    }
+
+    #[cfg(not(test))]
+    #[allow(clippy::unnecessary_wraps, reason = "in tests it fails")]
+    pub(super) fn before(_: Act) -> io::Result<()> {
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn before(act: Act) -> io::Result<()> {
+        STEPS.with_borrow_mut(|steps| {
+            steps.done.push(act);
+            match steps.failing {
+                Some(at) if steps.done.len() > at => Err(io::ErrorKind::StorageFull.into()),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    #[cfg(test)]
+    #[derive(Default)]
+    struct Steps {
+        done: Vec<Act>,
+        failing: Option<usize>,
+    }
+
+    #[cfg(test)]
+    thread_local! {
+        static STEPS: std::cell::RefCell<Steps> = std::cell::RefCell::default();
+    }
+
+    /// The steps that `work` takes on this thread. All from number `failing` on fail.
+    #[cfg(test)]
+    pub(crate) fn with<T>(failing: Option<usize>, work: impl FnOnce() -> T) -> (T, Vec<Act>) {
+        STEPS.set(Steps { done: Vec::new(), failing });
+        let result = work();
+        (result, STEPS.take().done)
     }
 }

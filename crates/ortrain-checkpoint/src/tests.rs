@@ -7,6 +7,7 @@ use bytes::Bytes;
 use ortrain_graph::{DType, Tensor};
 use planus::Builder;
 
+use crate::disk::faults::{self, Act};
 use crate::generated::ortrain::checkpoint as format;
 use crate::read::{IDENTIFIER, SideSum, waiting_side_path};
 use crate::write::header;
@@ -659,6 +660,81 @@ mod files {
         assert!(matches!(save(&sample(), &path, external(Layout::State)), Err(Error::Directory { .. })));
         assert_eq!(fs::read(&path).unwrap(), before);
         assert_eq!(names(folder.path()), ["c", "c.data"]);
+    }
+
+    /// Content is on the disk before its name says so, and the name is before the save returns.
+    #[test]
+    fn files_are_flushed_before_they_are_renamed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let (saved, steps) = faults::with(None, || save(&small(), &path, Layout::State));
+        saved.unwrap();
+        let (writes, rest) = steps.split_at(steps.iter().take_while(|&&act| act == Act::Write).count());
+        assert!(!writes.is_empty());
+        assert_eq!(rest, [Act::Flush, Act::Rename, Act::FlushFolder]);
+
+        let (saved, steps) = faults::with(None, || save(&sample(), &path, external(Layout::State)));
+        saved.unwrap();
+        let rest: Vec<Act> = steps.into_iter().filter(|&act| act != Act::Write).collect();
+        // Both files; then the tensors' name, the checkpoint's, and the tensors' last one, each with its folder.
+        let renamed = [Act::Rename, Act::FlushFolder];
+        assert_eq!(rest, [&[Act::Flush, Act::Flush][..], &renamed, &renamed, &renamed].concat());
+    }
+
+    /// A disk that fails from some step on, before each of them: what is there is the old state or the new one, whole.
+    #[test]
+    fn whenever_the_disk_fails_a_state_is_there() {
+        let mut other = sample();
+        other.properties.clear();
+        for (options, old) in [
+            (SaveOptions::from(Layout::State), sorted(sample())),
+            (external(Layout::State), sorted(sample())),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("c");
+            save(&old, &path, options).unwrap();
+            let before = names(folder.path());
+            let (saved, steps) = faults::with(None, || save(&old, &path, options));
+            saved.unwrap();
+            for failing in 0..steps.len() {
+                save(&old, &path, options).unwrap();
+                let (saved, done) = faults::with(Some(failing), || save(&other, &path, options));
+                let error = saved.expect_err("the disk fails").to_string();
+                assert!(error.starts_with("cannot "), "{error}");
+                let found = load(&path).unwrap();
+                let renamed = done[..failing].contains(&Act::Rename);
+                assert!(
+                    found == old || renamed && found == sorted(other.clone()),
+                    "step {failing} of {steps:?}"
+                );
+            }
+            save(&other, &path, options).unwrap();
+            assert_eq!(load(&path).unwrap(), sorted(other.clone()));
+            assert_eq!(names(folder.path()), before, "nothing is left beside it");
+        }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let at = |name: &str| folder.path().join(name);
+        for name in ["c.77-0.tmp", "c.4000000000-12.tmp"] {
+            fs::write(at(name), "half of").unwrap();
+        }
+        for name in ["d.77-0.tmp", "c.tmp", "c.77.bak", "c.best.tmp"] {
+            fs::write(at(name), "somebody else's").unwrap();
+        }
+        let busy = fs::File::create(at("c.78-0.tmp")).unwrap();
+        busy.lock().unwrap();
+        save(&small(), &path, Layout::State).unwrap();
+        assert_eq!(
+            names(folder.path()),
+            ["c", "c.77.bak", "c.78-0.tmp", "c.best.tmp", "c.tmp", "d.77-0.tmp"]
+        );
+        drop(busy);
+        save(&small(), &path, Layout::State).unwrap();
+        assert!(!at("c.78-0.tmp").exists());
     }
 
     #[test]
