@@ -27,7 +27,7 @@ use crate::{
 ///     "../../examples/perceptron.onnx".into(),
 ///     ArtifactOptions {
 ///         requires_grad: ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"].map(String::from).into(),
-///         loss: Some(Loss::CrossEntropyLoss),
+///         losses: vec![Loss::CrossEntropyLoss.into()],
 ///         optimizer: Some(OptimizerKind::AdamW),
 ///         ..ArtifactOptions::default()
 ///     },
@@ -138,7 +138,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// #     "../../examples/perceptron.onnx".into(),
     /// #     ArtifactOptions {
     /// #         requires_grad: vec!["fc2.weight".into()],
-    /// #         loss: Some(Loss::CrossEntropyLoss),
+    /// #         losses: vec![Loss::CrossEntropyLoss.into()],
     /// #         additional_output_names: vec!["logits".into()],
     /// #         ..ArtifactOptions::default()
     /// #     },
@@ -233,7 +233,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// #     "../../examples/perceptron.onnx".into(),
     /// #     ArtifactOptions {
     /// #         requires_grad: vec!["fc2.weight".into()],
-    /// #         loss: Some(Loss::CrossEntropyLoss),
+    /// #         losses: vec![Loss::CrossEntropyLoss.into()],
     /// #         optimizer: Some(OptimizerKind::SGD),
     /// #         ..ArtifactOptions::default()
     /// #     },
@@ -411,7 +411,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// #     "../../examples/perceptron.onnx".into(),
     /// #     ArtifactOptions {
     /// #         requires_grad: vec!["fc2.weight".into()],
-    /// #         loss: Some(Loss::CrossEntropyLoss),
+    /// #         losses: vec![Loss::CrossEntropyLoss.into()],
     /// #         ..ArtifactOptions::default()
     /// #     },
     /// # )?;

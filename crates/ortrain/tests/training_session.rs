@@ -213,7 +213,7 @@ fn counting() -> (CheckpointState, ModelSource, ModelSource) {
         ModelSource::from_proto(&proto).unwrap(),
         ArtifactOptions {
             requires_grad: vec!["fc1.weight".into(), "fc2.weight".into()],
-            loss: Some(Loss::CrossEntropyLoss),
+            losses: vec![Loss::CrossEntropyLoss.into()],
             additional_output_names: vec!["places".into()],
             ..ArtifactOptions::default()
         },
