@@ -18,6 +18,7 @@ import workloads  # noqa: E402
 
 # Checksums of one weight and of the first batch, so that numbers of different years are numbers of the same thing.
 CHECKSUMS = {
+    "mlp_tiny": ("net.0.weight", 826583901, 3686702848, 743007526),
     "mlp": ("net.0.weight", 3163971504, 1863637176, 4200808068),
     "lenet": ("c2.weight", 1751442089, 1863637176, 4200808068),
     "mobilenetv2_96": ("features.0.weight", 275632032, 1357939769, 3499238677),
