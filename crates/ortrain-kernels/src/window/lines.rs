@@ -242,7 +242,19 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let from = at(first_even, start);
             let count = rounded(from, start, end, 2);
             let (to_even, to_odd) = (evens.wrapping_add(start), odds.wrapping_add(start));
-            for j in 0..count {
+            let whole = count - count % LANES;
+            for j in (0..whole).step_by(LANES) {
+                // Loaded at once, so that it becomes shuffles of vectors.
+                // SAFETY: all positions lie inside the source, and both lines have these elements.
+                unsafe {
+                    let pairs = from.add(2 * j).cast::<[S; 2 * LANES]>().read_unaligned();
+                    let evens: [S::Computed; LANES] = std::array::from_fn(|l| pairs[2 * l].decode());
+                    let odds: [S::Computed; LANES] = std::array::from_fn(|l| pairs[2 * l + 1].decode());
+                    to_even.add(j).cast::<[S::Computed; LANES]>().write_unaligned(evens);
+                    to_odd.add(j).cast::<[S::Computed; LANES]>().write_unaligned(odds);
+                }
+            }
+            for j in whole..count {
                 // SAFETY: both positions lie inside the source, and both lines have this element.
                 unsafe {
                     to_even.add(j).write(from.add(2 * j).read_unaligned().decode());

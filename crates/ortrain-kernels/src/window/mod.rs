@@ -1,9 +1,12 @@
 //! Pooling: the largest element or the sum under windows that slide over planes, and the gradients of both.
 //!
-//! Three ways of computing it, chosen by the sizes:
+//! Four ways of computing it, chosen by the sizes:
 //!
+//! - `planes`: all windows of a plane side by side in vectors, after the plane was laid out as `lines` does with rows.
+//!   For planes that a cache holds.
 //! - `lines`: windows along the last axis side by side in vectors. The lines they read are laid out first, padded and
-//!   parted by the remainder of the position modulo the stride, so that what adjacent windows read is adjacent.
+//!   parted by the remainder of the position modulo the stride, so that what adjacent windows read is adjacent. For large
+//!   planes, and for gradients of sums.
 //! - `cells`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
 //!   for sizes that no line holds.
 //! - `spread`: the gradient of a maximum, which follows positions and has no windows.
@@ -12,6 +15,7 @@
 
 mod cells;
 mod lines;
+mod planes;
 mod spread;
 
 use ortrain_expr::{DType, SlidingAxis, WindowPass, WindowShape};
@@ -22,6 +26,7 @@ use crate::pool::Pool;
 use crate::tape::number::{Brain, Half, Number, Stored};
 use crate::views::{Bases, Scratch};
 use lines::Lines;
+use planes::Planes;
 use spread::Spread;
 
 /// A pooling. What it means is said at [`WindowShape`]; results have the type of what is read.
@@ -73,6 +78,7 @@ type Axes = SmallVec<[SlidingAxis; 4]>;
 
 #[derive(Clone, Debug)]
 enum Way {
+    Planes(Planes),
     Lines(Lines),
     Cells,
     Spread,
@@ -367,14 +373,16 @@ impl WindowKernel {
             let tasks = spread.tasks(planes, source, target);
             (Way::Spread, tasks, spread.scratch(&tasks))
         } else {
-            let lines = Lines::new(shape.pass, &axes, dtype, index);
             let tasks = by_rows(planes, &axes, gradient, width, target);
-            match lines {
-                Some(lines) => {
-                    let scratch = lines.scratch();
-                    (Way::Lines(lines), tasks, scratch)
-                }
-                None => (Way::Cells, tasks, 0),
+            let whole = if tasks.parts == 1 { Planes::new(shape.pass, &axes, dtype, index) } else { None };
+            if let Some(planes) = whole {
+                let scratch = planes.scratch();
+                (Way::Planes(planes), tasks, scratch)
+            } else if let Some(lines) = Lines::new(shape.pass, &axes, dtype, index) {
+                let scratch = lines.scratch();
+                (Way::Lines(lines), tasks, scratch)
+            } else {
+                (Way::Cells, tasks, 0)
             }
         };
         let plan = Plan { pass: shape.pass, planes, axes, last, width, source, target, way };
@@ -445,28 +453,32 @@ impl WindowKernel {
     /// Computes a part of the target. The contract of [`WindowKernel::run`] holds, and the part is this task's alone.
     fn part(&self, buffers: Buffers, part: Part) {
         let (plan, isa) = (&self.plan, self.isa);
-        macro_rules! lines {
-            ($lines:ident, $s:ty) => {
+        macro_rules! laid {
+            ($way:ident, $laid:ident) => {
+                match self.dtype {
+                    DType::F32 => laid!($way, $laid, f32),
+                    DType::F64 => laid!($way, $laid, f64),
+                    DType::F16 => laid!($way, $laid, Half),
+                    DType::BF16 => laid!($way, $laid, Brain),
+                    other => unreachable!("{other} is laid out: integers are not"),
+                }
+            };
+            ($way:ident, $laid:ident, $s:ty) => {
                 match (plan.pass, self.index) {
                     (WindowPass::Max, true) => {
-                        isa.run(lines::Run::<$s, true, true>::new(plan, $lines, buffers, part))
+                        isa.run($way::Run::<$s, true, true>::new(plan, $laid, buffers, part))
                     }
                     (WindowPass::Max, false) => {
-                        isa.run(lines::Run::<$s, true, false>::new(plan, $lines, buffers, part))
+                        isa.run($way::Run::<$s, true, false>::new(plan, $laid, buffers, part))
                     }
-                    _ => isa.run(lines::Run::<$s, false, false>::new(plan, $lines, buffers, part)),
+                    _ => isa.run($way::Run::<$s, false, false>::new(plan, $laid, buffers, part)),
                 }
             };
         }
         // What goes element by element gains nothing from vectors.
         match &plan.way {
-            Way::Lines(lines) => match self.dtype {
-                DType::F32 => lines!(lines, f32),
-                DType::F64 => lines!(lines, f64),
-                DType::F16 => lines!(lines, Half),
-                DType::BF16 => lines!(lines, Brain),
-                other => unreachable!("lines of {other}: integers have none"),
-            },
+            Way::Planes(planes) => laid!(planes, planes),
+            Way::Lines(lines) => laid!(lines, lines),
             Way::Cells if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
                 portable::enter(cells::Run::<S, true>::new(plan, buffers, part, self.index))
             }),
