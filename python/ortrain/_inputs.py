@@ -36,7 +36,8 @@ def native_value(value: Any) -> _ortrain.OrtValue:
     elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         value = np.from_dlpack(value)
     array = np.asarray(value)
-    if array.dtype == object:
+    # What elements an array may have is said by the core.
+    if array.dtype == object and not isinstance(value, np.ndarray):
         raise TypeError(
             f"a tensor is an array of numbers, an OrtValue, or has __array__ or __dlpack__; this is {value!r}"
         )
