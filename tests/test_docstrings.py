@@ -13,7 +13,7 @@ import pytest
 
 import ortrain.session
 from ortrain import artifacts
-from ortrain.api import CheckpointState
+from ortrain.api import CheckpointState, Module, PlaneLayout, StateLayout, TensorLayout
 from ortrain.session import TrainingSession
 
 PERCEPTRON = Path(__file__).parent.parent / "examples" / "perceptron.onnx"
@@ -34,6 +34,18 @@ def public(module: ModuleType) -> dict[str, Any]:
 
 
 NAMES = {name: thing for module in MODULES for name, thing in public(module).items()}
+for thing in (
+    StateLayout,
+    PlaneLayout,
+    TensorLayout,
+    CheckpointState.layout,
+    CheckpointState.trainable_planes,
+    CheckpointState.frozen_planes,
+    Module.get_contiguous_gradients,
+    Module.copy_buffer_to_gradients,
+    Module.gradient_planes,
+):
+    NAMES[thing.__qualname__] = thing
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +67,15 @@ def test_example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """There is one, and it gives what it says, in a folder of artifacts, with a batch and a fresh session."""
     monkeypatch.chdir(folder)
     rng = np.random.default_rng(0)
+    state = CheckpointState.load_checkpoint("checkpoint")
     given = {
         "np": np,
         "x": rng.random((8, 64), np.float32),
         "labels": rng.integers(0, 10, 8),
         "CheckpointState": CheckpointState,
         "TrainingSession": TrainingSession,
+        "state": state,
+        "module": Module("training_model.onnx", state),
         "session": TrainingSession(
             CheckpointState.load_checkpoint("checkpoint"),
             "training_model.onnx",

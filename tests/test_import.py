@@ -54,7 +54,10 @@ def test_public_names() -> None:
         "MemoryUse",
         "Module",
         "Optimizer",
+        "PlaneLayout",
         "Profile",
+        "StateLayout",
+        "TensorLayout",
     ]
     for module in (
         ortrain,

@@ -4,19 +4,22 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{LoadReport, ParameterView, Property, Tensor};
+use ortrain::{LoadReport, ParameterView, PlaneLayout, Property, Tensor};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyString};
 
 use crate::door::Door;
 use crate::error::raise;
-use crate::value::{tensor_of, view};
+use crate::value::{planes, tensor_of, view};
 
 /// Loaded, missing and unexpected names.
 fn parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
     (report.loaded, report.missing, report.unexpected)
 }
+
+/// Element type, elements, and name, shape and first element of each tensor.
+type Plane = (String, usize, Vec<(String, Vec<usize>, usize)>);
 
 /// A state behind its lock.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -96,6 +99,36 @@ impl CheckpointState {
     fn gradient<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
         let part = self.door.pass(py, |state| state.gradient(name))?;
         part.map(|part| view(py, part)).transpose()
+    }
+
+    /// Of trained and of frozen planes: element type, elements, and name, shape and first element of each tensor.
+    fn layout(&self, py: Python<'_>) -> PyResult<(Vec<Plane>, Vec<Plane>)> {
+        let plane = |layout: &PlaneLayout| {
+            let size = layout.dtype.size();
+            let tensors = layout.tensors.iter();
+            let tensors =
+                tensors.map(|tensor| (tensor.name.to_string(), tensor.dims.clone(), tensor.offset / size));
+            (layout.dtype.name().to_owned(), layout.bytes / size, tensors.collect())
+        };
+        self.door.pass(py, |state| {
+            let layout = state.layout()?;
+            Ok((layout.trainable.iter().map(plane).collect(), layout.frozen.iter().map(plane).collect()))
+        })
+    }
+
+    /// Live views of the planes of trained, or of frozen, parameters.
+    fn planes<'py>(&self, py: Python<'py>, trainable: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        self.require_values(py)?;
+        let parts = self.door.pass(py, |state| {
+            let layout = state.layout()?;
+            let (layouts, memories) = match trainable {
+                true => (&layout.trainable, state.trainable_planes()),
+                false => (&layout.frozen, state.frozen_planes()),
+            };
+            let parts = layouts.iter().zip(memories).map(|(layout, memory)| (layout.dtype, memory.clone()));
+            Ok(parts.collect())
+        })?;
+        planes(py, parts, trainable)
     }
 
     fn property_names(&self, py: Python<'_>) -> PyResult<Vec<String>> {

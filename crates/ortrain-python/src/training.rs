@@ -10,7 +10,7 @@ use crate::door::Door;
 use crate::error::raise;
 use crate::state::CheckpointState;
 use crate::tools::{Source, backend};
-use crate::value::{OrtValue, Results, elements, given, vector};
+use crate::value::{OrtValue, Results, elements, given, planes, vector};
 
 /// What is reached through the lock of a state only, so its own lock is never waited for.
 #[derive(Debug)]
@@ -141,6 +141,28 @@ impl Module {
     ) -> PyResult<()> {
         let packed = elements(buffer)?;
         self.with(py, |module, state| module.copy_buffer_to_parameters(state, &packed, trainable_only))
+    }
+
+    fn copy_gradients_to_buffer(&self, py: Python<'_>) -> PyResult<OrtValue> {
+        let packed = self.with(py, |module, state| module.copy_gradients_to_buffer(state))?;
+        Ok(vector(&packed))
+    }
+
+    fn copy_buffer_to_gradients(&self, py: Python<'_>, buffer: &OrtValue) -> PyResult<()> {
+        let packed = elements(buffer)?;
+        self.with(py, |module, state| module.copy_buffer_to_gradients(state, &packed))
+    }
+
+    /// Live views.
+    fn gradient_planes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let parts = self.with(py, |module, state| {
+            let layouts = state.layout()?.trainable.iter();
+            Ok(layouts
+                .zip(module.gradient_planes())
+                .map(|(layout, memory)| (layout.dtype, memory.clone()))
+                .collect())
+        })?;
+        planes(py, parts, true)
     }
 
     fn export_model_for_inferencing(

@@ -1,6 +1,8 @@
 //! Arrays in and out.
 
-use ortrain::{Bytes, DType, Delivered, Destination, Dim, Given, ParameterView, Tensor, ValueInfo};
+use std::sync::Arc;
+
+use ortrain::{Bytes, DType, Delivered, Destination, Dim, Given, Memory, ParameterView, Tensor, ValueInfo};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
@@ -252,6 +254,19 @@ pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, Py
         Some(found) if dtype == DType::BF16 => array.call_method1(intern!(py, "view"), (found,)),
         _ => Ok(array),
     }
+}
+
+/// Live views of whole planes, each a vector of the plane's elements.
+pub(crate) fn planes<'py>(
+    py: Python<'py>,
+    parts: Vec<(DType, Arc<Memory>)>,
+    writeable: bool,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let plane = |(dtype, memory): (DType, Arc<Memory>)| {
+        let dims = vec![memory.len() / dtype.size()];
+        view(py, ParameterView { name: "".into(), dtype, dims, requires_grad: writeable, memory, offset: 0 })
+    };
+    parts.into_iter().map(plane).collect()
 }
 
 /// A float32 vector.

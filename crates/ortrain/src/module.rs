@@ -555,6 +555,45 @@ impl Module {
         Ok(())
     }
 
+    /// The accumulated gradients one after the other, without gaps, in the order and with the length of
+    /// [`Module::copy_parameters_to_buffer`] of the parameters that are trained: a copy.
+    ///
+    /// # Errors
+    /// When a parameter is not float32, or the state is nominal.
+    pub fn copy_gradients_to_buffer(&self, state: &CheckpointState) -> Result<Vec<f32>> {
+        self.check_state(state)?;
+        let mut buffer = vec![0.0_f32; self.parameters_size(state, true)];
+        let mut rest = buffer.as_mut_slice();
+        for entry in self.packed(state, true) {
+            packable(entry)?;
+            let (part, after) = rest.split_at_mut(entry.elements());
+            self.gradients[entry.plane].read(entry.offset, bytemuck::cast_slice_mut(part));
+            rest = after;
+        }
+        Ok(buffer)
+    }
+
+    /// Replaces the accumulated gradients by what [`Module::copy_gradients_to_buffer`] returned, or by a mean of several of
+    /// those. A pending [`Module::lazy_reset_grad`] stays pending.
+    ///
+    /// # Errors
+    /// When the buffer has another length, a parameter is not float32, or the state is nominal.
+    pub fn copy_buffer_to_gradients(&mut self, state: &CheckpointState, buffer: &[f32]) -> Result<()> {
+        self.check_state(state)?;
+        let expected = self.parameters_size(state, true);
+        if buffer.len() != expected {
+            return Err(Error::BufferLength { expected, found: buffer.len() });
+        }
+        self.packed(state, true).try_for_each(packable)?;
+        let mut rest = buffer;
+        for entry in self.packed(state, true) {
+            let (part, after) = rest.split_at(entry.elements());
+            self.gradients[entry.plane].write(entry.offset, bytemuck::cast_slice(part));
+            rest = after;
+        }
+        Ok(())
+    }
+
     /// Writes the evaluation model, cut down to the given outputs and with the parameters' current values inside.
     ///
     /// Everything else stays as it is in the evaluation model: names, operator sets, metadata, order. Any value of the

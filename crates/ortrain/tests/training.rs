@@ -85,6 +85,43 @@ fn gradients_add_up_until_they_are_reset() {
 }
 
 #[test]
+fn gradients_go_through_a_buffer() {
+    let case = "frozen_params";
+    let (mut state, mut other) = (state_of(case), state_of(case));
+    let (mut module, mut second) = (module_on(case, &mut state), module_on(case, &mut other));
+    let (a, b) = (batch(4, 1), batch(4, 2));
+    train(&mut module, &mut state, &a);
+    train(&mut second, &mut other, &b);
+    let buffers = [&module, &second].map(|module| module.copy_gradients_to_buffer(&state).unwrap());
+    assert_eq!(buffers[0].len(), module.parameters_size(&state, true));
+    // The order is that of the parameters: each lies where its values lie in the other buffer.
+    let parameters = module.copy_parameters_to_buffer(&state, true).unwrap();
+    for name in state.names().filter(|name| state.requires_grad(name).unwrap()) {
+        let values: Vec<f32> = state.parameter(name).unwrap().to_tensor().to_vec();
+        let at = parameters.windows(values.len()).position(|window| window == values).unwrap();
+        assert_eq!(gradient(&module, name), buffers[0][at..at + values.len()], "{name}");
+    }
+
+    let sum: Vec<f32> = buffers[0].iter().zip(&buffers[1]).map(|(a, b)| a + b).collect();
+    module.copy_buffer_to_gradients(&state, &sum).unwrap();
+    train(&mut second, &mut other, &a);
+    let added = second.copy_gradients_to_buffer(&other).unwrap();
+    assert_eq!(module.copy_gradients_to_buffer(&state).unwrap(), sum);
+    assert!(added.iter().zip(&sum).all(|(a, b)| (a - b).abs() < 1e-6), "as if it were accumulated");
+    module.lazy_reset_grad();
+    module.copy_buffer_to_gradients(&state, &sum).unwrap();
+    train(&mut module, &mut state, &a);
+    assert_eq!(module.copy_gradients_to_buffer(&state).unwrap(), buffers[0], "the reset was still pending");
+
+    let error = module.copy_buffer_to_gradients(&state, &[0.0; 3]).unwrap_err();
+    assert_eq!(error.to_string(), format!("the buffer should have {} elements, but it has 3", sum.len()));
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let other_state = state_of(CASE);
+    assert!(module.copy_gradients_to_buffer(&other_state).is_err());
+    assert!(module.copy_buffer_to_gradients(&other_state, &sum).is_err());
+}
+
+#[test]
 fn two_modules_on_one_state_have_gradients_of_their_own() {
     let mut state = state_of(CASE);
     let mut first = module_on(CASE, &mut state);

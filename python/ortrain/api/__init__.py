@@ -13,7 +13,7 @@ A :class:`CheckpointState` owns the parameters and moments, a :class:`Module` th
 a second thread waits for the first, with the interpreter free meanwhile.
 """
 
-from ortrain.api.checkpoint_state import CheckpointState, LoadReport
+from ortrain.api.checkpoint_state import CheckpointState, LoadReport, PlaneLayout, StateLayout, TensorLayout
 from ortrain.api.lr_scheduler import LinearLRScheduler
 from ortrain.api.module import Module
 from ortrain.api.optimizer import Optimizer
@@ -27,5 +27,8 @@ __all__ = [
     "MemoryUse",
     "Module",
     "Optimizer",
+    "PlaneLayout",
     "Profile",
+    "StateLayout",
+    "TensorLayout",
 ]

@@ -15,7 +15,16 @@ from ortrain._sources import PathLike
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["CheckpointState", "LoadReport", "Parameter", "Parameters", "Properties"]
+__all__ = [
+    "CheckpointState",
+    "LoadReport",
+    "Parameter",
+    "Parameters",
+    "PlaneLayout",
+    "Properties",
+    "StateLayout",
+    "TensorLayout",
+]
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,54 @@ def _property(value: object) -> int | float | str:
     raise TypeError(f"a property is an int, a float or a str, not {type(value).__name__}")
 
 
+@dataclass(frozen=True)
+class TensorLayout:
+    """Where one parameter lies in its plane.
+
+    >>> state.layout().trainable[0].tensors[0]
+    TensorLayout(name='fc1.bias', shape=(96,), offset=0)
+    """
+
+    name: str
+    """The name of the parameter."""
+    shape: tuple[int, ...]
+    """Its shape."""
+    offset: int
+    """The first of its elements, counted in elements of the plane."""
+
+
+@dataclass(frozen=True)
+class PlaneLayout:
+    """What lies in one plane. What lies between tensors is zero and has to stay so.
+
+    >>> plane = state.layout().trainable[0]
+    >>> plane.dtype, plane.size, [tensor.offset for tensor in plane.tensors]
+    ('float32', 7296, [0, 128, 6272, 6336])
+    """
+
+    dtype: str
+    """The element type of the plane."""
+    size: int
+    """The number of elements, what lies between tensors included."""
+    tensors: tuple[TensorLayout, ...]
+    """The parameters, sorted by name."""
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """What lies where in a state: a plane for each element type. Gradients lie as the trainable parameters do.
+
+    >>> layout = state.layout()
+    >>> len(layout.trainable), len(layout.frozen)
+    (1, 0)
+    """
+
+    trainable: tuple[PlaneLayout, ...]
+    """Of the parameters that are trained."""
+    frozen: tuple[PlaneLayout, ...]
+    """Of those that are not."""
+
+
 class CheckpointState:
     """Everything that training changes; made by :meth:`load_checkpoint`."""
 
@@ -243,6 +300,52 @@ class CheckpointState:
 
         """
         self._native.save_safetensors(os.fspath(path), dict(names or {}))
+
+    def layout(self) -> StateLayout:
+        """Where each parameter lies in the planes. It depends on names, shapes and types alone.
+
+        Raises:
+            OrtrainError: if the state is nominal and no module has said the shapes yet.
+
+        >>> (plane,) = state.layout().trainable
+        >>> plane.dtype, [(tensor.name, tensor.shape) for tensor in plane.tensors][:2]
+        ('float32', [('fc1.bias', (96,)), ('fc1.weight', (96, 64))])
+
+        """
+        trainable, frozen = (
+            tuple(
+                PlaneLayout(dtype, size, tuple(TensorLayout(name, tuple(shape), at) for name, shape, at in tensors))
+                for dtype, size, tensors in planes
+            )
+            for planes in self._native.layout()
+        )
+        return StateLayout(trainable, frozen)
+
+    def trainable_planes(self) -> list[npt.NDArray[Any]]:
+        """Live views of the memory that all trainable parameters lie in: a vector for each element type.
+
+        In the order of ``layout().trainable``. NumPy arrays speak DLPack, so another library takes them as they are.
+        What lies between tensors is zero and has to stay so.
+
+        Raises:
+            OrtrainError: if the state is nominal.
+
+        >>> (plane,), (layout,) = state.trainable_planes(), state.layout().trainable
+        >>> first = layout.tensors[0]
+        >>> part = plane[first.offset :][: np.prod(first.shape)].reshape(first.shape)
+        >>> np.shares_memory(part, state.parameters[first.name].data)
+        True
+
+        """
+        return self._native.planes(True)
+
+    def frozen_planes(self) -> list[npt.NDArray[Any]]:
+        """The same for frozen parameters, in the order of ``layout().frozen``: read-only.
+
+        >>> state.frozen_planes()
+        []
+        """
+        return self._native.planes(False)
 
     @property
     def parameters(self) -> Parameters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortrain import _ortrain
 from ortrain._inputs import is_ortvalue, native_value
@@ -14,6 +14,9 @@ from ortrain.api.profile import MemoryUse, Profile
 from ortrain.errors import InvalidArgumentError
 from ortrain.inference import SessionOptions, native_options
 from ortrain.ortvalue import OrtValue
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Module"]
 
@@ -146,6 +149,44 @@ class Module:
 
         """
         self._native.copy_buffer_to_parameters(native_value(buffer), trainable_only)
+
+    def get_contiguous_gradients(self) -> OrtValue:
+        """All gradients, packed as :meth:`get_contiguous_parameters` packs the trainable parameters: a copy.
+
+        >>> _ = module(x, labels)
+        >>> module.get_contiguous_gradients()
+        OrtValue(tensor(float), shape=[7210])
+        """
+        return OrtValue(self._native.copy_gradients_to_buffer())
+
+    def copy_buffer_to_gradients(self, buffer: Any) -> None:
+        """Set the gradients from a vector packed as by :meth:`get_contiguous_gradients`, a mean over workers, say.
+
+        ``buffer`` is what :meth:`copy_buffer_to_parameters` takes. A pending :meth:`lazy_reset_grad` stays pending.
+
+        Raises:
+            InvalidArgumentError: for another type or number of elements.
+
+        >>> gradients = module.get_contiguous_gradients().numpy()
+        >>> module.copy_buffer_to_gradients(gradients / 2)
+
+        """
+        self._native.copy_buffer_to_gradients(native_value(buffer))
+
+    def gradient_planes(self) -> list[npt.NDArray[Any]]:
+        """Live views of the memory that all gradients lie in: a vector for each element type.
+
+        They have the layout of the planes of the trainable parameters, element for element:
+        :meth:`CheckpointState.layout <ortrain.api.CheckpointState.layout>`. NumPy arrays speak DLPack, so that an
+        all-reduce over workers needs neither copies nor names. What lies between tensors is zero and has to stay so.
+
+        >>> _ = module(x, labels)
+        >>> for plane in module.gradient_planes():
+        ...     plane /= 2                        # here an all-reduce, in place
+        >>> np.shares_memory(np.from_dlpack(plane), state.parameters["fc1.weight"].grad)
+        True
+        """
+        return self._native.gradient_planes()
 
     def export_model_for_inferencing(self, inference_model_uri: PathLike, graph_output_names: list[str]) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need."""
