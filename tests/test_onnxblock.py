@@ -394,7 +394,7 @@ def test_checkpoints_into_models(tmp_path: Path) -> None:
     onnxblock.save_checkpoint((parameters, []), tmp_path / "nominal", nominal_checkpoint=True)
     with pytest.raises(ortrain.InvalidArgumentError, match="is a nominal checkpoint"):
         onnxblock.load_checkpoint_to_model(tmp_path / "nominal", model)
-    with pytest.raises(ortrain.InvalidArgumentError, match=f'there are two parameters "{names[0]}"'):
+    with pytest.raises(ortrain.OrtrainError, match=names[0]):
         onnxblock.save_checkpoint((parameters, parameters), tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
 

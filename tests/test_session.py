@@ -683,6 +683,14 @@ def test_a_session_that_cannot_be_made(session: TrainingSession, ours: Callable[
         TrainingSession("checkpoint", train)  # type: ignore[arg-type]
 
 
+def in_threads(count: int, work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_threads_take_turns(session: TrainingSession) -> None:
     """Steps of several threads are those of one thread, in some order: none is lost."""
     session.train_step([X, LABELS])
@@ -698,11 +706,7 @@ def test_threads_take_turns(session: TrainingSession) -> None:
             session.train_step([X, LABELS], [room])
             losses.append(float(room))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert len(losses) == 80
     assert len(set(losses)) == 1
     np.testing.assert_allclose(grad, expected, rtol=1e-4)
@@ -721,11 +725,7 @@ def test_one_of_many_threads_registers_and_one_closes(session: TrainingSession) 
         except ortrain.OrtrainError as error:
             outcomes.append(str(error))
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, work)
     assert outcomes.count("registered") == 1
     assert sum("registered already" in outcome for outcome in outcomes) == 7
 

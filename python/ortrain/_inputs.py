@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,12 @@ def is_ortvalue(value: object) -> bool:
 def _is_of_onnxruntime(value: object) -> bool:
     kind = type(value)
     return kind.__name__ == "OrtValue" and kind.__module__.partition(".")[0] == "onnxruntime"
+
+
+def as_given(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
+    """The outputs of a step as its inputs were: ``OrtValue`` if all of those are, otherwise ndarrays."""
+    wrapped = bool(given) and all(map(is_ortvalue, given))
+    return [OrtValue(value) if wrapped else value.numpy() for value in outputs]
 
 
 def native_value(value: Any) -> _ortrain.OrtValue:

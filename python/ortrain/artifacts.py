@@ -181,12 +181,17 @@ def generate_artifacts(
 class _Choice:
     """Names from names, patterns and callables. The model is looked into only if that is needed."""
 
-    def __init__(self, source: str | bytes, loss: object, loss_input_names: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        source: str | bytes,
+        loss: LossType | Loss | Sequence[Loss] | Block | None,
+        loss_input_names: Sequence[str] | None,
+    ) -> None:
         self._source = source
         values = _names("loss_input_names", loss_input_names)
-        if not values and (isinstance(loss, Loss) or not isinstance(loss, LossType)):
-            terms = [loss] if isinstance(loss, Loss) else loss if isinstance(loss, Sequence) else []
-            scores = [term.scores for term in terms if isinstance(term, Loss)]
+        if not values and not _is_block(loss):
+            # A term without scores of its own compares the outputs.
+            scores = [term.scores for term in _losses(loss)]
             values = [name for name in scores if name is not None] if None not in scores else []
         self._values, self._first_output = values, loss is None
 
@@ -213,12 +218,12 @@ class _Choice:
         if callable(wanted):
             return [info.name for info in self._found if among(info) and wanted(info)]
         names = _names(argument, wanted)
-        if not any(set("*?[") & set(name) for name in names):
+        if not any(map(_is_pattern, names)):
             return names
         there = {info.name for info in self._found}
         chosen: dict[str, None] = {}
         for name in names:
-            if name in there or not set("*?[") & set(name):
+            if name in there or not _is_pattern(name):
                 chosen[name] = None
                 continue
             matching = [info.name for info in self._found if among(info) and fnmatch.fnmatchcase(info.name, name)]
@@ -226,6 +231,10 @@ class _Choice:
                 raise InvalidArgumentError(f"{argument}: the pattern {name!r} matches no parameter of the model")
             chosen.update(dict.fromkeys(matching))
         return list(chosen)
+
+
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
 
 
 def _is_block(value: object) -> TypeGuard[Block]:

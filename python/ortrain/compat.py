@@ -91,7 +91,6 @@ def install() -> None:
         _before[name] = sys.modules.get(name)
     for name in hidden:
         del sys.modules[name]
-    _before[f"{_TRAINING}:attribute"] = getattr(core, "training", None)
     sys.modules.update(modules)
     core.training = package  # type: ignore[attr-defined]
     for name in ("api", "artifacts"):
@@ -105,11 +104,10 @@ def uninstall() -> None:
         return
     sys.meta_path.remove(_FINDER)
     core = sys.modules["onnxruntime"]
-    training = _before.pop(f"{_TRAINING}:attribute")
-    if training is None:
+    if _before[_TRAINING] is None:
         del core.training
     else:
-        core.training = training  # type: ignore[attr-defined]
+        core.training = _before[_TRAINING]  # type: ignore[attr-defined]
     for name in [name for name in sys.modules if name.startswith(_TRAINING)]:
         del sys.modules[name]
     for name, value in _before.items():

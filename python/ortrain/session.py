@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ortrain import _ortrain
-from ortrain._inputs import is_ortvalue, native_value
+from ortrain._inputs import as_given, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.inference import SessionOptions, native_options
@@ -138,8 +138,7 @@ class TrainingSession:
         given = _collection("inputs", inputs)
         values = [native_value(value) for value in given]
         if outputs is None:
-            wrapped = bool(given) and all(map(is_ortvalue, given))
-            return [OrtValue(value) if wrapped else value.numpy() for value in self._native.step(values, training)]
+            return as_given(self._native.step(values, training), given)
         rooms = list(_collection("outputs", outputs))
         for at, room in enumerate(rooms):
             if not isinstance(room, np.ndarray):

@@ -156,6 +156,12 @@ impl Tensor {
         Tensor::new(dtype, dims, data.into()).expect("the caller's elements fit its shape")
     }
 
+    /// The same elements, each rounded to `dtype` (64-bit integers by way of `f64`).
+    #[must_use]
+    pub fn converted(&self, dtype: DType) -> Tensor {
+        Tensor::from_f64(dtype, self.dims.clone(), &self.to_f64())
+    }
+
     /// The element type.
     #[must_use]
     pub fn dtype(&self) -> DType {

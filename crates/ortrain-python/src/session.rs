@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{Destination, DetachedSession, Error, ModuleOptions, Tensor};
+use ortrain::{Destination, DetachedSession, Error};
 use pyo3::prelude::*;
 
 use crate::door::Door;
 use crate::state::CheckpointState;
-use crate::tools::{Source, backend};
+use crate::tools::{Source, module_options};
 use crate::training::Under;
-use crate::value::{OrtValue, Room, elements, given, vector};
+use crate::value::{OrtValue, Room, elements, given, tensors, vector};
 
 /// A session, put together with its state inside the state's door. Nothing is left of it once it is closed.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -54,8 +54,7 @@ impl TrainingSession {
         num_threads: usize,
         memory_limit: Option<usize>,
     ) -> PyResult<TrainingSession> {
-        let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
-        options.memory_limit = memory_limit;
+        let options = module_options(device, num_threads, memory_limit)?;
         let (eval, optimizer) = (eval_model.map(|source| source.0), optimizer_model.map(|source| source.0));
         let session = state.door.pass(py, |state| {
             let session = ortrain::TrainingSession::new(state, train_model.0, eval, optimizer, options)?;
@@ -81,7 +80,7 @@ impl TrainingSession {
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
-        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
+        let inputs = tensors(&inputs);
         let outputs = self.with(py, |session| match training {
             true => session.train_step(&given(&inputs)),
             false => session.eval_step(&given(&inputs)),
@@ -97,7 +96,7 @@ impl TrainingSession {
         training: bool,
     ) -> PyResult<()> {
         self.check_open(py)?;
-        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
+        let inputs = tensors(&inputs);
         let rooms = outputs.iter().enumerate().map(|(at, array)| Room::of(array, at));
         let mut rooms = rooms.collect::<PyResult<Vec<Room>>>()?;
         self.with(py, |session| {

@@ -9,8 +9,8 @@ use ortrain::artifacts::{
     Reduction, generate,
 };
 use ortrain::{
-    Backend, Bytes, Error, ModelSource, ParameterInfo, ParameterRole, Scope, SessionOptions, Stage, Tensor,
-    blocks,
+    Backend, Bytes, Error, ModelSource, ModuleOptions, ParameterInfo, ParameterRole, Scope, SessionOptions,
+    Stage, Tensor, blocks,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -39,6 +39,17 @@ impl<'py> FromPyObject<'_, 'py> for Source {
 pub(crate) fn backend(device: &str, num_threads: usize) -> PyResult<Arc<dyn Backend>> {
     let name = if device == "cpu:0" { "cpu" } else { device };
     ortrain::backend(name, num_threads).map_err(raise)
+}
+
+/// How a module runs, as Python says it.
+pub(crate) fn module_options(
+    device: &str,
+    num_threads: usize,
+    memory_limit: Option<usize>,
+) -> PyResult<ModuleOptions> {
+    let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
+    options.memory_limit = memory_limit;
+    Ok(options)
 }
 
 /// A model that runs.

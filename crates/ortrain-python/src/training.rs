@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::{Delivered, ModuleOptions, ProfileOptions, Tensor};
+use ortrain::{Delivered, ProfileOptions};
 use pyo3::prelude::*;
 
 use crate::door::Door;
 use crate::error::raise;
 use crate::state::CheckpointState;
-use crate::tools::{Source, backend};
-use crate::value::{OrtValue, Results, elements, given, planes, vector};
+use crate::tools::{Source, module_options};
+use crate::value::{OrtValue, Results, elements, given, planes, tensors, vector};
 
 /// What is reached through the lock of a state only, so its own lock is never waited for.
 #[derive(Debug)]
@@ -58,8 +58,7 @@ impl Module {
         num_threads: usize,
         memory_limit: Option<usize>,
     ) -> PyResult<Module> {
-        let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
-        options.memory_limit = memory_limit;
+        let options = module_options(device, num_threads, memory_limit)?;
         let eval = eval_model.map(|source| source.0);
         let module =
             state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
@@ -72,7 +71,7 @@ impl Module {
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
-        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
+        let inputs = tensors(&inputs);
         self.with(py, |module, state| {
             let mut results = Results::default();
             let mut deliver =
@@ -94,7 +93,7 @@ impl Module {
         steps: usize,
         warmup: usize,
     ) -> PyResult<Profile> {
-        let inputs: Vec<Tensor> = inputs.iter().map(|value| value.get().tensor.clone()).collect();
+        let inputs = tensors(&inputs);
         let options = ProfileOptions::default().steps(steps).warmup(warmup).training(training);
         let profile = self.with(py, |module, state| {
             module.profile(state, &given(&inputs), options, &mut |_, _, _, _| {})

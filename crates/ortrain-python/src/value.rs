@@ -59,6 +59,11 @@ pub(crate) fn given(tensors: &[Tensor]) -> Vec<Given<'_>> {
     tensors.iter().map(Given::from).collect()
 }
 
+/// The tensors of some values; elements are shared.
+pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> Vec<Tensor> {
+    values.iter().map(|value| value.get().tensor.clone()).collect()
+}
+
 /// Takes the results of a step in the order they have in the model.
 #[derive(Default)]
 pub(crate) struct Results(Vec<Option<Tensor>>);

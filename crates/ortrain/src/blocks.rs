@@ -9,7 +9,7 @@ use ortrain_graph::{Graph, Tensor, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
 use ortrain_ops::training::{Names, append_loss};
 
-use crate::artifacts::{LossTerm, inferred, message_graph, nominal, opset_of, self_contained};
+use crate::artifacts::{LossTerm, full, inferred, message_graph, nominal, opset_of, self_contained};
 use crate::{Error, ModelSource, Result};
 
 /// What a block adds to a model.
@@ -86,13 +86,10 @@ pub fn save_checkpoint(
     let mut values = Vec::new();
     for (model, requires_grad) in [(trainable, true), (frozen, false)] {
         for (name, value) in initializers("the parameters", model)? {
-            if values.iter().any(|(other, ..): &(std::sync::Arc<str>, bool, Tensor)| **other == *name) {
-                return Err(Error::Argument(format!("there are two parameters {name:?}")));
-            }
             values.push((name.as_str().into(), requires_grad, value));
         }
     }
-    let checkpoint = if only_names { nominal(&values) } else { crate::artifacts::full(values) };
+    let checkpoint = if only_names { nominal(&values) } else { full(values) };
     Ok(ortrain_checkpoint::save(&checkpoint, path, Layout::Artifacts)?)
 }
 

@@ -106,18 +106,9 @@ impl CheckpointState {
             match there.remove(names.get(&name).unwrap_or(&name)) {
                 None => report.missing.push(name),
                 Some(tensor) => {
-                    let parameter = self.parameter(&name)?;
-                    let value = widened(tensor, parameter.dtype);
-                    if value.dtype() != parameter.dtype || value.dims() != parameter.dims {
-                        return Err(Error::ParameterMismatch {
-                            name,
-                            expected_dtype: parameter.dtype,
-                            expected_dims: parameter.dims,
-                            found_dtype: value.dtype(),
-                            found_dims: value.dims().to_vec(),
-                        });
-                    }
-                    values.push((name.clone(), value));
+                    let value = widened(tensor, self.parameter(&name)?.dtype);
+                    self.entry_for(&name, &value)?;
+                    values.push(value);
                     report.loaded.push(name);
                 }
             }
@@ -127,8 +118,8 @@ impl CheckpointState {
         if strict && !report.is_complete() {
             return Err(Error::Names { path: path.to_owned(), report: Box::new(report) });
         }
-        for (name, value) in values {
-            self.set_parameter(&name, &value)?;
+        for (name, value) in report.loaded.iter().zip(&values) {
+            self.set_parameter(name, value)?;
         }
         Ok(report)
     }
@@ -141,7 +132,7 @@ fn widened(tensor: Tensor, dtype: DType) -> Tensor {
         DType::F32 => dtype == DType::F64,
         _ => false,
     };
-    if exact { Tensor::from_f64(dtype, tensor.dims().to_vec(), &tensor.to_f64()) } else { tensor }
+    if exact { tensor.converted(dtype) } else { tensor }
 }
 
 /// Which names a file lacks and which it has too many, as the end of a sentence; the first few of each.

@@ -5,7 +5,7 @@ use std::fmt;
 use ortrain_graph::{DType, Graph, Node, ValueId, ValueType};
 use ortrain_ops::Registry;
 use ortrain_ops::passes::{differentiate::backpropagate, infer::infer};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
@@ -180,9 +180,9 @@ fn role(graph: &Graph, uses: &[Use], dtype: DType, dims: &[usize]) -> (Parameter
     let weight = of(|definition| definition.weights);
     let elements: usize = dims.iter().product();
     let names = || {
-        let nodes: FxHashSet<usize> = uses.iter().map(|&(index, _)| index).collect();
-        let mut nodes: Vec<usize> = nodes.into_iter().collect();
-        nodes.sort_unstable();
+        // Uses are in the order of the nodes.
+        let mut nodes: Vec<usize> = uses.iter().map(|&(index, _)| index).collect();
+        nodes.dedup();
         let rest = nodes.len() - 1;
         let first = graph.node_label(&graph.nodes[nodes[0]]);
         if rest == 0 { first } else { format!("{first} and {rest} more") }

@@ -20,7 +20,7 @@ use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
 use crate::profile::Collector;
 use crate::runners::Runners;
-use crate::state::{Entry, PlaneLayout, StateLayout, view_in, zeroed};
+use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
 use crate::{
     CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
     ValueInfo, default_backend, export,
@@ -501,15 +501,7 @@ impl Module {
         trainable_only: bool,
     ) -> Result<Vec<f32>> {
         self.check_state(state)?;
-        let mut buffer = vec![0.0_f32; self.parameters_size(state, trainable_only)];
-        let mut rest = buffer.as_mut_slice();
-        for entry in self.packed(state, trainable_only) {
-            packable(entry)?;
-            let (part, after) = rest.split_at_mut(entry.elements());
-            view_in(entry, state.memory_of(entry)).memory.read(entry.offset, bytemuck::cast_slice_mut(part));
-            rest = after;
-        }
-        Ok(buffer)
+        self.pack(state, trainable_only, |entry| state.memory_of(entry))
     }
 
     /// Replaces the parameters by what [`Module::copy_parameters_to_buffer`] returned. With all parameters given, this is
@@ -528,11 +520,7 @@ impl Module {
         if trainable_only {
             state.complete()?;
         }
-        let expected = self.parameters_size(state, trainable_only);
-        if buffer.len() != expected {
-            return Err(Error::BufferLength { expected, found: buffer.len() });
-        }
-        self.packed(state, trainable_only).try_for_each(packable)?;
+        self.check_buffer(state, trainable_only, buffer)?;
         if state.is_nominal() {
             if let Some(entry) = state.entries().iter().find(|entry| !self.parameters.contains(&entry.name)) {
                 return Err(Error::State(format!(
@@ -543,12 +531,7 @@ impl Module {
             }
             state.finish_nominal()?;
         }
-        let mut rest = buffer;
-        for entry in self.packed(state, trainable_only) {
-            let (part, after) = rest.split_at(entry.elements());
-            state.memory_of(entry).write(entry.offset, bytemuck::cast_slice(part));
-            rest = after;
-        }
+        self.unpack(state, trainable_only, buffer, |entry| state.memory_of(entry));
         if !trainable_only {
             state.bump_generation();
         }
@@ -562,15 +545,7 @@ impl Module {
     /// When a parameter is not float32, or the state is nominal.
     pub fn copy_gradients_to_buffer(&self, state: &CheckpointState) -> Result<Vec<f32>> {
         self.check_state(state)?;
-        let mut buffer = vec![0.0_f32; self.parameters_size(state, true)];
-        let mut rest = buffer.as_mut_slice();
-        for entry in self.packed(state, true) {
-            packable(entry)?;
-            let (part, after) = rest.split_at_mut(entry.elements());
-            self.gradients[entry.plane].read(entry.offset, bytemuck::cast_slice_mut(part));
-            rest = after;
-        }
-        Ok(buffer)
+        self.pack(state, true, |entry| &self.gradients[entry.plane])
     }
 
     /// Replaces the accumulated gradients by what [`Module::copy_gradients_to_buffer`] returned, or by a mean of several of
@@ -580,18 +555,51 @@ impl Module {
     /// When the buffer has another length, a parameter is not float32, or the state is nominal.
     pub fn copy_buffer_to_gradients(&mut self, state: &CheckpointState, buffer: &[f32]) -> Result<()> {
         self.check_state(state)?;
-        let expected = self.parameters_size(state, true);
+        self.check_buffer(state, true, buffer)?;
+        self.unpack(state, true, buffer, |entry| &self.gradients[entry.plane]);
+        Ok(())
+    }
+
+    /// What `memory` holds for each parameter, one after the other.
+    fn pack<'a>(
+        &'a self,
+        state: &'a CheckpointState,
+        trainable_only: bool,
+        memory: impl Fn(&'a Entry) -> &'a Arc<Memory>,
+    ) -> Result<Vec<f32>> {
+        let mut buffer = vec![0.0_f32; self.parameters_size(state, trainable_only)];
+        let mut rest = buffer.as_mut_slice();
+        for entry in self.packed(state, trainable_only) {
+            packable(entry)?;
+            let (part, after) = rest.split_at_mut(entry.elements());
+            memory(entry).read(entry.offset, bytemuck::cast_slice_mut(part));
+            rest = after;
+        }
+        Ok(buffer)
+    }
+
+    /// That a buffer is one that [`Module::pack`] could have made.
+    fn check_buffer(&self, state: &CheckpointState, trainable_only: bool, buffer: &[f32]) -> Result<()> {
+        let expected = self.parameters_size(state, trainable_only);
         if buffer.len() != expected {
             return Err(Error::BufferLength { expected, found: buffer.len() });
         }
-        self.packed(state, true).try_for_each(packable)?;
-        let mut rest = buffer;
-        for entry in self.packed(state, true) {
-            let (part, after) = rest.split_at(entry.elements());
-            self.gradients[entry.plane].write(entry.offset, bytemuck::cast_slice(part));
-            rest = after;
+        self.packed(state, trainable_only).try_for_each(packable)
+    }
+
+    /// Writes a checked buffer to where `memory` holds each parameter.
+    fn unpack<'a>(
+        &'a self,
+        state: &'a CheckpointState,
+        trainable_only: bool,
+        mut buffer: &[f32],
+        memory: impl Fn(&'a Entry) -> &'a Arc<Memory>,
+    ) {
+        for entry in self.packed(state, trainable_only) {
+            let (part, after) = buffer.split_at(entry.elements());
+            memory(entry).write(entry.offset, bytemuck::cast_slice(part));
+            buffer = after;
         }
-        Ok(())
     }
 
     /// Writes the evaluation model, cut down to the given outputs and with the parameters' current values inside.

@@ -413,18 +413,7 @@ impl CheckpointState {
     /// # Errors
     /// When there is none of this name, the value has another shape or type, or the state is nominal.
     pub fn set_parameter(&mut self, name: &str, value: &Tensor) -> Result<()> {
-        let entry = self.known(name)?;
-        self.complete()?;
-        let dims = entry.dims.as_deref().unwrap_or_default();
-        if entry.dtype != value.dtype() || dims != value.dims() {
-            return Err(Error::ParameterMismatch {
-                name: name.to_owned(),
-                expected_dtype: entry.dtype,
-                expected_dims: dims.to_vec(),
-                found_dtype: value.dtype(),
-                found_dims: value.dims().to_vec(),
-            });
-        }
+        let entry = self.entry_for(name, value)?;
         self.memory_of(entry).write(entry.offset, value.data());
         self.generation += u64::from(!entry.requires_grad);
         Ok(())
@@ -524,6 +513,23 @@ impl CheckpointState {
 
     fn known(&self, name: &str) -> Result<&Entry> {
         self.entry(name).ok_or_else(|| Error::UnknownParameter { name: name.to_owned() })
+    }
+
+    /// The parameter that a value is for, of the same shape and type.
+    pub(crate) fn entry_for(&self, name: &str, value: &Tensor) -> Result<&Entry> {
+        let entry = self.known(name)?;
+        self.complete()?;
+        let dims = entry.dims.as_deref().unwrap_or_default();
+        if entry.dtype == value.dtype() && dims == value.dims() {
+            return Ok(entry);
+        }
+        Err(Error::ParameterMismatch {
+            name: name.to_owned(),
+            expected_dtype: entry.dtype,
+            expected_dims: dims.to_vec(),
+            found_dtype: value.dtype(),
+            found_dims: value.dims().to_vec(),
+        })
     }
 
     /// An error while the values are missing.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ortrain import _ortrain
-from ortrain._inputs import is_ortvalue, native_value
+from ortrain._inputs import as_given, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.profile import MemoryUse, Profile
@@ -66,9 +66,8 @@ class Module:
         """
         given = self._in_order(user_inputs, named_inputs)
         outputs = self._native.step([native_value(value) for value in given], self.training)
-        wrapped = bool(given) and all(map(is_ortvalue, given))
-        results = tuple(OrtValue(value) if wrapped else value.numpy() for value in outputs)
-        return results[0] if len(results) == 1 else results
+        results = as_given(outputs, given)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _in_order(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         """The inputs of a step in the model's order. ``None`` by position is as if it were not there."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 
 from ortrain.onnxblock._block import Block
-from ortrain.onnxblock._model import base, empty_base
+from ortrain.onnxblock._model import base, empty_base, opset_of
 from ortrain.onnxblock._whole import register_outputs
 
 
@@ -34,7 +34,6 @@ def optimizer_model(
         [tensor for tensor in model.graph.initializer if tensor.name in wanted]
         for wanted in (set(requires_grad), set(frozen_params))
     )
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), None)
-    with empty_base(opset) as accessor:
+    with empty_base(opset_of(model)) as accessor:
         optimizer((trained, frozen))
         return bytes(accessor.model.SerializeToString())

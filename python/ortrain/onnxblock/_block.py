@@ -19,7 +19,8 @@ _LARGEST = 2**31 - 1
 class Block(ABC):
     """Something that edits the model of the open context.
 
-    :meth:`build` is what a block does; calling the block calls it and checks the model with ``onnx.checker``.
+    :meth:`build` is what a block does. Calling the block calls it, and the outermost of blocks checks the model with
+    ``onnx.checker``.
 
     Args:
         temp_file_name: a relative path. Blocks of onnxruntime-training put large models there while they check them;
@@ -60,10 +61,21 @@ class Block(ABC):
             onnx.checker.ValidationError: if what was built is no valid model.
 
         """
-        self._base = current().model
-        result = self.build(*args, **kwargs)
-        check(self._base)
+        accessor = current()
+        self._base = accessor.model
+        accessor.depth += 1
+        try:
+            result = self.build(*args, **kwargs)
+        finally:
+            accessor.depth -= 1
+        self._finish(result)
+        # What blocks inside of others make is checked with those: checking takes the whole model.
+        if accessor.depth == 0:
+            check(self._base)
         return result
+
+    def _finish(self, result: Any) -> None:  # noqa: B027  (most blocks have nothing left to do)
+        """What is left to do when :meth:`build` has returned its result; nothing, unless a kind of block says so."""
 
     def infer_shapes_on_base(self) -> None:
         """Add the types that follow from the model to its ``value_info``."""

@@ -24,8 +24,7 @@ def save_checkpoint(
         nominal_checkpoint: whether names and types are written without the values.
 
     Raises:
-        InvalidArgumentError: for a name that is there twice.
-        OrtrainError: if the file cannot be written.
+        OrtrainError: for a name that is there twice, or if the file cannot be written.
 
     """
     trained, frozen = parameters

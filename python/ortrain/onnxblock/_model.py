@@ -31,6 +31,8 @@ class ModelAccessor:
         names.update(entry.name for entry in [*graph.input, *graph.initializer])
         found = (_GENERATED.fullmatch(name) for name in names)
         # Names count on from those that another context has put into the model.
+        # Blocks that are being built, one inside of the other.
+        self.depth = 0
         self.last_number = max((int(match[1]) for match in found if match), default=0)
 
     @property
@@ -62,8 +64,7 @@ class ModelAccessor:
 
     def opset(self) -> int:
         """The version of the standard operators that the model uses."""
-        versions = (entry.version for entry in self._model.opset_import if entry.domain in ("", "ai.onnx"))
-        return next(versions, 1)
+        return opset_of(self._model)
 
 
 _CURRENT: ContextVar[ModelAccessor | None] = ContextVar("ortrain.onnxblock.model", default=None)
@@ -148,6 +149,11 @@ def custom_op_library(custom_op_library_path: PathLike) -> AbstractContextManage
     if not Path(custom_op_library_path).exists():
         raise NoSuchFileError(f"there is no file {os.fspath(custom_op_library_path)}")
     raise UnsupportedError("ortrain runs no operators from shared libraries; write them as nodes of operators it has")
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard operators that a model uses."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def is_defined(model: onnx.ModelProto, name: str) -> bool:

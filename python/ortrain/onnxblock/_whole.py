@@ -8,8 +8,7 @@ import onnx
 
 from ortrain import _ortrain
 from ortrain.errors import InvalidArgumentError
-from ortrain.onnxblock._block import Block, check
-from ortrain.onnxblock._model import current
+from ortrain.onnxblock._block import Block
 from ortrain.onnxblock.blocks import UnknownNameError
 
 
@@ -42,22 +41,16 @@ class ForwardBlock(Block):
         super().__init__()
         self._model: onnx.ModelProto | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """:meth:`build`; what it returns are the outputs of the model, and no others.
+    def _finish(self, result: Any) -> None:
+        """Make what :meth:`build` returned the outputs of the model, and no others.
 
         Raises:
-            InvalidArgumentError: outside of a context.
             UnknownNameError: for an output that is not there or whose type cannot be inferred.
 
         """
-        self.base = current().model
-        result = self.build(*args, **kwargs)
-        names = (result,) if isinstance(result, str) else tuple(result)
-        register_outputs(self.base, names)
-        check(self.base)
+        register_outputs(self.base, (result,) if isinstance(result, str) else tuple(result))
         self._model = onnx.ModelProto()
         self._model.CopyFrom(self.base)
-        return result
 
     def to_model_proto(self) -> onnx.ModelProto:
         """The model.
@@ -66,9 +59,9 @@ class ForwardBlock(Block):
             InvalidArgumentError: before the block was called.
 
         """
-        return self._built()
+        return self._proto()
 
-    def _built(self) -> onnx.ModelProto:
+    def _proto(self) -> onnx.ModelProto:
         if self._model is None:
             raise InvalidArgumentError("there is no model yet: call the block inside `with onnxblock.base(model)`")
         return self._model
@@ -99,7 +92,7 @@ class TrainingBlock(ForwardBlock):
             InvalidArgumentError: before the block was called.
 
         """
-        initializers = self._built().graph.initializer
+        initializers = self._proto().graph.initializer
         wanted = self._requires_grad
         return (
             [tensor for tensor in initializers if wanted.get(tensor.name) is True],
@@ -114,7 +107,7 @@ class TrainingBlock(ForwardBlock):
             InvalidModelError, UnsupportedError: if the model cannot be differentiated.
 
         """
-        model = self._built()
+        model = self._proto()
         training, evaluation = _ortrain.training_models(
             model.SerializeToString(),
             requires_grad=[name for name, trained in self._requires_grad.items() if trained],

@@ -76,11 +76,7 @@ class _Optimizer(Block):
         """
         accessor = current()
         graph = self.base.graph
-        gradients = "gradients"
-        if self._clip_grad is not None:
-            # Not called: the model is complete, and can be checked, only when the optimizer is in it.
-            self._clip_grad.base = self.base
-            gradients = self._clip_grad.build(gradients)
+        gradients = "gradients" if self._clip_grad is None else self._clip_grad("gradients")
         made, accessor.last_number = _ortrain.optimizer_model(
             self._kind,
             betas=self._betas,

@@ -60,6 +60,61 @@ pub(super) fn is_nan<T: PartialOrd + Copy>(a: T) -> bool {
     a != a
 }
 
+/// Adjacent windows that are computed at once.
+pub(super) const LANES: usize = 16;
+
+/// Takes one cell of adjacent windows into their results: the larger (`MAX`), whose position `here` is kept with `INDEX`,
+/// or the sum.
+#[inline(always)]
+pub(super) fn take<S: Element, const MAX: bool, const INDEX: bool>(
+    values: &mut [S::Computed; LANES],
+    at: &mut [i32; LANES],
+    next: [S::Computed; LANES],
+    here: i32,
+) {
+    for l in 0..LANES {
+        if MAX {
+            let better = beats(next[l], values[l]) & !is_nan(values[l]);
+            values[l] = if better { next[l] } else { values[l] };
+            if INDEX {
+                at[l] = if better { here } else { at[l] };
+            }
+        } else {
+            values[l] = values[l].plus(next[l]);
+        }
+    }
+}
+
+/// Parts `count` pairs of adjacent elements, the first `whole` of them, a multiple of [`LANES`], by vectors.
+///
+/// # Safety
+/// The pairs are valid for reads, and the larger of `whole` and `count` elements of `firsts` and of `seconds` for writes.
+#[inline(always)]
+pub(super) unsafe fn part_pairs<S: Element>(
+    from: *const S,
+    (whole, count): (usize, usize),
+    firsts: *mut S::Computed,
+    seconds: *mut S::Computed,
+) {
+    for j in (0..whole).step_by(LANES) {
+        // Loaded at once, so that it becomes shuffles of vectors.
+        // SAFETY: the caller's contract.
+        unsafe {
+            let pairs = from.add(2 * j).cast::<[S; 2 * LANES]>().read_unaligned();
+            let of = |place: usize| std::array::from_fn(|l| pairs[2 * l + place].decode());
+            firsts.add(j).cast::<[S::Computed; LANES]>().write_unaligned(of(0));
+            seconds.add(j).cast::<[S::Computed; LANES]>().write_unaligned(of(1));
+        }
+    }
+    for j in whole..count {
+        // SAFETY: as above.
+        unsafe {
+            firsts.add(j).write(from.add(2 * j).read_unaligned().decode());
+            seconds.add(j).write(from.add(2 * j + 1).read_unaligned().decode());
+        }
+    }
+}
+
 impl<S: Element, const MAX: bool> Work for Run<'_, S, MAX> {
     type Out = ();
     #[inline(always)]

@@ -10,13 +10,11 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
-use super::cells::{beats, is_nan};
+use super::cells::{LANES, part_pairs, take};
 use super::{Buffers, Element, Part, Plan, Rows, computed_bytes, most_sources, steps};
 use crate::isa::{Level, Work};
 use crate::tape::number::Number;
 
-/// Windows that are computed together.
-const LANES: usize = 16;
 /// Most rows that a window covers.
 const ROWS: usize = 32;
 /// Most elements of the lines that are kept, and of those of one row.
@@ -243,24 +241,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let count = rounded(from, start, end, 2);
             let (to_even, to_odd) = (evens.wrapping_add(start), odds.wrapping_add(start));
             let whole = count - count % LANES;
-            for j in (0..whole).step_by(LANES) {
-                // Loaded at once, so that it becomes shuffles of vectors.
-                // SAFETY: all positions lie inside the source, and both lines have these elements.
-                unsafe {
-                    let pairs = from.add(2 * j).cast::<[S; 2 * LANES]>().read_unaligned();
-                    let evens: [S::Computed; LANES] = std::array::from_fn(|l| pairs[2 * l].decode());
-                    let odds: [S::Computed; LANES] = std::array::from_fn(|l| pairs[2 * l + 1].decode());
-                    to_even.add(j).cast::<[S::Computed; LANES]>().write_unaligned(evens);
-                    to_odd.add(j).cast::<[S::Computed; LANES]>().write_unaligned(odds);
-                }
-            }
-            for j in whole..count {
-                // SAFETY: both positions lie inside the source, and both lines have this element.
-                unsafe {
-                    to_even.add(j).write(from.add(2 * j).read_unaligned().decode());
-                    to_odd.add(j).write(from.add(2 * j + 1).read_unaligned().decode());
-                }
-            }
+            // SAFETY: all positions lie inside the source, and both lines have these elements.
+            unsafe { part_pairs(from, (whole, count), to_even, to_odd) };
             // One of the two may begin earlier or end later.
             let ends = |line: *mut S::Computed, first: isize, low: usize, high: usize| {
                 pad(line, 0, low);
@@ -389,18 +371,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                     // SAFETY: the lines were laid out with an element for each of these windows and each cell.
                     let next =
                         unsafe { row.add(cell.offset).cast::<[S::Computed; LANES]>().read_unaligned() };
-                    let here = behind + cell.behind;
-                    for l in 0..LANES {
-                        if MAX {
-                            let better = beats(next[l], values[l]) & !is_nan(values[l]);
-                            values[l] = if better { next[l] } else { values[l] };
-                            if INDEX {
-                                at[l] = if better { here } else { at[l] };
-                            }
-                        } else {
-                            values[l] = values[l].plus(next[l]);
-                        }
-                    }
+                    take::<S, MAX, INDEX>(&mut values, &mut at, next, behind + cell.behind);
                 }
             }
             // SAFETY: as above.

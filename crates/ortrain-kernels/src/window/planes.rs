@@ -11,13 +11,11 @@ use std::marker::PhantomData;
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 use smallvec::SmallVec;
 
-use super::cells::{beats, is_nan};
+use super::cells::{LANES, part_pairs, take};
 use super::{AXES, Buffers, Element, Part, Plan, computed_bytes, steps};
 use crate::isa::{Level, Work};
 use crate::tape::number::Number;
 
-/// Windows that are computed together.
-const LANES: usize = 16;
 /// Most elements of the blocks, and most places of the line.
 const MOST: usize = 32 * 1024;
 /// Most cells of a window.
@@ -271,24 +269,8 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let (to_a, to_b) = (to.wrapping_add(a.to), to.wrapping_add(b.to));
             let count = a.count.min(b.count);
             let whole = vectors(from, count, 2);
-            for j in (0..whole).step_by(LANES) {
-                // Loaded at once, so that it becomes shuffles of vectors.
-                // SAFETY: all positions lie inside the source, and both blocks have these elements.
-                unsafe {
-                    let pairs = from.add(2 * j).cast::<[S; 2 * LANES]>().read_unaligned();
-                    let firsts: [S::Computed; LANES] = std::array::from_fn(|l| pairs[2 * l].decode());
-                    let seconds: [S::Computed; LANES] = std::array::from_fn(|l| pairs[2 * l + 1].decode());
-                    to_a.add(j).cast::<[S::Computed; LANES]>().write_unaligned(firsts);
-                    to_b.add(j).cast::<[S::Computed; LANES]>().write_unaligned(seconds);
-                }
-            }
-            for j in whole..count {
-                // SAFETY: both positions lie inside the row, and both blocks have this element.
-                unsafe {
-                    to_a.add(j).write(from.add(2 * j).read_unaligned().decode());
-                    to_b.add(j).write(from.add(2 * j + 1).read_unaligned().decode());
-                }
-            }
+            // SAFETY: all positions lie inside the source, and both blocks have these elements.
+            unsafe { part_pairs(from, (whole, count), to_a, to_b) };
             for (phase, to) in [(a, to_a), (b, to_b)] {
                 for j in count..phase.count {
                     // SAFETY: the position lies inside the row, and the block has this element.
@@ -347,18 +329,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 // SAFETY: the block of the cell has an element for every place, and a vector behind the last.
                 let next =
                     unsafe { memory.add(cell.offset + i).cast::<[S::Computed; LANES]>().read_unaligned() };
-                let here = cell.behind;
-                for l in 0..LANES {
-                    if MAX {
-                        let better = beats(next[l], values[l]) & !is_nan(values[l]);
-                        values[l] = if better { next[l] } else { values[l] };
-                        if INDEX {
-                            at[l] = if better { here } else { at[l] };
-                        }
-                    } else {
-                        values[l] = values[l].plus(next[l]);
-                    }
-                }
+                take::<S, MAX, INDEX>(&mut values, &mut at, next, cell.behind);
             }
             // SAFETY: results and positions have `room` elements.
             unsafe {

@@ -284,7 +284,7 @@ impl Append<'_> {
         // It has a number also where there are no weights.
         let weight = self.names.next("weight");
         let weight = settings.weight.as_ref().map(|values| {
-            self.graph.initializer.push(tensor_to_proto(&weight, &as_dtype(values, dtype)));
+            self.graph.initializer.push(tensor_to_proto(&weight, &values.converted(dtype)));
             weight.as_str()
         });
         let outputs = vec![self.names.next("loss"), self.names.next("log_prob")];
@@ -367,7 +367,7 @@ impl Append<'_> {
             [("weight", &settings.weight), ("pos_weight", &settings.pos_weight)].map(|(token, values)| {
                 let name = self.names.next(token);
                 values.as_ref().map(|values| {
-                    self.graph.initializer.push(tensor_to_proto(&name, &as_dtype(values, dtype)));
+                    self.graph.initializer.push(tensor_to_proto(&name, &values.converted(dtype)));
                     name
                 })
             });
@@ -391,10 +391,6 @@ impl Append<'_> {
         }
         self.reduced(settings.reduction, &losses)
     }
-}
-
-fn as_dtype(tensor: &Tensor, dtype: DType) -> Tensor {
-    Tensor::from_f64(dtype, tensor.dims().to_vec(), &tensor.to_f64())
 }
 
 #[cfg(test)]
