@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ortrain import artifacts
+from ortrain import artifacts, onnxblock
 from ortrain.api import CheckpointState, Module, Optimizer
 
 RECORDS = Path(__file__).parent / "data" / "ort-1.19.2"
-# Cases whose artifacts generate_artifacts can make. mlp_adamw_clip_outputs was made of onnxblock's blocks.
+# Cases of one run. checkpoint_resume has several, and a test of its own.
 CASES = (
     "mlp_adamw_ce",
     "mlp_sgd_mse",
@@ -24,6 +24,7 @@ CASES = (
     "linear_lr",
     "cnn_bn_adamw_ce",
     "tiny_transformer_adamw_ce",
+    "mlp_adamw_clip_outputs",
 )
 BACKENDS = ("cpu", "reference")
 
@@ -37,13 +38,20 @@ def meta_of(case: str) -> dict[str, Any]:
 def generate(case: str, folder: Path, **changes: Any) -> Path:
     """Artifacts of a case by ortrain, from its forward model and the recorded arguments."""
     meta = meta_of(case)
+    optimizer: Any
+    if case == "mlp_adamw_clip_outputs":
+        clip = onnxblock.optim.ClipGradNorm(0.25)
+        optimizer = onnxblock.optim.AdamW(betas=(0.85, 0.99), eps=1e-8, weight_decay=0.05, clip_grad=clip)
+    else:
+        optimizer = artifacts.OptimType[meta["optimizer"]]
     arguments: dict[str, Any] = {
         "requires_grad": meta["requires_grad"],
         "frozen_params": meta.get("frozen_params"),
         "loss": artifacts.LossType[meta["loss"]],
-        "optimizer": artifacts.OptimType[meta["optimizer"]],
+        "optimizer": optimizer,
         "additional_output_names": meta.get("additional_output_names"),
         "artifact_directory": folder,
+        "nominal_checkpoint": case == "checkpoint_resume",
     }
     artifacts.generate_artifacts(str(RECORDS / case / "forward.onnx"), **(arguments | changes))
     return folder

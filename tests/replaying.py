@@ -61,6 +61,7 @@ class Record:
         with np.load(case / "trajectory.npz") as stored:
             self.values = {key: stored[key] for key in stored.files}
         self.distances: dict[str, float] = {}
+        self.compared: set[str] = set()
         sizes: dict[str, float] = {}
         for key, value in self.values.items():
             if key.startswith("grad/"):
@@ -69,11 +70,15 @@ class Record:
         self.largest_gradient = max(sizes.values(), default=0.0)
         self.noise = {name for name, size in sizes.items() if size < NOISE * self.largest_gradient}
 
-    def compare(self, kind: str, got: Any, key: str, *, scale: float = 0.0, allowance: float = 0.0) -> None:
-        """Measure one value, if it was recorded."""
+    def compare(
+        self, kind: str, got: Any, key: str, *, index: int | None = None, scale: float = 0.0, allowance: float = 0.0
+    ) -> None:
+        """Measure one value, or the one at an index of it, if it was recorded."""
         if key not in self.values:
             return
-        got, want = np.asarray(got, np.float64), np.asarray(self.values[key], np.float64)
+        self.compared.add(key)
+        want = self.values[key] if index is None else self.values[key][index]
+        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
         if got.shape != want.shape or not np.isfinite(got).all():
             distance = float("inf")
         elif want.size == 0:
@@ -82,6 +87,10 @@ class Record:
             gap = max(float(np.abs(got - want).max()) - allowance, 0.0)
             distance = gap / max(float(np.abs(want).max()), scale, 1e-12)
         self.distances[kind] = max(self.distances.get(kind, 0.0), distance)
+
+    def forgotten(self, *but: str) -> list[str]:
+        """What was recorded but not compared, but for what begins with one of these."""
+        return sorted(key for key in self.values if key not in self.compared and not key.startswith(but))
 
 
 def replay(api: Any, case: Path, artifacts: Path, **module_arguments: Any) -> dict[str, float]:
@@ -102,8 +111,7 @@ def replay(api: Any, case: Path, artifacts: Path, **module_arguments: Any) -> di
     inputs, outputs = module.input_names(), module.output_names()
     for micro in range(len(losses)):
         results = as_tuple(module(*[batches[micro % len(batches)][name] for name in inputs]))
-        record.values["loss of this step"] = losses[micro]
-        record.compare("loss", np.asarray(results[0]).reshape(()), "loss of this step")
+        record.compare("loss", np.asarray(results[0]).reshape(()), "loss", index=micro)
         for name, value in zip(outputs[1:], results[1:], strict=True):
             record.compare("output", value, f"output/micro{micro + 1}/{name}")
         if micro < micro_steps:
@@ -129,6 +137,8 @@ def replay(api: Any, case: Path, artifacts: Path, **module_arguments: Any) -> di
     results = as_tuple(module(*[batches[0][name] for name in module.input_names()]))
     for name, value in zip(module.output_names(), results, strict=True):
         record.compare("eval", value, f"eval/final/{name}")
+    # The rates are given to the steps; exports and sequences of rates have tests of their own.
+    assert not record.forgotten("lr", "infer/"), record.forgotten("lr", "infer/")
     return record.distances
 
 

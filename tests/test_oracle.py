@@ -9,10 +9,11 @@ from pathlib import Path
 import environments
 import numpy as np
 import pytest
-from conftest import CASES, RECORDS, Run
+from conftest import CASES, RECORDS, Run, meta_of
 from environments import in_environment
 from opsets import NETWORKS, OPSETS, TRAINED, write_artifacts
 from replaying import GRADIENT_TOLERANCE, LOSS_TOLERANCE, batches_of, too_far
+from resuming import Outcome, resume
 
 from ortrain.api import CheckpointState, Module
 
@@ -64,6 +65,26 @@ def test_our_checkpoint_goes_on_there(oracle: Path, ours: Callable[[str], Path],
     np.testing.assert_allclose(there["losses"], losses, rtol=2e-5)
     for name, values in there["parameters"].items():
         np.testing.assert_allclose(run.state.parameters[name].data.ravel(), values, rtol=5e-4, atol=1e-5, err_msg=name)
+
+
+def test_resume_from_each_others_checkpoints(oracle: Path, ours: Callable[[str], Path], tmp_path: Path) -> None:
+    """The recorded ways on from a third step: with our artifacts and checkpoints there, with theirs here."""
+    case, meta = RECORDS / "checkpoint_resume", meta_of("checkpoint_resume")
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    resume("ortrain.api", case, ours("checkpoint_resume"), None, here)
+    script = TESTS / "resuming.py"
+    arguments = [str(path) for path in (case, ours("checkpoint_resume"), there, here)]
+    printed = in_environment(oracle, script, "onnxruntime.training.api", *arguments)
+    for outcome in (
+        Outcome(**json.loads(printed)),
+        resume("ortrain.api", case, ours("checkpoint_resume"), there, tmp_path),
+    ):
+        assert not too_far(outcome.distances), outcome.distances
+        for kind in ("optim", "plain"):
+            assert outcome.properties[kind] == meta[f"properties_after_load_{kind}"]
+            assert outcome.rates[kind] == meta[f"lr_after_load_{kind}"]
 
 
 @pytest.mark.parametrize("network", [name for name, (_, oldest) in NETWORKS.items() if oldest <= NEWEST_OPSET])

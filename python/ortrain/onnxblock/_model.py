@@ -15,6 +15,8 @@ import onnx
 from ortrain._sources import PathLike
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, UnsupportedError
 
+# What onnxruntime-training 1.19.2 reads; the core writes its optimizer models with the same.
+_IR_VERSION = 10
 _GENERATED = re.compile(r"onnx::.*::(\d+)")
 
 Message = TypeVar("Message", onnx.ValueInfoProto, onnx.TensorProto)
@@ -123,7 +125,8 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     """A context in which blocks build a model from nothing.
 
     Args:
-        opset_version: the version of the standard operators; the newest that ``onnx`` knows unless given.
+        opset_version: the version of the standard operators; the newest that ``onnx`` knows unless given. The model's
+            IR version is 10, which onnxruntime-training 1.19.2 reads, or the oldest that these operators need.
 
     >>> with empty_base(17) as accessor:
     ...     [(entry.domain, entry.version) for entry in accessor.model.opset_import]
@@ -133,7 +136,10 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     newest = onnx.defs.onnx_opset_version()
     graph = onnx.GraphProto(name="graph")
     imports = [onnx.helper.make_opsetid("com.microsoft", 1), onnx.helper.make_opsetid("", opset_version or newest)]
-    model = onnx.helper.make_model(graph, producer_name="orttraining", opset_imports=imports)
+    needed = onnx.helper.find_min_ir_version_for(imports, ignore_unknown=True)
+    model = onnx.helper.make_model(
+        graph, producer_name="orttraining", opset_imports=imports, ir_version=max(needed, _IR_VERSION)
+    )
     with _open(ModelAccessor(model)) as accessor:
         yield accessor
 
