@@ -39,32 +39,40 @@ def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) ->
     assert not {case: found for case, found in distances.items() if too_far(found)}, distances
 
 
-def test_our_checkpoint_goes_on_there(oracle: Path, ours: Callable[[str], Path], run: Run, tmp_path: Path) -> None:
-    """A run saved here goes on there as it goes on here: parameters, moments, step and properties arrive."""
-    batches = batches_of(RECORDS / "mlp_adamw_ce")
-    inputs = run.module.input_names()
+@pytest.mark.parametrize("case", ["mlp_adamw_ce", "mlp_sgd_mse", "frozen_params"])
+def test_a_checkpoint_goes_there_and_back(case: str, oracle: Path, ours: Callable[[str], Path], tmp_path: Path) -> None:
+    """A run saved here goes on there as it goes on here, and comes back: parameters, moments, step and properties."""
+    folder, batches, run = ours(case), batches_of(RECORDS / case), Run(ours(case))
 
-    def step(batch: dict[str, np.ndarray]) -> float:
+    def step(run: Run, batch: dict[str, np.ndarray]) -> float:
         run.optimizer.set_learning_rate(0.01)
-        loss = float(run.module(*[batch[name] for name in inputs]))
+        loss = float(run.module(*[batch[name] for name in run.module.input_names()]))
         run.optimizer.step()
         run.module.lazy_reset_grad()
         return loss
 
+    def assert_like(found: dict[str, np.ndarray]) -> None:
+        for name, parameter in run.state.parameters:
+            np.testing.assert_allclose(found[name], parameter.data, rtol=5e-4, atol=1e-5, err_msg=name)
+
     for batch in batches[:3]:
-        step(batch)
+        step(run, batch)
     run.state.properties["epoch"] = 3
     run.state.properties["tag"] = "ünïcode"
     CheckpointState.save_checkpoint(run.state, tmp_path / "saved", include_optimizer_state=True)
-    losses = [step(batch) for batch in batches]
+    losses = [step(run, batch) for batch in batches]
 
-    script = TESTS / "oracle" / "go_on.py"
-    folder, case = str(ours("mlp_adamw_ce")), str(RECORDS / "mlp_adamw_ce")
-    there = json.loads(in_environment(oracle, script, folder, str(tmp_path / "saved"), case, "0.01"))
+    arguments = [str(path) for path in (folder, tmp_path / "saved", RECORDS / case, tmp_path / "back")]
+    there = json.loads(in_environment(oracle, TESTS / "oracle" / "go_on.py", *arguments, "0.01"))
     assert there["properties"] == {"epoch": 3, "tag": "ünïcode"}
-    np.testing.assert_allclose(there["losses"], losses, rtol=2e-5)
-    for name, values in there["parameters"].items():
-        np.testing.assert_allclose(run.state.parameters[name].data.ravel(), values, rtol=5e-4, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(there["losses"], losses, rtol=LOSS_TOLERANCE)
+    assert_like({name: np.array(values, np.float32) for name, values in there["parameters"].items()})
+
+    back = Run(folder, str(tmp_path / "back"))
+    assert dict(back.state.properties) == there["properties"]
+    again = [step(back, batch) for batch in batches]
+    np.testing.assert_allclose(again, [step(run, batch) for batch in batches], rtol=LOSS_TOLERANCE)
+    assert_like({name: parameter.data for name, parameter in back.state.parameters})
 
 
 def test_resume_from_each_others_checkpoints(oracle: Path, ours: Callable[[str], Path], tmp_path: Path) -> None:
