@@ -1,92 +1,184 @@
-"""The examples in docstrings, run as they stand."""
+"""Every public name is described, and the examples in docstrings run as they stand."""
 
 from __future__ import annotations
 
+import ast
 import doctest
+import enum
+import functools
+import importlib
 import inspect
+import pkgutil
+import shutil
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-import ortrain.session
-from ortrain import artifacts
-from ortrain.api import CheckpointState, Module, PlaneLayout, StateLayout, TensorLayout
+import ortrain
+from ortrain import artifacts, onnxblock
+from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.session import TrainingSession
 
-PERCEPTRON = Path(__file__).parent.parent / "examples" / "perceptron.onnx"
-# Modules whose every public name has an example that runs.
-MODULES = [ortrain.session]
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def public(module: ModuleType) -> dict[str, Any]:
-    """The module, its public names, and their public members."""
-    found: dict[str, Any] = {module.__name__: module}
-    for name in module.__all__:
-        member = getattr(module, name)
-        found[f"{module.__name__}.{name}"] = member
-        if inspect.isclass(member):
-            own = {key: value for key, value in vars(member).items() if not key.startswith("_")}
-            found |= {f"{module.__name__}.{name}.{key}": value for key, value in own.items()}
+def modules() -> list[ModuleType]:
+    """The package and all that is public below it."""
+    found = [ortrain]
+    for info in pkgutil.walk_packages(ortrain.__path__, "ortrain."):
+        if not any(part.startswith("_") for part in info.name.split(".")):
+            found.append(importlib.import_module(info.name))
     return found
 
 
-NAMES = {name: thing for module in MODULES for name, thing in public(module).items()}
-for thing in (
-    StateLayout,
-    PlaneLayout,
-    TensorLayout,
-    CheckpointState.layout,
-    CheckpointState.trainable_planes,
-    CheckpointState.frozen_planes,
-    Module.get_contiguous_gradients,
-    Module.copy_buffer_to_gradients,
-    Module.gradient_planes,
-):
-    NAMES[thing.__qualname__] = thing
+def function_of(member: object) -> FunctionType | None:
+    """The function behind a method or a property."""
+    if isinstance(member, (classmethod, staticmethod)):
+        member = member.__func__
+    elif isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, functools.cached_property):
+        member = member.func
+    return member if isinstance(member, FunctionType) else None
+
+
+def members(kind: type) -> Iterator[tuple[str, object]]:
+    """Public methods and properties of a class, also those of private bases; special methods that are described."""
+    for base in kind.__mro__:
+        if not base.__module__.startswith("ortrain"):
+            continue
+        for name, member in vars(base).items():
+            function = function_of(member)
+            # What a dataclass writes itself is in no file of ours.
+            if function is None or not function.__code__.co_filename.endswith(".py"):
+                continue
+            if not name.startswith("_") or (name.startswith("__") and function.__doc__):
+                yield name, member
+
+
+def public() -> dict[str, Any]:
+    """Modules, their public names, and the members of these, each once."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+
+    def add(name: str, thing: Any) -> None:
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            found[name] = thing
+
+    for module in modules():
+        add(module.__name__, module)
+        for name in module.__all__:
+            thing = getattr(module, name)
+            # A constant (the version, say) has no docstring: its module describes it.
+            if not isinstance(thing, (type, FunctionType, ModuleType)):
+                continue
+            add(f"{module.__name__}.{name}", thing)
+            if isinstance(thing, type):
+                for key, member in members(thing):
+                    add(f"{module.__name__}.{name}.{key}", member)
+    return found
+
+
+NAMES = public()
+CLASSES = {name: thing for name, thing in NAMES.items() if isinstance(thing, type)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Artifacts of the perceptron of the examples."""
     folder = tmp_path_factory.mktemp("docstrings")
     artifacts.generate_artifacts(
-        PERCEPTRON,
+        EXAMPLES / "perceptron.onnx",
         requires_grad=["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"],
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,
+        nominal_checkpoint=True,
     )
+    (folder / "examples").symlink_to(EXAMPLES)
     return folder
 
 
+class Given(dict[str, Any]):
+    """What the examples find there: artifacts loaded, a batch, and the usual imports; made when it is asked for."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        super().__init__(
+            np=np,
+            onnx=onnx,
+            onnxblock=onnxblock,
+            x=rng.random((8, 64), np.float32),
+            labels=rng.integers(0, 10, 8),
+            CheckpointState=CheckpointState,
+            Module=Module,
+            Optimizer=Optimizer,
+            TrainingSession=TrainingSession,
+        )
+
+    def complete(self, names: set[str]) -> None:
+        if "model" in names:
+            self["model"] = onnx.load("examples/perceptron.onnx")
+        if names & {"state", "module", "optimizer"}:
+            self["state"] = CheckpointState.load_checkpoint("checkpoint")
+        if names & {"module", "optimizer"}:
+            self["module"] = Module("training_model.onnx", self["state"], "eval_model.onnx")
+        if "optimizer" in names:
+            self["optimizer"] = Optimizer("optimizer_model.onnx", self["module"])
+        if "session" in names:
+            self["session"] = TrainingSession(
+                CheckpointState.load_checkpoint("checkpoint"),
+                "training_model.onnx",
+                "eval_model.onnx",
+                "optimizer_model.onnx",
+            )
+
+
+def names_in(source: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_example(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one, and it gives what it says, in a folder of artifacts, with a batch and a fresh session."""
+def test_example(name: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one, and it gives what it says, in a folder of artifacts, with a batch and a fresh state."""
+    folder = tmp_path / "folder"
+    shutil.copytree(made, folder, symlinks=True)
     monkeypatch.chdir(folder)
-    rng = np.random.default_rng(0)
-    state = CheckpointState.load_checkpoint("checkpoint")
-    given = {
-        "np": np,
-        "x": rng.random((8, 64), np.float32),
-        "labels": rng.integers(0, 10, 8),
-        "CheckpointState": CheckpointState,
-        "TrainingSession": TrainingSession,
-        "state": state,
-        "module": Module("training_model.onnx", state),
-        "session": TrainingSession(
-            CheckpointState.load_checkpoint("checkpoint"),
-            "training_model.onnx",
-            "eval_model.onnx",
-            "optimizer_model.onnx",
-        ),
-    }
     docstring = inspect.getdoc(NAMES[name]) or ""
+    given = Given()
     test = doctest.DocTestParser().get_doctest(docstring, given, name, None, 0)
     assert test.examples, f"{name} has no example"
     assert not any(doctest.SKIP in example.options for example in test.examples)
+    given.complete(set().union(*(names_in(example.source) for example in test.examples)))
+    test.globs = given
     report: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=report.append)
     assert not report, "".join(report)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_fields_are_described(name: str) -> None:
+    """A sentence stands behind each member of an enumeration and each field of a class."""
+    kind = CLASSES[name]
+    (body,) = (
+        node.body for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body if isinstance(node, ast.ClassDef)
+    )
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            field = node.target.id
+        elif issubclass(kind, enum.Enum) and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            field = node.targets[0].id
+        else:
+            continue
+        if field.startswith("_"):
+            continue
+        described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        assert described, f"{name}.{field} has no description"
+        assert str(after.value.value).rstrip().endswith(".")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -182,8 +181,3 @@ def test_patterns_of_nothing(tmp_path: Path) -> None:
             CONVNET, lambda _: False, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path
         )
     assert not list(tmp_path.iterdir())
-
-
-def test_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert doctest.testmod(ortrain._inspect).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -397,11 +396,3 @@ def test_checkpoints_into_models(tmp_path: Path) -> None:
     with pytest.raises(ortrain.OrtrainError, match=names[0]):
         onnxblock.save_checkpoint((parameters, parameters), tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
-
-
-@pytest.mark.parametrize(
-    "module", [artifacts, onnxblock, onnxblock._block, onnxblock._model, blocks, loss, optim], ids=lambda m: m.__name__
-)
-def test_examples(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parent.parent)
-    assert doctest.testmod(module).failed == 0

@@ -13,6 +13,28 @@
 Names and meanings follow ``onnxruntime.training``; every difference is listed in ``docs/migrating.md``. NumPy is
 the only requirement, except where another is named. The library prints nothing; whatever goes wrong is an
 :class:`OrtrainError` whose text says where, and what would help.
+
+>>> import ortrain
+>>> from ortrain.api import CheckpointState, Module, Optimizer
+>>> ortrain.artifacts.generate_artifacts(
+...     "examples/perceptron.onnx",
+...     loss=ortrain.artifacts.LossType.CrossEntropyLoss,
+...     optimizer=ortrain.artifacts.OptimType.AdamW,
+... )
+>>> state = CheckpointState.load_checkpoint("checkpoint")
+>>> module = Module("training_model.onnx", state, "eval_model.onnx")
+>>> optimizer = Optimizer("optimizer_model.onnx", module)
+>>> losses = []
+>>> for step in range(10):
+...     losses.append(module(x, labels))
+...     optimizer.step()
+...     module.lazy_reset_grad()
+>>> bool(losses[-1] < losses[0])
+True
+>>> module.export_model_for_inferencing("trained.onnx", ["logits"])
+>>> (logits,) = ortrain.InferenceSession("trained.onnx").run(None, {"x": x})
+>>> logits.shape
+(8, 10)
 """
 
 from ortrain import api, artifacts, session

@@ -18,8 +18,33 @@ def dump(
 ) -> str:
     """What becomes of a model, as text.
 
-    ``graph`` is the model as read, ``gradient`` the model with its gradient, ``program`` the schedule that runs:
-    segments, steps, offsets and peak bytes. ``shapes`` gives sizes to inputs with open dimensions.
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        stage: ``"graph"`` is the model as read, in the newest versions of its operators and with all types;
+            ``"gradient"`` the same with the gradients of its first output; ``"program"`` the schedule that runs:
+            segments, instructions, offsets and peak bytes.
+        shapes: sizes of inputs with open dimensions, by name, for ``"program"``; a dimension that nothing says is 1.
+
+    Raises:
+        InvalidArgumentError: for a stage, an input or a rank that is not there.
+        InvalidModelError, UnsupportedError: if the model does not get as far as the stage.
+
+    >>> import ortrain
+    >>> print(ortrain.dump("examples/perceptron.onnx"))
+    graph "perceptron"
+      input    x: float32[batch, 64]
+      constant fc1.weight: float32[96, 64]
+      constant fc1.bias: float32[96]
+      constant fc2.weight: float32[10, 96]
+      constant fc2.bias: float32[10]
+      fc1: float32[batch, 96] = Gemm(x, fc1.weight, fc1.bias) {transB=1}
+      hidden: float32[batch, 96] = Relu(fc1)
+      logits: float32[batch, 10] = Gemm(hidden, fc2.weight, fc2.bias) {transB=1}
+      output   logits: float32[batch, 10]
+    <BLANKLINE>
+    >>> "MatMul" in ortrain.dump("examples/perceptron.onnx", "program", {"x": [32, 64]})
+    True
+
     """
     wanted = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}
     return _ortrain.dump(model_source(model), stage, wanted)

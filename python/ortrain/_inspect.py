@@ -14,7 +14,16 @@ __all__ = ["Inspection", "ParameterInfo", "inspect"]
 
 @dataclass(frozen=True)
 class ParameterInfo:
-    """A constant of a model."""
+    """A constant of a model.
+
+    >>> import ortrain
+    >>> found = ortrain.inspect("examples/perceptron.onnx")
+    >>> first = found.parameters[0]
+    >>> first.name, first.dtype, first.shape, first.role
+    ('fc1.weight', 'float32', (96, 64), 'trained')
+    >>> first.reason
+    'it is a weight of node "fc1" (Gemm)'
+    """
 
     name: str
     """Its name."""
@@ -31,7 +40,19 @@ class ParameterInfo:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :func:`inspect` found. ``str`` of it is a report."""
+    """What :func:`inspect` found. ``str`` of it is a report.
+
+    >>> import ortrain
+    >>> print(ortrain.inspect("examples/perceptron.onnx"))
+    trained: 4 tensors, 7210 elements
+      fc1.weight: float32[96, 64]: it is a weight of node "fc1" (Gemm)
+      fc1.bias: float32[96]: it is a weight of node "fc1" (Gemm)
+      fc2.weight: float32[10, 96]: it is a weight of node "fc2" (Gemm)
+      fc2.bias: float32[10]: it is a weight of node "fc2" (Gemm)
+    statistics, in the checkpoint but not trained: 0 tensors, 0 elements
+    not trained: 0 tensors, 0 elements
+    <BLANKLINE>
+    """
 
     parameters: list[ParameterInfo]
     """The initializers of the model, in its order, then the values of its Constant nodes."""
@@ -40,7 +61,12 @@ class Inspection:
     _text: str = field(repr=False)
 
     def names(self, role: Literal["trained", "statistic", "constant"]) -> list[str]:
-        """The names of a role, in the model's order."""
+        """The names of a role, in the model's order.
+
+        >>> import ortrain
+        >>> ortrain.inspect("examples/convnet.onnx").names("statistic")
+        ['block1.mean', 'block1.var', 'block2.mean', 'block2.var', 'block3.mean', 'block3.var']
+        """
         return [info.name for info in self.parameters if info.role == role]
 
     def __str__(self) -> str:
@@ -61,7 +87,8 @@ def inspect(model: ModelLike, loss_input_names: Sequence[str] | None = None) -> 
         InvalidModelError, UnsupportedError: if the model cannot be read.
         InvalidArgumentError: if a value is not there.
 
-    >>> found = inspect("examples/convnet.onnx")
+    >>> import ortrain
+    >>> found = ortrain.inspect("examples/convnet.onnx")
     >>> found.names("trained")[:3]
     ['block1.weight', 'block1.scale', 'block1.bias']
     >>> found.names("statistic")[:2]

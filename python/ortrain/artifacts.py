@@ -1,4 +1,16 @@
-"""From an ONNX model to the files that training needs, once and ahead of time."""
+"""From an ONNX model to the files that training needs, once and ahead of time.
+
+>>> from pathlib import Path
+>>> from ortrain import artifacts
+>>> artifacts.generate_artifacts(
+...     "examples/perceptron.onnx",
+...     loss=artifacts.LossType.CrossEntropyLoss,
+...     optimizer=artifacts.OptimType.AdamW,
+...     prefix="digits_",
+... )
+>>> sorted(path.name for path in Path().glob("digits_*"))
+['digits_checkpoint', 'digits_eval_model.onnx', 'digits_optimizer_model.onnx', 'digits_training_model.onnx']
+"""
 
 from __future__ import annotations
 
@@ -28,7 +40,23 @@ __all__ = ["Loss", "LossType", "OptimType", "generate_artifacts"]
 
 
 class LossType(enum.IntEnum):
-    """The losses that :func:`generate_artifacts` can put on a model."""
+    """The losses that :func:`generate_artifacts` can put on a model.
+
+    The target has the type and the shape of the scores; ``labels`` are int64 and have the shape of the scores without
+    axis 1. With y the scores, t the target and means over all elements:
+
+    ======================  ========================================================================================
+    ``MSELoss``             mean of ``(y - t)**2``
+    ``L1Loss``              mean of ``abs(y - t)``
+    ``BCEWithLogitsLoss``   mean of ``-(t * log(p) + (1 - t) * log(1 - p))`` with ``p = 1 / (1 + exp(-y))``
+    ``CrossEntropyLoss``    ``SoftmaxCrossEntropyLoss`` (ONNX 12): mean of ``-log(softmax(y, axis=1)[labels])``
+    ======================  ========================================================================================
+
+    >>> from ortrain import artifacts
+    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=artifacts.LossType.MSELoss)
+    >>> Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint")).input_names()
+    ['x', 'target']
+    """
 
     MSELoss = 1
     """The mean of squared differences to ``target``."""
@@ -44,10 +72,15 @@ class LossType(enum.IntEnum):
 class Loss:
     """A loss with settings, or a term of a sum of losses.
 
-    >>> import numpy as np
-    >>> rare = Loss(LossType.CrossEntropyLoss, weight=np.array([1, 1, 20], np.float32), label_smoothing=0.1)
-    >>> near = Loss(LossType.L1Loss, scores="distance", target="measured", factor=0.5)
-    >>> both = [rare, near]  # their sum
+    The sum of two, of which the first counts the last class twentyfold:
+
+    >>> from ortrain.artifacts import Loss, LossType, generate_artifacts
+    >>> rare = Loss(LossType.CrossEntropyLoss, weight=[1, 1, 1, 1, 1, 1, 1, 1, 1, 20], label_smoothing=0.1)
+    >>> small = Loss(LossType.L1Loss, target="wanted", factor=0.01)
+    >>> generate_artifacts("examples/perceptron.onnx", loss=[rare, small])
+    >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+    >>> module.input_names()
+    ['x', 'labels', 'wanted']
     """
 
     kind: LossType
@@ -87,7 +120,18 @@ class Loss:
 
 
 class OptimType(enum.IntEnum):
-    """The optimizers that :func:`generate_artifacts` can write."""
+    """The optimizers that :func:`generate_artifacts` can write.
+
+    Both are operators of ``com.microsoft`` (version 1): ``AdamWOptimizer`` (Loshchilov and Hutter, "Decoupled Weight
+    Decay Regularization", 2019) and ``SGDOptimizerV2``. Learning rate and count of steps are inputs of the optimizer
+    model. :mod:`ortrain.onnxblock.optim` has them with settings, and gradient clipping.
+
+    >>> from ortrain import artifacts
+    >>> loss = artifacts.LossType.CrossEntropyLoss
+    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=loss, optimizer=artifacts.OptimType.SGD)
+    >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+    >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    """
 
     AdamW = 1
     """AdamW with bias correction: betas 0.9 and 0.999, epsilon 1e-6, no weight decay."""
@@ -141,6 +185,31 @@ def generate_artifacts(
             ones, which stay as they are. ``"train"`` and ``"freeze"``: the one or the other everywhere. What the model
             itself says (``training_mode``) makes no difference. Running statistics that are updated are in the
             checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
+
+    Raises:
+        InvalidArgumentError: for a name or a pattern that fits nothing, a name given twice, settings that a loss does
+            not have, and if nothing is left to train.
+        InvalidModelError, UnsupportedError: if the model cannot be read or differentiated.
+        NoSuchFileError, OrtrainError: if a file is not there or cannot be written.
+        TypeError: for arguments of other types.
+
+    Here the second layer is trained and the first one is frozen; each step gives the logits beside the loss:
+
+    >>> from ortrain import artifacts
+    >>> artifacts.generate_artifacts(
+    ...     "examples/perceptron.onnx",
+    ...     requires_grad=["fc2.*"],
+    ...     frozen_params=["fc1.*"],
+    ...     loss=artifacts.Loss(artifacts.LossType.CrossEntropyLoss, label_smoothing=0.1),
+    ...     optimizer=artifacts.OptimType.AdamW,
+    ...     additional_output_names=["logits"],
+    ... )
+    >>> state = CheckpointState.load_checkpoint("checkpoint")
+    >>> [name for name, parameter in state.parameters if parameter.requires_grad]
+    ['fc2.bias', 'fc2.weight']
+    >>> loss, logits = Module("training_model.onnx", state)(x, labels)
+    >>> logits.shape
+    (8, 10)
 
     """
     if ort_format:

@@ -78,6 +78,13 @@ def install() -> None:
     An onnxruntime that is installed stays, and its ``OrtValue`` and ``SessionOptions`` are taken; where none is,
     ``onnxruntime`` has the part of ``InferenceSession``, ``OrtValue`` and ``SessionOptions`` that ortrain has. Calling
     it again changes nothing.
+
+    >>> import ortrain.compat
+    >>> ortrain.compat.install()
+    >>> from onnxruntime.training.api import CheckpointState
+    >>> CheckpointState.__module__
+    'ortrain.api.checkpoint_state'
+    >>> ortrain.compat.uninstall()
     """
     if _before:
         return
@@ -99,7 +106,15 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`: what was imported before is there again. Objects made meanwhile stay what they are."""
+    """Undo :func:`install`: what was imported before is there again. Objects made meanwhile stay what they are.
+
+    >>> import sys
+    >>> import ortrain.compat
+    >>> ortrain.compat.install()
+    >>> ortrain.compat.uninstall()
+    >>> "onnxruntime.training.api" in sys.modules
+    False
+    """
     if not _before:
         return
     sys.meta_path.remove(_FINDER)

@@ -1,4 +1,13 @@
-"""What can go wrong. Every class is a ``RuntimeError``, as in onnxruntime, so existing handlers keep working."""
+"""What can go wrong. Every class is a ``RuntimeError``, as in onnxruntime, so existing handlers keep working.
+
+>>> import ortrain
+>>> from ortrain.api import CheckpointState
+>>> try:
+...     state = CheckpointState.load_checkpoint("nowhere")
+... except ortrain.OrtrainError as error:
+...     print(type(error).__name__)
+NoSuchFileError
+"""
 
 __all__ = [
     "InvalidArgumentError",
@@ -14,24 +23,68 @@ class OrtrainError(RuntimeError):
     """The root: whatever ortrain refuses or fails to do.
 
     Raised itself for a failing disk, a damaged checkpoint, a call out of order.
+
+    >>> import ortrain
+    >>> nominal = CheckpointState.load_checkpoint("nominal_checkpoint")
+    >>> try:
+    ...     nominal.parameters["fc1.bias"]
+    ... except ortrain.OrtrainError as error:
+    ...     print(str(error).partition(":")[0])
+    the state is nominal
     """
 
 
 class InvalidArgumentError(OrtrainError, ValueError):
-    """An argument that does not fit: another type or shape, a label out of range, an unknown name."""
+    """An argument that does not fit: another type or shape, a label out of range, an unknown name.
+
+    >>> state.parameters["fc2.bias"].data = np.zeros(5, np.float32)
+    Traceback (most recent call last):
+    ortrain.errors.InvalidArgumentError: parameter "fc2.bias" is float32[10], but a value of float32[5] was given
+    """
 
 
 class NoSuchFileError(OrtrainError, FileNotFoundError):
-    """A file or folder that is not there."""
+    """A file or folder that is not there.
+
+    >>> import ortrain
+    >>> try:
+    ...     session = ortrain.InferenceSession("nowhere.onnx")
+    ... except FileNotFoundError as error:
+    ...     print(type(error).__name__)
+    NoSuchFileError
+    """
 
 
 class InvalidModelError(OrtrainError):
-    """A model that cannot be read, contradicts itself, or does not belong to its checkpoint."""
+    """A model that cannot be read, contradicts itself, or does not belong to its checkpoint.
+
+    >>> import ortrain
+    >>> ortrain.InferenceSession(b"not a model")
+    Traceback (most recent call last):
+    ortrain.errors.InvalidModelError: the model is not an ONNX model: it looks like text
+    """
 
 
 class MemoryLimitError(OrtrainError, MemoryError):
-    """A run that would take more bytes than ``memory_limit``. Names the largest buffers; nothing was allocated."""
+    """A run that would take more bytes than ``memory_limit``. Names the largest buffers; nothing was allocated.
+
+    >>> import ortrain
+    >>> options = ortrain.SessionOptions()
+    >>> options.memory_limit = 1000
+    >>> session = ortrain.InferenceSession("examples/perceptron.onnx", options)
+    >>> try:
+    ...     session.run(None, {"x": x})
+    ... except ortrain.MemoryLimitError as error:
+    ...     print(str(error).partition(";")[0])
+    this takes 34088 bytes of memory (28968 constants, 5120 values of a step), but memory_limit is 1000
+    """
 
 
 class UnsupportedError(OrtrainError, NotImplementedError):
-    """Something well defined that ortrain does not do. Operators are named all at once, with their nodes."""
+    """Something well defined that ortrain does not do. Operators are named all at once, with their nodes.
+
+    >>> import ortrain
+    >>> ortrain.artifacts.generate_artifacts("examples/perceptron.onnx", ort_format=True)
+    Traceback (most recent call last):
+    ortrain.errors.UnsupportedError: ort_format=True is not supported: ortrain writes and reads .onnx files
+    """

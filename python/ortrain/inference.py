@@ -1,4 +1,11 @@
-"""Running a model."""
+"""Running a model.
+
+>>> from ortrain.inference import InferenceSession
+>>> session = InferenceSession("examples/perceptron.onnx")
+>>> (logits,) = session.run(["logits"], {"x": x})
+>>> logits.argmax(axis=1).shape
+(8,)
+"""
 
 from __future__ import annotations
 
@@ -20,7 +27,17 @@ _PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "referen
 
 
 class SessionOptions:
-    """How a session runs. An option that ortrain does not have cannot be set: no option is ignored in silence."""
+    """How a session runs. An option that ortrain does not have cannot be set: no option is ignored in silence.
+
+    >>> import ortrain
+    >>> options = ortrain.SessionOptions()
+    >>> options.intra_op_num_threads = 2
+    >>> options.memory_limit = 256 << 20
+    >>> session = ortrain.InferenceSession("examples/perceptron.onnx", options)
+    >>> options.graph_optimization_level = 99
+    Traceback (most recent call last):
+    AttributeError: 'SessionOptions' object has no attribute 'graph_optimization_level'
+    """
 
     __slots__ = ("intra_op_num_threads", "memory_limit")
 
@@ -67,7 +84,13 @@ def native_options(options: SessionOptions | None) -> NativeOptions:
 
 
 class NodeArg:
-    """The name, type and shape of an input or output."""
+    """The name, type and shape of an input or output.
+
+    >>> import ortrain
+    >>> (x,) = ortrain.InferenceSession("examples/perceptron.onnx").get_inputs()
+    >>> x.name, x.type, x.shape
+    ('x', 'tensor(float)', ['batch', 64])
+    """
 
     __slots__ = ("name", "shape", "type")
 
@@ -90,8 +113,22 @@ class NodeArg:
 class InferenceSession:
     """A model that runs; the part of ``onnxruntime.InferenceSession`` that scripts use.
 
-    ``providers`` names where: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``. A provider that is not
-    there is an error, never a silent fallback.
+    Args:
+        path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants.
+        sess_options: threads and bytes.
+        providers: where it runs: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``. One that is not there
+            is an error, never a silent fallback.
+
+    Raises:
+        NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or run, or there is no such
+            provider.
+
+    >>> import ortrain
+    >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
+    >>> (logits,) = session.run(None, {"x": x})
+    >>> logits.shape, logits.dtype
+    ((8, 10), dtype('float32'))
+
     """
 
     def __init__(
@@ -115,11 +152,21 @@ class InferenceSession:
         )
 
     def get_inputs(self) -> list[NodeArg]:
-        """The inputs that :meth:`run` takes."""
+        """The inputs that :meth:`run` takes.
+
+        >>> import ortrain
+        >>> ortrain.InferenceSession("examples/perceptron.onnx").get_inputs()
+        [NodeArg(name='x', type='tensor(float)', shape=['batch', 64])]
+        """
         return [NodeArg(*description) for description in self._native.inputs()]
 
     def get_outputs(self) -> list[NodeArg]:
-        """The outputs that :meth:`run` returns."""
+        """The outputs that :meth:`run` returns.
+
+        >>> import ortrain
+        >>> ortrain.InferenceSession("examples/perceptron.onnx").get_outputs()
+        [NodeArg(name='logits', type='tensor(float)', shape=['batch', 10])]
+        """
         return [NodeArg(*description) for description in self._native.outputs()]
 
     def run(
@@ -127,7 +174,17 @@ class InferenceSession:
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, npt.ArrayLike | OrtValue],
     ) -> list[npt.NDArray[Any]]:
-        """The named outputs (all, in the model's order, for ``None``) for the named inputs."""
+        """The named outputs (all, in the model's order, for ``None``) for the named inputs.
+
+        >>> import ortrain
+        >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
+        >>> (logits,) = session.run(["logits"], {"x": x})
+        >>> logits.shape
+        (8, 10)
+        >>> session.run(["hidden"], {"x": x})
+        Traceback (most recent call last):
+        ortrain.errors.InvalidArgumentError: the model has no output 'hidden'; it has logits
+        """
         if isinstance(output_names, str):
             raise TypeError("output_names is a list of names, not one name")
         outputs = [description[0] for description in self._native.outputs()]

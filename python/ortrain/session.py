@@ -154,7 +154,9 @@ class TrainingSession:
         self._native.lazy_reset_grad()
 
     def optimizer_step(self) -> None:
-        """Update the trainable parameters from the gradients, which stay as they are.
+        """Update the trainable parameters from the gradients.
+
+        These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
 
         >>> _ = session.train_step([x, labels])
         >>> session.optimizer_step()

@@ -1,13 +1,15 @@
 """Training on the device: the names and meanings of ``onnxruntime.training.api``.
 
 >>> from ortrain.api import CheckpointState, Module, Optimizer
->>> state = CheckpointState.load_checkpoint("checkpoint")                         # doctest: +SKIP
->>> module = Module("training_model.onnx", state, "eval_model.onnx")              # doctest: +SKIP
->>> optimizer = Optimizer("optimizer_model.onnx", module)                         # doctest: +SKIP
->>> for x, labels in batches:                                                     # doctest: +SKIP
+>>> state = CheckpointState.load_checkpoint("checkpoint")
+>>> module = Module("training_model.onnx", state, "eval_model.onnx")
+>>> optimizer = Optimizer("optimizer_model.onnx", module)
+>>> for epoch in range(3):
 ...     loss = module(x, labels)
 ...     optimizer.step()
 ...     module.lazy_reset_grad()
+>>> CheckpointState.save_checkpoint(state, "trained", include_optimizer_state=True)
+>>> module.export_model_for_inferencing("trained.onnx", ["logits"])
 
 A :class:`CheckpointState` owns the parameters and moments, a :class:`Module` the gradients. One lock guards a state:
 a second thread waits for the first, with the interpreter free meanwhile.

@@ -1,4 +1,10 @@
-"""The state of a training run: parameters, properties, and (once there is an optimizer) its moments."""
+"""The state of a training run: parameters, properties, and (once there is an optimizer) its moments.
+
+>>> from ortrain.api.checkpoint_state import CheckpointState
+>>> state = CheckpointState.load_checkpoint("checkpoint")
+>>> state.parameters
+Parameters(fc1.bias, fc1.weight, fc2.bias, fc2.weight)
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a file had for a state."""
+    """What a file had for a state.
+
+    >>> state.save_safetensors("model.safetensors", {"fc2.bias": "classifier.bias"})
+    >>> report = state.load_safetensors("model.safetensors", strict=False)
+    >>> report.loaded
+    ['fc1.bias', 'fc1.weight', 'fc2.weight']
+    >>> report.missing, report.unexpected
+    (['fc2.bias'], ['classifier.bias'])
+    """
 
     loaded: list[str]
     """Parameters that got their values from the file, by their names in the state, sorted."""
@@ -40,7 +54,11 @@ class LoadReport:
 
 
 class Parameter:
-    """One tensor of the model, trainable or frozen."""
+    """One tensor of the model, trainable or frozen.
+
+    >>> state.parameters["fc2.bias"]
+    Parameter(name=fc2.bias, requires_grad=True)
+    """
 
     __slots__ = ("_name", "_native")
 
@@ -50,12 +68,20 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """The name of the initializer that it was."""
+        """The name of the initializer that it was.
+
+        >>> [parameter.name for _, parameter in state.parameters]
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+        """
         return self._name
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained; frozen parameters and running statistics are not."""
+        """Whether it is trained; frozen parameters and running statistics are not.
+
+        >>> state.parameters["fc2.bias"].requires_grad
+        True
+        """
         return self._native.requires_grad(self._name)
 
     @property
@@ -66,6 +92,18 @@ class Parameter:
         somebody holds them, whatever becomes of the state. Writing while another thread steps gives values in no
         particular order, and nothing worse. A bfloat16 parameter comes as ``ml_dtypes.bfloat16`` if that package is
         installed, else as ``uint16``, the upper half of each float32.
+
+        Raises:
+            InvalidArgumentError: for an array of another shape or type than the parameter's.
+
+        >>> bias = state.parameters["fc2.bias"]
+        >>> bias.data.shape, bias.data.dtype
+        ((10,), dtype('float32'))
+        >>> bias.data[0] = 0.5
+        >>> bias.data = np.full(10, 0.25, np.float32)
+        >>> float(bias.data[0])
+        0.25
+
         """
         return self._native.parameter(self._name)
 
@@ -79,6 +117,13 @@ class Parameter:
 
         ``None`` for a frozen parameter, and as long as no module was made on the state. Still readable after that
         module is gone, until another one is made.
+
+        >>> _ = module(x, labels)
+        >>> gradient = state.parameters["fc2.bias"].grad
+        >>> gradient.shape, gradient.dtype
+        ((10,), dtype('float32'))
+        >>> bool(gradient.any())
+        True
         """
         return self._native.gradient(self._name)
 
@@ -87,7 +132,17 @@ class Parameter:
 
 
 class Parameters:
-    """The parameters of a state by name. Iteration yields ``(name, Parameter)``, names ascending."""
+    """The parameters of a state by name. Iteration yields ``(name, Parameter)``, names ascending.
+
+    >>> len(state.parameters), "fc2.bias" in state.parameters
+    (4, True)
+    >>> for name, parameter in state.parameters:
+    ...     print(name, parameter.data.shape)
+    fc1.bias (96,)
+    fc1.weight (96, 64)
+    fc2.bias (10,)
+    fc2.weight (10, 96)
+    """
 
     __slots__ = ("_native",)
 
@@ -101,7 +156,17 @@ class Parameters:
         return Parameter(name, self._native)
 
     def __setitem__(self, name: str, value: npt.NDArray[Any]) -> None:
-        """Copy an array of exactly the parameter's shape and type into it."""
+        """Copy an array of exactly the parameter's shape and type into it.
+
+        Raises:
+            KeyError: if there is no parameter of this name.
+            InvalidArgumentError: for an array of another shape or type.
+
+        >>> state.parameters["fc2.bias"] = np.ones(10, np.float32)
+        >>> float(state.parameters["fc2.bias"].data.sum())
+        10.0
+
+        """
         self[name].data = value
 
     def __contains__(self, name: object) -> bool:
@@ -123,6 +188,13 @@ class Properties:
     """Values that travel with the checkpoint: ``int``, ``float`` and ``str`` by name.
 
     A float is kept as float32, as the file format has it.
+
+    >>> state.properties["epoch"] = 3
+    >>> state.properties["best"] = 0.25
+    >>> state.properties
+    Properties(best=0.25, epoch=3)
+    >>> "worst" in state.properties
+    False
     """
 
     __slots__ = ("_native",)
@@ -137,7 +209,18 @@ class Properties:
         return value
 
     def __setitem__(self, name: str, value: int | float | str | bytes | np.number[Any] | np.bool_) -> None:
-        """Set or replace a property; the type may change."""
+        """Set or replace a property; the type may change.
+
+        Raises:
+            TypeError: for what is no number and no text.
+            OverflowError: for an integer outside int64.
+
+        >>> state.properties["epoch"] = 3
+        >>> state.properties["epoch"] = "the last"
+        >>> state.properties["epoch"]
+        'the last'
+
+        """
         self._native.set_property(name, _property(value))
 
     def __contains__(self, name: object) -> bool:
@@ -215,7 +298,14 @@ class StateLayout:
 
 
 class CheckpointState:
-    """Everything that training changes; made by :meth:`load_checkpoint`."""
+    """Everything that training changes; made by :meth:`load_checkpoint`.
+
+    >>> state = CheckpointState.load_checkpoint("checkpoint")
+    >>> state.parameters["fc2.bias"].data.shape
+    (10,)
+    >>> state.properties["epoch"] = 1
+    >>> CheckpointState.save_checkpoint(state, "later")
+    """
 
     __slots__ = ("_native", "_parameters", "_properties")
 
@@ -230,7 +320,17 @@ class CheckpointState:
 
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: PathLike) -> CheckpointState:
-        """Read a checkpoint file, full or nominal, written by ortrain or by onnxruntime-training."""
+        """Read a checkpoint file, full or nominal, written by ortrain or by onnxruntime-training.
+
+        Raises:
+            NoSuchFileError: if there is no such file.
+            OrtrainError: if it is no checkpoint, or damaged.
+
+        >>> state = CheckpointState.load_checkpoint("checkpoint")
+        >>> len(state.parameters)
+        4
+
+        """
         return cls(_ortrain.CheckpointState.load(os.fspath(checkpoint_uri)))
 
     @classmethod
@@ -239,8 +339,20 @@ class CheckpointState:
     ) -> None:
         """Write a checkpoint, replacing the file only when the new one is complete and on disk.
 
-        With ``include_optimizer_state`` the moments, the step, the learning rate and the scheduler go along, so that
-        a loaded run goes on with the same bits.
+        Args:
+            state: what is written.
+            checkpoint_uri: the file.
+            include_optimizer_state: whether the moments, the step, the learning rate and the scheduler go along, so
+                that a loaded run goes on with the same bits.
+
+        Raises:
+            NoSuchFileError, OrtrainError: if the file cannot be written.
+
+        >>> state.properties["epoch"] = 7
+        >>> CheckpointState.save_checkpoint(state, "trained", include_optimizer_state=True)
+        >>> CheckpointState.load_checkpoint("trained").properties["epoch"]
+        7
+
         """
         state._native.save(os.fspath(checkpoint_uri), include_optimizer_state)
 
@@ -262,9 +374,15 @@ class CheckpointState:
                 or unexpected names. Nothing has changed then.
             NoSuchFileError, OrtrainError: if the file is not there or is damaged.
 
-        >>> report = state.load_parameters("pretrained", strict=False)               # doctest: +SKIP
-        >>> report.missing                                                           # doctest: +SKIP
-        ['classifier.bias', 'classifier.weight']
+        >>> from ortrain import artifacts
+        >>> artifacts.generate_artifacts(
+        ...     "examples/perceptron.onnx", ["fc1.*"], loss=artifacts.LossType.MSELoss, prefix="pretrained_"
+        ... )
+        >>> report = state.load_parameters("pretrained_checkpoint", strict=False)
+        >>> report.loaded
+        ['fc1.bias', 'fc1.weight']
+        >>> report.missing
+        ['fc2.bias', 'fc2.weight']
 
         """
         return LoadReport(*self._native.load_parameters(os.fspath(checkpoint_uri), strict))
@@ -279,8 +397,11 @@ class CheckpointState:
             names: what a parameter is called in the file, where it is called otherwise.
             strict: as in :meth:`load_parameters`, and so are results and errors.
 
-        >>> names = {"fc.weight": "model.classifier.weight"}
-        >>> state.load_safetensors("model.safetensors", names)                       # doctest: +SKIP
+        >>> names = {"fc2.weight": "model.classifier.weight", "fc2.bias": "model.classifier.bias"}
+        >>> state.save_safetensors("model.safetensors", names)
+        >>> report = state.load_safetensors("model.safetensors", names)
+        >>> report.loaded
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
 
         """
         return LoadReport(*self._native.load_safetensors(os.fspath(path), dict(names or {}), strict))
@@ -296,7 +417,9 @@ class CheckpointState:
             InvalidArgumentError: for a name that is no parameter, or one that two would have.
             OrtrainError: if the state is nominal, or the file cannot be written.
 
-        >>> state.save_safetensors("model.safetensors")                              # doctest: +SKIP
+        >>> state.save_safetensors("model.safetensors")
+        >>> len(state.load_safetensors("model.safetensors").loaded)
+        4
 
         """
         self._native.save_safetensors(os.fspath(path), dict(names or {}))
@@ -349,10 +472,19 @@ class CheckpointState:
 
     @property
     def parameters(self) -> Parameters:
-        """The parameters by name."""
+        """The parameters by name.
+
+        >>> state.parameters["fc1.weight"].data.shape
+        (96, 64)
+        """
         return self._parameters
 
     @property
     def properties(self) -> Properties:
-        """The properties by name."""
+        """The properties by name.
+
+        >>> state.properties["epoch"] = 3
+        >>> state.properties["epoch"]
+        3
+        """
         return self._properties

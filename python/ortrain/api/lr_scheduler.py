@@ -1,4 +1,10 @@
-"""Learning rates that change by plan."""
+"""Learning rates that change by plan.
+
+>>> from ortrain.api.lr_scheduler import LinearLRScheduler
+>>> scheduler = LinearLRScheduler(optimizer, warmup_step_count=0, total_step_count=100, initial_lr=0.5)
+>>> optimizer.get_learning_rate()
+0.5
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,25 @@ class LinearLRScheduler:
 
     With t completed optimizer steps, W warm-up steps and T steps in all, the rate is ``initial_lr`` times ``t / W``
     while t < W, and ``max(0, (T - t) / (T - W))`` from then on. Making the scheduler sets the rate for the current t.
+
+    Args:
+        optimizer: whose rate it sets.
+        warmup_step_count: W.
+        total_step_count: T.
+        initial_lr: the rate at the end of the warm-up.
+
+    >>> from ortrain.api import LinearLRScheduler
+    >>> scheduler = LinearLRScheduler(optimizer, warmup_step_count=2, total_step_count=4, initial_lr=1.0)
+    >>> rates = []
+    >>> for step in range(5):
+    ...     rates.append(optimizer.get_learning_rate())
+    ...     loss = module(x, labels)
+    ...     optimizer.step()
+    ...     scheduler.step()
+    ...     module.lazy_reset_grad()
+    >>> rates
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+
     """
 
     def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
@@ -20,5 +45,13 @@ class LinearLRScheduler:
         self._native = _ortrain.LinearLRScheduler(optimizer._native, warmup_step_count, total_step_count, initial_lr)
 
     def step(self) -> None:
-        """Set the rate for the number of optimizer steps done so far; there is no other counter."""
+        """Set the rate for the number of optimizer steps done so far; there is no other counter.
+
+        >>> from ortrain.api import LinearLRScheduler
+        >>> scheduler = LinearLRScheduler(optimizer, warmup_step_count=4, total_step_count=8, initial_lr=1.0)
+        >>> optimizer.step()
+        >>> scheduler.step()
+        >>> optimizer.get_learning_rate()
+        0.25
+        """
         self._native.step()

@@ -1,4 +1,10 @@
-"""A model that trains."""
+"""A model that trains.
+
+>>> from ortrain.api.module import Module
+>>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+>>> round(float(module(x, labels)), 2)
+2.27
+"""
 
 from __future__ import annotations
 
@@ -24,9 +30,30 @@ __all__ = ["Module"]
 class Module:
     """A training model and, optionally, an eval model on one state.
 
-    ``device`` is where it runs: ``"cpu"``, or ``"reference"``, the slow evaluator that says what is right. Two
-    modules may share a state; each has gradients of its own, and :attr:`Parameter.grad
+    Two modules may share a state; each has gradients of its own, and :attr:`Parameter.grad
     <ortrain.api.checkpoint_state.Parameter.grad>` shows those of the newest.
+
+    Args:
+        train_model_uri: the training model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        state: the parameters.
+        eval_model_uri: the eval model, likewise; :meth:`eval` and :meth:`export_model_for_inferencing` need it.
+        device: where it runs: ``"cpu"``, or ``"reference"``, the slow evaluator that says what is right.
+        session_options: threads and bytes.
+
+    Raises:
+        NoSuchFileError, InvalidModelError, UnsupportedError: if a model cannot be read or run, or does not fit the
+            state.
+        MemoryLimitError: if not even parameters and gradients are within ``memory_limit``.
+
+    >>> state = CheckpointState.load_checkpoint("checkpoint")
+    >>> module = Module("training_model.onnx", state, "eval_model.onnx")
+    >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    >>> before = module(x, labels)
+    >>> optimizer.step()
+    >>> module.lazy_reset_grad()
+    >>> bool(module(x, labels) < before)
+    True
+
     """
 
     training: bool
@@ -63,6 +90,12 @@ class Module:
             InvalidArgumentError: for inputs of wrong number, name, type or shape, and labels that are no classes.
             MemoryLimitError: if the step would take more than ``memory_limit``.
 
+        >>> loss = module(x, labels)
+        >>> loss.shape, loss.dtype
+        ((), dtype('float32'))
+        >>> bool(loss == module(labels=labels, x=x))
+        True
+
         """
         given = self._in_order(user_inputs, named_inputs)
         outputs = self._native.step([native_value(value) for value in given], self.training)
@@ -93,9 +126,15 @@ class Module:
         the profile. Parameters, gradients, the count of train steps and a pending :meth:`lazy_reset_grad` stay as they
         are, and later steps give the same bits as without a profile.
 
-        >>> profile = module.profile(x, labels, steps=20)                            # doctest: +SKIP
-        >>> print(profile)                                                           # doctest: +SKIP
-        >>> profile.chrome_trace("step.json")                                        # doctest: +SKIP
+        Raises:
+            InvalidArgumentError: as of a call; for less than one step.
+            MemoryLimitError: if the step would take more than ``memory_limit``.
+
+        >>> profile = module.profile(x, labels, steps=3)
+        >>> len(profile.steps)
+        3
+        >>> profile.chrome_trace("step.json")
+
         """
         if steps < 1 or warmup < 0:
             raise InvalidArgumentError(f"steps is at least 1 and warmup at least 0, not {steps} and {warmup}")
@@ -103,36 +142,85 @@ class Module:
         return Profile(self._native.profile(inputs, self.training, steps, warmup))
 
     def memory(self) -> MemoryUse:
-        """The bytes that the module holds now: after a step, all that the step took."""
+        """The bytes that the module holds now: after a step, all that the step took.
+
+        >>> _ = module(x, labels)
+        >>> memory = module.memory()
+        >>> memory.parameters == memory.gradients
+        True
+        """
         return MemoryUse(*self._native.memory())
 
     def train(self, mode: bool = True) -> Module:
-        """Let calls run the training model (or, with ``False``, the eval model)."""
+        """Let calls run the training model (or, with ``False``, the eval model).
+
+        >>> module.train(False).training
+        False
+        >>> module.train().training
+        True
+        """
         self.training = mode
         return self
 
     def eval(self) -> Module:
-        """Let calls run the eval model."""
+        """Let calls run the eval model.
+
+        >>> _ = module.eval()
+        >>> round(float(module(x, labels)), 2)
+        2.27
+        """
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        """Let the next training step overwrite the gradients instead of adding to them. Until then they stay."""
+        """Let the next training step overwrite the gradients instead of adding to them. Until then they stay.
+
+        >>> bias = state.parameters["fc2.bias"]
+        >>> _ = module(x, labels)
+        >>> once = bias.grad.copy()
+        >>> _ = module(x, labels)
+        >>> np.array_equal(bias.grad, 2 * once)
+        True
+        >>> module.lazy_reset_grad()
+        >>> _ = module(x, labels)
+        >>> np.array_equal(bias.grad, once)
+        True
+        """
         self._native.lazy_reset_grad()
 
     def input_names(self) -> list[str]:
-        """The inputs that a call takes in the current mode; none in eval mode without an eval model."""
+        """The inputs that a call takes in the current mode; none in eval mode without an eval model.
+
+        >>> module.input_names()
+        ['x', 'labels']
+        """
         return self._native.input_names(self.training)
 
     def output_names(self) -> list[str]:
-        """The outputs that a call returns in the current mode; none in eval mode without an eval model."""
+        """The outputs that a call returns in the current mode; none in eval mode without an eval model.
+
+        >>> (loss,) = module.output_names()
+        """
         return self._native.output_names(self.training)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """The number of elements of all (trainable) parameters."""
+        """The number of elements of all (trainable) parameters.
+
+        >>> module.get_parameters_size()
+        7210
+        """
         return self._native.parameters_size(trainable_only)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> OrtValue:
-        """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy."""
+        """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy.
+
+        Raises:
+            InvalidArgumentError: for a parameter that is not float32.
+            OrtrainError: if the state is nominal.
+
+        >>> module.get_contiguous_parameters()
+        OrtValue(tensor(float), shape=[7210])
+
+        """
         return OrtValue(self._native.copy_parameters_to_buffer(trainable_only))
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
@@ -145,6 +233,9 @@ class Module:
 
         Raises:
             InvalidArgumentError: for another type or number of elements.
+
+        >>> parameters = module.get_contiguous_parameters(trainable_only=True).numpy()
+        >>> module.copy_buffer_to_parameters(parameters / 2)
 
         """
         self._native.copy_buffer_to_parameters(native_value(buffer), trainable_only)
@@ -188,7 +279,22 @@ class Module:
         return self._native.gradient_planes()
 
     def export_model_for_inferencing(self, inference_model_uri: PathLike, graph_output_names: list[str]) -> None:
-        """Write the eval model with the current parameters in it, cut down to what the named values need."""
+        """Write the eval model with the current parameters in it, cut down to what the named values need.
+
+        Args:
+            inference_model_uri: the file; one that is there is replaced.
+            graph_output_names: the outputs: any values of the eval model, also intermediate ones.
+
+        Raises:
+            InvalidArgumentError: for a name that no value has, or without any.
+            OrtrainError: without an eval model, or if the file cannot be written.
+
+        >>> import ortrain
+        >>> module.export_model_for_inferencing("trained.onnx", ["logits", "hidden"])
+        >>> [output.name for output in ortrain.InferenceSession("trained.onnx").get_outputs()]
+        ['logits', 'hidden']
+
+        """
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")
         self._native.export_model_for_inferencing(os.fspath(inference_model_uri), list(graph_output_names))

@@ -1,4 +1,10 @@
-"""What turns gradients into better parameters."""
+"""What turns gradients into better parameters.
+
+>>> from ortrain.api.optimizer import Optimizer
+>>> optimizer = Optimizer("optimizer_model.onnx", module)
+>>> round(optimizer.get_learning_rate(), 6)
+0.001
+"""
 
 from __future__ import annotations
 
@@ -10,20 +16,57 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer:
-    """An optimizer model on the state of a module. Step and moments live in the state, one set for all optimizers."""
+    """An optimizer model on the state of a module. Step and moments live in the state, one set for all optimizers.
+
+    Args:
+        optimizer_uri: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        module: whose gradients it uses.
+
+    Raises:
+        NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or is no optimizer model.
+        OrtrainError: if the state has the moments of another kind of optimizer.
+
+    >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    >>> _ = module(x, labels)
+    >>> before = state.parameters["fc2.bias"].data.copy()
+    >>> optimizer.step()
+    >>> np.array_equal(state.parameters["fc2.bias"].data, before)
+    False
+
+    """
 
     def __init__(self, optimizer_uri: ModelLike, module: Module) -> None:
         self._module = module
         self._native = _ortrain.Optimizer(model_source(optimizer_uri), module._native)
 
     def step(self) -> None:
-        """Update the trainable parameters from the module's gradients, which stay as they are."""
+        """Update the trainable parameters from the module's gradients.
+
+        These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
+
+        Raises:
+            OrtrainError: if the state is nominal.
+
+        >>> _ = module(x, labels)
+        >>> optimizer.step()
+        >>> module.lazy_reset_grad()
+
+        """
         self._native.step()
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the rate of the next steps; a scheduler overwrites it at its own next step."""
+        """Set the rate of the next steps; a scheduler overwrites it at its own next step.
+
+        >>> optimizer.set_learning_rate(0.5)
+        >>> optimizer.get_learning_rate()
+        0.5
+        """
         self._native.set_learning_rate(learning_rate)
 
     def get_learning_rate(self) -> float:
-        """The current rate, a float32; 0.001 unless set, scheduled or loaded."""
+        """The current rate, a float32; 0.001 unless set, scheduled or loaded.
+
+        >>> round(optimizer.get_learning_rate(), 6)
+        0.001
+        """
         return self._native.learning_rate()

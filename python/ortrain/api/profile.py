@@ -1,4 +1,9 @@
-"""Where the time and the memory of a step go."""
+"""Where the time and the memory of a step go.
+
+>>> profile = module.profile(x, labels, steps=2)
+>>> [instruction.kind for instruction in profile.instructions][:2]
+['Inputs', 'MatMul']
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,13 @@ __all__ = ["Instruction", "MemoryUse", "Profile"]
 
 @dataclass(frozen=True)
 class Instruction:
-    """What a profile says of one instruction of the program, or of copying inputs or results."""
+    """What a profile says of one instruction of the program, or of copying inputs or results.
+
+    >>> profile = module.profile(x, labels, steps=2)
+    >>> first = next(instruction for instruction in profile.instructions if instruction.kind == "MatMul")
+    >>> first.node, first.calls, first.flops
+    ('node "fc1" (Gemm) + node "relu" (Relu)', 2, 99072)
+    """
 
     node: str
     """The node it came from; of fused ones, several."""
@@ -38,13 +49,23 @@ class Instruction:
 
     @property
     def share(self) -> float:
-        """How much of the machine's bound a call reaches: 1 is the bound, above it where buffers stay in a cache."""
+        """How much of the machine's bound a call reaches: 1 is the bound, above it where buffers stay in a cache.
+
+        >>> profile = module.profile(x, labels, steps=2)
+        >>> all(instruction.share >= 0 for instruction in profile.instructions)
+        True
+        """
         return self.bound / max(self.median, 1e-9)
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The bytes that a module holds."""
+    """The bytes that a module holds.
+
+    >>> memory = module.memory()
+    >>> memory.parameters, memory.gradients
+    (29184, 29184)
+    """
 
     parameters: int
     """Parameters, frozen ones and running statistics among them; they are the state's."""
@@ -57,7 +78,12 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All of it.
+
+        >>> memory = module.memory()
+        >>> memory.total == memory.parameters + memory.gradients + memory.work + memory.scratch
+        True
+        """
         return self.parameters + self.gradients + self.work + self.scratch
 
 
@@ -65,6 +91,12 @@ class Profile:
     """Where the time of some steps went, by instruction; made by :meth:`Module.profile <ortrain.api.Module.profile>`.
 
     ``str(profile)`` is the table of :meth:`table`.
+
+    >>> profile = module.profile(x, labels, steps=2)
+    >>> profile
+    Profile(12 instructions, 2 steps)
+    >>> len(profile.steps), profile.memory < 1 << 20
+    (2, True)
     """
 
     instructions: list[Instruction]
@@ -86,7 +118,12 @@ class Profile:
         self.memory = native.memory()
 
     def table(self) -> str:
-        """A line for each instruction, what took longest first, and one for all of them."""
+        """A line for each instruction, what took longest first, and one for all of them.
+
+        >>> profile = module.profile(x, labels, steps=2)
+        >>> profile.table().splitlines()[1].split()[:3]
+        ['ms/step', 'time', 'calls']
+        """
         return self._native.table()
 
     def __str__(self) -> str:
@@ -96,5 +133,17 @@ class Profile:
         return f"Profile({len(self.instructions)} instructions, {len(self.steps)} steps)"
 
     def chrome_trace(self, path: PathLike) -> None:
-        """Write every call as an event in Chrome's trace format, for ``chrome://tracing`` and Perfetto."""
+        """Write every call as an event in Chrome's trace format, for ``chrome://tracing`` and Perfetto.
+
+        Raises:
+            NoSuchFileError, OrtrainError: if the file cannot be written.
+
+        >>> import json
+        >>> from pathlib import Path
+        >>> module.profile(x, labels, steps=2).chrome_trace("step.json")
+        >>> trace = json.loads(Path("step.json").read_text())
+        >>> sorted({event["ph"] for event in trace["traceEvents"]})
+        ['M', 'X']
+
+        """
         self._native.chrome_trace(os.fspath(path))

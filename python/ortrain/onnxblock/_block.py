@@ -26,10 +26,15 @@ class Block(ABC):
         temp_file_name: a relative path. Blocks of onnxruntime-training put large models there while they check them;
             nothing is written here.
 
-    >>> class Double(Block):
+    >>> import onnx
+    >>> from ortrain import onnxblock
+    >>> class Double(onnxblock.Block):
     ...     def build(self, x):
     ...         self.base.graph.node.append(onnx.helper.make_node("Add", [x, x], ["doubled"]))
     ...         return "doubled"
+    >>> with onnxblock.base(model):
+    ...     Double()("logits")
+    'doubled'
 
     """
 
@@ -40,7 +45,14 @@ class Block(ABC):
 
     @property
     def base(self) -> onnx.ModelProto:
-        """The model that is edited: that of the open context, or of the last one that the block was called in."""
+        """The model that is edited: that of the open context, or of the last one that the block was called in.
+
+        >>> block = onnxblock.blocks.Abs()
+        >>> with onnxblock.base(model):
+        ...     absolute = block("logits")
+        >>> [node.op_type for node in block.base.graph.node]
+        ['Gemm', 'Relu', 'Gemm', 'Abs']
+        """
         if self._base is None:
             self._base = current().model
         return self._base
@@ -51,7 +63,15 @@ class Block(ABC):
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Edit :attr:`base`; return the names of the results, one or a tuple."""
+        """Edit :attr:`base`; return the names of the results, one or a tuple.
+
+        >>> class MeanOfSquares(onnxblock.Block):
+        ...     def build(self, name):
+        ...         return onnxblock.blocks.ReduceMean(keepdims=False)(onnxblock.blocks.Pow(2.0)(name))
+        >>> with onnxblock.base(model):
+        ...     MeanOfSquares()("logits")
+        'onnx::reducemean_output::4'
+        """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`build` on the model of the open context.
@@ -59,6 +79,16 @@ class Block(ABC):
         Raises:
             InvalidArgumentError: outside of a context.
             onnx.checker.ValidationError: if what was built is no valid model.
+
+        >>> with onnxblock.base(model):
+        ...     onnxblock.blocks.Abs()("logits")
+        'onnx::abs_output::1'
+        >>> import ortrain
+        >>> try:
+        ...     onnxblock.blocks.Abs()("logits")
+        ... except ortrain.InvalidArgumentError as error:
+        ...     print(str(error).partition(":")[0])
+        there is no model to edit
 
         """
         accessor = current()
@@ -78,7 +108,16 @@ class Block(ABC):
         """What is left to do when :meth:`build` has returned its result; nothing, unless a kind of block says so."""
 
     def infer_shapes_on_base(self) -> None:
-        """Add the types that follow from the model to its ``value_info``."""
+        """Add the types that follow from the model to its ``value_info``.
+
+        >>> block = onnxblock.blocks.ReduceMean(keepdims=False)
+        >>> with onnxblock.base(model):
+        ...     mean = block("logits")
+        >>> block.infer_shapes_on_base()
+        >>> (found,) = [entry for entry in block.base.graph.value_info if entry.name == mean]
+        >>> len(found.type.tensor_type.shape.dim)
+        0
+        """
         if self.base.ByteSize() <= _LARGEST:
             inferred = onnx.shape_inference.infer_shapes(self.base)
             del self.base.graph.value_info[:]

@@ -26,6 +26,11 @@ def save_checkpoint(
     Raises:
         OrtrainError: for a name that is there twice, or if the file cannot be written.
 
+    >>> trained = [tensor for tensor in model.graph.initializer if tensor.name.startswith("fc2.")]
+    >>> onnxblock.save_checkpoint((trained, []), "second_layer")
+    >>> CheckpointState.load_checkpoint("second_layer").parameters
+    Parameters(fc2.bias, fc2.weight)
+
     """
     trained, frozen = parameters
     _ortrain.save_checkpoint(_holding(trained), _holding(frozen), os.fspath(path), nominal_checkpoint)
@@ -37,6 +42,13 @@ def load_checkpoint_to_model(path_to_checkpoint: PathLike, model: onnx.ModelProt
     Raises:
         InvalidArgumentError: for a nominal checkpoint, which has no values.
         NoSuchFileError, OrtrainError: if the file is not there or is damaged.
+
+    >>> state.parameters["fc2.bias"] = np.ones(10, np.float32)
+    >>> CheckpointState.save_checkpoint(state, "trained")
+    >>> onnxblock.load_checkpoint_to_model("trained", model)
+    >>> (bias,) = [tensor for tensor in model.graph.initializer if tensor.name == "fc2.bias"]
+    >>> float(onnx.numpy_helper.to_array(bias).sum())
+    10.0
 
     """
     found = onnx.ModelProto.FromString(_ortrain.checkpoint_initializers(os.fspath(path_to_checkpoint)))

@@ -106,10 +106,13 @@ def base(model: onnx.ModelProto, model_path: PathLike | None = None) -> Iterator
         InvalidArgumentError: without a model, or inside another context.
 
     >>> import onnx
+    >>> from ortrain import onnxblock
     >>> model = onnx.load("examples/perceptron.onnx")
-    >>> with base(model) as accessor:
-    ...     accessor.model.graph.name == model.graph.name
-    True
+    >>> with onnxblock.base(model) as accessor:
+    ...     onnxblock.blocks.Abs()("logits")
+    'onnx::abs_output::1'
+    >>> len(accessor.model.graph.node), len(model.graph.node)
+    (4, 3)
 
     """
     if not isinstance(model, onnx.ModelProto):
@@ -128,7 +131,8 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
         opset_version: the version of the standard operators; the newest that ``onnx`` knows unless given. The model's
             IR version is 10, which onnxruntime-training 1.19.2 reads, or the oldest that these operators need.
 
-    >>> with empty_base(17) as accessor:
+    >>> from ortrain import onnxblock
+    >>> with onnxblock.empty_base(17) as accessor:
     ...     [(entry.domain, entry.version) for entry in accessor.model.opset_import]
     [('com.microsoft', 1), ('', 17)]
 
@@ -150,6 +154,10 @@ def custom_op_library(custom_op_library_path: PathLike) -> AbstractContextManage
     Raises:
         NoSuchFileError: if there is no such file.
         UnsupportedError: otherwise.
+
+    >>> onnxblock.custom_op_library("nowhere.so")
+    Traceback (most recent call last):
+    ortrain.errors.NoSuchFileError: there is no file nowhere.so
 
     """
     if not Path(custom_op_library_path).exists():

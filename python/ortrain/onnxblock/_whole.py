@@ -35,7 +35,20 @@ def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
 
 
 class ForwardBlock(Block):
-    """A model: :meth:`build` returns the names of its outputs."""
+    """A model: :meth:`build` returns the names of its outputs.
+
+    >>> class Magnitude(onnxblock.ForwardBlock):
+    ...     def build(self, name):
+    ...         return onnxblock.blocks.Abs()(name)
+    >>> block = Magnitude()
+    >>> with onnxblock.base(model):
+    ...     _ = block("logits")
+    >>> import ortrain
+    >>> session = ortrain.InferenceSession(block.to_model_proto())
+    >>> (magnitudes,) = session.run(None, {"x": x})
+    >>> magnitudes.shape, bool((magnitudes >= 0).all())
+    ((8, 10), True)
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +71,15 @@ class ForwardBlock(Block):
         Raises:
             InvalidArgumentError: before the block was called.
 
+        >>> class Hidden(onnxblock.ForwardBlock):
+        ...     def build(self):
+        ...         return "hidden"
+        >>> block = Hidden()
+        >>> with onnxblock.base(model):
+        ...     _ = block()
+        >>> [entry.name for entry in block.to_model_proto().graph.output]
+        ['hidden']
+
         """
         return self._proto()
 
@@ -74,6 +96,19 @@ class TrainingBlock(ForwardBlock):
         batch_norm: which statistics ``BatchNormalization`` uses in training, as in
             :func:`ortrain.artifacts.generate_artifacts`.
 
+    >>> class Regression(onnxblock.TrainingBlock):
+    ...     def build(self, scores):
+    ...         return onnxblock.loss.MSELoss()(scores)
+    >>> block = Regression()
+    >>> block.requires_grad("fc2.weight")
+    >>> with onnxblock.base(model):
+    ...     loss = block("logits")
+    >>> training_model, eval_model = block.to_model_proto()
+    >>> onnxblock.save_checkpoint(block.parameters(), "regression")
+    >>> module = Module(training_model, CheckpointState.load_checkpoint("regression"), eval_model)
+    >>> module.input_names()
+    ['x', 'target']
+
     """
 
     def __init__(self, batch_norm: Literal["auto", "train", "freeze"] = "auto") -> None:
@@ -82,7 +117,15 @@ class TrainingBlock(ForwardBlock):
         self._requires_grad: dict[str, bool] = {}
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Say that an initializer is trained, or with ``False`` that it is a parameter but not trained."""
+        """Say that an initializer is trained, or with ``False`` that it is a parameter but not trained.
+
+        >>> class Training(onnxblock.TrainingBlock):
+        ...     def build(self, scores):
+        ...         return onnxblock.loss.CrossEntropyLoss()(scores)
+        >>> block = Training()
+        >>> block.requires_grad("fc2.weight")
+        >>> block.requires_grad("fc1.weight", False)
+        """
         self._requires_grad[argument_name] = value
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
@@ -90,6 +133,18 @@ class TrainingBlock(ForwardBlock):
 
         Raises:
             InvalidArgumentError: before the block was called.
+
+        >>> class Training(onnxblock.TrainingBlock):
+        ...     def build(self, scores):
+        ...         return onnxblock.loss.CrossEntropyLoss()(scores)
+        >>> block = Training()
+        >>> block.requires_grad("fc2.weight")
+        >>> block.requires_grad("fc1.weight", False)
+        >>> with onnxblock.base(model):
+        ...     loss = block("logits")
+        >>> trained, frozen = block.parameters()
+        >>> [tensor.name for tensor in trained], [tensor.name for tensor in frozen]
+        (['fc2.weight'], ['fc1.weight'])
 
         """
         initializers = self._proto().graph.initializer
@@ -105,6 +160,17 @@ class TrainingBlock(ForwardBlock):
         Raises:
             InvalidArgumentError: before the block was called; if nothing is trained or a name is unknown.
             InvalidModelError, UnsupportedError: if the model cannot be differentiated.
+
+        >>> class Training(onnxblock.TrainingBlock):
+        ...     def build(self, scores):
+        ...         return onnxblock.loss.CrossEntropyLoss()(scores)
+        >>> block = Training()
+        >>> block.requires_grad("fc2.bias")
+        >>> with onnxblock.base(model):
+        ...     loss = block("logits")
+        >>> training_model, eval_model = block.to_model_proto()
+        >>> [entry.name for entry in eval_model.graph.input]
+        ['x', 'labels', 'fc2.bias']
 
         """
         model = self._proto()

@@ -1,4 +1,13 @@
-"""Blocks of a few nodes. Values are given by their names, and so are results."""
+"""Blocks of a few nodes. Values are given by their names, and so are results.
+
+A block that is given names appends a node, of the version that the model's opset has, and returns the name of its
+result:
+
+>>> from ortrain.onnxblock import base, blocks
+>>> with base(model):
+...     blocks.Mul()("logits", blocks.Constant(0.5)())
+'onnx::mul_output::2'
+"""
 
 from __future__ import annotations
 
@@ -56,35 +65,79 @@ def _initializer(block: Block, token: str, values: npt.ArrayLike) -> str:
 
 class _Binary(Block):
     def build(self, input_name1: str, input_name2: str) -> str:
-        """Return the name of the result of two values."""
+        """Return the name of the result of two values.
+
+        Raises:
+            onnx.checker.ValidationError: if the two do not go together.
+
+        >>> with onnxblock.base(model):
+        ...     onnxblock.blocks.Add()("logits", "fc2.bias")
+        'onnx::add_output::1'
+
+        """
         return _node(self, type(self).__name__, [input_name1, input_name2])
 
 
 class Add(_Binary):
-    """``a + b``, broadcast."""
+    """``a + b``, broadcast: ``Add`` (ONNX 7 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Add()("logits", "fc2.bias")
+    'onnx::add_output::1'
+    """
 
 
 class Sub(_Binary):
-    """``a - b``, broadcast."""
+    """``a - b``, broadcast: ``Sub`` (ONNX 7 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Sub()("logits", "fc2.bias")
+    'onnx::sub_output::1'
+    """
 
 
 class Mul(_Binary):
-    """``a * b``, broadcast."""
+    """``a * b``, broadcast: ``Mul`` (ONNX 7 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Mul()("logits", "logits")
+    'onnx::mul_output::1'
+    """
 
 
 class Div(_Binary):
-    """``a / b``, broadcast."""
+    """``a / b``, broadcast: ``Div`` (ONNX 7 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Div()("logits", onnxblock.blocks.Constant(2.0)())
+    'onnx::div_output::2'
+    """
 
 
 class Pow(Block):
-    """A value to the power of a number."""
+    """A value to the power of a number: ``Pow`` (ONNX 7 and newer).
+
+    Args:
+        exponent: that number, an initializer of float32 and shape [1].
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Pow(2.0)("logits")
+    'onnx::pow_output::2'
+
+    """
 
     def __init__(self, exponent: float) -> None:
         super().__init__()
         self._exponent = exponent
 
     def build(self, pow_input_name: str) -> str:
-        """Return the name of the power."""
+        """Return the name of the power.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     square = onnxblock.blocks.Pow(2.0)("logits")
+        >>> onnx.numpy_helper.to_array(accessor.model.graph.initializer[-1])
+        array([2.], dtype=float32)
+        """
         exponent = _initializer(self, "pow_exponent", [self._exponent])
         return _node(self, "Pow", [pow_input_name, exponent])
 
@@ -95,65 +148,150 @@ class _Reduction(Block):
         self._keepdims = keepdims
 
     def build(self, reduce_input_name: str) -> str:
-        """Return the name of what is left of all elements: one, of rank 0 unless axes are kept."""
+        """Return the name of what is left of all elements: one, of rank 0 unless axes are kept.
+
+        >>> with onnxblock.base(model):
+        ...     onnxblock.blocks.ReduceSum(keepdims=False)("logits")
+        'onnx::reducesum_output::1'
+        """
         return _node(self, type(self).__name__, [reduce_input_name], keepdims=int(self._keepdims))
 
 
 class ReduceMean(_Reduction):
-    """The mean of all elements."""
+    """The mean of all elements: ``ReduceMean`` (ONNX 1 and newer).
+
+    Args:
+        keepdims: whether axes stay, each of size 1.
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.ReduceMean(keepdims=False)("logits")
+    'onnx::reducemean_output::1'
+
+    """
 
 
 class ReduceSum(_Reduction):
-    """The sum of all elements."""
+    """The sum of all elements: ``ReduceSum`` (ONNX 1 and newer).
+
+    Args:
+        keepdims: whether axes stay, each of size 1.
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.ReduceSum(keepdims=False)("logits")
+    'onnx::reducesum_output::1'
+
+    """
 
 
 class _Unary(Block):
     def build(self, input_name: str) -> str:
-        """Return the name of the result, element by element."""
+        """Return the name of the result, element by element.
+
+        >>> with onnxblock.base(model):
+        ...     onnxblock.blocks.Neg()("logits")
+        'onnx::neg_output::1'
+        """
         return _node(self, type(self).__name__, [input_name])
 
 
 class Sigmoid(_Unary):
-    """``1 / (1 + exp(-x))``."""
+    """``1 / (1 + exp(-x))``: ``Sigmoid`` (ONNX 6 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Sigmoid()("logits")
+    'onnx::sigmoid_output::1'
+    """
 
 
 class Log(_Unary):
-    """The natural logarithm."""
+    """The natural logarithm: ``Log`` (ONNX 6 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Log()(onnxblock.blocks.Sigmoid()("logits"))
+    'onnx::log_output::3'
+    """
 
 
 class Neg(_Unary):
-    """``-x``."""
+    """``-x``: ``Neg`` (ONNX 6 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Neg()("logits")
+    'onnx::neg_output::1'
+    """
 
 
 class Abs(_Unary):
-    """The magnitude."""
+    """The magnitude: ``Abs`` (ONNX 6 and newer).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Abs()("logits")
+    'onnx::abs_output::1'
+    """
 
 
 class Constant(Block):
-    """A float32 of shape [1]."""
+    """A float32 of shape [1], as an initializer.
+
+    Args:
+        value_float: its value.
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Constant(0.5)()
+    'onnx::constant::1'
+
+    """
 
     def __init__(self, value_float: float) -> None:
         super().__init__()
         self._value = value_float
 
     def build(self) -> str:
-        """Return the name of an initializer."""
+        """Return the name of an initializer.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     half = onnxblock.blocks.Constant(0.5)()
+        >>> onnx.numpy_helper.to_array(accessor.model.graph.initializer[-1])
+        array([0.5], dtype=float32)
+        """
         return _initializer(self, "constant", [self._value])
 
 
 class SequenceConstruct(Block):
-    """A sequence of tensors."""
+    """A sequence of tensors: ``SequenceConstruct`` (ONNX 11).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.SequenceConstruct()("logits", "hidden")
+    'onnx::sequenceconstruct_output::1'
+    """
 
     def build(self, *sequence_input_names: str) -> str:
-        """Return the name of the sequence."""
+        """Return the name of the sequence.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     sequence = onnxblock.blocks.SequenceConstruct()("logits", "hidden")
+        >>> list(accessor.model.graph.node[-1].input)
+        ['logits', 'hidden']
+        """
         return _node(self, "SequenceConstruct", sequence_input_names)
 
 
 class ReduceAllL2(Block):
-    """The root of the sum of all squares of some tensors: ``ReduceAllL2`` of ``com.microsoft``."""
+    """The root of the sum of all squares of some tensors: ``ReduceAllL2`` of ``com.microsoft`` (version 1).
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
+    'onnx::reducealll2_output::1'
+    """
 
     def build(self, *reduce_node_input_names: str) -> str:
-        """Return the name of the norm, a float32 of shape [1]."""
+        """Return the name of the norm, a float32 of shape [1].
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     norm = onnxblock.blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
+        >>> accessor.model.graph.node[-1].domain
+        'com.microsoft'
+        """
         norm = _node(self, "ReduceAllL2", reduce_node_input_names, domain="com.microsoft")
         import_set(self.base, "com.microsoft")
         self.base.graph.value_info.append(helper.make_tensor_value_info(norm, TensorProto.FLOAT, [1]))
@@ -161,14 +299,30 @@ class ReduceAllL2(Block):
 
 
 class Clip(Block):
-    """A value kept between two bounds, each of which may be missing."""
+    """A value kept between two bounds, each of which may be missing: ``Clip`` (ONNX 11 and newer).
+
+    Args:
+        clip_min: the least value.
+        clip_max: the largest value.
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Clip(-1.0, 1.0)("logits")
+    'onnx::clip_output::3'
+
+    """
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         super().__init__()
         self._bounds = (clip_min, clip_max)
 
     def build(self, clip_input_name: str) -> str:
-        """Return the name of the clipped value."""
+        """Return the name of the clipped value.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     clipped = onnxblock.blocks.Clip(clip_max=1.0)("logits")
+        >>> list(accessor.model.graph.node[-1].input)
+        ['logits', '', 'onnx::clip_max::1']
+        """
         inputs = [clip_input_name]
         for token, bound in zip(("clip_min", "clip_max"), self._bounds, strict=True):
             inputs.append("" if bound is None else _initializer(self, token, bound))
@@ -178,10 +332,24 @@ class Clip(Block):
 
 
 class PassThrough(Block):
-    """Its inputs as they are, for models that have their loss already."""
+    """Its inputs as they are, for models that have their loss already.
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.PassThrough()("logits", "hidden")
+    ('logits', 'hidden')
+    """
 
     def build(self, *input_names: str) -> tuple[str, ...]:
-        """Return the names."""
+        """Return the names.
+
+        >>> class AsItIs(onnxblock.ForwardBlock):
+        ...     def build(self):
+        ...         return onnxblock.blocks.PassThrough()("logits", "hidden")
+        >>> block = AsItIs()
+        >>> with onnxblock.base(model):
+        ...     block()
+        ('logits', 'hidden')
+        """
         return input_names
 
 
@@ -190,6 +358,12 @@ class InputLike(Block):
 
     Args:
         like: the name of that input or output.
+
+    >>> with onnxblock.base(model) as accessor:
+    ...     onnxblock.blocks.InputLike("logits")("wanted")
+    'wanted'
+    >>> [entry.name for entry in accessor.model.graph.input]
+    ['x', 'wanted']
 
     """
 
@@ -202,6 +376,10 @@ class InputLike(Block):
 
         Raises:
             InvalidArgumentError: if the model has no such input or output; it is a ``LookupError``, too.
+
+        >>> with onnxblock.base(model):
+        ...     onnxblock.blocks.InputLike("logits")()
+        'onnx::input::1'
 
         """
         graph = self.base.graph
@@ -219,12 +397,18 @@ class InputLike(Block):
 
 
 class LabelEncoder(Block):
-    """Other values for given ones: ``LabelEncoder`` of ``ai.onnx.ml``.
+    """Other values for given ones: ``LabelEncoder`` of ``ai.onnx.ml`` (version 2).
 
     Args:
         default_float, default_int64, default_string: for values that are not among the keys.
         keys_floats, keys_int64s, keys_strings: what is looked for; one of them is given.
         values_floats, values_int64s, values_strings: what stands for it; one of them is given.
+
+    >>> label = onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["batch"])
+    >>> model.graph.input.extend([label])
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.LabelEncoder(keys_int64s=[1, 7], values_int64s=[0, 1])("label")
+    'onnx::labelencoder_output::1'
 
     """
 
@@ -255,16 +439,28 @@ class LabelEncoder(Block):
         self._attributes = {name: value for name, value in given.items() if value is not None}
 
     def build(self, label_encoder_input_name: str) -> str:
-        """Return the name of the result."""
+        """Return the name of the result.
+
+        >>> label = onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["batch"])
+        >>> model.graph.input.extend([label])
+        >>> with onnxblock.base(model) as accessor:
+        ...     weight = onnxblock.blocks.LabelEncoder(keys_int64s=[1, 7], values_floats=[0.5, 2.0])("label")
+        >>> accessor.model.graph.node[-1].domain
+        'ai.onnx.ml'
+        """
         import_set(self.base, "ai.onnx.ml", 2)
         return _node(self, "LabelEncoder", [label_encoder_input_name], domain="ai.onnx.ml", **self._attributes)
 
 
 class Cast(Block):
-    """A value as another type.
+    """A value as another type: ``Cast`` (ONNX 6 and newer).
 
     Args:
         to: a number of ``onnx.TensorProto.DataType``.
+
+    >>> with onnxblock.base(model):
+    ...     onnxblock.blocks.Cast(onnx.TensorProto.FLOAT16)("logits")
+    'onnx::cast_output::1'
 
     """
 
@@ -273,18 +469,33 @@ class Cast(Block):
         self._to = to
 
     def build(self, cast_input_name: str) -> str:
-        """Return the name of the converted value."""
+        """Return the name of the converted value.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     half = onnxblock.blocks.Cast(onnx.TensorProto.FLOAT16)("logits")
+        >>> accessor.model.graph.node[-1].attribute[0].i == onnx.TensorProto.FLOAT16
+        True
+        """
         return _node(self, "Cast", [cast_input_name], to=self._to)
 
 
 class Linear(Block):
-    """``alpha * x W + beta * b`` with new weights, drawn from a normal distribution.
+    """``alpha * x W + beta * b`` with new weights: ``Gemm`` (ONNX 7 and newer).
+
+    ``W``, a float32 of shape [in_features, out_features], and ``b``, one of shape [out_features], are drawn from a
+    normal distribution of mean 0 and variance 1, anew at each call.
 
     Args:
         in_features: the columns of ``x``.
         out_features: the columns of the result.
         bias: whether there is a ``b``.
         alpha, beta: factors.
+
+    >>> with onnxblock.base(model) as accessor:
+    ...     onnxblock.blocks.Linear(10, 3)("logits")
+    'onnx::gemm_output::3'
+    >>> [(tensor.name, list(tensor.dims)) for tensor in accessor.model.graph.initializer[-2:]]
+    [('onnx::linear.weight::1', [10, 3]), ('onnx::linear.bias::2', [3])]
 
     """
 
@@ -297,7 +508,13 @@ class Linear(Block):
         self._alpha, self._beta = alpha, beta
 
     def build(self, linear_input_name: str) -> str:
-        """Return the name of the product. The weights are ``linear.weight`` and ``linear.bias``, with numbers."""
+        """Return the name of the product. The weights are ``linear.weight`` and ``linear.bias``, with numbers.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     _ = onnxblock.blocks.Linear(10, 3, bias=False)("logits")
+        >>> list(accessor.model.graph.node[-1].input)
+        ['logits', 'onnx::linear.weight::1']
+        """
         rng = np.random.default_rng()
         inputs = [linear_input_name]
         inputs.append(_initializer(self, "linear.weight", rng.standard_normal(self._sizes)))

@@ -1,4 +1,11 @@
-"""Losses. What they compare the scores to is a new input, unless a value of that name is there."""
+"""Losses. What they compare the scores to is a new input, unless a value of that name is there.
+
+>>> from ortrain.onnxblock import base, loss
+>>> with base(model) as accessor:
+...     name = loss.CrossEntropyLoss(label_smoothing=0.1)("logits")
+>>> [entry.name for entry in accessor.model.graph.input]
+['x', 'labels']
+"""
 
 from __future__ import annotations
 
@@ -34,10 +41,15 @@ class _Loss(Block):
 
 
 class MSELoss(_Loss):
-    """The mean, sum or all of the squared differences.
+    """The mean, sum or all of the squared differences: ``(scores - target)**2``.
 
     Args:
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    >>> with onnxblock.base(model) as accessor:
+    ...     name = onnxblock.loss.MSELoss()("logits")
+    >>> [node.op_type for node in accessor.model.graph.node][-3:]
+    ['Sub', 'Pow', 'ReduceMean']
 
     """
 
@@ -45,15 +57,26 @@ class MSELoss(_Loss):
         super().__init__(LossType.MSELoss, reduction=reduction)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Return the name of the loss of scores and a target of their type and shape."""
+        """Return the name of the loss of scores and a target of their type and shape.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     name = onnxblock.loss.MSELoss()("logits", target_name="wanted")
+        >>> [entry.name for entry in accessor.model.graph.input]
+        ['x', 'wanted']
+        """
         return self._append(loss_input_name, target_name)
 
 
 class L1Loss(_Loss):
-    """The mean, sum or all of the absolute differences.
+    """The mean, sum or all of the absolute differences: ``abs(scores - target)``.
 
     Args:
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+    >>> with onnxblock.base(model) as accessor:
+    ...     name = onnxblock.loss.L1Loss(reduction="sum")("logits")
+    >>> [node.op_type for node in accessor.model.graph.node][-3:]
+    ['Sub', 'Abs', 'ReduceSum']
 
     """
 
@@ -61,17 +84,30 @@ class L1Loss(_Loss):
         super().__init__(LossType.L1Loss, reduction=reduction)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Return the name of the loss of scores and a target of their type and shape."""
+        """Return the name of the loss of scores and a target of their type and shape.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     name = onnxblock.loss.L1Loss()("logits", target_name="wanted")
+        >>> [entry.name for entry in accessor.model.graph.input]
+        ['x', 'wanted']
+        """
         return self._append(loss_input_name, target_name)
 
 
 class BCEWithLogitsLoss(_Loss):
-    """Binary cross-entropy of the sigmoid of scores.
+    """Binary cross-entropy of the sigmoid of scores: ``-(pos_weight * t * log(p) + (1 - t) * log(1 - p)) * weight``.
+
+    ``t`` is the target, of the type and shape of the scores, and ``p = 1 / (1 + exp(-scores))``.
 
     Args:
         weight: floats that the losses are multiplied by, broadcast to their shape.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         pos_weight: floats that the losses of positive targets are multiplied by, broadcast.
+
+    >>> with onnxblock.base(model) as accessor:
+    ...     name = onnxblock.loss.BCEWithLogitsLoss(pos_weight=np.full(10, 9.0))("logits")
+    >>> [entry.name for entry in accessor.model.graph.input]
+    ['x', 'target']
 
     """
 
@@ -84,18 +120,32 @@ class BCEWithLogitsLoss(_Loss):
         super().__init__(LossType.BCEWithLogitsLoss, weight=weight, reduction=reduction, pos_weight=pos_weight)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Return the name of the loss of scores and a target of their type and shape."""
+        """Return the name of the loss of scores and a target of their type and shape.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     name = onnxblock.loss.BCEWithLogitsLoss()("logits", target_name="wanted")
+        >>> [entry.name for entry in accessor.model.graph.input]
+        ['x', 'wanted']
+        """
         return self._append(loss_input_name, target_name)
 
 
 class CrossEntropyLoss(_Loss):
-    """Cross-entropy of the softmax of scores along axis 1, with labels of int64.
+    """Cross-entropy of the softmax of scores along axis 1: ``SoftmaxCrossEntropyLoss`` (ONNX 12 and newer).
+
+    Labels are int64; the scores have a float type.
 
     Args:
         weight: a float for each class.
         reduction: ``"mean"``, weighted by class, ``"sum"`` or ``"none"``.
         ignore_index: a label whose elements count for nothing.
-        label_smoothing: the share of the target, from 0 to 1, that all classes get alike.
+        label_smoothing: the share of the target, from 0 to 1, that all classes get alike (Szegedy et al., "Rethinking
+            the Inception Architecture for Computer Vision", 2016).
+
+    >>> with onnxblock.base(model) as accessor:
+    ...     name = onnxblock.loss.CrossEntropyLoss(weight=np.ones(10))("logits")
+    >>> accessor.model.graph.node[-1].op_type
+    'SoftmaxCrossEntropyLoss'
 
     """
 
@@ -110,7 +160,13 @@ class CrossEntropyLoss(_Loss):
         super().__init__(LossType.CrossEntropyLoss, weight=weight, **settings)
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
-        """Return the name of the loss. Labels have the shape of the scores without axis 1."""
+        """Return the name of the loss. Labels have the shape of the scores without axis 1.
+
+        >>> with onnxblock.base(model) as accessor:
+        ...     name = onnxblock.loss.CrossEntropyLoss()("logits", labels_name="digit")
+        >>> [entry.name for entry in accessor.model.graph.input]
+        ['x', 'digit']
+        """
         return self._append(scores_input_name, labels_name)
 
 

@@ -1,4 +1,10 @@
-"""Optimizers as models of their own."""
+"""Optimizers as models of their own.
+
+>>> from ortrain.onnxblock import empty_base, optim
+>>> with empty_base(17) as accessor:
+...     name = optim.AdamW(weight_decay=0.01, clip_grad=optim.ClipGradNorm(1.0))(([], []))
+>>> optimizer = Optimizer(accessor.model, module)
+"""
 
 from __future__ import annotations
 
@@ -18,10 +24,18 @@ Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 
 
 class ClipGradNorm(Block):
-    """Gradients scaled so that their norm, over all of them, is at most a number: ``InplaceClipGradNorm``.
+    """Gradients scaled so that their norm is at most a number: ``InplaceClipGradNorm`` of ``com.microsoft`` 1.
+
+    With n the root of the sum of the squares of all gradients, each is multiplied by ``max_norm / (n + 1e-6)`` where
+    that is less than 1.
 
     Args:
         max_norm: that number.
+
+    >>> with onnxblock.empty_base(17) as accessor:
+    ...     name = onnxblock.optim.SGD(clip_grad=onnxblock.optim.ClipGradNorm(1.0))(([], []))
+    >>> [node.op_type for node in accessor.model.graph.node]
+    ['InplaceClipGradNorm', 'SGDOptimizerV2']
 
     """
 
@@ -30,7 +44,13 @@ class ClipGradNorm(Block):
         self._max_norm = max_norm
 
     def build(self, gradients_name: str) -> str:
-        """Return the name of the sequence of clipped gradients."""
+        """Return the name of the sequence of clipped gradients.
+
+        >>> with onnxblock.empty_base(17) as accessor:
+        ...     name = onnxblock.optim.SGD(clip_grad=onnxblock.optim.ClipGradNorm(0.5))(([], []))
+        >>> accessor.model.graph.node[0].attribute[0].f
+        0.5
+        """
         accessor = current()
         clipped = accessor.name("clip_grad_norm_output")
         name = accessor.name("InplaceClipGradNorm")
@@ -73,6 +93,11 @@ class _Optimizer(Block):
             parameters: trained and frozen ones, as :meth:`TrainingBlock.parameters` returns them. An optimizer model
                 is the same for all of them.
 
+        >>> with onnxblock.empty_base(17) as accessor:
+        ...     name = onnxblock.optim.SGD()(([], []))
+        >>> [entry.name for entry in accessor.model.graph.input]
+        ['learning_rate', 'step', 'params', 'gradients', 'first_order_moments']
+
         """
         accessor = current()
         graph = self.base.graph
@@ -96,7 +121,9 @@ class _Optimizer(Block):
 
 
 class AdamW(_Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): ``AdamWOptimizer``.
+    """Adam with decoupled weight decay: ``AdamWOptimizer`` of ``com.microsoft`` (version 1).
+
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
 
     Args:
         bias_correction: whether the moments are corrected for starting at zero.
@@ -104,6 +131,12 @@ class AdamW(_Optimizer):
         eps: what is added to the root of the second moment.
         weight_decay: the share of a weight, times the learning rate, that a step takes away.
         clip_grad: what is done to the gradients before: a :class:`ClipGradNorm`, say.
+
+    >>> with onnxblock.empty_base(17) as accessor:
+    ...     name = onnxblock.optim.AdamW(weight_decay=0.01)(([], []))
+    >>> optimizer = Optimizer(accessor.model, module)
+    >>> _ = module(x, labels)
+    >>> optimizer.step()
 
     """
 
@@ -119,10 +152,16 @@ class AdamW(_Optimizer):
 
 
 class SGD(_Optimizer):
-    """Plain stochastic gradient descent: ``SGDOptimizerV2``.
+    """Plain stochastic gradient descent: ``SGDOptimizerV2`` of ``com.microsoft`` (version 1).
+
+    A step takes the learning rate times the gradient from each parameter.
 
     Args:
         clip_grad: what is done to the gradients before: a :class:`ClipGradNorm`, say.
+
+    >>> with onnxblock.empty_base(17) as accessor:
+    ...     name = onnxblock.optim.SGD()(([], []))
+    >>> optimizer = Optimizer(accessor.model, module)
 
     """
 
