@@ -109,6 +109,30 @@ pub enum Property {
     String(String),
 }
 
+impl From<i64> for Property {
+    fn from(value: i64) -> Property {
+        Property::Int(value)
+    }
+}
+
+impl From<f32> for Property {
+    fn from(value: f32) -> Property {
+        Property::Float(value)
+    }
+}
+
+impl From<&str> for Property {
+    fn from(value: &str) -> Property {
+        Property::String(value.to_owned())
+    }
+}
+
+impl From<String> for Property {
+    fn from(value: String) -> Property {
+        Property::String(value)
+    }
+}
+
 /// What ortrain keeps beyond ONNX Runtime's format. Readers of 1.19.2 ignore it, and its files have none of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {

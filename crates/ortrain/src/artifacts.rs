@@ -47,6 +47,30 @@ const TRAINING_OPSETS: [(&str, i64); 7] = [
 ];
 
 /// What to make artifacts for.
+///
+/// The last layer is trained; what `inspect` says could be, but is not, lies in the checkpoint all the same.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
+/// use ortrain::{ParameterRole, Scope, inspect};
+///
+/// # let model = setup::MODEL;
+/// let found = inspect(model.into(), &Scope::Outputs)?;
+/// let all = || found.names(ParameterRole::Trained).map(String::from);
+/// let options = ArtifactOptions {
+///     requires_grad: all().filter(|name| name.starts_with("fc2.")).collect(),
+///     frozen_params: all().filter(|name| !name.starts_with("fc2.")).collect(),
+///     losses: vec![Loss::CrossEntropyLoss.into()],
+///     optimizer: Some(OptimizerKind::AdamW),
+///     additional_output_names: vec!["logits".into()],
+///     nominal_checkpoint: true,
+///     ..ArtifactOptions::default()
+/// };
+/// let made = generate(model.into(), options)?;
+/// assert!(made.optimizer_model.is_some() && made.nominal_checkpoint.is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ArtifactOptions {
     /// Initializers that are trained. A value that the model computes from constants alone may be named, too: it becomes
@@ -86,6 +110,20 @@ impl ArtifactOptions {
 }
 
 /// The files of a training.
+///
+/// Files, or no files at all: what was made can be trained where it is.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let made = setup::artifacts()?;
+/// use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions};
+///
+/// let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+/// let train = ModelSource::from_proto(&made.training_model)?;
+/// let module = Module::new(train, &mut state, None, ModuleOptions::default())?;
+/// assert_eq!(module.input_names(true), ["x", "labels"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Artifacts {
     /// Forward, loss, gradients, and their accumulation.
@@ -104,6 +142,15 @@ impl Artifacts {
     /// Writes the files to a folder, which must exist: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and, where
     /// they were asked for, `optimizer_model.onnx` and `nominal_checkpoint`; each name begins with `prefix`. Each file is
     /// replaced only when its new content is complete.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// let folder = tempfile::tempdir()?;
+    /// made.write(folder.path(), "digits_")?;
+    /// assert!(folder.path().join("digits_training_model.onnx").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When a file cannot be written or would exceed 2 GiB.
@@ -136,6 +183,14 @@ impl Artifacts {
 
     /// The bytes of the checkpoint file.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// let state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+    /// assert_eq!(state.names().collect::<Vec<_>>(), ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When they are more than 2 GiB.
     pub fn checkpoint_bytes(&self) -> Result<Vec<u8>> {
@@ -144,6 +199,42 @@ impl Artifacts {
 }
 
 /// Makes the files of a training from a forward model.
+///
+/// The sum of two losses, one of them with settings, and an optimizer with others than its own:
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::Tensor;
+/// use ortrain::artifacts::{
+///     ArtifactOptions, Loss, LossSettings, LossTerm, OptimizerKind, OptimizerSettings, generate,
+/// };
+///
+/// # let model = setup::MODEL;
+/// let classes = LossSettings {
+///     weight: Some(Tensor::f32(&[10], &[1.0; 10])),
+///     label_smoothing: 0.1,
+///     ..LossSettings::default()
+/// };
+/// let small = LossTerm { target: Some("wanted".into()), factor: 0.01, ..Loss::MSELoss.into() };
+/// let made = generate(
+///     model.into(),
+///     ArtifactOptions {
+///         requires_grad: vec!["fc2.weight".into(), "fc2.bias".into()],
+///         losses: vec![LossTerm { settings: classes, ..Loss::CrossEntropyLoss.into() }, small],
+///         optimizer: Some(OptimizerKind::AdamW),
+///         optimizer_settings: OptimizerSettings {
+///             weight_decay: 0.01,
+///             max_norm: Some(1.0),
+///             ..OptimizerSettings::default()
+///         },
+///         ..ArtifactOptions::default()
+///     },
+/// )?;
+/// let graph = made.eval_model.graph.unwrap();
+/// let inputs: Vec<&str> = graph.input.iter().map(|input| input.name.as_str()).collect();
+/// assert_eq!(inputs, ["x", "labels", "wanted", "fc2.weight", "fc2.bias"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the model cannot be read or differentiated, a name is unknown or given twice, or there is nothing to train.

@@ -8,6 +8,10 @@ use ortrain_program::{Backend, Reference};
 use crate::{Error, Result};
 
 /// The backend that is used when none is given.
+///
+/// ```
+/// assert_eq!(ortrain::default_backend().name(), "cpu");
+/// ```
 #[must_use]
 pub fn default_backend() -> Arc<dyn Backend> {
     Arc::new(Cpu::new())
@@ -15,6 +19,15 @@ pub fn default_backend() -> Arc<dyn Backend> {
 
 /// The backend of a name: `cpu`, or `reference`, which says what is right and takes its time. `num_threads` is how many
 /// threads runs of this process may take, 0 to leave it as it is; results do not depend on it.
+///
+/// ```
+/// use ortrain::{ErrorKind, backend};
+///
+/// assert_eq!(backend("cpu", 2)?.name(), "cpu");
+/// assert_eq!(backend("reference", 0)?.name(), "reference");
+/// assert_eq!(backend("tpu", 0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+/// # Ok::<(), ortrain::Error>(())
+/// ```
 ///
 /// # Errors
 /// When there is none of this name.

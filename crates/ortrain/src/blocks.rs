@@ -13,6 +13,19 @@ use crate::artifacts::{LossTerm, full, inferred, message_graph, nominal, opset_o
 use crate::{Error, ModelSource, Result};
 
 /// What a block adds to a model.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::{Loss, LossTerm};
+/// use ortrain::blocks;
+///
+/// let term = LossTerm { scores: Some("logits".into()), ..Loss::CrossEntropyLoss.into() };
+/// let fragment = blocks::loss(setup::MODEL.into(), &term, false, 0)?;
+/// let made: Vec<&str> = fragment.graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
+/// assert!(made.contains(&fragment.output.as_str()));
+/// assert_eq!(fragment.graph.input[0].name, "labels");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Fragment {
     /// The nodes, initializers and inputs to be put behind those of the model.
@@ -26,6 +39,21 @@ pub struct Fragment {
 /// The nodes of a loss. `model` needs to hold nothing but the scores, as an input, say; with `target_is_there` the
 /// target is a value of the model that the nodes are for, otherwise it becomes an input. Names count on from `last`.
 /// The term's factor is not used.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::{Loss, LossTerm};
+/// use ortrain::blocks;
+///
+/// let term = LossTerm { scores: Some("logits".into()), ..Loss::MSELoss.into() };
+/// let first = blocks::loss(setup::MODEL.into(), &term, false, 0)?;
+/// // A second one compares the same target, and its names go on behind those of the first.
+/// let term = LossTerm { loss: Loss::L1Loss, ..term };
+/// let second = blocks::loss(setup::MODEL.into(), &term, true, first.last)?;
+/// assert!(second.graph.input.is_empty());
+/// assert_ne!(first.output, second.output);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the loss cannot compare these scores, or the model cannot be read.
@@ -51,6 +79,14 @@ pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u6
 
 /// Declarations of values, with the types that follow from the model; of values of unknown type there are none.
 ///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// let graph = ortrain::blocks::declarations(setup::MODEL.into(), &["hidden".into(), "nothing".into()])?;
+/// assert_eq!(graph.value_info.len(), 1);
+/// assert_eq!(graph.value_info[0].name, "hidden");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// When the model cannot be read.
 pub fn declarations(model: ModelSource, names: &[String]) -> Result<GraphProto> {
@@ -75,6 +111,19 @@ fn initializers(label: &str, model: ModelSource) -> Result<Vec<(String, Tensor)>
 
 /// Writes a checkpoint of parameters, which are the initializers of two messages; with `only_names` a nominal one.
 ///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{CheckpointState, GraphProto, ModelProto, ModelSource, blocks};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("checkpoint");
+/// // All initializers of one model are trained; another one has none.
+/// let none = ModelProto { graph: Some(GraphProto::default()), ..ModelProto::default() };
+/// blocks::save_checkpoint(setup::MODEL.into(), ModelSource::from_proto(&none)?, &path, false)?;
+/// assert!(CheckpointState::load(&path)?.requires_grad("fc1.weight")?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// When a name is there twice, a tensor cannot be read, or the file cannot be written.
 pub fn save_checkpoint(
@@ -94,6 +143,17 @@ pub fn save_checkpoint(
 }
 
 /// The parameters of a checkpoint as the initializers of a message.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let made = setup::artifacts()?;
+/// # let folder = tempfile::tempdir()?;
+/// # made.write(folder.path(), "")?;
+/// let graph = ortrain::blocks::checkpoint_initializers(folder.path().join("checkpoint"))?;
+/// let names: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+/// assert_eq!(names, ["fc2.weight", "fc2.bias", "fc1.weight", "fc1.bias"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the file cannot be read, or is nominal: then it holds no values.

@@ -10,6 +10,16 @@ use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
 
 /// What to print.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{Stage, dump};
+///
+/// let graph = dump(setup::MODEL.into(), Stage::Graph, &[])?;
+/// let gradient = dump(setup::MODEL.into(), Stage::Gradient, &[])?;
+/// assert!(gradient.lines().count() > graph.lines().count());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// The graph: newest versions of the operators, all types inferred.
@@ -23,6 +33,15 @@ pub enum Stage {
 
 /// Prints a stage of a model. `shapes` gives the shapes of inputs, by name, for [`Stage::Program`]; symbolic sizes that
 /// it does not determine are 1. Values of inputs that reach a shape are zeros there.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{Stage, dump};
+///
+/// let text = dump(setup::MODEL.into(), Stage::Program, &[("x".into(), vec![32, 64])])?;
+/// assert!(text.contains("MatMul"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the model does not get as far as the stage.

@@ -8,9 +8,24 @@ use ortrain_ops::OpError;
 use ortrain_program::{RunError, UnsupportedOnBackend};
 
 /// The result of everything here.
+///
+/// ```
+/// fn names(path: &str) -> ortrain::Result<Vec<String>> {
+///     let state = ortrain::CheckpointState::load(path)?;
+///     Ok(state.names().map(String::from).collect())
+/// }
+/// assert!(names("no such file").is_err());
+/// ```
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What sort of error it is: what a caller can do about it.
+///
+/// ```
+/// use ortrain::{CheckpointState, ErrorKind};
+///
+/// let error = CheckpointState::load("no such file").unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::NoSuchFile);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -29,6 +44,20 @@ pub enum ErrorKind {
 }
 
 /// Why something could not be done. The text is a sentence that names what is at fault and what was expected.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::{Error, Given, Tensor};
+///
+/// let narrow = Tensor::f32(&[2, 63], &[0.5; 126]);
+/// let result = module.train_step(&mut state, &[Given::from(&narrow), inputs[1]], &mut |_, _, _, _| {});
+/// let Err(Error::Input { name, expected, .. }) = result else { panic!("63 columns for 64") };
+/// assert_eq!((name.as_str(), expected.as_str()), ("x", "float32[batch, 64]"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -205,6 +234,13 @@ pub enum Error {
 
 impl Error {
     /// What sort of error it is.
+    ///
+    /// ```
+    /// use ortrain::{ErrorKind, InferenceSession, SessionOptions};
+    ///
+    /// let error = InferenceSession::new(b"no model".to_vec().into(), SessionOptions::default()).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::InvalidModel);
+    /// ```
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -9,6 +9,19 @@ use rustc_hash::FxHashMap;
 use crate::{CheckpointState, Error, Result};
 
 /// What a file had for a state.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut state = setup::state()?;
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// let names = [("fc2.bias".into(), "classifier.bias".into())].into_iter().collect();
+/// state.save_safetensors(&path, &names)?;
+/// let report = state.load_safetensors(&path, &Default::default(), false)?;
+/// assert_eq!(report.missing, ["fc2.bias"]);
+/// assert_eq!(report.unexpected, ["classifier.bias"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
     /// Parameters that got their values from the file, by their names in the state, sorted.
@@ -21,6 +34,13 @@ pub struct LoadReport {
 
 impl LoadReport {
     /// Whether the file has the parameters of the state and nothing else.
+    ///
+    /// ```
+    /// use ortrain::LoadReport;
+    ///
+    /// let report = LoadReport { loaded: vec!["fc.weight".into()], ..LoadReport::default() };
+    /// assert!(report.is_complete());
+    /// ```
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty()
@@ -32,6 +52,17 @@ impl CheckpointState {
     ///
     /// With `strict` the file must have all parameters and no others. Whether a parameter is trained says this state, not
     /// the file. Floats may become wider (float16 and bfloat16 to float32 or float64, float32 to float64): that is exact.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// let pretrained = folder.path().join("pretrained");
+    /// setup::state()?.save(&pretrained, false)?;
+    /// let report = state.load_parameters(&pretrained, true)?;
+    /// assert_eq!(report.loaded.len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the file cannot be read or holds no values, a tensor has another shape or a type that does not fit, or, if
@@ -53,6 +84,18 @@ impl CheckpointState {
     /// Takes the values of the parameters from a safetensors file. `names` says what a parameter is called there, where
     /// it is called otherwise; all else is as in [`CheckpointState::load_parameters`].
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("model.safetensors");
+    /// let names = [("fc2.weight".into(), "model.classifier.weight".into())].into_iter().collect();
+    /// # state.save_safetensors(&path, &names)?;
+    /// let report = state.load_safetensors(&path, &names, true)?;
+    /// assert!(report.is_complete());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`CheckpointState::load_parameters`]; when a name of `names` is no parameter.
     pub fn load_safetensors(
@@ -68,6 +111,16 @@ impl CheckpointState {
 
     /// Writes all parameters, frozen ones too, as a safetensors file. `names` says what a parameter is to be called there,
     /// where it is to be called otherwise. A file that is there is replaced when the new one is complete and on disk.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("model.safetensors");
+    /// state.save_safetensors(&path, &Default::default())?;
+    /// assert!(path.exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the state is nominal, a name of `names` is no parameter, two would have one name, or the file cannot be

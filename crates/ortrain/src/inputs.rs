@@ -9,6 +9,17 @@ use ortrain_program::Given;
 use crate::{Error, Result};
 
 /// An input or output of a model.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{DType, InferenceSession, SessionOptions};
+///
+/// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+/// let x = &session.inputs()[0];
+/// assert_eq!((x.name.as_str(), x.dtype), ("x", DType::F32));
+/// assert_eq!(x.to_string(), "float32[batch, 64]");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueInfo {
     /// The name.

@@ -11,6 +11,17 @@ use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
 
 /// What becomes of a constant of a model in training.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{ParameterRole, Scope, inspect};
+///
+/// # let convnet = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/convnet.onnx");
+/// let found = inspect(convnet.into(), &Scope::Outputs)?;
+/// let statistics: Vec<&str> = found.names(ParameterRole::Statistic).take(2).collect();
+/// assert_eq!(statistics, ["block1.mean", "block1.var"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterRole {
     /// It is trained.
@@ -22,6 +33,18 @@ pub enum ParameterRole {
 }
 
 /// A constant of a model.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{ParameterInfo, ParameterRole, Scope, inspect};
+///
+/// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
+/// let ParameterInfo { name, dims, role, reason, .. } = &found.parameters[0];
+/// assert_eq!((name.as_str(), dims.as_slice()), ("fc1.weight", &[96, 64][..]));
+/// assert_eq!(*role, ParameterRole::Trained);
+/// assert_eq!(reason, r#"it is a weight of node "fc1" (Gemm)"#);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterInfo {
     /// Its name.
@@ -37,6 +60,18 @@ pub struct ParameterInfo {
 }
 
 /// What is known of a model before it is trained.
+///
+/// The text of an inspection is a report:
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{Scope, inspect};
+///
+/// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
+/// assert_eq!(found.obstacle, None);
+/// assert!(found.to_string().starts_with("trained: 4 tensors, 7210 elements\n"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspection {
     /// The initializers of the model, in its order, then the values of its Constant nodes.
@@ -47,12 +82,34 @@ pub struct Inspection {
 
 impl Inspection {
     /// The names of a role, in the model's order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ParameterRole, Scope, inspect};
+    ///
+    /// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
+    /// let biases: Vec<&str> =
+    ///     found.names(ParameterRole::Trained).filter(|name| name.ends_with(".bias")).collect();
+    /// assert_eq!(biases, ["fc1.bias", "fc2.bias"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn names(&self, role: ParameterRole) -> impl Iterator<Item = &str> {
         self.parameters.iter().filter(move |info| info.role == role).map(|info| info.name.as_str())
     }
 }
 
 /// Which values the loss is made of.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{ParameterRole, Scope, inspect};
+///
+/// // A loss of the hidden layer does not reach the second one.
+/// let found = inspect(setup::MODEL.into(), &Scope::Values(vec!["hidden".into()]))?;
+/// let trained: Vec<&str> = found.names(ParameterRole::Trained).collect();
+/// assert_eq!(trained, ["fc1.weight", "fc1.bias"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// All outputs of the model.
@@ -66,6 +123,16 @@ pub enum Scope {
 
 /// Says which constants of a model would be trained: floats that reach the loss through operators with a gradient.
 /// Running statistics are none of them, nor are single numbers in arithmetic (an epsilon, an exponent, a scale).
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{ParameterRole, Scope, inspect};
+///
+/// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
+/// let trained: Vec<&str> = found.names(ParameterRole::Trained).collect();
+/// assert_eq!(trained, ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// When the model cannot be read, or a value of the scope is not there.

@@ -9,31 +9,46 @@
 //! - [`inspect`]: which values of a model would be trained, and why the others would not.
 //! - [`dump`]: every stage between a file and its instructions, as text.
 //!
-//! ```no_run
-//! use ortrain::{CheckpointState, DType, Given, Module, ModuleOptions, Optimizer};
+//! ```
+//! use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
+//! use ortrain::{CheckpointState, Given, Module, ModuleOptions, Optimizer, Tensor, collect};
 //!
-//! let mut state = CheckpointState::load("checkpoint")?;
-//! let mut module = Module::new("training_model.onnx".into(), &mut state, None, ModuleOptions::default())?;
-//! let mut optimizer = Optimizer::new("optimizer_model.onnx".into(), &mut state, &module)?;
-//! # let (x, labels): (Vec<u8>, Vec<u8>) = Default::default();
-//! for _ in 0..100 {
-//!     let inputs = [
-//!         Given { dtype: DType::F32, dims: &[32, 10], bytes: &x },
-//!         Given { dtype: DType::I64, dims: &[32], bytes: &labels },
-//!     ];
-//!     module.train_step(&mut state, &inputs, &mut |_, _, _, value| {
-//!         let mut loss = [0; 4];
-//!         value.copy_to(&mut loss);
-//!         println!("{}", f32::from_le_bytes(loss));
-//!     })?;
+//! # let files = tempfile::tempdir()?;
+//! # let folder = files.path();
+//! # let forward = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
+//! // Once, from any ONNX model: what to train, which loss, which optimizer.
+//! let options = ArtifactOptions {
+//!     requires_grad: vec!["fc2.weight".into(), "fc2.bias".into()],
+//!     losses: vec![Loss::CrossEntropyLoss.into()],
+//!     optimizer: Some(OptimizerKind::AdamW),
+//!     ..ArtifactOptions::default()
+//! };
+//! generate(forward.into(), options)?.write(folder, "")?;
+//!
+//! let mut state = CheckpointState::load(folder.join("checkpoint"))?;
+//! let train = folder.join("training_model.onnx").into();
+//! let eval = Some(folder.join("eval_model.onnx").into());
+//! let mut module = Module::new(train, &mut state, eval, ModuleOptions::default())?;
+//! let mut optimizer = Optimizer::new(folder.join("optimizer_model.onnx").into(), &mut state, &module)?;
+//!
+//! let (x, labels) = (Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4]));
+//! let inputs = [Given::from(&x), Given::from(&labels)];
+//! let mut losses = Vec::new();
+//! for _ in 0..10 {
+//!     let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;
+//!     losses.push(results[0].to_vec::<f32>()[0]);
 //!     optimizer.step(&mut state, &module)?;
 //!     module.lazy_reset_grad();
 //! }
-//! state.save("trained", true)?;
-//! # Ok::<(), ortrain::Error>(())
+//! assert!(losses[9] < losses[0]);
+//!
+//! state.save(folder.join("trained"), true)?;
+//! module.export_model_for_inferencing(&state, folder.join("trained.onnx"), &["logits"])?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! No name of an operator appears in this crate: what operators are is said in `ortrain-ops`.
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod artifacts;
@@ -74,7 +89,7 @@ pub use ortrain_onnx::{GraphProto, ModelProto, encode as encode_model};
 pub use ortrain_program::{
     ALIGNMENT, Backend, Cost, Deliver, Delivered, Given, LargeBuffer, Memory, MemoryNeed, OverLimit, align,
 };
-pub use outputs::Destination;
+pub use outputs::{Destination, collect};
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use scheduler::LinearLRScheduler;
 pub use session::{InferenceSession, SessionOptions};

@@ -27,6 +27,18 @@ use crate::{
 };
 
 /// How a [`Module`] is made.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let made = setup::artifacts()?;
+/// use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions, backend};
+///
+/// # let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+/// # let train = ModelSource::from_proto(&made.training_model)?;
+/// let options = ModuleOptions::default().backend(backend("cpu", 2)?).memory_limit(64 << 20);
+/// let module = Module::new(train, &mut state, None, options)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ModuleOptions {
@@ -38,6 +50,14 @@ pub struct ModuleOptions {
 
 impl ModuleOptions {
     /// With this backend.
+    ///
+    /// ```
+    /// use ortrain::{ModuleOptions, backend};
+    ///
+    /// let options = ModuleOptions::default().backend(backend("reference", 0)?);
+    /// # assert!(options.backend.is_some());
+    /// # Ok::<(), ortrain::Error>(())
+    /// ```
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> ModuleOptions {
         self.backend = Some(backend);
@@ -49,6 +69,19 @@ impl ModuleOptions {
     /// scratch of its kernels. All of these are known before a step; what would take more is refused before anything is
     /// allocated, by an error that names the largest buffers. Moments of an optimizer, and tensors of the caller, do not
     /// count.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::{CheckpointState, ErrorKind, ModelSource, Module, ModuleOptions};
+    ///
+    /// # let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+    /// # let train = ModelSource::from_proto(&made.training_model)?;
+    /// let options = ModuleOptions::default().memory_limit(1000);
+    /// let error = Module::new(train, &mut state, None, options).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::MemoryLimit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> ModuleOptions {
         self.memory_limit = Some(bytes);
@@ -68,6 +101,22 @@ struct Phase {
 ///
 /// The parameters lie in the state, which every call is given; the module owns the accumulated gradients and its
 /// compiled programs. Several modules may be made on one state.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::collect;
+///
+/// for _ in 0..3 {
+///     let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;
+///     assert!(results[0].to_vec::<f32>()[0].is_finite());
+///     optimizer.step(&mut state, &module)?;
+///     module.lazy_reset_grad();
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Module {
     layout: Arc<StateLayout>,
@@ -93,6 +142,15 @@ pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
 }
 
 /// The bytes that a module holds.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// let memory = module.memory();
+/// assert!(memory.parameters > memory.gradients, "the first layer is frozen");
+/// assert_eq!(memory.work, 0, "no step was made yet");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Parameters, frozen ones and running statistics among them. They are the state's.
@@ -107,6 +165,14 @@ pub struct MemoryUse {
 
 impl MemoryUse {
     /// All of it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let memory = module.memory();
+    /// assert_eq!(memory.total(), memory.parameters + memory.gradients);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn total(&self) -> usize {
         self.parameters + self.gradients + self.work + self.scratch
@@ -171,6 +237,25 @@ impl Module {
     ///
     /// The gradients start at zero, and become those the state knows as the newest.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::{CheckpointState, Module, ModuleOptions};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # made.write(folder.path(), "")?;
+    /// # let in_folder = |name: &str| folder.path().join(name);
+    /// let mut state = CheckpointState::load(in_folder("checkpoint"))?;
+    /// let module = Module::new(
+    ///     in_folder("training_model.onnx").into(),
+    ///     &mut state,
+    ///     Some(in_folder("eval_model.onnx").into()),
+    ///     ModuleOptions::default(),
+    /// )?;
+    /// assert!(module.has_eval_model());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When a model cannot be read or run, or does not fit the state.
     pub fn new(
@@ -223,6 +308,20 @@ impl Module {
     /// Computes the outputs and the gradients. Gradients are added to those there are, or replace them in the first step
     /// after [`Module::lazy_reset_grad`]. Results come to `deliver` in the order of [`Module::outputs`].
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let mut loss = [0; 4];
+    /// module.train_step(&mut state, &inputs, &mut |at, dtype, dims, value| {
+    ///     assert_eq!((at, dtype, dims.len()), (0, ortrain::DType::F32, 0));
+    ///     value.copy_to(&mut loss);
+    /// })?;
+    /// assert!(f32::from_le_bytes(loss) > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When the inputs do not fit, or the run fails; nothing has changed then.
     pub fn train_step(
@@ -239,6 +338,19 @@ impl Module {
     }
 
     /// A train step whose results go to memory of the caller, in the order of [`Module::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::Destination;
+    ///
+    /// let mut loss = [0.0];
+    /// module.train_step_into(&mut state, &inputs, &mut [Destination::f32(&[], &mut loss)])?;
+    /// assert!(loss[0] > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Module::train_step`]; when the number, the types or the shapes of `outputs` are not those of the results.
@@ -291,6 +403,16 @@ impl Module {
 
     /// Computes the outputs of the evaluation model. Results come to `deliver` in the order of [`Module::outputs`].
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let results = ortrain::collect(|deliver| module.eval_step(&state, &inputs, deliver))?;
+    /// assert!(results[0].dims().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no evaluation model, the inputs do not fit, or the run fails.
     pub fn eval_step(
@@ -307,6 +429,19 @@ impl Module {
     }
 
     /// An evaluation step whose results go to memory of the caller, in the order of [`Module::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::Destination;
+    ///
+    /// let mut loss = [0.0];
+    /// module.eval_step_into(&state, &inputs, &mut [Destination::f32(&[], &mut loss)])?;
+    /// assert!(loss[0] > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Module::eval_step`]; when the number, the types or the shapes of `outputs` are not those of the results.
@@ -328,6 +463,19 @@ impl Module {
     /// What a step on these inputs takes. Nothing is allocated for it yet; what is specialised during a run (programs
     /// behind functions on the host) does not count.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::{Given, Tensor};
+    ///
+    /// let mut of = |rows: usize| {
+    ///     let (x, labels) = (Tensor::f32(&[rows, 64], &vec![0.0; rows * 64]), Tensor::i64(&[rows], &vec![0; rows]));
+    ///     module.memory_need(&[Given::from(&x), Given::from(&labels)], true)
+    /// };
+    /// assert!(of(64)?.work > of(8)?.work);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Module::train_step`] or [`Module::eval_step`], whose step is not made.
     pub fn memory_need(&mut self, inputs: &[Given<'_>], training: bool) -> Result<MemoryNeed> {
@@ -345,6 +493,20 @@ impl Module {
     /// These are real steps, but they change nothing: what a step writes (gradients, running statistics) is written to
     /// copies, which takes memory for the time of the profile. Parameters, gradients, running statistics, the count of
     /// train steps and a pending [`Module::lazy_reset_grad`] stay as they are.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::ProfileOptions;
+    ///
+    /// let options = ProfileOptions::default().steps(2);
+    /// let profile = module.profile(&state, &inputs, options, &mut |_, _, _, _| {})?;
+    /// assert_eq!(profile.steps.len(), 2);
+    /// assert!(profile.instructions.iter().any(|instruction| instruction.kind == "MatMul"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Module::train_step`] or [`Module::eval_step`].
@@ -406,6 +568,24 @@ impl Module {
     }
 
     /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let mut step = |module: &mut ortrain::Module| module.train_step(&mut state, &inputs, &mut |_, _, _, _| {});
+    /// let first = |module: &ortrain::Module| module.gradient("fc2.bias").unwrap().to_tensor().to_vec::<f32>()[0];
+    ///
+    /// step(&mut module)?;
+    /// let once = first(&module);
+    /// step(&mut module)?;
+    /// assert_eq!(first(&module), 2.0 * once);
+    /// module.lazy_reset_grad();
+    /// step(&mut module)?;
+    /// assert_eq!(first(&module), once);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lazy_reset_grad(&mut self) {
         self.accumulate = false;
     }
@@ -415,36 +595,85 @@ impl Module {
     }
 
     /// Whether there is an evaluation model.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert!(module.has_eval_model());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn has_eval_model(&self) -> bool {
         self.eval.is_some()
     }
 
     /// What a step must be given, in order. Empty for an evaluation model that is not there.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let inputs: Vec<String> = module.inputs(true).iter().map(|info| format!("{}: {info}", info.name)).collect();
+    /// assert_eq!(inputs, ["x: float32[batch, 64]", "labels: int64[batch]"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn inputs(&self, training: bool) -> &[ValueInfo] {
         self.phase(training).map_or(&[], |phase| &phase.signature.infos)
     }
 
     /// What a step delivers, in order. Empty for an evaluation model that is not there.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let loss = &module.outputs(true)[0];
+    /// assert_eq!(loss.to_string(), "float32[]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn outputs(&self, training: bool) -> &[ValueInfo] {
         self.phase(training).map_or(&[], |phase| &phase.outputs)
     }
 
     /// The names of [`Module::inputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(module.input_names(true), ["x", "labels"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn input_names(&self, training: bool) -> Vec<&str> {
         self.inputs(training).iter().map(|info| info.name.as_str()).collect()
     }
 
     /// The names of [`Module::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(module.output_names(true).len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn output_names(&self, training: bool) -> Vec<&str> {
         self.outputs(training).iter().map(|info| info.name.as_str()).collect()
     }
 
     /// The accumulated gradient of a parameter in this module; `None` if it is frozen or there is none of this name.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// let gradient = module.gradient("fc2.bias").unwrap();
+    /// assert!(gradient.to_tensor().to_vec::<f32>().iter().any(|element| *element != 0.0));
+    /// assert!(module.gradient("fc1.bias").is_none(), "it is frozen");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn gradient(&self, name: &str) -> Option<ParameterView> {
         self.layout.trainable.iter().zip(&self.gradients).find_map(|(plane, memory)| {
@@ -462,6 +691,29 @@ impl Module {
     }
 
     /// The planes of the gradients, which mirror those of the parameters that are trained.
+    ///
+    /// The mean with another worker's gradients, in place:
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// # let theirs = vec![0_u8; module.gradient_planes()[0].len()];
+    /// # let before = module.gradient("fc2.bias").unwrap().to_tensor().to_vec::<f32>()[0];
+    /// let plane = &module.gradient_planes()[0];
+    /// let ours = plane.to_vec(0, plane.len());
+    /// let float = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+    /// let mean: Vec<u8> = ours
+    ///     .chunks_exact(4)
+    ///     .zip(theirs.chunks_exact(4))
+    ///     .flat_map(|(a, b)| ((float(a) + float(b)) / 2.0).to_le_bytes())
+    ///     .collect();
+    /// plane.write(0, &mean);
+    /// # assert_eq!(module.gradient("fc2.bias").unwrap().to_tensor().to_vec::<f32>()[0], before / 2.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn gradient_planes(&self) -> &[Arc<Memory>] {
         &self.gradients
@@ -486,12 +738,28 @@ impl Module {
     }
 
     /// The number of elements of all parameters of the training model, or of those that are trained.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(module.parameters_size(&state, true), 10 * 96 + 10);
+    /// assert_eq!(module.parameters_size(&state, false), 10 * 96 + 10 + 96 * 64 + 96);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn parameters_size(&self, state: &CheckpointState, trainable_only: bool) -> usize {
         self.packed(state, trainable_only).map(Entry::elements).sum()
     }
 
     /// The parameters one after the other, without gaps, in the order of the training model's inputs.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let buffer = module.copy_parameters_to_buffer(&state, true)?;
+    /// assert_eq!(buffer.len(), 970);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When a parameter is not float32, or the state is nominal.
@@ -506,6 +774,18 @@ impl Module {
 
     /// Replaces the parameters by what [`Module::copy_parameters_to_buffer`] returned. With all parameters given, this is
     /// also how a nominal state gets its values.
+    ///
+    /// A round of federated averaging, seen from the server:
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let clients = [vec![1.0_f32; 970], vec![3.0; 970]];
+    /// let mean: Vec<f32> = clients[0].iter().zip(&clients[1]).map(|(a, b)| (a + b) / 2.0).collect();
+    /// module.copy_buffer_to_parameters(&mut state, &mean, true)?;
+    /// assert_eq!(state.parameter("fc2.bias")?.to_tensor().to_vec::<f32>(), [2.0; 10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the buffer has another length or a parameter is not float32; when the state is nominal, and only the
@@ -541,6 +821,18 @@ impl Module {
     /// The accumulated gradients one after the other, without gaps, in the order and with the length of
     /// [`Module::copy_parameters_to_buffer`] of the parameters that are trained: a copy.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// let gradients = module.copy_gradients_to_buffer(&state)?;
+    /// let norm = gradients.iter().map(|element| element * element).sum::<f32>().sqrt();
+    /// assert!(norm > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When a parameter is not float32, or the state is nominal.
     pub fn copy_gradients_to_buffer(&self, state: &CheckpointState) -> Result<Vec<f32>> {
@@ -550,6 +842,19 @@ impl Module {
 
     /// Replaces the accumulated gradients by what [`Module::copy_gradients_to_buffer`] returned, or by a mean of several of
     /// those. A pending [`Module::lazy_reset_grad`] stays pending.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// let mut gradients = module.copy_gradients_to_buffer(&state)?;
+    /// gradients.iter_mut().for_each(|element| *element = element.clamp(-0.01, 0.01));
+    /// module.copy_buffer_to_gradients(&state, &gradients)?;
+    /// optimizer.step(&mut state, &module)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the buffer has another length, a parameter is not float32, or the state is nominal.
@@ -607,6 +912,19 @@ impl Module {
     /// Everything else stays as it is in the evaluation model: names, operator sets, metadata, order. Any value of the
     /// graph can be an output, also an intermediate one. Inputs that nothing needs any more go.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::{InferenceSession, SessionOptions};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("trained.onnx");
+    /// module.export_model_for_inferencing(&state, &path, &["logits"])?;
+    /// let session = InferenceSession::new(path.into(), SessionOptions::default())?;
+    /// assert_eq!(session.outputs()[0].name, "logits");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no evaluation model, no output or an unknown one is named, or the file cannot be written.
     pub fn export_model_for_inferencing(
@@ -620,6 +938,15 @@ impl Module {
     }
 
     /// The model that [`Module::export_model_for_inferencing`] writes.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let model = module.inference_model(&state, &["hidden"])?;
+    /// let graph = model.proto.graph.unwrap();
+    /// assert_eq!(graph.node.len(), 2, "the second layer is gone");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As there, but for the file.
@@ -635,6 +962,16 @@ impl Module {
     }
 
     /// The bytes that the module holds now.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// assert!(module.memory().work > 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn memory(&self) -> MemoryUse {
         let bytes = |planes: &[PlaneLayout]| planes.iter().map(|plane| plane.bytes).sum::<usize>();
@@ -647,6 +984,16 @@ impl Module {
     }
 
     /// The graphs and the programs made so far, as text.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// assert!(module.dump().contains("training"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let mut out = String::new();

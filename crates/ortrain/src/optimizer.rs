@@ -21,6 +21,19 @@ const SEQUENCES: [&str; 4] = ["params", "gradients", "first_order_moments", "sec
 /// An optimizer model bound to a [`CheckpointState`].
 ///
 /// Learning rate, step counter and moments lie in the state: a second optimizer on it continues where this one is.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// let before = state.parameter("fc2.bias")?.to_tensor();
+/// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+/// optimizer.step(&mut state, &module)?;
+/// assert_ne!(state.parameter("fc2.bias")?.to_tensor(), before);
+/// assert_eq!(state.optimizer_step_count(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Optimizer {
     layout: Arc<StateLayout>,
@@ -31,6 +44,18 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// An optimizer on a state. Moments that the state does not have yet are made, all zero.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::{ModelSource, Optimizer};
+    ///
+    /// let model = ModelSource::from_proto(&made.optimizer_model.unwrap())?;
+    /// let optimizer = Optimizer::new(model, &mut state, &module)?;
+    /// assert_eq!(optimizer.learning_rate(&state)?, 0.001);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the model cannot be read, is no optimizer model, or the state has moments of another kind of optimizer.
@@ -76,7 +101,19 @@ impl Optimizer {
         Ok(Optimizer { layout, runners, work: Workspace::new(), moments })
     }
 
-    /// Updates the parameters with the gradients of a module.
+    /// Updates the parameters with the gradients of a module. These stay as they are, unless the optimizer model clips them:
+    /// then they are the clipped ones.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// optimizer.step(&mut state, &module)?;
+    /// assert_eq!(state.optimizer_step_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the state is nominal or not the one the optimizer was made on, or the run fails.
@@ -125,6 +162,13 @@ impl Optimizer {
 
     /// The learning rate of the next step; 0.001 unless it was set or loaded.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(optimizer.learning_rate(&state)?, 0.001);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When the state is not the one the optimizer was made on.
     pub fn learning_rate(&self, state: &CheckpointState) -> Result<f32> {
@@ -132,6 +176,14 @@ impl Optimizer {
     }
 
     /// Sets the learning rate. Schedulers set it again.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// optimizer.set_learning_rate(&mut state, 0.5)?;
+    /// assert_eq!(optimizer.learning_rate(&state)?, 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the state is not the one the optimizer was made on.
@@ -141,6 +193,13 @@ impl Optimizer {
     }
 
     /// The programs made so far, as text.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert!(optimizer.dump().contains("AdamWOptimizer"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let schedules: String =

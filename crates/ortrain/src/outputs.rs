@@ -1,9 +1,37 @@
-//! Where results go that are wanted in memory of the caller.
+//! Where the results of a step go.
 
-use ortrain_graph::{DType, byte_length};
-use ortrain_program::Delivered;
+use ortrain_graph::{DType, Tensor, byte_length};
+use ortrain_program::{Deliver, Delivered};
 
 use crate::{Error, Result, ValueInfo};
+
+/// The results of a step, an evaluation or a run as tensors: copies, which stay when the next one is made.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::collect;
+///
+/// let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;
+/// let loss = results[0].to_vec::<f32>()[0];
+/// assert!(loss > 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// That of the step.
+pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<Tensor>> {
+    let mut results = Vec::new();
+    step(&mut |_, dtype, dims, value| {
+        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+        value.copy_to(&mut bytes);
+        results
+            .push(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("results have the bytes they need"));
+    })?;
+    Ok(results)
+}
 
 /// Memory of the caller for one result of a step: element type, shape, and room for the little-endian elements.
 ///
@@ -26,6 +54,19 @@ pub struct Destination<'a> {
 
 impl<'a> Destination<'a> {
     /// Room for a float32 result.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::Destination;
+    ///
+    /// let mut loss = [0.0];
+    /// module.eval_step_into(&state, &inputs, &mut [Destination::f32(&[], &mut loss)])?;
+    /// assert!(loss[0] > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn f32(dims: &'a [usize], elements: &'a mut [f32]) -> Destination<'a> {
         Destination { dtype: DType::F32, dims, bytes: bytemuck::cast_slice_mut(elements) }

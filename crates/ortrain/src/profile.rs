@@ -11,6 +11,13 @@ use rustc_hash::FxHashMap;
 use crate::{Error, Result};
 
 /// How a profile is made.
+///
+/// ```
+/// use ortrain::ProfileOptions;
+///
+/// let options = ProfileOptions::default().warmup(3).steps(20).training(false);
+/// assert_eq!((options.warmup, options.steps, options.training), (3, 20, false));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProfileOptions {
@@ -30,6 +37,12 @@ impl Default for ProfileOptions {
 
 impl ProfileOptions {
     /// With so many timed steps, at least one.
+    ///
+    /// ```
+    /// use ortrain::ProfileOptions;
+    ///
+    /// assert_eq!(ProfileOptions::default().steps(0).steps, 1);
+    /// ```
     #[must_use]
     pub fn steps(mut self, steps: usize) -> ProfileOptions {
         self.steps = steps.max(1);
@@ -37,6 +50,12 @@ impl ProfileOptions {
     }
 
     /// With so many steps before them.
+    ///
+    /// ```
+    /// use ortrain::ProfileOptions;
+    ///
+    /// assert_eq!(ProfileOptions::default().warmup(0).warmup, 0);
+    /// ```
     #[must_use]
     pub fn warmup(mut self, steps: usize) -> ProfileOptions {
         self.warmup = steps;
@@ -44,6 +63,12 @@ impl ProfileOptions {
     }
 
     /// Of train steps, or of steps of the evaluation model.
+    ///
+    /// ```
+    /// use ortrain::ProfileOptions;
+    ///
+    /// assert!(!ProfileOptions::default().training(false).training);
+    /// ```
     #[must_use]
     pub fn training(mut self, training: bool) -> ProfileOptions {
         self.training = training;
@@ -52,6 +77,19 @@ impl ProfileOptions {
 }
 
 /// What a profile says of one instruction of a program, of a function on the host, or of copying inputs or results.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+/// let products = profile.instructions.iter().filter(|instruction| instruction.kind == "MatMul");
+/// for instruction in products {
+///     assert!(instruction.flops > 0 && instruction.min <= instruction.median);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct InstructionProfile {
@@ -79,6 +117,16 @@ pub struct InstructionProfile {
 
 impl InstructionProfile {
     /// How much of the machine's bound a call reaches: 1 is the bound. Above it where buffers stay in a cache.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// assert!(profile.instructions.iter().all(|instruction| instruction.share() >= 0.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn share(&self) -> f64 {
         self.bound.as_secs_f64() / self.median.as_secs_f64().max(1e-9)
@@ -86,6 +134,19 @@ impl InstructionProfile {
 }
 
 /// Where the time of some steps went, instruction by instruction.
+///
+/// The text of a profile is a table, what took longest first:
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+/// assert!(profile.to_string().contains("MatMul"));
+/// assert_eq!(profile.memory, module.memory_need(&inputs, true)?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// What ran, in the order of the first step.
@@ -239,6 +300,16 @@ impl Observer for Collector {
 
 impl Profile {
     /// The time of a step in the middle.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// assert!(profile.steps.contains(&profile.step_time()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn step_time(&self) -> Duration {
         let mut steps = self.steps.clone();
@@ -247,12 +318,32 @@ impl Profile {
     }
 
     /// The time of all instructions.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// assert!(profile.total() <= profile.steps.iter().sum());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn total(&self) -> Duration {
         self.instructions.iter().map(|instruction| instruction.total).sum()
     }
 
     /// The least time in which the machine could do what the steps did, one instruction after the other.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// assert!(!profile.bound().is_zero());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn bound(&self) -> Duration {
         self.instructions
@@ -262,6 +353,16 @@ impl Profile {
     }
 
     /// The calls as a trace in the format of Chrome, for `chrome://tracing` and Perfetto.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// assert!(profile.chrome_trace_json().contains("traceEvents"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn chrome_trace_json(&self) -> String {
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
@@ -297,6 +398,17 @@ impl Profile {
     }
 
     /// Writes [`Profile::chrome_trace_json`] to a file.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # let folder = tempfile::tempdir()?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?;
+    /// profile.chrome_trace(folder.path().join("step.json"))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When it cannot be written.

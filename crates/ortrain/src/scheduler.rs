@@ -13,6 +13,26 @@ use crate::{CheckpointState, Error, Result};
 ///
 /// where `t` is the number of optimizer steps done; the scheduler has no counter of its own. (onnxruntime-training
 /// 1.19.2 confuses the two counts in Python; this is what its documentation says.)
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::LinearLRScheduler;
+///
+/// let scheduler = LinearLRScheduler::new(&mut state, 2, 4, 1.0)?;
+/// let mut rates = Vec::new();
+/// for _ in 0..5 {
+///     rates.push(optimizer.learning_rate(&state)?);
+///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+///     optimizer.step(&mut state, &module)?;
+///     scheduler.step(&mut state)?;
+///     module.lazy_reset_grad();
+/// }
+/// assert_eq!(rates, [0.0, 0.5, 1.0, 0.5, 0.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearLRScheduler {
     warmup_step_count: i64,
@@ -21,6 +41,16 @@ pub struct LinearLRScheduler {
 
 impl LinearLRScheduler {
     /// A scheduler of the optimizer on this state. Sets the initial learning rate and does one [`LinearLRScheduler::step`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::LinearLRScheduler;
+    ///
+    /// let scheduler = LinearLRScheduler::new(&mut state, 0, 10, 0.1)?;
+    /// assert_eq!(optimizer.learning_rate(&state)?, 0.1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When no optimizer was made on the state.
@@ -52,6 +82,18 @@ impl LinearLRScheduler {
 
     /// Sets the learning rate for the number of optimizer steps done so far.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let scheduler = ortrain::LinearLRScheduler::new(&mut state, 4, 8, 1.0)?;
+    /// optimizer.step(&mut state, &module)?;
+    /// scheduler.step(&mut state)?;
+    /// assert_eq!(optimizer.learning_rate(&state)?, 0.25);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When no optimizer was made on the state.
     pub fn step(&self, state: &mut CheckpointState) -> Result<()> {
@@ -75,6 +117,15 @@ impl LinearLRScheduler {
     }
 
     /// The factor after `step` optimizer steps.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let scheduler = ortrain::LinearLRScheduler::new(&mut state, 2, 4, 0.1)?;
+    /// let factors: Vec<f32> = (0..6).map(|step| scheduler.factor(step)).collect();
+    /// assert_eq!(factors, [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn factor(&self, step: i64) -> f32 {
         let (warmup, total) = (self.warmup_step_count, self.total_step_count);

@@ -12,6 +12,15 @@ use crate::runners::Runners;
 use crate::{Error, ModelSource, Result, ValueInfo, default_backend};
 
 /// How an [`InferenceSession`] is made.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{InferenceSession, SessionOptions, backend};
+///
+/// let options = SessionOptions::default().backend(backend("cpu", 2)?).memory_limit(64 << 20);
+/// let session = InferenceSession::new(setup::MODEL.into(), options)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SessionOptions {
@@ -23,6 +32,14 @@ pub struct SessionOptions {
 
 impl SessionOptions {
     /// With this backend.
+    ///
+    /// ```
+    /// use ortrain::{SessionOptions, backend};
+    ///
+    /// let options = SessionOptions::default().backend(backend("reference", 0)?);
+    /// # assert!(options.backend.is_some());
+    /// # Ok::<(), ortrain::Error>(())
+    /// ```
     #[must_use]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> SessionOptions {
         self.backend = Some(backend);
@@ -30,6 +47,19 @@ impl SessionOptions {
     }
 
     /// With at most so many bytes. A run that would take more is refused before it allocates anything.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::{ErrorKind, InferenceSession, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().memory_limit(1000);
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
+    /// let error = session.run(&inputs[..1], &mut |_, _, _, _| {}).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::MemoryLimit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionOptions {
         self.memory_limit = Some(bytes);
@@ -38,6 +68,17 @@ impl SessionOptions {
 }
 
 /// Any ONNX model, ready to run.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{Given, InferenceSession, SessionOptions, Tensor, collect};
+///
+/// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+/// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
+/// let results = collect(|deliver| session.run(&[Given::from(&x)], deliver))?;
+/// assert_eq!(results[0].dims(), [2, 10]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct InferenceSession {
     runners: Runners,
@@ -48,6 +89,15 @@ pub struct InferenceSession {
 
 impl InferenceSession {
     /// A session of a model. Initializers are constants, also those listed as inputs.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{InferenceSession, SessionOptions};
+    ///
+    /// let bytes = std::fs::read(setup::MODEL)?;
+    /// let session = InferenceSession::new(bytes.into(), SessionOptions::default())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the model cannot be read or run.
@@ -72,18 +122,46 @@ impl InferenceSession {
     }
 
     /// What a run must be given, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.inputs()[0].name, "x");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn inputs(&self) -> &[ValueInfo] {
         &self.signature.infos
     }
 
     /// What a run delivers, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.outputs()[0].to_string(), "float32[batch, 10]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn outputs(&self) -> &[ValueInfo] {
         &self.outputs
     }
 
     /// Computes the outputs; they come to `deliver` in the order of [`InferenceSession::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// let mut logits = vec![0; 2 * 10 * 4];
+    /// session.run(&inputs[..1], &mut |_, _, _, value| value.copy_to(&mut logits))?;
+    /// assert!(logits.iter().any(|byte| *byte != 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the inputs do not fit, or the run fails.
@@ -93,6 +171,14 @@ impl InferenceSession {
     }
 
     /// The graph and the programs made so far, as text.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert!(session.dump().contains("Gemm"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn dump(&self) -> String {
         let schedules: String =

@@ -8,6 +8,13 @@ use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode};
 use crate::{Error, Result};
 
 /// A model: a file, or the bytes of one.
+///
+/// ```
+/// use ortrain::ModelSource;
+///
+/// assert_eq!(ModelSource::from("model.onnx"), ModelSource::Path("model.onnx".into()));
+/// assert_eq!(ModelSource::from(vec![8, 8]), ModelSource::Bytes(vec![8, 8].into()));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
     /// A file; external data is found beside it.
@@ -34,6 +41,17 @@ impl ModelSource {
     }
 
     /// A model made by the program.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::{InferenceSession, ModelSource, SessionOptions};
+    ///
+    /// let eval = ModelSource::from_proto(&made.eval_model)?;
+    /// let session = InferenceSession::new(eval, SessionOptions::default())?;
+    /// assert_eq!(session.inputs()[0].name, "x");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When it is larger than 2 GiB.

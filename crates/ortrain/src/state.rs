@@ -21,6 +21,16 @@ const GROUP: &str = "group0";
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
 
 /// Where one tensor lies in its plane.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut state = setup::state()?;
+/// let plane = &state.layout()?.trainable[0];
+/// let second = &plane.tensors[1];
+/// assert_eq!((&*second.name, second.dims.as_slice()), ("fc2.weight", &[10, 96][..]));
+/// assert_eq!(second.offset, ortrain::ALIGNMENT);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorLayout {
     /// The name of the parameter.
@@ -32,6 +42,15 @@ pub struct TensorLayout {
 }
 
 /// What lies in one plane. The bytes between tensors are zero and stay so.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut state = setup::state()?;
+/// let plane = &state.layout()?.trainable[0];
+/// assert_eq!((plane.dtype, plane.tensors.len()), (ortrain::DType::F32, 2));
+/// assert_eq!(plane.bytes % ortrain::ALIGNMENT, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaneLayout {
     /// The element type of all tensors of the plane.
@@ -45,6 +64,14 @@ pub struct PlaneLayout {
 /// What lies where in a state: a plane per element type for parameters that are trained, and one per element type for
 /// those that are not. Element types come in the order of their names' first appearance among the sorted parameters;
 /// planes of gradients and moments have the layout of the trainable planes, offset for offset.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut state = setup::state()?;
+/// let layout = state.layout()?;
+/// assert_eq!((layout.trainable.len(), layout.frozen.len()), (1, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StateLayout {
     /// Planes of parameters that are trained.
@@ -57,6 +84,17 @@ pub struct StateLayout {
 ///
 /// `memory` is the live plane: what is written there is what the next step uses. It stays valid after the state and
 /// every module are gone.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut state = setup::state()?;
+/// let bias = state.parameter("fc2.bias")?;
+/// assert_eq!((bias.dims.as_slice(), bias.requires_grad), (&[10][..], true));
+/// // Written where it lies, all of it to 1.
+/// bias.memory.write(bias.offset, &1.0_f32.to_le_bytes().repeat(10));
+/// assert_eq!(bias.to_tensor().to_vec::<f32>(), [1.0; 10]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ParameterView {
     /// The name of the parameter.
@@ -75,12 +113,27 @@ pub struct ParameterView {
 
 impl ParameterView {
     /// The number of bytes of the elements.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert_eq!(state.parameter("fc2.bias")?.byte_len(), 10 * 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.dims.iter().product::<usize>() * self.dtype.size()
     }
 
     /// A copy of the elements as they are now.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// let weight = state.parameter("fc2.weight")?.to_tensor();
+    /// assert_eq!(weight.dims(), [10, 96]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Panics
     /// When the view was put together wrongly by hand.
@@ -150,6 +203,19 @@ impl Group {
 ///
 /// A *nominal* state has names and types but no values. A [`crate::Module`] made on it tells it the shapes; the values come
 /// with [`crate::Module::copy_buffer_to_parameters`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut state = setup::state()?;
+/// use ortrain::{CheckpointState, Tensor};
+///
+/// state.set_parameter("fc2.bias", &Tensor::f32(&[10], &[0.1; 10]))?;
+/// state.set_property("epoch", 3);
+/// let again = CheckpointState::from_bytes(state.to_bytes(false)?)?;
+/// assert_eq!(again.parameter("fc2.bias")?.to_tensor().to_vec::<f32>(), [0.1; 10]);
+/// assert_eq!(again.property("epoch")?, &3.into());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct CheckpointState {
     /// Sorted by name.
@@ -173,6 +239,17 @@ pub struct CheckpointState {
 impl CheckpointState {
     /// Loads a checkpoint file.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("checkpoint");
+    /// # state.save(&path, false)?;
+    /// let state = ortrain::CheckpointState::load(path)?;
+    /// assert_eq!(state.len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no file, or it is not a sound checkpoint.
     pub fn load(path: impl AsRef<Path>) -> Result<CheckpointState> {
@@ -181,6 +258,14 @@ impl CheckpointState {
 
     /// Loads the bytes of a checkpoint file.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// let state = ortrain::CheckpointState::from_bytes(state.to_bytes(true)?)?;
+    /// assert_eq!(state.len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When they are not a sound checkpoint, or its tensors lie in a file beside it.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<CheckpointState> {
@@ -188,6 +273,14 @@ impl CheckpointState {
     }
 
     /// The state that a checkpoint describes.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// let state = ortrain::CheckpointState::from_checkpoint(made.checkpoint)?;
+    /// assert!(!state.is_nominal());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When a tensor cannot be addressed.
@@ -289,6 +382,17 @@ impl CheckpointState {
     /// Writes a checkpoint file; what was there is replaced only when the new file is complete. With `include_optimizer_state`
     /// it has the moments, the steps taken, the learning rate and the scheduler, once an optimizer was made.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("checkpoint");
+    /// optimizer.step(&mut state, &module)?;
+    /// state.save(&path, true)?;
+    /// assert_eq!(ortrain::CheckpointState::load(&path)?.optimizer_step_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>, include_optimizer_state: bool) -> Result<()> {
@@ -297,6 +401,13 @@ impl CheckpointState {
 
     /// The bytes that [`CheckpointState::save`] writes.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert!(state.to_bytes(true)?.len() > state.to_bytes(false)?.len(), "moments take room");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When they are more than 2 GiB.
     pub fn to_bytes(&self, include_optimizer_state: bool) -> Result<Vec<u8>> {
@@ -304,6 +415,15 @@ impl CheckpointState {
     }
 
     /// The state as plain data.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// state.set_property("epoch", 3);
+    /// let checkpoint = state.to_checkpoint(false);
+    /// assert_eq!(checkpoint.properties["epoch"], 3.into());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn to_checkpoint(&self, include_optimizer_state: bool) -> Checkpoint {
         let of = |requires_grad: bool| {
@@ -362,29 +482,68 @@ impl CheckpointState {
     }
 
     /// Whether the values of the parameters are still to come.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::CheckpointState;
+    ///
+    /// let nominal = CheckpointState::from_checkpoint(made.nominal_checkpoint.unwrap())?;
+    /// assert!(nominal.is_nominal());
+    /// assert!(nominal.parameter("fc2.bias").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_nominal(&self) -> bool {
         self.nominal
     }
 
     /// The names of all parameters, sorted.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert_eq!(state.names().collect::<Vec<_>>(), ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> + '_ {
         self.entries.iter().map(|entry| &*entry.name)
     }
 
     /// The number of parameters.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert_eq!(state.len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether there are none.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert!(!state.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Whether there is a parameter of this name.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert!(state.contains("fc2.bias") && !state.contains("fc3.bias"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.entry(name).is_some()
@@ -392,13 +551,46 @@ impl CheckpointState {
 
     /// Whether a parameter is trained; also in a nominal state.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert!(state.requires_grad("fc2.bias")? && !state.requires_grad("fc1.bias")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is none of this name.
     pub fn requires_grad(&self, name: &str) -> Result<bool> {
         self.known(name).map(|entry| entry.requires_grad)
     }
 
+    /// All parameters where they lie, sorted by name.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// let trained: usize =
+    ///     state.parameters()?.filter(|view| view.requires_grad).map(|view| view.dims.iter().product::<usize>()).sum();
+    /// assert_eq!(trained, 970);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is nominal.
+    pub fn parameters(&self) -> Result<impl ExactSizeIterator<Item = ParameterView> + '_> {
+        self.complete()?;
+        Ok(self.entries.iter().map(|entry| self.view(entry)))
+    }
+
     /// A parameter where it lies.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// let weight = state.parameter("fc2.weight")?;
+    /// assert_eq!(weight.dims, [10, 96]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When there is none of this name, or the state is nominal.
@@ -409,6 +601,17 @@ impl CheckpointState {
     }
 
     /// Replaces the value of a parameter by one of the same shape and type.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// use ortrain::Tensor;
+    ///
+    /// state.set_parameter("fc2.bias", &Tensor::f32(&[10], &[0.5; 10]))?;
+    /// let error = state.set_parameter("fc2.bias", &Tensor::f32(&[5], &[0.5; 5])).unwrap_err();
+    /// assert_eq!(error.to_string(), r#"parameter "fc2.bias" is float32[10], but a value of float32[5] was given"#);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When there is none of this name, the value has another shape or type, or the state is nominal.
@@ -422,6 +625,14 @@ impl CheckpointState {
     /// The gradient of a parameter in the newest module on this state: `None` for frozen ones, and while no module was
     /// made.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(state.gradient("fc2.bias")?.unwrap().dims, [10]);
+    /// assert!(state.gradient("fc1.bias")?.is_none(), "it is frozen");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no parameter of this name, or the state is nominal.
     pub fn gradient(&self, name: &str) -> Result<Option<ParameterView>> {
@@ -433,47 +644,123 @@ impl CheckpointState {
 
     /// A property.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// use ortrain::Property;
+    ///
+    /// state.set_property("best", 0.25_f32);
+    /// assert_eq!(state.property("best")?, &Property::Float(0.25));
+    /// assert!(state.property("worst").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is none of this name.
     pub fn property(&self, name: &str) -> Result<&Property> {
         self.properties.get(name).ok_or_else(|| Error::UnknownProperty { name: name.to_owned() })
     }
 
-    /// Sets a property, replacing one of this name.
-    pub fn set_property(&mut self, name: impl Into<String>, value: Property) {
-        self.properties.insert(name.into(), value);
+    /// Sets a property, replacing one of this name: an integer, a float, or a text.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// state.set_property("epoch", 3);
+    /// state.set_property("best", 0.25_f32);
+    /// state.set_property("name", "digits");
+    /// assert_eq!(state.properties().len(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_property(&mut self, name: impl Into<String>, value: impl Into<Property>) {
+        self.properties.insert(name.into(), value.into());
     }
 
     /// All properties, sorted by name.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// use ortrain::Property;
+    ///
+    /// state.set_property("epoch", 3);
+    /// for (name, value) in state.properties() {
+    ///     assert_eq!((name.as_str(), value), ("epoch", &Property::Int(3)));
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn properties(&self) -> &BTreeMap<String, Property> {
         &self.properties
     }
 
     /// The seed of random numbers; 0 unless it was set.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert_eq!(state.seed(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn seed(&self) -> i64 {
         self.seed.unwrap_or(0)
     }
 
     /// Sets the seed of random numbers. With it and the number of train steps, all random numbers are determined.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// state.set_seed(7);
+    /// let again = ortrain::CheckpointState::from_bytes(state.to_bytes(false)?)?;
+    /// assert_eq!(again.seed(), 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_seed(&mut self, seed: i64) {
         self.seed = Some(seed);
     }
 
     /// Train steps done on this state, whether an optimizer step followed or not.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// assert_eq!(state.train_step_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn train_step_count(&self) -> u64 {
         self.train_step
     }
 
     /// Optimizer steps done; 0 before an optimizer was made.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// optimizer.step(&mut state, &module)?;
+    /// assert_eq!(state.optimizer_step_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn optimizer_step_count(&self) -> i64 {
         self.group.as_ref().map_or(0, |group| group.step)
     }
 
     /// What lies where in the planes.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// let layout = state.layout()?;
+    /// let names: Vec<&str> = layout.trainable[0].tensors.iter().map(|tensor| &*tensor.name).collect();
+    /// assert_eq!(names, ["fc2.bias", "fc2.weight"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the state is nominal and no module has said the shapes yet.
@@ -482,12 +769,28 @@ impl CheckpointState {
     }
 
     /// The planes of the parameters that are trained, in the order of [`StateLayout::trainable`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// let (plane, layout) = (&state.trainable_planes()[0], &state.layout()?.trainable[0]);
+    /// assert_eq!(plane.len(), layout.bytes);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn trainable_planes(&self) -> &[Arc<Memory>] {
         &self.trainable
     }
 
     /// The planes of the frozen parameters, in the order of [`StateLayout::frozen`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// let (plane, layout) = (&state.frozen_planes()[0], &state.layout()?.frozen[0]);
+    /// assert_eq!(plane.len(), layout.bytes);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn frozen_planes(&self) -> &[Arc<Memory>] {
         &self.frozen
@@ -495,6 +798,17 @@ impl CheckpointState {
 
     /// A number that grows whenever frozen parameters are set, or updated by a train step (running statistics): what was
     /// made from frozen parameters is stale then.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// use ortrain::Tensor;
+    ///
+    /// let before = state.generation();
+    /// state.set_parameter("fc1.bias", &Tensor::f32(&[96], &[0.0; 96]))?;
+    /// assert!(state.generation() > before);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation

@@ -4,11 +4,11 @@ use std::borrow::BorrowMut;
 use std::path::Path;
 
 use ortrain_graph::Tensor;
-use ortrain_program::{Deliver, Given};
+use ortrain_program::Given;
 
 use crate::{
     CheckpointState, Destination, Error, LinearLRScheduler, ModelSource, Module, ModuleOptions, Optimizer,
-    Result, ValueInfo,
+    Result, ValueInfo, collect,
 };
 
 /// A state with its module, its optimizer and its scheduler: the training session of onnxruntime-training's C, C++ and
@@ -69,6 +69,18 @@ pub struct TrainingSession<S = CheckpointState> {
 }
 
 /// A [`TrainingSession`] without its state, made by [`TrainingSession::detach`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let mut session = setup::session()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// let (mut state, detached) = session.detach();
+/// state.set_property("epoch", 1);
+/// let mut session = detached.attach(state);
+/// session.train_step(&inputs)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct DetachedSession {
     module: Module,
@@ -80,6 +92,19 @@ impl DetachedSession {
     /// A session again, on the state that it was made on.
     ///
     /// Nothing is checked here: with another state, steps are an error.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let (mut state, detached) = session.detach();
+    /// let mut session = detached.attach(&mut state);
+    /// session.train_step(&inputs)?;
+    /// drop(session);
+    /// assert_eq!(state.train_step_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn attach<S: BorrowMut<CheckpointState>>(self, state: S) -> TrainingSession<S> {
         TrainingSession { state, parts: self }
@@ -93,6 +118,20 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// Gradients start at zero, and become those the state knows as the newest. Moments, the count of optimizer steps
     /// and the learning rate are the state's.
+    ///
+    /// A session that borrows its state:
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::{CheckpointState, ModelSource, ModuleOptions, TrainingSession};
+    ///
+    /// let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
+    /// let train = ModelSource::from_proto(&made.training_model)?;
+    /// let session = TrainingSession::new(&mut state, train, None, None, ModuleOptions::default())?;
+    /// assert!(session.optimizer().is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When a model cannot be read or run, or does not fit the state. The state's newest gradients are then those that
@@ -121,6 +160,16 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// Gradients are added to those there are, or replace them in the first step after
     /// [`TrainingSession::lazy_reset_grad`]. No parameter that is trained changes.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let loss = session.train_step(&inputs)?[0].to_vec::<f32>()[0];
+    /// assert!(loss > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the inputs do not fit, the state is nominal, or the run fails; nothing has changed then.
@@ -167,6 +216,15 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Computes the outputs of the evaluation model, in the order of [`TrainingSession::output_names`].
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// assert!(session.eval_step(&inputs)?[0].to_vec::<f32>()[0] > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no evaluation model, the inputs do not fit, the state is nominal, or the run fails.
     pub fn eval_step(&mut self, inputs: &[Given<'_>]) -> Result<Vec<Tensor>> {
@@ -176,6 +234,19 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// [`TrainingSession::eval_step`] with outputs that go to memory of the caller.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// use ortrain::Destination;
+    ///
+    /// let mut loss = [0.0];
+    /// session.eval_step_into(&inputs, &mut [Destination::f32(&[], &mut loss)])?;
+    /// assert!(loss[0] > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As there; when the number, the types or the shapes of `outputs` are not those of the results.
     pub fn eval_step_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
@@ -184,11 +255,36 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are,
     /// and an optimizer step uses them.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// session.train_step(&inputs)?;
+    /// session.train_step(&inputs)?; // the sum of both
+    /// session.optimizer_step()?;
+    /// session.lazy_reset_grad();
+    /// session.train_step(&inputs)?; // of this one alone
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lazy_reset_grad(&mut self) {
         self.parts.module.lazy_reset_grad();
     }
 
-    /// Updates the parameters with the gradients, which stay as they are.
+    /// Updates the parameters with the gradients, which stay as they are, unless the optimizer model clips them: then they
+    /// are the clipped ones.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// session.train_step(&inputs)?;
+    /// session.optimizer_step()?;
+    /// assert_eq!(session.state().optimizer_step_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When there is no optimizer model, the state is nominal, or the run fails.
@@ -199,6 +295,13 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// The learning rate of the next optimizer step; 0.001 unless it was set, scheduled or loaded.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!(session.learning_rate()?, 0.001);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no optimizer model.
     pub fn learning_rate(&self) -> Result<f32> {
@@ -207,6 +310,14 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     }
 
     /// Sets the learning rate.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// session.set_learning_rate(0.5)?;
+    /// assert_eq!(session.learning_rate()?, 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When there is no optimizer model, or a scheduler is registered, which decides the learning rate.
@@ -227,21 +338,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// scheduler step the learning rate is `initial_lr`.
     ///
     /// ```
-    /// # use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
-    /// # use ortrain::{CheckpointState, ModelSource, ModuleOptions, TrainingSession};
-    /// # let made = generate(
-    /// #     "../../examples/perceptron.onnx".into(),
-    /// #     ArtifactOptions {
-    /// #         requires_grad: vec!["fc2.weight".into()],
-    /// #         losses: vec![Loss::CrossEntropyLoss.into()],
-    /// #         optimizer: Some(OptimizerKind::SGD),
-    /// #         ..ArtifactOptions::default()
-    /// #     },
-    /// # )?;
-    /// # let state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-    /// # let train = ModelSource::from_proto(&made.training_model)?;
-    /// # let optimizer = ModelSource::from_proto(&made.optimizer_model.unwrap())?;
-    /// # let mut session = TrainingSession::new(state, train, None, Some(optimizer), ModuleOptions::default())?;
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
     /// session.register_linear_lr_scheduler(2, 4, 0.1)?;
     /// let mut rates = vec![session.learning_rate()?];
     /// for _ in 0..5 {
@@ -279,6 +377,16 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Sets the learning rate for the number of optimizer steps done so far; there is no other counter.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// session.register_linear_lr_scheduler(4, 8, 1.0)?;
+    /// session.optimizer_step()?;
+    /// session.scheduler_step()?;
+    /// assert_eq!(session.learning_rate()?, 0.25);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When no scheduler is registered.
     pub fn scheduler_step(&mut self) -> Result<()> {
@@ -292,12 +400,26 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     }
 
     /// The number of elements of all parameters of the training model, or of those that are trained.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!((session.parameters_size(true), session.parameters_size(false)), (970, 7210));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn parameters_size(&self, only_trainable: bool) -> usize {
         self.parts.module.parameters_size(self.state.borrow(), only_trainable)
     }
 
     /// The parameters one after the other, without gaps, in the order of the training model's inputs: a copy.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!(session.to_buffer(true)?.len(), 970);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When a parameter is not float32, or the state is nominal.
@@ -307,6 +429,15 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// Replaces the parameters by what [`TrainingSession::to_buffer`] returned. Without `only_trainable` the length says
     /// whether these are all parameters or those that are trained. All of them give a nominal state its values.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// let halved: Vec<f32> = session.to_buffer(true)?.iter().map(|element| element / 2.0).collect();
+    /// session.from_buffer(&halved, Some(true))?;
+    /// assert_eq!(session.to_buffer(true)?, halved);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When the buffer has another length or a parameter is not float32; when the state is nominal and only the
@@ -332,6 +463,16 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// Writes the evaluation model, cut down to the given outputs and with the parameters' current values inside: see
     /// [`Module::export_model_for_inferencing`].
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("trained.onnx");
+    /// session.export_model_for_inferencing(&path, &["logits"])?;
+    /// assert!(path.exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When there is no evaluation model, no output or an unknown one is named, the state is nominal, or the file cannot
     /// be written.
@@ -345,58 +486,134 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 
     /// What a train step, or an evaluation step, must be given, in order. Empty for an evaluation model that is not
     /// there.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!(session.inputs(true)[0].to_string(), "float32[batch, 64]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn inputs(&self, training: bool) -> &[ValueInfo] {
         self.parts.module.inputs(training)
     }
 
     /// What a train step, or an evaluation step, makes, in order. Empty for an evaluation model that is not there.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!(session.outputs(true)[0].to_string(), "float32[]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn outputs(&self, training: bool) -> &[ValueInfo] {
         self.parts.module.outputs(training)
     }
 
     /// The names of [`TrainingSession::inputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!(session.input_names(true), ["x", "labels"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn input_names(&self, training: bool) -> Vec<&str> {
         self.parts.module.input_names(training)
     }
 
     /// The names of [`TrainingSession::outputs`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!(session.output_names(true).len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn output_names(&self, training: bool) -> Vec<&str> {
         self.parts.module.output_names(training)
     }
 
     /// Sets the seed of random numbers, which is the state's: with it and the count of train steps, all are determined.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// session.set_seed(7);
+    /// assert_eq!(session.state().seed(), 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_seed(&mut self, seed: i64) {
         self.state.borrow_mut().set_seed(seed);
     }
 
     /// The state: parameters, properties, counts of steps.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert_eq!(session.state().parameter("fc2.bias")?.dims, [10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn state(&self) -> &CheckpointState {
         self.state.borrow()
     }
 
     /// The state, to change parameters and properties.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// session.state_mut().set_property("epoch", 3);
+    /// assert_eq!(session.state().property("epoch")?, &3.into());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn state_mut(&mut self) -> &mut CheckpointState {
         self.state.borrow_mut()
     }
 
     /// The module: gradients, memory, what runs.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert!(session.module().gradient("fc2.bias").is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.parts.module
     }
 
     /// The optimizer, if there is one.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// assert!(session.optimizer().is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn optimizer(&self) -> Option<&Optimizer> {
         self.parts.optimizer.as_ref()
     }
 
     /// Ends the session and gives the state back, with the optimizer's moments in it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// session.train_step(&inputs)?;
+    /// let state = session.into_state();
+    /// assert_eq!(state.train_step_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn into_state(self) -> S {
         self.state
@@ -405,23 +622,12 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// Takes the session apart into the state and the rest, which goes on where it was when it is put together again.
     ///
     /// ```
-    /// # use ortrain::artifacts::{ArtifactOptions, Loss, generate};
-    /// # use ortrain::{CheckpointState, Given, ModelSource, ModuleOptions, Tensor, TrainingSession};
-    /// # let made = generate(
-    /// #     "../../examples/perceptron.onnx".into(),
-    /// #     ArtifactOptions {
-    /// #         requires_grad: vec!["fc2.weight".into()],
-    /// #         losses: vec![Loss::CrossEntropyLoss.into()],
-    /// #         ..ArtifactOptions::default()
-    /// #     },
-    /// # )?;
-    /// # let state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-    /// # let train = ModelSource::from_proto(&made.training_model)?;
-    /// # let (x, labels) = (Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4]));
-    /// # let inputs = [Given::from(&x), Given::from(&labels)];
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::session()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
     /// use std::sync::Mutex;
     ///
-    /// let session = TrainingSession::new(state, train, None, None, ModuleOptions::default())?;
     /// let (state, mut rest) = session.detach();
     /// let shared = Mutex::new(state);
     /// for _ in 0..2 {
@@ -437,16 +643,4 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     pub fn detach(self) -> (S, DetachedSession) {
         (self.state, self.parts)
     }
-}
-
-/// The results of a step as tensors.
-fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<Tensor>> {
-    let mut results = Vec::new();
-    step(&mut |_, dtype, dims, value| {
-        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        value.copy_to(&mut bytes);
-        results
-            .push(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("results have the bytes they need"));
-    })?;
-    Ok(results)
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
 use ortrain::{
     CheckpointState, Given, InferenceSession, ModuleOptions, Property, SessionOptions, Tensor,
-    TrainingSession,
+    TrainingSession, collect,
 };
 
 const CLASSES: usize = 10;
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             session.lazy_reset_grad();
         }
         // Written beside the old file, flushed, then renamed: the power may go at any moment.
-        session.state_mut().set_property("rounds", Property::Int(round + 1));
+        session.state_mut().set_property("rounds", round + 1);
         session.state().save(&checkpoint, true)?;
         println!("round {round}: loss {loss:.4}");
     }
@@ -109,12 +109,7 @@ fn accuracy(model: &Path) -> Result<f64, Box<dyn Error>> {
     let mut right = 0;
     for seed in 0..BATCHES {
         let (x, labels) = examples(u64::MAX - seed);
-        let mut scores = vec![0; BATCH * CLASSES * size_of::<f32>()];
-        session.run(&[Given::from(&x)], &mut |_, _, _, value| value.copy_to(&mut scores))?;
-        let scores: Vec<f32> = scores
-            .chunks_exact(4)
-            .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-            .collect();
+        let scores = collect(|deliver| session.run(&[Given::from(&x)], deliver))?[0].to_vec::<f32>();
         for (row, label) in scores.chunks_exact(CLASSES).zip(labels.to_vec::<i64>()) {
             let best = (0..CLASSES).max_by(|&a, &b| row[a].total_cmp(&row[b]));
             right += usize::from(best == usize::try_from(label).ok());

@@ -1,0 +1,55 @@
+// What the examples in the documentation start from: a perceptron of 64 inputs and 10 classes, of which the second layer is
+// trained and the first one is frozen.
+
+use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
+use ortrain::{
+    CheckpointState, ModelSource, Module, ModuleOptions, Optimizer, Result, Tensor, TrainingSession,
+};
+
+pub const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
+
+pub fn artifacts() -> Result<Artifacts> {
+    let options = ArtifactOptions {
+        requires_grad: ["fc2.weight", "fc2.bias"].map(String::from).into(),
+        frozen_params: ["fc1.weight", "fc1.bias"].map(String::from).into(),
+        losses: vec![Loss::CrossEntropyLoss.into()],
+        optimizer: Some(OptimizerKind::AdamW),
+        nominal_checkpoint: true,
+        ..ArtifactOptions::default()
+    };
+    generate(MODEL.into(), options)
+}
+
+pub fn state() -> Result<CheckpointState> {
+    CheckpointState::from_checkpoint(artifacts()?.checkpoint)
+}
+
+/// The training, the evaluation and the optimizer model.
+fn models(made: &Artifacts) -> Result<(ModelSource, Option<ModelSource>, Option<ModelSource>)> {
+    Ok((
+        ModelSource::from_proto(&made.training_model)?,
+        Some(ModelSource::from_proto(&made.eval_model)?),
+        made.optimizer_model.as_ref().map(ModelSource::from_proto).transpose()?,
+    ))
+}
+
+pub fn training() -> Result<(CheckpointState, Module, Optimizer)> {
+    let made = artifacts()?;
+    let (train, eval, optimizer) = models(&made)?;
+    let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
+    let module = Module::new(train, &mut state, eval, ModuleOptions::default())?;
+    let optimizer = Optimizer::new(optimizer.expect("it was asked for"), &mut state, &module)?;
+    Ok((state, module, optimizer))
+}
+
+pub fn session() -> Result<TrainingSession> {
+    let made = artifacts()?;
+    let (train, eval, optimizer) = models(&made)?;
+    let state = CheckpointState::from_checkpoint(made.checkpoint)?;
+    TrainingSession::new(state, train, eval, optimizer, ModuleOptions::default())
+}
+
+/// Two rows and their labels.
+pub fn batch() -> [Tensor; 2] {
+    [Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4])]
+}

@@ -1,0 +1,73 @@
+//! Every public type and function of this crate shows in its documentation how it is used. That the examples are right is
+//! what `cargo test --doc` finds.
+
+use std::path::Path;
+
+/// The public items of a file that have no example, with their lines. Items of tests, which come last, do not count.
+fn without_example(text: &str) -> Vec<(usize, String)> {
+    let keywords = ["fn ", "struct ", "enum ", "trait ", "type "];
+    let (mut found, mut example, mut attribute, mut fenced) = (Vec::new(), false, false, false);
+    for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+        if line == "#[cfg(test)]" {
+            break;
+        }
+        if let Some(documentation) = line.strip_prefix("///") {
+            let documentation = documentation.trim();
+            if documentation.starts_with("```") {
+                // A block of another language (a formula, a table) is no example.
+                example |= !fenced && documentation == "```";
+                fenced = !fenced;
+            }
+        } else if line.starts_with("#[") || attribute {
+            attribute = !line.ends_with(']');
+        } else {
+            let item = line.strip_prefix("pub ").map(|item| item.trim_start_matches("const "));
+            if let Some(item) = item.filter(|item| keywords.iter().any(|keyword| item.starts_with(keyword))) {
+                let name = item.split(['(', '<', '{', ';', '=']).next().unwrap_or(item).trim();
+                if !example {
+                    found.push((number, name.to_owned()));
+                }
+            }
+            example = false;
+        }
+    }
+    found
+}
+
+#[test]
+fn every_public_item_has_an_example() {
+    let mut missing = Vec::new();
+    let mut files = 0;
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_name().unwrap().display().to_string();
+        missing
+            .extend(without_example(&text).into_iter().map(|(line, item)| format!("{name}:{line}: {item}")));
+        files += 1;
+    }
+    assert!(files > 20);
+    assert!(missing.is_empty(), "without an example: {missing:#?}");
+}
+
+#[test]
+fn what_has_none_is_found() {
+    let text = "/// A sum:
+        ///
+        /// ```text
+        /// a + b
+        /// ```
+        ///
+        /// ```
+        /// assert_eq!(sum(1, 2), 3);
+        /// ```
+        #[must_use]
+        pub fn sum(a: i32, b: i32) -> i32 {}";
+    assert!(without_example(text).is_empty());
+    let formula_alone =
+        text.replace("/// ```\n        #", "#").replace("/// ```\n        /// assert", "/// assert");
+    assert_eq!(without_example(&formula_alone), [(9, "fn sum".to_owned())]);
+    let attributes = "/// Described.\n#[derive(\nDebug\n)]\npub struct Two<T> {\n/// A field.\npub a: T }";
+    assert_eq!(without_example(attributes), [(5, "struct Two".to_owned())]);
+    assert!(without_example("fn private() {}\npub(crate) fn inner() {}").is_empty());
+}
