@@ -21,16 +21,138 @@ use ortrain_ops::training::{
     Accumulation, append_accumulators, append_loss, append_sum, for_inference, for_training,
     moments_of_optimizer, running_statistics,
 };
-pub use ortrain_ops::training::{
-    BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerKind, OptimizerSettings, Reduction,
-    optimizer_model,
-};
 use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
 use crate::constants::{lift_from_subgraphs, make_initializers};
 use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
+
+/// Which statistics BatchNormalization uses in training.
+///
+/// ```
+/// use ortrain::artifacts::{ArtifactOptions, BatchNormMode};
+///
+/// let options = ArtifactOptions { batch_norm: BatchNormMode::Freeze, ..ArtifactOptions::default() };
+/// assert_eq!(BatchNormMode::default(), BatchNormMode::Auto);
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::BatchNormMode;
+
+/// A loss; with settings, or as one of several, it is a [`LossTerm`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::{ArtifactOptions, Loss, generate};
+///
+/// let made = generate(
+///     setup::MODEL.into(),
+///     ArtifactOptions {
+///         requires_grad: vec!["fc2.weight".into()],
+///         losses: vec![Loss::MSELoss.into()],
+///         ..ArtifactOptions::default()
+///     },
+/// )?;
+/// assert_eq!(made.eval_model.graph.unwrap().input[1].name, "target");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::Loss;
+
+/// The settings of a loss.
+///
+/// ```
+/// use ortrain::Tensor;
+/// use ortrain::artifacts::{Loss, LossSettings, LossTerm, Reduction};
+///
+/// let settings = LossSettings {
+///     reduction: Reduction::Sum,
+///     weight: Some(Tensor::f32(&[3], &[1.0, 1.0, 20.0])),
+///     ignore_index: Some(-100),
+///     ..LossSettings::default()
+/// };
+/// let rare = LossTerm { settings, ..Loss::CrossEntropyLoss.into() };
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::LossSettings;
+
+/// A loss with settings, or one of several, of which the sum is trained.
+///
+/// ```
+/// use ortrain::artifacts::{Loss, LossTerm};
+///
+/// let near = LossTerm {
+///     scores: Some("distance".into()),
+///     target: Some("measured".into()),
+///     factor: 0.5,
+///     ..Loss::L1Loss.into()
+/// };
+/// assert_eq!(near.loss, Loss::L1Loss);
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::LossTerm;
+
+/// What generates names of values that are not there yet.
+///
+/// ```
+/// use ortrain::artifacts::{Names, OptimizerKind, OptimizerSettings, optimizer_model};
+///
+/// let mut names = Names::after(7);
+/// let model = optimizer_model(OptimizerKind::SGD, &OptimizerSettings::default(), &mut names, 17);
+/// assert!(names.last() > 7);
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::Names;
+
+/// Which optimizer.
+///
+/// ```
+/// use ortrain::artifacts::{ArtifactOptions, OptimizerKind};
+///
+/// let options = ArtifactOptions { optimizer: Some(OptimizerKind::SGD), ..ArtifactOptions::default() };
+/// # assert!(options.optimizer.is_some());
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::OptimizerKind;
+
+/// The settings of an optimizer, gradient clipping among them.
+///
+/// ```
+/// use ortrain::artifacts::OptimizerSettings;
+///
+/// let settings =
+///     OptimizerSettings { weight_decay: 0.01, max_norm: Some(1.0), ..OptimizerSettings::default() };
+/// assert_eq!(settings.betas, (0.9, 0.999));
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::OptimizerSettings;
+
+/// What becomes of the losses of all elements.
+///
+/// ```
+/// use ortrain::artifacts::Reduction;
+///
+/// assert_eq!(Reduction::of("sum"), Some(Reduction::Sum));
+/// assert_eq!(Reduction::default().name(), "mean");
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::Reduction;
+
+/// An optimizer model by itself, for any parameters.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, module, _) = setup::training()?;
+/// use ortrain::artifacts::{Names, OptimizerKind, OptimizerSettings, optimizer_model};
+/// use ortrain::{ModelSource, Optimizer};
+///
+/// let settings = OptimizerSettings { max_norm: Some(1.0), ..OptimizerSettings::default() };
+/// let model = optimizer_model(OptimizerKind::AdamW, &settings, &mut Names::new(), 17);
+/// let optimizer = Optimizer::new(ModelSource::from_proto(&model)?, &mut state, &module)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::optimizer_model;
 
 /// The oldest format of files in which an initializer need not be an input.
 const SEPARATE_INITIALIZERS: i64 = 4;

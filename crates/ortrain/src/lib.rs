@@ -51,6 +51,15 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+/// The examples of the pages under `docs/`.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/buffers.md")]
+    mod buffers {}
+    #[doc = include_str!("../../../docs/csharp-training-session.md")]
+    mod csharp_training_session {}
+}
+
 pub mod artifacts;
 mod backend;
 mod binding;
@@ -74,7 +83,6 @@ mod state;
 mod training_session;
 
 pub use backend::{backend, default_backend};
-pub use bytes::Bytes;
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::LoadReport;
@@ -82,13 +90,6 @@ pub use inputs::ValueInfo;
 pub use inspect::{Inspection, ParameterInfo, ParameterRole, Scope, inspect};
 pub use module::{MemoryUse, Module, ModuleOptions};
 pub use optimizer::Optimizer;
-pub use ortrain_checkpoint::{Checkpoint, Property};
-pub use ortrain_cpu::Limits;
-pub use ortrain_graph::{DType, Dim, Tensor};
-pub use ortrain_onnx::{GraphProto, ModelProto, encode as encode_model};
-pub use ortrain_program::{
-    ALIGNMENT, Backend, Cost, Deliver, Delivered, Given, LargeBuffer, Memory, MemoryNeed, OverLimit, align,
-};
 pub use outputs::{Destination, collect};
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use scheduler::LinearLRScheduler;
@@ -96,3 +97,292 @@ pub use session::{InferenceSession, SessionOptions};
 pub use source::ModelSource;
 pub use state::{CheckpointState, ParameterView, PlaneLayout, StateLayout, TensorLayout};
 pub use training_session::{DetachedSession, TrainingSession};
+
+// What values are made of, what backends run, and what files hold.
+
+/// Shared bytes: of a model, a checkpoint, a tensor. Clones are cheap.
+///
+/// ```
+/// use ortrain::{Bytes, ModelSource};
+///
+/// let bytes = Bytes::from(vec![8, 8]);
+/// assert_eq!(ModelSource::from(bytes.clone()), ModelSource::Bytes(bytes));
+/// ```
+#[doc(inline)]
+pub use bytes::Bytes;
+
+/// The content of a checkpoint file as plain data.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::CheckpointState;
+///
+/// let checkpoint = setup::artifacts()?.checkpoint;
+/// assert!(checkpoint.optimizer_groups.is_empty() && checkpoint.properties.is_empty());
+/// let state = CheckpointState::from_checkpoint(checkpoint)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_checkpoint::Checkpoint;
+
+/// A value of the user's own that travels with a checkpoint.
+///
+/// ```
+/// use ortrain::Property;
+///
+/// assert_eq!(Property::from(3), Property::Int(3));
+/// assert_eq!(Property::from(0.5), Property::Float(0.5));
+/// assert_eq!(Property::from("digits"), Property::String("digits".into()));
+/// ```
+#[doc(inline)]
+pub use ortrain_checkpoint::Property;
+
+/// What this machine could do at most, as a [`Profile`] compares it.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// let limits = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| {})?.limits;
+/// assert!(limits.flops > 0.0 && limits.bandwidth > 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_cpu::Limits;
+
+/// An element type.
+///
+/// ```
+/// use ortrain::DType;
+///
+/// assert_eq!((DType::F32.size(), DType::I64.size()), (4, 8));
+/// assert!(DType::BF16.is_float());
+/// assert_eq!(DType::F16.to_string(), "float16");
+/// ```
+#[doc(inline)]
+pub use ortrain_graph::DType;
+
+/// The size of an axis of an input or output: a number, or a name.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::Dim;
+///
+/// let shape = module.inputs(true)[0].shape.as_ref().unwrap();
+/// assert_eq!(shape, &[Dim::Symbol("batch".into()), Dim::Known(64)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_graph::Dim;
+
+/// A tensor: what goes into a step, what comes out of it, the value of a parameter.
+///
+/// ```
+/// use ortrain::{DType, Tensor};
+///
+/// let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+/// assert_eq!((x.dtype(), x.dims(), x.len()), (DType::F32, &[2, 3][..], 6));
+/// assert_eq!(x.to_vec::<f32>()[4], 5.0);
+/// let half = x.converted(DType::BF16);
+/// assert_eq!(half.data().len(), 12);
+/// ```
+#[doc(inline)]
+pub use ortrain_graph::Tensor;
+
+/// The graph of an ONNX model, as its message.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// let graph = setup::artifacts()?.eval_model.graph.unwrap();
+/// assert_eq!(graph.output.len(), 1, "the loss");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::GraphProto;
+
+/// An ONNX model, as its message.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// let model = setup::artifacts()?.training_model;
+/// assert_eq!(model.opset_import[0].version, 17);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::ModelProto;
+
+/// An ONNX model as the bytes of a file.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// let bytes = ortrain::encode_model(&setup::artifacts()?.eval_model)?;
+/// let session = ortrain::InferenceSession::new(bytes.into(), Default::default())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::encode as encode_model;
+
+/// What tensors in a plane start at multiples of, in bytes.
+///
+/// ```
+/// assert_eq!(ortrain::ALIGNMENT, 256);
+/// ```
+#[doc(inline)]
+pub use ortrain_program::ALIGNMENT;
+
+/// The room that so many bytes take in a plane.
+///
+/// ```
+/// assert_eq!(ortrain::align(40), 256);
+/// ```
+#[doc(inline)]
+pub use ortrain_program::align;
+
+/// What runs programs: see [`backend`].
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// let reference: Arc<dyn ortrain::Backend> = ortrain::backend("reference", 0)?;
+/// assert_eq!(reference.name(), "reference");
+/// # Ok::<(), ortrain::Error>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Backend;
+
+/// The work of an instruction: operations and bytes.
+///
+/// ```
+/// let mut sum = ortrain::Cost { flops: 100, bytes: 8 };
+/// sum += ortrain::Cost { flops: 20, bytes: 4 };
+/// assert_eq!((sum.flops, sum.bytes), (120, 12));
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Cost;
+
+/// What takes the results of a step, one after the other: position, element type, shape, elements.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::Deliver;
+///
+/// let mut shapes = Vec::new();
+/// let deliver: &mut Deliver<'_> = &mut |_, _, dims, _| shapes.push(dims.to_vec());
+/// module.train_step(&mut state, &inputs, deliver)?;
+/// assert_eq!(shapes, [[0_usize; 0]], "a loss of rank 0");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Deliver;
+
+/// A result of a step while it is delivered.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// let mut loss = [0; 4];
+/// module.eval_step(&state, &inputs, &mut |_, _, _, value: ortrain::Delivered<'_>| value.copy_to(&mut loss))?;
+/// assert!(f32::from_le_bytes(loss) > 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Delivered;
+
+/// A value that a step is given: a tensor, or bytes of the caller, which are not copied before.
+///
+/// ```
+/// use ortrain::{DType, Given, Tensor};
+///
+/// let x = Tensor::f32(&[2, 3], &[0.5; 6]);
+/// assert_eq!(Given::from(&x).dims, [2, 3]);
+/// let labels: Vec<u8> = [3_i64, 4].iter().flat_map(|label| label.to_le_bytes()).collect();
+/// let labels = Given { dtype: DType::I64, dims: &[2], bytes: &labels };
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Given;
+
+/// A buffer that an [`OverLimit`] names.
+///
+/// ```
+/// use ortrain::{DType, LargeBuffer};
+///
+/// let buffer = LargeBuffer { label: "hidden".into(), dtype: DType::F32, elements: 768, bytes: 3072 };
+/// assert_eq!(buffer.elements * buffer.dtype.size(), buffer.bytes);
+/// ```
+#[doc(inline)]
+pub use ortrain_program::LargeBuffer;
+
+/// A plane: memory that never moves, and may be read and written from several places.
+///
+/// ```
+/// use ortrain::Memory;
+///
+/// let plane = Memory::try_new(1024)?;
+/// plane.write(256, &1.5_f32.to_le_bytes());
+/// assert_eq!(plane.to_vec(256, 8), [0, 0, 0xc0, 0x3f, 0, 0, 0, 0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Memory;
+
+/// The bytes that a step takes, known before it: [`Module::memory_need`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// let need = module.memory_need(&inputs, true)?;
+/// assert_eq!(need.total(), need.held + need.constants + need.work + need.scratch + need.between);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::MemoryNeed;
+
+/// Why a run was refused that would take more bytes than it may.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let batch = setup::batch();
+/// # let inputs = [ortrain::Given::from(&batch[0])];
+/// use ortrain::{Error, InferenceSession, RunError, SessionOptions};
+///
+/// let options = SessionOptions::default().memory_limit(1000);
+/// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
+/// let Err(Error::Run(RunError::OverLimit(over))) = session.run(&inputs, &mut |_, _, _, _| {}) else {
+///     panic!("1000 bytes are not enough")
+/// };
+/// assert_eq!((over.limit, over.largest[0].label.as_str()), (1000, "hidden"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::OverLimit;
+
+/// Why a run failed; the state is as it was.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::{Error, Given, RunError, Tensor};
+///
+/// let labels = Tensor::i64(&[2], &[3, 10]);
+/// let result = module.train_step(&mut state, &[inputs[0], Given::from(&labels)], &mut |_, _, _, _| {});
+/// let Err(Error::Run(RunError::IndexOutOfRange { index, bound, .. })) = result else {
+///     panic!("there are ten classes")
+/// };
+/// assert_eq!((index, bound), (10, 10));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::RunError;
