@@ -21,7 +21,7 @@ import onnx
 import pytest
 
 import ortrain
-from ortrain import artifacts, onnxblock
+from ortrain import artifacts, onnxblock, session
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.session import TrainingSession
 
@@ -107,20 +107,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Given(dict[str, Any]):
-    """What the examples find there: artifacts loaded, a batch, and the usual imports; made when it is asked for."""
+    """What the examples find there: artifacts loaded, a batch, and the usual imports.
+
+    What takes time is made when an example asks for it.
+    """
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         super().__init__(
+            {name: getattr(module, name) for module in (ortrain, ortrain.api, session) for name in module.__all__},
             np=np,
             onnx=onnx,
             onnxblock=onnxblock,
             x=rng.random((8, 64), np.float32),
             labels=rng.integers(0, 10, 8),
-            CheckpointState=CheckpointState,
-            Module=Module,
-            Optimizer=Optimizer,
-            TrainingSession=TrainingSession,
         )
 
     def complete(self, names: set[str]) -> None:

@@ -187,9 +187,10 @@ def generate_artifacts(
             checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
 
     Raises:
-        InvalidArgumentError: for a name or a pattern that fits nothing, a name given twice, settings that a loss does
-            not have, and if nothing is left to train.
-        InvalidModelError, UnsupportedError: if the model cannot be read or differentiated.
+        InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
+            frozen, and if nothing is left to train.
+        InvalidModelError, UnsupportedError: if the model cannot be read or differentiated, or a loss cannot be put on
+            it: scores of another type or rank, a setting that the loss does not have, an opset before 12 or 13.
         NoSuchFileError, OrtrainError: if a file is not there or cannot be written.
         TypeError: for arguments of other types.
 

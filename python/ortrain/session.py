@@ -165,11 +165,15 @@ class TrainingSession:
         self._native.optimizer_step()
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the rate of the next steps. An error if a scheduler is registered, for it decides the rate.
+        """Set the rate of the next steps, a float32.
+
+        Raises:
+            OrtrainError: if a scheduler is registered, for it decides the rate; without an optimizer model.
 
         >>> session.set_learning_rate(0.5)
         >>> session.get_learning_rate()
         0.5
+
         """
         self._native.set_learning_rate(learning_rate)
 
@@ -186,7 +190,10 @@ class TrainingSession:
 
         With t completed optimizer steps, W warm-up steps and T steps in all, the rate is ``initial_lr`` times ``t / W``
         while t < W, and ``max(0, (T - t) / (T - W))`` from then on. Until the first :meth:`scheduler_step` it is
-        ``initial_lr``. A session takes one scheduler.
+        ``initial_lr``.
+
+        Raises:
+            OrtrainError: if a scheduler is registered already; without an optimizer model.
 
         >>> session.register_linear_lr_scheduler(warmup_step_count=2, total_step_count=4, initial_lr=1.0)
         >>> rates = [session.get_learning_rate()]
@@ -196,17 +203,22 @@ class TrainingSession:
         ...     session.optimizer_step()
         >>> rates
         [1.0, 0.0, 0.5, 1.0, 0.5, 0.0]
+
         """
         self._native.register_linear_lr_scheduler(warmup_step_count, total_step_count, initial_lr)
 
     def scheduler_step(self) -> None:
         """Set the rate for the number of optimizer steps done so far; there is no other counter.
 
+        Raises:
+            OrtrainError: if no scheduler is registered.
+
         >>> session.register_linear_lr_scheduler(warmup_step_count=4, total_step_count=8, initial_lr=1.0)
         >>> session.optimizer_step()
         >>> session.scheduler_step()
         >>> session.get_learning_rate()
         0.25
+
         """
         self._native.scheduler_step()
 
@@ -221,8 +233,13 @@ class TrainingSession:
     def to_buffer(self, only_trainable: bool) -> OrtValue:
         """All (trainable) parameters, packed in the order of the training model's inputs: a float32 vector, a copy.
 
+        Raises:
+            InvalidArgumentError: for a parameter that is not float32.
+            OrtrainError: if the state is nominal.
+
         >>> session.to_buffer(only_trainable=False)
         OrtValue(tensor(float), shape=[7210])
+
         """
         return OrtValue(self._native.to_buffer(only_trainable))
 
@@ -232,9 +249,13 @@ class TrainingSession:
         Unless ``only_trainable`` says it, the number of elements says whether these are all parameters or the trainable
         ones. All of them also give a nominal state its values.
 
+        Raises:
+            InvalidArgumentError: for another type or number of elements.
+
         >>> parameters = session.to_buffer(only_trainable=True)
         >>> session.from_buffer(parameters)
         >>> session.from_buffer(parameters.numpy() * 0.5, only_trainable=True)
+
         """
         self._native.from_buffer(native_value(buffer), only_trainable)
 
@@ -272,7 +293,12 @@ class TrainingSession:
     def export_model_for_inferencing(self, inference_model_path: PathLike, graph_output_names: Sequence[str]) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need.
 
+        Raises:
+            InvalidArgumentError: for a name that no value has, or without any.
+            OrtrainError: without an eval model, if the state is nominal, or if the file cannot be written.
+
         >>> session.export_model_for_inferencing("trained.onnx", ["logits"])
+
         """
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")

@@ -58,6 +58,8 @@ mod pages {
     mod buffers {}
     #[doc = include_str!("../../../docs/csharp-training-session.md")]
     mod csharp_training_session {}
+    #[doc = include_str!("../../../docs/rust.md")]
+    mod rust {}
 }
 
 pub mod artifacts;

@@ -465,8 +465,12 @@ class CheckpointState:
     def frozen_planes(self) -> list[npt.NDArray[Any]]:
         """The same for frozen parameters, in the order of ``layout().frozen``: read-only.
 
+        Raises:
+            OrtrainError: if the state is nominal.
+
         >>> state.frozen_planes()
         []
+
         """
         return self._native.planes(False)
 

@@ -43,6 +43,7 @@ class Module:
     Raises:
         NoSuchFileError, InvalidModelError, UnsupportedError: if a model cannot be read or run, or does not fit the
             state.
+        InvalidArgumentError: if there is no such device.
         MemoryLimitError: if not even parameters and gradients are within ``memory_limit``.
 
     >>> state = CheckpointState.load_checkpoint("checkpoint")
@@ -243,9 +244,14 @@ class Module:
     def get_contiguous_gradients(self) -> OrtValue:
         """All gradients, packed as :meth:`get_contiguous_parameters` packs the trainable parameters: a copy.
 
+        Raises:
+            InvalidArgumentError: for a parameter that is not float32.
+            OrtrainError: if the state is nominal.
+
         >>> _ = module(x, labels)
         >>> module.get_contiguous_gradients()
         OrtValue(tensor(float), shape=[7210])
+
         """
         return OrtValue(self._native.copy_gradients_to_buffer())
 
