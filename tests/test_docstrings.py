@@ -90,6 +90,24 @@ NAMES = public()
 CLASSES = {name: thing for name, thing in NAMES.items() if isinstance(thing, type)}
 
 
+def test_all_kinds_of_names_are_found() -> None:
+    assert {
+        "ortrain.InferenceSession.run",
+        "ortrain.OrtValue.ortvalue_from_numpy",
+        "ortrain.inspect",
+        "ortrain.api.CheckpointState.load_checkpoint",
+        "ortrain.api.Module.__call__",
+        "ortrain.api.checkpoint_state.Parameter.data",
+        "ortrain.api.lr_scheduler",
+        "ortrain.artifacts.LossType",
+        "ortrain.compat.install",
+        "ortrain.errors",
+        "ortrain.onnxblock.blocks.Add.build",
+        "ortrain.onnxblock.optim.AdamW",
+        "ortrain.session.TrainingSession.close",
+    } <= set(NAMES)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Artifacts of the perceptron of the examples."""
