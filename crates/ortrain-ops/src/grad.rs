@@ -149,7 +149,7 @@ impl Grad<'_> {
         &mut self,
         domain: &str,
         op: &str,
-        inputs: &[ValueId],
+        inputs: &[Option<ValueId>],
         wanted: &[bool],
         attrs: Attrs,
     ) -> Vec<Option<ValueId>> {
@@ -159,8 +159,7 @@ impl Grad<'_> {
             .map(|k| wanted[k].then(|| self.graph.add_value(&name(k), ValueType::Unknown)))
             .collect();
         let last = wanted.iter().rposition(|&wanted| wanted).map_or(0, |last| last + 1);
-        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let mut node = Node::new(domain, op, &inputs, &outputs[..last], attrs);
+        let mut node = Node::new(domain, op, inputs, &outputs[..last], attrs);
         node.name = label.into();
         self.nodes.push(node);
         outputs

@@ -111,8 +111,8 @@ pub struct Definition {
     pub downgrade: Option<RewriteFn>,
     /// Rewrites a node as other operators, in the newest version.
     pub decompose: Option<RewriteFn>,
-    /// Whether the operator is nothing but its decomposition: then it is differentiated and run as that.
-    pub composition: bool,
+    /// Whether a node is nothing but its decomposition: then it is differentiated as that.
+    pub composition: fn(&Node) -> bool,
     /// Whether ONNX does not have the operator although it lies in a domain of ONNX: training graphs of ONNX Runtime
     /// hold such. Where plain ONNX is wanted it is written as its decomposition.
     pub extension: bool,
@@ -143,7 +143,7 @@ impl Definition {
             upgrade: None,
             downgrade: None,
             decompose: None,
-            composition: false,
+            composition: |_| false,
             extension: false,
             declared_shape: false,
             later_types: &[],
@@ -216,8 +216,14 @@ impl Definition {
 
     /// As nothing but a decomposition: gradient, lowering and every backend follow.
     #[must_use]
-    pub const fn composition(mut self, rewrite: RewriteFn) -> Definition {
-        self.composition = true;
-        self.decompose(rewrite)
+    pub const fn composition(self, rewrite: RewriteFn) -> Definition {
+        self.decompose(rewrite).composition_where(|_| true)
+    }
+
+    /// With nodes that are nothing but their decomposition.
+    #[must_use]
+    pub const fn composition_where(mut self, holds: fn(&Node) -> bool) -> Definition {
+        self.composition = holds;
+        self
     }
 }

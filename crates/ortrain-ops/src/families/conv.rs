@@ -141,7 +141,7 @@ impl Op for Conv {
         // The reference computes wrong gradients where auto_pad chooses the padding.
         let attrs = self.explicit(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
         let wanted = [cx.wants(0), cx.wants(1), cx.wants(2)];
-        let gradients = cx.add_wanted("com.microsoft", "ConvGrad", &[g, x, w], &wanted, attrs);
+        let gradients = cx.add_wanted("com.microsoft", "ConvGrad", &[g, x, w].map(Some), &wanted, attrs);
         for (k, gradient) in gradients.into_iter().enumerate() {
             if let Some(gradient) = gradient {
                 cx.give(k, gradient);
@@ -204,7 +204,7 @@ impl Op for ConvGrad {
         let of_conv = |cx: &mut Grad<'_>, inputs: [ValueId; 3], k: usize| {
             let mut wanted = [false; 3];
             wanted[k] = true;
-            let made = cx.add_wanted("com.microsoft", "ConvGrad", &inputs, &wanted, attrs.clone());
+            let made = cx.add_wanted("com.microsoft", "ConvGrad", &inputs.map(Some), &wanted, attrs.clone());
             made[k].expect("it was asked for")
         };
         if let (true, Some(gw)) = (cx.wants(1), gw) {

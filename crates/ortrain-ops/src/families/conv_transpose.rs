@@ -309,7 +309,8 @@ impl Op for ConvTranspose {
         }
         if cx.wants(1) {
             // Features and image change places.
-            let made = cx.add_wanted("com.microsoft", "ConvGrad", &[x, g, w], &[false, true], attrs);
+            let made =
+                cx.add_wanted("com.microsoft", "ConvGrad", &[x, g, w].map(Some), &[false, true], attrs);
             cx.give(1, made[1].expect("it was asked for"));
         }
         Ok(())

@@ -21,6 +21,7 @@ mod pad;
 mod pool;
 mod reduce;
 mod resize;
+mod rnn;
 mod select;
 pub(crate) mod shape;
 mod slice;
@@ -49,6 +50,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     pool::definitions,
     reduce::definitions,
     resize::definitions,
+    rnn::definitions,
     select::definitions,
     shape::definitions,
     slice::definitions,

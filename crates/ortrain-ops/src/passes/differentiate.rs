@@ -143,7 +143,8 @@ fn decompose_on_path(
     targets: &[ValueId],
 ) -> Result<(), Error> {
     let is_composition = |node: &Node| {
-        Registry::standard().find(&node.domain, &node.op).is_some_and(|definition| definition.composition)
+        let found = Registry::standard().find(&node.domain, &node.op);
+        found.is_some_and(|definition| (definition.composition)(node))
     };
     let dependent = dependent(graph, targets);
     let mut parts = 0;

@@ -1,0 +1,268 @@
+//! The functions between the gates and the state.
+
+use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, UnaryOp};
+use ortrain_graph::Attrs;
+
+use crate::OpError;
+
+/// A function of one number, increasing where its slope is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Activation {
+    /// `alpha * x + beta`.
+    Affine { alpha: f64, beta: f64 },
+    /// `x`, below zero `alpha * (exp(x) - 1)`.
+    Elu { alpha: f64 },
+    /// `alpha * x + beta`, cut off at 0 and 1.
+    HardSigmoid { alpha: f64, beta: f64 },
+    /// `x`, below zero `alpha * x`.
+    LeakyRelu { alpha: f64 },
+    /// `x`, below zero 0.
+    Relu,
+    /// `alpha * tanh(beta * x)`.
+    ScaledTanh { alpha: f64, beta: f64 },
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `log(1 + exp(x))`.
+    Softplus,
+    /// `x / (1 + abs(x))`.
+    Softsign,
+    /// `tanh(x)`.
+    Tanh,
+    /// `x` where it is above `alpha`, else 0.
+    ThresholdedRelu { alpha: f64 },
+}
+
+/// Whether the function of this name takes a first number.
+pub(super) fn has_alpha(name: &str) -> bool {
+    has_beta(name)
+        || ["elu", "leakyrelu", "thresholdedrelu"].iter().any(|other| name.eq_ignore_ascii_case(other))
+}
+
+/// Whether it takes a second one.
+pub(super) fn has_beta(name: &str) -> bool {
+    ["affine", "hardsigmoid", "scaledtanh"].iter().any(|other| name.eq_ignore_ascii_case(other))
+}
+
+impl Activation {
+    /// The functions that a node names, or `default`. Numbers are taken from the lists in order by those that have
+    /// them, and are those of the ONNX operators where a list is too short.
+    pub(super) fn read_all(attrs: &Attrs, default: &[Activation]) -> Result<Vec<Activation>, OpError> {
+        let Some(names) = attrs.strings("activations")? else { return Ok(default.to_vec()) };
+        if names.len() != default.len() {
+            let (wanted, found) = (default.len(), names.len());
+            return Err(OpError::invalid(format!(
+                "activations names {found} functions; {wanted} are needed"
+            )));
+        }
+        let (alphas, betas) = (attrs.floats("activation_alpha")?, attrs.floats("activation_beta")?);
+        let mut alphas = alphas.unwrap_or_default().iter().map(|&x| f64::from(x));
+        let mut betas = betas.unwrap_or_default().iter().map(|&x| f64::from(x));
+        names
+            .iter()
+            .map(|name| {
+                let mut alpha = |default: f64| alphas.next().unwrap_or(default);
+                let mut beta = |default: f64| betas.next().unwrap_or(default);
+                Ok(match name.to_ascii_lowercase().as_str() {
+                    "affine" => Activation::Affine { alpha: alpha(1.0), beta: beta(0.0) },
+                    "elu" => Activation::Elu { alpha: alpha(1.0) },
+                    "hardsigmoid" => Activation::HardSigmoid { alpha: alpha(0.2), beta: beta(0.5) },
+                    "leakyrelu" => Activation::LeakyRelu { alpha: alpha(0.01) },
+                    "relu" => Activation::Relu,
+                    "scaledtanh" => Activation::ScaledTanh { alpha: alpha(1.0), beta: beta(1.0) },
+                    "sigmoid" => Activation::Sigmoid,
+                    "softplus" => Activation::Softplus,
+                    "softsign" => Activation::Softsign,
+                    "tanh" => Activation::Tanh,
+                    "thresholdedrelu" => Activation::ThresholdedRelu { alpha: alpha(1.0) },
+                    _ => {
+                        return Err(OpError::invalid(format!(
+                            "the activation {name:?} is not known; there are Affine, Elu, HardSigmoid, LeakyRelu, Relu, \
+                             ScaledTanh, Sigmoid, Softplus, Softsign, Tanh and ThresholdedRelu"
+                        )));
+                    }
+                })
+            })
+            .collect()
+    }
+
+    /// Whether the slope is known from the value: the function never takes a value on both sides of a kink.
+    pub(super) fn has_slope(self) -> bool {
+        match self {
+            Activation::Elu { alpha }
+            | Activation::LeakyRelu { alpha }
+            | Activation::ThresholdedRelu { alpha } => alpha >= 0.0,
+            _ => true,
+        }
+    }
+
+    /// The function.
+    pub(super) fn apply(self, b: &mut Builder, x: Reg) -> Reg {
+        let ty = b.ty(x);
+        let zero = b.constant(ty, 0.0);
+        let one = b.constant(ty, 1.0);
+        let affine = |b: &mut Builder, alpha: f64, beta: f64| {
+            let (alpha, beta) = (b.constant(ty, alpha), b.constant(ty, beta));
+            let scaled = b.mul(x, alpha);
+            b.add(scaled, beta)
+        };
+        match self {
+            Activation::Affine { alpha, beta } => affine(b, alpha, beta),
+            Activation::Elu { alpha } => {
+                let negative = b.compare(CompareOp::Lt, x, zero);
+                let alpha = b.constant(ty, alpha);
+                let power = b.unary(UnaryOp::Exp, x);
+                let less = b.sub(power, one);
+                let below = b.mul(alpha, less);
+                b.select(negative, below, x)
+            }
+            Activation::HardSigmoid { alpha, beta } => {
+                let line = affine(b, alpha, beta);
+                let low = b.binary(BinaryOp::Max, line, zero);
+                b.binary(BinaryOp::Min, low, one)
+            }
+            Activation::LeakyRelu { alpha } => {
+                let negative = b.compare(CompareOp::Lt, x, zero);
+                let alpha = b.constant(ty, alpha);
+                let below = b.mul(alpha, x);
+                b.select(negative, below, x)
+            }
+            Activation::Relu => b.binary(BinaryOp::Max, x, zero),
+            Activation::ScaledTanh { alpha, beta } => {
+                let (alpha, beta) = (b.constant(ty, alpha), b.constant(ty, beta));
+                let scaled = b.mul(x, beta);
+                let tanh = b.unary(UnaryOp::Tanh, scaled);
+                b.mul(alpha, tanh)
+            }
+            Activation::Sigmoid => b.unary(UnaryOp::Sigmoid, x),
+            Activation::Softplus => {
+                // log(1 + exp(x)) = max(x, 0) + log(1 + exp(-abs(x))), which does not overflow.
+                let above = b.binary(BinaryOp::Max, x, zero);
+                let size = b.unary(UnaryOp::Abs, x);
+                let negative = b.unary(UnaryOp::Neg, size);
+                let power = b.unary(UnaryOp::Exp, negative);
+                let more = b.add(one, power);
+                let rest = b.unary(UnaryOp::Log, more);
+                b.add(above, rest)
+            }
+            Activation::Softsign => {
+                let size = b.unary(UnaryOp::Abs, x);
+                let more = b.add(one, size);
+                b.div(x, more)
+            }
+            Activation::Tanh => b.unary(UnaryOp::Tanh, x),
+            Activation::ThresholdedRelu { alpha } => {
+                let alpha = b.constant(ty, alpha);
+                let above = b.compare(CompareOp::Lt, alpha, x);
+                b.select(above, x, zero)
+            }
+        }
+    }
+
+    /// The derivative where the function has the value `y`. At kinks it is that of the flat side.
+    pub(super) fn slope(self, b: &mut Builder, y: Reg) -> Reg {
+        let ty = b.ty(y);
+        let zero = b.constant(ty, 0.0);
+        let one = b.constant(ty, 1.0);
+        match self {
+            Activation::Affine { alpha, .. } => b.constant(ty, alpha),
+            Activation::Elu { alpha } => {
+                let negative = b.compare(CompareOp::Lt, y, zero);
+                let alpha = b.constant(ty, alpha);
+                let below = b.add(y, alpha);
+                b.select(negative, below, one)
+            }
+            Activation::HardSigmoid { alpha, .. } => {
+                let (low, high) = (b.compare(CompareOp::Lt, zero, y), b.compare(CompareOp::Lt, y, one));
+                let inside = b.binary(BinaryOp::And, low, high);
+                let alpha = b.constant(ty, alpha);
+                b.select(inside, alpha, zero)
+            }
+            Activation::LeakyRelu { alpha } => {
+                let positive = b.compare(CompareOp::Lt, zero, y);
+                let alpha = b.constant(ty, alpha);
+                b.select(positive, one, alpha)
+            }
+            Activation::Relu | Activation::ThresholdedRelu { .. } => {
+                let positive = b.compare(CompareOp::Lt, zero, y);
+                b.select(positive, one, zero)
+            }
+            Activation::ScaledTanh { alpha, beta } => {
+                if alpha == 0.0 {
+                    return zero;
+                }
+                let (alpha, slope) = (b.constant(ty, alpha), b.constant(ty, alpha * beta));
+                let tanh = b.div(y, alpha);
+                let square = b.mul(tanh, tanh);
+                let rest = b.sub(one, square);
+                b.mul(slope, rest)
+            }
+            Activation::Sigmoid => {
+                let rest = b.sub(one, y);
+                b.mul(y, rest)
+            }
+            Activation::Softplus => {
+                let negative = b.unary(UnaryOp::Neg, y);
+                let power = b.unary(UnaryOp::Exp, negative);
+                b.sub(one, power)
+            }
+            Activation::Softsign => {
+                let size = b.unary(UnaryOp::Abs, y);
+                let rest = b.sub(one, size);
+                b.mul(rest, rest)
+            }
+            Activation::Tanh => {
+                let square = b.mul(y, y);
+                b.sub(one, square)
+            }
+        }
+    }
+}
+
+/// An activation whose argument is cut off at `-clip` and `clip`, if there is a clip.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clipped {
+    pub(super) activation: Activation,
+    pub(super) clip: Option<f64>,
+}
+
+/// How near to the value at the cut-off, relative to it, a value counts as cut off: the value there is computed once
+/// exactly and once by a kernel, which may differ in the last bits.
+const CUT_OFF: f64 = 1e-6;
+
+impl Clipped {
+    pub(super) fn apply(self, b: &mut Builder, x: Reg) -> Reg {
+        let x = match self.clip {
+            Some(clip) => {
+                let ty = b.ty(x);
+                let (low, high) = (b.constant(ty, -clip), b.constant(ty, clip));
+                let above = b.binary(BinaryOp::Max, x, low);
+                b.binary(BinaryOp::Min, above, high)
+            }
+            None => x,
+        };
+        self.activation.apply(b, x)
+    }
+
+    /// The derivative where the function has the value `y`: nothing passes where the argument was cut off.
+    pub(super) fn slope(self, b: &mut Builder, y: Reg) -> Reg {
+        let slope = self.activation.slope(b, y);
+        let Some(clip) = self.clip else { return slope };
+        let ty = b.ty(y);
+        let margin = b.constant(ty, CUT_OFF);
+        let zero = b.constant(ty, 0.0);
+        let [first, second] = [-clip, clip].map(|at| {
+            let at = b.constant(ty, at);
+            self.activation.apply(b, at)
+        });
+        let (low, high) = (b.binary(BinaryOp::Min, first, second), b.binary(BinaryOp::Max, first, second));
+        let room = |b: &mut Builder, bound: Reg| {
+            let size = b.unary(UnaryOp::Abs, bound);
+            b.mul(size, margin)
+        };
+        let (room_low, room_high) = (room(b, low), room(b, high));
+        let (low, high) = (b.add(low, room_low), b.sub(high, room_high));
+        let (above, below) = (b.compare(CompareOp::Lt, low, y), b.compare(CompareOp::Lt, y, high));
+        let inside = b.binary(BinaryOp::And, above, below);
+        b.select(inside, slope, zero)
+    }
+}

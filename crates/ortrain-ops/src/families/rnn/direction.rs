@@ -1,0 +1,171 @@
+//! Directions, layouts and states that are left out, written as what is run: the forward direction with steps in front and
+//! given states.
+
+use ortrain_graph::{Attr, Attrs, Node, Tensor, ValueId};
+
+use super::{Attributes, B, Direction, Kind, LENGTHS, P, R, W, X};
+use crate::OpError;
+use crate::rewrite::Rewrite;
+
+/// Whether a node is differentiated as its decomposition.
+pub(super) fn is_composition(node: &Node) -> bool {
+    let has = |k: usize| node.inputs.get(k).copied().flatten().is_some();
+    let plain = Attributes::read(node).is_ok_and(|attributes| attributes.is_plain());
+    !plain || !Kind::of(node).states().all(has)
+}
+
+/// A part of a value along an axis.
+fn part(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: i64, to: i64, step: i64) -> ValueId {
+    let parts = [("starts", from), ("ends", to), ("axes", axis), ("steps", step)];
+    let [starts, ends, axes, steps] = parts.map(|(name, number)| rw.ints(name, &[number]));
+    rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new())
+}
+
+/// A value whose first two axes are swapped.
+fn swapped(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+    rw.add("Transpose", &[value], Attrs::new().with("perm", vec![1, 0, 2]))
+}
+
+/// Sequences, `[steps, batch, ..]`, from their ends to their beginnings.
+fn reversed(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
+    match lengths {
+        Some(lengths) => {
+            let attrs = Attrs::new().with("batch_axis", 1i64).with("time_axis", 0i64);
+            rw.add("ReverseSequence", &[value, lengths], attrs)
+        }
+        None => part(rw, value, 0, -1, i64::MIN, -1),
+    }
+}
+
+pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let attributes = Attributes::read(rw.node())?;
+    let kind = attributes.kind;
+    let [mut x, w, r] = [rw.required(X)?, rw.required(W)?, rw.required(R)?];
+    let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of the data is not known"))?;
+    if attributes.batch_first {
+        x = swapped(rw, x);
+    }
+    let lengths = rw.input(LENGTHS);
+    let long_lengths = lengths.map(|lengths| {
+        let to = i64::from(ortrain_graph::DType::I64.to_onnx());
+        rw.add("Cast", &[lengths], Attrs::new().with("to", to))
+    });
+    let hidden = attributes.hidden_size.or_else(|| rw.shape(r).and_then(|shape| shape[2].known()));
+    let hidden = hidden.ok_or_else(|| {
+        OpError::unsupported("the hidden size is not known; give the attribute hidden_size")
+    })?;
+    let gate_activations = kind.activations().len();
+    let mut results: Vec<Vec<ValueId>> = Vec::new();
+    let states = kind.states();
+    for (index, &direction) in attributes.directions.iter().enumerate() {
+        let own = |rw: &mut Rewrite<'_>, value: ValueId| {
+            let index = index as i64;
+            if attributes.directions.len() == 1 { value } else { part(rw, value, 0, index, index + 1, 1) }
+        };
+        let data = match direction {
+            Direction::Forward => x,
+            Direction::Reverse => reversed(rw, x, long_lengths),
+        };
+        let mut inputs: Vec<Option<ValueId>> = vec![Some(data), Some(own(rw, w)), Some(own(rw, r))];
+        inputs.push(rw.input(B).map(|bias| own(rw, bias)));
+        inputs.push(lengths);
+        for k in states.clone() {
+            let state = match rw.input(k) {
+                Some(state) => {
+                    let state = if attributes.batch_first { swapped(rw, state) } else { state };
+                    own(rw, state)
+                }
+                None => no_state(rw, data, hidden, dtype),
+            };
+            inputs.push(Some(state));
+        }
+        if kind == Kind::Lstm {
+            inputs.push(rw.input(P).map(|weights| own(rw, weights)));
+        }
+        while inputs.last() == Some(&None) {
+            inputs.pop();
+        }
+        let mut attrs = rw.attrs().clone();
+        attrs.0.remove("layout");
+        attrs = attrs.with("direction", "forward").with("hidden_size", hidden as i64);
+        for (name, list) in own_lists(rw.attrs(), gate_activations, index)? {
+            attrs.0.remove(name);
+            if let Some(list) = list {
+                attrs.0.insert(name.to_owned(), list);
+            }
+        }
+        let op = rw.node().op.clone();
+        let mut outputs = rw.add_node("", &op, &inputs, 1 + states.len(), attrs);
+        if direction == Direction::Reverse {
+            outputs[0] = reversed_results(rw, outputs[0], long_lengths);
+        }
+        results.push(outputs);
+    }
+    for k in 0..=states.len() {
+        if !rw.has_output(k) {
+            continue;
+        }
+        let parts: Vec<ValueId> = results.iter().map(|outputs| outputs[k]).collect();
+        let mut value = match parts[..] {
+            [only] => only,
+            _ => rw.add("Concat", &parts, Attrs::new().with("axis", i64::from(k == 0))),
+        };
+        if attributes.batch_first {
+            let order = if k == 0 { vec![2, 0, 1, 3] } else { vec![1, 0, 2] };
+            value = rw.add("Transpose", &[value], Attrs::new().with("perm", order));
+        }
+        rw.output(k, value);
+    }
+    Ok(())
+}
+
+/// The results of a reversed direction, `[steps, 1, batch, hidden]`, in the order of the data.
+fn reversed_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
+    if lengths.is_none() {
+        return reversed(rw, value, None);
+    }
+    let axis = rw.ints("axis", &[1]);
+    let flat = rw.add("Squeeze", &[value, axis], Attrs::new());
+    let turned = reversed(rw, flat, lengths);
+    rw.add("Unsqueeze", &[turned, axis], Attrs::new())
+}
+
+/// A state of zeros: `[1, batch, hidden]`.
+fn no_state(rw: &mut Rewrite<'_>, data: ValueId, hidden: usize, dtype: ortrain_graph::DType) -> ValueId {
+    let batch = rw.shape(data).and_then(|shape| shape[1].known());
+    if let Some(batch) = batch {
+        return rw.constant("no_state", Tensor::filled(dtype, &[1, batch, hidden], 0.0));
+    }
+    let shape = rw.add("Shape", &[data], Attrs::new());
+    let batch = part(rw, shape, 0, 1, 2, 1);
+    let (one, hidden) = (rw.ints("one", &[1]), rw.ints("hidden", &[hidden as i64]));
+    let shape = rw.add("Concat", &[one, batch, hidden], Attrs::new().with("axis", 0i64));
+    let zero = Tensor::filled(dtype, &[1], 0.0);
+    rw.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero))
+}
+
+/// The activations of one direction with their numbers, which a node lists for all directions one after the other.
+fn own_lists(
+    attrs: &Attrs,
+    count: usize,
+    index: usize,
+) -> Result<[(&'static str, Option<Attr>); 3], OpError> {
+    let names = attrs.strings("activations")?;
+    let [alphas, betas] = ["activation_alpha", "activation_beta"].map(|name| attrs.floats(name));
+    let (alphas, betas) = (alphas?.unwrap_or_default(), betas?.unwrap_or_default());
+    let Some(names) = names else {
+        return Ok([("activations", None), ("activation_alpha", None), ("activation_beta", None)]);
+    };
+    let range = index * count..(index + 1) * count;
+    let own = |takes: fn(&str) -> bool, list: &[f32]| {
+        let before = names[..range.start].iter().filter(|name| takes(name)).count();
+        let here = names[range.clone()].iter().filter(|name| takes(name)).count();
+        let list: Vec<f32> = list.iter().copied().skip(before).take(here).collect();
+        (!list.is_empty()).then_some(Attr::Floats(list))
+    };
+    Ok([
+        ("activations", Some(Attr::Strings(names[range.clone()].to_vec()))),
+        ("activation_alpha", own(super::activation::has_alpha, alphas)),
+        ("activation_beta", own(super::activation::has_beta, betas)),
+    ])
+}

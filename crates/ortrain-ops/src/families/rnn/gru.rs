@@ -1,0 +1,339 @@
+//! `GRU`, with the gates update z, reset r and new state n ("h"):
+//!
+//! ```text
+//! z = f(x Wz' + h Rz' + biases)            r = f(x Wr' + h Rr' + biases)
+//! n = g(x Wn' + (r * h) Rn' + biases)      or, with linear_before_reset, g(x Wn' + bias + r * (h Rn' + bias))
+//! h := (1 - z) * n + z * h
+//! ```
+
+use ortrain_expr::Reg;
+
+use super::steps::{
+    Lengths, Matrix, Sizes, factor, given_state, input_gradients, input_products, load_state, lower_nothing,
+    or_zero, output, product, product_with_states, temp, where_held,
+};
+use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
+use crate::OpError;
+use crate::lower::{Lower, NestBuilder};
+
+/// Positions of the gates.
+const Z: usize = 0;
+const RESET: usize = 1;
+const NEW: usize = 2;
+
+/// Where a step leaves its results.
+struct Targets {
+    values: Vec<(Matrix, Value)>,
+    gates: Option<Matrix>,
+    hidden: usize,
+}
+
+/// Which of the two: the state as it goes on, or as it is seen.
+#[derive(Clone, Copy, PartialEq)]
+enum Value {
+    State,
+    Seen,
+}
+
+impl Targets {
+    /// Stores `(1 - z) * n + z * before`, and the gates where they are kept.
+    fn store(
+        &self,
+        cx: &Lower<'_>,
+        nest: &mut NestBuilder,
+        [z, r, n]: [Reg; 3],
+        before: Reg,
+        held: Option<Reg>,
+    ) {
+        let ty = nest.b.ty(z);
+        let one = nest.b.constant(ty, 1.0);
+        let rest = nest.b.sub(one, z);
+        let (new, old) = (nest.b.mul(rest, n), nest.b.mul(z, before));
+        let h = nest.b.add(new, old);
+        let state = where_held(nest, held, h, before);
+        let seen = or_zero(nest, held, h);
+        for &(target, value) in &self.values {
+            target.store(cx, nest, if value == Value::State { state } else { seen });
+        }
+        if let Some(gates) = self.gates {
+            for (gate, value) in [(Z, z), (RESET, r), (NEW, n)] {
+                gates.at_column(gate * self.hidden).store(cx, nest, value);
+            }
+        }
+    }
+}
+
+pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+    let sizes = Sizes::of(Kind::Gru, cx);
+    let (batch, hidden) = (sizes.batch, sizes.hidden);
+    let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
+    // Behind the reset gate, the recurrent bias belongs to the product with the state.
+    let parts: &[usize] = if own.linear_before_reset { &[0] } else { &[0, sizes.rows] };
+    let products = input_products(cx, &sizes, Some((B, parts)))?;
+    let bias = cx.has(B).then(|| Matrix::broadcast(cx.input(B)).at_column(sizes.rows));
+    let r = Matrix::rows(cx.input(R), hidden);
+    let mut state = given_state(cx, H0, &sizes);
+    if sizes.steps == 0 {
+        return lower_nothing(cx, &[1], &[state], &sizes);
+    }
+    let (all, last) = (output(cx, 0, hidden), output(cx, 1, hidden));
+    let kept = output(cx, 2, sizes.rows);
+    for step in 0..sizes.steps {
+        let row = step * batch;
+        let is_last = step + 1 == sizes.steps;
+        let next = (!is_last).then(|| factor(cx, "hidden", batch, hidden));
+        let values = [
+            next.map(|next| (next, Value::State)),
+            last.filter(|_| is_last).map(|last| (last, Value::State)),
+            all.map(|all| (all.at_row(row), Value::Seen)),
+        ];
+        let targets = Targets {
+            values: values.into_iter().flatten().collect(),
+            gates: kept.map(|gates| gates.at_row(row)),
+            hidden,
+        };
+        let given = products.at_row(row);
+        if own.linear_before_reset {
+            let recurrent = match state {
+                Some(h) => {
+                    let sums = temp(cx, "gates", batch, sizes.rows);
+                    product(cx, (batch, sizes.rows, hidden), h, r.transposed(), |cx, nest, mut value| {
+                        if let Some(bias) = bias {
+                            let bias = bias.load(cx, nest);
+                            value = nest.b.add(value, bias);
+                        }
+                        sums.store(cx, nest, value);
+                    })?;
+                    Some(sums)
+                }
+                None => bias,
+            };
+            let mut nest = cx.nest(&[batch, hidden], 0);
+            let pairs = [Z, RESET, NEW].map(|gate| {
+                let column = gate * hidden;
+                let part = recurrent.map(|sums| sums.at_column(column));
+                (given.at_column(column).load(cx, &mut nest), load_state(cx, &mut nest, part))
+            });
+            let [z, reset] = [Z, RESET].map(|gate| {
+                let sum = nest.b.add(pairs[gate].0, pairs[gate].1);
+                own.gate(0).apply(&mut nest.b, sum)
+            });
+            let part = nest.b.mul(reset, pairs[NEW].1);
+            let sum = nest.b.add(pairs[NEW].0, part);
+            let new = own.gate(1).apply(&mut nest.b, sum);
+            let before = load_state(cx, &mut nest, state);
+            let held = lengths.hold(cx, &mut nest, step);
+            targets.store(cx, &mut nest, [z, reset, new], before, held);
+            cx.step(nest.map())?;
+        } else {
+            let gates = temp(cx, "gates", batch, 2 * hidden);
+            let reset_state = factor(cx, "reset_state", batch, hidden);
+            let apply = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
+                let given = given.load(cx, nest);
+                let sum = nest.b.add(given, value);
+                let gate = own.gate(0).apply(&mut nest.b, sum);
+                gates.store(cx, nest, gate);
+            };
+            let finish = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
+                let given = given.at_column(NEW * hidden).load(cx, nest);
+                let sum = nest.b.add(given, value);
+                let new = own.gate(1).apply(&mut nest.b, sum);
+                let [z, reset] = [Z, RESET].map(|gate| gates.at_column(gate * hidden).load(cx, nest));
+                let before = load_state(cx, nest, state);
+                let held = lengths.hold(cx, nest, step);
+                targets.store(cx, nest, [z, reset, new], before, held);
+            };
+            match state {
+                Some(h) => {
+                    let shape = (batch, 2 * hidden, hidden);
+                    product(cx, shape, h, r.transposed(), |cx, nest, value| apply(cx, nest, value))?;
+                    let mut nest = cx.nest(&[batch, hidden], 0);
+                    let reset = gates.at_column(RESET * hidden).load(cx, &mut nest);
+                    let before = h.load(cx, &mut nest);
+                    let value = nest.b.mul(reset, before);
+                    reset_state.store(cx, &mut nest, value);
+                    cx.step(nest.map())?;
+                    let r = r.at_row(NEW * hidden).transposed();
+                    product(cx, (batch, hidden, hidden), reset_state, r, |cx, nest, value| {
+                        finish(cx, nest, value);
+                    })?;
+                }
+                None => {
+                    let mut nest = cx.nest(&[batch, 2 * hidden], 0);
+                    let nothing = load_state(cx, &mut nest, None);
+                    apply(cx, &mut nest, nothing);
+                    cx.step(nest.map())?;
+                    let mut nest = cx.nest(&[batch, hidden], 0);
+                    let nothing = load_state(cx, &mut nest, None);
+                    finish(cx, &mut nest, nothing);
+                    cx.step(nest.map())?;
+                }
+            }
+        }
+        state = next;
+    }
+    Ok(())
+}
+
+pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+    let sizes = Sizes::of(Kind::Gru, cx);
+    let (batch, hidden) = (sizes.batch, sizes.hidden);
+    let at = GradInputs::of(Kind::Gru);
+    let lengths = Lengths::new(cx, at.lengths, &sizes)?;
+    let r = Matrix::rows(cx.input(R), hidden);
+    let first = given_state(cx, at.states.start, &sizes);
+    let all_h = Matrix::rows(cx.input(at.hidden), hidden);
+    let all_gates = Matrix::rows(cx.input(at.kept.start), sizes.rows);
+    let of_all = given_state(cx, at.arriving, &sizes);
+    let mut of_next = given_state(cx, at.arriving + 1, &sizes);
+    let before_step = |step: usize| if step > 0 { Some(all_h.at_row((step - 1) * batch)) } else { first };
+
+    // What the new gate takes from the state, at all steps: (h Rn' + bias), or r * h, a factor of the weights' gradient.
+    let from_state = factor(cx, "from_state", sizes.all(), hidden);
+    let bias = at.biases.filter(|&k| cx.has(k));
+    let bias = bias.map(|k| Matrix::broadcast(cx.input(k)).at_column(sizes.rows + NEW * hidden));
+    let later = batch * sizes.steps.saturating_sub(1);
+    for (rows, from, states) in [(batch.min(sizes.all()), 0, first), (later, batch, Some(all_h))] {
+        let target = from_state.at_row(from);
+        match states.filter(|_| own.linear_before_reset) {
+            Some(states) => {
+                let r = r.at_row(NEW * hidden).transposed();
+                product(cx, (rows, hidden, hidden), states, r, |cx, nest, mut value| {
+                    if let Some(bias) = bias {
+                        let bias = bias.load(cx, nest);
+                        value = nest.b.add(value, bias);
+                    }
+                    target.store(cx, nest, value);
+                })?;
+            }
+            None => {
+                let mut nest = cx.nest(&[rows, hidden], 0);
+                let value = if own.linear_before_reset {
+                    load_state(cx, &mut nest, bias)
+                } else {
+                    let reset = all_gates.at_row(from).at_column(RESET * hidden).load(cx, &mut nest);
+                    let state = load_state(cx, &mut nest, states);
+                    nest.b.mul(reset, state)
+                };
+                target.store(cx, &mut nest, value);
+                cx.step(nest.map())?;
+            }
+        }
+    }
+
+    // The gradients of what the gates' activations are applied to, and of what the state is multiplied with: they differ
+    // in the new gate where the reset gate stands behind the product.
+    let of_input = factor(cx, "of_gates", sizes.all(), sizes.rows);
+    let of_state =
+        if own.linear_before_reset { factor(cx, "of_products", sizes.all(), sizes.rows) } else { of_input };
+    for step in (0..sizes.steps).rev() {
+        let row = step * batch;
+        let result =
+            if step > 0 { Some(temp(cx, "of_hidden", batch, hidden)) } else { output(cx, 4, hidden) };
+        let of_step = factor(cx, "of_products_of_step", batch, sizes.rows);
+        let kept_part = temp(cx, "of_hidden_kept", batch, hidden);
+        let mut nest = cx.nest(&[batch, hidden], 0);
+        let mut g = load_state(cx, &mut nest, of_next);
+        if let Some(of_all) = of_all {
+            let part = of_all.at_row(row).load(cx, &mut nest);
+            g = nest.b.add(part, g);
+        }
+        let [z, reset, new] =
+            [Z, RESET, NEW].map(|gate| all_gates.at_row(row).at_column(gate * hidden).load(cx, &mut nest));
+        let before = load_state(cx, &mut nest, before_step(step));
+        let held = lengths.hold(cx, &mut nest, step);
+        let b = &mut nest.b;
+        let ty = b.ty(z);
+        let one = b.constant(ty, 1.0);
+        let difference = b.sub(before, new);
+        let of_z = b.mul(g, difference);
+        let slope = own.gate(0).slope(b, z);
+        let of_z = b.mul(of_z, slope);
+        let rest = b.sub(one, z);
+        let of_new = b.mul(g, rest);
+        let slope = own.gate(1).slope(b, new);
+        let of_new = b.mul(of_new, slope);
+        let kept = b.mul(g, z);
+        let (of_z, of_new) = (or_zero(&mut nest, held, of_z), or_zero(&mut nest, held, of_new));
+        of_input.at_row(row).at_column(Z * hidden).store(cx, &mut nest, of_z);
+        of_input.at_row(row).at_column(NEW * hidden).store(cx, &mut nest, of_new);
+        of_step.at_column(Z * hidden).store(cx, &mut nest, of_z);
+        kept_part.store(cx, &mut nest, kept);
+        let gate_slope = |nest: &mut NestBuilder, of_reset: Reg, reset: Reg| {
+            let slope = own.gate(0).slope(&mut nest.b, reset);
+            nest.b.mul(of_reset, slope)
+        };
+        let finish = |cx: &mut Lower<'_>, nest: &mut NestBuilder, value: Reg, kept: Matrix| {
+            let kept = kept.load(cx, nest);
+            let sum = nest.b.add(kept, value);
+            let held = lengths.hold(cx, nest, step);
+            let after = load_state(cx, nest, of_next);
+            where_held(nest, held, sum, after)
+        };
+        if own.linear_before_reset {
+            let taken = from_state.at_row(row).load(cx, &mut nest);
+            let of_reset = nest.b.mul(of_new, taken);
+            let of_reset = gate_slope(&mut nest, of_reset, reset);
+            let of_taken = nest.b.mul(of_new, reset);
+            of_input.at_row(row).at_column(RESET * hidden).store(cx, &mut nest, of_reset);
+            for (gate, value) in [(Z, of_z), (RESET, of_reset), (NEW, of_taken)] {
+                of_state.at_row(row).at_column(gate * hidden).store(cx, &mut nest, value);
+            }
+            for (gate, value) in [(RESET, of_reset), (NEW, of_taken)] {
+                of_step.at_column(gate * hidden).store(cx, &mut nest, value);
+            }
+            cx.step(nest.map())?;
+            if let Some(result) = result {
+                product(cx, (batch, hidden, sizes.rows), of_step, r, |cx, nest, value| {
+                    let value = finish(cx, nest, value, kept_part);
+                    result.store(cx, nest, value);
+                })?;
+            }
+        } else {
+            of_step.at_column(NEW * hidden).store(cx, &mut nest, of_new);
+            cx.step(nest.map())?;
+            // The gradient of r * h: one part goes to r, the other to h.
+            let gates = factor(cx, "of_gates_of_step", batch, 2 * hidden);
+            let sums = temp(cx, "of_hidden_reset", batch, hidden);
+            let new_weights = r.at_row(NEW * hidden);
+            let new_gate = of_step.at_column(NEW * hidden);
+            product(cx, (batch, hidden, hidden), new_gate, new_weights, |cx, nest, value| {
+                let reset = all_gates.at_row(row).at_column(RESET * hidden).load(cx, nest);
+                let before = load_state(cx, nest, before_step(step));
+                let of_reset = nest.b.mul(value, before);
+                let of_reset = gate_slope(nest, of_reset, reset);
+                of_input.at_row(row).at_column(RESET * hidden).store(cx, nest, of_reset);
+                gates.at_column(RESET * hidden).store(cx, nest, of_reset);
+                let of_z = of_step.at_column(Z * hidden).load(cx, nest);
+                gates.at_column(Z * hidden).store(cx, nest, of_z);
+                let through = nest.b.mul(value, reset);
+                let kept = kept_part.load(cx, nest);
+                let sum = nest.b.add(kept, through);
+                sums.store(cx, nest, sum);
+            })?;
+            if let Some(result) = result {
+                product(cx, (batch, hidden, 2 * hidden), gates, r, |cx, nest, value| {
+                    let value = finish(cx, nest, value, sums);
+                    result.store(cx, nest, value);
+                })?;
+            }
+        }
+        of_next = result;
+    }
+    if sizes.steps == 0 {
+        lower_nothing(cx, &[4], &[of_next], &sizes)?;
+    }
+    if let Some(result) = output(cx, 2, hidden) {
+        if own.linear_before_reset {
+            product_with_states(cx, &sizes, (of_state, sizes.rows), (first, all_h), result)?;
+        } else {
+            product_with_states(cx, &sizes, (of_state, 2 * hidden), (first, all_h), result)?;
+            let (left, target) = (of_state.at_column(NEW * hidden), result.at_row(NEW * hidden));
+            let shape = (hidden, hidden, sizes.all());
+            product(cx, shape, left.transposed(), from_state, |cx, nest, value| {
+                target.store(cx, nest, value);
+            })?;
+        }
+    }
+    input_gradients(cx, &sizes, of_input, of_state)
+}

@@ -1,0 +1,265 @@
+//! `LSTM`, with the gates input i, output o, forget f and cell c:
+//!
+//! ```text
+//! i = f(x Wi' + h Ri' + Pi * C + biases)       C := f * C + i * c
+//! f = f(x Wf' + h Rf' + Pf * C + biases)       o = f(x Wo' + h Ro' + Po * C + biases)
+//! c = g(x Wc' + h Rc' + biases)                h := o * h(C)
+//! ```
+
+use super::steps::{
+    Lengths, Matrix, Sizes, column_sums, factor, given_state, input_gradients, input_products, load_state,
+    lower_nothing, or_zero, output, product, product_with_states, temp, where_held, zeros,
+};
+use super::{Attributes, B, C0, GradInputs, H0, Kind, LENGTHS, P, R};
+use crate::OpError;
+use crate::lower::{Lower, NestBuilder};
+
+/// Positions of the gates.
+const I: usize = 0;
+const O: usize = 1;
+const F: usize = 2;
+const C: usize = 3;
+
+/// Positions of the peepholes' weights.
+const PEEPHOLES: [usize; 3] = [I, O, F];
+
+pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+    let sizes = Sizes::of(Kind::Lstm, cx);
+    let (batch, hidden) = (sizes.batch, sizes.hidden);
+    let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
+    let products = input_products(cx, &sizes, Some((B, &[0, sizes.rows])))?;
+    let r = Matrix::rows(cx.input(R), hidden);
+    let peepholes = cx.has(P).then(|| Matrix::broadcast(cx.input(P)));
+    let (mut h, mut c) = (given_state(cx, H0, &sizes), given_state(cx, C0, &sizes));
+    if sizes.steps == 0 {
+        return lower_nothing(cx, &[1, 2], &[h, c], &sizes);
+    }
+    let results = [output(cx, 0, hidden), output(cx, 3, hidden)];
+    let finals = [output(cx, 1, hidden), output(cx, 2, hidden)];
+    let kept_gates = output(cx, 4, sizes.rows);
+    for step in 0..sizes.steps {
+        let row = step * batch;
+        let is_last = step + 1 == sizes.steps;
+        let arguments = match h {
+            Some(h) => {
+                let sums = temp(cx, "gates", batch, sizes.rows);
+                product(cx, (batch, sizes.rows, hidden), h, r.transposed(), |cx, nest, value| {
+                    let given = products.at_row(row).load(cx, nest);
+                    let sum = nest.b.add(given, value);
+                    sums.store(cx, nest, sum);
+                })?;
+                sums
+            }
+            None => products.at_row(row),
+        };
+        let next = (!is_last).then(|| (factor(cx, "hidden", batch, hidden), temp(cx, "cell", batch, hidden)));
+        let mut nest = cx.nest(&[batch, hidden], 0);
+        let before = (load_state(cx, &mut nest, h), load_state(cx, &mut nest, c));
+        let argument = |cx: &mut Lower<'_>, nest: &mut NestBuilder, gate: usize, cell| {
+            let sum = arguments.at_column(gate * hidden).load(cx, nest);
+            match peepholes.filter(|_| gate != C) {
+                Some(peepholes) => {
+                    let at = PEEPHOLES.iter().position(|&other| other == gate).unwrap_or(0);
+                    let weight = peepholes.at_column(at * hidden).load(cx, nest);
+                    let part = nest.b.mul(weight, cell);
+                    nest.b.add(sum, part)
+                }
+                None => sum,
+            }
+        };
+        let i = argument(cx, &mut nest, I, before.1);
+        let i = own.gate(0).apply(&mut nest.b, i);
+        let f = if own.input_forget {
+            let ty = nest.b.ty(i);
+            let one = nest.b.constant(ty, 1.0);
+            nest.b.sub(one, i)
+        } else {
+            let f = argument(cx, &mut nest, F, before.1);
+            own.gate(0).apply(&mut nest.b, f)
+        };
+        let g = argument(cx, &mut nest, C, before.1);
+        let g = own.gate(1).apply(&mut nest.b, g);
+        let (old, new) = (nest.b.mul(f, before.1), nest.b.mul(i, g));
+        let cell = nest.b.add(old, new);
+        let o = argument(cx, &mut nest, O, cell);
+        let o = own.gate(0).apply(&mut nest.b, o);
+        let seen = own.of_cell().apply(&mut nest.b, cell);
+        let value = nest.b.mul(o, seen);
+        let held = lengths.hold(cx, &mut nest, step);
+        let after =
+            (where_held(&mut nest, held, value, before.0), where_held(&mut nest, held, cell, before.1));
+        let value = or_zero(&mut nest, held, value);
+        let [all_h, all_c] = results.map(|all| all.map(|all| all.at_row(row)));
+        let [final_h, final_c] = finals.map(|last| last.filter(|_| is_last));
+        for (target, value) in [
+            (next.map(|(h, _)| h), after.0),
+            (next.map(|(_, c)| c), after.1),
+            (final_h, after.0),
+            (final_c, after.1),
+            (all_h, value),
+            (all_c, after.1),
+        ] {
+            if let Some(target) = target {
+                target.store(cx, &mut nest, value);
+            }
+        }
+        if let Some(gates) = kept_gates {
+            for (gate, value) in [(I, i), (O, o), (F, f), (C, g)] {
+                gates.at_row(row).at_column(gate * hidden).store(cx, &mut nest, value);
+            }
+        }
+        cx.step(nest.map())?;
+        (h, c) = (next.map(|(h, _)| h), next.map(|(_, c)| c));
+    }
+    Ok(())
+}
+
+pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+    let sizes = Sizes::of(Kind::Lstm, cx);
+    let (batch, hidden) = (sizes.batch, sizes.hidden);
+    let at = GradInputs::of(Kind::Lstm);
+    let lengths = Lengths::new(cx, at.lengths, &sizes)?;
+    let r = Matrix::rows(cx.input(R), hidden);
+    let peepholes = at.peepholes.filter(|&k| cx.has(k)).map(|k| Matrix::broadcast(cx.input(k)));
+    let first_h = given_state(cx, at.states.start, &sizes);
+    let first_c = given_state(cx, at.states.start + 1, &sizes);
+    let all_h = Matrix::rows(cx.input(at.hidden), hidden);
+    let all_gates = Matrix::rows(cx.input(at.kept.start + 1), sizes.rows);
+    let all_c = if cx.has(at.kept.start) {
+        Matrix::rows(cx.input(at.kept.start), hidden)
+    } else {
+        return Err(OpError::invalid("the states of the cell at all steps are left out but are needed"));
+    };
+    let of_all = given_state(cx, at.arriving, &sizes);
+    let mut of_h = given_state(cx, at.arriving + 1, &sizes);
+    let mut of_c = given_state(cx, at.arriving + 2, &sizes);
+    // The gradients of what the gates' activations are applied to.
+    let gates = factor(cx, "of_gates", sizes.all(), sizes.rows);
+    for step in (0..sizes.steps).rev() {
+        let row = step * batch;
+        let step_gates = factor(cx, "of_gates_of_step", batch, sizes.rows);
+        let [before_h, before_c] = if step > 0 {
+            [4, 5].map(|_| Some(temp(cx, "of_state", batch, hidden)))
+        } else {
+            [output(cx, 4, hidden), output(cx, 5, hidden)]
+        };
+        let mut nest = cx.nest(&[batch, hidden], 0);
+        let of_cell = load_state(cx, &mut nest, of_c);
+        let mut g = load_state(cx, &mut nest, of_h);
+        if let Some(of_all) = of_all {
+            let part = of_all.at_row(row).load(cx, &mut nest);
+            g = nest.b.add(part, g);
+        }
+        let [i, o, f, c] =
+            [I, O, F, C].map(|gate| all_gates.at_row(row).at_column(gate * hidden).load(cx, &mut nest));
+        let cell = all_c.at_row(row).load(cx, &mut nest);
+        let last = if step > 0 { Some(all_c.at_row(row - batch)) } else { first_c };
+        let last = load_state(cx, &mut nest, last);
+        let weight = |cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize| {
+            peepholes.map(|peepholes| peepholes.at_column(k * hidden).load(cx, nest))
+        };
+        let weights = [0, 1, 2].map(|k| weight(cx, &mut nest, k));
+        let b = &mut nest.b;
+        let seen = own.of_cell().apply(b, cell);
+        let of_o = b.mul(g, seen);
+        let slope = own.gate(0).slope(b, o);
+        let of_o = b.mul(of_o, slope);
+        let slope = own.of_cell().slope(b, seen);
+        let through = b.mul(g, o);
+        let through = b.mul(through, slope);
+        let mut of_new = b.add(of_cell, through);
+        if let Some(weight) = weights[1] {
+            let part = b.mul(of_o, weight);
+            of_new = b.add(of_new, part);
+        }
+        let of_g = b.mul(of_new, i);
+        let slope = own.gate(1).slope(b, c);
+        let of_g = b.mul(of_g, slope);
+        let (of_i, of_f) = if own.input_forget {
+            // The forget gate is one minus the input gate.
+            let difference = b.sub(c, last);
+            let ty = b.ty(c);
+            (b.mul(of_new, difference), b.constant(ty, 0.0))
+        } else {
+            let of_f = b.mul(of_new, last);
+            let slope = own.gate(0).slope(b, f);
+            (b.mul(of_new, c), b.mul(of_f, slope))
+        };
+        let slope = own.gate(0).slope(b, i);
+        let of_i = b.mul(of_i, slope);
+        let mut of_last = b.mul(of_new, f);
+        for (gate, weight) in [(of_i, weights[0]), (of_f, weights[2])] {
+            if let Some(weight) = weight {
+                let part = b.mul(gate, weight);
+                of_last = b.add(of_last, part);
+            }
+        }
+        let held = lengths.hold(cx, &mut nest, step);
+        for (gate, value) in [(I, of_i), (O, of_o), (F, of_f), (C, of_g)] {
+            let value = or_zero(&mut nest, held, value);
+            for target in [step_gates, gates.at_row(row)] {
+                target.at_column(gate * hidden).store(cx, &mut nest, value);
+            }
+        }
+        if let Some(target) = before_c {
+            let value = where_held(&mut nest, held, of_last, of_cell);
+            target.store(cx, &mut nest, value);
+        }
+        cx.step(nest.map())?;
+        if let Some(target) = before_h {
+            product(cx, (batch, hidden, sizes.rows), step_gates, r, |cx, nest, value| {
+                let held = lengths.hold(cx, nest, step);
+                let after = load_state(cx, nest, of_h);
+                let value = where_held(nest, held, value, after);
+                target.store(cx, nest, value);
+            })?;
+        }
+        (of_h, of_c) = (before_h, before_c);
+    }
+    if sizes.steps == 0 {
+        lower_nothing(cx, &[4, 5], &[of_h, of_c], &sizes)?;
+    }
+    if let Some(result) = output(cx, 2, hidden) {
+        product_with_states(cx, &sizes, (gates, sizes.rows), (first_h, all_h), result)?;
+    }
+    if let Some(result) = output(cx, 6, 3 * hidden) {
+        peephole_gradients(cx, &sizes, gates, (first_c, all_c), result)?;
+    }
+    input_gradients(cx, &sizes, gates, gates)
+}
+
+/// The gradients of the peepholes' weights: sums over rows of the gradient of a gate times the cell's state, which is that
+/// before the step but for the output gate.
+fn peephole_gradients(
+    cx: &mut Lower<'_>,
+    sizes: &Sizes,
+    gates: Matrix,
+    (first, all): (Option<Matrix>, Matrix),
+    result: Matrix,
+) -> Result<(), OpError> {
+    let (batch, hidden) = (sizes.batch, sizes.hidden);
+    for (k, gate) in PEEPHOLES.into_iter().enumerate() {
+        let gate_rows = gates.at_column(gate * hidden);
+        let target = result.at_column(k * hidden);
+        let later = sizes.all() - batch.min(sizes.all());
+        let parts: Vec<(Matrix, Matrix, usize)> = if gate == O {
+            vec![(gate_rows, all, sizes.all())]
+        } else {
+            let first = first.filter(|_| sizes.steps > 0).map(|first| (gate_rows, first, batch));
+            first.into_iter().chain((later > 0).then(|| (gate_rows.at_row(batch), all, later))).collect()
+        };
+        if parts.is_empty() {
+            zeros(cx, (1, hidden), target)?;
+        }
+        let mut sum: Option<Matrix> = None;
+        for (index, &(gate, state, rows)) in parts.iter().enumerate() {
+            let to = if index + 1 == parts.len() { target } else { temp(cx, "first_step", 1, hidden) };
+            column_sums(cx, (rows, hidden), to, sum, |cx, nest| {
+                let (gate, state) = (gate.transposed().load(cx, nest), state.transposed().load(cx, nest));
+                nest.b.mul(gate, state)
+            })?;
+            sum = Some(to);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,319 @@
+//! What the nets' lowerings share: matrices within buffers, products, states, and the gradients of weights.
+
+use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Type};
+use ortrain_graph::DType;
+use ortrain_program::BufferId;
+
+use super::{Kind, R, X};
+use crate::OpError;
+use crate::lower::{Lower, NestBuilder};
+
+/// The sizes of a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) steps: usize,
+    pub(super) batch: usize,
+    pub(super) input: usize,
+    pub(super) hidden: usize,
+    /// Rows of the weights: gates times hidden.
+    pub(super) rows: usize,
+}
+
+impl Sizes {
+    pub(super) fn of(kind: Kind, cx: &Lower<'_>) -> Sizes {
+        let (x, hidden) = (cx.dims(X), cx.dims(R)[2]);
+        Sizes { steps: x[0], batch: x[1], input: x[2], hidden, rows: kind.gates() * hidden }
+    }
+
+    /// Rows of all steps.
+    pub(super) fn all(&self) -> usize {
+        self.steps * self.batch
+    }
+}
+
+/// A matrix in a buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    buffer: BufferId,
+    offset: usize,
+    strides: [isize; 2],
+}
+
+impl Matrix {
+    /// Rows of `width` elements, one after the other.
+    pub(super) fn rows(buffer: BufferId, width: usize) -> Matrix {
+        Matrix { buffer, offset: 0, strides: [width as isize, 1] }
+    }
+
+    /// A vector that is the same in every row.
+    pub(super) fn broadcast(buffer: BufferId) -> Matrix {
+        Matrix { buffer, offset: 0, strides: [0, 1] }
+    }
+
+    /// From another row on.
+    pub(super) fn at_row(self, row: usize) -> Matrix {
+        Matrix { offset: self.offset + row * self.strides[0] as usize, ..self }
+    }
+
+    /// From another column on.
+    pub(super) fn at_column(self, column: usize) -> Matrix {
+        Matrix { offset: self.offset + column * self.strides[1] as usize, ..self }
+    }
+
+    pub(super) fn transposed(self) -> Matrix {
+        Matrix { strides: [self.strides[1], self.strides[0]], ..self }
+    }
+
+    pub(super) fn load(self, cx: &Lower<'_>, nest: &mut NestBuilder) -> Reg {
+        nest.load_strided(cx, self.buffer, self.offset, &self.strides)
+    }
+
+    pub(super) fn store(self, cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg) {
+        nest.store_strided(cx, self.buffer, self.offset, self.strides.iter().copied().collect(), value);
+    }
+
+    fn access(self, cx: &Lower<'_>) -> Access {
+        Access {
+            dtype: cx.buffer_dtype(self.buffer),
+            offset: self.offset,
+            strides: self.strides.iter().copied().collect(),
+            len: cx.buffer_len(self.buffer),
+        }
+    }
+}
+
+/// The type that is computed in.
+pub(super) fn wide(cx: &Lower<'_>) -> DType {
+    if cx.dtype(X) == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// A matrix of something in between, of the type that is computed in.
+pub(super) fn temp(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
+    let dtype = wide(cx);
+    Matrix::rows(cx.temp(name, dtype, rows * width), width)
+}
+
+/// The same of the data's own type: a factor of a product.
+pub(super) fn factor(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
+    let dtype = cx.dtype(X);
+    Matrix::rows(cx.temp(name, dtype, rows * width), width)
+}
+
+/// Emits `a b` (of `m x k` and `k x n`), of which `finish` makes the results.
+pub(super) fn product<'a>(
+    cx: &mut Lower<'a>,
+    (m, n, k): (usize, usize, usize),
+    a: Matrix,
+    b: Matrix,
+    finish: impl FnOnce(&mut Lower<'a>, &mut NestBuilder, Reg),
+) -> Result<(), OpError> {
+    let dtype = wide(cx);
+    let mut nest = cx.nest(&[m, n], 0);
+    let value = nest.product(dtype, a.buffer);
+    finish(cx, &mut nest, value);
+    let (a_access, b_access) = (a.access(cx), b.access(cx));
+    cx.step(nest.matmul((&[], m, n, k), (a.buffer, a_access), (b.buffer, b_access)))
+}
+
+/// The lengths of sequences, if they are given.
+#[derive(Clone, Copy)]
+pub(super) struct Lengths(Option<BufferId>);
+
+impl Lengths {
+    /// Those in an input, after a check that they lie within the steps.
+    pub(super) fn new(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Result<Lengths, OpError> {
+        if !cx.has(input) {
+            return Ok(Lengths(None));
+        }
+        let buffer = cx.input(input);
+        let mut nest = cx.nest(&[sizes.batch], 0);
+        let length = nest.load_strided(cx, buffer, 0, &[1]);
+        let length = nest.b.convert(length, Type::I64);
+        nest.b.guard(length, sizes.steps as i64 + 1);
+        cx.step(nest.map())?;
+        Ok(Lengths(Some(buffer)))
+    }
+
+    /// Whether a step lies within a row's sequence, in a nest over `[batch, ..]`; `None`: it does in every row.
+    pub(super) fn hold(self, cx: &Lower<'_>, nest: &mut NestBuilder, step: usize) -> Option<Reg> {
+        let length = nest.load_strided(cx, self.0?, 0, &[1, 0]);
+        let length = nest.b.convert(length, Type::I64);
+        let step = nest.b.int(step as i64);
+        Some(nest.b.compare(CompareOp::Lt, step, length))
+    }
+}
+
+/// `yes` where a condition holds, if there is one.
+pub(super) fn where_held(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg, no: Reg) -> Reg {
+    match held {
+        Some(held) => nest.b.select(held, yes, no),
+        None => yes,
+    }
+}
+
+/// The same, and zero elsewhere.
+pub(super) fn or_zero(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg) -> Reg {
+    let ty = nest.b.ty(yes);
+    let zero = nest.b.constant(ty, 0.0);
+    where_held(nest, held, yes, zero)
+}
+
+/// A state, or zeros.
+pub(super) fn load_state(cx: &Lower<'_>, nest: &mut NestBuilder, state: Option<Matrix>) -> Reg {
+    match state {
+        Some(state) => state.load(cx, nest),
+        None => {
+            let ty = Type::of(wide(cx));
+            nest.b.constant(ty, 0.0)
+        }
+    }
+}
+
+/// A state that is given as an input.
+pub(super) fn given_state(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Option<Matrix> {
+    cx.has(input).then(|| Matrix::rows(cx.input(input), sizes.hidden))
+}
+
+/// An output of rows of `width` elements, if it is used.
+pub(super) fn output(cx: &mut Lower<'_>, k: usize, width: usize) -> Option<Matrix> {
+    cx.wants(k).then(|| Matrix::rows(cx.output(k), width))
+}
+
+/// The results where there are no steps: states as they were, `outputs[i]` being given `states[i]`, and the others empty.
+pub(super) fn lower_nothing(
+    cx: &mut Lower<'_>,
+    outputs: &[usize],
+    states: &[Option<Matrix>],
+    sizes: &Sizes,
+) -> Result<(), OpError> {
+    for k in 0..cx.node().outputs.len() {
+        if cx.wants(k) {
+            cx.output(k);
+        }
+    }
+    for (&k, &state) in outputs.iter().zip(states) {
+        let Some(output) = output(cx, k, sizes.hidden) else { continue };
+        let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
+        let value = load_state(cx, &mut nest, state);
+        output.store(cx, &mut nest, value);
+        cx.step(nest.map())?;
+    }
+    Ok(())
+}
+
+/// The products of the inputs with their weights, for all steps: `x W' + bias`, where the biases are sums of parts of
+/// an input, given by their columns.
+pub(super) fn input_products(
+    cx: &mut Lower<'_>,
+    sizes: &Sizes,
+    biases: Option<(usize, &[usize])>,
+) -> Result<Matrix, OpError> {
+    let (x, w) = (Matrix::rows(cx.input(X), sizes.input), Matrix::rows(cx.input(super::W), sizes.input));
+    let result = temp(cx, "input_products", sizes.all(), sizes.rows);
+    let biases = biases.filter(|&(input, _)| cx.has(input));
+    let biases = biases.map(|(input, parts)| (Matrix::broadcast(cx.input(input)), parts));
+    let shape = (sizes.all(), sizes.rows, sizes.input);
+    product(cx, shape, x, w.transposed(), |cx, nest, mut value| {
+        for (bias, column) in biases.iter().flat_map(|(bias, parts)| parts.iter().map(move |&c| (bias, c))) {
+            let part = bias.at_column(column).load(cx, nest);
+            value = nest.b.add(value, part);
+        }
+        result.store(cx, nest, value);
+    })?;
+    Ok(result)
+}
+
+/// Emits `left' right` over the rows of all steps where `right` is the state before each step, `[rows of left, hidden]`:
+/// the first step's state is another matrix. `left` is `[all rows, m]`.
+pub(super) fn product_with_states(
+    cx: &mut Lower<'_>,
+    sizes: &Sizes,
+    (left, m): (Matrix, usize),
+    (first, hidden): (Option<Matrix>, Matrix),
+    result: Matrix,
+) -> Result<(), OpError> {
+    let (n, batch) = (sizes.hidden, sizes.batch);
+    let later = batch * sizes.steps.saturating_sub(1);
+    // With one step there is no other part, and with no state none of the first.
+    let parts: Vec<(Matrix, Matrix, usize)> = first
+        .filter(|_| sizes.steps > 0)
+        .map(|first| (left, first, batch))
+        .into_iter()
+        .chain((later > 0).then(|| (left.at_row(batch), hidden, later)))
+        .collect();
+    if parts.is_empty() {
+        return zeros(cx, (m, n), result);
+    }
+    let mut sum: Option<Matrix> = None;
+    for (index, &(left, right, rows)) in parts.iter().enumerate() {
+        let target = if index + 1 == parts.len() { result } else { temp(cx, "first_step", m, n) };
+        product(cx, (m, n, rows), left.transposed(), right, |cx, nest, mut value| {
+            if let Some(sum) = sum {
+                let before = sum.load(cx, nest);
+                value = nest.b.add(before, value);
+            }
+            target.store(cx, nest, value);
+        })?;
+        sum = Some(target);
+    }
+    Ok(())
+}
+
+/// Fills a matrix with zeros.
+pub(super) fn zeros(cx: &mut Lower<'_>, (m, n): (usize, usize), result: Matrix) -> Result<(), OpError> {
+    let mut nest = cx.nest(&[m, n], 0);
+    let ty = Type::of(wide(cx));
+    let zero = nest.b.constant(ty, 0.0);
+    result.store(cx, &mut nest, zero);
+    cx.step(nest.map())
+}
+
+/// The gradients of data, weights and biases, of those of the gates: `of_input` for all that is multiplied with data,
+/// `of_state` for all that is multiplied with the state, both `[all rows, rows of the weights]`.
+pub(super) fn input_gradients(
+    cx: &mut Lower<'_>,
+    sizes: &Sizes,
+    of_input: Matrix,
+    of_state: Matrix,
+) -> Result<(), OpError> {
+    if let Some(result) = output(cx, 0, sizes.input) {
+        let w = Matrix::rows(cx.input(super::W), sizes.input);
+        product(cx, (sizes.all(), sizes.input, sizes.rows), of_input, w, |cx, nest, value| {
+            result.store(cx, nest, value);
+        })?;
+    }
+    if let Some(result) = output(cx, 1, sizes.input) {
+        let x = Matrix::rows(cx.input(X), sizes.input);
+        let shape = (sizes.rows, sizes.input, sizes.all());
+        product(cx, shape, of_input.transposed(), x, |cx, nest, value| {
+            result.store(cx, nest, value);
+        })?;
+    }
+    if let Some(result) = output(cx, 3, 2 * sizes.rows) {
+        for (column, gradient) in [(0, of_input), (sizes.rows, of_state)] {
+            column_sums(cx, (sizes.all(), sizes.rows), result.at_column(column), None, |cx, nest| {
+                gradient.transposed().load(cx, nest)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Emits sums over the rows of what `term` computes in a nest over `[columns, rows]`, on top of a sum made before.
+pub(super) fn column_sums<'a>(
+    cx: &mut Lower<'a>,
+    (rows, columns): (usize, usize),
+    result: Matrix,
+    before: Option<Matrix>,
+    term: impl FnOnce(&mut Lower<'a>, &mut NestBuilder) -> Reg,
+) -> Result<(), OpError> {
+    let mut nest = cx.nest(&[columns, rows], 1);
+    let value = term(cx, &mut nest);
+    let mut sum = nest.reduce(ReduceOp::Sum, value);
+    if let Some(before) = before {
+        let before = Matrix { strides: [before.strides[1], 0], ..before }.load(cx, &mut nest);
+        sum = nest.b.add(before, sum);
+    }
+    Matrix { strides: [result.strides[1], 0], ..result }.store(cx, &mut nest, sum);
+    cx.step(nest.reduction())
+}

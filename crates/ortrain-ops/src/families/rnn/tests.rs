@@ -1,0 +1,506 @@
+use ortrain_graph::{Attr, Attrs, DType, Graph, Tensor};
+
+use super::Kind;
+use crate::NEWEST_OPSET;
+use crate::testing::{
+    assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread, typed,
+};
+
+const STEPS: usize = 3;
+const BATCH: usize = 2;
+const INPUT: usize = 2;
+const HIDDEN: usize = 3;
+/// Sums of a few products in float64.
+const ROUNDING: f64 = 1e-12;
+
+/// A node with its inputs.
+#[derive(Clone)]
+struct Case {
+    kind: Kind,
+    attrs: Attrs,
+    directions: usize,
+    batch_first: bool,
+    /// X, W, R, B, lengths, hidden state, cell's state, peepholes.
+    inputs: Vec<Option<Tensor>>,
+}
+
+impl Case {
+    fn new(kind: Kind) -> Case {
+        Case::of_directions(kind, "forward")
+    }
+
+    /// With weights that are small enough for gates to stay between their limits.
+    fn of_directions(kind: Kind, direction: &str) -> Case {
+        let directions = if direction == "bidirectional" { 2 } else { 1 };
+        let rows = kind.gates() * HIDDEN;
+        let small = |dims: &[usize], seed| {
+            let elements: Vec<f64> = spread(dims, seed).to_f64().iter().map(|x| 0.4 * x).collect();
+            Some(f64s(dims, &elements))
+        };
+        let attrs = Attrs::new().with("hidden_size", HIDDEN as i64).with("direction", direction);
+        let inputs = vec![
+            small(&[STEPS, BATCH, INPUT], 1),
+            small(&[directions, rows, INPUT], 2),
+            small(&[directions, rows, HIDDEN], 3),
+            None,
+            None,
+        ];
+        Case { kind, attrs, directions, batch_first: false, inputs }.resized()
+    }
+
+    fn resized(mut self) -> Case {
+        let count = if self.kind == Kind::Lstm { 8 } else { 6 };
+        self.inputs.resize(count, None);
+        self
+    }
+
+    fn with_biases(mut self) -> Case {
+        self.inputs[3] = Some(spread(&[self.directions, 2 * self.kind.gates() * HIDDEN], 4));
+        self
+    }
+
+    fn with_lengths(mut self, lengths: &[i64]) -> Case {
+        self.inputs[4] = Some(typed(&Tensor::i64(&[BATCH], lengths), DType::I32));
+        self
+    }
+
+    fn with_states(mut self) -> Case {
+        for k in self.kind.states() {
+            self.inputs[k] = Some(spread(&[self.directions, BATCH, HIDDEN], k as u32));
+        }
+        self
+    }
+
+    fn with_peepholes(mut self) -> Case {
+        self.inputs[7] = Some(spread(&[self.directions, 3 * HIDDEN], 8));
+        self
+    }
+
+    fn with(mut self, name: &str, value: impl Into<Attr>) -> Case {
+        self.attrs = self.attrs.with(name, value);
+        self
+    }
+
+    fn with_activations(mut self, names: &[&str], alphas: &[f32], betas: &[f32]) -> Case {
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        self.attrs.0.insert("activations".into(), Attr::Strings(names));
+        self.attrs =
+            self.attrs.with("activation_alpha", alphas.to_vec()).with("activation_beta", betas.to_vec());
+        self
+    }
+
+    fn batch_first(mut self) -> Case {
+        self.batch_first = true;
+        for k in [Some(0), Some(5), (self.kind == Kind::Lstm).then_some(6)].into_iter().flatten() {
+            self.inputs[k] = self.inputs[k].as_ref().map(swapped);
+        }
+        self.with("layout", 1i64)
+    }
+
+    fn op(&self) -> (&'static str, &'static str) {
+        match self.kind {
+            Kind::Rnn => ("", "RNN"),
+            Kind::Gru => ("", "GRU"),
+            Kind::Lstm => ("", "LSTM"),
+        }
+    }
+
+    fn outputs(&self) -> usize {
+        if self.kind == Kind::Lstm { 3 } else { 2 }
+    }
+
+    fn graph(&self) -> Graph {
+        let inputs: Vec<Option<&Tensor>> = self.inputs.iter().map(Option::as_ref).collect();
+        one_node(NEWEST_OPSET, self.op(), &inputs, self.outputs(), self.attrs.clone()).expect("valid")
+    }
+
+    fn given(&self) -> Vec<Tensor> {
+        self.inputs.iter().flatten().cloned().collect()
+    }
+
+    /// Positions, among the inputs that are there, of those that have gradients.
+    fn targets(&self) -> Vec<usize> {
+        self.given().iter().enumerate().filter(|(_, x)| x.dtype().is_float()).map(|(k, _)| k).collect()
+    }
+}
+
+/// The first two axes of three swapped.
+fn swapped(tensor: &Tensor) -> Tensor {
+    let (dims, elements) = (tensor.dims(), tensor.to_f64());
+    let mut result = vec![0.0; elements.len()];
+    for a in 0..dims[0] {
+        for b in 0..dims[1] {
+            for c in 0..dims[2] {
+                result[(b * dims[0] + a) * dims[2] + c] = elements[(a * dims[1] + b) * dims[2] + c];
+            }
+        }
+    }
+    f64s(&[dims[1], dims[0], dims[2]], &result)
+}
+
+/// The formulas of the standard, element by element, for one row of the batch and one direction.
+struct Cell<'a> {
+    case: &'a Case,
+    direction: usize,
+    row: usize,
+}
+
+impl Cell<'_> {
+    fn number(&self, k: usize, index: usize) -> f64 {
+        self.case.inputs[k].as_ref().map_or(0.0, |tensor| tensor.to_f64()[index])
+    }
+
+    fn attr(&self, name: &str) -> i64 {
+        self.case.attrs.int(name).expect("an integer").unwrap_or(0)
+    }
+
+    fn activation(&self, k: usize, x: f64) -> f64 {
+        let defaults: &[&str] = match self.case.kind {
+            Kind::Rnn => &["Tanh"],
+            Kind::Gru => &["Sigmoid", "Tanh"],
+            Kind::Lstm => &["Sigmoid", "Tanh", "Tanh"],
+        };
+        let names: Vec<String> = match self.case.attrs.strings("activations").expect("a list") {
+            Some(names) => names.to_vec(),
+            None => defaults.repeat(self.case.directions).iter().map(|&name| name.to_owned()).collect(),
+        };
+        let at = self.direction * defaults.len() + k;
+        let one = ["Elu", "LeakyRelu", "ThresholdedRelu"];
+        let two = ["Affine", "HardSigmoid", "ScaledTanh"];
+        let count = |list: &[&str]| names[..at].iter().filter(|name| list.contains(&name.as_str())).count();
+        let alphas = self.case.attrs.floats("activation_alpha").expect("a list").unwrap_or_default();
+        let betas = self.case.attrs.floats("activation_beta").expect("a list").unwrap_or_default();
+        let alpha = alphas.get(count(&one) + count(&two)).map_or(f64::NAN, |&x| f64::from(x));
+        let beta = betas.get(count(&two)).map_or(f64::NAN, |&x| f64::from(x));
+        match names[at].as_str() {
+            "Affine" => alpha * x + beta,
+            "Elu" if x < 0.0 => alpha * x.exp_m1(),
+            "HardSigmoid" => (alpha * x + beta).clamp(0.0, 1.0),
+            "LeakyRelu" if x < 0.0 => alpha * x,
+            "Elu" | "LeakyRelu" => x,
+            "Relu" => x.max(0.0),
+            "ScaledTanh" => alpha * (beta * x).tanh(),
+            "Sigmoid" => 1.0 / (1.0 + (-x).exp()),
+            "Softplus" => x.exp().ln_1p(),
+            "Softsign" => x / (1.0 + x.abs()),
+            "Tanh" => x.tanh(),
+            "ThresholdedRelu" if x > alpha => x,
+            "ThresholdedRelu" => 0.0,
+            other => panic!("{other}"),
+        }
+    }
+
+    fn clipped(&self, x: f64) -> f64 {
+        let clip = self.case.attrs.float("clip").expect("a float");
+        clip.map_or(x, |clip| x.clamp(-f64::from(clip), f64::from(clip)))
+    }
+
+    /// `x W'` of a row of the weights, with its bias.
+    fn of_data(&self, step: usize, row: usize) -> f64 {
+        let rows = self.case.kind.gates() * HIDDEN;
+        let x = |k| {
+            let at = if self.case.batch_first { self.row * STEPS + step } else { step * BATCH + self.row };
+            self.number(0, at * INPUT + k)
+        };
+        let w = |k| self.number(1, (self.direction * rows + row) * INPUT + k);
+        (0..INPUT).map(|k| x(k) * w(k)).sum::<f64>() + self.number(3, self.direction * 2 * rows + row)
+    }
+
+    /// `h R'` of a row of the weights, with its bias.
+    fn of_state(&self, h: &[f64], row: usize) -> f64 {
+        let rows = self.case.kind.gates() * HIDDEN;
+        let r = |k| self.number(2, (self.direction * rows + row) * HIDDEN + k);
+        (0..HIDDEN).map(|k| h[k] * r(k)).sum::<f64>() + self.number(3, (self.direction * 2 + 1) * rows + row)
+    }
+
+    fn step(&self, step: usize, h: &[f64], c: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let sum = |gate: usize, k: usize| {
+            self.of_data(step, gate * HIDDEN + k) + self.of_state(h, gate * HIDDEN + k)
+        };
+        let units = 0..HIDDEN;
+        match self.case.kind {
+            Kind::Rnn => (units.map(|k| self.activation(0, self.clipped(sum(0, k)))).collect(), c.to_vec()),
+            Kind::Gru => {
+                let gate = |gate| {
+                    let value = |k| self.activation(0, self.clipped(sum(gate, k)));
+                    (0..HIDDEN).map(value).collect::<Vec<f64>>()
+                };
+                let (z, r) = (gate(0), gate(1));
+                let reset: Vec<f64> = units.clone().map(|k| r[k] * h[k]).collect();
+                let new = |k: usize| {
+                    let row = 2 * HIDDEN + k;
+                    let state = if self.attr("linear_before_reset") != 0 {
+                        r[k] * self.of_state(h, row)
+                    } else {
+                        self.of_state(&reset, row)
+                    };
+                    self.activation(1, self.clipped(self.of_data(step, row) + state))
+                };
+                (units.map(|k| (1.0 - z[k]) * new(k) + z[k] * h[k]).collect(), c.to_vec())
+            }
+            Kind::Lstm => {
+                let peephole =
+                    |gate: usize, k: usize| self.number(7, self.direction * 3 * HIDDEN + gate * HIDDEN + k);
+                let unit = |k: usize| {
+                    let i = self.activation(0, self.clipped(sum(0, k) + peephole(0, k) * c[k]));
+                    let f = if self.attr("input_forget") != 0 {
+                        1.0 - i
+                    } else {
+                        self.activation(0, self.clipped(sum(2, k) + peephole(2, k) * c[k]))
+                    };
+                    let g = self.activation(1, self.clipped(sum(3, k)));
+                    let cell = f * c[k] + i * g;
+                    let o = self.activation(0, self.clipped(sum(1, k) + peephole(1, k) * cell));
+                    (o * self.activation(2, cell), cell)
+                };
+                units.map(unit).unzip()
+            }
+        }
+    }
+
+    /// The results of all steps, and the last states.
+    fn run(&self) -> (Vec<Vec<f64>>, Vec<f64>, Vec<f64>) {
+        let reverse = match self.case.attrs.string("direction").expect("a text") {
+            Some("reverse") => true,
+            Some("bidirectional") => self.direction == 1,
+            _ => false,
+        };
+        let length =
+            self.case.inputs[4].as_ref().map_or(STEPS, |lengths| lengths.to_f64()[self.row] as usize);
+        let state = |k: usize| -> Vec<f64> {
+            let at = if self.case.batch_first {
+                self.row * self.case.directions + self.direction
+            } else {
+                self.direction * BATCH + self.row
+            };
+            (0..HIDDEN).map(|unit| self.number(k, at * HIDDEN + unit)).collect()
+        };
+        let mut h = state(5);
+        let mut c = if self.case.kind == Kind::Lstm { state(6) } else { vec![0.0; HIDDEN] };
+        let mut all = vec![vec![0.0; HIDDEN]; STEPS];
+        for index in 0..length {
+            let step = if reverse { length - 1 - index } else { index };
+            (h, c) = self.step(step, &h, &c);
+            all[step].clone_from(&h);
+        }
+        (all, h, c)
+    }
+}
+
+/// What the formulas give.
+fn by_formulas(case: &Case) -> Vec<Tensor> {
+    let d = case.directions;
+    let (mut y, mut states) = (vec![0.0; STEPS * d * BATCH * HIDDEN], vec![vec![0.0; d * BATCH * HIDDEN]; 2]);
+    for direction in 0..d {
+        for row in 0..BATCH {
+            let (all, h, c) = Cell { case, direction, row }.run();
+            for (step, values) in all.iter().enumerate() {
+                let at = if case.batch_first {
+                    (row * STEPS + step) * d + direction
+                } else {
+                    (step * d + direction) * BATCH + row
+                };
+                y[at * HIDDEN..(at + 1) * HIDDEN].copy_from_slice(values);
+            }
+            let at = if case.batch_first { row * d + direction } else { direction * BATCH + row };
+            states[0][at * HIDDEN..(at + 1) * HIDDEN].copy_from_slice(&h);
+            states[1][at * HIDDEN..(at + 1) * HIDDEN].copy_from_slice(&c);
+        }
+    }
+    let (all, state) = if case.batch_first {
+        ([BATCH, STEPS, d, HIDDEN], [BATCH, d, HIDDEN])
+    } else {
+        ([STEPS, d, BATCH, HIDDEN], [d, BATCH, HIDDEN])
+    };
+    let states = states[..case.outputs() - 1].iter().map(|values| f64s(&state, values));
+    std::iter::once(f64s(&all, &y)).chain(states).collect()
+}
+
+/// Attributes and optional inputs of every kind, alone and together.
+fn cases() -> Vec<(String, Case)> {
+    let mut cases = Vec::new();
+    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+        let mut add = |name: &str, case: Case| cases.push((format!("{kind:?} {name}"), case));
+        let full = |direction| Case::of_directions(kind, direction).with_biases().with_states();
+        add("with nothing more", Case::new(kind));
+        add("with biases", Case::new(kind).with_biases());
+        add("with states", Case::new(kind).with_states());
+        add("with all", full("forward"));
+        add("reverse", full("reverse"));
+        add("reverse without states", Case::of_directions(kind, "reverse"));
+        add("bidirectional", full("bidirectional"));
+        add("bidirectional without states", Case::of_directions(kind, "bidirectional"));
+        add("with lengths", full("forward").with_lengths(&[3, 1]));
+        add("with lengths of nothing", full("forward").with_lengths(&[0, 2]));
+        add("batch first", full("bidirectional").batch_first());
+        add("batch first without states", Case::of_directions(kind, "bidirectional").batch_first());
+        add("clipped", full("forward").with("clip", 0.7f32));
+        let count = kind.activations().len();
+        let names = ["HardSigmoid", "Softsign", "Affine"];
+        add(
+            "with other activations",
+            full("forward").with_activations(&names[..count], &[0.3, 0.8], &[0.4, 0.1]),
+        );
+        let names = ["Softplus", "LeakyRelu", "Elu", "Sigmoid", "ScaledTanh", "ThresholdedRelu"];
+        add(
+            "with an activation for each direction",
+            full("bidirectional").with_activations(&names[..2 * count], &[0.2, 0.7, 1.2, 0.1], &[0.8]),
+        );
+        let names = ["Relu", "Relu", "Relu"];
+        add("rectified", full("forward").with_activations(&names[..count], &[], &[]));
+    }
+    for kind in [Kind::Gru, Kind::Lstm] {
+        let (name, option) = match kind {
+            Kind::Gru => ("Gru with a linear part before the reset", "linear_before_reset"),
+            _ => ("Lstm with coupled gates", "input_forget"),
+        };
+        let case = Case::new(kind).with(option, 1i64);
+        cases.push((name.to_owned(), case.clone()));
+        cases.push((format!("{name}, biases and states"), case.clone().with_biases().with_states()));
+        let lengths = case.with_biases().with_states().with_lengths(&[1, 2]);
+        cases.push((format!("{name}, and lengths"), lengths));
+    }
+    let peepholes =
+        |direction| Case::of_directions(Kind::Lstm, direction).with_biases().with_states().with_peepholes();
+    cases.push(("Lstm with peepholes".into(), peepholes("forward")));
+    cases.push(("Lstm with peepholes, no states".into(), Case::new(Kind::Lstm).with_peepholes()));
+    cases.push(("Lstm with peepholes and lengths".into(), peepholes("forward").with_lengths(&[2, 3])));
+    let coupled = peepholes("bidirectional").with("input_forget", 1i64);
+    cases.push(("Lstm with peepholes and coupled gates".into(), coupled));
+    cases
+}
+
+#[test]
+fn results_are_those_of_the_formulas() {
+    for (name, case) in cases() {
+        let got = run(&case.graph(), &case.given()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+        for (got, want) in got.iter().zip(&by_formulas(&case)) {
+            assert_close(got, want, ROUNDING);
+        }
+    }
+}
+
+#[track_caller]
+fn check_gradients_of(kind: Kind) {
+    for (name, case) in cases().into_iter().filter(|(_, case)| case.kind == kind) {
+        // Shown if it fails.
+        eprintln!("{name}");
+        let every: Vec<usize> = (0..case.outputs()).collect();
+        check_gradients(&case.graph(), &case.given(), &case.targets(), &every);
+        for one in every {
+            check_gradients(&case.graph(), &case.given(), &[0, 1, 2], &[one]);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_simple_nets_are_those_of_central_differences() {
+    check_gradients_of(Kind::Rnn);
+}
+
+#[test]
+fn gradients_of_gated_units_are_those_of_central_differences() {
+    check_gradients_of(Kind::Gru);
+}
+
+#[test]
+fn gradients_of_long_memories_are_those_of_central_differences() {
+    check_gradients_of(Kind::Lstm);
+}
+
+#[test]
+fn a_single_step_and_none() {
+    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+        for steps in [0, 1] {
+            let mut case = Case::new(kind).with_biases().with_states();
+            case.inputs[0] = Some(spread(&[steps, BATCH, INPUT], 1));
+            let graph = case.graph();
+            let got = run(&graph, &case.given()).expect("it runs");
+            assert_eq!(got[0].dims(), [steps, 1, BATCH, HIDDEN]);
+            if steps == 0 {
+                assert_eq!(Some(&got[1]), case.inputs[5].as_ref());
+            } else {
+                assert_eq!(got[0].data(), got[1].data());
+            }
+            let every: Vec<usize> = (0..case.outputs()).collect();
+            check_gradients(&graph, &case.given(), &case.targets()[1..], &every);
+        }
+    }
+}
+
+#[test]
+fn narrow_floats_are_computed_in_wider_ones() {
+    for (kind, dtype) in [(Kind::Lstm, DType::F16), (Kind::Gru, DType::BF16), (Kind::Rnn, DType::F32)] {
+        let mut case = Case::of_directions(kind, "bidirectional").with_biases().with_states();
+        let want = by_formulas(&case);
+        for input in case.inputs.iter_mut().flatten() {
+            *input = typed(input, dtype);
+        }
+        let got = run(&case.graph(), &case.given()).expect("it runs");
+        let tolerance = if dtype == DType::F32 { 1e-5 } else { 3e-2 };
+        for (got, want) in got.iter().zip(&want) {
+            assert_eq!(got.dtype(), dtype);
+            assert_close(&typed(got, DType::F64), want, tolerance);
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let message = |case: &Case| {
+        let inputs: Vec<Option<&Tensor>> = case.inputs.iter().map(Option::as_ref).collect();
+        match run_node(case.op(), &inputs, case.outputs(), case.attrs.clone()) {
+            Err(crate::testing::Failure::Prepare(error)) => error.to_string(),
+            Err(crate::testing::Failure::Run(error)) => error.to_string(),
+            Ok(_) => panic!("it runs"),
+        }
+    };
+    let lstm = || Case::new(Kind::Lstm);
+    let with = |k: usize, tensor: Tensor| {
+        let mut case = lstm();
+        case.inputs[k] = Some(tensor);
+        case
+    };
+    for (case, expected) in [
+        (with(0, spread(&[3, 2], 0)), "input 0 has shape [3, 2]; [steps, batch, input] is needed"),
+        (with(1, spread(&[1, 12, 5], 0)), "input 1 has shape [1, 12, 5]; [1, 12, 2] is needed"),
+        (with(2, spread(&[1, 9, 3], 0)), "input 2 has shape [1, 9, 3]; [1, 12, 3] is needed"),
+        (with(3, spread(&[1, 12], 0)), "input 3 has shape [1, 12]; [1, 24] is needed"),
+        (with(5, spread(&[2, 2, 3], 0)), "input 5 has shape [2, 2, 3]; [1, 2, 3] is needed"),
+        (with(7, spread(&[1, 3], 0)), "input 7 has shape [1, 3]; [1, 9] is needed"),
+        (with(4, spread(&[2], 0)), "input 4 is of type float64, an integer type is needed"),
+        (lstm().with_lengths(&[4, 1]), "4"),
+        (lstm().with_lengths(&[-1, 1]), "-1"),
+        (lstm().with("direction", "sideways"), "direction is \"sideways\""),
+        (lstm().with("layout", 2i64), "layout is 2; it must be 0 or 1"),
+        (lstm().with("clip", -1.0f32), "clip is -1; it must be positive"),
+        (lstm().with("hidden_size", 0i64), "hidden_size is 0; it must be positive"),
+        (lstm().with("hidden_size", 4i64), "[1, 16, 2] is needed"),
+        (lstm().with_activations(&["Tanh"], &[], &[]), "activations names 1 functions; 3 are needed"),
+        (lstm().with_activations(&["Tanh", "Tanh", "Cosine"], &[], &[]), "\"Cosine\" is not known"),
+    ] {
+        let message = message(&case);
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn functions_that_turn_back_have_no_gradient() {
+    let case = Case::new(Kind::Rnn).with_states().with_activations(&["LeakyRelu"], &[-0.5], &[]);
+    let graph = case.graph();
+    assert!(run(&graph, &case.given()).is_ok());
+    let seeds = vec![(graph.outputs[0], graph.outputs[0])];
+    let error = crate::passes::differentiate::backpropagate(&mut graph.clone(), &seeds, &graph.inputs[..1]);
+    let message = error.expect_err("refused").to_string();
+    assert!(message.contains("LeakyRelu") && message.contains("alpha of zero or more"), "{message}");
+}
+
+#[test]
+fn only_what_is_wanted_is_computed() {
+    // Neither the data's gradient nor those of states.
+    let case = Case::new(Kind::Lstm).with_biases().with_states();
+    let weights = [Some(spread(&[STEPS, 1, BATCH, HIDDEN], 5)), None, None];
+    let gradient = gradient_graph(&case.graph(), &weights, &[1]);
+    let node = gradient.nodes.iter().find(|node| &*node.op == "LSTMGrad").expect("there is one");
+    assert_eq!(node.present_outputs().count(), 1);
+}
