@@ -25,6 +25,7 @@ CASES = (
     "cnn_bn_adamw_ce",
     "tiny_transformer_adamw_ce",
     "mlp_adamw_clip_outputs",
+    "lstm_gru_adamw_mse",
 )
 BACKENDS = ("cpu", "reference")
 

@@ -17,10 +17,10 @@ import ortrain
 
 OPERATORS = frozenset(
     """Abs Add And AveragePool BatchNormalization Cast Celu Clip Concat Constant ConstantOfShape
-    Conv ConvTranspose Cos Div Dropout Elu Equal Erf Exp Expand Flatten Gather Gelu Gemm
-    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity If LRN
+    Conv ConvTranspose Cos Div Dropout Elu Equal Erf Exp Expand Flatten GRU Gather Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual HardSigmoid HardSwish Identity If LRN LSTM
     LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul MaxPool Mish Mul Neg NonZero
-    Not PRelu Pad Pow RMSNormalization ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize
+    Not PRelu Pad Pow RMSNormalization RNN ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize ReverseSequence
     Selu Shape Sigmoid Sign Sin Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign Sqrt
     Squeeze Sub Sum Tanh ThresholdedRelu Transpose Unsqueeze Upsample Where""".split()
 )

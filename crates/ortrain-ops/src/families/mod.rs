@@ -21,6 +21,7 @@ mod pad;
 mod pool;
 mod reduce;
 mod resize;
+mod reverse_sequence;
 mod rnn;
 mod select;
 pub(crate) mod shape;
@@ -50,6 +51,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     pool::definitions,
     reduce::definitions,
     resize::definitions,
+    reverse_sequence::definitions,
     rnn::definitions,
     select::definitions,
     shape::definitions,

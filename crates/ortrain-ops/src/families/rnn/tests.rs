@@ -332,6 +332,9 @@ fn cases() -> Vec<(String, Case)> {
         add("bidirectional without states", Case::of_directions(kind, "bidirectional"));
         add("with lengths", full("forward").with_lengths(&[3, 1]));
         add("with lengths of nothing", full("forward").with_lengths(&[0, 2]));
+        add("reverse with lengths", full("reverse").with_lengths(&[2, 3]));
+        add("bidirectional with lengths", full("bidirectional").with_lengths(&[1, 3]));
+        add("batch first, with lengths", full("bidirectional").with_lengths(&[1, 3]).batch_first());
         add("batch first", full("bidirectional").batch_first());
         add("batch first without states", Case::of_directions(kind, "bidirectional").batch_first());
         add("clipped", full("forward").with("clip", 0.7f32));

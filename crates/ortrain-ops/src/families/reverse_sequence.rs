@@ -1,0 +1,162 @@
+//! Sequences from their ends to their beginnings: `ReverseSequence`.
+//!
+//! Source: ONNX ReverseSequence-10 (<https://onnx.ai/onnx/operators/onnx__ReverseSequence.html>), any element type. Each
+//! sequence of the batch has its own length; what lies behind it stays where it is. Turned twice it is as before, so the
+//! gradient is turned in the same way.
+
+use ortrain_expr::{Access, BinaryOp, CompareOp, Type};
+use ortrain_graph::{DType, Graph, Node, Shape};
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+
+/// `y[t, b] = x[length[b] - 1 - t, b]` where `t < length[b]`, else `x[t, b]`.
+struct ReverseSequence {
+    batch_axis: usize,
+    time_axis: usize,
+}
+
+impl Op for ReverseSequence {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype(0)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        let shape = cx.shape(0).cloned();
+        if let Some(shape) = &shape {
+            if shape.rank() < 2 {
+                return Err(OpError::invalid(format!(
+                    "input 0 has shape {shape}; an axis of the batch and one of time are needed"
+                )));
+            }
+            let lengths: Shape = [shape[self.batch_axis].clone()].into_iter().collect();
+            let fits = |found: &Shape| {
+                let sizes = found.iter().next().and_then(|dim| dim.known()).zip(lengths[0].known());
+                found.rank() == 1 && sizes.is_none_or(|(found, wanted)| found == wanted)
+            };
+            if let Some(found) = cx.shape(1)
+                && !fits(found)
+            {
+                return Err(OpError::invalid(format!(
+                    "input 1 has shape {found}; a length for each of the sequences, {lengths}, is needed"
+                )));
+            }
+        }
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (lengths, attrs) = (cx.input(1)?, cx.node().attrs.clone());
+        let turned = cx.add("ReverseSequence", &[g, lengths], attrs);
+        cx.give(0, turned);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let (data, lengths) = (cx.input(0), cx.input(1));
+        let steps = dims[self.time_axis];
+        let mut guard = cx.nest(&[dims[self.batch_axis]], 0);
+        let length = guard.load_strided(cx, lengths, 0, &[1]);
+        guard.b.guard(length, steps as i64 + 1);
+        cx.step(guard.map())?;
+
+        let mut nest = cx.nest(&dims, 0);
+        let along: Vec<isize> = (0..dims.len()).map(|axis| isize::from(axis == self.batch_axis)).collect();
+        let length = nest.load_strided(cx, lengths, 0, &along);
+        let access = Access::contiguous(cx.dtype(0), &dims);
+        let strides = access.strides.clone();
+        let slot = nest.slot(data, access);
+        let b = &mut nest.b;
+        let step = b.coordinate(self.time_axis);
+        let one = b.int(1);
+        let last = b.sub(length, one);
+        let turned = b.sub(last, step);
+        let inside = b.compare(CompareOp::Lt, step, length);
+        let from = b.select(inside, turned, step);
+        let mut index = b.int(0);
+        for (axis, &stride) in strides.iter().enumerate() {
+            let position = if axis == self.time_axis { from } else { b.coordinate(axis) };
+            let stride = b.int(stride as i64);
+            let part = b.binary(BinaryOp::Mul, position, stride);
+            index = b.add(index, part);
+        }
+        let value = b.load_at(slot, index, Type::of(cx.dtype(0)));
+        let output = cx.output(0);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let axis = |name: &str, default: i64| match node.attrs.int(name)?.unwrap_or(default) {
+        0 => Ok(0),
+        1 => Ok(1),
+        other => Err(OpError::invalid(format!("{name} is {other}; it must be 0 or 1"))),
+    };
+    let (batch_axis, time_axis) = (axis("batch_axis", 1)?, axis("time_axis", 0)?);
+    if batch_axis == time_axis {
+        return Err(OpError::invalid(format!("batch_axis and time_axis are both {batch_axis}")));
+    }
+    Ok(Box::new(ReverseSequence { batch_axis, time_axis }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "ReverseSequence", &[10], build)]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, Tensor};
+
+    use super::*;
+    use crate::testing::{Failure, check_gradients, f64s, one_node, run_node, spread};
+
+    const OP: (&str, &str) = ("", "ReverseSequence");
+
+    fn axes(batch: i64, time: i64) -> Attrs {
+        Attrs::new().with("batch_axis", batch).with("time_axis", time)
+    }
+
+    #[test]
+    fn sequences_are_turned_up_to_their_ends() {
+        let x = f64s(&[3, 2], &[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+        let lengths = Tensor::i64(&[2], &[2, 3]);
+        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(1, 0)).expect("it runs");
+        assert_eq!(turned[0].to_f64(), [2.0, 6.0, 1.0, 5.0, 3.0, 4.0]);
+        let lengths = Tensor::i64(&[3], &[0, 1, 2]);
+        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(0, 1)).expect("it runs");
+        assert_eq!(turned[0].to_f64(), [1.0, 4.0, 2.0, 5.0, 6.0, 3.0]);
+    }
+
+    #[test]
+    fn gradients() {
+        let (x, lengths) = (spread(&[2, 3, 2], 1), Tensor::i64(&[2], &[3, 2]));
+        let inputs = [x, lengths];
+        let graph = one_node(10, OP, &[Some(&inputs[0]), Some(&inputs[1])], 1, axes(0, 1)).expect("valid");
+        check_gradients(&graph, &inputs, &[0], &[0]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said() {
+        let x = spread(&[3, 2], 1);
+        for (lengths, attrs, expected) in [
+            (Tensor::i64(&[2], &[4, 1]), axes(1, 0), "4"),
+            (Tensor::i64(&[2], &[-1, 1]), axes(1, 0), "-1"),
+            (Tensor::i64(&[3], &[1, 1, 1]), axes(1, 0), "a length for each of the sequences, [2]"),
+            (Tensor::i64(&[2], &[1, 1]), axes(1, 1), "batch_axis and time_axis are both 1"),
+            (Tensor::i64(&[2], &[1, 1]), axes(2, 0), "batch_axis is 2"),
+        ] {
+            let message = match run_node(OP, &[Some(&x), Some(&lengths)], 1, attrs) {
+                Err(Failure::Prepare(error)) => error.to_string(),
+                Err(Failure::Run(error)) => error.to_string(),
+                Ok(_) => panic!("it runs"),
+            };
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}
