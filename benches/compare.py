@@ -49,6 +49,7 @@ AIMS = {
     "lenet": 0.33,
     "mobilenetv2_96": 0.32,
     "resnet18_224": 0.50,
+    "lstm": 0.06,
 }
 
 
