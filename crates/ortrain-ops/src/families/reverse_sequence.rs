@@ -5,7 +5,7 @@
 //! gradient is turned in the same way.
 
 use ortrain_expr::{Access, BinaryOp, CompareOp, Type};
-use ortrain_graph::{DType, Graph, Node, Shape};
+use ortrain_graph::{DType, Dim, Graph, Node, Shape};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -33,7 +33,7 @@ impl Op for ReverseSequence {
             }
             let lengths: Shape = [shape[self.batch_axis].clone()].into_iter().collect();
             let fits = |found: &Shape| {
-                let sizes = found.iter().next().and_then(|dim| dim.known()).zip(lengths[0].known());
+                let sizes = found.iter().next().and_then(Dim::known).zip(lengths[0].known());
                 found.rank() == 1 && sizes.is_none_or(|(found, wanted)| found == wanted)
             };
             if let Some(found) = cx.shape(1)
@@ -113,7 +113,6 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use ortrain_graph::{Attrs, Tensor};
 
-    use super::*;
     use crate::testing::{Failure, check_gradients, f64s, one_node, run_node, spread};
 
     const OP: (&str, &str) = ("", "ReverseSequence");
