@@ -161,6 +161,8 @@ def test_thread_counts_give_the_same_bits(run: Run) -> None:
     assert all(bits == found[0] for bits in found)
     with pytest.raises(AttributeError):
         ortrain.SessionOptions().graph_optimization_level = 1
+    options.log_severity_level, options.log_verbosity_level, options.logid = 4, 1, "quiet"
+    Module(run.folder / "training_model.onnx", run.state, session_options=options)
     Module(run.folder / "training_model.onnx", run.state, session_options=onnxruntime.SessionOptions())
     with pytest.raises(TypeError, match=r"session options are an ortrain\.SessionOptions, not builtins ones"):
         Module(run.folder / "training_model.onnx", run.state, session_options={})  # type: ignore[arg-type]
@@ -310,3 +312,57 @@ def test_inference_session() -> None:
         ortrain.InferenceSession(CASE / "forward.onnx", providers=["CUDAExecutionProvider"])
     with pytest.raises(TypeError, match="a list of names"):
         ortrain.InferenceSession(CASE / "forward.onnx", providers="cpu")
+
+
+def two_outputs() -> onnx.ModelProto:
+    """One output that is there for every x, and one that is there only while an index is in range."""
+    declare = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Neg", ["x"], ["y"]), onnx.helper.make_node("Gather", ["x", "index"], ["z"])],
+        "graph",
+        [declare("x", onnx.TensorProto.FLOAT, [3]), declare("index", onnx.TensorProto.INT64, [1])],
+        [declare("y", onnx.TensorProto.FLOAT, [3]), declare("z", onnx.TensorProto.FLOAT, [1])],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("kind", [ortrain.RunOptions, onnxruntime.RunOptions], ids=["ours", "theirs"])
+def test_run_options(kind: Any) -> None:
+    session = ortrain.InferenceSession(two_outputs())
+    x = np.arange(3, dtype=np.float32)
+    far, near = ({"x": x, "index": np.array([at])} for at in (7, 1))
+    options = kind()
+    options.log_severity_level, options.log_verbosity_level, options.logid = 3, 1, "a run"
+    y, z = session.run(None, near, options)
+    assert (y.tolist(), z.tolist()) == ([0, -1, -2], [1])
+    # Without the option all is computed; with it, what is asked for, in the order asked for.
+    with pytest.raises(ortrain.InvalidArgumentError, match="index"):
+        session.run(["y"], far, options)
+    options.only_execute_path_to_fetches = True
+    assert session.run(["y"], far, options)[0].tolist() == [0, -1, -2]
+    assert [value.tolist() for value in session.run(["z", "y", "z"], near, options)] == [[1], [0, -1, -2], [1]]
+    assert [value.tolist() for value in session.run(None, near, options)] == [[0, -1, -2], [1]]
+    with pytest.raises(ortrain.InvalidArgumentError, match="index"):
+        session.run(["z"], far, options)
+
+    options.terminate = True
+    with pytest.raises(ortrain.OrtrainError, match="the run was not begun: terminate is set in its run options"):
+        session.run(None, near, options)
+    options.terminate = False
+    assert len(session.run(None, near, options)) == 2
+
+
+def test_run_options_that_are_none() -> None:
+    options = ortrain.RunOptions()
+    assert (options.log_severity_level, options.log_verbosity_level, options.logid) == (-1, 0, "")
+    assert not options.terminate
+    assert not options.only_execute_path_to_fetches
+    for name in ("training_mode", "terminated"):
+        with pytest.raises(AttributeError):
+            setattr(options, name, True)
+    with pytest.raises(AttributeError):
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # type: ignore[attr-defined]
+    session = ortrain.InferenceSession(two_outputs())
+    for other in ({}, ortrain.SessionOptions(), onnxruntime.SessionOptions(), "fast"):
+        with pytest.raises(TypeError, match=r"run options are an ortrain\.RunOptions, not"):
+            session.run(None, {}, other)  # type: ignore[arg-type]

@@ -782,3 +782,36 @@ def test_seed(tmp_path: Path) -> None:
     assert losses(None, "saved") == seeded
     with pytest.raises(OverflowError):
         losses(2**63)
+
+
+@pytest.mark.parametrize("kind", [ortrain.RunOptions, onnxruntime.RunOptions], ids=["ours", "theirs"])
+def test_run_options(kind: Any) -> None:
+    """A step that is to be terminated is none: nothing has changed."""
+    session, other = (session_of(RECORDS / "mlp_adamw_ce") for _ in range(2))
+    options = kind()
+    room = np.zeros((), np.float32)
+    for step in (session.train_step, session.eval_step):
+        assert step([X, LABELS], run_options=options) == step([X, LABELS])
+        step([X, LABELS], [room], options)
+        assert room != 0
+    session.lazy_reset_grad()
+    other.lazy_reset_grad()
+    (loss,) = session.train_step([X, LABELS], run_options=options)
+    assert other.train_step([X, LABELS]) == [loss]
+    options.terminate = True
+    room[...] = 0
+    for call in (
+        lambda: session.train_step([X, LABELS], run_options=options),
+        lambda: session.train_step([X, LABELS], [room], options),
+        lambda: session.eval_step([X, LABELS], None, options),
+        lambda: session.optimizer_step(options),
+    ):
+        with pytest.raises(ortrain.OrtrainError, match="terminate is set in its run options"):
+            call()
+    assert room == 0
+    options.terminate = False
+    session.optimizer_step(options)
+    other.optimizer_step()
+    np.testing.assert_array_equal(session.to_buffer(False).numpy(), other.to_buffer(False).numpy())
+    with pytest.raises(TypeError, match="run options"):
+        session.optimizer_step({})  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ from ortrain.errors import (
     OrtrainError,
     UnsupportedError,
 )
-from ortrain.inference import InferenceSession, NodeArg, SessionOptions
+from ortrain.inference import InferenceSession, NodeArg, RunOptions, SessionOptions
 from ortrain.ortvalue import OrtValue
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "OrtValue",
     "OrtrainError",
     "ParameterInfo",
+    "RunOptions",
     "SessionOptions",
     "UnsupportedError",
     "__version__",

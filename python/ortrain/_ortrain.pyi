@@ -168,7 +168,9 @@ class InferenceSession:
         """Name, type and shape of each."""
 
     def outputs(self) -> list[tuple[str, str, list[int | str | None]]]: ...
-    def run(self, feeds: dict[str, OrtValue]) -> list[OrtValue]: ...
+    def run(
+        self, feeds: dict[str, OrtValue | list[OrtValue]], only: list[int] | None
+    ) -> list[OrtValue | list[OrtValue]]: ...
 
 def generate_artifacts(
     model: str | bytes,
@@ -208,6 +210,7 @@ def training_models(
     model: str | bytes,
     *,
     requires_grad: Sequence[str],
+    input_gradients: Sequence[str],
     frozen_params: Sequence[str],
     additional_output_names: Sequence[str],
     batch_norm: str,

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ortrain import _ortrain
 from ortrain._inputs import native_value
 from ortrain._sources import ModelLike, model_source
-from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["InferenceSession", "NodeArg", "SessionOptions"]
+__all__ = ["InferenceSession", "NodeArg", "RunOptions", "SessionOptions"]
 
 _PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "reference"}
 
@@ -39,7 +39,16 @@ class SessionOptions:
     AttributeError: 'SessionOptions' object has no attribute 'graph_optimization_level'
     """
 
-    __slots__ = ("intra_op_num_threads", "memory_limit")
+    __slots__ = ("intra_op_num_threads", "log_severity_level", "log_verbosity_level", "logid", "memory_limit")
+
+    log_severity_level: int
+    """Kept for scripts that set it, -1 at first: ortrain logs nothing, so every level is obeyed."""
+
+    log_verbosity_level: int
+    """Likewise, 0 at first."""
+
+    logid: str
+    """Likewise, empty at first."""
 
     intra_op_num_threads: int
     """Threads that runs may take; 0 leaves the number as it is, at first one per core.
@@ -58,8 +67,77 @@ class SessionOptions:
     """
 
     def __init__(self) -> None:
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
         self.intra_op_num_threads = 0
         self.memory_limit = None
+
+
+class RunOptions:
+    """How one run goes. An option that ortrain does not have cannot be set: no option is ignored in silence.
+
+    Taken by :meth:`InferenceSession.run` and by the steps of a :class:`~ortrain.session.TrainingSession`.
+
+    >>> import ortrain
+    >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
+    >>> options = ortrain.RunOptions()
+    >>> options.log_severity_level = 3
+    >>> (logits,) = session.run(None, {"x": x}, options)
+    >>> options.terminate = True
+    >>> session.run(None, {"x": x}, options)
+    Traceback (most recent call last):
+    ortrain.errors.OrtrainError: the run was not begun: terminate is set in its run options
+    """
+
+    __slots__ = ("log_severity_level", "log_verbosity_level", "logid", "only_execute_path_to_fetches", "terminate")
+
+    log_severity_level: int
+    """Kept for scripts that set it, -1 at first: ortrain logs nothing, so every level is obeyed."""
+
+    log_verbosity_level: int
+    """Likewise, 0 at first."""
+
+    logid: str
+    """Likewise, empty at first."""
+
+    terminate: bool
+    """Whether a run that begins with these options is refused with an :class:`~ortrain.errors.OrtrainError`.
+
+    ``False`` at first. A run that has begun goes on to its end.
+    """
+
+    only_execute_path_to_fetches: bool
+    """Whether a run computes nothing but what the outputs asked for need; ``False`` at first.
+
+    Otherwise a run of an :class:`InferenceSession` computes every output. Steps of a training return all outputs.
+    """
+
+    def __init__(self) -> None:
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.terminate = False
+        self.only_execute_path_to_fetches = False
+
+
+def _of_onnxruntime(options: object) -> bool:
+    return type(options).__module__.partition(".")[0] == "onnxruntime"
+
+
+def check_begin(options: RunOptions | None) -> None:
+    """Refuse a run whose options say so. Of onnxruntime's, terminate; all else there is about how onnxruntime works.
+
+    Raises:
+        OrtrainError: if terminate is set.
+
+    """
+    if options is None:
+        return
+    if not (isinstance(options, RunOptions) or (_of_onnxruntime(options) and hasattr(options, "terminate"))):
+        raise TypeError(f"run options are an ortrain.RunOptions, not {type(options).__module__} ones")
+    if options.terminate:
+        raise OrtrainError("the run was not begun: terminate is set in its run options")
 
 
 class NativeOptions(TypedDict):
@@ -73,7 +151,7 @@ def native_options(options: SessionOptions | None) -> NativeOptions:
     """What the options say. Of onnxruntime's the number of threads; all else there is about how onnxruntime works."""
     if options is None:
         options = SessionOptions()
-    elif type(options).__module__.partition(".")[0] == "onnxruntime":
+    elif _of_onnxruntime(options):
         threads, options = options.intra_op_num_threads, SessionOptions()
         options.intra_op_num_threads = threads
     if not isinstance(options, SessionOptions):
@@ -172,9 +250,17 @@ class InferenceSession:
     def run(
         self,
         output_names: Sequence[str] | None,
-        input_feed: Mapping[str, npt.ArrayLike | OrtValue],
-    ) -> list[npt.NDArray[Any]]:
+        input_feed: Mapping[str, npt.ArrayLike | OrtValue | Sequence[npt.ArrayLike | OrtValue]],
+        run_options: RunOptions | None = None,
+    ) -> list[Any]:
         """The named outputs (all, in the model's order, for ``None``) for the named inputs.
+
+        Outputs are ndarrays. Where the model takes or returns a sequence of tensors, it is a list of them. Nothing that
+        is given changes, also where the model changes sequences in place.
+
+        Raises:
+            InvalidArgumentError: for inputs that do not fit, and names that are not there.
+            OrtrainError: if ``terminate`` is set in the run options.
 
         >>> import ortrain
         >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
@@ -184,7 +270,9 @@ class InferenceSession:
         >>> session.run(["hidden"], {"x": x})
         Traceback (most recent call last):
         ortrain.errors.InvalidArgumentError: the model has no output 'hidden'; it has logits
+
         """
+        check_begin(run_options)
         if isinstance(output_names, str):
             raise TypeError("output_names is a list of names, not one name")
         outputs = [description[0] for description in self._native.outputs()]
@@ -192,6 +280,20 @@ class InferenceSession:
         for name in wanted:
             if name not in outputs:
                 raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}")
-        feeds = {name: native_value(value) for name, value in input_feed.items()}
-        results = dict(zip(outputs, self._native.run(feeds), strict=True))
-        return [results[name].numpy() for name in wanted]
+        sequences = {name for name, kind, _ in self._native.inputs() if kind.startswith("seq(")}
+        feeds: dict[str, _ortrain.OrtValue | list[_ortrain.OrtValue]] = {}
+        for name, value in input_feed.items():
+            if name in sequences and isinstance(value, list | tuple):
+                feeds[name] = [native_value(tensor) for tensor in value]
+            else:
+                feeds[name] = native_value(value)
+        # onnxruntime's own options say the same by the same name.
+        if run_options is not None and run_options.only_execute_path_to_fetches:
+            return [_arrays(value) for value in self._native.run(feeds, [outputs.index(name) for name in wanted])]
+        results = dict(zip(outputs, self._native.run(feeds, None), strict=True))
+        return [_arrays(results[name]) for name in wanted]
+
+
+def _arrays(value: _ortrain.OrtValue | list[_ortrain.OrtValue]) -> Any:
+    """An output as ndarrays."""
+    return [tensor.numpy() for tensor in value] if isinstance(value, list) else value.numpy()

@@ -28,7 +28,7 @@ from ortrain import _ortrain
 from ortrain._inputs import as_given, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
-from ortrain.inference import SessionOptions, native_options
+from ortrain.inference import RunOptions, SessionOptions, check_begin, native_options
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -90,10 +90,19 @@ class TrainingSession:
         return self._state
 
     @overload
-    def train_step(self, inputs: Sequence[Any], outputs: None = None) -> list[Any]: ...
+    def train_step(
+        self, inputs: Sequence[Any], outputs: None = None, run_options: RunOptions | None = None
+    ) -> list[Any]: ...
     @overload
-    def train_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]]) -> None: ...
-    def train_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None = None) -> list[Any] | None:
+    def train_step(
+        self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]], run_options: RunOptions | None = None
+    ) -> None: ...
+    def train_step(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[npt.NDArray[Any]] | None = None,
+        run_options: RunOptions | None = None,
+    ) -> list[Any] | None:
         """Compute the outputs of the training model and the gradients.
 
         ``inputs`` are one for each of :meth:`input_names`, in order: arrays, :class:`~ortrain.OrtValue`, or whatever
@@ -105,7 +114,8 @@ class TrainingSession:
         type and the shape of its output, any strides and any byte order; what does not fit is refused before the step.
 
         Gradients are added to those there are, or replace them in the first step after :meth:`lazy_reset_grad`. No
-        trainable parameter changes. A step that fails has changed nothing.
+        trainable parameter changes. A step that fails has changed nothing. With ``terminate`` set in ``run_options`` it
+        is refused.
 
         >>> (loss,) = session.train_step([x, labels])
         >>> loss.shape
@@ -115,13 +125,23 @@ class TrainingSession:
         >>> bool(room == loss)
         True
         """
+        check_begin(run_options)
         return self._step(inputs, outputs, training=True)
 
     @overload
-    def eval_step(self, inputs: Sequence[Any], outputs: None = None) -> list[Any]: ...
+    def eval_step(
+        self, inputs: Sequence[Any], outputs: None = None, run_options: RunOptions | None = None
+    ) -> list[Any]: ...
     @overload
-    def eval_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]]) -> None: ...
-    def eval_step(self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None = None) -> list[Any] | None:
+    def eval_step(
+        self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]], run_options: RunOptions | None = None
+    ) -> None: ...
+    def eval_step(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[npt.NDArray[Any]] | None = None,
+        run_options: RunOptions | None = None,
+    ) -> list[Any] | None:
         """Compute the outputs of the eval model; inputs and outputs as for :meth:`train_step`.
 
         >>> (loss,) = session.eval_step([x, labels])
@@ -130,6 +150,7 @@ class TrainingSession:
         >>> bool(room == loss)
         True
         """
+        check_begin(run_options)
         return self._step(inputs, outputs, training=False)
 
     def _step(
@@ -153,15 +174,18 @@ class TrainingSession:
         """
         self._native.lazy_reset_grad()
 
-    def optimizer_step(self) -> None:
+    def optimizer_step(self, run_options: RunOptions | None = None) -> None:
         """Update the trainable parameters from the gradients.
 
         These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
+
+        With ``terminate`` set in ``run_options`` it is refused.
 
         >>> _ = session.train_step([x, labels])
         >>> session.optimizer_step()
         >>> session.lazy_reset_grad()
         """
+        check_begin(run_options)
         self._native.optimizer_step()
 
     def set_learning_rate(self, learning_rate: float) -> None:

@@ -56,6 +56,11 @@ pub trait Op {
         &[]
     }
 
+    /// Outputs that are inputs, changed where they lie, as pairs of output and input. Sequences of tensors are.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[]
+    }
+
     /// Whether it writes state in place. Such nodes run after everything that can fail.
     fn writes_state(&self) -> bool {
         false

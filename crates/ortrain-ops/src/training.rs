@@ -9,7 +9,7 @@ use ortrain_onnx::{
     AttributeProto, AttributeType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
 };
 
-use crate::Error;
+use crate::{Error, build};
 
 mod losses;
 mod modes;
@@ -257,6 +257,25 @@ pub fn optimizer_model(
         graph: Some(graph),
         ..ModelProto::default()
     }
+}
+
+/// The input of a graph that a sequence lies in: itself, or the one that nodes changed in place to become it.
+///
+/// # Errors
+/// When a node on the way cannot be read.
+pub fn sequence_input(graph: &Graph, mut sequence: ValueId) -> Result<Option<ValueId>, Error> {
+    while !graph.inputs.contains(&sequence) {
+        let makes = |node: &&Node| node.present_outputs().any(|output| output == sequence);
+        let Some(node) = graph.nodes.iter().find(makes) else { return Ok(None) };
+        let op = build(graph, node)?;
+        let port = node.outputs.iter().position(|output| *output == Some(sequence));
+        let before = op.in_place().iter().find(|(output, _)| Some(*output) == port);
+        match before.and_then(|&(_, input)| node.inputs.get(input).copied().flatten()) {
+            Some(input) => sequence = input,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(sequence))
 }
 
 /// How many moments the optimizer of an optimizer model keeps for each parameter.

@@ -10,7 +10,7 @@ use ortrain::artifacts::{
 };
 use ortrain::{
     Backend, Bytes, Error, ModelSource, ModuleOptions, ParameterInfo, ParameterRole, Scope, SessionOptions,
-    Stage, Tensor, blocks,
+    Stage, Value, blocks,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -18,7 +18,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::door::Door;
 use crate::error::{InvalidArgumentError, raise};
-use crate::value::{OrtValue, Results, described, given};
+use crate::value::{OrtValue, described};
 
 /// A path, or the bytes of a model.
 pub(crate) struct Source(pub(crate) ModelSource);
@@ -50,6 +50,19 @@ pub(crate) fn module_options(
     let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
     options.memory_limit = memory_limit;
     Ok(options)
+}
+
+/// What goes into a model and comes out of it: a tensor, or a list of them for a sequence.
+#[derive(FromPyObject)]
+enum Feed {
+    Tensor(Py<OrtValue>),
+    Sequence(Vec<Py<OrtValue>>),
+}
+
+#[derive(IntoPyObject)]
+enum Fetched {
+    Tensor(OrtValue),
+    Sequence(Vec<OrtValue>),
 }
 
 /// A model that runs.
@@ -85,10 +98,21 @@ impl InferenceSession {
         infos.iter().map(|info| described(py, info)).collect()
     }
 
-    fn run(&self, py: Python<'_>, feeds: HashMap<String, Py<OrtValue>>) -> PyResult<Vec<OrtValue>> {
-        let mut feeds: HashMap<String, Tensor> =
-            feeds.into_iter().map(|(name, value)| (name, value.get().tensor.clone())).collect();
-        self.session.pass(py, |session| {
+    #[pyo3(signature = (feeds, only))]
+    fn run(
+        &self,
+        py: Python<'_>,
+        feeds: HashMap<String, Feed>,
+        only: Option<Vec<usize>>,
+    ) -> PyResult<Vec<Fetched>> {
+        let tensor = |value: Py<OrtValue>| value.get().tensor.clone();
+        let value = |feed| match feed {
+            Feed::Tensor(value) => Value::Tensor(tensor(value)),
+            Feed::Sequence(values) => Value::Sequence(values.into_iter().map(tensor).collect()),
+        };
+        let mut feeds: HashMap<String, Value> =
+            feeds.into_iter().map(|(name, feed)| (name, value(feed))).collect();
+        let found = self.session.pass(py, |session| {
             let names: Vec<&str> = session.inputs().iter().map(|info| info.name.as_str()).collect();
             let mut inputs = Vec::with_capacity(names.len());
             for &name in &names {
@@ -99,11 +123,14 @@ impl InferenceSession {
                 let names = names.join(", ");
                 return Err(Error::Argument(format!("the model has no input {name:?}; it has {names}")));
             }
-            let mut results = Results::default();
-            session
-                .run(&given(&inputs), &mut |at, dtype, dims, value| results.take(at, dtype, dims, value))?;
-            Ok(results.values())
-        })
+            session.run_values(&inputs, only.as_deref())
+        })?;
+        let wrapped = |tensor| OrtValue { tensor };
+        let fetched = found.into_iter().map(|value| match value {
+            Value::Tensor(tensor) => Fetched::Tensor(wrapped(tensor)),
+            Value::Sequence(tensors) => Fetched::Sequence(tensors.into_iter().map(wrapped).collect()),
+        });
+        Ok(fetched.collect())
     }
 }
 
@@ -197,17 +224,19 @@ pub(crate) fn optimizer_model<'py>(
 
 /// The training model and the eval model of a model whose first output is the loss, as messages.
 #[pyfunction]
-#[pyo3(signature = (model, *, requires_grad, frozen_params, additional_output_names, batch_norm))]
+#[pyo3(signature = (model, *, requires_grad, input_gradients, frozen_params, additional_output_names, batch_norm))]
 pub(crate) fn training_models<'py>(
     py: Python<'py>,
     model: Source,
     requires_grad: Vec<String>,
+    input_gradients: Vec<String>,
     frozen_params: Vec<String>,
     additional_output_names: Vec<String>,
     batch_norm: &str,
 ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
     let options = ArtifactOptions {
         requires_grad,
+        input_gradients,
         frozen_params,
         additional_output_names,
         batch_norm: batch_norm_of(batch_norm)?,

@@ -218,7 +218,11 @@ pub(crate) fn described<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Boun
             Dim::Symbol(name) => shape.append(&**name)?,
         }
     }
-    (&info.name, type_name(info.dtype), shape).into_pyobject(py)
+    let mut name = type_name(info.dtype);
+    if info.sequence {
+        name = format!("seq({name})");
+    }
+    (&info.name, name, shape).into_pyobject(py)
 }
 
 /// Part of a plane, as NumPy's array interface describes memory. NumPy keeps this object as the base of its array, and

@@ -25,6 +25,7 @@ use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
 use crate::constants::{lift_from_subgraphs, make_initializers};
+use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::module::graph_of;
 use crate::{Error, ModelSource, Result};
 
@@ -200,6 +201,9 @@ pub struct ArtifactOptions {
     pub requires_grad: Vec<String>,
     /// The same for parameters that are not trained but lie in the checkpoint. All others stay in the models.
     pub frozen_params: Vec<String>,
+    /// Inputs whose gradients the training model accumulates as it does those of parameters. Whoever runs it gives the
+    /// buffers, which no [`Module`](crate::Module) does.
+    pub input_gradients: Vec<String>,
     /// The losses to put behind the model: what is trained is their sum. Without any, the first output is the loss.
     pub losses: Vec<LossTerm>,
     /// The optimizer; without one there is no optimizer model.
@@ -359,7 +363,8 @@ impl Artifacts {
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read or differentiated, a name is unknown or given twice, or there is nothing to train.
+/// When the model cannot be read or differentiated, a name is unknown or given twice, or nothing is to be trained
+/// although something could be, or an optimizer is asked for.
 #[allow(clippy::needless_pass_by_value, reason = "options are made for one call")]
 pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifacts> {
     let label = model.label("the model");
@@ -408,7 +413,7 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let typed = inferred(&label, &forward)?;
     set_outputs(&label, &mut forward.proto, &typed, &outputs)?;
 
-    let training_model = training_model(&label, &forward, &outputs, &values, opset, options.batch_norm)?;
+    let training_model = training_model(&label, &forward, &outputs, &values, opset, &options)?;
     let mut eval_model = forward.proto;
     if let Some(graph) = &mut eval_model.graph {
         for_inference(graph);
@@ -460,8 +465,15 @@ fn choose<'a>(
 ) -> Result<Parameters<'a>> {
     let frozen = options.frozen_params.iter().chain(statistics).map(String::as_str).collect();
     let parameters = Parameters { trainable: options.trained(), frozen };
-    if parameters.trainable.is_empty() {
-        return Err(Error::Argument("no parameters are to be trained; name them in requires_grad".into()));
+    if parameters.trainable.is_empty() && options.input_gradients.is_empty() {
+        // Of a model without parameters there are artifacts, too: its loss is computed in both modes.
+        let optimized = options.optimizer.is_some() || options.optimizer_model.is_some();
+        let found = inspect_loaded(label, model, &Scope::Outputs)?;
+        if optimized || found.names(ParameterRole::Trained).next().is_some() {
+            return Err(Error::Argument(
+                "no parameters are to be trained; name them in requires_grad".into(),
+            ));
+        }
     }
     if let Some(both) = options.requires_grad.iter().find(|name| parameters.frozen.contains(name.as_str())) {
         return Err(Error::Argument(format!("parameter {both:?} is to be both trained and frozen")));
@@ -486,6 +498,11 @@ fn choose<'a>(
         .collect();
     if !missing.is_empty() {
         return Err(Error::Argument(format!("{label} has no initializer {}", missing.join(", no "))));
+    }
+    let is_input =
+        |name: &&String| graph.iter().flat_map(|graph| &graph.input).any(|info| info.name == **name);
+    if let Some(name) = options.input_gradients.iter().find(|name| !is_input(name)) {
+        return Err(Error::Argument(format!("{label} has no input {name:?}, whose gradient is asked for")));
     }
     Ok(parameters)
 }
@@ -657,7 +674,7 @@ fn training_model(
     outputs: &[String],
     values: &[(Arc<str>, bool, Tensor)],
     opset: i64,
-    batch_norm: BatchNormMode,
+    options: &ArtifactOptions,
 ) -> Result<ModelProto> {
     let fail = |source| Error::model(label, source);
     let mut graph = Graph::from_model(forward).map_err(|source| Error::graph(label, source))?;
@@ -665,14 +682,16 @@ fn training_model(
         graph.opsets.iter().map(|(domain, &version)| (domain.clone(), version)).collect();
     upgrade(&mut graph).map_err(fail)?;
     graph.remove_unused();
-    let trainable: Vec<&Arc<str>> =
-        values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| name).collect();
-    let trained = trainable.iter().map(|name| &***name).collect();
-    for_training(&mut graph, opset, batch_norm, &trained).map_err(fail)?;
+    let mut targets: Vec<&str> =
+        values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| &**name).collect();
+    let trained = targets.iter().copied().collect();
+    for_training(&mut graph, opset, options.batch_norm, &trained).map_err(fail)?;
+    targets.extend(options.input_gradients.iter().map(String::as_str));
+    let updated: Vec<String> = targets.iter().map(|name| format!("{name}{UPDATED}")).collect();
     infer(&mut graph).map_err(fail)?;
 
     let find = |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(name, "trained"));
-    let targets = trainable.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
+    let targets = targets.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
     let loss = find(&graph, &outputs[0])?;
     let gradients = differentiate(&mut graph, loss, &targets).map_err(fail)?;
 
@@ -683,7 +702,6 @@ fn training_model(
         buffers.push(new_input(&mut graph, &name, ty)?);
     }
     let reset = new_input(&mut graph, RESET_FLAG, ValueType::tensor(DType::Bool, &[1]))?;
-    let updated: Vec<String> = trainable.iter().map(|name| format!("{name}{UPDATED}")).collect();
     let accumulations: Vec<Accumulation<'_>> = (0..targets.len())
         .map(|k| Accumulation {
             node: format!("GradientAccumulator{}", k + outputs.len()),

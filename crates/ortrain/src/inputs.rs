@@ -28,19 +28,35 @@ pub struct ValueInfo {
     pub dtype: DType,
     /// The size of each axis; `None` while not even their number is known.
     pub shape: Option<Vec<Dim>>,
+    /// Whether it is a sequence of tensors; their shapes are not known.
+    pub sequence: bool,
 }
 
 impl ValueInfo {
     /// A value of a graph, which must be a tensor.
     pub(crate) fn of(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
+        let info = ValueInfo::of_any(model, graph, id)?;
+        match info.sequence {
+            false => Ok(info),
+            true => Err(Error::WrongModel {
+                model: model.to_owned(),
+                reason: format!("{:?} is {info}, but only tensors can be given and returned", info.name),
+            }),
+        }
+    }
+
+    /// A value of a graph, a tensor or a sequence.
+    pub(crate) fn of_any(model: &str, graph: &Graph, id: ValueId) -> Result<ValueInfo> {
         let name = graph.name_of(id).to_owned();
         match &graph.value(id).ty {
             ValueType::Tensor(dtype, shape) => {
-                Ok(ValueInfo { name, dtype: *dtype, shape: shape.as_ref().map(|shape| shape.to_vec()) })
+                let shape = shape.as_ref().map(|shape| shape.to_vec());
+                Ok(ValueInfo { name, dtype: *dtype, shape, sequence: false })
             }
-            ty => Err(Error::WrongModel {
+            ValueType::Sequence(dtype) => Ok(ValueInfo { name, dtype: *dtype, shape: None, sequence: true }),
+            ValueType::Unknown => Err(Error::WrongModel {
                 model: model.to_owned(),
-                reason: format!("{name:?} is of type {ty}, but only tensors can be given and returned"),
+                reason: format!("the type of {name:?} is not known"),
             }),
         }
     }
@@ -50,6 +66,7 @@ impl ValueInfo {
 impl fmt::Display for ValueInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.shape {
+            None if self.sequence => write!(f, "a sequence of {} tensors", self.dtype),
             None => write!(f, "{} of any shape", self.dtype),
             Some(dims) => {
                 let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ortrain_graph::{DType, Graph, Node, ValueId, ValueType};
+use ortrain_onnx::LoadedModel;
 use ortrain_ops::Registry;
 use ortrain_ops::passes::{differentiate::backpropagate, infer::infer};
 use rustc_hash::FxHashMap;
@@ -138,10 +139,14 @@ pub enum Scope {
 /// When the model cannot be read, or a value of the scope is not there.
 pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
     let label = model.label("the model");
-    let model = model.load()?;
-    let raw = Graph::from_model(&model).map_err(|source| Error::graph(&label, source))?;
-    let mut graph = graph_of(&label, &model)?;
-    infer(&mut graph).map_err(|source| Error::model(&label, source))?;
+    inspect_loaded(&label, &model.load()?, scope)
+}
+
+/// [`inspect`] for a model that was read already.
+pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Inspection> {
+    let raw = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
+    let mut graph = graph_of(label, model)?;
+    infer(&mut graph).map_err(|source| Error::model(label, source))?;
     let seeds = seeds(&mut graph, scope)?;
 
     let uses = uses(&graph);
@@ -171,7 +176,7 @@ pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
                 }
             }
         }
-        Err(error) => obstacle = Some(Error::model(&label, error).to_string()),
+        Err(error) => obstacle = Some(Error::model(label, error).to_string()),
     }
     Ok(Inspection { parameters, obstacle })
 }

@@ -1,10 +1,13 @@
 //! Running a model as it is.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use ortrain_ops::Role;
+use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_ops::passes::infer::infer;
-use ortrain_program::{Backend, Deliver, Entry, Given, Scalars, Workspace};
+use ortrain_ops::training::sequence_input;
+use ortrain_ops::{PlanePart, Role};
+use ortrain_program::{Backend, Deliver, Entry, Given, Memory, PlaneId, Scalars, Workspace, align};
 
 use crate::inputs::Signature;
 use crate::module::graph_of;
@@ -67,6 +70,35 @@ impl SessionOptions {
     }
 }
 
+/// What goes into a model, or comes out of it.
+///
+/// ```
+/// use ortrain::{Tensor, Value};
+///
+/// let rate = Value::from(Tensor::f32(&[1], &[0.1]));
+/// let gradients = Value::Sequence(vec![Tensor::f32(&[2], &[3.0, 4.0]), Tensor::f32(&[1], &[12.0])]);
+/// # assert_ne!(rate, gradients);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A tensor.
+    Tensor(Tensor),
+    /// A sequence of tensors, all of one element type.
+    Sequence(Vec<Tensor>),
+}
+
+impl From<Tensor> for Value {
+    fn from(tensor: Tensor) -> Value {
+        Value::Tensor(tensor)
+    }
+}
+
+/// Sequences of tensors, with the type of the elements.
+type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
+
+/// How many ways of running a model (which outputs, sequences of which sizes) are kept.
+const KEPT: usize = 8;
+
 /// Any ONNX model, ready to run.
 ///
 /// ```
@@ -81,10 +113,38 @@ impl SessionOptions {
 /// ```
 #[derive(Debug)]
 pub struct InferenceSession {
-    runners: Runners,
+    label: String,
+    graph: Graph,
+    backend: Arc<dyn Backend>,
+    /// The one used last is last.
+    prepared: Vec<Prepared>,
     work: Workspace,
+    inputs: Vec<ValueInfo>,
+    /// Of those inputs that are tensors.
     signature: Signature,
     outputs: Vec<ValueInfo>,
+}
+
+/// The model prepared for some of its outputs, and for sequences of certain sizes.
+#[derive(Debug)]
+struct Prepared {
+    /// All, if `None`.
+    only: Option<Vec<usize>>,
+    /// The shapes of the tensors of each sequence among the inputs.
+    shapes: Vec<Vec<Vec<usize>>>,
+    runners: Runners,
+    /// Where the sequences lie, one after the other.
+    planes: Vec<Memory>,
+    /// Where each of the outputs comes from.
+    origins: Vec<Origin>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Origin {
+    /// It is delivered as the one with this number.
+    Delivered(usize),
+    /// It is what became of this sequence.
+    Sequence(usize),
 }
 
 impl InferenceSession {
@@ -108,15 +168,17 @@ impl InferenceSession {
         if graph.outputs.is_empty() {
             return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
         }
-        let info = |id: &_| ValueInfo::of(&label, &graph, *id);
-        let inputs = graph.inputs.iter().map(info).collect::<Result<_>>()?;
+        let info = |id: &_| ValueInfo::of_any(&label, &graph, *id);
+        let inputs: Vec<ValueInfo> = graph.inputs.iter().map(info).collect::<Result<_>>()?;
         let outputs = graph.outputs.iter().map(info).collect::<Result<_>>()?;
-        let roles = vec![Role::User; graph.inputs.len()];
-        let backend = options.backend.unwrap_or_else(default_backend);
         Ok(InferenceSession {
-            runners: Runners::new(graph, roles, backend),
+            label,
+            graph,
+            backend: options.backend.unwrap_or_else(default_backend),
+            prepared: Vec::with_capacity(KEPT + 1),
             work: Workspace::limited(options.memory_limit, 0),
-            signature: Signature::new(inputs),
+            signature: Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect()),
+            inputs,
             outputs,
         })
     }
@@ -132,7 +194,7 @@ impl InferenceSession {
     /// ```
     #[must_use]
     pub fn inputs(&self) -> &[ValueInfo] {
-        &self.signature.infos
+        &self.inputs
     }
 
     /// What a run delivers, in order.
@@ -164,10 +226,192 @@ impl InferenceSession {
     /// ```
     ///
     /// # Errors
-    /// When the inputs do not fit, or the run fails.
+    /// When the inputs do not fit, the run fails, or the model takes or makes sequences: then
+    /// [`InferenceSession::run_values`] runs it.
     pub fn run(&mut self, inputs: &[Given<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
+        if let Some(info) = self.inputs.iter().chain(&self.outputs).find(|info| info.sequence) {
+            return Err(Error::Argument(format!(
+                "{:?} is {info}; run_values takes and gives sequences, run tensors alone",
+                info.name
+            )));
+        }
         self.signature.check(inputs)?;
-        self.runners.run(&mut self.work, &[], Entry::Accumulate, Scalars::default(), inputs, deliver)
+        let at = self.prepared(None, &[])?;
+        let runners = &mut self.prepared[at].runners;
+        runners.run(&mut self.work, &[], Entry::Accumulate, Scalars::default(), inputs, deliver)
+    }
+
+    /// Computes the outputs, or `only` those at these positions and nothing that they do not need, in this order.
+    /// Inputs are given in the order of [`InferenceSession::inputs`] and stay as they are, also where the model changes
+    /// sequences in place.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{InferenceSession, ModelSource, SessionOptions, Tensor, Value};
+    ///
+    /// let model = setup::artifacts()?.optimizer_model.expect("it was asked for");
+    /// let mut session = InferenceSession::new(ModelSource::from_proto(&model)?, SessionOptions::default())?;
+    /// let sequence = |value| Value::Sequence(vec![Tensor::f32(&[2], &[value; 2])]);
+    /// let (rate, step) = (Tensor::f32(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
+    /// let inputs = [rate.into(), step.into(), sequence(1.0), sequence(0.5), sequence(0.0), sequence(0.0)];
+    /// let updated = session.run_values(&inputs, Some(&[0]))?;
+    /// assert_eq!(updated.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the inputs do not fit, there is no output at a position, or the run fails.
+    pub fn run_values(&mut self, inputs: &[Value], only: Option<&[usize]>) -> Result<Vec<Value>> {
+        if let Some(position) = only.iter().copied().flatten().find(|&&at| at >= self.outputs.len()) {
+            let count = self.outputs.len();
+            return Err(Error::Argument(format!("there is no output at {position}; there are {count}")));
+        }
+        let (tensors, sequences) = self.checked(inputs)?;
+        let shapes: Vec<Vec<Vec<usize>>> = sequences
+            .iter()
+            .map(|(_, tensors)| tensors.iter().map(|tensor| tensor.dims().to_vec()).collect())
+            .collect();
+        let at = self.prepared(only, &shapes)?;
+        let Prepared { runners, planes, origins, .. } = &mut self.prepared[at];
+        let places: Vec<Vec<Range<usize>>> =
+            sequences.iter().zip(&shapes).map(|((dtype, _), shapes)| places(*dtype, shapes)).collect();
+        for ((plane, (_, tensors)), places) in planes.iter().zip(&sequences).zip(&places) {
+            for (tensor, place) in tensors.iter().zip(places) {
+                plane.write(place.start, tensor.data());
+            }
+        }
+        let bound: Vec<&Memory> = planes.iter().collect();
+        let mut delivered: Vec<Option<Tensor>> = vec![None; origins.len()];
+        runners.run(
+            &mut self.work,
+            &bound,
+            Entry::Accumulate,
+            Scalars::default(),
+            &tensors,
+            &mut |at, dtype, dims, value| {
+                let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+                value.copy_to(&mut bytes);
+                delivered[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
+            },
+        )?;
+        let value = |origin: &Origin| match *origin {
+            Origin::Delivered(at) => {
+                Value::Tensor(delivered[at].clone().expect("every output is delivered, whole"))
+            }
+            Origin::Sequence(at) => {
+                let (dtype, tensors) = sequences[at];
+                let read = |(tensor, place): (&Tensor, &Range<usize>)| {
+                    let bytes = planes[at].to_vec(place.start, place.len());
+                    Tensor::new(dtype, tensor.dims().to_vec(), bytes.into()).expect("it has the size it had")
+                };
+                Value::Sequence(tensors.iter().zip(&places[at]).map(read).collect())
+            }
+        };
+        Ok(origins.iter().map(value).collect())
+    }
+
+    /// The inputs, tensors and sequences apart, of the right number, types and shapes.
+    fn checked<'a>(&mut self, inputs: &'a [Value]) -> Result<(Vec<Given<'a>>, Sequences<'a>)> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::InputCount {
+                expected: self.inputs.len(),
+                names: self.inputs.iter().map(|info| info.name.clone()).collect(),
+                found: inputs.len(),
+            });
+        }
+        let (mut tensors, mut sequences) = (Vec::new(), Vec::new());
+        for (info, value) in self.inputs.iter().zip(inputs) {
+            let refuse = |found: String, reason: &str| {
+                let (name, expected) = (info.name.clone(), info.to_string());
+                Err(Error::Input { name, expected, found, reason: reason.into() })
+            };
+            let described = |tensor: &Tensor| format!("{}{:?}", tensor.dtype(), tensor.dims());
+            match value {
+                Value::Tensor(tensor) if info.sequence => {
+                    return refuse(described(tensor), "a tensor is no sequence");
+                }
+                Value::Tensor(tensor) => tensors.push(Given::from(tensor)),
+                Value::Sequence(several) if !info.sequence => {
+                    return refuse(format!("a sequence of {}", several.len()), "a sequence is no tensor");
+                }
+                Value::Sequence(several) => {
+                    if let Some(other) = several.iter().find(|tensor| tensor.dtype() != info.dtype) {
+                        return refuse(
+                            format!("a sequence with {}", described(other)),
+                            "the element types differ",
+                        );
+                    }
+                    sequences.push((info.dtype, several.as_slice()));
+                }
+            }
+        }
+        self.signature.check(&tensors)?;
+        Ok((tensors, sequences))
+    }
+
+    /// The position of what runs these outputs with sequences of these shapes.
+    fn prepared(&mut self, only: Option<&[usize]>, shapes: &[Vec<Vec<usize>>]) -> Result<usize> {
+        let is_it = |known: &Prepared| known.only.as_deref() == only && known.shapes == shapes;
+        match self.prepared.iter().position(is_it) {
+            Some(at) => self.prepared[at..].rotate_left(1),
+            None => {
+                let made = self.prepare(only, shapes)?;
+                if self.prepared.len() == KEPT {
+                    self.prepared.remove(0);
+                }
+                self.prepared.push(made);
+            }
+        }
+        Ok(self.prepared.len() - 1)
+    }
+
+    fn prepare(&self, only: Option<&[usize]>, shapes: &[Vec<Vec<usize>>]) -> Result<Prepared> {
+        let mut graph = self.graph.clone();
+        if let Some(positions) = only {
+            graph.outputs = positions.iter().map(|&at| self.graph.outputs[at]).collect();
+            graph.remove_unused();
+        }
+        let sequences: Vec<ValueId> = (graph.inputs.iter().copied().zip(&self.inputs))
+            .filter_map(|(id, info)| info.sequence.then_some(id))
+            .collect();
+        let mut origins = Vec::with_capacity(graph.outputs.len());
+        let mut delivered = Vec::new();
+        for &id in &graph.outputs {
+            if !ValueInfo::of_any(&self.label, &graph, id)?.sequence {
+                origins.push(Origin::Delivered(delivered.len()));
+                delivered.push(id);
+                continue;
+            }
+            let input = sequence_input(&graph, id).map_err(|source| Error::model(&self.label, source))?;
+            let at = input.and_then(|input| sequences.iter().position(|&sequence| sequence == input));
+            origins.push(Origin::Sequence(at.ok_or_else(|| Error::WrongModel {
+                model: self.label.clone(),
+                reason: format!(
+                    "output {:?} is a sequence that was not given; only sequences that nodes change in place can \
+                     be returned",
+                    graph.name_of(id)
+                ),
+            })?));
+        }
+        graph.outputs = delivered;
+
+        let mut planes = Vec::with_capacity(sequences.len());
+        let mut roles = Vec::with_capacity(graph.inputs.len());
+        for info in &self.inputs {
+            if !info.sequence {
+                roles.push(Role::User);
+                continue;
+            }
+            let bytes = places(info.dtype, &shapes[planes.len()]).last().map_or(0, |place| align(place.end));
+            let plane = PlaneId(planes.len() as u32);
+            let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / info.dtype.size() };
+            // Of an empty sequence there is nothing to compute.
+            roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
+            planes.push(Memory::new(bytes));
+        }
+        let runners = Runners::new(graph, roles, self.backend.clone());
+        let only = only.map(<[usize]>::to_vec);
+        Ok(Prepared { only, shapes: shapes.to_vec(), runners, planes, origins })
     }
 
     /// The graph and the programs made so far, as text.
@@ -181,8 +425,23 @@ impl InferenceSession {
     /// ```
     #[must_use]
     pub fn dump(&self) -> String {
-        let schedules: String =
-            self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
-        format!("{}\n{schedules}", self.runners.graph())
+        let schedules: String = self
+            .prepared
+            .iter()
+            .flat_map(|prepared| prepared.runners.schedules())
+            .map(|schedule| schedule.to_string() + "\n")
+            .collect();
+        format!("{}\n{schedules}", self.graph)
     }
+}
+
+/// Where the tensors of a sequence lie in its plane, in bytes.
+fn places(dtype: DType, shapes: &[Vec<usize>]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let place = |dims: &Vec<usize>| {
+        let start = align(end);
+        end = start + dims.iter().product::<usize>() * dtype.size();
+        start..end
+    };
+    shapes.iter().map(place).collect()
 }

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import onnx
 
 from ortrain import _ortrain
-from ortrain.errors import InvalidArgumentError
+from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock.blocks import UnknownNameError
 
@@ -18,8 +18,7 @@ def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
     declared = {entry.name: entry for entry in [*graph.value_info, *graph.input, *graph.output]}
     unknown = [name for name in names if name not in declared or not declared[name].type.WhichOneof("value")]
     if unknown:
-        found = onnx.ModelProto.FromString(_ortrain.declarations(model.SerializeToString(), unknown))
-        declared |= {entry.name: entry for entry in found.graph.value_info}
+        declared |= {entry.name: entry for entry in _inferred(model, unknown)}
     outputs = []
     for name in names:
         if name not in declared:
@@ -32,6 +31,16 @@ def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
     kept = [entry for entry in graph.value_info if entry.name not in names]
     del graph.value_info[:]
     graph.value_info.extend(kept)
+
+
+def _inferred(model: onnx.ModelProto, names: list[str]) -> list[onnx.ValueInfoProto]:
+    """Declarations of values, as far as their types follow from the model."""
+    try:
+        found = onnx.ModelProto.FromString(_ortrain.declarations(model.SerializeToString(), names))
+    except UnsupportedError:
+        # A model may have nodes that only onnxruntime runs. Of those of the standard `onnx` knows the types.
+        found = onnx.shape_inference.infer_shapes(model)
+    return list(found.graph.value_info)
 
 
 class ForwardBlock(Block):
@@ -119,6 +128,10 @@ class TrainingBlock(ForwardBlock):
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
         """Say that an initializer is trained, or with ``False`` that it is a parameter but not trained.
 
+        Of an input it says that the training model accumulates its gradient as it does those of parameters: in the
+        buffer ``<name>_grad.accumulation.buffer``, which whoever runs the model gives. (A ``Module`` has buffers for
+        parameters only.)
+
         >>> class Training(onnxblock.TrainingBlock):
         ...     def build(self, scores):
         ...         return onnxblock.loss.CrossEntropyLoss()(scores)
@@ -174,10 +187,14 @@ class TrainingBlock(ForwardBlock):
 
         """
         model = self._proto()
+        initializers = {tensor.name for tensor in model.graph.initializer}
+        inputs = {entry.name for entry in model.graph.input} - initializers
+        wanted = self._requires_grad
         training, evaluation = _ortrain.training_models(
             model.SerializeToString(),
-            requires_grad=[name for name, trained in self._requires_grad.items() if trained],
-            frozen_params=[name for name, trained in self._requires_grad.items() if not trained],
+            requires_grad=[name for name, trained in wanted.items() if trained and name not in inputs],
+            input_gradients=[name for name, trained in wanted.items() if trained and name in inputs],
+            frozen_params=[name for name, trained in wanted.items() if not trained and name not in inputs],
             additional_output_names=[entry.name for entry in model.graph.output[1:]],
             batch_norm=self._batch_norm,
         )

@@ -81,6 +81,15 @@ fn where_signalled(cx: &mut Lower<'_>, nest: &mut NestBuilder, signal: usize, ne
     nest.b.select(go, new, old)
 }
 
+/// Says where the sequences among the outputs lie: where the inputs do that became them.
+fn changed_in_place(op: &dyn Op, cx: &mut Lower<'_>) -> Result<(), OpError> {
+    for &(output, input) in op.in_place() {
+        let parts = cx.planes(input)?;
+        cx.set_planes(output, parts);
+    }
+    Ok(())
+}
+
 /// AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) in ONNX Runtime's two orders.
 struct AdamW {
     alpha: f64,
@@ -133,7 +142,7 @@ impl Op for AdamW {
             sequence(cx, k)?;
         }
         cx.output(0, DType::Bool, cx.shape(1).cloned().or_else(|| Some(Shape::known(&[1]))));
-        for (output, input) in [(1, 2), (2, 4), (3, 5)] {
+        for &(output, input) in self.in_place() {
             cx.output_type(output, cx.ty(input).clone());
         }
         Ok(())
@@ -203,11 +212,11 @@ impl Op for AdamW {
             cx.step(nest.map())?;
         }
         done_flag(cx, 6);
-        for (output, input) in [(1, 2), (2, 4), (3, 5)] {
-            let parts = cx.planes(input)?;
-            cx.set_planes(output, parts);
-        }
-        Ok(())
+        changed_in_place(self, cx)
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(1, 2), (2, 4), (3, 5)]
     }
 
     fn writes_state(&self) -> bool {
@@ -243,9 +252,11 @@ impl Op for Sgd {
             cx.step(nest.map())?;
         }
         done_flag(cx, 3);
-        let parts = cx.planes(1)?;
-        cx.set_planes(1, parts);
-        Ok(())
+        changed_in_place(self, cx)
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(1, 1)]
     }
 
     fn writes_state(&self) -> bool {
@@ -317,8 +328,11 @@ impl Op for ClipGradNorm {
             nest.store_whole(cx, buffer, clipped);
             cx.step(nest.map())?;
         }
-        cx.set_planes(0, parts);
-        Ok(())
+        changed_in_place(self, cx)
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
     }
 
     fn writes_state(&self) -> bool {
