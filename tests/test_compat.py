@@ -93,6 +93,29 @@ def installed() -> Iterator[None]:
     ortrain.compat.uninstall()
 
 
+PROVIDERS = """
+import onnxruntime
+from onnxruntime.capi import _pybind_state as C
+
+options = onnxruntime.RunOptions()
+options.log_severity_level = 3
+assert isinstance(options, C.RunOptions)
+print(C.get_available_providers(), onnxruntime.get_available_providers())
+ortrain.compat.uninstall()
+try:
+    import onnxruntime.capi
+except ModuleNotFoundError:
+    print("gone")
+"""
+
+
+def test_what_stands_behind_onnxruntime() -> None:
+    script = f"{HIDE}\nimport ortrain.compat\nortrain.compat.install()\n{PROVIDERS}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['CPUExecutionProvider'] ['CPUExecutionProvider']", "gone"]
+
+
 @pytest.mark.usefixtures("installed")
 def test_modules_are_the_same() -> None:
     import onnxruntime.training.api.checkpoint_state as theirs
@@ -137,9 +160,22 @@ def test_values_of_onnxruntime() -> None:
         arrays = [stored[f"batch0/{name}"] for name in module.input_names()]
     theirs = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
     want = module(*arrays)
-    for given in (theirs, [value._ortvalue for value in theirs], [theirs[0], arrays[1]]):
-        assert np.asarray(module(*given)) == want
-    assert isinstance(module(*theirs), ortrain.OrtValue)
+    ours = [ortrain.OrtValue.ortvalue_from_numpy(array) for array in arrays]
+    native = [value._ortvalue for value in theirs]
+    for given, kind in [
+        (theirs, onnxruntime.OrtValue),
+        (ours, ortrain.OrtValue),
+        (native, ortrain.OrtValue),
+        ([theirs[0], ours[1]], ortrain.OrtValue),
+        ([theirs[0], arrays[1]], np.ndarray),
+    ]:
+        result = module(*given)
+        assert isinstance(result, kind)
+        assert (result if kind is np.ndarray else result.numpy()) == want
+    # What is returned has memory of its own, which an array keeps.
+    kept = [module(*theirs).numpy() for _ in range(20)]
+    junk = [np.full_like(value, 7) for value in kept]
+    assert kept == [want] * len(junk)
     packed = module.get_contiguous_parameters(True)
     module.copy_buffer_to_parameters(onnxruntime.OrtValue.ortvalue_from_numpy(packed.numpy() * 2), True)
     np.testing.assert_array_equal(module.get_contiguous_parameters(True).numpy(), packed.numpy() * 2)

@@ -22,9 +22,28 @@ def _is_of_onnxruntime(value: object) -> bool:
 
 
 def as_given(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
-    """The outputs of a step as its inputs were: ``OrtValue`` if all of those are, otherwise ndarrays."""
-    wrapped = bool(given) and all(map(is_ortvalue, given))
-    return [OrtValue(value) if wrapped else value.numpy() for value in outputs]
+    """The outputs of a step as its inputs were: ``OrtValue`` if all of those are, otherwise ndarrays.
+
+    They are onnxruntime's if all inputs are its ``onnxruntime.OrtValue``.
+    """
+    if not given or not all(map(is_ortvalue, given)):
+        return [value.numpy() for value in outputs]
+    kind = type(given[0])
+    # The native object inside of onnxruntime's has none inside of itself.
+    theirs = kind is not OrtValue and hasattr(given[0], "_ortvalue") and all(type(value) is kind for value in given)
+    return [_of_kind(kind, value) if theirs else OrtValue(value) for value in outputs]
+
+
+def _of_kind(kind: Any, value: _ortrain.OrtValue) -> Any:
+    """A copy as an ``onnxruntime.OrtValue``, in memory of its own: made from an array, it would be a view of that."""
+    array = value.numpy()
+    element_type: Any = array.dtype.type
+    if value.data_type() == "tensor(bfloat16)":
+        # NumPy has no type for these; onnxruntime takes the bits.
+        array, element_type = array.view(np.uint16), value.element_type()
+    made = kind.ortvalue_from_shape_and_type(value.shape(), element_type)
+    made.update_inplace(array)
+    return made
 
 
 def native_value(value: Any) -> _ortrain.OrtValue:

@@ -41,11 +41,15 @@ _CORE = {
     "InferenceSession": ortrain.InferenceSession,
     "NodeArg": ortrain.NodeArg,
     "OrtValue": ortrain.OrtValue,
+    "RunOptions": ortrain.RunOptions,
     "SessionOptions": ortrain.SessionOptions,
     "__version__": "1.19.2",
     "get_available_providers": lambda: ["CPUExecutionProvider"],
     "get_device": lambda: "CPU",
 }
+# And from the module behind it, which scripts ask for providers.
+_BEHIND = "onnxruntime.capi._pybind_state"
+_ABOUT = ("RunOptions", "SessionOptions", "get_available_providers", "get_device")
 
 _before: dict[str, types.ModuleType | None] = {}
 
@@ -76,8 +80,8 @@ def install() -> None:
     """Let ``onnxruntime.training.api``, ``.artifacts`` and ``.onnxblock`` be those of ortrain, in this process.
 
     An onnxruntime that is installed stays, and its ``OrtValue`` and ``SessionOptions`` are taken; where none is,
-    ``onnxruntime`` has the part of ``InferenceSession``, ``OrtValue`` and ``SessionOptions`` that ortrain has. Calling
-    it again changes nothing.
+    ``onnxruntime`` has the part of ``InferenceSession``, ``OrtValue``, ``SessionOptions`` and ``RunOptions`` that
+    ortrain has. Calling it again changes nothing.
 
     >>> import ortrain.compat
     >>> ortrain.compat.install()
@@ -92,6 +96,8 @@ def install() -> None:
     package = types.ModuleType(_TRAINING, "The training API of ortrain under the names of onnxruntime-training.")
     package.__path__ = []
     modules = {"onnxruntime": core, _TRAINING: package, **_MODULES}
+    if core.__spec__ is None:
+        modules |= _capi(core)
     # What an onnxruntime-training that is installed has imported of its own is hidden, too.
     hidden = [name for name in sys.modules if name.startswith(f"{_TRAINING}.") and name not in modules]
     for name in [*modules, *hidden]:
@@ -143,3 +149,14 @@ def _core() -> types.ModuleType:
     core.__path__ = []
     vars(core).update(_CORE)
     return core
+
+
+def _capi(core: types.ModuleType) -> dict[str, types.ModuleType]:
+    """What stands behind the ``onnxruntime`` that stands for one."""
+    behind = types.ModuleType(_BEHIND, "The part of onnxruntime's extension module that ortrain has.")
+    vars(behind).update({name: _CORE[name] for name in _ABOUT})
+    capi = types.ModuleType(_BEHIND.rpartition(".")[0])
+    capi.__path__ = []
+    capi._pybind_state = behind  # type: ignore[attr-defined]
+    core.capi = capi  # type: ignore[attr-defined]
+    return {capi.__name__: capi, _BEHIND: behind}
