@@ -48,10 +48,11 @@ compare: build/demo.stamp ## the release wheel's step beside onnxruntime-trainin
 	$(DEMO)/bin/python benches/compare.py $(ARGUMENTS)
 
 .PHONY: conform
-conform: build/wheel.stamp ## recorded runs, node tests, onnxruntime-training, jax, nine known architectures, functions over all f32
+conform: build/wheel.stamp $(if $(UPSTREAM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, nine known architectures, functions over all f32; UPSTREAM=FOLDER: the tests of onnxruntime-training
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_nodes.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
+	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)
 
 ##@ The inner loop
 
@@ -116,6 +117,12 @@ build/nextest.stamp:
 # The development profile: the crates are those that the Rust tests have built already.
 build/wheel.stamp: build/venv.stamp $(RUST_SOURCES) $(PY_SOURCES)
 	VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --quiet --extras test
+	touch $@
+
+# What the tests of onnxruntime-training use, in an environment of their own.
+build/upstream.stamp: build/wheel.stamp
+	rm -rf build/upstream-wheel
+	VIRTUAL_ENV=$(VENV) $(BIN)/maturin build --quiet --interpreter $(BIN)/python --out build/upstream-wheel
 	touch $@
 
 # The demo stands alone: an environment of its own, in which the wheel is built, installed and used.

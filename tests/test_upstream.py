@@ -1,0 +1,74 @@
+"""The script that runs the tests of onnxruntime-training; those themselves, and PyTorch, are not needed here."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "upstream" / "run.py"
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("upstream_run", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_folder_without_tests(tmp_path: Path) -> None:
+    (tmp_path / "orttraining_test_ort_apis.py").write_text("def main(): ...\n")
+    done = subprocess.run(
+        [sys.executable, SCRIPT, tmp_path, "ortrain.whl"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert f"there are no tests of the training API in {tmp_path}" in done.stderr
+    assert "orttraining/orttraining/test/python of microsoft/onnxruntime" in done.stderr
+
+
+def test_the_copy_takes_any_wording(tmp_path: Path) -> None:
+    there, work = tmp_path / "repository" / "python", tmp_path / "work"
+    there.mkdir(parents=True)
+    work.mkdir()
+    text = 'def test_it():\n    assert "so" in str(error.value)\n    assert "so" in str(value)\n'
+    path = there / "orttraining_test_ort_apis_mine.py"
+    path.write_text(text)
+    (there / "orttraining_test_other.py").write_text(text)
+    data = tmp_path / "repository" / "onnxruntime" / "test" / "testdata" / "custom_op_library"
+    data.mkdir(parents=True)
+    (data / "model.onnx").touch()
+    run = script()
+    assert run.given_files(there) == [path]
+    run.copy([path], work)
+    assert path.read_text() == text
+    changed = text.replace("str(error.value)", '__import__("through_compat").Wording(error.value)')
+    assert (work / path.name).read_text() == changed
+    assert (work / "testdata" / "custom_op_library" / "model.onnx").exists()
+
+
+def test_only_what_is_expected_may_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    def result(test: str, outcome: str, *changed: str) -> dict[str, Any]:
+        return {"test": f"file.py::{test}", "outcome": outcome, "reason": "Error: it\nis so", "changed": list(changed)}
+
+    run = script()
+    results = [result("test_a", "passed", "x"), result("test_b[1]", "failed"), result("test_c", "skipped")]
+    assert run.judge(results, {"test_b[1]": "no GPU", "test_c": "no file"}) == []
+    assert capsys.readouterr().out.splitlines() == [
+        "1 passed, 1 failed, 1 skipped",
+        "  1 of those that passed with x",
+        "  failed test_b[1]: no GPU",
+        "    Error: it is so",
+        "  skipped test_c: no file",
+        "    Error: it is so",
+    ]
+    assert run.judge(results, {"test_a": "no GPU", "test_d": "no GPU", "test_c": "no file"}) == [
+        "test_d is expected to fail, but there is no such test",
+        "test_a is expected to fail, but passes",
+        "test_b[1] failed: Error: it is so",
+    ]

@@ -1,0 +1,148 @@
+"""The tests that onnxruntime has for its training API, run on ortrain through ``ortrain.compat``.
+
+``make conform UPSTREAM=FOLDER`` runs it; FOLDER is ``orttraining/orttraining/test/python`` of a copy of
+microsoft/onnxruntime, and stays as it is: the tests run on a copy, in an environment with torch (build/upstream). They
+run twice, with onnxruntime installed beside ortrain and without; a test that fails and is not among EXPECTED, and one
+of EXPECTED that passes, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import environments  # noqa: E402
+
+# Of today, and as older versions name them.
+FILES = ("orttraining_test_ort_apis*.py", "orttraining_test_onnxblock.py", "orttraining_test_python_bindings.py")
+# What they read, seen from the root of the repository, from where they run.
+DATA = "testdata/custom_op_library"
+# A look for a sentence in an error; the plugin's Wording holds any.
+SENTENCE = re.compile(r"\bin str\((\w+)\.value\)")
+
+CUDA = "CUDA only: it asks ortrain for device='cuda'"
+ANYWHERE = {
+    "test_cuda_execution_provider": CUDA,
+    "test_get_and_set_parameter_values[cuda]": CUDA,
+    "test_ort_custom_ops": "CUDA only, and its operators are in a shared library, which ortrain does not load",
+    "test_save_ort_format": "ortrain does not write .ort files, the format of onnxruntime's own optimized graphs",
+    "test_string_inputs": "ortrain has no tensors of strings",
+}
+INFERENCE_BUILD = (
+    "onnxruntime.InferenceSession is onnxruntime's own here; what is installed does not run training models"
+)
+EXPECTED = {
+    "beside onnxruntime": ANYWHERE
+    | {
+        "test_mse_loss_training_graph_execution": INFERENCE_BUILD,
+        "test_crossentropy_loss_training_graph_execution": INFERENCE_BUILD,
+        "test_bcewithlogits_loss_training_graph_execution": INFERENCE_BUILD,
+        "test_adamw_optimizer_execution": INFERENCE_BUILD,
+        "test_grad_clipping_execution": INFERENCE_BUILD,
+    },
+    "without onnxruntime": ANYWHERE,
+}
+
+
+def given_files(folder: Path) -> list[Path]:
+    """The files with tests among those of the folder."""
+    found = sorted({path for pattern in FILES for path in folder.glob(pattern)})
+    return [path for path in found if re.search(r"^ *def test_", path.read_text(), re.MULTILINE)]
+
+
+def copy(files: list[Path], work: Path) -> None:
+    """Lay out a working folder: the files, with no wording asked for, and the data they read."""
+    for path in files:
+        (work / path.name).write_text(
+            SENTENCE.sub(r'in __import__("through_compat").Wording(\1.value)', path.read_text())
+        )
+    root = next((above for above in files[0].resolve().parents if (above / "onnxruntime" / "test").is_dir()), None)
+    if root is not None and (root / "onnxruntime" / "test" / DATA).is_dir():
+        shutil.copytree(root / "onnxruntime" / "test" / DATA, work / DATA)
+
+
+def run(python: Path, files: list[Path], *, hide: bool) -> list[dict[str, Any]]:
+    """What became of each test."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        copy(files, work)
+        results = work / "results.json"
+        variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        command = [python, "-m", "pytest", "-q", "-p", "through_compat", "-p", "no:cacheprovider", "--no-header"]
+        command += ["--tb=short", "-W", "ignore", f"--rootdir={work}", f"--results={results}"]
+        command += ["--hide-onnxruntime"] * hide + [path.name for path in files]
+        done = subprocess.run(
+            command, cwd=work, env=variables | {"PYTHONPATH": str(HERE)}, capture_output=True, text=True, check=False
+        )
+        # 0: all passed; 1: some failed.
+        if done.returncode not in (0, 1) or not results.exists():
+            raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        found: list[dict[str, Any]] = json.loads(results.read_text())
+        return found
+
+
+def judge(results: list[dict[str, Any]], expected: dict[str, str]) -> list[str]:
+    """Print the counts and the failures; what is not as expected."""
+    names = [result["test"].partition("::")[2] or result["test"] for result in results]
+    wrong = [f"{name} is expected to fail, but there is no such test" for name in expected if name not in names]
+    print(", ".join(f"{count} {outcome}" for outcome, count in Counter(entry["outcome"] for entry in results).items()))
+    changes = Counter(change for result in results if result["outcome"] == "passed" for change in result["changed"])
+    for change, count in changes.items():
+        print(f"  {count} of those that passed with {change}")
+    for name, result in zip(names, results, strict=True):
+        if result["outcome"] == "passed":
+            if name in expected:
+                wrong.append(f"{name} is expected to fail, but passes")
+            continue
+        reason = " ".join(result["reason"].split())
+        print(f"  {result['outcome']} {name}: {expected.get(name, 'NOT EXPECTED')}\n    {reason[:400]}")
+        if name not in expected:
+            wrong.append(f"{name} {result['outcome']}: {reason[:400]}")
+    return wrong
+
+
+def main() -> None:
+    """Run the tests twice; fail where something is not as expected."""
+    parser = argparse.ArgumentParser(description="The tests that onnxruntime has for its training API, on ortrain.")
+    parser.add_argument("folder", type=Path, help="orttraining/orttraining/test/python of a copy of onnxruntime")
+    parser.add_argument("wheel", type=Path, help="ortrain's")
+    parser.add_argument("--json", type=Path, default=environments.BUILD / "upstream" / "results.json")
+    options = parser.parse_args()
+    files = given_files(options.folder)
+    if not files:
+        parser.error(
+            f"there are no tests of the training API in {options.folder}: none of {', '.join(FILES)}; "
+            "they are in orttraining/orttraining/test/python of microsoft/onnxruntime, 1.19 to 1.21"
+        )
+    python = environments.environment("upstream", HERE / "requirements.txt", (3, 13))
+    install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
+    subprocess.run([python, "-m", "pip", *install, options.wheel], check=True)
+
+    wrong, everything = [], {}
+    for way, expected in EXPECTED.items():
+        start = time.perf_counter()
+        results = run(python, files, hide=way.startswith("without"))
+        print(f"\n{', '.join(path.name for path in files)} {way}: {time.perf_counter() - start:.0f} s")
+        wrong += [f"{way}: {text}" for text in judge(results, expected)]
+        everything[way] = results
+    options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    print(f"\nall results: {options.json}")
+    if wrong:
+        sys.exit("\n".join(["not as expected:", *wrong]))
+
+
+if __name__ == "__main__":
+    main()
