@@ -227,12 +227,52 @@ def test_sequences_that_do_not_fit(value: Any, sentence: str) -> None:
     assert sentence in str(error.value)
 
 
-def test_what_is_made_of_sequences_is_refused() -> None:
-    """Sequences that the model makes itself."""
-    proto = model([helper.make_node("SequenceConstruct", ["x", "x"], ["both"])], {"x": [2]}, {})
-    proto.graph.output.append(helper.make_tensor_sequence_value_info("both", TensorProto.FLOAT, None))
-    with pytest.raises(ortrain.UnsupportedError, match="SequenceConstruct"):
+def clip(source: str, result: str) -> onnx.NodeProto:
+    return helper.make_node("InplaceClipGradNorm", [source], [result], domain="com.microsoft", max_norm=1.0)
+
+
+def branch(name: str) -> onnx.GraphProto:
+    output = helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None)
+    return helper.make_graph([helper.make_node("Identity", ["given"], [name])], name, [], [output])
+
+
+IF = helper.make_node("If", ["flag"], ["result"], then_branch=branch("yes"), else_branch=branch("no"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "sentence"),
+    [
+        ([helper.make_node("SequenceConstruct", ["x", "x"], ["result"])], ["result"], "SequenceConstruct"),
+        ([helper.make_node("Identity", ["given"], ["result"])], ["result"], 'it makes the sequence "result", but'),
+        ([helper.make_node("Identity", ["given"], ["copy"]), clip("copy", "result")], ["result"], '"copy", but'),
+        ([IF], ["result"], "sequences of tensors cannot be used in subgraphs"),
+        ([clip("given", "first"), clip("given", "result")], ["result"], '"given" in place, which is used elsewhere'),
+        ([clip("given", "result")], ["result", "given"], '"given" in place, which is used elsewhere'),
+    ],
+)
+def test_what_cannot_be_done_with_sequences(nodes: list[onnx.NodeProto], outputs: list[str], sentence: str) -> None:
+    """Refused when the session is made."""
+    proto = model(nodes, {"x": [2]}, {})
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    proto.graph.input.append(declare("flag", TensorProto.BOOL, [1]))
+    declared = [helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None) for name in ("given", *outputs)]
+    proto.graph.input.append(declared[0])
+    proto.graph.output.extend(declared[1:])
+    with pytest.raises(ortrain.UnsupportedError) as error:
         ortrain.InferenceSession(proto)
+    assert sentence in str(error.value)
+
+
+def test_a_sequence_that_is_passed_on() -> None:
+    proto = model([helper.make_node("Neg", ["x"], ["y"])], {"x": [2]}, {"y": [2]})
+    entry = helper.make_tensor_sequence_value_info("given", TensorProto.FLOAT, None)
+    proto.graph.input.append(entry)
+    proto.graph.output.append(entry)
+    values = [np.ones((), np.float32), np.zeros((0, 2), np.float32), np.arange(70, dtype=np.float32)]
+    y, passed = ortrain.InferenceSession(proto).run(None, {"x": np.ones(2, np.float32), "given": values})
+    assert y.tolist() == [-1, -1]
+    for got, want in zip(passed, values, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_the_gradient_of_an_input() -> None:

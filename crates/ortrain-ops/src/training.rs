@@ -9,7 +9,7 @@ use ortrain_onnx::{
     AttributeProto, AttributeType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
 };
 
-use crate::{Error, build};
+use crate::{Error, OpError, build};
 
 mod losses;
 mod modes;
@@ -257,6 +257,59 @@ pub fn optimizer_model(
         graph: Some(graph),
         ..ModelProto::default()
     }
+}
+
+fn is_sequence(graph: &Graph, id: ValueId) -> bool {
+    matches!(graph.value(id).ty, ValueType::Sequence(_))
+}
+
+/// Whether nodes of a graph, or of graphs inside of it, take or make sequences.
+fn uses_sequences(graph: &Graph) -> bool {
+    graph.nodes.iter().any(|node| {
+        node.present_inputs().chain(node.present_outputs()).any(|id| is_sequence(graph, id))
+            || Graph::subgraphs(node).any(|(_, inner)| uses_sequences(inner))
+    })
+}
+
+/// Checks that sequences of tensors are used as they can be: changed in place, and by one node only.
+///
+/// # Errors
+/// For the first node that makes one, changes one that is used elsewhere, too, or has one in a subgraph.
+pub fn check_sequences(graph: &Graph) -> Result<(), Error> {
+    for node in &graph.nodes {
+        let fail = |text: String| Err(Error::at(graph, node, OpError::unsupported(text)));
+        if Graph::subgraphs(node).any(|(_, inner)| uses_sequences(inner)) {
+            return fail("sequences of tensors cannot be used in subgraphs".into());
+        }
+        if !node.present_inputs().chain(node.present_outputs()).any(|id| is_sequence(graph, id)) {
+            continue;
+        }
+        let op = build(graph, node)?;
+        for (port, output) in node.outputs.iter().enumerate() {
+            let Some(id) = output.filter(|&id| is_sequence(graph, id)) else { continue };
+            if !op.in_place().iter().any(|&(known, _)| known == port) {
+                return fail(format!(
+                    "it makes the sequence {:?}, but sequences of tensors can only be given, and changed in place",
+                    graph.name_of(id)
+                ));
+            }
+        }
+        for &(_, port) in op.in_place() {
+            let Some(id) = node.inputs.get(port).copied().flatten().filter(|&id| is_sequence(graph, id))
+            else {
+                continue;
+            };
+            let by_nodes =
+                graph.nodes.iter().flat_map(Node::present_inputs).filter(|&input| input == id).count();
+            if by_nodes > 1 || graph.outputs.contains(&id) {
+                return fail(format!(
+                    "it changes the sequence {:?} in place, which is used elsewhere, too",
+                    graph.name_of(id)
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The input of a graph that a sequence lies in: itself, or the one that nodes changed in place to become it.

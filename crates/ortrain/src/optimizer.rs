@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_graph::{DType, ValueType};
 use ortrain_ops::Role;
 use ortrain_ops::passes::infer::infer;
-use ortrain_ops::training::moments_of_optimizer;
+use ortrain_ops::training::{check_sequences, moments_of_optimizer};
 use ortrain_program::{Entry, Given, Scalars, Workspace};
 
 use crate::binding::{Planes, sequence};
@@ -84,6 +84,7 @@ impl Optimizer {
             }
         }
         infer(&mut graph).map_err(|source| Error::model(&label, source))?;
+        check_sequences(&graph).map_err(|source| Error::model(&label, source))?;
         if graph.outputs.is_empty() {
             return Err(wrong("it has no output that says whether it updated the parameters".into()));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_ops::passes::infer::infer;
-use ortrain_ops::training::sequence_input;
+use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{PlanePart, Role};
 use ortrain_program::{Backend, Deliver, Entry, Given, Memory, PlaneId, Scalars, Workspace, align};
 
@@ -165,6 +165,7 @@ impl InferenceSession {
         let label = model.label("the model");
         let mut graph = graph_of(&label, &model.load()?)?;
         infer(&mut graph).map_err(|source| Error::model(&label, source))?;
+        check_sequences(&graph).map_err(|source| Error::model(&label, source))?;
         if graph.outputs.is_empty() {
             return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
         }
