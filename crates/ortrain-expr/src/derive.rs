@@ -99,6 +99,12 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
                         let value = b.mul(g, slope);
                         b.unary(UnaryOp::Neg, value)
                     }
+                    UnaryOp::Atan => {
+                        let one = b.constant(ty, 1.0);
+                        let square = b.mul(x, x);
+                        let below = b.add(one, square);
+                        b.div(g, below)
+                    }
                     UnaryOp::Erf => {
                         let square = b.mul(x, x);
                         let minus = b.unary(UnaryOp::Neg, square);
@@ -281,8 +287,8 @@ mod tests {
 
     #[test]
     fn unary_functions() {
-        use UnaryOp::{Abs, Cos, Erf, Exp, Floor, Log, Neg, Rsqrt, Sigmoid, Sign, Sin, Sqrt, Tanh};
-        for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Erf, Tanh, Sigmoid, Floor] {
+        use UnaryOp::{Abs, Atan, Cos, Erf, Exp, Floor, Log, Neg, Rsqrt, Sigmoid, Sign, Sin, Sqrt, Tanh};
+        for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Atan, Erf, Tanh, Sigmoid, Floor] {
             check(&POINTS, |b, x, _| b.unary(op, x));
             // Inside a larger expression, where the function's value is not the result.
             check(&POINTS, |b, x, z| {

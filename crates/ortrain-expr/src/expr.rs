@@ -71,6 +71,8 @@ pub enum UnaryOp {
     Sin,
     /// Cosine, of radians.
     Cos,
+    /// Inverse tangent, in radians.
+    Atan,
     /// Gauss error function.
     Erf,
     /// Hyperbolic tangent.
@@ -102,11 +104,11 @@ pub enum BinaryOp {
     Min,
     /// The larger; NaN if either is NaN.
     Max,
-    /// Logical and.
+    /// Logical and; for integers bit by bit.
     And,
-    /// Logical or.
+    /// Logical or; for integers bit by bit.
     Or,
-    /// Logical exclusive or.
+    /// Logical exclusive or; for integers bit by bit.
     Xor,
 }
 

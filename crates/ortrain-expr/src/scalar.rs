@@ -295,6 +295,10 @@ impl Scalar {
                     BinaryOp::Or => x || y,
                     _ => x != y,
                 }),
+                (Scalar::I32(x), Scalar::I32(y)) => Scalar::I32(bitwise(op, x, y)),
+                (Scalar::I64(x), Scalar::I64(y)) => Scalar::I64(bitwise(op, x, y)),
+                (Scalar::U32(x), Scalar::U32(y)) => Scalar::U32(bitwise(op, x, y)),
+                (Scalar::U64(x), Scalar::U64(y)) => Scalar::U64(bitwise(op, x, y)),
                 (a, b) => unreachable!("{op:?} of {a:?} and {b:?}: expressions are typed"),
             },
         }
@@ -399,11 +403,23 @@ fn float_unary(op: UnaryOp, v: f64) -> f64 {
         UnaryOp::Rsqrt => 1.0 / v.sqrt(),
         UnaryOp::Sin => libm::sin(v),
         UnaryOp::Cos => libm::cos(v),
+        UnaryOp::Atan => libm::atan(v),
         UnaryOp::Erf => libm::erf(v),
         UnaryOp::Tanh => libm::tanh(v),
         UnaryOp::Sigmoid => 1.0 / (1.0 + libm::exp(-v)),
         UnaryOp::Floor => v.floor(),
         UnaryOp::Not => unreachable!("Not of a float: expressions are typed"),
+    }
+}
+
+fn bitwise<T>(op: BinaryOp, x: T, y: T) -> T
+where
+    T: std::ops::BitAnd<Output = T> + std::ops::BitOr<Output = T> + std::ops::BitXor<Output = T>,
+{
+    match op {
+        BinaryOp::And => x & y,
+        BinaryOp::Or => x | y,
+        _ => x ^ y,
     }
 }
 

@@ -25,6 +25,8 @@ pub const RSQRT_MAX_ULP: u32 = 1;
 pub const SIN_MAX_ULP: u32 = 1;
 /// Largest error of `cos`, in ULP.
 pub const COS_MAX_ULP: u32 = 1;
+/// Largest error of `atan`, in ULP.
+pub const ATAN_MAX_ULP: u32 = 1;
 /// Largest error of `pow`, in ULP.
 pub const POW_MAX_ULP: u32 = 1;
 
@@ -282,6 +284,38 @@ fn circular_far(x: f32, quarters: u64) -> f32 {
     // 2^-94 and pi/2.
     let scale = f64::from_bits(u64::from(1023 - FRACTION) << 52) * std::f64::consts::FRAC_PI_2;
     quadrant::<crate::isa::portable::Portable>(fraction as f64 * scale, n.wrapping_add(quarters))
+}
+
+/// Inverse tangent, in doubles: the angle beside the nearest of 0, pi/4 and pi/2.
+#[inline(always)]
+pub(crate) fn atan<L: Level>(x: f32) -> f32 {
+    /// The tangents of pi/8 and 3 pi/8.
+    const NEAR: f64 = 0.414_213_562_373_095_03;
+    const STEEP: f64 = 2.414_213_562_373_095;
+    let t = f64::from(x.abs());
+    let (steep, flat) = (t > STEEP, t <= NEAR);
+    // The tangent of what is left of the angle. Comparisons let NaN through as the middle case.
+    let over = if flat { t } else { t - 1.0 };
+    let over = if steep { -1.0 } else { over };
+    let under = if flat { 1.0 } else { t + 1.0 };
+    let under = if steep { t } else { under };
+    let base = if flat { 0.0 } else { std::f64::consts::FRAC_PI_4 };
+    let base = if steep { std::f64::consts::FRAC_PI_2 } else { base };
+    let rest = over / under;
+    let z = rest * rest;
+    let p = polynomial64::<L, 6>(
+        z,
+        [
+            5.054_207_699_816_242e-2,
+            -8.627_288_731_533_561e-2,
+            1.107_175_904_842_622e-1,
+            -1.428_417_548_716_476e-1,
+            1.999_997_778_424_976_2e-1,
+            -3.333_333_328_108_230_6e-1,
+        ],
+    );
+    let angle = base + L::mul_add64(p * z, rest, rest);
+    (angle as f32).copysign(x)
 }
 
 /// `x` to the power `y`, by 64-bit logarithm and exponential, so that it is all but correctly rounded.

@@ -71,6 +71,7 @@ pub(crate) fn spell<E: Emit>(
                     UnaryOp::Sqrt => "Sqrt",
                     UnaryOp::Sin => "Sin",
                     UnaryOp::Cos => "Cos",
+                    UnaryOp::Atan => "Atan",
                     UnaryOp::Erf => "Erf",
                     UnaryOp::Tanh => "Tanh",
                     UnaryOp::Sigmoid => "Sigmoid",
@@ -90,9 +91,12 @@ pub(crate) fn spell<E: Emit>(
                     BinaryOp::Pow => ("Pow", Attrs::new()),
                     BinaryOp::Min => ("Min", Attrs::new()),
                     BinaryOp::Max => ("Max", Attrs::new()),
-                    BinaryOp::And => ("And", Attrs::new()),
-                    BinaryOp::Or => ("Or", Attrs::new()),
-                    BinaryOp::Xor => ("Xor", Attrs::new()),
+                    BinaryOp::And if ty == Type::Bool => ("And", Attrs::new()),
+                    BinaryOp::Or if ty == Type::Bool => ("Or", Attrs::new()),
+                    BinaryOp::Xor if ty == Type::Bool => ("Xor", Attrs::new()),
+                    BinaryOp::And => ("BitwiseAnd", Attrs::new()),
+                    BinaryOp::Or => ("BitwiseOr", Attrs::new()),
+                    BinaryOp::Xor => ("BitwiseXor", Attrs::new()),
                 };
                 patch.emit(name, &[at(a), at(b)], attrs)
             }

@@ -939,7 +939,8 @@ impl Kind {
                 | UnaryOp::Sqrt
                 | UnaryOp::Rsqrt
                 | UnaryOp::Sin
-                | UnaryOp::Cos,
+                | UnaryOp::Cos
+                | UnaryOp::Atan,
                 ty,
             ) => {
                 if ty == Type::F32 {
@@ -996,8 +997,11 @@ fn check(nest: &Nest, product: bool) -> Result<(), String> {
                 return wrong("an operand has another type");
             }
             Inst::Binary(op, ..) => {
-                let logic = matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
-                if logic != (ty == Type::Bool) {
+                let fits = match op {
+                    BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !ty.is_float(),
+                    _ => ty != Type::Bool,
+                };
+                if !fits {
                     return wrong("not defined for the type");
                 }
             }

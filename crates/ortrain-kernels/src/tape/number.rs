@@ -40,6 +40,7 @@ pub(crate) trait Float: Number {
     fn is_far(self) -> bool;
     fn sin_far(self) -> Self;
     fn cos_far(self) -> Self;
+    fn atan<L: Level>(self) -> Self;
     fn erf<L: Level>(self) -> Self;
     fn tanh<L: Level>(self) -> Self;
     fn sigmoid<L: Level>(self) -> Self;
@@ -223,6 +224,10 @@ impl Float for f32 {
         vecmath::cos_far(self)
     }
     #[inline(always)]
+    fn atan<L: Level>(self) -> f32 {
+        vecmath::atan::<L>(self)
+    }
+    #[inline(always)]
     fn erf<L: Level>(self) -> f32 {
         vecmath::erf::<L>(self)
     }
@@ -270,6 +275,10 @@ impl Float for f64 {
     }
     fn cos_far(self) -> f64 {
         libm::cos(self)
+    }
+    #[inline(always)]
+    fn atan<L: Level>(self) -> f64 {
+        libm::atan(self)
     }
     #[inline(always)]
     fn erf<L: Level>(self) -> f64 {

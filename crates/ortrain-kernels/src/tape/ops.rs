@@ -156,6 +156,7 @@ function1!(Exp, Float, T => T, |a| a.exp::<L>());
 function1!(Log, Float, T => T, |a| a.log::<L>());
 function1!(Sqrt, Float, T => T, |a| a.sqrt());
 function1!(Rsqrt, Float, T => T, |a| a.rsqrt());
+function1!(Atan, Float, T => T, |a| a.atan::<L>());
 function1!(Erf, Float, T => T, |a| a.erf::<L>());
 function1!(Tanh, Float, T => T, |a| a.tanh::<L>());
 function1!(Sigmoid, Float, T => T, |a| a.sigmoid::<L>());
@@ -215,6 +216,24 @@ truth!(Xor, |a, b| a ^ b);
 truth!(EqTruth, |a, b| a ^ b ^ 1);
 truth!(LtTruth, |a, b| (a ^ 1) & b);
 truth!(LeTruth, |a, b| (a ^ 1) | b);
+
+macro_rules! bits {
+    ($name:ident, $trait:ident, |$a:ident, $b:ident| $e:expr) => {
+        struct $name<T>(PhantomData<T>);
+        impl<T: Number + std::ops::$trait<Output = T>> Function2 for $name<T> {
+            type A = T;
+            type Out = T;
+            #[inline(always)]
+            fn call<L: Level>($a: T, $b: T) -> T {
+                $e
+            }
+        }
+    };
+}
+
+bits!(BitAnd, BitAnd, |a, b| a & b);
+bits!(BitOr, BitOr, |a, b| a | b);
+bits!(BitXor, BitXor, |a, b| a ^ b);
 
 struct Not;
 impl Function1 for Not {
@@ -289,6 +308,7 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
         UnaryOp::Rsqrt => float!(Rsqrt),
         UnaryOp::Sin => float!(Sin),
         UnaryOp::Cos => float!(Cos),
+        UnaryOp::Atan => float!(Atan),
         UnaryOp::Erf => float!(Erf),
         UnaryOp::Tanh => float!(Tanh),
         UnaryOp::Sigmoid => float!(Sigmoid),
@@ -337,6 +357,22 @@ pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Ope
             isa.run(Loop2::<$f, false, false>(Values::new(a), Values::new(b), d))
         }};
     }
+    macro_rules! bits {
+        ($f:ident) => {
+            match ty {
+                Type::I32 => bits!($f, i32),
+                Type::I64 => bits!($f, i64),
+                Type::U32 => bits!($f, u32),
+                Type::U64 => bits!($f, u64),
+                _ => unreachable!("{op:?} of {ty:?}: checked when compiled"),
+            }
+        };
+        ($f:ident, $t:ty) => {{
+            // SAFETY: the caller's contract.
+            let d = unsafe { values_mut::<$t>(d, n) };
+            isa.run(Loop2::<$f<$t>, false, false>(Values::new(a), Values::new(b), d))
+        }};
+    }
     match op {
         BinaryOp::Add => number!(Add),
         BinaryOp::Sub => number!(Sub),
@@ -346,9 +382,12 @@ pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Ope
         BinaryOp::Pow => number!(Pow),
         BinaryOp::Min => number!(Min),
         BinaryOp::Max => number!(Max),
-        BinaryOp::And => truth!(And),
-        BinaryOp::Or => truth!(Or),
-        BinaryOp::Xor => truth!(Xor),
+        BinaryOp::And if ty == Type::Bool => truth!(And),
+        BinaryOp::Or if ty == Type::Bool => truth!(Or),
+        BinaryOp::Xor if ty == Type::Bool => truth!(Xor),
+        BinaryOp::And => bits!(BitAnd),
+        BinaryOp::Or => bits!(BitOr),
+        BinaryOp::Xor => bits!(BitXor),
     }
 }
 

@@ -46,7 +46,7 @@ struct Function {
     run: Run,
 }
 
-fn functions() -> [Function; 8] {
+fn functions() -> [Function; 9] {
     let function = |name, bound, exact, run| Function { name, bound, exact, run };
     [
         function("exp", EXP_MAX_ULP, libm::exp, run!(|x| exp::<L>(x))),
@@ -57,6 +57,7 @@ fn functions() -> [Function; 8] {
         function("rsqrt", RSQRT_MAX_ULP, |x| 1.0 / x.sqrt(), run!(|x| rsqrt(x))),
         function("sin", SIN_MAX_ULP, libm::sin, run!(|x| if is_far(x) { sin_far(x) } else { sin::<L>(x) })),
         function("cos", COS_MAX_ULP, libm::cos, run!(|x| if is_far(x) { cos_far(x) } else { cos::<L>(x) })),
+        function("atan", ATAN_MAX_ULP, libm::atan, run!(|x| atan::<L>(x))),
     ]
 }
 
@@ -80,8 +81,24 @@ fn some() -> Vec<f32> {
     values.extend((0..200_000).map(|i| (i as f32 - 100_000.0) * 4e-5));
     // Multiples of a quarter of a circle, near and far.
     values.extend((0..200_000).map(|i| (f64::from(i) * 37.0 * std::f64::consts::FRAC_PI_2) as f32));
-    let edges =
-        [0.0f32, 1.0, 0.5, 0.625, 0.925, 3.95, 88.722_83, 89.0, 103.97, 104.0, 1e-45, 1.2e-38, 3.4e38, FAR];
+    let edges = [
+        0.0f32,
+        1.0,
+        0.5,
+        0.625,
+        0.925,
+        0.414_213_57,
+        2.414_213_7,
+        3.95,
+        88.722_83,
+        89.0,
+        103.97,
+        104.0,
+        1e-45,
+        1.2e-38,
+        3.4e38,
+        FAR,
+    ];
     for edge in edges {
         for delta in -3i32..=3 {
             let near = f32::from_bits((edge.to_bits() as i32 + delta).max(0) as u32);

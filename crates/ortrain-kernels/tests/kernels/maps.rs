@@ -95,6 +95,9 @@ pub(crate) fn random_expr(
                         BinaryOp::Pow,
                         BinaryOp::Min,
                         BinaryOp::Max,
+                        BinaryOp::And,
+                        BinaryOp::Or,
+                        BinaryOp::Xor,
                     ]),
                 };
                 b.push(Inst::Binary(op, x, y), ty)

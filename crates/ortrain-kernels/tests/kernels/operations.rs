@@ -10,7 +10,7 @@ use crate::common::*;
 const TYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::I32, DType::I64, DType::U32, DType::U64, DType::Bool];
 
-const UNARY: [UnaryOp; 14] = [
+const UNARY: [UnaryOp; 15] = [
     UnaryOp::Neg,
     UnaryOp::Abs,
     UnaryOp::Sign,
@@ -20,6 +20,7 @@ const UNARY: [UnaryOp; 14] = [
     UnaryOp::Rsqrt,
     UnaryOp::Sin,
     UnaryOp::Cos,
+    UnaryOp::Atan,
     UnaryOp::Erf,
     UnaryOp::Tanh,
     UnaryOp::Sigmoid,
@@ -50,7 +51,10 @@ fn unary_is_defined(op: UnaryOp, ty: Type) -> bool {
 }
 
 fn binary_is_defined(op: BinaryOp, ty: Type) -> bool {
-    matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor) == (ty == Type::Bool)
+    match op {
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !ty.is_float(),
+        _ => ty != Type::Bool,
+    }
 }
 
 /// Pairs of edge cases and of ordinary values, as two buffers.
@@ -133,6 +137,7 @@ fn unary() {
                 (UnaryOp::Rsqrt, DType::F32) => vecmath::RSQRT_MAX_ULP,
                 (UnaryOp::Sin, DType::F32) => vecmath::SIN_MAX_ULP,
                 (UnaryOp::Cos, DType::F32) => vecmath::COS_MAX_ULP,
+                (UnaryOp::Atan, DType::F32) => vecmath::ATAN_MAX_ULP,
                 _ => 0,
             };
             let build = |b: &mut Builder, x: Reg, _: Reg| b.unary(op, x);
