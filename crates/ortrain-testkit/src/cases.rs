@@ -8,7 +8,7 @@ use crate::{Case, CaseBuilder, Fill};
 const F: DType = DType::F32;
 
 /// A case with one node of `ai.onnx` and one result.
-fn single(op: &str, name: &str, inputs: &[(&[usize], Fill)], attrs: Attrs) -> Case {
+pub(crate) fn single(op: &str, name: &str, inputs: &[(&[usize], Fill)], attrs: Attrs) -> Case {
     let mut b = CaseBuilder::new(op, name);
     let ids: Vec<ValueId> = inputs.iter().map(|(dims, fill)| b.float(dims, fill)).collect();
     let y = b.node(op, &ids, attrs);
@@ -16,7 +16,7 @@ fn single(op: &str, name: &str, inputs: &[(&[usize], Fill)], attrs: Attrs) -> Ca
 }
 
 /// A case with one node whose further inputs are constant vectors of int64.
-fn with_ints(op: &str, name: &str, dims: &[usize], ints: &[&[i64]], attrs: Attrs) -> Case {
+pub(crate) fn with_ints(op: &str, name: &str, dims: &[usize], ints: &[&[i64]], attrs: Attrs) -> Case {
     let mut b = CaseBuilder::new(op, name);
     let mut ids = vec![b.float(dims, &Fill::Signed)];
     ids.extend(ints.iter().map(|values| b.ints(values)).collect::<Vec<_>>());
@@ -716,5 +716,6 @@ pub fn cases() -> Vec<Case> {
     ] {
         list(&mut all);
     }
+    crate::breadth::add(&mut all);
     all
 }

@@ -7,6 +7,7 @@
 //! - [`programs`]: random programs, for fusion and the planner.
 #![forbid(unsafe_code)]
 
+mod breadth;
 mod case;
 mod cases;
 mod check;

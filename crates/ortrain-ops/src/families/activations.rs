@@ -1,7 +1,8 @@
 //! Activations, rows of the table of element-wise operators, and ONNX Runtime's operators for their gradients.
 //!
 //! Relu-6, 13, 14; LeakyRelu-6, 16; PRelu-7, 9, 16; Elu-6, 22; Selu-6, 22; Celu-12, 28; Softplus-1, 22; Softsign-1, 22;
-//! HardSigmoid-6, 22; HardSwish-14, 22; Mish-18, 22; ThresholdedRelu-10, 22; Sigmoid-6, 13; Tanh-6, 13; Gelu-20 of ONNX;
+//! HardSigmoid-6, 22; HardSwish-14, 22; Mish-18, 22; ThresholdedRelu-10, 22; Sigmoid-6, 13; Tanh-6, 13; Gelu-20;
+//! Shrink-9; Swish-24; SwiGLU-28 (a Swish times a second input) of ONNX;
 //! `QuickGelu`, `ReluGrad`, `LeakyReluGrad`, `SigmoidGrad`, `TanhGrad`, `GeluGrad`, `FastGeluGrad`, `QuickGeluGrad`,
 //! `BiasGeluGrad_dX` and `BiasFastGeluGrad_dX` of `com.microsoft`, whose `Gelu`, `FastGelu` and `BiasGelu` are read as Gelu
 //! of ONNX. (Clip has optional inputs and a file of its own.)
@@ -9,7 +10,7 @@
 //! Values and gradients are right for every input, infinities included, where the formula of the standard has a limit:
 //! nothing overflows on the way, and nothing cancels near 0. NaN gives NaN. At kinks the gradient is that of PyTorch.
 
-use ortrain_expr::{Builder, CompareOp, Reg, UnaryOp};
+use ortrain_expr::{Builder, CompareOp, Reg, Type, UnaryOp};
 use ortrain_graph::Attrs;
 
 use super::elementwise::{GradOp, Row, Takes, row, unary};
@@ -120,15 +121,26 @@ fn fast_gelu_slope(b: &mut Builder, g: Reg, x: Reg) -> Reg {
 }
 
 /// `x * sigmoid(alpha x)`.
-fn quick_gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let (alpha, zero) = (attribute(attrs, ALPHA, QUICK_SLOPE)?, b.constant(b.ty(x[0]), 0.0));
-    let alpha = b.constant(b.ty(x[0]), alpha);
-    let scaled = b.mul(x[0], alpha);
+fn sigmoid_weighted(b: &mut Builder, x: Reg, alpha: f64) -> Reg {
+    let (alpha, zero) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), 0.0));
+    let scaled = b.mul(x, alpha);
     let weight = b.unary(UnaryOp::Sigmoid, scaled);
-    let product = b.mul(x[0], weight);
+    let product = b.mul(x, weight);
     // Infinity times 0 is the limit, 0.
     let nothing = b.compare(CompareOp::Eq, weight, zero);
-    Ok(b.select(nothing, zero, product))
+    b.select(nothing, zero, product)
+}
+
+fn quick_gelu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    Ok(sigmoid_weighted(b, x[0], attribute(attrs, ALPHA, QUICK_SLOPE)?))
+}
+
+fn swish(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    Ok(sigmoid_weighted(b, x[0], attribute(attrs, ALPHA, 1.0)?))
+}
+
+fn swish_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {
+    Ok(sigmoid_weighted_slope(b, g, x, attribute(attrs, ALPHA, 1.0)?))
 }
 
 fn quick_gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
@@ -137,17 +149,20 @@ fn quick_gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
 }
 
 /// `g s (1 + alpha x (1 - s))` with the sigmoid `s`.
-fn quick_gelu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let (g, x) = (x[0], within(b, x[1], FAR));
-    let (alpha, one) = (attribute(attrs, ALPHA, QUICK_SLOPE)?, b.constant(b.ty(x), 1.0));
-    let alpha = b.constant(b.ty(x), alpha);
+fn sigmoid_weighted_slope(b: &mut Builder, g: Reg, x: Reg, alpha: f64) -> Reg {
+    let x = within(b, x, FAR);
+    let (alpha, one) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), 1.0));
     let scaled = b.mul(x, alpha);
     let weight = b.unary(UnaryOp::Sigmoid, scaled);
     let rest = b.sub(one, weight);
     let bent = b.mul(scaled, rest);
     let sum = b.add(one, bent);
     let slope = b.mul(weight, sum);
-    Ok(b.mul(g, slope))
+    b.mul(g, slope)
+}
+
+fn quick_gelu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    Ok(sigmoid_weighted_slope(b, x[0], x[1], attribute(attrs, ALPHA, QUICK_SLOPE)?))
 }
 
 fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
@@ -304,21 +319,30 @@ impl Exponential {
     }
 }
 
-/// `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`. The logarithm loses what `1 + t` rounds away, and
-/// gets it back as the quotient of `t` and what is left of it (Kahan).
-fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let ty = b.ty(x[0]);
-    let (zero, one) = (b.constant(ty, 0.0), b.constant(ty, 1.0));
-    let size = b.unary(UnaryOp::Abs, x[0]);
-    let minus = b.unary(UnaryOp::Neg, size);
-    let t = b.unary(UnaryOp::Exp, minus);
+/// `log(1 + t)`. The logarithm loses what `1 + t` rounds away, and gets it back as the quotient of `t` and what is left
+/// of it (Kahan). From `1 + t = 2` on there is nothing to lose.
+pub(super) fn log_one_plus(b: &mut Builder, t: Reg) -> Reg {
+    let ty = b.ty(t);
+    let (zero, one, two) = (b.constant(ty, 0.0), b.constant(ty, 1.0), b.constant(ty, 2.0));
     let u = b.add(one, t);
     let left = b.sub(u, one);
     let log = b.unary(UnaryOp::Log, u);
     let product = b.mul(log, t);
     let quotient = b.div(product, left);
     let lost = b.compare(CompareOp::Eq, left, zero);
-    let log = b.select(lost, t, quotient);
+    let near = b.select(lost, t, quotient);
+    let far = b.compare(CompareOp::Lt, two, u);
+    b.select(far, log, near)
+}
+
+/// `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`.
+fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let ty = b.ty(x[0]);
+    let zero = b.constant(ty, 0.0);
+    let size = b.unary(UnaryOp::Abs, x[0]);
+    let minus = b.unary(UnaryOp::Neg, size);
+    let t = b.unary(UnaryOp::Exp, minus);
+    let log = log_one_plus(b, t);
     // Written so that NaN passes.
     let negative = b.compare(CompareOp::Lt, x[0], zero);
     let line = b.select(negative, zero, x[0]);
@@ -464,6 +488,21 @@ fn thresholded_relu_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> 
     Ok(b.select(above, g, zero))
 }
 
+/// `x + bias` below `-lambd`, `x - bias` above `lambd`, and 0 between. Integers are computed as float64.
+fn shrink(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let own = b.ty(x[0]);
+    let ty = if own.is_float() { own } else { Type::F64 };
+    let x = b.convert(x[0], ty);
+    let (bias, end) = (attribute(attrs, "bias", 0.0)?, attribute(attrs, "lambd", 0.5)?);
+    let (low, high, zero) = (b.constant(ty, -end), b.constant(ty, end), b.constant(ty, 0.0));
+    let bias = b.constant(ty, bias);
+    let (raised, lowered) = (b.add(x, bias), b.sub(x, bias));
+    let (below, above) = (b.compare(CompareOp::Lt, x, low), b.compare(CompareOp::Lt, high, x));
+    let cut = b.select(above, lowered, zero);
+    let result = b.select(below, raised, cut);
+    Ok(b.convert(result, own))
+}
+
 fn gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
     let tanh = attrs.string("approximate")? == Some("tanh");
     Ok(Some(GradOp::of_input(if tanh { "FastGeluGrad" } else { "GeluGrad" })))
@@ -495,6 +534,8 @@ pub(super) static ROWS: &[Row] = &[
     row("ThresholdedRelu", &[10, 22], 1, Takes::Float, thresholded_relu).backward(thresholded_relu_gradient),
     row("Sigmoid", &[6, 13], 1, Takes::Float, unary!(Sigmoid)).grad_op(of_output!("SigmoidGrad")),
     row("Tanh", &[6, 13], 1, Takes::Float, unary!(Tanh)).grad_op(of_output!("TanhGrad")),
+    row("Shrink", &[9], 1, Takes::Number, shrink),
+    row("Swish", &[24], 1, Takes::Float, swish).backward(swish_gradient),
     row("Gelu", &[20], 1, Takes::Float, gelu).grad_op(gelu_op),
     row("ReluGrad", &[1], 2, Takes::Float, relu_grad).microsoft(),
     row("LeakyReluGrad", &[1], 2, Takes::Float, leaky_relu_grad).microsoft(),

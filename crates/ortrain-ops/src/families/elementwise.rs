@@ -3,11 +3,12 @@
 //! A row is a name, the versions of its schema, and an expression. The gradient is the symbolic derivative of the
 //! expression, the lowering a map. Inputs broadcast by the rules of ONNX ("multidirectional broadcasting"). Where the
 //! closed form of a derivative is shorter or more exact than what follows from the expression, the row gives it.
-//! Arithmetic, comparisons and logic are listed here, activations and their gradient operators in `activations.rs`.
+//! Arithmetic, comparisons, logic and bits are listed here, activations and their gradient operators in
+//! `activations.rs`, circular and hyperbolic functions in `trigonometry.rs`.
 //! Sources: the operator pages of ONNX, opset 7 to 28; `com.microsoft` contrib operators of ONNX Runtime.
 
-use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Reg, Type, derive};
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
+use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Inst, Reg, Scalar, Type, UnaryOp, derive};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -22,6 +23,7 @@ use crate::spell::spell;
 pub(super) enum Takes {
     Float,
     Number,
+    Integer,
     Bool,
     Any,
 }
@@ -31,6 +33,7 @@ impl Takes {
         match self {
             Takes::Float => dtype.is_float(),
             Takes::Number => dtype != DType::Bool,
+            Takes::Integer => dtype.is_integer(),
             Takes::Bool => dtype == DType::Bool,
             Takes::Any => true,
         }
@@ -40,6 +43,7 @@ impl Takes {
         match self {
             Takes::Float => "a float type",
             Takes::Number => "a number type",
+            Takes::Integer => "an integer type",
             Takes::Bool => "bool",
             Takes::Any => "any type",
         }
@@ -95,6 +99,8 @@ pub(super) struct Row {
     backward: Option<BackwardFn>,
     /// Whether the derivative is zero almost everywhere.
     flat: bool,
+    /// Whether the result is one of the inputs, and those that tie share the gradient.
+    chooses: bool,
 }
 
 pub(super) const fn row(
@@ -116,6 +122,7 @@ pub(super) const fn row(
         grad_op: None,
         backward: None,
         flat: false,
+        chooses: false,
     }
 }
 
@@ -143,6 +150,11 @@ impl Row {
 
     const fn flat(mut self) -> Row {
         self.flat = true;
+        self
+    }
+
+    const fn chooses(mut self) -> Row {
+        self.chooses = true;
         self
     }
 
@@ -177,18 +189,94 @@ fn modulo(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     if attrs.int("fmod")?.unwrap_or(0) == 1 {
         return Ok(rest);
     }
-    if ty.is_float() {
-        return Err(OpError::invalid("fmod must be 1 for float types"));
-    }
     // The sign of the divisor, as in Python.
     let zero = b.constant(ty, 0.0);
-    let uneven = b.compare(CompareOp::Eq, rest, zero);
+    let even = b.compare(CompareOp::Eq, rest, zero);
     let (rest_negative, divisor_negative) =
         (b.compare(CompareOp::Lt, rest, zero), b.compare(CompareOp::Lt, x[1], zero));
     let differ = b.binary(BinaryOp::Xor, rest_negative, divisor_negative);
     let shifted = b.add(rest, x[1]);
     let signed = b.select(differ, shifted, rest);
-    Ok(b.select(uneven, rest, signed))
+    Ok(b.select(even, rest, signed))
+}
+
+/// The smallest integer not below.
+fn ceil(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let minus = b.unary(UnaryOp::Neg, x[0]);
+    let floor = b.unary(UnaryOp::Floor, minus);
+    Ok(b.unary(UnaryOp::Neg, floor))
+}
+
+/// The nearest integer, the even one of two.
+fn round(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let (x, ty) = (x[0], b.ty(x[0]));
+    let (one, two, half) = (b.constant(ty, 1.0), b.constant(ty, 2.0), b.constant(ty, 0.5));
+    let floor = b.unary(UnaryOp::Floor, x);
+    let above = b.add(floor, one);
+    let rest = b.sub(x, floor);
+    let halved = b.mul(floor, half);
+    let twice = b.unary(UnaryOp::Floor, halved);
+    let twice = b.mul(twice, two);
+    let even = b.compare(CompareOp::Eq, twice, floor);
+    let tie = b.select(even, floor, above);
+    let (low, high) = (b.compare(CompareOp::Lt, rest, half), b.compare(CompareOp::Lt, half, rest));
+    let upper = b.select(high, above, tie);
+    let nearest = b.select(low, floor, upper);
+    // Infinity less itself is nothing; and what is an integer stays as it is.
+    let whole = b.compare(CompareOp::Eq, floor, x);
+    Ok(b.select(whole, x, nearest))
+}
+
+fn is_nan(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let equal = b.compare(CompareOp::Eq, x[0], x[0]);
+    Ok(b.unary(UnaryOp::Not, equal))
+}
+
+fn is_inf(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let detects = |name: &str| Ok::<_, OpError>(attrs.int(name)?.unwrap_or(1) != 0);
+    let mut found = b.push(Inst::Const(Scalar::Bool(false)), Type::Bool);
+    for (name, value) in [("detect_negative", f64::NEG_INFINITY), ("detect_positive", f64::INFINITY)] {
+        if detects(name)? {
+            let end = b.constant(b.ty(x[0]), value);
+            let here = b.compare(CompareOp::Eq, x[0], end);
+            found = b.binary(BinaryOp::Or, found, here);
+        }
+    }
+    Ok(found)
+}
+
+/// `-x - 1`: every bit the other way.
+fn inverted(b: &mut Builder, x: Reg) -> Reg {
+    let (ty, minus) = (b.ty(x), b.unary(UnaryOp::Neg, x));
+    let one = b.constant(ty, 1.0);
+    b.sub(minus, one)
+}
+
+/// A shift as a product with or a quotient by a power of two; the power of more bits than there are, or of fewer than
+/// none, is 0, and so is a quotient by it. To the right the sign is kept: the bits of a negative number are inverted,
+/// shifted and inverted again.
+fn shift(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    let ty = b.ty(x[0]);
+    let (zero, two) = (b.constant(ty, 0.0), b.constant(ty, 2.0));
+    let power = b.binary(BinaryOp::Pow, two, x[1]);
+    match Attrs::required("direction", attrs.string("direction")?)? {
+        "LEFT" => Ok(b.mul(x[0], power)),
+        "RIGHT" => {
+            let negative = b.compare(CompareOp::Lt, x[0], zero);
+            let upside_down = inverted(b, x[0]);
+            let bits = b.select(negative, upside_down, x[0]);
+            let quotient = b.div(bits, power);
+            let back = inverted(b, quotient);
+            Ok(b.select(negative, back, quotient))
+        }
+        other => Err(OpError::invalid(format!("direction is {other:?}; \"LEFT\" and \"RIGHT\" are defined"))),
+    }
+}
+
+fn mean(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+    let sum = clamped(BinaryOp::Add)(b, x);
+    let count = b.constant(b.ty(sum), x.len() as f64);
+    Ok(b.div(sum, count))
 }
 
 fn clamped(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
@@ -214,20 +302,34 @@ static ROWS: &[Row] = &[
     row("Sub", &[7, 13, 14], 2, Takes::Number, binary!(Sub)),
     row("Mul", &[7, 13, 14], 2, Takes::Number, binary!(Mul)),
     row("Div", &[7, 13, 14], 2, Takes::Number, binary!(Div)),
-    row("Mod", &[10, 13], 2, Takes::Number, modulo),
+    row("Mod", &[10, 13, 28], 2, Takes::Number, modulo),
+    row("Reciprocal", &[6, 13], 1, Takes::Float, |b, x, _| {
+        let one = b.constant(b.ty(x[0]), 1.0);
+        Ok(b.div(one, x[0]))
+    }),
     row("Neg", &[6, 13], 1, Takes::Number, unary!(Neg)),
     row("Abs", &[6, 13], 1, Takes::Number, unary!(Abs)),
     row("Sign", &[9, 13], 1, Takes::Number, unary!(Sign)).flat(),
     row("Floor", &[6, 13], 1, Takes::Float, unary!(Floor)).flat(),
+    row("Ceil", &[6, 13], 1, Takes::Float, ceil).flat(),
+    row("Round", &[11, 22], 1, Takes::Float, round).flat(),
     row("Exp", &[6, 13], 1, Takes::Float, unary!(Exp)),
     row("Log", &[6, 13], 1, Takes::Float, unary!(Log)),
     row("Sqrt", &[6, 13], 1, Takes::Float, unary!(Sqrt)),
     row("Sin", &[7, 22], 1, Takes::Float, unary!(Sin)),
     row("Cos", &[7, 22], 1, Takes::Float, unary!(Cos)),
     row("Erf", &[9, 13], 1, Takes::Float, unary!(Erf)),
-    row("Min", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Min)(b, x))),
-    row("Max", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Max)(b, x))),
+    row("Min", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Min)(b, x))).chooses(),
+    row("Max", &[6, 8, 12, 13], VARIADIC, Takes::Number, |b, x, _| Ok(clamped(BinaryOp::Max)(b, x))).chooses(),
     row("Sum", &[6, 8, 13], VARIADIC, Takes::Float, |b, x, _| Ok(clamped(BinaryOp::Add)(b, x))),
+    row("Mean", &[6, 8, 13], VARIADIC, Takes::Float, mean),
+    row("IsNaN", &[9, 13, 20], 1, Takes::Float, is_nan).gives_bool(),
+    row("IsInf", &[10, 20], 1, Takes::Float, is_inf).gives_bool(),
+    row("BitwiseAnd", &[18], 2, Takes::Integer, binary!(And)).flat(),
+    row("BitwiseOr", &[18], 2, Takes::Integer, binary!(Or)).flat(),
+    row("BitwiseXor", &[18], 2, Takes::Integer, binary!(Xor)).flat(),
+    row("BitwiseNot", &[18], 1, Takes::Integer, |b, x, _| Ok(inverted(b, x[0]))).flat(),
+    row("BitShift", &[11, 28], 2, Takes::Integer, shift).flat(),
     row("And", &[7], 2, Takes::Bool, binary!(And)).gives_bool(),
     row("Or", &[7], 2, Takes::Bool, binary!(Or)).gives_bool(),
     row("Xor", &[7], 2, Takes::Bool, binary!(Xor)).gives_bool(),
@@ -241,7 +343,7 @@ static ROWS: &[Row] = &[
 
 /// Every row.
 fn rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter().chain(super::activations::ROWS)
+    ROWS.iter().chain(super::activations::ROWS).chain(super::trigonometry::ROWS)
 }
 
 fn find(domain: &str, name: &str) -> Result<&'static Row, OpError> {
@@ -270,6 +372,9 @@ impl Elementwise {
     /// The gradient of input `k`, an expression of the inputs, the result and the gradient that arrives. `None` if it
     /// is zero everywhere.
     fn derivative(&self, ty: Type, count: usize, k: usize) -> Result<Option<Expr>, OpError> {
+        if self.row.chooses && count > 2 {
+            return Ok(Some(share_of(ty, count, k)));
+        }
         let Some(backward) = self.row.backward else {
             return Ok(derive(&self.expr(ty, count)?, count, k));
         };
@@ -279,6 +384,28 @@ impl Elementwise {
         let result = backward(&mut b, x, g, &self.attrs)?;
         Ok(Some(b.finish(&[result])))
     }
+}
+
+/// The gradient of input `k` of a choice among several: an equal share for each input that is the result. (Of two,
+/// `derive` says the same in fewer operations.)
+fn share_of(ty: Type, count: usize, k: usize) -> Expr {
+    let mut b = Builder::new();
+    let (y, g) = (b.load(count, ty), b.load(count + 1, ty));
+    let (zero, one) = (b.constant(ty, 0.0), b.constant(ty, 1.0));
+    let mut ties = zero;
+    let mut own = None;
+    for slot in 0..count {
+        let x = b.load(slot, ty);
+        let chosen = b.compare(CompareOp::Eq, x, y);
+        let tie = b.select(chosen, one, zero);
+        ties = b.add(ties, tie);
+        if slot == k {
+            own = Some(chosen);
+        }
+    }
+    let share = b.div(g, ties);
+    let result = own.map_or(zero, |own| b.select(own, share, zero));
+    b.finish(&[result])
 }
 
 impl Op for Elementwise {
@@ -462,6 +589,36 @@ fn downgrade_sign(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// The Swish of one input times another of the same shape.
+struct SwiGlu;
+
+impl Op for SwiGlu {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype(0..2)?;
+        if let (Some(gate), Some(value)) = (cx.shape(0), cx.shape(1)) {
+            let differ =
+                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            if gate.rank() != value.rank() || gate.iter().zip(value.iter()).any(differ) {
+                return Err(OpError::invalid(format!(
+                    "shapes {gate} and {value} differ; nothing is broadcast"
+                )));
+            }
+        }
+        cx.output(0, dtype, cx.shape(0).or(cx.shape(1)).cloned());
+        Ok(())
+    }
+}
+
+fn decompose_swi_glu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (gate, value) = (rw.required(0)?, rw.required(1)?);
+    let weight = rw.add("Swish", &[gate], rw.attrs().clone());
+    let result = rw.add("Mul", &[weight, value], Attrs::new());
+    rw.output(0, result);
+    Ok(())
+}
+
 struct Unrunnable;
 
 impl Op for Unrunnable {
@@ -490,6 +647,11 @@ pub(crate) fn definitions() -> Vec<Definition> {
             }
         })
         .collect();
+    let swi_glu = Definition::new("", "SwiGLU", &[28], |_, node| {
+        node.attrs.float("alpha")?;
+        Ok(Box::new(SwiGlu))
+    });
+    all.push(swi_glu.composition(decompose_swi_glu));
     // Read as Gelu of ai.onnx; "since 1, 2" makes every one of them an old version.
     for name in ["Gelu", "FastGelu", "BiasGelu"] {
         let definition = Definition::new("com.microsoft", name, &[1, 2], build_unrunnable);

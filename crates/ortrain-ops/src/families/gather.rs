@@ -1,14 +1,12 @@
 //! Rows taken by their indices, and added back.
 //!
-//! Sources: ONNX Gather-1, 11, 13 and ScatterElements-11, 13, 16, 18; `GatherGrad` of `com.microsoft` (inputs are the
-//! shape of what was gathered from, the indices, and the gradient of the rows; equal indices add up). Negative indices
-//! count from the end; any other index outside fails the run and nothing is committed. Narrow floats are summed in
-//! float32. ScatterElements is there because GatherGrad is written with it in plain ONNX: it runs with the reductions
-//! `none` and `add` and passes no gradient; where `none` is given an index twice, which ONNX leaves undefined, the
-//! updates are summed.
+//! Sources: ONNX Gather-1, 11, 13; `GatherGrad` of `com.microsoft` (inputs are the shape of what was gathered from, the
+//! indices, and the gradient of the rows; equal indices add up). Negative indices count from the end; any other index
+//! outside fails the run and nothing is committed. Narrow floats are summed in float32. What other gathers and scatters
+//! share with these stands here as well.
 
 use ortrain_expr::{Access, Builder, CompareOp, Reg, Type};
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 use ortrain_program::{BufferId, ScatterAdd, Step};
 
 use crate::OpError;
@@ -28,14 +26,8 @@ struct GatherGrad {
     axis: i64,
 }
 
-/// Elements written or added at indices along an axis, one index for each element.
-struct ScatterElements {
-    axis: i64,
-    add: bool,
-}
-
 /// An index counted from the front, from one that may count from the end.
-fn from_front(b: &mut Builder, index: Reg, rows: usize) -> Reg {
+pub(super) fn from_front(b: &mut Builder, index: Reg, rows: usize) -> Reg {
     let (zero, rows) = (b.int(0), b.int(rows as i64));
     let negative = b.compare(CompareOp::Lt, index, zero);
     let wrapped = b.add(index, rows);
@@ -43,7 +35,7 @@ fn from_front(b: &mut Builder, index: Reg, rows: usize) -> Reg {
 }
 
 /// Makes the run fail if an index of input `k` lies outside `-rows..rows`; the message names the index as given.
-fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result<(), OpError> {
+pub(super) fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result<(), OpError> {
     if cx.constant(k).is_some() {
         // Inference has checked it.
         return Ok(());
@@ -54,15 +46,60 @@ fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result<(), OpErro
     let loaded = nest.load_strided(cx, buffer, 0, &[1]);
     let index = nest.b.convert(loaded, Type::I64);
     let normal = from_front(&mut nest.b, index, rows);
-    let zero = nest.b.int(0);
-    let below = nest.b.compare(CompareOp::Lt, normal, zero);
-    let shown = nest.b.select(below, index, normal);
-    nest.b.guard(shown, rows as i64);
+    guarded(&mut nest.b, index, normal, rows);
     cx.step(nest.map())
 }
 
+/// `row`, made of `index`, which makes the run fail if it lies outside; the message names the index as given.
+pub(super) fn guarded(b: &mut Builder, index: Reg, row: Reg, rows: usize) -> Reg {
+    let zero = b.int(0);
+    let below = b.compare(CompareOp::Lt, row, zero);
+    let shown = b.select(below, index, row);
+    b.guard(shown, rows as i64)
+}
+
+/// Where rows go: to row `place[j]` of `rows` for each of `count`, all of `inner` elements.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub(super) place: BufferId,
+    pub(super) rows: usize,
+    pub(super) count: usize,
+    pub(super) inner: usize,
+}
+
+/// Adds rows to those of a buffer of the same type.
+pub(super) fn scatter_add(
+    cx: &mut Lower<'_>,
+    places: &Places,
+    source: BufferId,
+    target: BufferId,
+) -> Result<(), OpError> {
+    let &Places { place, rows, count, inner } = places;
+    cx.step(Step::ScatterAdd(ScatterAdd { outer: 1, rows, count, inner, source, index: place, target }))
+}
+
+/// Puts the sum of rows and a buffer, or zeros, into another; narrow floats are summed in float32.
+pub(super) fn add_at(
+    cx: &mut Lower<'_>,
+    places: &Places,
+    source: BufferId,
+    to: Option<BufferId>,
+    target: BufferId,
+) -> Result<(), OpError> {
+    let source = widened(cx, source, "wide_source")?;
+    let dtype = cx.buffer_dtype(source);
+    let narrow = cx.buffer_dtype(target) != dtype;
+    let sum = if narrow { cx.temp("wide", dtype, cx.buffer_len(target)) } else { target };
+    match to {
+        Some(data) => copy(cx, data, sum)?,
+        None => fill(cx, sum, 0.0)?,
+    }
+    scatter_add(cx, places, source, sum)?;
+    if narrow { copy(cx, sum, target) } else { Ok(()) }
+}
+
 /// Checks the type of the indices and, where they are constant, that they lie inside `rows`.
-fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
+pub(super) fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
     cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
     let (Some(rows), Some(indices)) = (rows.and_then(Dim::known), cx.constant(k).and_then(Tensor::to_i64))
     else {
@@ -153,7 +190,7 @@ fn summed_in(dtype: DType) -> DType {
 }
 
 /// A buffer with the elements of another in the type that they are summed in: the same one if that is its own.
-fn widened(cx: &mut Lower<'_>, buffer: BufferId, name: &str) -> Result<BufferId, OpError> {
+pub(super) fn widened(cx: &mut Lower<'_>, buffer: BufferId, name: &str) -> Result<BufferId, OpError> {
     let dtype = summed_in(cx.buffer_dtype(buffer));
     if dtype == cx.buffer_dtype(buffer) {
         return Ok(buffer);
@@ -165,7 +202,7 @@ fn widened(cx: &mut Lower<'_>, buffer: BufferId, name: &str) -> Result<BufferId,
 }
 
 /// Copies the elements of a buffer to another, converted to its type.
-fn copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(), OpError> {
+pub(super) fn copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(), OpError> {
     let mut nest = cx.nest(&[cx.buffer_len(from)], 0);
     let value = nest.load_strided(cx, from, 0, &[1]);
     nest.store_whole(cx, to, value);
@@ -173,7 +210,7 @@ fn copy(cx: &mut Lower<'_>, from: BufferId, to: BufferId) -> Result<(), OpError>
 }
 
 /// Fills a buffer with one value.
-fn fill(cx: &mut Lower<'_>, buffer: BufferId, value: f64) -> Result<(), OpError> {
+pub(super) fn fill(cx: &mut Lower<'_>, buffer: BufferId, value: f64) -> Result<(), OpError> {
     let mut nest = cx.nest(&[cx.buffer_len(buffer)], 0);
     let value = nest.b.constant(Type::of(cx.buffer_dtype(buffer)), value);
     nest.store_whole(cx, buffer, value);
@@ -235,139 +272,6 @@ impl Op for GatherGrad {
     }
 }
 
-impl Op for ScatterElements {
-    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(3, 3, 1)?;
-        let dtype = cx.same_dtype([0, 2])?;
-        if self.add && dtype == DType::Bool {
-            return Err(OpError::invalid("elements of type bool cannot be added"));
-        }
-        let data = cx.shape(0).cloned();
-        let axis = data.as_ref().map(|data| normalize_axis(self.axis, data.rank())).transpose()?;
-        check_indices(cx, 1, axis.and_then(|axis| data.as_ref().map(|data| &data[axis])))?;
-        if let (Some(data), Some(axis), Some(indices)) = (&data, axis, cx.shape(1)) {
-            let fits = |k: usize| match (indices[k].known(), data[k].known()) {
-                (Some(taken), Some(size)) => k == axis || taken <= size,
-                _ => true,
-            };
-            if indices.rank() != data.rank() || !(0..data.rank()).all(fits) {
-                return Err(OpError::invalid(format!(
-                    "indices of shape {indices} do not fit data of shape {data}, axis {axis}"
-                )));
-            }
-        }
-        if let (Some(indices), Some(updates)) = (cx.shape(1), cx.shape(2)) {
-            let differ =
-                |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-            if indices.rank() != updates.rank() || indices.iter().zip(updates.iter()).any(differ) {
-                return Err(OpError::invalid(format!(
-                    "updates of shape {updates} for indices of shape {indices}; one index for each is needed"
-                )));
-            }
-        }
-        cx.output(0, dtype, data);
-        Ok(())
-    }
-
-    fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
-        Err(OpError::unsupported(
-            "it cannot be differentiated yet; write the scatter as a product with a one-hot matrix",
-        ))
-    }
-
-    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let (dims, taken) = (cx.dims(0), cx.dims(1));
-        let axis = normalize_axis(self.axis, dims.len())?;
-        guard_indices(cx, 1, dims[axis])?;
-        let (total, count) = (dims.iter().product(), taken.iter().product());
-
-        // Where in the data each update goes.
-        let place = cx.temp("place", DType::I64, count);
-        let indices = cx.input(1);
-        let mut nest = cx.nest(&taken, 0);
-        let loaded = nest.load(indices, cx.whole(indices, &taken));
-        let index = nest.b.convert(loaded, Type::I64);
-        let row = from_front(&mut nest.b, index, dims[axis]);
-        let mut at = nest.b.int(0);
-        for (k, &size) in dims.iter().enumerate() {
-            let size = nest.b.int(size as i64);
-            let here = if k == axis { row } else { nest.b.coordinate(k) };
-            let scaled = nest.b.mul(at, size);
-            at = nest.b.add(scaled, here);
-        }
-        nest.store_whole(cx, place, at);
-        cx.step(nest.map())?;
-
-        let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
-        let source = widened(cx, updates, "wide_source")?;
-        let dtype = cx.buffer_dtype(source);
-        let narrow = cx.buffer_dtype(output) != dtype;
-        let target = if narrow { cx.temp("wide", dtype, total) } else { output };
-        let scatter = |source, target| {
-            Step::ScatterAdd(ScatterAdd {
-                outer: 1,
-                rows: total,
-                count,
-                inner: 1,
-                source,
-                index: place,
-                target,
-            })
-        };
-        if self.add {
-            copy(cx, data, target)?;
-        } else {
-            // Zeros where something will be written.
-            let ones = cx.temp("ones", DType::I32, count);
-            fill(cx, ones, 1.0)?;
-            let hits = cx.temp("hits", DType::I32, total);
-            fill(cx, hits, 0.0)?;
-            cx.step(scatter(ones, hits))?;
-            let mut nest = cx.nest(&[total], 0);
-            let old = nest.load_strided(cx, data, 0, &[1]);
-            let hit = nest.load_strided(cx, hits, 0, &[1]);
-            let hit = nest.b.convert(hit, Type::Bool);
-            let zero = nest.b.constant(nest.b.ty(old), 0.0);
-            let kept = nest.b.select(hit, zero, old);
-            nest.store_whole(cx, target, kept);
-            cx.step(nest.map())?;
-        }
-        cx.step(scatter(source, target))?;
-        if narrow {
-            copy(cx, target, output)?;
-        }
-        Ok(())
-    }
-}
-
-fn build_scatter(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let add = match node.attrs.string("reduction")?.unwrap_or("none") {
-        "none" => false,
-        "add" => true,
-        other @ ("mul" | "max" | "min") => {
-            return Err(OpError::unsupported(format!(
-                "reduction {other:?} is not supported; \"none\" and \"add\" are"
-            )));
-        }
-        other => return Err(OpError::invalid(format!("reduction {other:?} is not defined"))),
-    };
-    Ok(Box::new(ScatterElements { axis: node.attrs.int("axis")?.unwrap_or(0), add }))
-}
-
-/// Before opset 16 ScatterElements only writes.
-fn downgrade_scatter(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    if rw.version() >= 16 || rw.attrs().string("reduction")?.is_none() {
-        return Ok(());
-    }
-    if rw.attrs().string("reduction")? != Some("none") {
-        return Err(OpError::unsupported("a scatter that adds needs opset 16 or newer"));
-    }
-    let mut attrs = rw.attrs().clone();
-    attrs.0.remove("reduction");
-    rw.same(&rw.node().inputs, attrs);
-    Ok(())
-}
-
 /// The gradient as a ScatterElements that adds rows to zeros: the indices are spread over the elements of the rows.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
@@ -414,7 +318,6 @@ pub(crate) fn definitions() -> Vec<Definition> {
             Ok(Box::new(Gather { axis: node.attrs.int("axis")?.unwrap_or(0) }))
         })
         .weights(&[0]),
-        Definition::new("", "ScatterElements", &[11, 13, 16, 18], build_scatter).downgrade(downgrade_scatter),
         Definition::new("com.microsoft", "GatherGrad", &[1], |_, node| {
             Ok(Box::new(GatherGrad { axis: node.attrs.int("axis")?.unwrap_or(0) }))
         })
@@ -428,8 +331,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        Failure, add, assert_close, check_decomposition, check_gradients, f64s, graph, one_node, run,
-        run_node, spread,
+        Failure, add, check_decomposition, check_gradients, graph, one_node, run, run_node, spread,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -564,23 +466,5 @@ mod tests {
             crate::passes::infer::infer(&mut graph).expect("it is right");
             check_decomposition(&graph, &[Tensor::i64(&[2, 2], &[1, -1, 0, 1]), g], 1e-12);
         }
-    }
-
-    #[test]
-    fn scattered_elements() {
-        let op = ("", "ScatterElements");
-        let data = f64s(&[2, 3], &[1., 2., 3., 4., 5., f64::INFINITY]);
-        let (indices, updates) = (Tensor::i64(&[2, 1], &[-3, 2]), f64s(&[2, 1], &[10., 20.]));
-        let ports = [Some(&data), Some(&indices), Some(&updates)];
-        let got = run_node(op, &ports, 1, axis(1)).expect("it runs");
-        assert_close(&got[0], &f64s(&[2, 3], &[10., 2., 3., 4., 5., 20.]), 0.0);
-        let got = run_node(op, &ports, 1, axis(-1).with("reduction", "add")).expect("it runs");
-        assert_close(&got[0], &f64s(&[2, 3], &[11., 2., 3., 4., 5., f64::INFINITY]), 0.0);
-
-        let flags = Tensor::from_slice(DType::Bool, &[3], &[1u8, 0, 1]);
-        let (indices, updates) =
-            (Tensor::i64(&[2], &[0, 1]), Tensor::from_slice(DType::Bool, &[2], &[0u8, 1]));
-        let got = run_node(op, &[Some(&flags), Some(&indices), Some(&updates)], 1, axis(0)).expect("it runs");
-        assert_eq!(got[0].to_f64(), [0., 1., 1.]);
     }
 }

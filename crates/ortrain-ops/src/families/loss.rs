@@ -1,4 +1,5 @@
-//! The cross-entropy of scores and class labels, and its gradient.
+//! The cross-entropy of scores and class labels, and its gradient. (The negative logarithm of likelihoods is in
+//! `loss/likelihood.rs`.)
 //!
 //! Sources: ONNX SoftmaxCrossEntropyLoss-12, 13; `SoftmaxCrossEntropyLossGrad`, `SoftmaxCrossEntropyLossInternal` and
 //! `SoftmaxCrossEntropyLossInternalGrad` of `com.microsoft` (the latter two take `ignore_index` as an input).
@@ -19,6 +20,8 @@ use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder, around};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+
+mod likelihood;
 
 /// What becomes of the losses of the samples.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -324,10 +327,7 @@ impl Op for Loss {
         entropy.guard(cx, classes)?;
 
         // One loss per sample, and the logarithmic softmax.
-        let losses = cx.wants(0).then(|| match entropy.reduction {
-            Reduction::None => cx.output(0),
-            Reduction::Sum | Reduction::Mean => cx.temp("losses", wide(dtype), samples),
-        });
+        let losses = cx.wants(0).then(|| losses_buffer(entropy, cx, dtype, samples));
         let mut nest = cx.nest(&[batch, places, classes], 1);
         let along: Strides = [(classes * places) as isize, 1, places as isize].into_iter().collect();
         let scores = cx.input(0);
@@ -359,19 +359,37 @@ impl Op for Loss {
         }
         cx.step(nest.reduction())?;
 
-        let (Some(losses), false) = (losses, entropy.reduction == Reduction::None) else { return Ok(()) };
-        let mut nest = cx.nest(&[samples], 1);
-        let loss = nest.load_strided(cx, losses, 0, &[1]);
-        let mut total = nest.reduce(ReduceOp::Sum, loss);
-        if entropy.reduction == Reduction::Mean {
-            let ty = nest.b.ty(total);
-            let count = counted(entropy, cx, &mut nest, samples, ty);
-            total = nest.b.div(total, count);
+        match losses {
+            Some(losses) => total(entropy, cx, losses, samples),
+            None => Ok(()),
         }
-        let output = cx.output(0);
-        nest.store_outer(cx, output, total);
-        cx.step(nest.reduction())
     }
+}
+
+/// Where one loss per sample goes: into the result, or in between.
+fn losses_buffer(entropy: &Entropy, cx: &mut Lower<'_>, dtype: DType, samples: usize) -> BufferId {
+    match entropy.reduction {
+        Reduction::None => cx.output(0),
+        Reduction::Sum | Reduction::Mean => cx.temp("losses", wide(dtype), samples),
+    }
+}
+
+/// Adds the losses up, or makes the mean of them.
+fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize) -> Result<(), OpError> {
+    if entropy.reduction == Reduction::None {
+        return Ok(());
+    }
+    let mut nest = cx.nest(&[samples], 1);
+    let loss = nest.load_strided(cx, losses, 0, &[1]);
+    let mut total = nest.reduce(ReduceOp::Sum, loss);
+    if entropy.reduction == Reduction::Mean {
+        let ty = nest.b.ty(total);
+        let count = counted(entropy, cx, &mut nest, samples, ty);
+        total = nest.b.div(total, count);
+    }
+    let output = cx.output(0);
+    nest.store_outer(cx, output, total);
+    cx.step(nest.reduction())
 }
 
 /// The position of the element of a class among scores `[batch, classes, places]`, in a nest whose first two axes are
@@ -644,6 +662,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     let microsoft = |name, build| Definition::new("com.microsoft", name, &[1], build);
     vec![
         Definition::new("", "SoftmaxCrossEntropyLoss", &[12, 13], build),
+        likelihood::definition(),
         microsoft("SoftmaxCrossEntropyLossInternal", build).decompose(decompose_internal),
         microsoft("SoftmaxCrossEntropyLossGrad", build_grad).decompose(decompose_grad),
         microsoft("SoftmaxCrossEntropyLossInternalGrad", build_grad).decompose(decompose_grad),

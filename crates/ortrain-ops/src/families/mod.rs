@@ -1,62 +1,89 @@
 //! The operators, one file per family, and the one list of them.
 
 mod activations;
+mod argmax;
 mod clip;
 mod concat;
 mod control_flow;
 mod conv;
 mod conv_shared;
 mod conv_transpose;
+mod cumulative;
+mod depth_space;
+mod diagonal;
 pub(crate) mod dropout;
 mod elementwise;
 mod gather;
+mod gather_elements;
 mod layer_norm;
 mod loss;
 mod lrn;
 mod matmul;
 mod nonzero;
 pub(crate) mod norm;
+mod normalize;
+mod one_hot;
 pub(crate) mod optim;
 mod pad;
 mod pool;
+mod range;
 mod reduce;
 mod resize;
 mod reverse_sequence;
 mod rnn;
+mod scatter;
 mod select;
 pub(crate) mod shape;
 mod slice;
 mod softmax;
+mod split;
+mod tile;
+mod top_k;
+mod trigonometry;
+mod unique;
 
 use crate::op::Definition;
 
 /// The list.
 const FAMILIES: &[fn() -> Vec<Definition>] = &[
+    argmax::definitions,
     clip::definitions,
     concat::definitions,
     control_flow::definitions,
     conv::definitions,
     conv_transpose::definitions,
+    cumulative::definitions,
+    depth_space::definitions,
+    diagonal::definitions,
     dropout::definitions,
     elementwise::definitions,
     gather::definitions,
+    gather_elements::definitions,
     layer_norm::definitions,
     loss::definitions,
     lrn::definitions,
     matmul::definitions,
     nonzero::definitions,
     norm::definitions,
+    normalize::definitions,
+    one_hot::definitions,
     optim::definitions,
     pad::definitions,
     pool::definitions,
+    range::definitions,
     reduce::definitions,
     resize::definitions,
     reverse_sequence::definitions,
     rnn::definitions,
+    scatter::definitions,
     select::definitions,
     shape::definitions,
     slice::definitions,
     softmax::definitions,
+    split::definitions,
+    tile::definitions,
+    top_k::definitions,
+    unique::definitions,
 ];
 
 /// Every operator.
@@ -66,7 +93,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
 
 /// Whether an operator's derivative is zero almost everywhere.
 pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
-    elementwise::is_flat(domain, name)
+    elementwise::is_flat(domain, name) || argmax::is_flat(domain, name)
 }
 
 /// Whether an operator gives another result on every run.

@@ -1,4 +1,5 @@
 //! Pooling: the largest or the average element under a window, over windows or over everything, and the gradients.
+//! (Norms of windows are in `pool/lp.rs`.)
 //!
 //! Sources: ONNX MaxPool-1, 8, 10, 11, 12, 22; AveragePool-7, 10, 11, 19, 22; GlobalAveragePool-1, 22;
 //! GlobalMaxPool-1, 22; `MaxPoolGrad` and `AveragePoolGrad` as training graphs of ONNX Runtime hold them. Of several
@@ -17,6 +18,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
+mod lp;
 mod spelling;
 
 /// What pools share: how the window slides, or that it covers all of every plane.
@@ -536,7 +538,10 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     const BFLOAT16: &[(i64, &[DType])] = &[(22, &[DType::BF16])];
+    let [lp, global_lp] = lp::definitions().map(|definition| definition.later_types(BFLOAT16));
     vec![
+        lp,
+        global_lp,
         Definition::new("", "MaxPool", &[1, 8, 10, 11, 12, 22], build_max)
             .downgrade(downgrade)
             .later_types(&[(12, &[DType::I8, DType::U8]), (22, &[DType::BF16])]),

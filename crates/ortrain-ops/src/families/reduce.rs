@@ -1,21 +1,24 @@
-//! Sums, means and extremes along axes, and ONNX Runtime's operators for them in gradients.
+//! Sums, means, products, norms and extremes along axes, and ONNX Runtime's operators for them in gradients.
 //!
-//! ReduceSum-1, 11, 13, ReduceMean-1, 11, 13, 18 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX;
+//! ReduceSum-1, 11, 13, ReduceMean, ReduceProd, ReduceL1, ReduceL2, ReduceSumSquare-1, 11, 13, 18, ReduceLogSum,
+//! ReduceLogSumExp-1, 11, 13, 18, 28 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX;
 //! `ReduceSumTraining` (a sum whose axes may be computed) and `Scale` (a tensor times or divided by one number of any
 //! type) of `com.microsoft`. The axes are an attribute before opset 13 (sum) and 18 (the others) and an input from then
 //! on; `noop_with_empty_axes` came with the input. Narrow floats are summed in float32; integers wrap, and the mean of
 //! integers is truncated. Without elements the sum is 0, the mean NaN (0 for integers), and an extreme the other end of
 //! the type's range, infinity included. NaN is the extreme of everything. Elements that tie share the gradient of an
-//! extreme equally. Axes must be known once all shapes are.
+//! extreme equally. The gradient of a product is that of exclusive products, so that one zero gets the product of the
+//! others; that of ReduceL2 is 0 where the norm is. Roots and logarithms of integers are computed in float64 and
+//! truncated. Axes must be known once all shapes are.
 
-use ortrain_expr::{Access, BinaryOp, Inst, ReduceOp, Scalar, Strides, Type};
+use ortrain_expr::{Access, BinaryOp, CompareOp, Inst, ReduceOp, Reg, Scalar, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axes};
-use crate::lower::Lower;
-use crate::op::{Definition, Op};
+use crate::lower::{Lower, NestBuilder};
+use crate::op::{BuildFn, Definition, Op};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
 
 /// What is computed of the elements.
@@ -25,18 +28,39 @@ enum Kind {
     Mean,
     Max,
     Min,
+    Prod,
+    /// The sum of absolute values.
+    L1,
+    /// The root of the sum of squares.
+    L2,
+    SumSquare,
+    /// The logarithm of the sum.
+    LogSum,
+    /// The logarithm of the sum of exponentials.
+    LogSumExp,
 }
 
 impl Kind {
+    /// Whether it is the element itself of one element.
+    fn keeps_one(self) -> bool {
+        matches!(self, Kind::Sum | Kind::Mean | Kind::Max | Kind::Min | Kind::Prod)
+    }
+
+    /// Whether results are computed as floats whatever the elements are.
+    fn is_real(self) -> bool {
+        matches!(self, Kind::L2 | Kind::LogSum | Kind::LogSumExp)
+    }
+
     fn is_extreme(self) -> bool {
         matches!(self, Kind::Max | Kind::Min)
     }
 
     fn op(self) -> ReduceOp {
         match self {
-            Kind::Sum | Kind::Mean => ReduceOp::Sum,
             Kind::Max => ReduceOp::Max,
             Kind::Min => ReduceOp::Min,
+            Kind::Prod => ReduceOp::Prod,
+            _ => ReduceOp::Sum,
         }
     }
 }
@@ -142,7 +166,7 @@ impl Op for Reduce {
             (Some(named), Some(shape)) => Some(self.axes(named, shape.rank())?),
             _ => None,
         };
-        if axes.as_deref() == Some(&[]) {
+        if axes.as_deref() == Some(&[]) && self.kind.keeps_one() {
             cx.give(0, g);
             return Ok(());
         }
@@ -150,6 +174,8 @@ impl Op for Reduce {
         let to_scalar = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes;
         let axes_value = match (&axes, cx.optional_input(1)) {
             _ if to_scalar => None,
+            // What is not reduced keeps its shape.
+            (Some(axes), _) if axes.is_empty() => None,
             (Some(axes), _) => {
                 let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
                 Some(cx.ints("axes", &axes))
@@ -159,6 +185,13 @@ impl Op for Reduce {
         };
         if self.kind.is_extreme() {
             return self.extreme_gradient(cx, g, axes_value);
+        }
+        match self.kind {
+            Kind::Prod => return self.product_gradient(cx, g, axes.as_deref(), axes_value),
+            Kind::L1 | Kind::L2 | Kind::SumSquare | Kind::LogSum | Kind::LogSumExp => {
+                return self.norm_gradient(cx, g, axes.as_deref() == Some(&[]), axes_value);
+            }
+            _ => {}
         }
         let mut gradient = self.with_axes_kept(cx, g, axes_value);
         if self.kind == Kind::Mean {
@@ -196,7 +229,7 @@ impl Op for Reduce {
         };
         let axes = self.axes(&named, dims.len())?;
         let count: usize = axes.iter().map(|&axis| dims[axis]).product();
-        if count == 1 {
+        if count == 1 && self.kind.keeps_one() {
             cx.alias(0, 0);
             return Ok(());
         }
@@ -220,14 +253,164 @@ impl Op for Reduce {
             // True is above false.
             value = nest.b.convert(value, Type::I32);
         }
-        let mut result = nest.reduce(self.kind.op(), value);
-        if self.kind == Kind::Mean {
-            let ty = nest.b.ty(result);
-            let count = nest.b.constant(ty, count as f64);
-            result = nest.b.div(result, count);
-        }
+        let reduces = !axes.is_empty();
+        let result = self.value(&mut nest, value, reduces, count);
         nest.store_outer(cx, output, result);
-        cx.step(nest.reduction())
+        cx.step(if reduces { nest.reduction() } else { nest.map() })
+    }
+}
+
+impl Reduce {
+    /// The result from an element; where nothing is `reduced`, the element-wise part of it.
+    fn value(&self, nest: &mut NestBuilder, value: Reg, reduced: bool, count: usize) -> Reg {
+        let all = |nest: &mut NestBuilder, op: ReduceOp, value: Reg| {
+            if reduced { nest.reduce(op, value) } else { value }
+        };
+        let own = nest.b.ty(value);
+        let value = match self.kind.is_real() && !own.is_float() {
+            true => nest.b.convert(value, Type::F64),
+            false => value,
+        };
+        match self.kind {
+            Kind::Sum | Kind::Max | Kind::Min | Kind::Prod => all(nest, self.kind.op(), value),
+            Kind::Mean => {
+                let sum = all(nest, ReduceOp::Sum, value);
+                let count = nest.b.constant(own, count as f64);
+                nest.b.div(sum, count)
+            }
+            Kind::L1 => {
+                let size = nest.b.unary(UnaryOp::Abs, value);
+                all(nest, ReduceOp::Sum, size)
+            }
+            Kind::SumSquare => {
+                let square = nest.b.mul(value, value);
+                all(nest, ReduceOp::Sum, square)
+            }
+            Kind::L2 => {
+                let square = nest.b.mul(value, value);
+                let sum = all(nest, ReduceOp::Sum, square);
+                nest.b.unary(UnaryOp::Sqrt, sum)
+            }
+            Kind::LogSum => {
+                let sum = all(nest, ReduceOp::Sum, value);
+                nest.b.unary(UnaryOp::Log, sum)
+            }
+            Kind::LogSumExp => {
+                let largest = all(nest, ReduceOp::Max, value);
+                // An infinity is not subtracted from itself.
+                let ty = nest.b.ty(largest);
+                let (end, zero) = (nest.b.constant(ty, f64::INFINITY), nest.b.constant(ty, 0.0));
+                let size = nest.b.unary(UnaryOp::Abs, largest);
+                let endless = nest.b.compare(CompareOp::Eq, size, end);
+                let base = nest.b.select(endless, zero, largest);
+                let shifted = nest.b.sub(value, base);
+                let power = nest.b.unary(UnaryOp::Exp, shifted);
+                let sum = all(nest, ReduceOp::Sum, power);
+                let log = nest.b.unary(UnaryOp::Log, sum);
+                nest.b.add(log, base)
+            }
+        }
+    }
+
+    /// The gradient of a norm or a logarithm: what arrives, with the reduced axes kept, times the slope of each element.
+    fn norm_gradient(
+        &self,
+        cx: &mut Grad<'_>,
+        g: ValueId,
+        nothing_reduced: bool,
+        axes: Option<ValueId>,
+    ) -> Result<(), OpError> {
+        let x = cx.input(0)?;
+        let dtype = cx.dtype(x)?;
+        let g = self.with_axes_kept(cx, g, axes);
+        let scalar = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
+        let gradient = match self.kind {
+            Kind::L1 => {
+                let sign = cx.add("Sign", &[x], Attrs::new());
+                cx.add("Mul", &[g, sign], Attrs::new())
+            }
+            Kind::SumSquare => {
+                let two = scalar(cx, 2.0);
+                let slope = cx.add("Mul", &[x, two], Attrs::new());
+                cx.add("Mul", &[g, slope], Attrs::new())
+            }
+            Kind::L2 => {
+                let y = cx.output(0, "y");
+                let y = self.with_axes_kept(cx, y, axes);
+                let zero = scalar(cx, 0.0);
+                let nothing = cx.add("Equal", &[y, zero], Attrs::new());
+                let share = cx.add("Div", &[g, y], Attrs::new());
+                let share = cx.add("Where", &[nothing, zero, share], Attrs::new());
+                cx.add("Mul", &[share, x], Attrs::new())
+            }
+            Kind::LogSumExp => {
+                let y = cx.output(0, "y");
+                let y = self.with_axes_kept(cx, y, axes);
+                let shifted = cx.add("Sub", &[x, y], Attrs::new());
+                let slope = cx.add("Exp", &[shifted], Attrs::new());
+                cx.add("Mul", &[g, slope], Attrs::new())
+            }
+            _ if nothing_reduced => cx.add("Div", &[g, x], Attrs::new()),
+            _ => {
+                let keepdims = i64::from(self.keepdims || axes.is_some());
+                let inputs: Vec<ValueId> = [x].into_iter().chain(axes).collect();
+                let sum = cx.add("ReduceSum", &inputs, Attrs::new().with("keepdims", keepdims));
+                let share = cx.add("Div", &[g, sum], Attrs::new());
+                let shape = cx.shape_of(x);
+                cx.add("Expand", &[share, shape], Attrs::new())
+            }
+        };
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    /// The gradient of a product: the products of the elements before and behind each one.
+    fn product_gradient(
+        &self,
+        cx: &mut Grad<'_>,
+        g: ValueId,
+        axes: Option<&[usize]>,
+        axes_value: Option<ValueId>,
+    ) -> Result<(), OpError> {
+        let x = cx.input(0)?;
+        let (Some(rank), Some(axes)) = (cx.shape(x).map(Shape::rank), axes) else {
+            return Err(OpError::unsupported("the rank of its input and the axes must be known"));
+        };
+        // One axis behind all others, which the products run along.
+        let kept: Vec<usize> = (0..rank).filter(|axis| !axes.contains(axis)).collect();
+        let order: Vec<usize> = kept.iter().chain(axes).copied().collect();
+        let in_order = order.is_sorted();
+        let perm = |order: &[usize]| {
+            Attrs::new().with("perm", order.iter().map(|&axis| axis as i64).collect::<Vec<_>>())
+        };
+        let turned = if in_order { x } else { cx.add("Transpose", &[x], perm(&order)) };
+        let flat = if axes.len() == 1 {
+            turned
+        } else {
+            let rows: Vec<i64> = kept.iter().map(|_| 0).chain([-1]).collect();
+            let rows = cx.ints("rows", &rows);
+            cx.add("Reshape", &[turned, rows], Attrs::new())
+        };
+        let last = cx.constant("last", Tensor::i64(&[], &[kept.len() as i64]));
+        let exclusive = Attrs::new().with("exclusive", 1i64);
+        let before = cx.add("CumProd", &[flat, last], exclusive.clone());
+        let behind = cx.add("CumProd", &[flat, last], exclusive.with("reverse", 1i64));
+        let mut others = cx.add("Mul", &[before, behind], Attrs::new());
+        if axes.len() != 1 {
+            let shape = cx.add("Shape", &[turned], Attrs::new());
+            others = cx.add("Reshape", &[others, shape], Attrs::new().with("allowzero", 1i64));
+        }
+        if !in_order {
+            let mut back = vec![0; rank];
+            for (to, &from) in order.iter().enumerate() {
+                back[from] = to;
+            }
+            others = cx.add("Transpose", &[others], perm(&back));
+        }
+        let g = self.with_axes_kept(cx, g, axes_value);
+        let gradient = cx.add("Mul", &[g, others], Attrs::new());
+        cx.give(0, gradient);
+        Ok(())
     }
 }
 
@@ -353,24 +536,16 @@ fn build_sum(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     reduce(node, Kind::Sum)
 }
 
-fn build_mean(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    reduce(node, Kind::Mean)
-}
-
-fn build_max(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    reduce(node, Kind::Max)
-}
-
-fn build_min(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    reduce(node, Kind::Min)
-}
-
 fn build_scale(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Scale { down: node.attrs.int("scale_down")?.unwrap_or(0) != 0 }))
 }
 
 fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     ints_attribute_to_input(rw, "axes", 1)
+}
+
+fn upgrade_others(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 18 { upgrade(rw) } else { Ok(()) }
 }
 
 /// Writes a reduction whose axes are an attribute, for sets older than `input_since`. There is no
@@ -456,18 +631,27 @@ fn decompose_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// Versions of reductions other than ReduceSum.
+const PLAIN: &[i64] = &[1, 11, 13, 18];
+const LOGARITHMS: &[i64] = &[1, 11, 13, 18, 28];
+const EXTREMES: &[i64] = &[1, 11, 12, 13, 18, 20];
+
+fn others(name: &'static str, since: &'static [i64], build: BuildFn) -> Definition {
+    Definition::new("", name, since, build).upgrade(upgrade_others).downgrade(downgrade_others)
+}
+
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ReduceSum", &[1, 11, 13], build_sum).upgrade(upgrade).downgrade(downgrade_sum),
-        Definition::new("", "ReduceMean", &[1, 11, 13, 18], build_mean)
-            .upgrade(upgrade)
-            .downgrade(downgrade_others),
-        Definition::new("", "ReduceMax", &[1, 11, 12, 13, 18, 20], build_max)
-            .upgrade(upgrade)
-            .downgrade(downgrade_others),
-        Definition::new("", "ReduceMin", &[1, 11, 12, 13, 18, 20], build_min)
-            .upgrade(upgrade)
-            .downgrade(downgrade_others),
+        others("ReduceMean", PLAIN, |_, node| reduce(node, Kind::Mean)),
+        others("ReduceProd", PLAIN, |_, node| reduce(node, Kind::Prod)),
+        others("ReduceL1", PLAIN, |_, node| reduce(node, Kind::L1)),
+        others("ReduceL2", PLAIN, |_, node| reduce(node, Kind::L2)),
+        others("ReduceSumSquare", PLAIN, |_, node| reduce(node, Kind::SumSquare)),
+        others("ReduceLogSum", LOGARITHMS, |_, node| reduce(node, Kind::LogSum)),
+        others("ReduceLogSumExp", LOGARITHMS, |_, node| reduce(node, Kind::LogSumExp)),
+        others("ReduceMax", EXTREMES, |_, node| reduce(node, Kind::Max)),
+        others("ReduceMin", EXTREMES, |_, node| reduce(node, Kind::Min)),
         Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum)
             .decompose(decompose_sum_training),
         Definition::new("com.microsoft", "Scale", &[1], build_scale).decompose(decompose_scale),

@@ -1,6 +1,6 @@
 //! Element-wise operators whose inputs differ in type: a choice, a conversion, a power.
 //!
-//! Where-9, 16; Cast-6 to 28; Pow-7 to 15 of ONNX. Conversions: floats to integers truncate and saturate (ONNX leaves
+//! Where-9, 16; Cast-6 to 28; CastLike-15 to 25 (a Cast to the type of a second input); Pow-7 to 15 of ONNX. Conversions: floats to integers truncate and saturate (ONNX leaves
 //! what does not fit open) and NaN gives 0, integers wrap, floats round to nearest even; float64 and 64-bit integers
 //! reach float16 and bfloat16 by way of float32. `saturate` and `round_mode` say something about 8-bit floats only,
 //! which are not supported, nor are texts, complex numbers and integers of less than 8 bits. Pow computes in the type
@@ -103,6 +103,25 @@ impl Op for Cast {
         nest.store_whole(cx, output, value);
         cx.step(nest.map())
     }
+}
+
+/// The same numbers as the type of another value.
+struct CastLike;
+
+impl Op for CastLike {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        cx.dtype(0)?;
+        cx.output(0, cx.dtype(1)?, cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+fn decompose_cast_like(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, like) = (rw.required(0)?, rw.required(1)?);
+    let to = rw.dtype(like).ok_or_else(|| OpError::invalid("the type of input 1 is not known"))?;
+    rw.renamed("", "Cast", &[Some(x)], cast_to(to));
+    Ok(())
 }
 
 /// A power; base and exponent may have different types.
@@ -332,6 +351,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Where", &[9, 16], build_where).downgrade(downgrade_where),
         Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast)
             .downgrade(downgrade_cast),
+        Definition::new("", "CastLike", &[15, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(CastLike)))
+            .composition(decompose_cast_like),
         Definition::new("", "Pow", &[7, 12, 13, 15], build_pow).downgrade(downgrade_pow),
     ]
 }

@@ -154,7 +154,7 @@ fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(
     Ok(())
 }
 
-fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = rw.node().op.clone();
     upgrade_matrix_form(rw, "", &op)
 }
@@ -165,7 +165,7 @@ fn upgrade_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 /// Before opset 13 everything from the axis on is one row: the axis is made the last one where it is not.
-fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 13 {
         return Ok(());
     }

@@ -1,0 +1,369 @@
+//! Sums and products of everything up to each element along an axis.
+//!
+//! CumSum-11, 14 (<https://onnx.ai/onnx/operators/onnx__CumSum.html>) and CumProd-26 of ONNX. `exclusive` leaves the own
+//! element out, `reverse` counts from the end. The axis must be known once all shapes are. Every pass combines each
+//! element with the one that lies twice as far before it as in the pass before, so that it takes as many passes as the
+//! axis has binary digits; narrow floats are computed in float32. Before opset 26 CumProd is written as masked products.
+//!
+//! The gradient of a sum is a sum from the other end. That of a product is made of products between each pair of
+//! elements, so that zeros get the products of the others.
+
+use ortrain_expr::{Access, BinaryOp, CompareOp, Type};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_program::BufferId;
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::{Lower, around};
+use crate::op::{Definition, Need, Op};
+use crate::rewrite::Rewrite;
+
+/// A running sum or product: inputs are the elements and the axis.
+struct Cumulative {
+    product: bool,
+    exclusive: bool,
+    reverse: bool,
+}
+
+impl Cumulative {
+    fn read(node: &Node) -> Result<Cumulative, OpError> {
+        let flag = |name: &str| Ok::<_, OpError>(node.attrs.int(name)?.unwrap_or(0) != 0);
+        Ok(Cumulative {
+            product: &*node.op == "CumProd",
+            exclusive: flag("exclusive")?,
+            reverse: flag("reverse")?,
+        })
+    }
+
+    fn attrs(&self) -> Attrs {
+        Attrs::new().with("exclusive", i64::from(self.exclusive)).with("reverse", i64::from(self.reverse))
+    }
+
+    /// One pass over `[before, size, after]`: each element combined with the one `distance` before it (behind it, in
+    /// reverse); `shifts`: in place of it, and the neutral element where there is none.
+    fn pass(
+        &self,
+        cx: &mut Lower<'_>,
+        (source, target): (BufferId, BufferId),
+        (before, size, after): (usize, usize, usize),
+        distance: usize,
+        shifts: bool,
+    ) -> Result<(), OpError> {
+        let mut nest = cx.nest(&[before, size, after], 0);
+        let dtype = cx.buffer_dtype(source);
+        let ty = Type::of(dtype);
+        let own = nest.load(source, cx.whole(source, &[before, size, after]));
+        let strides = [0; 3].into_iter().collect();
+        let slot = nest.slot(source, Access { dtype, offset: 0, strides, len: cx.buffer_len(source) });
+        let b = &mut nest.b;
+        let (outer, at, inner) = (b.coordinate(0), b.coordinate(1), b.coordinate(2));
+        let (step, zero) = (b.int(distance as i64), b.int(0));
+        let (sizes, afters) = (b.int(size as i64), b.int(after as i64));
+        let (from, inside) = if self.reverse {
+            let from = b.add(at, step);
+            (from, b.compare(CompareOp::Lt, from, sizes))
+        } else {
+            let from = b.sub(at, step);
+            (from, b.compare(CompareOp::Le, zero, from))
+        };
+        let line = b.mul(outer, sizes);
+        let row = b.add(line, from);
+        let start = b.mul(row, afters);
+        let place = b.add(start, inner);
+        let other = b.load_at(slot, place, ty);
+        let (value, alone) = if shifts {
+            (other, b.constant(ty, if self.product { 1.0 } else { 0.0 }))
+        } else {
+            (b.binary(if self.product { BinaryOp::Mul } else { BinaryOp::Add }, own, other), own)
+        };
+        let result = b.select(inside, value, alone);
+        nest.store_whole(cx, target, result);
+        cx.step(nest.map())
+    }
+
+    /// The gradient of the product along the last axis of `x` that includes the own element and runs forward, from
+    /// the gradient of the result: element `i` gets the sum over all `k` from `i` on of what arrives there times the
+    /// products of the elements before `i` and between `i` and `k`.
+    fn along_last(cx: &mut Grad<'_>, (x, g): (ValueId, ValueId), rank: usize, dtype: DType) -> ValueId {
+        let number = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
+        let scalar = |cx: &mut Grad<'_>, value: i64| cx.constant("index", Tensor::i64(&[], &[value]));
+        let shape = cx.add("Shape", &[x], Attrs::new());
+        let (last, zero, one) = (scalar(cx, rank as i64 - 1), scalar(cx, 0), scalar(cx, 1));
+        let size = cx.add("Gather", &[shape, last], Attrs::new());
+        let columns = cx.add("Range", &[zero, size, one], Attrs::new());
+        let axis = cx.ints("axis", &[1]);
+        let rows = cx.add("Unsqueeze", &[columns, axis], Attrs::new());
+        let behind = cx.add("Less", &[rows, columns], Attrs::new());
+        let not_before = cx.add("LessOrEqual", &[rows, columns], Attrs::new());
+        let (nothing, neutral) = (number(cx, 0.0), number(cx, 1.0));
+        let between = cx.ints("between", &[rank as i64 - 1]);
+        let spread = cx.add("Unsqueeze", &[x, between], Attrs::new());
+        let masked = cx.add("Where", &[behind, spread, neutral], Attrs::new());
+        let columns_axis = scalar(cx, rank as i64);
+        let products = cx.add("CumProd", &[masked, columns_axis], Attrs::new());
+        let arriving = cx.add("Unsqueeze", &[g, between], Attrs::new());
+        let weighted = cx.add("Mul", &[arriving, products], Attrs::new());
+        let counted = cx.add("Where", &[not_before, weighted, nothing], Attrs::new());
+        let columns_axis = cx.ints("columns", &[rank as i64]);
+        let sum = cx.add("ReduceSum", &[counted, columns_axis], Attrs::new().with("keepdims", 0i64));
+        let before = cx.add("CumProd", &[x, last], Attrs::new().with("exclusive", 1i64));
+        cx.add("Mul", &[before, sum], Attrs::new())
+    }
+
+    /// The gradient of a product, reduced to the one that includes the own element and runs forward along the last axis.
+    fn product_gradient(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
+        let (x, axis) = (cx.input(0)?, cx.input(1)?);
+        let rank = cx.shape(x).map(Shape::rank);
+        let axis = cx.constant_of(axis).and_then(Tensor::to_i64).and_then(|axis| axis.first().copied());
+        let (Some(rank), Some(axis)) = (rank, axis) else {
+            return Err(OpError::unsupported("the rank of its input and the axis must be known"));
+        };
+        let (axis, dtype) = (normalize_axis(axis, rank)?, cx.dtype(x)?);
+        let mut perm: Vec<i64> = (0..rank as i64).collect();
+        perm.swap(axis, rank - 1);
+        let last = rank as i64 - 1;
+        let turned = |cx: &mut Grad<'_>, value: ValueId| match axis + 1 == rank {
+            true => value,
+            false => cx.add("Transpose", &[value], Attrs::new().with("perm", perm.clone())),
+        };
+        let flipped = |cx: &mut Grad<'_>, value: ValueId| {
+            let bounds = [-1, i64::MIN, last, -1].map(|number| cx.ints("bound", &[number]));
+            let [start, end, axes, steps] = bounds;
+            cx.add("Slice", &[value, start, end, axes, steps], Attrs::new())
+        };
+        let moved = |cx: &mut Grad<'_>, value: ValueId, by: i64, filling: f64| {
+            let mut pads = vec![0; 2 * rank];
+            (pads[rank - 1], pads[2 * rank - 1]) = (by, -by);
+            let pads = cx.ints("pads", &pads);
+            let filling = cx.constant("filling", Tensor::scalar(dtype, filling));
+            cx.add("Pad", &[value, pads, filling], Attrs::new())
+        };
+        let (mut elements, mut arriving) = (turned(cx, x), turned(cx, g));
+        if self.reverse {
+            (elements, arriving) = (flipped(cx, elements), flipped(cx, arriving));
+        }
+        if self.exclusive {
+            elements = moved(cx, elements, 1, 1.0);
+        }
+        let mut gradient = Cumulative::along_last(cx, (elements, arriving), rank, dtype);
+        if self.exclusive {
+            gradient = moved(cx, gradient, -1, 0.0);
+        }
+        if self.reverse {
+            gradient = flipped(cx, gradient);
+        }
+        let gradient = turned(cx, gradient);
+        cx.give(0, gradient);
+        Ok(())
+    }
+}
+
+impl Op for Cumulative {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.dtype_where(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        if let Some(axis) = cx.constant(1).and_then(Tensor::to_i64) {
+            let &[axis] = axis.as_slice() else {
+                return Err(OpError::invalid(format!("the axis has {} elements; one is needed", axis.len())));
+            };
+            cx.shape(0).map(|shape| normalize_axis(axis, shape.rank())).transpose()?;
+        }
+        cx.output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+
+    fn needs_value(&self, k: usize, _: DType) -> Need {
+        if k == 1 { Need::Always } else { Need::Never }
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if self.product {
+            return self.product_gradient(cx, g);
+        }
+        let axis = cx.input(1)?;
+        let other_end = Cumulative { reverse: !self.reverse, ..*self };
+        let gradient = cx.add("CumSum", &[g, axis], other_end.attrs());
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let axis = cx.constant(1).and_then(Tensor::to_i64).and_then(|axis| axis.first().copied());
+        let axis = axis.ok_or_else(|| {
+            OpError::unsupported("the axis depends on values that are computed while the model runs")
+        })?;
+        let space = around(&dims, normalize_axis(axis, dims.len())?);
+        let size = space.1;
+        let mut passes: Vec<(usize, bool)> = Vec::new();
+        passes.extend(self.exclusive.then_some((1, true)));
+        let mut distance = 1;
+        while distance < size {
+            passes.push((distance, false));
+            distance = distance.saturating_mul(2);
+        }
+        if passes.is_empty() {
+            cx.alias(0, 0);
+            return Ok(());
+        }
+        let wide = match cx.dtype(0) {
+            DType::F16 | DType::BF16 => DType::F32,
+            other => other,
+        };
+        let (mut source, output) = (cx.input(0), cx.output(0));
+        for (k, &(distance, shifts)) in passes.iter().enumerate() {
+            let target = match k + 1 == passes.len() {
+                true => output,
+                false => cx.temp(&format!("pass_{k}"), wide, dims.iter().product()),
+            };
+            self.pass(cx, (source, target), space, distance, shifts)?;
+            source = target;
+        }
+        Ok(())
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Cumulative::read(node)?))
+}
+
+/// Before opset 26 every result of CumProd is a product of its own: of the elements that count for it, and ones.
+fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 26 {
+        return Ok(());
+    }
+    let of = Cumulative::read(rw.node())?;
+    let (x, axis) = (rw.required(0)?, rw.required(1)?);
+    let axis = rw.constant_of(axis).and_then(Tensor::to_i64).and_then(|axis| axis.first().copied());
+    let (Some(rank), Some(dtype), Some(axis)) = (rw.shape(x).map(Shape::rank), rw.dtype(x), axis) else {
+        return Err(OpError::unsupported(
+            "before opset 26 it can be written only if the rank of its input and the axis are known",
+        ));
+    };
+    let axis = normalize_axis(axis, rank)?;
+    let mut perm: Vec<i64> = (0..rank as i64).collect();
+    perm.swap(axis, rank - 1);
+    let perm = Attrs::new().with("perm", perm);
+    let turned = if axis + 1 == rank { x } else { rw.add("Transpose", &[x], perm.clone()) };
+    let shape = rw.add("Shape", &[x], Attrs::new());
+    let at = rw.ints("axis", &[axis as i64]);
+    let size = rw.add("Gather", &[shape, at], Attrs::new().with("axis", 0i64));
+    let columns = rw.count_up(size);
+    let one = rw.ints("one", &[1]);
+    let rows = rw.add("Unsqueeze", &[columns, one], Attrs::new());
+    let (low, high) = if of.reverse { (rows, columns) } else { (columns, rows) };
+    let counts = if of.exclusive {
+        rw.add("Less", &[low, high], Attrs::new())
+    } else {
+        let after = rw.add("Less", &[high, low], Attrs::new());
+        rw.add("Not", &[after], Attrs::new())
+    };
+    let between = rw.ints("between", &[rank as i64 - 1]);
+    let spread = rw.add("Unsqueeze", &[turned, between], Attrs::new());
+    let neutral = rw.constant("one", Tensor::scalar(dtype, 1.0));
+    let masked = rw.add("Where", &[counts, spread, neutral], Attrs::new());
+    let last = rw.ints("last", &[rank as i64]);
+    let mut result = rw.add("ReduceProd", &[masked, last], Attrs::new().with("keepdims", 0i64));
+    if axis + 1 != rank {
+        result = rw.add("Transpose", &[result], perm);
+    }
+    rw.output(0, result);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "CumSum", &[11, 14], build),
+        Definition::new("", "CumProd", &[26], build).downgrade(downgrade_product),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
+    };
+
+    fn attrs(exclusive: i64, reverse: i64) -> Attrs {
+        Attrs::new().with("exclusive", exclusive).with("reverse", reverse)
+    }
+
+    /// A graph whose axis is constant.
+    fn graph_of(op: &str, x: &Tensor, axis: i64, attrs: Attrs) -> Graph {
+        let axis = Tensor::i64(&[], &[axis]);
+        let mut graph = one_node(NEWEST_OPSET, ("", op), &[Some(x), Some(&axis)], 1, attrs).expect("valid");
+        let id = graph.inputs.pop().expect("the axis");
+        graph.value_mut(id).constant = Some(axis);
+        graph
+    }
+
+    #[test]
+    fn every_end_with_and_without_the_own_element() {
+        let x = Tensor::i64(&[5], &[2, 3, 5, 7, 11]);
+        let get = |op: &str, exclusive: i64, reverse: i64| {
+            let axis = Tensor::from_slice(DType::I32, &[], &[-1i32]);
+            let got = run_node(("", op), &[Some(&x), Some(&axis)], 1, attrs(exclusive, reverse));
+            got.expect("it runs").remove(0).to_i64().expect("integers")
+        };
+        assert_eq!(get("CumSum", 0, 0), [2, 5, 10, 17, 28]);
+        assert_eq!(get("CumSum", 1, 0), [0, 2, 5, 10, 17]);
+        assert_eq!(get("CumSum", 0, 1), [28, 26, 23, 18, 11]);
+        assert_eq!(get("CumSum", 1, 1), [26, 23, 18, 11, 0]);
+        assert_eq!(get("CumProd", 0, 0), [2, 6, 30, 210, 2310]);
+        assert_eq!(get("CumProd", 1, 0), [1, 2, 6, 30, 210]);
+        assert_eq!(get("CumProd", 0, 1), [2310, 1155, 385, 77, 11]);
+        assert_eq!(get("CumProd", 1, 1), [1155, 385, 77, 11, 1]);
+    }
+
+    #[test]
+    fn narrow_floats_are_computed_wide() {
+        let ones = Tensor::filled(DType::F16, &[2050], 1.0);
+        let graph = graph_of("CumSum", &ones, 0, Attrs::new());
+        let got = run(&graph, &[ones]).expect("it runs").remove(0).to_f64();
+        assert_eq!(got[2049], 2050.0, "2048 and 1 is 2048 in half precision");
+    }
+
+    #[test]
+    fn gradients_and_older_spellings() {
+        for op in ["CumSum", "CumProd"] {
+            for (dims, axis) in [(&[5][..], 0), (&[2, 4, 3], 1), (&[2, 3], -1), (&[3, 1], 1), (&[3, 2], 0)] {
+                for (exclusive, reverse) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let x = spread(dims, 5);
+                    let graph = graph_of(op, &x, axis, attrs(exclusive, reverse));
+                    check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+                    if op == "CumProd" {
+                        check_downgrade(&graph, std::slice::from_ref(&x), 13);
+                        check_downgrade(&graph, std::slice::from_ref(&x), 9);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_get_the_products_of_the_others() {
+        let x = f64s(&[4], &[2.0, 0.0, 3.0, 0.0]);
+        let graph = graph_of("CumProd", &x, 0, Attrs::new());
+        let ones = Tensor::filled(DType::F64, &[4], 1.0);
+        let got = run(&gradient_graph(&graph, &[Some(ones)], &[0]), &[x]).expect("it runs").remove(0);
+        // y = (a, ab, abc, abcd).
+        assert_close(&got, &f64s(&[4], &[1.0, 2.0 + 6.0, 0.0, 0.0]), 0.0);
+    }
+
+    #[test]
+    fn an_axis_outside_is_refused() {
+        let x = spread(&[2, 3], 1);
+        let axis = Tensor::i64(&[], &[2]);
+        let failure =
+            run_node(("", "CumSum"), &[Some(&x), Some(&axis)], 1, Attrs::new()).expect_err("refused");
+        let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+        assert!(error.to_string().contains("axis 2 is out of range for rank 2"), "{error}");
+        assert!(error.to_string().contains("CumSum"), "{error}");
+    }
+}

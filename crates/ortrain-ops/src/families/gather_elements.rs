@@ -1,0 +1,487 @@
+//! Elements taken by an index of each, or by the coordinates of each, and added back.
+//!
+//! GatherElements-11, 13 (<https://onnx.ai/onnx/operators/onnx__GatherElements.html>) and GatherND-11, 12, 13
+//! (<https://onnx.ai/onnx/operators/onnx__GatherND.html>) of ONNX; `GatherElementsGrad` (inputs are the gradient, the shape
+//! of what was gathered from, the indices) and `GatherNDGrad` (the shape, the indices, the gradient) of `com.microsoft`.
+//! Negative indices count from the end; any other index outside fails the run and nothing is committed. Gradients of
+//! equal indices add up, those of narrow floats in float32.
+
+use ortrain_expr::{Access, Reg, Type};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
+use ortrain_program::BufferId;
+
+use super::gather::{Places, add_at, check_indices, from_front, guard_indices};
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::{Lower, NestBuilder};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+const MICROSOFT: &str = "com.microsoft";
+
+/// Checks the shapes of data and of indices of their elements along an axis; returns the axis.
+pub(super) fn check_elements(data: &Shape, indices: Option<&Shape>, axis: i64) -> Result<usize, OpError> {
+    let axis = normalize_axis(axis, data.rank())?;
+    let Some(indices) = indices else { return Ok(axis) };
+    let fits = |k: usize| match (indices[k].known(), data[k].known()) {
+        (Some(taken), Some(size)) => k == axis || taken <= size,
+        _ => true,
+    };
+    if indices.rank() != data.rank() || !(0..data.rank()).all(fits) {
+        return Err(OpError::invalid(format!(
+            "indices of shape {indices} do not fit data of shape {data}, axis {axis}"
+        )));
+    }
+    Ok(axis)
+}
+
+/// The position of an element of `dims` at the coordinates of a nest, of which that of `axis` is `row`.
+pub(super) fn position(nest: &mut NestBuilder, dims: &[usize], axis: usize, row: Reg) -> Reg {
+    let mut at = nest.b.int(0);
+    for (k, &size) in dims.iter().enumerate() {
+        let size = nest.b.int(size as i64);
+        let here = if k == axis { row } else { nest.b.coordinate(k) };
+        let scaled = nest.b.mul(at, size);
+        at = nest.b.add(scaled, here);
+    }
+    at
+}
+
+/// Where in data of shape `dims` each element lies whose indices along an axis are input `k`.
+pub(super) fn places_of_elements(
+    cx: &mut Lower<'_>,
+    k: usize,
+    dims: &[usize],
+    axis: usize,
+) -> Result<Places, OpError> {
+    let taken = cx.dims(k);
+    guard_indices(cx, k, dims[axis])?;
+    let count = taken.iter().product();
+    let place = cx.temp("place", DType::I64, count);
+    let indices = cx.input(k);
+    let mut nest = cx.nest(&taken, 0);
+    let loaded = nest.load(indices, cx.whole(indices, &taken));
+    let index = nest.b.convert(loaded, Type::I64);
+    let row = from_front(&mut nest.b, index, dims[axis]);
+    let at = position(&mut nest, dims, axis, row);
+    nest.store_whole(cx, place, at);
+    cx.step(nest.map())?;
+    Ok(Places { place, rows: dims.iter().product(), count, inner: 1 })
+}
+
+/// Elements of one tensor at the indices of another along an axis.
+struct GatherElements {
+    axis: i64,
+}
+
+impl Op for GatherElements {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype(0)?;
+        let axis = cx.shape(0).map(|data| check_elements(data, cx.shape(1), self.axis)).transpose()?;
+        check_indices(cx, 1, axis.and_then(|axis| cx.shape(0).map(|data| &data[axis])))?;
+        cx.output(0, dtype, cx.shape(1).cloned());
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (data, indices) = (cx.input(0)?, cx.input(1)?);
+        let gradient = elements_gradient(cx, g, data, indices, self.axis);
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (dims, taken) = (cx.dims(0), cx.dims(1));
+        let axis = normalize_axis(self.axis, dims.len())?;
+        guard_indices(cx, 1, dims[axis])?;
+        let (data, indices, output) = (cx.input(0), cx.input(1), cx.output(0));
+        let mut nest = cx.nest(&taken, 0);
+        let loaded = nest.load(indices, cx.whole(indices, &taken));
+        let index = nest.b.convert(loaded, Type::I64);
+        let row = from_front(&mut nest.b, index, dims[axis]);
+        let at = position(&mut nest, &dims, axis, row);
+        let value = load_at(cx, &mut nest, data, at);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// The element of a buffer at a computed position.
+pub(super) fn load_at(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId, at: Reg) -> Reg {
+    let dtype = cx.buffer_dtype(buffer);
+    let strides = nest.dims().iter().map(|_| 0).collect();
+    let slot = nest.slot(buffer, Access { dtype, offset: 0, strides, len: cx.buffer_len(buffer) });
+    nest.b.load_at(slot, at, Type::of(dtype))
+}
+
+/// The gradient of what elements were gathered from.
+pub(super) fn elements_gradient(
+    cx: &mut Grad<'_>,
+    g: ValueId,
+    data: ValueId,
+    indices: ValueId,
+    axis: i64,
+) -> ValueId {
+    let shape = cx.shape_of(data);
+    cx.add_in(MICROSOFT, "GatherElementsGrad", &[g, shape, indices], Attrs::new().with("axis", axis))
+}
+
+/// The gradient of [`GatherElements`].
+struct GatherElementsGrad {
+    axis: i64,
+}
+
+impl Op for GatherElementsGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        let shape = shape_in(cx, 1);
+        let axis = shape.as_ref().map(|data| check_elements(data, cx.shape(2), self.axis)).transpose()?;
+        check_indices(cx, 2, axis.and_then(|axis| shape.as_ref().map(|data| &data[axis])))?;
+        check_alike(cx, 0, cx.shape(2))?;
+        let rank = cx.shape(2).map(Shape::rank);
+        cx.output(0, dtype, shape.or_else(|| rank.map(|rank| cx.unknown_shape(0, rank))));
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.out_dims(0);
+        let axis = normalize_axis(self.axis, dims.len())?;
+        let places = places_of_elements(cx, 2, &dims, axis)?;
+        let (source, target) = (cx.input(0), cx.output(0));
+        add_at(cx, &places, source, None, target)
+    }
+}
+
+/// The shape that input `k` holds, if it is known.
+fn shape_in(cx: &Infer<'_>, k: usize) -> Option<Shape> {
+    cx.sizes(k).map(|sizes| sizes.into_iter().collect())
+}
+
+/// Checks that input `k` may have the shape that is needed.
+pub(super) fn check_alike(cx: &Infer<'_>, k: usize, wanted: Option<&Shape>) -> Result<(), OpError> {
+    let (Some(found), Some(wanted)) = (cx.shape(k), wanted) else { return Ok(()) };
+    let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+    if found.rank() != wanted.rank() || found.iter().zip(wanted.iter()).any(differ) {
+        return Err(OpError::invalid(format!(
+            "input {k} has shape {found}; {wanted} is needed, one for each index"
+        )));
+    }
+    Ok(())
+}
+
+/// Slices at coordinates: the last axis of the indices holds coordinates along the axes behind the first `batch`.
+struct GatherNd {
+    batch: i64,
+}
+
+/// Checks the shapes of data and indices of a gather by coordinates, and says that of the result.
+pub(super) fn shape_of_slices(data: &Shape, indices: &Shape, batch: i64) -> Result<Shape, OpError> {
+    let wrong = |what: &str| {
+        OpError::invalid(format!(
+            "indices of shape {indices} for data of shape {data}, batch_dims {batch}: {what}"
+        ))
+    };
+    let batch_dims = usize::try_from(batch).ok().filter(|&batch| batch < data.rank().min(indices.rank()));
+    let Some(batch) = batch_dims else { return Err(wrong("both need more axes than those of the batch")) };
+    let Some(depth) = indices.iter().last().and_then(Dim::known) else {
+        return Err(OpError::unsupported("the size of the last axis of the indices must be known"));
+    };
+    if depth == 0 || batch + depth > data.rank() {
+        return Err(wrong("its last axis holds one coordinate for each indexed axis, which there must be"));
+    }
+    let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+    if data.iter().zip(indices.iter()).take(batch).any(differ) {
+        return Err(wrong("the axes of the batch differ"));
+    }
+    let taken = indices.iter().take(indices.rank() - 1);
+    Ok(taken.chain(&data[batch + depth..]).cloned().collect())
+}
+
+/// Makes the run fail if a coordinate of input `k` lies outside, and says which row of the indexed axes each refers to.
+pub(super) fn places_of_slices(
+    cx: &mut Lower<'_>,
+    k: usize,
+    dims: &[usize],
+    batch: usize,
+) -> Result<Places, OpError> {
+    let taken = cx.dims(k);
+    let depth = taken.last().copied().unwrap_or(1);
+    let each: usize = taken[batch..taken.len() - 1].iter().product();
+    let batches: usize = dims[..batch].iter().product();
+    let count = batches * each;
+    let place = cx.temp("place", DType::I64, count);
+    let indices = cx.input(k);
+    let mut nest = cx.nest(&[batches, each], 0);
+    let mut at = nest.b.coordinate(0);
+    for (d, &size) in dims[batch..batch + depth].iter().enumerate() {
+        let loaded = nest.load_strided(cx, indices, d, &[(each * depth) as isize, depth as isize]);
+        let index = nest.b.convert(loaded, Type::I64);
+        let row = from_front(&mut nest.b, index, size);
+        let row = super::gather::guarded(&mut nest.b, index, row, size);
+        let size = nest.b.int(size as i64);
+        let scaled = nest.b.mul(at, size);
+        at = nest.b.add(scaled, row);
+    }
+    nest.store_whole(cx, place, at);
+    cx.step(nest.map())?;
+    let rows = dims[..batch + depth].iter().product();
+    Ok(Places { place, rows, count, inner: dims[batch + depth..].iter().product() })
+}
+
+impl Op for GatherNd {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype(0)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        let shape = match (cx.shape(0), cx.shape(1)) {
+            (Some(data), Some(indices)) => Some(shape_of_slices(data, indices, self.batch)?),
+            _ => None,
+        };
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (data, indices) = (cx.input(0)?, cx.input(1)?);
+        let shape = cx.shape_of(data);
+        let attrs = Attrs::new().with("batch_dims", self.batch);
+        let gradient = cx.add_in(MICROSOFT, "GatherNDGrad", &[shape, indices, g], attrs);
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let batch = usize::try_from(self.batch).unwrap_or(0);
+        let places = places_of_slices(cx, 1, &dims, batch)?;
+        let (data, output) = (cx.input(0), cx.output(0));
+        let mut nest = cx.nest(&[places.count, places.inner], 0);
+        let row = nest.load_strided(cx, places.place, 0, &[1, 0]);
+        let inner = nest.b.int(places.inner as i64);
+        let start = nest.b.mul(row, inner);
+        let here = nest.b.coordinate(1);
+        let at = nest.b.add(start, here);
+        let value = load_at(cx, &mut nest, data, at);
+        nest.store_whole(cx, output, value);
+        cx.step(nest.map())
+    }
+}
+
+/// The gradient of [`GatherNd`].
+struct GatherNdGrad {
+    batch: i64,
+}
+
+impl Op for GatherNdGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        cx.dtype_where(0, "int64", |dtype| dtype == DType::I64)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        let dtype = cx.dtype_where(2, "a float type", DType::is_float)?;
+        let shape = shape_in(cx, 0);
+        if let (Some(data), Some(indices)) = (&shape, cx.shape(1)) {
+            let wanted = shape_of_slices(data, indices, self.batch)?;
+            check_alike(cx, 2, Some(&wanted))?;
+        }
+        let rank = cx.shape(0).and_then(|shape| shape.first().and_then(Dim::known));
+        cx.output(0, dtype, shape.or_else(|| rank.map(|rank| cx.unknown_shape(0, rank))));
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.out_dims(0);
+        let places = places_of_slices(cx, 1, &dims, usize::try_from(self.batch).unwrap_or(0))?;
+        let (source, target) = (cx.input(2), cx.output(0));
+        add_at(cx, &places, source, None, target)
+    }
+}
+
+/// Zeros of a shape, of the type of a gradient.
+fn zeros(rw: &mut Rewrite<'_>, shape: ValueId, g: ValueId) -> Result<ValueId, OpError> {
+    let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
+    let zero = Attrs::new().with("value", ortrain_graph::Tensor::filled(dtype, &[1], 0.0));
+    Ok(rw.add("ConstantOfShape", &[shape], zero))
+}
+
+fn decompose_elements(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (g, shape, indices) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let zeros = zeros(rw, shape, g)?;
+    let axis = rw.attrs().int("axis")?.unwrap_or(0);
+    let attrs = Attrs::new().with("axis", axis).with("reduction", "add");
+    let result = rw.add("ScatterElements", &[zeros, indices, g], attrs);
+    rw.output(0, result);
+    Ok(())
+}
+
+/// As ScatterND, which has no batch: its coordinates go in front of the others.
+fn decompose_slices(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (shape, mut indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let zeros = zeros(rw, shape, g)?;
+    let batch = usize::try_from(rw.attrs().int("batch_dims")?.unwrap_or(0)).unwrap_or(0);
+    if batch > 0 {
+        let Some(rank) = rw.shape(indices).map(Shape::rank) else {
+            return Err(OpError::unsupported("the rank of the indices must be known"));
+        };
+        let one = rw.ints("one", &[1]);
+        let sizes = rw.add("Shape", &[indices], Attrs::new());
+        let (start, end) = (rw.ints("start", &[0]), rw.ints("end", &[rank as i64 - 1]));
+        let taken = rw.add("Slice", &[sizes, start, end], Attrs::new());
+        let column = rw.add("Concat", &[taken, one], Attrs::new().with("axis", 0i64));
+        let mut parts = Vec::with_capacity(batch + 1);
+        for axis in 0..batch {
+            let at = rw.ints("axis", &[axis as i64]);
+            let size = rw.add("Gather", &[sizes, at], Attrs::new());
+            let numbers = rw.count_up(size);
+            let mut lying = vec![1i64; rank];
+            lying[axis] = -1;
+            let lying = rw.ints("lying", &lying);
+            let numbers = rw.add("Reshape", &[numbers, lying], Attrs::new());
+            parts.push(rw.add("Expand", &[numbers, column], Attrs::new()));
+        }
+        parts.push(indices);
+        indices = rw.add("Concat", &parts, Attrs::new().with("axis", rank as i64 - 1));
+    }
+    let result = rw.add("ScatterND", &[zeros, indices, g], Attrs::new().with("reduction", "add"));
+    rw.output(0, result);
+    Ok(())
+}
+
+fn axis_of(node: &Node) -> Result<i64, OpError> {
+    Ok(node.attrs.int("axis")?.unwrap_or(0))
+}
+
+fn batch_of(node: &Node) -> Result<i64, OpError> {
+    Ok(node.attrs.int("batch_dims")?.unwrap_or(0))
+}
+
+fn build_elements(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(GatherElements { axis: axis_of(node)? }))
+}
+
+fn build_elements_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(GatherElementsGrad { axis: axis_of(node)? }))
+}
+
+fn build_nd(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(GatherNd { batch: batch_of(node)? }))
+}
+
+fn build_nd_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(GatherNdGrad { batch: batch_of(node)? }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "GatherElements", &[11, 13], build_elements),
+        Definition::new("", "GatherND", &[11, 12, 13], build_nd),
+        Definition::new(MICROSOFT, "GatherElementsGrad", &[1], build_elements_grad)
+            .decompose(decompose_elements),
+        Definition::new(MICROSOFT, "GatherNDGrad", &[1], build_nd_grad).decompose(decompose_slices),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Tensor;
+    use ortrain_program::RunError;
+
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run_node, spread,
+    };
+
+    const ELEMENTS: (&str, &str) = ("", "GatherElements");
+    const ND: (&str, &str) = ("", "GatherND");
+
+    /// Gradients, and the gradient graph in plain ONNX.
+    #[track_caller]
+    fn check(op: (&str, &str), data: &[usize], indices: Tensor, attrs: Attrs) {
+        let inputs = [spread(data, 1), indices];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let graph = one_node(NEWEST_OPSET, op, &ports, 1, attrs).expect("valid");
+        check_gradients(&graph, &inputs, &[0], &[0]);
+        let y = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete).expect("known");
+        let gradient = gradient_graph(&graph, &[Some(spread(&y, 2))], &[0]);
+        // The gradient needs the indices alone.
+        let given: Vec<Tensor> = inputs.to_vec();
+        check_decomposition(&gradient, &given, 1e-12);
+    }
+
+    #[test]
+    fn elements_by_their_indices() {
+        let x = f64s(&[2, 3], &[0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
+        let indices = Tensor::from_slice(DType::I32, &[2, 2], &[-1i32, 0, 1, 1]);
+        let got = run_node(ELEMENTS, &[Some(&x), Some(&indices)], 1, Attrs::new().with("axis", 1i64));
+        assert_eq!(got.expect("it runs")[0].to_f64(), [2.0, 0.0, 11.0, 11.0]);
+        check(ELEMENTS, &[2, 3], Tensor::i64(&[4, 2], &[0, 1, -1, -2, 1, 1, 0, 0]), Attrs::new());
+        check(
+            ELEMENTS,
+            &[2, 3, 2],
+            Tensor::i64(&[1, 2, 2], &[2, 0, -1, 0]),
+            Attrs::new().with("axis", -2i64),
+        );
+    }
+
+    #[test]
+    fn slices_by_their_coordinates() {
+        let x = f64s(&[2, 2, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+        let get = |indices: Tensor, batch: i64| {
+            let attrs = Attrs::new().with("batch_dims", batch);
+            let got = run_node(ND, &[Some(&x), Some(&indices)], 1, attrs).expect("it runs").remove(0);
+            (got.dims().to_vec(), got.to_f64())
+        };
+        assert_eq!(
+            get(Tensor::i64(&[2, 1], &[1, -2]), 0),
+            (vec![2, 2, 2], vec![4., 5., 6., 7., 0., 1., 2., 3.])
+        );
+        assert_eq!(get(Tensor::i64(&[2, 3], &[0, 0, -1, 1, 1, 0]), 0), (vec![2], vec![1.0, 6.0]));
+        assert_eq!(get(Tensor::i64(&[2, 1], &[1, 0]), 1), (vec![2, 2], vec![2.0, 3.0, 4.0, 5.0]));
+        check(ND, &[3, 2, 2], Tensor::i64(&[3, 1], &[2, 0, 2]), Attrs::new());
+        check(ND, &[3, 2, 2], Tensor::i64(&[2, 2, 2], &[2, 1, 0, 0, 2, 1, -1, -1]), Attrs::new());
+        check(ND, &[2, 3, 2], Tensor::i64(&[2, 2, 1], &[2, 0, 1, -2]), Attrs::new().with("batch_dims", 1i64));
+        check(ND, &[2, 2, 3], Tensor::i64(&[2, 2, 1], &[2, 0, 0, -1]), Attrs::new().with("batch_dims", 2i64));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let x = spread(&[2, 3], 1);
+        for (op, indices, attrs, message) in [
+            (
+                ELEMENTS,
+                Tensor::i64(&[3, 1], &[0; 3]),
+                Attrs::new().with("axis", 1i64),
+                "do not fit data of shape [2, 3]",
+            ),
+            (ELEMENTS, Tensor::i64(&[2], &[0; 2]), Attrs::new(), "do not fit"),
+            (
+                ELEMENTS,
+                Tensor::i64(&[2, 1], &[0; 2]),
+                Attrs::new().with("axis", 2i64),
+                "axis 2 is out of range",
+            ),
+            (ND, Tensor::i64(&[1, 3], &[0; 3]), Attrs::new(), "one coordinate for each indexed axis"),
+            (
+                ND,
+                Tensor::i64(&[3, 1], &[0; 3]),
+                Attrs::new().with("batch_dims", 1i64),
+                "the axes of the batch differ",
+            ),
+            (ND, Tensor::i64(&[2, 1], &[0; 2]), Attrs::new().with("batch_dims", 2i64), "both need more axes"),
+        ] {
+            let failure = run_node(op, &[Some(&x), Some(&indices)], 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+        for (op, indices) in [(ELEMENTS, Tensor::i64(&[1, 1], &[2])), (ND, Tensor::i64(&[1, 2], &[1, -4]))] {
+            let failure = run_node(op, &[Some(&x), Some(&indices)], 1, Attrs::new()).expect_err("outside");
+            assert!(matches!(failure, Failure::Run(RunError::IndexOutOfRange { .. })), "{failure:?}");
+        }
+    }
+}

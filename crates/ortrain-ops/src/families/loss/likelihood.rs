@@ -1,0 +1,243 @@
+//! The negative of the logarithm of the likelihood of each label.
+//!
+//! NegativeLogLikelihoodLoss-12, 13, 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__NegativeLogLikelihoodLoss.html>):
+//! minus the input at the label of each sample, with weights, `ignore_index` and reductions as those of the cross-entropy.
+//! Its gradient goes to these elements.
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
+
+use super::{Entropy, Ignore, Reduction, element_of, losses_buffer, table, total};
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::lower::{Lower, around};
+use crate::op::{Definition, Op};
+
+struct Likelihood {
+    entropy: Entropy,
+}
+
+impl Op for Likelihood {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 3, 1)?;
+        let (dtype, samples) = self.entropy.check(cx)?;
+        let loss = match self.entropy.reduction {
+            Reduction::None => samples,
+            Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
+        };
+        cx.output(0, dtype, loss);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        if !cx.wants(0) {
+            return Ok(());
+        }
+        let (scores, labels) = (cx.input(0)?, cx.input(1)?);
+        let (dtype, label_type) = (cx.dtype(scores)?, cx.dtype(labels)?);
+        let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
+        // Labels that do not count are taken as the first class, and weigh nothing.
+        let ignored = match self.entropy.ignore {
+            Ignore::Label(label) => {
+                // A label that its type does not have is met by none.
+                let label = match label_type {
+                    DType::I64 => Some(Tensor::i64(&[], &[label])),
+                    _ => i32::try_from(label).ok().map(|label| Tensor::from_slice(label_type, &[], &[label])),
+                };
+                label.map(|label| {
+                    let label = cx.constant("ignore_index", label);
+                    cx.add("Equal", &[labels, label], Attrs::new())
+                })
+            }
+            Ignore::Nothing | Ignore::Input(_) => None,
+        };
+        let safe = match ignored {
+            Some(ignored) => {
+                let first = cx.constant("first", Tensor::scalar(label_type, 0.0));
+                cx.add("Where", &[ignored, first, labels], Attrs::new())
+            }
+            None => labels,
+        };
+        let mut weight = match cx.optional_input(2) {
+            Some(weights) => {
+                let own = cx.dtype(weights)?;
+                let weights = match own == dtype {
+                    true => weights,
+                    false => cx.add("Cast", &[weights], Attrs::new().with("to", i64::from(dtype.to_onnx()))),
+                };
+                Some(cx.add("Gather", &[weights, safe], Attrs::new().with("axis", 0i64)))
+            }
+            None => None,
+        };
+        if let Some(ignored) = ignored {
+            let one = cx.constant("one", Tensor::scalar(dtype, 1.0));
+            weight = Some(cx.add("Where", &[ignored, zero, weight.unwrap_or(one)], Attrs::new()));
+        }
+        let mut share = g;
+        if self.entropy.reduction == Reduction::Mean {
+            share = match weight {
+                Some(weight) => {
+                    let sum = cx.add("ReduceSum", &[weight], Attrs::new().with("keepdims", 0i64));
+                    cx.add("Div", &[g, sum], Attrs::new())
+                }
+                None => {
+                    let count = cx.add("Size", &[labels], Attrs::new());
+                    let down = Attrs::new().with("scale_down", 1i64);
+                    cx.add_in("com.microsoft", "Scale", &[g, count], down)
+                }
+            };
+        }
+        let mut each = match weight {
+            Some(weight) => cx.add("Mul", &[share, weight], Attrs::new()),
+            None if self.entropy.reduction == Reduction::None => share,
+            None => {
+                let shape = cx.shape_of(labels);
+                cx.add("Expand", &[share, shape], Attrs::new())
+            }
+        };
+        if let Some(ignored) = ignored {
+            // If nothing counts, the mean divides by zero.
+            each = cx.add("Where", &[ignored, zero, each], Attrs::new());
+        }
+        let down = cx.add("Neg", &[each], Attrs::new());
+        let axis = cx.ints("classes", &[1]);
+        let down = cx.add("Unsqueeze", &[down, axis], Attrs::new());
+        let places = cx.add("Unsqueeze", &[safe, axis], Attrs::new());
+        let shape = cx.shape_of(scores);
+        let attrs = Attrs::new().with("axis", 1i64);
+        let gradient: ValueId =
+            cx.add_in("com.microsoft", "GatherElementsGrad", &[down, shape, places], attrs);
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let entropy = &self.entropy;
+        let dtype = cx.dtype(0);
+        let (batch, classes, places) = around(&cx.dims(0), 1);
+        let samples = batch * places;
+        entropy.guard(cx, classes)?;
+        let losses = losses_buffer(entropy, cx, dtype, samples);
+        let scores = cx.input(0);
+        let mut nest = cx.nest(&[batch, places], 0);
+        let label = entropy.label(cx, &mut nest, &[places as isize, 1]);
+        let slot = table(cx, &mut nest, scores);
+        let index = element_of(&mut nest, (classes, places), label.safe);
+        let ty = ortrain_expr::Type::of(dtype);
+        let score = nest.b.load_at(slot, index, ty);
+        let weight = entropy.weight(cx, &mut nest, &label, ty);
+        let loss = nest.b.mul(score, weight);
+        let loss = nest.b.unary(ortrain_expr::UnaryOp::Neg, loss);
+        let loss = label.counted(&mut nest, loss);
+        nest.store_whole(cx, losses, loss);
+        cx.step(nest.map())?;
+        total(entropy, cx, losses, samples)
+    }
+}
+
+fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Likelihood { entropy: Entropy::read(graph, node, false, false)? }))
+}
+
+pub(super) fn definition() -> Definition {
+    Definition::new("", "NegativeLogLikelihoodLoss", &[12, 13, 22], build)
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Dim;
+    use ortrain_program::RunError;
+
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
+        one_node, run, run_node, spread,
+    };
+
+    const LOSS: (&str, &str) = ("", "NegativeLogLikelihoodLoss");
+
+    fn attrs(reduction: &str, ignore: Option<i64>) -> Attrs {
+        let attrs = Attrs::new().with("reduction", reduction);
+        ignore.map_or(attrs.clone(), |label| attrs.with("ignore_index", label))
+    }
+
+    #[test]
+    fn values() {
+        let x = f64s(&[3, 2], &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
+        let (labels, weights) = (Tensor::i64(&[3], &[1, 0, 1]), f64s(&[2], &[0.5, 2.0]));
+        let get = |weights: Option<&Tensor>, attrs: Attrs| {
+            run_node(LOSS, &[Some(&x), Some(&labels), weights], 1, attrs).expect("it runs").remove(0).to_f64()
+        };
+        assert_eq!(get(None, attrs("none", None)), [2.0, 3.0, 6.0]);
+        assert_eq!(get(None, attrs("sum", Some(0))), [8.0]);
+        assert_eq!(get(None, attrs("mean", Some(0))), [4.0]);
+        assert_eq!(get(Some(&weights), attrs("none", None)), [4.0, 1.5, 12.0]);
+        assert_eq!(get(Some(&weights), attrs("mean", None)), [17.5 / 4.5]);
+        assert!(get(None, attrs("mean", Some(1)))[0] == 3.0);
+        assert_eq!(get(None, attrs("mean", Some(-1))), [11.0 / 3.0]);
+    }
+
+    #[test]
+    fn gradients() {
+        let labels = Tensor::from_slice(DType::I32, &[2, 3], &[1i32, 0, 3, 2, 1, 3]);
+        for reduction in ["none", "sum", "mean"] {
+            for ignore in [None, Some(1), Some(-100), Some(1 << 40)] {
+                for weighted in [false, true] {
+                    let mut inputs = vec![spread(&[2, 4, 3], 1), labels.clone()];
+                    inputs.extend(weighted.then(|| f64s(&[4], &[0.5, 1.5, 0.7, 2.0])));
+                    let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
+                    let graph =
+                        one_node(NEWEST_OPSET, LOSS, &ports, 1, attrs(reduction, ignore)).expect("valid");
+                    check_gradients(&graph, &inputs, &[0], &[0]);
+                    let dims =
+                        graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete).expect("known");
+                    let mut gradient = gradient_graph(&graph, &[Some(spread(&dims, 2))], &[0]);
+                    check_decomposition(&gradient, &inputs, 1e-12);
+                    crate::passes::infer::infer(&mut gradient).expect("valid");
+                    check_downgrade(&gradient, &inputs, 12);
+                }
+            }
+        }
+    }
+
+    /// The mean of nothing is no number, and moves nothing.
+    #[test]
+    fn nothing_counts() {
+        let inputs = [spread(&[2, 3], 1), Tensor::i64(&[2], &[1, 1])];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let graph = one_node(NEWEST_OPSET, LOSS, &ports, 1, attrs("mean", Some(1))).expect("valid");
+        assert!(run(&graph, &inputs).expect("it runs")[0].to_f64()[0].is_nan());
+        let got = run(&gradient_graph(&graph, &[Some(f64s(&[], &[1.0]))], &[0]), &inputs).expect("it runs");
+        assert_close(&got[0], &Tensor::filled(DType::F64, &[2, 3], 0.0), 0.0);
+    }
+
+    #[test]
+    fn labels_outside_fail_the_run() {
+        let x = spread(&[2, 3], 1);
+        for bad in [3, -1] {
+            let labels = Tensor::i64(&[2], &[0, bad]);
+            let failure = run_node(LOSS, &[Some(&x), Some(&labels)], 1, Attrs::new()).expect_err("outside");
+            let Failure::Run(RunError::IndexOutOfRange { index, bound, .. }) = failure else {
+                panic!("{failure:?}")
+            };
+            assert_eq!((index, bound), (bad, 3));
+        }
+        let labels = Tensor::i64(&[3], &[0; 3]);
+        assert!(run_node(LOSS, &[Some(&x), Some(&labels)], 1, Attrs::new()).is_err());
+    }
+
+    #[test]
+    fn an_unknown_batch() {
+        let inputs = [spread(&[2, 3], 1), Tensor::i64(&[2], &[1, 2])];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let mut graph = one_node(NEWEST_OPSET, LOSS, &ports, 1, Attrs::new()).expect("valid");
+        for (k, dims) in [(0, vec![Dim::symbol("N"), Dim::Known(3)]), (1, vec![Dim::symbol("N")])] {
+            let (id, dtype) = (graph.inputs[k], inputs[k].dtype());
+            let shape = dims.into_iter().collect();
+            graph.value_mut(id).ty = ortrain_graph::ValueType::Tensor(dtype, Some(shape));
+        }
+        check_gradients(&graph, &inputs, &[0], &[0]);
+    }
+}

@@ -1,0 +1,412 @@
+//! Normalizations that are compositions: of each channel, of groups of channels, of axes by their statistics or norm.
+//!
+//! InstanceNormalization-6, 22 (<https://onnx.ai/onnx/operators/onnx__InstanceNormalization.html>),
+//! GroupNormalization-18, 21 (<https://onnx.ai/onnx/operators/onnx__GroupNormalization.html>),
+//! MeanVarianceNormalization-9, 13 (<https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html>) and
+//! LpNormalization-1, 22 (<https://onnx.ai/onnx/operators/onnx__LpNormalization.html>) of ONNX.
+//!
+//! Variances are biased and made of the centred elements. GroupNormalization has a scale and a bias for each channel from
+//! opset 21 on and for each group before; the older form is read as the newer one, and written as its composition. Floats
+//! narrower than float32 are computed in float32, float64 in float64 whatever `stash_type` says. Where a deviation or a
+//! norm is 0, so is the result, and so is the gradient through it.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::norm::{cast, wide};
+use crate::OpError;
+use crate::infer::{Infer, normalize_axes, normalize_axis};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// What is added to the deviation by MeanVarianceNormalization.
+const DEVIATION_EPSILON: f64 = 1e-9;
+
+/// A normalization of each sample, by channels or groups of them.
+struct Channels {
+    /// How many groups there are; `None`: every channel is one.
+    groups: Option<i64>,
+}
+
+impl Op for Channels {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype(0..3)?;
+        if let Some(shape) = cx.shape(0) {
+            if shape.rank() < 2 {
+                return Err(OpError::invalid(format!(
+                    "input 0 has shape {shape}; batch and channels are needed"
+                )));
+            }
+            if let (Some(groups), Some(channels)) = (self.groups, shape[1].known())
+                && channels as i64 % groups != 0
+            {
+                return Err(OpError::invalid(format!(
+                    "{channels} channels in {groups} groups: they are not equal"
+                )));
+            }
+            for k in 1..3 {
+                let differs =
+                    |size: &Dim| matches!((size.known(), shape[1].known()), (Some(a), Some(b)) if a != b);
+                if let Some(found) = cx.shape(k)
+                    && (found.rank() != 1 || differs(&found[0]))
+                {
+                    return Err(OpError::invalid(format!(
+                        "input {k} has shape {found} for {} channels; one element for each is needed",
+                        shape[1]
+                    )));
+                }
+            }
+        }
+        cx.output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+/// The element type of a value.
+fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
+    rw.dtype(value).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))
+}
+
+fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+    rw.add(op, inputs, Attrs::new())
+}
+
+/// `x` seen with other sizes.
+fn seen(rw: &mut Rewrite<'_>, x: ValueId, sizes: &[i64]) -> ValueId {
+    let sizes = rw.ints("sizes", sizes);
+    add(rw, "Reshape", &[x, sizes])
+}
+
+/// The elements less their mean along axes, and the mean of the squares of what is left.
+fn centred(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId) {
+    let axes = rw.ints("axes", axes);
+    let mean = add(rw, "ReduceMean", &[x, axes]);
+    let centred = add(rw, "Sub", &[x, mean]);
+    let square = add(rw, "Mul", &[centred, centred]);
+    (centred, add(rw, "ReduceMean", &[square, axes]))
+}
+
+/// Every row along the last of three axes less its mean, divided by its deviation.
+fn normal_rows(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, epsilon: f32) -> ValueId {
+    let data = cast(rw.patch().1, x, dtype, wide(dtype));
+    let (centred, variance) = centred(rw, data, &[2]);
+    let epsilon = rw.constant("epsilon", Tensor::scalar(wide(dtype), f64::from(epsilon)));
+    let shifted = add(rw, "Add", &[variance, epsilon]);
+    let deviation = add(rw, "Sqrt", &[shifted]);
+    let normal = add(rw, "Div", &[centred, deviation]);
+    cast(rw.patch().1, normal, wide(dtype), dtype)
+}
+
+fn epsilon_of(attrs: &Attrs) -> Result<f32, OpError> {
+    Ok(attrs.float("epsilon")?.unwrap_or(1e-5))
+}
+
+/// Normal elements, seen as batch, channels and the rest, times the scale plus the bias of their channel.
+fn scaled(rw: &mut Rewrite<'_>, x: ValueId, normal: ValueId) -> Result<(), OpError> {
+    let (scale, bias) = (rw.required(1)?, rw.required(2)?);
+    let axis = rw.ints("axis", &[1]);
+    let [scale, bias] = [scale, bias].map(|value| add(rw, "Unsqueeze", &[value, axis]));
+    let product = add(rw, "Mul", &[normal, scale]);
+    let sum = add(rw, "Add", &[product, bias]);
+    let shape = add(rw, "Shape", &[x]);
+    let result = rw.add("Reshape", &[sum, shape], Attrs::new().with("allowzero", 1i64));
+    rw.output(0, result);
+    Ok(())
+}
+
+fn decompose_instance(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, epsilon) = (rw.required(0)?, epsilon_of(rw.attrs())?);
+    let dtype = dtype_of(rw, x)?;
+    let rows = seen(rw, x, &[0, 0, -1]);
+    let normal = normal_rows(rw, rows, dtype, epsilon);
+    scaled(rw, x, normal)
+}
+
+fn groups_of(attrs: &Attrs) -> Result<i64, OpError> {
+    let groups = Attrs::required("num_groups", attrs.int("num_groups")?)?;
+    if groups < 1 {
+        return Err(OpError::invalid(format!("num_groups is {groups}; 1 is the least")));
+    }
+    Ok(groups)
+}
+
+fn decompose_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, epsilon, groups) = (rw.required(0)?, epsilon_of(rw.attrs())?, groups_of(rw.attrs())?);
+    let dtype = dtype_of(rw, x)?;
+    let rows = seen(rw, x, &[0, groups, -1]);
+    let normal = normal_rows(rw, rows, dtype, epsilon);
+    let shape = add(rw, "Shape", &[x]);
+    let whole = rw.add("Reshape", &[normal, shape], Attrs::new().with("allowzero", 1i64));
+    let normal = seen(rw, whole, &[0, 0, -1]);
+    scaled(rw, x, normal)
+}
+
+/// Before opset 21 scale and bias are those of groups: every channel gets those of its group.
+fn upgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, groups) = (rw.required(0)?, groups_of(rw.attrs())?);
+    let sizes = add(rw, "Shape", &[x]);
+    let (one, count) = (rw.ints("one", &[1]), rw.ints("groups", &[groups]));
+    let channels = add(rw, "Gather", &[sizes, one]);
+    let each = add(rw, "Div", &[channels, count]);
+    let spread = rw.add("Concat", &[count, each], Attrs::new().with("axis", 0i64));
+    let mut inputs = vec![Some(x)];
+    for k in 1..3 {
+        let value = rw.required(k)?;
+        let column = seen(rw, value, &[groups, 1]);
+        let wide = add(rw, "Expand", &[column, spread]);
+        inputs.push(Some(seen(rw, wide, &[-1])));
+    }
+    rw.same(&inputs, rw.attrs().clone());
+    Ok(())
+}
+
+fn downgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 21 { decompose_group(rw) } else { Ok(()) }
+}
+
+/// A result of the type and shape of its one input, whose axes are checked.
+struct Alike {
+    axes: Vec<i64>,
+}
+
+impl Op for Alike {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.shape(0).map(|shape| normalize_axes(&self.axes, shape.rank())).transpose()?;
+        cx.output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+fn axes_of(attrs: &Attrs) -> Result<Vec<i64>, OpError> {
+    Ok(attrs.ints("axes")?.map_or_else(|| vec![0, 2, 3], <[i64]>::to_vec))
+}
+
+fn decompose_statistics(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, axes) = (rw.required(0)?, axes_of(rw.attrs())?);
+    let dtype = dtype_of(rw, x)?;
+    let data = cast(rw.patch().1, x, dtype, wide(dtype));
+    let (centred, variance) = centred(rw, data, &axes);
+    let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide(dtype), value));
+    let (zero, one, epsilon) = (number(rw, 0.0), number(rw, 1.0), number(rw, DEVIATION_EPSILON));
+    // The root of nothing has no slope.
+    let nothing = add(rw, "Equal", &[variance, zero]);
+    let safe = add(rw, "Where", &[nothing, one, variance]);
+    let root = add(rw, "Sqrt", &[safe]);
+    let deviation = add(rw, "Where", &[nothing, zero, root]);
+    let shifted = add(rw, "Add", &[deviation, epsilon]);
+    let result = add(rw, "Div", &[centred, shifted]);
+    let result = cast(rw.patch().1, result, wide(dtype), dtype);
+    rw.output(0, result);
+    Ok(())
+}
+
+/// The axis and the power of LpNormalization.
+fn lp_of(attrs: &Attrs) -> Result<(i64, i64), OpError> {
+    let (axis, p) = (attrs.int("axis")?.unwrap_or(-1), attrs.int("p")?.unwrap_or(2));
+    match p {
+        1 | 2 => Ok((axis, p)),
+        _ => Err(OpError::invalid(format!("p is {p}; 1 and 2 are defined"))),
+    }
+}
+
+fn decompose_lp(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, (axis, p)) = (rw.required(0)?, lp_of(rw.attrs())?);
+    let dtype = dtype_of(rw, x)?;
+    let axis = match rw.shape(x).map(Shape::rank) {
+        Some(rank) => normalize_axis(axis, rank)? as i64,
+        None => axis,
+    };
+    let axes = rw.ints("axes", &[axis]);
+    let norm = add(rw, if p == 1 { "ReduceL1" } else { "ReduceL2" }, &[x, axes]);
+    let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(dtype, value));
+    let (zero, one) = (number(rw, 0.0), number(rw, 1.0));
+    let nothing = add(rw, "Equal", &[norm, zero]);
+    let safe = add(rw, "Where", &[nothing, one, norm]);
+    let quotient = add(rw, "Div", &[x, safe]);
+    let result = add(rw, "Where", &[nothing, zero, quotient]);
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build_instance(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    epsilon_of(&node.attrs)?;
+    Ok(Box::new(Channels { groups: None }))
+}
+
+fn build_group(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    epsilon_of(&node.attrs)?;
+    Ok(Box::new(Channels { groups: Some(groups_of(&node.attrs)?) }))
+}
+
+fn build_statistics(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Alike { axes: axes_of(&node.attrs)? }))
+}
+
+fn build_lp(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Alike { axes: vec![lp_of(&node.attrs)?.0] }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "InstanceNormalization", &[6, 22], build_instance)
+            .composition(decompose_instance)
+            .weights(&[1, 2]),
+        Definition::new("", "GroupNormalization", &[18, 21], build_group)
+            .upgrade(upgrade_group)
+            .downgrade(downgrade_group)
+            .composition(decompose_group)
+            .weights(&[1, 2]),
+        Definition::new("", "MeanVarianceNormalization", &[9, 13], build_statistics)
+            .composition(decompose_statistics),
+        Definition::new("", "LpNormalization", &[1, 22], build_lp).composition(decompose_lp),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
+    };
+
+    const GROUP: (&str, &str) = ("", "GroupNormalization");
+    const INSTANCE: (&str, &str) = ("", "InstanceNormalization");
+    const LP: (&str, &str) = ("", "LpNormalization");
+
+    fn groups(count: i64) -> Attrs {
+        Attrs::new().with("num_groups", count).with("epsilon", 0.01f32)
+    }
+
+    /// By the formula, over all elements of a group of channels.
+    fn by_formula(x: &Tensor, groups: usize, scale: &[f64], bias: &[f64]) -> Vec<f64> {
+        let (dims, all) = (x.dims(), x.to_f64());
+        let space: usize = dims[2..].iter().product();
+        let row = dims[1] / groups * space;
+        let mut result = Vec::with_capacity(all.len());
+        for (r, rows) in all.chunks(row).enumerate() {
+            let mean = rows.iter().sum::<f64>() / row as f64;
+            let variance = rows.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row as f64;
+            for (k, x) in rows.iter().enumerate() {
+                let c = (r % groups) * (dims[1] / groups) + k / space;
+                result.push((x - mean) / (variance + f64::from(0.01f32)).sqrt() * scale[c] + bias[c]);
+            }
+        }
+        result
+    }
+
+    #[test]
+    fn groups_and_instances() {
+        let x = spread(&[2, 4, 3, 2], 1);
+        let (scale, bias) = (spread(&[4], 2), spread(&[4], 3));
+        let inputs = [x.clone(), scale.clone(), bias.clone()];
+        let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+        for count in [1, 2, 4] {
+            let graph = one_node(NEWEST_OPSET, GROUP, &ports, 1, groups(count)).expect("valid");
+            let want = f64s(x.dims(), &by_formula(&x, count as usize, &scale.to_f64(), &bias.to_f64()));
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+            check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
+            check_downgrade(&graph, &inputs, 18);
+            check_downgrade(&graph, &inputs, 21);
+        }
+        let attrs = Attrs::new().with("epsilon", 0.01f32);
+        let graph = one_node(7, INSTANCE, &ports, 1, attrs).expect("it is read");
+        let want = f64s(x.dims(), &by_formula(&x, 4, &scale.to_f64(), &bias.to_f64()));
+        assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+        check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
+    }
+
+    /// One scale for each group, as opset 18 has it.
+    #[test]
+    fn scales_of_groups() {
+        let x = spread(&[2, 4, 3], 4);
+        let inputs = [x.clone(), f64s(&[2], &[0.5, 2.0]), f64s(&[2], &[1.0, -1.0])];
+        let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+        for opset in [18, 20] {
+            let graph = one_node(opset, GROUP, &ports, 1, groups(2)).expect("it is read");
+            let want = by_formula(&x, 2, &[0.5, 0.5, 2.0, 2.0], &[1.0, 1.0, -1.0, -1.0]);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(x.dims(), &want), 1e-13);
+            check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
+            check_downgrade(&graph, &inputs, opset);
+        }
+    }
+
+    #[test]
+    fn narrow_floats_are_computed_wide() {
+        let x = Tensor::from_f64(DType::F16, vec![1, 1, 4], &[1000.0, 1001.0, 1002.0, 1003.0]);
+        let one = Tensor::filled(DType::F16, &[1], 1.0);
+        let zero = Tensor::filled(DType::F16, &[1], 0.0);
+        let got = run_node(INSTANCE, &[Some(&x), Some(&one), Some(&zero)], 1, Attrs::new()).expect("it runs");
+        let want = Tensor::from_f64(DType::F16, vec![1, 1, 4], &[-1.3416, -0.4472, 0.4472, 1.3416]);
+        assert_close(&got[0], &want, 1e-3);
+    }
+
+    #[test]
+    fn statistics_of_axes() {
+        let x = spread(&[2, 3, 2, 2], 5);
+        for attrs in [Attrs::new(), Attrs::new().with("axes", vec![1i64, -1])] {
+            let op = ("", "MeanVarianceNormalization");
+            let graph = one_node(9, op, &[Some(&x)], 1, attrs).expect("it is read");
+            check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
+            assert!(got.iter().sum::<f64>().abs() < 1e-12);
+            assert!((got.iter().map(|x| x * x).sum::<f64>() - 24.0).abs() < 1e-6);
+        }
+        // What does not vary is 0 and moves nothing.
+        let flat = Tensor::filled(DType::F64, &[1, 1, 2, 2], 3.0);
+        let op = ("", "MeanVarianceNormalization");
+        let graph = one_node(13, op, &[Some(&flat)], 1, Attrs::new()).expect("valid");
+        let gradient = gradient_graph(&graph, &[Some(f64s(&[1, 1, 2, 2], &[1.0, 1.0, 1.0, 1.0]))], &[0]);
+        assert_eq!(run(&gradient, &[flat]).expect("it runs")[0].to_f64(), [0.0; 4]);
+    }
+
+    #[test]
+    fn norms_of_one_axis() {
+        let x = f64s(&[2, 2], &[3.0, -4.0, 0.0, 0.0]);
+        for (p, want) in [(2i64, [0.6, -0.8, 0.0, 0.0]), (1, [3.0 / 7.0, -4.0 / 7.0, 0.0, 0.0])] {
+            let attrs = Attrs::new().with("p", p);
+            let graph = one_node(NEWEST_OPSET, LP, &[Some(&x)], 1, attrs.clone()).expect("valid");
+            assert_close(
+                &run(&graph, std::slice::from_ref(&x)).expect("it runs")[0],
+                &f64s(&[2, 2], &want),
+                1e-15,
+            );
+            // Where the norm is 0, so is the gradient.
+            let gradient = gradient_graph(&graph, &[Some(f64s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]))], &[0]);
+            let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
+            assert!(got[2..] == [0.0, 0.0] && got[0] != 0.0, "{got:?}");
+            for axis in [0i64, 1] {
+                let x = spread(&[3, 4], 6);
+                let graph =
+                    one_node(7, LP, &[Some(&x)], 1, attrs.clone().with("axis", axis)).expect("it is read");
+                check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_inputs_are_refused() {
+        let (x, three, four) = (spread(&[2, 4, 2], 1), spread(&[3], 2), spread(&[4], 3));
+        for (op, scale, attrs, message) in [
+            (INSTANCE, &three, Attrs::new(), "input 1 has shape [3] for 4 channels"),
+            (GROUP, &four, groups(3), "4 channels in 3 groups"),
+            (GROUP, &four, groups(0), "num_groups is 0"),
+        ] {
+            let failure = run_node(op, &[Some(&x), Some(scale), Some(&four)], 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+        for (attrs, message) in [
+            (Attrs::new().with("p", 3i64), "p is 3; 1 and 2 are defined"),
+            (Attrs::new().with("axis", 3i64), "axis 3 is out of range for rank 3"),
+        ] {
+            let failure = run_node(LP, &[Some(&x)], 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The norm of what lies under each window, or in each plane.
+//!
+//! LpPool-2, 11, 18, 22 and GlobalLpPool-2, 22 of ONNX. Compositions: the average of the powers over windows that count
+//! their padding, times the number of cells, and the root. Where the norm is 0, so is the gradient. Floats narrower than
+//! float32 are computed in float32. With `ceil_mode` the spatial sizes must be known when it is differentiated.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::Windows;
+use crate::OpError;
+use crate::families::norm::{cast, wide};
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+struct LpPool {
+    windows: Windows,
+}
+
+impl Op for LpPool {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        let shape = cx.shape(0).map(|shape| self.windows.outputs(cx, shape)).transpose()?;
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+}
+
+/// The power of the norm.
+fn power_of(attrs: &Attrs) -> Result<i64, OpError> {
+    match attrs.int("p")?.unwrap_or(2) {
+        p if p >= 1 => Ok(p),
+        p => Err(OpError::invalid(format!("p is {p}; 1 is the least"))),
+    }
+}
+
+fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+    rw.add(op, inputs, Attrs::new())
+}
+
+/// The elements in the type that is computed with, to the power of the norm.
+fn powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId {
+    let data = cast(rw.patch().1, x, dtype, wide(dtype));
+    match p {
+        1 => add(rw, "Abs", &[data]),
+        2 => add(rw, "Mul", &[data, data]),
+        _ => {
+            let size = add(rw, "Abs", &[data]);
+            let exponent = rw.constant("p", Tensor::scalar(wide(dtype), p as f64));
+            add(rw, "Pow", &[size, exponent])
+        }
+    }
+}
+
+/// The norm, from the sum of the powers.
+fn root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
+    let wide = wide(dtype);
+    let result = if p == 1 {
+        sum
+    } else {
+        let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide, value));
+        let (zero, one) = (number(rw, 0.0), number(rw, 1.0));
+        // The root of nothing has no slope.
+        let nothing = add(rw, "Equal", &[sum, zero]);
+        let safe = add(rw, "Where", &[nothing, one, sum]);
+        let root = if p == 2 {
+            add(rw, "Sqrt", &[safe])
+        } else {
+            let exponent = number(rw, 1.0 / p as f64);
+            add(rw, "Pow", &[safe, exponent])
+        };
+        add(rw, "Where", &[nothing, zero, root])
+    };
+    let result = cast(rw.patch().1, result, wide, dtype);
+    rw.output(0, result);
+}
+
+/// The attributes of an average over the same windows that counts every cell.
+fn average_attrs(windows: &Windows, attrs: &Attrs, shape: Option<&Shape>) -> Result<Attrs, OpError> {
+    let mut attrs = attrs.clone();
+    attrs.0.remove("p");
+    let ceil = attrs.0.remove("ceil_mode").is_some();
+    let attrs = attrs.with("count_include_pad", 1i64);
+    if !ceil || !windows.sliding.as_ref().is_some_and(|sliding| sliding.ceil) {
+        return Ok(attrs);
+    }
+    // A window that hangs over the end has its padding said.
+    let spatial =
+        shape.and_then(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<usize>>>());
+    let spatial = spatial.ok_or_else(|| {
+        OpError::unsupported("with ceil_mode the spatial sizes of its input must be known; declare them")
+    })?;
+    let dims: Vec<usize> = [1, 1].into_iter().chain(spatial).collect();
+    let axes = windows.axes(&dims)?;
+    let behind = axes.iter().map(|axis| {
+        let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
+        (reach as i64 - axis.before as i64 - axis.input as i64).max(0)
+    });
+    let pads: Vec<i64> = axes.iter().map(|axis| axis.before as i64).chain(behind).collect();
+    let mut attrs = attrs;
+    attrs.0.remove("auto_pad");
+    Ok(attrs.with("pads", pads))
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, p) = (rw.required(0)?, power_of(rw.attrs())?);
+    let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+    let windows = Windows::read(rw.node())?;
+    let attrs = average_attrs(&windows, rw.attrs(), rw.shape(x))?;
+    let cells: f64 = windows.kernel().iter().map(|&size| size as f64).product();
+    let powers = powers(rw, x, dtype, p);
+    let average = rw.add("AveragePool", &[powers], attrs);
+    let cells = rw.constant("cells", Tensor::scalar(wide(dtype), cells));
+    let sum = add(rw, "Mul", &[average, cells]);
+    root(rw, sum, dtype, p);
+    Ok(())
+}
+
+fn decompose_global(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, p) = (rw.required(0)?, power_of(rw.attrs())?);
+    let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+    let Some(rank) = rw.shape(x).map(Shape::rank) else {
+        return Err(OpError::unsupported("the rank of its input must be known; declare its shape"));
+    };
+    let powers = powers(rw, x, dtype, p);
+    let axes = rw.ints("axes", &(2..rank as i64).collect::<Vec<_>>());
+    let sum = add(rw, "ReduceSum", &[powers, axes]);
+    root(rw, sum, dtype, p);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    power_of(&node.attrs)?;
+    Ok(Box::new(LpPool { windows: Windows::read(node)? }))
+}
+
+fn build_global(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    power_of(&node.attrs)?;
+    Ok(Box::new(LpPool { windows: Windows { sliding: None } }))
+}
+
+pub(super) fn definitions() -> [Definition; 2] {
+    [
+        Definition::new("", "LpPool", &[2, 11, 18, 22], build).composition(decompose),
+        Definition::new("", "GlobalLpPool", &[2, 22], build_global).composition(decompose_global),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+    };
+
+    fn window(kernel: &[i64]) -> Attrs {
+        Attrs::new().with("kernel_shape", kernel.to_vec())
+    }
+
+    #[test]
+    fn norms_under_windows_that_hang_over() {
+        let x = f64s(&[1, 1, 5], &[3.0, -4.0, 0.0, 1.0, 2.0]);
+        let get =
+            |attrs: Attrs| run_node(("", "LpPool"), &[Some(&x)], 1, attrs).expect("it runs")[0].to_f64();
+        let by = |step: i64| window(&[2]).with("strides", vec![step]);
+        assert_eq!(get(by(2)), [5.0, 1.0]);
+        assert_eq!(get(by(2).with("ceil_mode", 1i64)), [5.0, 1.0, 2.0]);
+        assert_eq!(get(by(3).with("p", 1i64).with("pads", vec![1i64, 1])), [3.0, 1.0]);
+    }
+
+    #[test]
+    fn gradients() {
+        let x = spread(&[2, 2, 5, 4], 1);
+        for p in [1i64, 2, 3] {
+            for attrs in [
+                window(&[2, 2]),
+                window(&[3, 2]).with("strides", vec![2i64, 2]).with("pads", vec![1i64, 0, 1, 1]),
+                window(&[2, 3]).with("strides", vec![2i64, 2]).with("ceil_mode", 1i64),
+                window(&[2, 2]).with("dilations", vec![2i64, 1]).with("auto_pad", "SAME_LOWER"),
+            ] {
+                let attrs = attrs.with("p", p);
+                let graph = one_node(NEWEST_OPSET, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
+                check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            }
+            let attrs = Attrs::new().with("p", p);
+            let graph = one_node(7, ("", "GlobalLpPool"), &[Some(&x)], 1, attrs).expect("it is read");
+            check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            let total: f64 = x.to_f64()[..20].iter().map(|x| x.abs().powi(p as i32)).sum();
+            let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64()[0];
+            assert!((got - total.powf(1.0 / p as f64)).abs() < 1e-12);
+        }
+    }
+
+    /// A window of zeros has norm 0 and moves nothing.
+    #[test]
+    fn nothing_has_no_slope() {
+        let x = f64s(&[1, 1, 4], &[0.0, 0.0, 3.0, 4.0]);
+        for p in [2i64, 3] {
+            let attrs = window(&[2]).with("strides", vec![2i64]).with("p", p);
+            let graph = one_node(NEWEST_OPSET, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
+            let gradient = gradient_graph(&graph, &[Some(f64s(&[1, 1, 2], &[1.0, 1.0]))], &[0]);
+            let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0);
+            assert_eq!(got.to_f64()[..2], [0.0, 0.0]);
+            if p == 2 {
+                assert_close(&got, &f64s(&[1, 1, 4], &[0.0, 0.0, 0.6, 0.8]), 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_attributes_are_refused() {
+        let x = spread(&[1, 1, 4], 1);
+        for (attrs, message) in
+            [(window(&[2]).with("p", 0i64), "p is 0"), (Attrs::new(), "kernel_shape is missing")]
+        {
+            let failure = run_node(("", "LpPool"), &[Some(&x)], 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

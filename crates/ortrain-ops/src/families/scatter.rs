@@ -1,0 +1,533 @@
+//! Elements or slices written at indices, or combined with what is there.
+//!
+//! ScatterElements-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterElements.html>), Scatter-9 (the same under
+//! its older name) and ScatterND-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterND.html>) of ONNX, with the
+//! reductions `none`, `add`, `mul`, `max` and `min`. Negative indices count from the end; any other index outside fails the
+//! run and nothing is committed. Where `none` is given an index twice, which ONNX leaves undefined, the updates are summed.
+//!
+//! Gradients: of `none` those of the data are 0 where something was written; of `mul` each factor gets the product of the
+//! others, zeros or not; of `max` and `min` data and updates that are the result share equally. Products and extremes look
+//! at every update for every element (of the same line, for elements).
+
+use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
+
+use super::elementwise::build_unrunnable;
+use super::gather::{
+    Places, add_at, check_indices, copy, fill, from_front, guard_indices, scatter_add, widened,
+};
+use super::gather_elements::{
+    check_alike, check_elements, load_at, places_of_elements, places_of_slices, position, shape_of_slices,
+};
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::Lower;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// What the indices refer to.
+#[derive(Clone, Copy)]
+enum Form {
+    /// Elements, by an index along an axis.
+    Elements { axis: i64 },
+    /// Slices, by coordinates along the first axes.
+    Slices,
+}
+
+/// What becomes of an update and what it meets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reduction {
+    None,
+    Add,
+    Mul,
+    Max,
+    Min,
+}
+
+struct Scatter {
+    form: Form,
+    reduction: Reduction,
+}
+
+impl Scatter {
+    fn places(&self, cx: &mut Lower<'_>, dims: &[usize]) -> Result<Places, OpError> {
+        match self.form {
+            Form::Elements { axis } => places_of_elements(cx, 1, dims, normalize_axis(axis, dims.len())?),
+            Form::Slices => places_of_slices(cx, 1, dims, 0),
+        }
+    }
+
+    /// Writes the updates: zeros where something will be written, and sums.
+    fn overwrite(&self, cx: &mut Lower<'_>, places: &Places) -> Result<(), OpError> {
+        let ones = cx.temp("ones", DType::I32, places.count);
+        fill(cx, ones, 1.0)?;
+        let hits = cx.temp("hits", DType::I32, places.rows);
+        fill(cx, hits, 0.0)?;
+        scatter_add(cx, &Places { inner: 1, ..*places }, ones, hits)?;
+        let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
+        let source = widened(cx, updates, "wide_source")?;
+        let dtype = cx.buffer_dtype(source);
+        let narrow = cx.buffer_dtype(output) != dtype;
+        let target = if narrow { cx.temp("wide", dtype, cx.buffer_len(output)) } else { output };
+        let mut nest = cx.nest(&[places.rows, places.inner], 0);
+        let old = nest.load_strided(cx, data, 0, &[places.inner as isize, 1]);
+        let hit = nest.load_strided(cx, hits, 0, &[1, 0]);
+        let hit = nest.b.convert(hit, Type::Bool);
+        let zero = nest.b.constant(nest.b.ty(old), 0.0);
+        let kept = nest.b.select(hit, zero, old);
+        nest.store_whole(cx, target, kept);
+        cx.step(nest.map())?;
+        scatter_add(cx, places, source, target)?;
+        if narrow { copy(cx, target, output) } else { Ok(()) }
+    }
+
+    /// Combines each element with the updates that meet it: their indices are looked through.
+    fn combine(&self, cx: &mut Lower<'_>, dims: &[usize]) -> Result<(), OpError> {
+        let (op, reduce) = match self.reduction {
+            Reduction::Max => (BinaryOp::Max, ReduceOp::Max),
+            Reduction::Min => (BinaryOp::Min, ReduceOp::Min),
+            _ => (BinaryOp::Mul, ReduceOp::Prod),
+        };
+        let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
+        let (mut nest, old, update, hit) = match self.form {
+            Form::Elements { axis } => {
+                let axis = normalize_axis(axis, dims.len())?;
+                let taken = cx.dims(1);
+                guard_indices(cx, 1, dims[axis])?;
+                let space: Vec<usize> = dims.iter().copied().chain([taken[axis]]).collect();
+                let mut nest = cx.nest(&space, 1);
+                let mut own = cx.whole(data, dims);
+                own.strides.push(0);
+                let old = nest.load(data, own);
+                // The update at the same coordinates but along the axis, where there is one.
+                let along = nest.b.coordinate(dims.len());
+                let at = position(&mut nest, &taken, axis, along);
+                let indices = cx.input(1);
+                let loaded = load_at(cx, &mut nest, indices, at);
+                let index = nest.b.convert(loaded, Type::I64);
+                let row = from_front(&mut nest.b, index, dims[axis]);
+                let here = nest.b.coordinate(axis);
+                let mut hit = nest.b.compare(CompareOp::Eq, here, row);
+                for (k, (&taken, &size)) in taken.iter().zip(dims).enumerate() {
+                    if k != axis && taken < size {
+                        let (here, end) = (nest.b.coordinate(k), nest.b.int(taken as i64));
+                        let inside = nest.b.compare(CompareOp::Lt, here, end);
+                        hit = nest.b.binary(BinaryOp::And, hit, inside);
+                    }
+                }
+                let update = load_at(cx, &mut nest, updates, at);
+                (nest, old, update, hit)
+            }
+            Form::Slices => {
+                let places = self.places(cx, dims)?;
+                let inner = places.inner as isize;
+                let mut nest = cx.nest(&[places.rows, places.inner, places.count], 1);
+                let old = nest.load_strided(cx, data, 0, &[inner, 1, 0]);
+                let place = nest.load_strided(cx, places.place, 0, &[0, 0, 1]);
+                let here = nest.b.coordinate(0);
+                let hit = nest.b.compare(CompareOp::Eq, here, place);
+                let update = nest.load_strided(cx, updates, 0, &[0, 1, inner]);
+                (nest, old, update, hit)
+            }
+        };
+        // What does not meet the element counts as the element itself, or as a factor of 1.
+        let neutral = match self.reduction {
+            Reduction::Mul => nest.b.constant(nest.b.ty(old), 1.0),
+            _ => old,
+        };
+        let counted = nest.b.select(hit, update, neutral);
+        let all = nest.reduce(reduce, counted);
+        let result = nest.b.binary(op, old, all);
+        nest.store_outer(cx, output, result);
+        cx.step(nest.reduction())
+    }
+}
+
+impl Op for Scatter {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        let dtype = cx.same_dtype([0, 2])?;
+        if self.reduction != Reduction::None && dtype == DType::Bool {
+            return Err(OpError::invalid("elements of type bool cannot be combined"));
+        }
+        let data = cx.shape(0).cloned();
+        match self.form {
+            Form::Elements { axis } => {
+                let axis = data.as_ref().map(|data| check_elements(data, cx.shape(1), axis)).transpose()?;
+                check_indices(cx, 1, axis.and_then(|axis| data.as_ref().map(|data| &data[axis])))?;
+                check_alike(cx, 2, cx.shape(1))?;
+            }
+            Form::Slices => {
+                cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+                if let (Some(data), Some(indices)) = (&data, cx.shape(1)) {
+                    let wanted = shape_of_slices(data, indices, 0)?;
+                    check_alike(cx, 2, Some(&wanted))?;
+                }
+            }
+        }
+        cx.output(0, dtype, data);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        match self.reduction {
+            Reduction::None => {
+                if cx.wants(0) {
+                    let updates = cx.input(2)?;
+                    let dtype = cx.dtype(updates)?;
+                    let shape = cx.shape_of(updates);
+                    let zero = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
+                    let zeros = cx.add("ConstantOfShape", &[shape], zero);
+                    let kept = self.scattered(cx, g, zeros, "none")?;
+                    cx.give(0, kept);
+                }
+                if cx.wants(2) {
+                    let taken = self.gathered(cx, g)?;
+                    cx.give(2, taken);
+                }
+                Ok(())
+            }
+            Reduction::Add => {
+                cx.give(0, g);
+                if cx.wants(2) {
+                    let taken = self.gathered(cx, g)?;
+                    cx.give(2, taken);
+                }
+                Ok(())
+            }
+            Reduction::Mul => self.product_gradient(cx, g),
+            Reduction::Max | Reduction::Min => self.extreme_gradient(cx, g),
+        }
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        match self.reduction {
+            Reduction::None => {
+                let places = self.places(cx, &dims)?;
+                self.overwrite(cx, &places)
+            }
+            Reduction::Add => {
+                let places = self.places(cx, &dims)?;
+                let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
+                add_at(cx, &places, updates, Some(data), output)
+            }
+            _ => self.combine(cx, &dims),
+        }
+    }
+}
+
+impl Scatter {
+    /// What lies at the indices.
+    fn gathered(&self, cx: &mut Grad<'_>, value: ValueId) -> Result<ValueId, OpError> {
+        let indices = cx.input(1)?;
+        Ok(match self.form {
+            Form::Elements { axis } => {
+                cx.add("GatherElements", &[value, indices], Attrs::new().with("axis", axis))
+            }
+            Form::Slices => cx.add("GatherND", &[value, indices], Attrs::new()),
+        })
+    }
+
+    /// Something scattered at the indices.
+    fn scattered(
+        &self,
+        cx: &mut Grad<'_>,
+        data: ValueId,
+        updates: ValueId,
+        reduction: &str,
+    ) -> Result<ValueId, OpError> {
+        let indices = cx.input(1)?;
+        let attrs =
+            if reduction == "none" { Attrs::new() } else { Attrs::new().with("reduction", reduction) };
+        Ok(match self.form {
+            Form::Elements { axis } => {
+                cx.add("ScatterElements", &[data, indices, updates], attrs.with("axis", axis))
+            }
+            Form::Slices => cx.add("ScatterND", &[data, indices, updates], attrs),
+        })
+    }
+
+    /// One value everywhere, of the shape of another.
+    fn filled(cx: &mut Grad<'_>, like: ValueId, dtype: DType, value: f64) -> ValueId {
+        let shape = cx.shape_of(like);
+        let value = Attrs::new().with("value", Tensor::filled(dtype, &[1], value));
+        cx.add("ConstantOfShape", &[shape], value)
+    }
+
+    /// The gradient of a product: for the data the updates that meet it, for an update the data and the others. The
+    /// others are the product of all but zeros, divided by the own one if that is none of them; and 0 if there is
+    /// another zero.
+    fn product_gradient(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
+        let (data, updates) = (cx.input(0)?, cx.input(2)?);
+        let dtype = cx.dtype(data)?;
+        if cx.wants(0) {
+            let ones = Scatter::filled(cx, data, dtype, 1.0);
+            let factors = self.scattered(cx, ones, updates, "mul")?;
+            let gradient = cx.add("Mul", &[g, factors], Attrs::new());
+            cx.give(0, gradient);
+        }
+        if cx.wants(2) {
+            let number = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
+            let (zero, one) = (number(cx, 0.0), number(cx, 1.0));
+            let is_zero = cx.add("Equal", &[updates, zero], Attrs::new());
+            let present = cx.add("Where", &[is_zero, one, updates], Attrs::new());
+            let ones = Scatter::filled(cx, data, dtype, 1.0);
+            let product = self.scattered(cx, ones, present, "mul")?;
+            let product = self.gathered(cx, product)?;
+            let counted = cx.add("Cast", &[is_zero], Attrs::new().with("to", i64::from(dtype.to_onnx())));
+            let none = Scatter::filled(cx, data, dtype, 0.0);
+            let zeros = self.scattered(cx, none, counted, "add")?;
+            let zeros = self.gathered(cx, zeros)?;
+            // Zeros among the others.
+            let others_zero = cx.add("Sub", &[zeros, counted], Attrs::new());
+            let clear = cx.add("Equal", &[others_zero, zero], Attrs::new());
+            let others = cx.add("Div", &[product, present], Attrs::new());
+            let others = cx.add("Where", &[clear, others, zero], Attrs::new());
+            let arriving = cx.add("Mul", &[g, data], Attrs::new());
+            let arriving = self.gathered(cx, arriving)?;
+            let gradient = cx.add("Mul", &[arriving, others], Attrs::new());
+            cx.give(2, gradient);
+        }
+        Ok(())
+    }
+
+    /// The gradient of an extreme: an equal share for data and updates that are the result.
+    fn extreme_gradient(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
+        let (data, updates, y) = (cx.input(0)?, cx.input(2)?, cx.output(0, "y"));
+        let dtype = cx.dtype(data)?;
+        let cast = Attrs::new().with("to", i64::from(dtype.to_onnx()));
+        let stays = cx.add("Equal", &[data, y], Attrs::new());
+        let result = self.gathered(cx, y)?;
+        let chosen = cx.add("Equal", &[updates, result], Attrs::new());
+        let own = cx.add("Cast", &[stays], cast.clone());
+        let marks = cx.add("Cast", &[chosen], cast);
+        let ties = self.scattered(cx, own, marks, "add")?;
+        let share = cx.add("Div", &[g, ties], Attrs::new());
+        let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
+        if cx.wants(0) {
+            let gradient = cx.add("Where", &[stays, share, zero], Attrs::new());
+            cx.give(0, gradient);
+        }
+        if cx.wants(2) {
+            let share = self.gathered(cx, share)?;
+            let gradient = cx.add("Where", &[chosen, share, zero], Attrs::new());
+            cx.give(2, gradient);
+        }
+        Ok(())
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let reduction = match node.attrs.string("reduction")?.unwrap_or("none") {
+        "none" => Reduction::None,
+        "add" => Reduction::Add,
+        "mul" => Reduction::Mul,
+        "max" => Reduction::Max,
+        "min" => Reduction::Min,
+        other => return Err(OpError::invalid(format!("reduction {other:?} is not defined"))),
+    };
+    let form = match &*node.op {
+        "ScatterND" => Form::Slices,
+        _ => Form::Elements { axis: node.attrs.int("axis")?.unwrap_or(0) },
+    };
+    Ok(Box::new(Scatter { form, reduction }))
+}
+
+/// Before opset 16 a scatter only writes, before 18 it knows no extremes, and before 11 it has another name.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let version = rw.version();
+    let reduction = rw.attrs().string("reduction")?.map(ToOwned::to_owned);
+    let least = match reduction.as_deref() {
+        Some("add" | "mul") => 16,
+        Some("max" | "min") => 18,
+        _ => 9,
+    };
+    if version < least {
+        let reduction = reduction.unwrap_or_default();
+        return Err(OpError::unsupported(format!(
+            "the reduction {reduction:?} needs opset {least} or newer"
+        )));
+    }
+    let mut attrs = rw.attrs().clone();
+    attrs.0.remove("reduction");
+    let inputs = rw.node().inputs.to_vec();
+    if version < 11 && &*rw.node().op == "ScatterElements" {
+        rw.renamed("", "Scatter", &inputs, attrs);
+    } else if version < 16 && reduction.is_some() {
+        rw.same(&inputs, attrs);
+    }
+    Ok(())
+}
+
+fn upgrade_old_name(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let inputs = rw.node().inputs.to_vec();
+    rw.renamed("", "ScatterElements", &inputs, rw.attrs().clone());
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "ScatterElements", &[11, 13, 16, 18], build).downgrade(downgrade),
+        Definition::new("", "ScatterND", &[11, 13, 16, 18], build).downgrade(downgrade),
+        // Deprecated in 11, from when on nothing but the other name is written.
+        Definition::new("", "Scatter", &[9, 11], build_unrunnable).upgrade(upgrade_old_name),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
+    };
+
+    const ELEMENTS: (&str, &str) = ("", "ScatterElements");
+    const ND: (&str, &str) = ("", "ScatterND");
+
+    fn reduction(name: &str) -> Attrs {
+        Attrs::new().with("reduction", name)
+    }
+
+    #[test]
+    fn scattered_elements() {
+        let data = f64s(&[2, 3], &[1., 2., 3., 4., 5., f64::INFINITY]);
+        let (indices, updates) = (Tensor::i64(&[2, 1], &[-3, 2]), f64s(&[2, 1], &[10., 20.]));
+        let ports = [Some(&data), Some(&indices), Some(&updates)];
+        let get = |attrs: Attrs| run_node(ELEMENTS, &ports, 1, attrs).expect("it runs").remove(0).to_f64();
+        let end = f64::INFINITY;
+        assert_eq!(get(Attrs::new().with("axis", 1i64)), [10., 2., 3., 4., 5., 20.]);
+        assert_eq!(get(reduction("add").with("axis", -1i64)), [11., 2., 3., 4., 5., end]);
+        assert_eq!(get(reduction("mul").with("axis", 1i64)), [10., 2., 3., 4., 5., end]);
+        assert_eq!(get(reduction("max").with("axis", 1i64)), [10., 2., 3., 4., 5., end]);
+        assert_eq!(get(reduction("min").with("axis", 1i64)), [1., 2., 3., 4., 5., 20.]);
+
+        let flags = Tensor::from_slice(DType::Bool, &[3], &[1u8, 0, 1]);
+        let (indices, updates) =
+            (Tensor::i64(&[2], &[0, 1]), Tensor::from_slice(DType::Bool, &[2], &[0u8, 1]));
+        let got = run_node(ELEMENTS, &[Some(&flags), Some(&indices), Some(&updates)], 1, Attrs::new());
+        assert_eq!(got.expect("it runs")[0].to_f64(), [0., 1., 1.]);
+    }
+
+    #[test]
+    fn several_updates_of_one_element() {
+        let data = Tensor::from_slice(DType::I32, &[3], &[2i32, 3, 5]);
+        let (indices, updates) =
+            (Tensor::i64(&[3, 1], &[1, -2, 0]), Tensor::from_slice(DType::I32, &[3], &[7i32, 4, -1]));
+        for (name, want) in
+            [("add", [1, 14, 5]), ("mul", [-2, 84, 5]), ("max", [2, 7, 5]), ("min", [-1, 3, 5])]
+        {
+            let got = run_node(ND, &[Some(&data), Some(&indices), Some(&updates)], 1, reduction(name));
+            assert_eq!(got.expect("it runs")[0].to_i64(), Some(want.to_vec()), "{name}");
+            let flat = Tensor::i64(&[3], &[1, -2, 0]);
+            let got = run_node(ELEMENTS, &[Some(&data), Some(&flat), Some(&updates)], 1, reduction(name));
+            assert_eq!(got.expect("it runs")[0].to_i64(), Some(want.to_vec()), "{name}");
+        }
+    }
+
+    #[test]
+    fn gradients() {
+        for name in ["none", "add", "mul", "max", "min"] {
+            // Indices that meet each other, where that means something.
+            let second = if name == "none" { 0 } else { 2 };
+            let cases = [
+                (ELEMENTS, vec![3, 2], Tensor::i64(&[2, 2], &[2, 1, second, -1]), vec![2, 2], 0i64),
+                (ELEMENTS, vec![2, 3], Tensor::i64(&[1, 2], &[-1, second]), vec![1, 2], 1),
+                (ND, vec![3, 2], Tensor::i64(&[2, 1], &[2, second]), vec![2, 2], 0),
+                (ND, vec![3, 2], Tensor::i64(&[2, 2], &[2, 1, second, -1]), vec![2], 0),
+            ];
+            for (op, data, indices, updates, axis) in cases {
+                let inputs = [spread(&data, 3), indices, spread(&updates, 4)];
+                let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+                let attrs = if op == ND { reduction(name) } else { reduction(name).with("axis", axis) };
+                let graph = one_node(NEWEST_OPSET, op, &ports, 1, attrs).expect("valid");
+                check_gradients(&graph, &inputs, &[0, 2], &[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_and_ties() {
+        let gradients = |name: &str, data: &[f64], indices: &[i64], updates: &[f64]| {
+            let inputs = [
+                f64s(&[data.len()], data),
+                Tensor::i64(&[indices.len()], indices),
+                f64s(&[updates.len()], updates),
+            ];
+            let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+            let graph = one_node(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
+            let ones = Tensor::filled(DType::F64, &[data.len()], 1.0);
+            let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 2]), &inputs).expect("it runs");
+            (got[0].to_f64(), got[1].to_f64())
+        };
+        assert_eq!(gradients("mul", &[2.0, 5.0], &[0, 0], &[0.0, 3.0]), (vec![0.0, 1.0], vec![6.0, 0.0]));
+        assert_eq!(gradients("mul", &[2.0, 5.0], &[0, 0], &[0.0, 0.0]), (vec![0.0, 1.0], vec![0.0, 0.0]));
+        let thirds = (vec![1.0 / 3.0, 1.0], vec![1.0 / 3.0, 1.0 / 3.0]);
+        assert_eq!(gradients("max", &[4.0, 5.0], &[0, 0], &[4.0, 4.0]), thirds);
+        assert_eq!(gradients("min", &[4.0, 5.0], &[0, 1], &[3.0, 5.0]), (vec![0.0, 0.5], vec![1.0, 0.5]));
+        // What was written over gets nothing, infinite as it may be.
+        let over = gradients("none", &[f64::INFINITY, 5.0], &[0], &[3.0]);
+        assert_eq!(over, (vec![0.0, 1.0], vec![1.0]));
+    }
+
+    #[test]
+    fn older_versions() {
+        let inputs = [spread(&[3], 1), Tensor::i64(&[2], &[2, 0]), spread(&[2], 2)];
+        let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+        let old = one_node(9, ("", "Scatter"), &ports, 1, Attrs::new()).expect("it is read");
+        assert_eq!(&*old.nodes[0].op, "ScatterElements");
+        let written = check_downgrade(&old, &inputs, 9);
+        assert_eq!(&*written.nodes[0].op, "Scatter");
+        check_downgrade(&old, &inputs, 11);
+        for (name, least) in [("add", 16), ("mul", 16), ("max", 18), ("min", 18)] {
+            let graph = one_node(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
+            check_downgrade(&graph, &inputs, least);
+            let error =
+                crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("refused");
+            assert!(error.to_string().contains(&format!("needs opset {least} or newer")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let data = spread(&[2, 3], 1);
+        let cases = [
+            (ELEMENTS, Tensor::i64(&[2, 1], &[0; 2]), spread(&[1, 2], 2), Attrs::new(), "[2, 1] is needed"),
+            (ELEMENTS, Tensor::i64(&[2], &[0; 2]), spread(&[2], 2), Attrs::new(), "do not fit data"),
+            (ND, Tensor::i64(&[2, 1], &[0; 2]), spread(&[2], 2), Attrs::new(), "[2, 3] is needed"),
+            (
+                ND,
+                Tensor::i64(&[1, 3], &[0; 3]),
+                spread(&[1], 2),
+                Attrs::new(),
+                "one coordinate for each indexed axis",
+            ),
+            (
+                ND,
+                Tensor::i64(&[1, 1], &[0]),
+                spread(&[1, 3], 2),
+                reduction("mean"),
+                "reduction \"mean\" is not defined",
+            ),
+        ];
+        for (op, indices, updates, attrs, message) in cases {
+            let failure = run_node(op, &[Some(&data), Some(&indices), Some(&updates)], 1, attrs);
+            let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn narrow_sums_are_made_wide() {
+        let count = 2050;
+        let data = Tensor::filled(DType::F16, &[1], 0.0);
+        let (indices, updates) =
+            (Tensor::i64(&[count], &vec![0; count]), Tensor::filled(DType::F16, &[count], 1.0));
+        let got = run_node(ELEMENTS, &[Some(&data), Some(&indices), Some(&updates)], 1, reduction("add"));
+        assert_close(&got.expect("it runs")[0], &Tensor::filled(DType::F16, &[1], 2050.0), 0.0);
+    }
+}

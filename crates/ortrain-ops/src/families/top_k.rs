@@ -1,0 +1,394 @@
+//! The largest or smallest elements along an axis, in order, and where they are.
+//!
+//! TopK-1, 10, 11, 24 of ONNX (<https://onnx.ai/onnx/operators/onnx__TopK.html>). `K` is an attribute before opset 10 and an
+//! input from then on; its value must be known when a program is made. Of equal elements the one with the lower index
+//! comes first; NaN counts as larger than everything. The result is in order whatever `sorted` says.
+//!
+//! The indices along the axis are sorted by a bitonic network: passes over all of them in which each meets one other and
+//! both trade places or not. It takes about half the square of the number of binary digits of the axis, and every pass is
+//! a map. The gradient goes to the indices.
+
+use ortrain_expr::{Access, BinaryOp, CompareOp, Reg, Type, UnaryOp};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor};
+use ortrain_program::BufferId;
+
+use super::gather_elements::elements_gradient;
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::lower::{Lower, NestBuilder, around};
+use crate::op::{Definition, Need, Op};
+use crate::rewrite::{Rewrite, ints_input_to_attribute};
+
+struct TopK {
+    axis: i64,
+    largest: bool,
+}
+
+/// Lines of `size` elements that are sorted, `[before, size, after]`, with their indices padded to a power of two.
+struct Lines {
+    before: usize,
+    size: usize,
+    after: usize,
+    padded: usize,
+}
+
+/// An element that meets another: its index, and its value.
+#[derive(Clone, Copy)]
+struct Entrant {
+    index: Reg,
+    value: Reg,
+}
+
+impl TopK {
+    /// Whether `a` comes before `b`. Indices behind the end come last.
+    fn comes_first(&self, nest: &mut NestBuilder, size: usize, a: Entrant, b: Entrant) -> Reg {
+        let e = &mut nest.b;
+        let end = e.int(size as i64);
+        let (low, high) = if self.largest { (b.value, a.value) } else { (a.value, b.value) };
+        let mut beats = e.compare(CompareOp::Lt, low, high);
+        let mut equal = e.compare(CompareOp::Eq, a.value, b.value);
+        if e.ty(a.value).is_float() {
+            let [a_nan, b_nan] = [a.value, b.value].map(|value| {
+                let same = e.compare(CompareOp::Eq, value, value);
+                e.unary(UnaryOp::Not, same)
+            });
+            let (more, less) = if self.largest { (a_nan, b_nan) } else { (b_nan, a_nan) };
+            let number = e.unary(UnaryOp::Not, less);
+            let by_nan = e.binary(BinaryOp::And, more, number);
+            beats = e.binary(BinaryOp::Or, beats, by_nan);
+            let both = e.binary(BinaryOp::And, a_nan, b_nan);
+            equal = e.binary(BinaryOp::Or, equal, both);
+        }
+        let earlier = e.compare(CompareOp::Lt, a.index, b.index);
+        let by_index = e.binary(BinaryOp::And, equal, earlier);
+        let wins = e.binary(BinaryOp::Or, beats, by_index);
+        let (a_inside, b_inside) =
+            (e.compare(CompareOp::Lt, a.index, end), e.compare(CompareOp::Lt, b.index, end));
+        let alone = e.unary(UnaryOp::Not, b_inside);
+        let ahead = e.binary(BinaryOp::Or, wins, alone);
+        e.binary(BinaryOp::And, a_inside, ahead)
+    }
+
+    /// The entrant at a position of a line, whose indices `order` holds.
+    fn entrant(cx: &Lower<'_>, nest: &mut NestBuilder, lines: &Lines, data: BufferId, index: Reg) -> Entrant {
+        let (o, i) = (nest.b.coordinate(0), nest.b.coordinate(1));
+        let at = element(nest, lines, o, i, index);
+        let dtype = cx.buffer_dtype(data);
+        let strides = nest.dims().iter().map(|_| 0).collect();
+        let slot = nest.slot(data, Access { dtype, offset: 0, strides, len: cx.buffer_len(data) });
+        Entrant { index, value: nest.b.load_at(slot, at, Type::of(dtype)) }
+    }
+
+    /// One pass: everyone meets the one whose position differs in the bits `distance`, in lines that are sorted up or
+    /// down by turns of `block`.
+    fn pass(
+        &self,
+        cx: &mut Lower<'_>,
+        lines: &Lines,
+        (from, to): (BufferId, BufferId),
+        (block, distance): (usize, usize),
+    ) -> Result<(), OpError> {
+        let data = cx.input(0);
+        let space = [lines.before, lines.after, lines.padded];
+        let mut nest = cx.nest(&space, 0);
+        let own = nest.load(from, cx.whole(from, &space));
+        let access = Access {
+            dtype: DType::I64,
+            offset: 0,
+            strides: [0; 3].into_iter().collect(),
+            len: cx.buffer_len(from),
+        };
+        let slot = nest.slot(from, access);
+        let b = &mut nest.b;
+        let here = b.coordinate(2);
+        let (distance, block, zero) = (b.int(distance as i64), b.int(block as i64), b.int(0));
+        let partner = b.binary(BinaryOp::Xor, here, distance);
+        let (o, i) = (b.coordinate(0), b.coordinate(1));
+        let (afters, padded) = (b.int(lines.after as i64), b.int(lines.padded as i64));
+        let line = b.mul(o, afters);
+        let line = b.add(line, i);
+        let start = b.mul(line, padded);
+        let at = b.add(start, partner);
+        let other = b.load_at(slot, at, Type::I64);
+        let a = TopK::entrant(cx, &mut nest, lines, data, own);
+        let z = TopK::entrant(cx, &mut nest, lines, data, other);
+        let first = self.comes_first(&mut nest, lines.size, a, z);
+        let b = &mut nest.b;
+        let (turn, side) = (b.binary(BinaryOp::And, here, block), b.binary(BinaryOp::And, here, distance));
+        let (up, low) = (b.compare(CompareOp::Eq, turn, zero), b.compare(CompareOp::Eq, side, zero));
+        // The lower position of an upward line takes the first, so does the higher of a downward one.
+        let takes_first = b.compare(CompareOp::Eq, up, low);
+        let stays = b.compare(CompareOp::Eq, takes_first, first);
+        let kept = b.select(stays, own, other);
+        nest.store_whole(cx, to, kept);
+        cx.step(nest.map())
+    }
+
+    /// The indices of every line in order.
+    fn sorted(&self, cx: &mut Lower<'_>, lines: &Lines) -> Result<BufferId, OpError> {
+        let space = [lines.before, lines.after, lines.padded];
+        let count = space.iter().product();
+        let mut order = cx.temp("order", DType::I64, count);
+        let mut nest = cx.nest(&space, 0);
+        let index = nest.b.coordinate(2);
+        nest.store_whole(cx, order, index);
+        cx.step(nest.map())?;
+        let mut block = 2;
+        while block <= lines.padded {
+            let mut distance = block / 2;
+            while distance > 0 {
+                let next = cx.temp(&format!("order_{block}_{distance}"), DType::I64, count);
+                self.pass(cx, lines, (order, next), (block, distance))?;
+                order = next;
+                distance /= 2;
+            }
+            block *= 2;
+        }
+        Ok(order)
+    }
+}
+
+/// The position of element `index` of line `(o, i)`.
+fn element(nest: &mut NestBuilder, lines: &Lines, o: Reg, i: Reg, index: Reg) -> Reg {
+    let b = &mut nest.b;
+    let (sizes, afters) = (b.int(lines.size as i64), b.int(lines.after as i64));
+    let line = b.mul(o, sizes);
+    let row = b.add(line, index);
+    let start = b.mul(row, afters);
+    b.add(start, i)
+}
+
+impl Op for TopK {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 2)?;
+        let dtype = cx.dtype_where(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        let count = match (cx.ints(1), cx.sizes(1).as_deref()) {
+            (Some(numbers), _) => match numbers.as_slice() {
+                &[count] if count >= 0 => Some(Dim::Known(count as usize)),
+                other => {
+                    return Err(OpError::invalid(format!(
+                        "K is {other:?}; one number, 0 or more, is needed"
+                    )));
+                }
+            },
+            (None, Some([size])) => Some(size.clone()),
+            _ => None,
+        };
+        let shape = match cx.shape(0) {
+            Some(shape) => {
+                let axis = normalize_axis(self.axis, shape.rank())?;
+                if let (Some(count), Some(size)) = (count.as_ref().and_then(Dim::known), shape[axis].known())
+                    && count > size
+                {
+                    return Err(OpError::invalid(format!(
+                        "K is {count}, but axis {axis} of {shape} has {size}"
+                    )));
+                }
+                let mut dims = shape.clone();
+                dims.0[axis] = count.unwrap_or_else(|| cx.unknown_dim(0, axis));
+                Some(dims)
+            }
+            None => None,
+        };
+        cx.output(0, dtype, shape.clone());
+        cx.output(1, DType::I64, shape);
+        Ok(())
+    }
+
+    fn needs_value(&self, k: usize, _: DType) -> Need {
+        if k == 1 { Need::ForShapes } else { Need::Never }
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let (x, indices) = (cx.input(0)?, cx.output(1, "indices"));
+        let gradient = elements_gradient(cx, g, x, indices, self.axis);
+        cx.give(0, gradient);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let dims = cx.dims(0);
+        let axis = normalize_axis(self.axis, dims.len())?;
+        let (before, size, after) = around(&dims, axis);
+        let padded = size.max(1).checked_next_power_of_two().ok_or_else(|| {
+            OpError::unsupported(format!("an axis of {size} elements is too long to be sorted"))
+        })?;
+        let lines = Lines { before, size, after, padded };
+        let order = self.sorted(cx, &lines)?;
+        let count = if cx.wants(0) { cx.out_dims(0)[axis] } else { cx.out_dims(1)[axis] };
+        let data = cx.input(0);
+        let mut nest = cx.nest(&[before, count, after], 0);
+        let strides = [(after * padded) as isize, 1, padded as isize];
+        let index = nest.load_strided(cx, order, 0, &strides);
+        if cx.wants(1) {
+            let indices = cx.output(1);
+            nest.store_whole(cx, indices, index);
+        }
+        if cx.wants(0) {
+            let (o, i) = (nest.b.coordinate(0), nest.b.coordinate(2));
+            let at = element(&mut nest, &lines, o, i, index);
+            let dtype = cx.buffer_dtype(data);
+            let strides = [0; 3].into_iter().collect();
+            let slot = nest.slot(data, Access { dtype, offset: 0, strides, len: cx.buffer_len(data) });
+            let value = nest.b.load_at(slot, at, Type::of(dtype));
+            let values = cx.output(0);
+            nest.store_whole(cx, values, value);
+        }
+        cx.step(nest.map())
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(TopK {
+        axis: node.attrs.int("axis")?.unwrap_or(-1),
+        largest: node.attrs.int("largest")?.unwrap_or(1) != 0,
+    }))
+}
+
+/// Before opset 10 the number of elements is an attribute.
+fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 10 {
+        return Ok(());
+    }
+    let count = Attrs::required("k", rw.attrs().int("k")?)?;
+    let mut attrs = rw.attrs().clone();
+    attrs.0.remove("k");
+    let count = rw.ints("k", &[count]);
+    let x = rw.required(0)?;
+    rw.same(&[Some(x), Some(count)], attrs);
+    Ok(())
+}
+
+/// Before opset 11 it is the largest that are taken, in order.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 11 {
+        return Ok(());
+    }
+    if rw.attrs().int("largest")? == Some(0) {
+        return Err(OpError::unsupported("the smallest elements need opset 11 or newer"));
+    }
+    let mut attrs = rw.attrs().clone();
+    let named = attrs.0.remove("largest").is_some() | attrs.0.remove("sorted").is_some();
+    let inputs = rw.node().inputs.to_vec();
+    if rw.version() >= 10 {
+        if named {
+            rw.same(&inputs, attrs);
+        }
+        return Ok(());
+    }
+    let Some(count) = rw.input(1) else { return Ok(()) };
+    match rw.constant_of(count).and_then(Tensor::to_i64).as_deref() {
+        Some(&[count]) => {
+            rw.same(&inputs[..1], attrs.with("k", count));
+            Ok(())
+        }
+        _ => ints_input_to_attribute(rw, "k", 1),
+    }
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "TopK", &[1, 10, 11, 24], build).upgrade(upgrade).downgrade(downgrade)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{
+        Failure, add, check_downgrade, check_gradients, f64s, graph, one_node, run, run_node, spread,
+    };
+
+    const TOP_K: (&str, &str) = ("", "TopK");
+
+    fn top(x: &Tensor, k: i64, attrs: Attrs) -> (Vec<f64>, Vec<i64>) {
+        let k = Tensor::i64(&[1], &[k]);
+        let got = run_node(TOP_K, &[Some(x), Some(&k)], 2, attrs).expect("it runs");
+        (got[0].to_f64(), got[1].to_i64().expect("integers"))
+    }
+
+    #[test]
+    fn largest_and_smallest_with_ties() {
+        let x = f64s(&[7], &[2.0, 5.0, -1.0, 5.0, 2.0, 7.0, 0.0]);
+        assert_eq!(top(&x, 4, Attrs::new()), (vec![7.0, 5.0, 5.0, 2.0], vec![5, 1, 3, 0]));
+        let smallest = Attrs::new().with("largest", 0i64);
+        assert_eq!(top(&x, 4, smallest), (vec![-1.0, 0.0, 2.0, 2.0], vec![2, 6, 0, 4]));
+        assert_eq!(top(&x, 0, Attrs::new()), (vec![], vec![]));
+        let bytes = Tensor::from_slice(DType::U8, &[3], &[200u8, 3, 201]);
+        assert_eq!(top(&bytes, 2, Attrs::new()), (vec![201.0, 200.0], vec![2, 0]));
+    }
+
+    #[test]
+    fn numbers_that_are_none() {
+        let nan = f64::NAN;
+        let x = f64s(&[4], &[nan, 1.0, nan, f64::INFINITY]);
+        assert_eq!(top(&x, 4, Attrs::new()).1, [0, 2, 3, 1]);
+        assert_eq!(top(&x, 4, Attrs::new().with("largest", 0i64)).1, [1, 3, 0, 2]);
+        let lowest = f64s(&[3], &[f64::NEG_INFINITY; 3]);
+        assert_eq!(top(&lowest, 3, Attrs::new()).1, [0, 1, 2]);
+    }
+
+    /// Every size around powers of two, along a middle axis, against a sort.
+    #[test]
+    fn sizes_and_axes() {
+        for size in [1, 2, 3, 4, 5, 8, 9, 16, 31, 33] {
+            let x = spread(&[2, size, 3], size as u32);
+            let all = x.to_f64();
+            let (values, indices) = top(&x, size as i64, Attrs::new().with("axis", 1i64));
+            for (o, i) in (0..2).flat_map(|o| (0..3).map(move |i| (o, i))) {
+                let at = |k: usize| (o * size + k) * 3 + i;
+                let mut order: Vec<usize> = (0..size).collect();
+                order.sort_by(|&a, &b| all[at(b)].total_cmp(&all[at(a)]));
+                for (k, &from) in order.iter().enumerate() {
+                    assert_eq!((values[at(k)], indices[at(k)]), (all[at(from)], from as i64));
+                }
+            }
+        }
+    }
+
+    fn constant_count(x: &Tensor, count: i64, attrs: Attrs) -> Graph {
+        let (mut graph, ids) = graph(&[x]);
+        let count = graph.add_constant("k", Tensor::i64(&[1], &[count]));
+        add(&mut graph, TOP_K, "y", &[Some(ids[0]), Some(count)], 2, attrs);
+        crate::passes::infer::infer(&mut graph).expect("valid");
+        graph
+    }
+
+    #[test]
+    fn gradients_and_versions() {
+        let x = spread(&[3, 5], 2);
+        for (count, attrs) in [
+            (2, Attrs::new()),
+            (3, Attrs::new().with("axis", 0i64)),
+            (2, Attrs::new().with("largest", 0i64).with("sorted", 0i64)),
+        ] {
+            let smallest = attrs.0.contains_key("largest");
+            let graph = constant_count(&x, count, attrs);
+            check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+            check_downgrade(&graph, std::slice::from_ref(&x), 11);
+            if smallest {
+                let error = crate::passes::versions::downgrade(&mut graph.clone(), 10).expect_err("refused");
+                assert!(error.to_string().contains("need opset 11 or newer"), "{error}");
+                continue;
+            }
+            check_downgrade(&graph, std::slice::from_ref(&x), 10);
+            let written = check_downgrade(&graph, std::slice::from_ref(&x), 9);
+            assert_eq!(written.nodes[0].attrs.int("k").expect("an int"), Some(count));
+        }
+        let old = Attrs::new().with("k", 2i64);
+        let graph = one_node(7, TOP_K, &[Some(&x)], 2, old).expect("it is read");
+        assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("it runs")[0].dims(), [3, 2]);
+    }
+
+    #[test]
+    fn too_many_are_refused() {
+        let x = spread(&[2, 3], 1);
+        for (k, message) in [(4, "K is 4, but axis 1 of [2, 3] has 3"), (-1, "K is [-1]")] {
+            let k = Tensor::i64(&[1], &[k]);
+            let failure = run_node(TOP_K, &[Some(&x), Some(&k)], 2, Attrs::new()).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}
