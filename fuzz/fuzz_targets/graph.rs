@@ -1,16 +1,20 @@
-//! Any model as a graph: import, upgrade, infer, differentiate, make a program. Nothing may panic, whatever it says.
+//! Any model as a graph: functions written out, import, upgrade, infer, differentiate, make a program. Nothing may panic, whatever it says.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use ortrain_graph::{DType, Graph, Shape, Tensor, ValueType, byte_length};
-use ortrain_onnx::{ExternalData, LoadedModel};
+use ortrain_onnx::{ExternalData, LoadedModel, inline_functions};
 use ortrain_ops::{Role, Specialiser, passes};
 
 /// Inputs of more bytes than this are not made.
 const LARGEST_INPUT: usize = 1 << 16;
 
 fuzz_target!(|data: &[u8]| {
-    let Ok(model) = LoadedModel::from_bytes(data.to_vec(), ExternalData::none()) else { return };
+    let Ok(mut model) = LoadedModel::from_bytes(data.to_vec(), ExternalData::none()) else { return };
+    let registry = ortrain_ops::Registry::standard();
+    if inline_functions(&mut model.proto, |domain, op, a, b| registry.means_the_same(domain, op, a, b)).is_err() {
+        return;
+    }
     let Ok(mut graph) = Graph::from_model(&model) else { return };
     let _ = graph.to_string();
     if passes::versions::upgrade(&mut graph).is_err() || passes::infer::infer(&mut graph).is_err() {

@@ -42,6 +42,15 @@ impl Registry {
         self.by_domain.get(domain)?.get(name)
     }
 
+    /// Whether an operator is the same in two versions of its set. One that nobody knows is: that is said elsewhere.
+    #[must_use]
+    pub fn means_the_same(&self, domain: &str, name: &str, first: i64, second: i64) -> bool {
+        self.find(domain, name).is_none_or(|definition| {
+            let since = |version: i64| definition.since.iter().rev().find(|&&since| since <= version);
+            since(first) == since(second)
+        })
+    }
+
     /// Every definition, sorted by domain and name.
     #[must_use]
     pub fn all(&self) -> Vec<&Definition> {

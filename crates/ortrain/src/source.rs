@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode};
+use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode, inline_functions};
+use ortrain_ops::Registry;
 
 use crate::{Error, Result};
 
@@ -24,12 +25,16 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Reads the model.
+    /// Reads the model; functions that it brings along are written out where they are called.
     pub(crate) fn load(self) -> Result<LoadedModel> {
-        Ok(match self {
+        let mut model = match self {
             ModelSource::Path(path) => LoadedModel::load(path)?,
             ModelSource::Bytes(bytes) => LoadedModel::from_bytes(bytes, ExternalData::none())?,
-        })
+        };
+        inline_functions(&mut model.proto, |domain, operator, first, second| {
+            Registry::standard().means_the_same(domain, operator, first, second)
+        })?;
+        Ok(model)
     }
 
     /// How messages name it.
