@@ -6,6 +6,7 @@
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
 :mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
 :class:`InferenceSession`     run a model
+:mod:`ortrain.backend`        the same behind the interface that ONNX has for its tests; needs ``onnx``
 ``python -m ortrain inspect`` say what of a model would be trained, what would not, and why
 ``python -m ortrain dump``    print what becomes of a model, stage by stage
 ============================  =========================================================================
@@ -49,7 +50,7 @@ from ortrain.errors import (
     OrtrainError,
     UnsupportedError,
 )
-from ortrain.inference import InferenceSession, NodeArg, RunOptions, SessionOptions
+from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptions, SessionOptions
 from ortrain.ortvalue import OrtValue
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidModelError",
     "MemoryLimitError",
+    "ModelMetadata",
     "NoSuchFileError",
     "NodeArg",
     "OrtValue",

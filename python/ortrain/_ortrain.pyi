@@ -168,6 +168,9 @@ class InferenceSession:
         """Name, type and shape of each."""
 
     def outputs(self) -> list[tuple[str, str, list[int | str | None]]]: ...
+    def meta(self) -> tuple[list[str], int, dict[str, str]]:
+        """Producer, graph, domain, description, description of the graph; version; further entries."""
+
     def run(
         self, feeds: dict[str, OrtValue | list[OrtValue]], only: list[int] | None
     ) -> list[OrtValue | list[OrtValue]]: ...

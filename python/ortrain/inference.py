@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ortrain import _ortrain
@@ -21,7 +22,7 @@ from ortrain.ortvalue import OrtValue
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["InferenceSession", "NodeArg", "RunOptions", "SessionOptions"]
+__all__ = ["InferenceSession", "ModelMetadata", "NodeArg", "RunOptions", "SessionOptions"]
 
 _PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "reference"}
 
@@ -188,6 +189,32 @@ class NodeArg:
         return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape})"
 
 
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a model says about itself.
+
+    >>> import ortrain
+    >>> meta = ortrain.InferenceSession("examples/perceptron.onnx").get_modelmeta()
+    >>> meta.graph_name, meta.version
+    ('perceptron', 0)
+    """
+
+    producer_name: str
+    """What made it."""
+    graph_name: str
+    """The name of its graph."""
+    domain: str
+    """The domain it belongs to, as a reversed host name."""
+    description: str
+    """A text about the model."""
+    graph_description: str
+    """A text about its graph."""
+    version: int
+    """The version of the model; 0 where it says none."""
+    custom_metadata_map: dict[str, str]
+    """Further entries, by key."""
+
+
 class InferenceSession:
     """A model that runs; the part of ``onnxruntime.InferenceSession`` that scripts use.
 
@@ -246,6 +273,16 @@ class InferenceSession:
         [NodeArg(name='logits', type='tensor(float)', shape=['batch', 10])]
         """
         return [NodeArg(*description) for description in self._native.outputs()]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model says about itself.
+
+        >>> import ortrain
+        >>> ortrain.InferenceSession("examples/perceptron.onnx").get_modelmeta().graph_name
+        'perceptron'
+        """
+        texts, version, custom = self._native.meta()
+        return ModelMetadata(*texts, version=version, custom_metadata_map=custom)
 
     def run(
         self,

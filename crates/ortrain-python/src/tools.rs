@@ -98,6 +98,13 @@ impl InferenceSession {
         infos.iter().map(|info| described(py, info)).collect()
     }
 
+    fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let meta = self.session.pass(py, |session| Ok(session.meta().clone()))?;
+        let texts =
+            [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
+        (texts, meta.version, meta.custom).into_pyobject(py)
+    }
+
     #[pyo3(signature = (feeds, only))]
     fn run(
         &self,

@@ -95,7 +95,7 @@ pub use optimizer::Optimizer;
 pub use outputs::{Destination, collect};
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use scheduler::LinearLRScheduler;
-pub use session::{InferenceSession, SessionOptions, Value};
+pub use session::{InferenceSession, ModelMeta, SessionOptions, Value};
 pub use source::ModelSource;
 pub use state::{CheckpointState, ParameterView, PlaneLayout, StateLayout, TensorLayout};
 pub use training_session::{DetachedSession, TrainingSession};

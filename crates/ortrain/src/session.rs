@@ -1,9 +1,11 @@
 //! Running a model as it is.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use ortrain_graph::{DType, Graph, Tensor, ValueId};
+use ortrain_onnx::ModelProto;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{PlanePart, Role};
@@ -123,6 +125,54 @@ pub struct InferenceSession {
     /// Of those inputs that are tensors.
     signature: Signature,
     outputs: Vec<ValueInfo>,
+    meta: ModelMeta,
+}
+
+/// What a model says about itself.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{InferenceSession, SessionOptions};
+///
+/// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+/// assert_eq!(session.meta().graph_name, "perceptron");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelMeta {
+    /// What made it.
+    pub producer_name: String,
+    /// The name of its graph.
+    pub graph_name: String,
+    /// The domain it belongs to, as a reversed host name.
+    pub domain: String,
+    /// A text about the model.
+    pub description: String,
+    /// A text about its graph.
+    pub graph_description: String,
+    /// The version of the model.
+    pub version: i64,
+    /// Further entries, by key. Of several with one key it is the last.
+    pub custom: BTreeMap<String, String>,
+}
+
+impl ModelMeta {
+    fn of(model: &ModelProto) -> ModelMeta {
+        let graph = model.graph.as_ref();
+        ModelMeta {
+            producer_name: model.producer_name.clone(),
+            graph_name: graph.map(|graph| graph.name.clone()).unwrap_or_default(),
+            domain: model.domain.clone(),
+            description: model.doc_string.clone(),
+            graph_description: graph.map(|graph| graph.doc_string.clone()).unwrap_or_default(),
+            version: model.model_version,
+            custom: model
+                .metadata_props
+                .iter()
+                .map(|entry| (entry.key.clone(), entry.value.clone()))
+                .collect(),
+        }
+    }
 }
 
 /// The model prepared for some of its outputs, and for sequences of certain sizes.
@@ -163,7 +213,9 @@ impl InferenceSession {
     /// When the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
         let label = model.label("the model");
-        let mut graph = graph_of(&label, &model.load()?)?;
+        let model = model.load()?;
+        let meta = ModelMeta::of(&model.proto);
+        let mut graph = graph_of(&label, &model)?;
         infer(&mut graph).map_err(|source| Error::model(&label, source))?;
         check_sequences(&graph).map_err(|source| Error::model(&label, source))?;
         if graph.outputs.is_empty() {
@@ -181,7 +233,22 @@ impl InferenceSession {
             signature: Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect()),
             inputs,
             outputs,
+            meta,
         })
+    }
+
+    /// What the model says about itself.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.meta().version, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn meta(&self) -> &ModelMeta {
+        &self.meta
     }
 
     /// What a run must be given, in order.

@@ -1,0 +1,230 @@
+"""The interface that ONNX defines for what runs its models, for tools and tests that speak it; needs ``onnx``.
+
+Source: `Implementing an ONNX backend <https://github.com/onnx/onnx/blob/main/docs/ImplementingAnOnnxBackend.md>`_.
+Devices are ``"CPU"``, the default, and ``"REFERENCE"``, the evaluator that everything else is compared with.
+
+>>> import onnx
+>>> from ortrain import backend
+>>> model = onnx.load("examples/perceptron.onnx")
+>>> prepared = backend.prepare(model)
+>>> (logits,) = prepared.run([x])
+>>> logits.shape
+(8, 10)
+
+The tests of ONNX itself run with it: ``onnx.backend.test.BackendTest(ortrain.backend, __name__)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from ortrain._sources import ModelLike
+from ortrain.errors import OrtrainError, UnsupportedError
+from ortrain.inference import InferenceSession
+from ortrain.ortvalue import OrtValue
+
+__all__ = [
+    "OrtrainBackend",
+    "OrtrainBackendRep",
+    "is_compatible",
+    "prepare",
+    "run_model",
+    "run_node",
+    "supports_device",
+]
+
+_DEVICES = {"CPU": "cpu", "REFERENCE": "reference"}
+
+
+class OrtrainBackendRep(BackendRep):
+    """A model that is ready to run; :func:`prepare` makes it.
+
+    >>> import onnx
+    >>> from ortrain import backend
+    >>> prepared = backend.prepare(onnx.load("examples/perceptron.onnx"))
+    >>> prepared.run([x])["logits"].dtype
+    dtype('float32')
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._session = session
+        self._inputs = [value.name for value in session.get_inputs()]
+        self._outputs = [value.name for value in session.get_outputs()]
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs, by position and by name.
+
+        Args:
+            inputs: values of all inputs in order, by name, or the value of the only one.
+            kwargs: nothing is known.
+
+        Raises:
+            InvalidArgumentError: for inputs that do not fit.
+            TypeError: for further arguments.
+
+        >>> import onnx
+        >>> from ortrain import backend
+        >>> prepared = backend.prepare(onnx.load("examples/perceptron.onnx"))
+        >>> prepared.run({"x": x})[0].shape
+        (8, 10)
+
+        """
+        _nothing_more(kwargs)
+        if isinstance(inputs, dict):
+            feeds = dict(inputs)
+        else:
+            values = list(inputs) if isinstance(inputs, Sequence) else [inputs]
+            if len(values) != len(self._inputs):
+                names = ", ".join(self._inputs)
+                raise OrtrainError(f"{len(values)} inputs were given; the model takes {len(self._inputs)}: {names}")
+            feeds = dict(zip(self._inputs, values, strict=True))
+        results = self._session.run(None, feeds)
+        made: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*results)
+        return made
+
+
+class OrtrainBackend(Backend):
+    """The backend; its methods are the functions of this module.
+
+    >>> from ortrain import backend
+    >>> backend.OrtrainBackend.supports_device("CPU"), backend.OrtrainBackend.supports_device("CUDA:1")
+    (True, False)
+    """
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether models run on a device: ``"CPU"`` or ``"REFERENCE"``, perhaps with the number 0.
+
+        >>> from ortrain import backend
+        >>> backend.supports_device("CPU:0")
+        True
+        """
+        name, _, number = device.partition(":")
+        return name in _DEVICES and number in ("", "0")
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether a model can be loaded: its operators, versions and types are known.
+
+        >>> import onnx
+        >>> from ortrain import backend
+        >>> backend.is_compatible(onnx.load("examples/perceptron.onnx"))
+        True
+        """
+        try:
+            cls.prepare(model, device, **kwargs)
+        except OrtrainError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: ModelLike, device: str = "CPU", **kwargs: Any) -> OrtrainBackendRep:
+        """Load a model.
+
+        Args:
+            model: an ``onnx.ModelProto``, a path, or the bytes of a model.
+            device: ``"CPU"`` or ``"REFERENCE"``.
+            kwargs: nothing is known.
+
+        Raises:
+            InvalidModelError, UnsupportedError: if the model cannot be loaded, or there is no such device.
+            TypeError: for further arguments.
+
+        >>> import onnx
+        >>> from ortrain import backend
+        >>> prepared = backend.prepare(onnx.load("examples/perceptron.onnx"), "REFERENCE")
+        >>> backend.prepare(onnx.load("examples/perceptron.onnx"), "CUDA")
+        Traceback (most recent call last):
+        ortrain.errors.UnsupportedError: there is no device 'CUDA' here; there are CPU and REFERENCE
+
+        """
+        _nothing_more(kwargs)
+        if not cls.supports_device(device):
+            raise UnsupportedError(f"there is no device {device!r} here; there are CPU and REFERENCE")
+        return OrtrainBackendRep(InferenceSession(model, providers=[_DEVICES[device.partition(":")[0]]]))
+
+    @classmethod
+    def run_model(cls, model: ModelLike, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+        """Load a model and run it once.
+
+        Raises:
+            OrtrainError: as :meth:`prepare` and :meth:`OrtrainBackendRep.run`.
+
+        >>> import onnx
+        >>> from ortrain import backend
+        >>> (logits,) = backend.run_model(onnx.load("examples/perceptron.onnx"), [x])
+        >>> logits.shape
+        (8, 10)
+
+        """
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one operator.
+
+        Args:
+            node: the operator with its attributes.
+            inputs: its inputs in order, ``None`` where one is left out; a list for a sequence.
+            device: ``"CPU"`` or ``"REFERENCE"``.
+            outputs_info: types and shapes of the outputs; they are found out without.
+            kwargs: ``opset_version``: the version of the operator's set, the newest unless given.
+
+        Raises:
+            OrtrainError: as :meth:`prepare` and :meth:`OrtrainBackendRep.run`.
+
+        >>> import numpy as np
+        >>> from onnx import helper
+        >>> from ortrain import backend
+        >>> node = helper.make_node("Relu", ["x"], ["y"])
+        >>> backend.run_node(node, [np.array([-1.0, 2.0], np.float32)])
+        Outputs(y=array([0., 2.], dtype=float32))
+
+        """
+        version = kwargs.pop("opset_version", None)
+        _nothing_more(kwargs)
+        values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
+        given = {name: value for name, value in zip(node.input, values, strict=False) if name}
+        graph = onnx.helper.make_graph(
+            [node],
+            "node",
+            [onnx.helper.make_value_info(name, _type_of(value)) for name, value in given.items()],
+            [onnx.ValueInfoProto(name=name) for name in node.output if name],
+        )
+        sets = [onnx.helper.make_opsetid("", version or onnx.defs.onnx_opset_version())]
+        if node.domain not in ("", "ai.onnx"):
+            sets.append(onnx.helper.make_opsetid(node.domain, 1))
+        return cls.prepare(onnx.helper.make_model(graph, opset_imports=sets), device).run(given)
+
+
+def _nothing_more(kwargs: dict[str, Any]) -> None:
+    if kwargs:
+        raise TypeError(f"no such arguments: {', '.join(sorted(kwargs))}")
+
+
+def _type_of(value: Any) -> onnx.TypeProto:
+    """The type of a value: a tensor, or a sequence of tensors for a list."""
+    if isinstance(value, list | tuple):
+        return onnx.helper.make_sequence_type_proto(_type_of(value[0] if value else np.float32(0)))
+    array = value.numpy() if isinstance(value, OrtValue) else np.asarray(value)
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor_type_proto(kind, array.shape)
+
+
+is_compatible = OrtrainBackend.is_compatible
+prepare = OrtrainBackend.prepare
+run_model = OrtrainBackend.run_model
+run_node = OrtrainBackend.run_node
+supports_device = OrtrainBackend.supports_device
