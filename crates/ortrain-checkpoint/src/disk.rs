@@ -55,14 +55,27 @@ fn folder(path: &Path) -> &Path {
 /// Removes the files that saves to `target` were writing when their process was killed. Those of saves that go on are
 /// locked.
 fn sweep(target: &Path) {
+    sweep_named(target, |rest| {
+        rest.strip_suffix(b".tmp").is_some_and(|middle| {
+            !middle.is_empty() && middle.iter().all(|&byte| byte.is_ascii_digit() || byte == b'-')
+        })
+    });
+}
+
+/// Removes the `.data` files that wait beside their place, `side`, for a checkpoint that never came, because its process
+/// was killed. Those of saves that go on are locked.
+///
+/// To be called when nothing that is there waits for them.
+pub(crate) fn sweep_waiting(side: &Path) {
+    sweep_named(side, |rest| rest.len() == 8 && rest.iter().all(u8::is_ascii_hexdigit));
+}
+
+/// Removes the files called as `target`, with a dot and something more that is `wanted`, that nobody has locked.
+fn sweep_named(target: &Path, wanted: impl Fn(&[u8]) -> bool) {
     let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
     let prefix = [name.as_encoded_bytes(), b"."].concat();
     for entry in entries.flatten() {
-        let own = entry.file_name();
-        let middle =
-            own.as_encoded_bytes().strip_prefix(&*prefix).and_then(|rest| rest.strip_suffix(b".tmp"));
-        let numbers = |middle: &[u8]| middle.iter().all(|&byte| byte.is_ascii_digit() || byte == b'-');
-        if !middle.is_some_and(|middle| !middle.is_empty() && numbers(middle)) {
+        if !entry.file_name().as_encoded_bytes().strip_prefix(&*prefix).is_some_and(&wanted) {
             continue;
         }
         // Whatever cannot be swept stays: it is in nobody's way.

@@ -37,14 +37,35 @@ pub fn read(bytes: Bytes) -> Result<Checkpoint> {
 
 /// Reads the checkpoint at a path, and its `<path>.data` if it has one. Both are read whole; tensors are ranges of them.
 ///
+/// Another process may [`save`](crate::save) to the path meanwhile: what is read is what was there before or what is
+/// there afterwards, never one file of each. (A `.data` file that onnxruntime-training wrote has no checksum, so this is
+/// not known of its saves.)
+///
 /// # Errors
 /// When there is no file, it cannot be read, or it is not a sound checkpoint; what is wrong with the content comes as
 /// [`Error::InFile`].
 pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
-    let path = path.as_ref();
-    let bytes = disk::read(path)?;
-    read_with(&bytes, |written| load_side(path, written))
-        .map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(source) })
+    load_by(path.as_ref(), || {})
+}
+
+/// [`load`], which calls `between` whenever it has read the first of two files.
+pub(crate) fn load_by(path: &Path, mut between: impl FnMut()) -> Result<Checkpoint> {
+    let mut bytes = disk::read(path)?;
+    loop {
+        let found = read_with(&bytes, |written| {
+            between();
+            load_side(path, written)
+        });
+        if let Err(Error::ExternalDamaged { .. } | Error::ExternalMissing { .. }) = found {
+            // Both files may have been replaced since the first was read; then it is the new pair that counts.
+            let now = disk::read(path)?;
+            if now != bytes {
+                bytes = now;
+                continue;
+            }
+        }
+        return found.map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(source) });
+    }
 }
 
 /// Length and CRC-32 of the `.data` file as it was written; the reference does not say.
@@ -72,19 +93,18 @@ fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {
     let Some(written) = written else { return disk::read(&at).map_err(missing) };
     let matches =
         |data: &Bytes| data.len() as u64 == written.length && crc32fast::hash(data) == written.checksum;
-    let data = disk::read(&at);
-    if let Ok(data) = &data
-        && matches(data)
-    {
-        return Ok(data.clone());
+    // If a save was stopped between its two last renames, the right file is still waiting. If one is going on, that
+    // file may take its place between the first two looks.
+    let waiting = waiting_side_path(path, written.checksum);
+    let mut wrong = Error::ExternalDamaged { path: at.clone() };
+    for place in [&at, &waiting, &at] {
+        match disk::read(place) {
+            Ok(data) if matches(&data) => return Ok(data),
+            Err(error) if place == &at => wrong = missing(error),
+            Ok(_) | Err(_) => {}
+        }
     }
-    // The machine stopped between the two renames of a save: the right file is still waiting.
-    if let Ok(waiting) = disk::read(&waiting_side_path(path, written.checksum))
-        && matches(&waiting)
-    {
-        return Ok(waiting);
-    }
-    data.map_err(missing).and(Err(Error::ExternalDamaged { path: at }))
+    Err(wrong)
 }
 
 fn read_with(file: &Bytes, side: impl FnOnce(Option<SideSum>) -> Result<Bytes>) -> Result<Checkpoint> {

@@ -9,7 +9,7 @@ use planus::Builder;
 
 use crate::disk::faults::{self, Act};
 use crate::generated::ortrain::checkpoint as format;
-use crate::read::{IDENTIFIER, SideSum, waiting_side_path};
+use crate::read::{IDENTIFIER, SideSum, load_by, waiting_side_path};
 use crate::write::header;
 use crate::{
     Checkpoint, Error, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup,
@@ -735,6 +735,113 @@ mod files {
         drop(busy);
         save(&small(), &path, Layout::State).unwrap();
         assert!(!at("c.78-0.tmp").exists());
+    }
+
+    /// Two checkpoints whose tensors differ.
+    fn pair() -> [Checkpoint; 2] {
+        [1.0, 2.0].map(|value| {
+            let mut checkpoint = sorted(sample());
+            if let ModuleState::Full { trainable, .. } = &mut checkpoint.module {
+                trainable[1].tensor = Tensor::f32(&[2, 3], &[value; 6]);
+            }
+            checkpoint.properties.insert("value".into(), Property::Float(value));
+            checkpoint
+        })
+    }
+
+    /// Whatever is saved after the first of two files was read: one state is read, and not half of another.
+    #[test]
+    fn a_load_that_is_overtaken_by_a_save_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let [first, second] = pair();
+        let options = external(Layout::State);
+        let steps = faults::with(None, || save(&second, &path, options)).1;
+        for failing in (0..steps.len()).map(Some).chain([None]) {
+            save(&first, &path, options).unwrap();
+            let mut saves = 0;
+            let found = load_by(&path, || {
+                if saves < 2 {
+                    // Now one, then the other; the last of them perhaps not to its end.
+                    let next = [&second, &first][saves];
+                    let failing = failing.filter(|_| saves == 1);
+                    let _ = faults::with(failing, || save(next, &path, options));
+                }
+                saves += 1;
+            });
+            let found = found.unwrap();
+            assert!(found == first || found == second, "failing at {failing:?} of {steps:?}");
+        }
+        // An inline checkpoint has no second file.
+        save(&first, &path, options).unwrap();
+        let found = load_by(&path, || {
+            save(&second, &path, Layout::State).unwrap();
+            let _ = fs::remove_file(folder.path().join("c.data"));
+        });
+        assert_eq!(found.unwrap(), second);
+    }
+
+    #[test]
+    fn loads_beside_saves_are_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let both = pair();
+        save(&both[0], &path, external(Layout::State)).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let order = std::sync::atomic::Ordering::Relaxed;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for next in both.iter().cycle().take(100) {
+                    save(next, &path, external(Layout::State)).unwrap();
+                }
+                done.store(true, order);
+            });
+            while !done.load(order) {
+                let found = load(&path).unwrap();
+                assert!(both.contains(&found));
+            }
+        });
+        assert_eq!(names(folder.path()), ["c", "c.data"]);
+    }
+
+    #[test]
+    fn saves_beside_saves_leave_a_whole_state() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let both = pair();
+        for _ in 0..50 {
+            std::thread::scope(|scope| {
+                for one in &both {
+                    scope.spawn(|| save(one, &path, external(Layout::State)).unwrap());
+                }
+            });
+            assert!(both.contains(&load(&path).unwrap()));
+        }
+        save(&both[0], &path, external(Layout::State)).unwrap();
+        assert_eq!(names(folder.path()), ["c", "c.data"], "the last one leaves nothing beside it");
+    }
+
+    #[test]
+    fn tensors_that_a_killed_process_left_are_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let at = |name: &str| folder.path().join(name);
+        for name in
+            ["c.data.00c0ffee", "c.data.12345678", "c.data.1234567", "c.data.123456789", "c.data.mine"]
+        {
+            fs::write(at(name), "tensors").unwrap();
+        }
+        let busy = fs::File::open(at("c.data.12345678")).unwrap();
+        busy.lock().unwrap();
+        // A checkpoint without a second file says nothing of those that are there.
+        save(&small(), &path, Layout::State).unwrap();
+        assert!(at("c.data.00c0ffee").exists());
+        save(&sample(), &path, external(Layout::State)).unwrap();
+        let kept = ["c", "c.data", "c.data.1234567", "c.data.12345678", "c.data.123456789", "c.data.mine"];
+        assert_eq!(names(folder.path()), kept);
+        drop(busy);
+        save(&sample(), &path, external(Layout::State)).unwrap();
+        assert!(!at("c.data.12345678").exists());
     }
 
     #[test]

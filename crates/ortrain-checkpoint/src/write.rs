@@ -94,7 +94,9 @@ pub fn encode(checkpoint: &Checkpoint, layout: Layout) -> Result<Vec<u8>> {
 ///
 /// Above [`SaveOptions::external_above`], tensors go to `<path>.data`. Two files cannot be replaced at once: the new
 /// `.data` waits under its checksum's name, `<path>.data.<checksum>`, while the checkpoint is replaced, and takes its
-/// place last. [`load`](crate::load) finds it in either. A `.data` file that is no longer needed stays.
+/// place last. [`load`](crate::load) finds it in either, at every moment; onnxruntime-training knows the last place
+/// alone, and should not read while a checkpoint of this size is being saved. A `.data` file that is no longer needed
+/// stays.
 ///
 /// # Errors
 /// When a name occurs twice, when the checkpoint without its moved tensors would exceed 2 GiB, or when the operating
@@ -115,8 +117,10 @@ pub fn save(checkpoint: &Checkpoint, path: impl AsRef<Path>, options: impl Into<
     for part in buffer.parts() {
         main.write(part)?;
     }
-    drop(buffer);
-    let Some((mut side, sum)) = side else { return main.place(path) };
+    let Some((mut side, sum)) = side else {
+        drop(buffer);
+        return main.place(path);
+    };
     main.flush()?;
     side.flush()?;
     let waiting = waiting_side_path(path, sum.checksum);
@@ -132,8 +136,14 @@ pub fn save(checkpoint: &Checkpoint, path: impl AsRef<Path>, options: impl Into<
     main.keep();
     side.keep();
     disk::flush_folder(path)?;
+    if disk::read(path).is_ok_and(|there| there != buffer.parts().concat()) {
+        // Another save has replaced it already. Its tensors may have taken their place, which is not ours any more.
+        return Ok(());
+    }
     side.rename(&side_path(path))?;
-    disk::flush_folder(path)
+    disk::flush_folder(path)?;
+    disk::sweep_waiting(&side_path(path));
+    Ok(())
 }
 
 /// A finished file in three parts, none of them copied.

@@ -22,9 +22,22 @@ pub(crate) const GRADIENT: &str = "_grad";
 /// References to planes, in the order of their ids.
 pub(crate) type Planes<'a> = SmallVec<[&'a Memory; 32]>;
 
-/// The parameter whose gradient goes by this name.
+/// The parameter whose gradient would go by this name.
 pub(crate) fn parameter_of_gradient(name: &str) -> Option<&str> {
     [BUFFER, UPDATED, GRADIENT].iter().find_map(|suffix| name.strip_suffix(suffix))
+}
+
+/// The parameter whose gradient goes by this name, and what the state knows of it. A name of the user's own may end like
+/// that of a gradient, if there is no such parameter; only [`BUFFER`] is nobody's own.
+fn gradient_of<'a, 'b>(name: &'a str, state: &'b CheckpointState) -> Option<(&'a str, Option<&'b Entry>)> {
+    let parameter = parameter_of_gradient(name)?;
+    let entry = state.entry(parameter);
+    (entry.is_some() || name.ends_with(BUFFER)).then_some((parameter, entry))
+}
+
+/// Whether a training model's output is a gradient, or a flag of one, and not a result.
+pub(crate) fn is_gradient(name: &str, state: &CheckpointState) -> bool {
+    gradient_of(name, state).is_some() || name.ends_with(UPDATED)
 }
 
 /// The planes of a module's programs: trainable, frozen, gradients.
@@ -89,8 +102,8 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
             check_flag(model, graph, id)?;
             has_flag = true;
             Role::ResetFlag
-        } else if let (true, Some(parameter)) = (training, parameter_of_gradient(&name)) {
-            let entry = state.entry(parameter).ok_or_else(|| {
+        } else if let (true, Some((parameter, entry))) = (training, gradient_of(&name, state)) {
+            let entry = entry.ok_or_else(|| {
                 mismatch(format!("input {name:?} holds the gradient of {parameter:?}, but the checkpoint has no such parameter"))
             })?;
             if !entry.requires_grad {

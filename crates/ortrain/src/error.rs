@@ -134,10 +134,21 @@ pub enum Error {
     },
     /// The values of a nominal state are not there yet.
     #[error(
-        "the state is nominal: it has the names of its parameters but not their values; copy a buffer of all \
-         parameters to it first"
+        "the state is nominal: it has the names of its parameters but not their values; load all of them first \
+         (load_parameters, load_safetensors), or copy a buffer of all parameters to it"
     )]
     NominalState,
+    /// A file lacks parameters of a nominal state, which takes all of them at once or none.
+    #[error(
+        "the state is nominal and stays so: {} does not have all of its parameters: {}", path.display(),
+        crate::exchange::difference(report)
+    )]
+    NominalNames {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What it has and lacks.
+        report: Box<crate::LoadReport>,
+    },
     /// Model and checkpoint do not belong together.
     #[error("{model} does not fit the checkpoint: {reason}")]
     Mismatch {
@@ -203,8 +214,13 @@ pub enum Error {
         found: String,
     },
     /// No evaluation model was given.
-    #[error("no evaluation model was given when the module was made, and {0} needs one")]
-    NoEvalModel(&'static str),
+    #[error("no evaluation model was given when the {made} was made, and {call} needs one")]
+    NoEvalModel {
+        /// What was made without: a module or a session.
+        made: &'static str,
+        /// What needs one.
+        call: &'static str,
+    },
     /// No optimizer model was given.
     #[error("no optimizer model was given when the session was made, and {0} needs one")]
     NoOptimizer(&'static str),
@@ -252,7 +268,7 @@ impl Error {
             Error::Onnx(OnnxError::Read { .. } | OnnxError::Write { .. } | OnnxError::OutOfMemory { .. })
             | Error::State(_)
             | Error::NominalState
-            | Error::NoEvalModel(_)
+            | Error::NoEvalModel { .. }
             | Error::NoOptimizer(_) => ErrorKind::Fail,
             Error::Checkpoint(error) => match error.content() {
                 ortrain_checkpoint::Error::Missing { .. }
@@ -274,6 +290,7 @@ impl Error {
             | Error::UnknownProperty { .. }
             | Error::ParameterMismatch { .. }
             | Error::Names { .. }
+            | Error::NominalNames { .. }
             | Error::OtherState { .. }
             | Error::InputCount { .. }
             | Error::Input { .. }

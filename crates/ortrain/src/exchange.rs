@@ -53,6 +53,10 @@ impl CheckpointState {
     /// With `strict` the file must have all parameters and no others. Whether a parameter is trained says this state, not
     /// the file. Floats may become wider (float16 and bfloat16 to float32 or float64, float32 to float64): that is exact.
     ///
+    /// A nominal state becomes a full one. It takes all of its parameters or none, so the file must have them all, strict
+    /// or not. Their shapes are those of the training model if a [`crate::Module`] was made on the state, and otherwise
+    /// those of the file.
+    ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut state = setup::state()?;
@@ -66,7 +70,8 @@ impl CheckpointState {
     ///
     /// # Errors
     /// When the file cannot be read or holds no values, a tensor has another shape or a type that does not fit, or, if
-    /// strict, names are missing or unexpected. Then nothing has changed.
+    /// strict, names are missing or unexpected; when the state is nominal and names are missing, or its training model
+    /// does not have all of its parameters. Then nothing has changed.
     pub fn load_parameters(&mut self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
         let path = path.as_ref();
         let tensors = match ortrain_checkpoint::load(path)?.module {
@@ -159,8 +164,8 @@ impl CheckpointState {
             match there.remove(names.get(&name).unwrap_or(&name)) {
                 None => report.missing.push(name),
                 Some(tensor) => {
-                    let value = widened(tensor, self.parameter(&name)?.dtype);
-                    self.entry_for(&name, &value)?;
+                    let value = widened(tensor, self.dtype_of(&name)?);
+                    self.check_value(&name, &value)?;
                     values.push(value);
                     report.loaded.push(name);
                 }
@@ -170,6 +175,14 @@ impl CheckpointState {
         report.unexpected.sort_unstable();
         if strict && !report.is_complete() {
             return Err(Error::Names { path: path.to_owned(), report: Box::new(report) });
+        }
+        if self.is_nominal() {
+            if !report.missing.is_empty() {
+                return Err(Error::NominalNames { path: path.to_owned(), report: Box::new(report) });
+            }
+            // In the order of the parameters, for none is missing.
+            let mut dims = values.iter().map(|value| value.dims().to_vec());
+            self.complete_with(|| dims.next())?;
         }
         for (name, value) in report.loaded.iter().zip(&values) {
             self.set_parameter(name, value)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_cpu::Cpu;
-use ortrain_graph::{DType, Graph};
+use ortrain_graph::{DType, Graph, ValueId};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
@@ -15,7 +15,7 @@ use ortrain_program::{
     OverLimit, RunError, Scalars, Workspace,
 };
 
-use crate::binding::{self, bind, parameter_of_gradient};
+use crate::binding::{self, bind, is_gradient};
 use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
 use crate::profile::Collector;
@@ -184,15 +184,14 @@ impl Phase {
         label: &str,
         mut graph: Graph,
         roles: Vec<Role>,
-        training: bool,
+        trained: Option<&CheckpointState>,
         backend: &Arc<dyn Backend>,
     ) -> Result<Phase> {
         infer(&mut graph).map_err(|source| Error::model(label, source))?;
-        if training {
+        if let Some(state) = trained {
             // Gradients and flags are not results.
-            let hidden = |graph: &Graph, id| parameter_of_gradient(graph.name_of(id)).is_some();
-            let kept = graph.outputs.iter().copied().filter(|&id| !hidden(&graph, id)).collect();
-            graph.outputs = kept;
+            let shown = |&id: &ValueId| !is_gradient(graph.name_of(id), state);
+            graph.outputs = graph.outputs.iter().copied().filter(shown).collect();
         }
         if graph.outputs.is_empty() {
             let reason = "it has no outputs, not even a loss".to_owned();
@@ -269,7 +268,7 @@ impl Module {
         let mut graph = graph_of(&label, &train.load()?)?;
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
-        let train = Phase::new(&label, graph, bound.roles, true, &backend)?;
+        let train = Phase::new(&label, graph, bound.roles, Some(state), &backend)?;
 
         let mut eval_message = None;
         let eval = match eval {
@@ -280,7 +279,7 @@ impl Module {
                 let mut graph = graph_of(&label, &message)?;
                 let bound = bind(&label, &mut graph, state, false)?;
                 eval_message = Some(message);
-                Some(Phase::new(&label, graph, bound.roles, false, &backend)?)
+                Some(Phase::new(&label, graph, bound.roles, None, &backend)?)
             }
         };
         let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
@@ -422,7 +421,7 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
-        let eval = self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?;
+        let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
         eval.signature.check(inputs)?;
         let planes = binding::planes(state, &self.gradients);
         eval.runners.run(&mut self.work, &planes, ProgramEntry::Accumulate, scalars(state), inputs, deliver)
@@ -452,7 +451,7 @@ impl Module {
         outputs: &mut [Destination<'_>],
     ) -> Result<()> {
         self.check_state(state)?;
-        let eval = self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?;
+        let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
         eval.signature.check(inputs)?;
         eval.check_outputs(&self.work, inputs, outputs)?;
         let mut fill = Fill::new(outputs);
@@ -481,7 +480,7 @@ impl Module {
     pub fn memory_need(&mut self, inputs: &[Given<'_>], training: bool) -> Result<MemoryNeed> {
         let phase = match training {
             true => &mut self.train,
-            false => self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?,
+            false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
         phase.signature.check(inputs)?;
         Ok(phase.runners.runner(&self.work, inputs)?.need(&self.work))
@@ -521,7 +520,7 @@ impl Module {
         let real = binding::planes(state, &self.gradients);
         let phase = match options.training {
             true => &mut self.train,
-            false => self.eval.as_mut().ok_or(Error::NoEvalModel("an evaluation step"))?,
+            false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
         };
         phase.signature.check(inputs)?;
         let entry = if self.accumulate || !options.training {
@@ -956,8 +955,8 @@ impl Module {
         graph_output_names: &[&str],
     ) -> Result<LoadedModel> {
         self.check_state(state)?;
-        let message = self.eval_message.as_ref().ok_or(Error::NoEvalModel("an export"))?;
-        let eval = self.eval.as_ref().ok_or(Error::NoEvalModel("an export"))?;
+        let message = self.eval_message.as_ref().ok_or_else(|| no_eval_model("an export"))?;
+        let eval = self.eval.as_ref().ok_or_else(|| no_eval_model("an export"))?;
         export::inference_model(message, eval.runners.graph(), state, graph_output_names)
     }
 
@@ -1019,6 +1018,11 @@ impl Module {
             _ => Err(Error::OtherState { what: "module" }),
         }
     }
+}
+
+/// What a call says that needs an evaluation model where there is none.
+fn no_eval_model(call: &'static str) -> Error {
+    Error::NoEvalModel { made: "module", call }
 }
 
 /// A plane with the same content.

@@ -201,8 +201,9 @@ impl Group {
 /// another; moments of an optimizer in planes that mirror the trainable ones. The order is sorted by name, whoever wrote
 /// the file; see [`CheckpointState::layout`]. Planes never move.
 ///
-/// A *nominal* state has names and types but no values. A [`crate::Module`] made on it tells it the shapes; the values come
-/// with [`crate::Module::copy_buffer_to_parameters`].
+/// A *nominal* state has names and types but no values. They come, all at once, from a file
+/// ([`CheckpointState::load_parameters`], [`CheckpointState::load_safetensors`]) or, once a [`crate::Module`] has told the
+/// shapes, from a buffer ([`crate::Module::copy_buffer_to_parameters`]).
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -256,7 +257,7 @@ impl CheckpointState {
         CheckpointState::from_checkpoint(ortrain_checkpoint::load(path)?)
     }
 
-    /// Loads the bytes of a checkpoint file.
+    /// Loads the bytes of a checkpoint file, [`CheckpointState::to_bytes`] among them.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -399,7 +400,7 @@ impl CheckpointState {
         Ok(ortrain_checkpoint::save(&self.to_checkpoint(include_optimizer_state), path, Layout::State)?)
     }
 
-    /// The bytes that [`CheckpointState::save`] writes.
+    /// The bytes that [`CheckpointState::save`] writes, for a connection or a memory of the caller's own.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -409,7 +410,7 @@ impl CheckpointState {
     /// ```
     ///
     /// # Errors
-    /// When they are more than 2 GiB.
+    /// When they are more than the 2 GiB that fit one buffer.
     pub fn to_bytes(&self, include_optimizer_state: bool) -> Result<Vec<u8>> {
         Ok(ortrain_checkpoint::encode(&self.to_checkpoint(include_optimizer_state), Layout::State)?)
     }
@@ -830,10 +831,15 @@ impl CheckpointState {
     }
 
     /// The parameter that a value is for, of the same shape and type.
-    pub(crate) fn entry_for(&self, name: &str, value: &Tensor) -> Result<&Entry> {
-        let entry = self.known(name)?;
+    fn entry_for(&self, name: &str, value: &Tensor) -> Result<&Entry> {
         self.complete()?;
-        let dims = entry.dims.as_deref().unwrap_or_default();
+        self.check_value(name, value)
+    }
+
+    /// The parameter that a value has the type of, and the shape as far as it is known; also in a nominal state.
+    pub(crate) fn check_value(&self, name: &str, value: &Tensor) -> Result<&Entry> {
+        let entry = self.known(name)?;
+        let dims = entry.dims.as_deref().unwrap_or(value.dims());
         if entry.dtype == value.dtype() && dims == value.dims() {
             return Ok(entry);
         }
@@ -844,6 +850,11 @@ impl CheckpointState {
             found_dtype: value.dtype(),
             found_dims: value.dims().to_vec(),
         })
+    }
+
+    /// The element type of a parameter; also in a nominal state.
+    pub(crate) fn dtype_of(&self, name: &str) -> Result<DType> {
+        self.known(name).map(|entry| entry.dtype)
     }
 
     /// An error while the values are missing.
@@ -891,11 +902,25 @@ impl CheckpointState {
         self.allocate()
     }
 
+    /// Makes a nominal state a full one, to whose parameters values are to be written at once. `dims` gives the shapes of
+    /// all parameters in the order of their names; they count where no training model has said them.
+    pub(crate) fn complete_with(&mut self, mut dims: impl FnMut() -> Option<Vec<usize>>) -> Result<()> {
+        if self.layout.is_none() {
+            self.entries.iter_mut().for_each(|entry| entry.dims = dims());
+            if let Err(error) = self.allocate() {
+                self.entries.iter_mut().for_each(|entry| entry.dims = None);
+                return Err(error);
+            }
+        }
+        self.finish_nominal()
+    }
+
     /// The values are there now. An error if some parameter has none.
     pub(crate) fn finish_nominal(&mut self) -> Result<()> {
         if let Some(entry) = self.entries.iter().find(|entry| entry.dims.is_none()) {
             return Err(Error::State(format!(
-                "the state is nominal and stays so: no model says the shape of parameter {:?}",
+                "the state is nominal and stays so: its training model has no parameter {:?}; load the parameters \
+                 before a module is made",
                 entry.name
             )));
         }

@@ -229,7 +229,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// When there is no evaluation model, the inputs do not fit, the state is nominal, or the run fails.
     pub fn eval_step(&mut self, inputs: &[Given<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow());
-        collect(|deliver| module.eval_step(state, inputs, deliver))
+        collect(|deliver| module.eval_step(state, inputs, deliver).map_err(of_session))
     }
 
     /// [`TrainingSession::eval_step`] with outputs that go to memory of the caller.
@@ -250,7 +250,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # Errors
     /// As there; when the number, the types or the shapes of `outputs` are not those of the results.
     pub fn eval_step_into(&mut self, inputs: &[Given<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
-        self.parts.module.eval_step_into(self.state.borrow(), inputs, outputs)
+        self.parts.module.eval_step_into(self.state.borrow(), inputs, outputs).map_err(of_session)
     }
 
     /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are,
@@ -481,7 +481,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         path: impl AsRef<Path>,
         graph_output_names: &[&str],
     ) -> Result<()> {
-        self.parts.module.export_model_for_inferencing(self.state.borrow(), path, graph_output_names)
+        let (module, state) = (&self.parts.module, self.state.borrow());
+        module.export_model_for_inferencing(state, path, graph_output_names).map_err(of_session)
     }
 
     /// What a train step, or an evaluation step, must be given, in order. Empty for an evaluation model that is not
@@ -642,5 +643,13 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     #[must_use]
     pub fn detach(self) -> (S, DetachedSession) {
         (self.state, self.parts)
+    }
+}
+
+/// An error of the module in the words of the session that it is part of.
+fn of_session(error: Error) -> Error {
+    match error {
+        Error::NoEvalModel { call, .. } => Error::NoEvalModel { made: "session", call },
+        error => error,
     }
 }

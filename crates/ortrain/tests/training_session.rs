@@ -305,7 +305,7 @@ fn calls_that_come_too_early_or_lack_a_model() {
         "no learning rate scheduler is registered; register a linear one before a scheduler step";
     assert_eq!(sentence(bare.scheduler_step()), fail(unregistered));
     let no_eval = |what: &str| {
-        fail(&format!("no evaluation model was given when the module was made, and {what} needs one"))
+        fail(&format!("no evaluation model was given when the session was made, and {what} needs one"))
     };
     assert_eq!(sentence(bare.eval_step(&inputs(&data))), no_eval("an evaluation step"));
     assert_eq!(sentence(bare.eval_step_into(&inputs(&data), &mut [])), no_eval("an evaluation step"));

@@ -1,0 +1,220 @@
+//! A nominal state gets its values from a file: all of them at once, or none.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{batch, gradient, module_on, optimizer_on, recorded, state_of, train};
+use ortrain::{
+    Checkpoint, CheckpointState, DType, ErrorKind, LoadReport, Module, ModuleOptions, Result, Tensor,
+};
+use ortrain_checkpoint::{Layout, ModuleState, NamedTensor, NominalTensor, save, save_safetensors};
+use rustc_hash::FxHashMap;
+
+const CASE: &str = "mlp_adamw_ce";
+
+/// The state of the recorded classifier, without its values.
+fn nominal() -> CheckpointState {
+    let ModuleState::Full { trainable, frozen } = state_of(CASE).to_checkpoint(false).module else {
+        panic!("values are there")
+    };
+    let names = |list: Vec<NamedTensor>| {
+        list.into_iter().map(|one| NominalTensor { name: one.name, dtype: one.tensor.dtype() }).collect()
+    };
+    let module = ModuleState::Nominal { trainable: names(trainable), frozen: names(frozen) };
+    CheckpointState::from_checkpoint(Checkpoint { module, ..Checkpoint::default() }).unwrap()
+}
+
+fn values(state: &CheckpointState) -> Vec<NamedTensor> {
+    let view = |name: &str| NamedTensor::new(name, state.parameter(name).unwrap().to_tensor());
+    state.names().map(view).collect()
+}
+
+/// The two ways to load parameters, each from a file that holds these tensors.
+fn load(
+    state: &mut CheckpointState,
+    tensors: &[NamedTensor],
+    strict: bool,
+    safe: bool,
+) -> Result<LoadReport> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("parameters");
+    if safe {
+        save_safetensors(tensors, &path).unwrap();
+        return state.load_safetensors(&path, &FxHashMap::default(), strict);
+    }
+    // Whether a parameter is trained says the state, not the file.
+    let module = ModuleState::Full { trainable: Vec::new(), frozen: tensors.to_vec() };
+    save(&Checkpoint { module, ..Checkpoint::default() }, &path, Layout::State).unwrap();
+    state.load_parameters(&path, strict)
+}
+
+/// Every order of events ends in the same run, with the bits of a state that was never nominal.
+#[test]
+fn what_was_loaded_trains() {
+    let mut full = state_of(CASE);
+    let wanted = values(&full);
+    let mut module = module_on(CASE, &mut full);
+    let mut optimizer = optimizer_on(CASE, &mut full, &module);
+    let batch = batch(4, 1);
+    let loss = train(&mut module, &mut full, &batch);
+    optimizer.step(&mut full, &module).unwrap();
+    let end = full.to_bytes(true).unwrap();
+
+    for safe in [false, true] {
+        for module_first in [false, true] {
+            let mut state = nominal();
+            let mut made = module_first.then(|| {
+                let module = module_on(CASE, &mut state);
+                let optimizer = optimizer_on(CASE, &mut state, &module);
+                (module, optimizer)
+            });
+            let report = load(&mut state, &wanted, true, safe).unwrap();
+            assert_eq!(report.loaded, state.names().collect::<Vec<_>>());
+            assert!(report.is_complete() && !state.is_nominal());
+            assert_eq!(values(&state), wanted);
+            assert!(state.requires_grad("fc1.weight").unwrap(), "as the state said");
+            let (module, optimizer) = made.get_or_insert_with(|| {
+                let module = module_on(CASE, &mut state);
+                let optimizer = optimizer_on(CASE, &mut state, &module);
+                (module, optimizer)
+            });
+            assert!(gradient(module, "fc1.weight").iter().all(|&element| element == 0.0));
+            assert!((optimizer.learning_rate(&state).unwrap() - 0.001).abs() < f32::EPSILON);
+            assert_eq!(train(module, &mut state, &batch).to_bits(), loss.to_bits());
+            optimizer.step(&mut state, module).unwrap();
+            // Parameters, moments, step and rate.
+            assert!(
+                state.to_bytes(true).unwrap() == end,
+                "safetensors: {safe}, module first: {module_first}"
+            );
+        }
+    }
+}
+
+/// Strict or not: what does not have all parameters is refused, and the state can still get them.
+#[test]
+fn a_part_is_refused() {
+    let wanted = values(&state_of(CASE));
+    for (module_first, safe, strict) in [false, true]
+        .into_iter()
+        .flat_map(|a| [false, true].map(|b| [false, true].map(|c| (a, b, c))))
+        .flatten()
+    {
+        let mut state = nominal();
+        let module = module_first.then(|| module_on(CASE, &mut state));
+        let before = state.to_checkpoint(true);
+        let layout = state.layout().ok().cloned();
+        let error = load(&mut state, &wanted[..2], strict, safe).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let text = error.to_string();
+        let lacks = r#"it lacks "fc2.bias", "fc2.weight""#;
+        if strict {
+            let end = format!(
+                "does not have the parameters of the state: {lacks}; without strict, what fits is loaded"
+            );
+            assert!(text.ends_with(&end), "{text}");
+        } else {
+            assert!(text.starts_with("the state is nominal and stays so: "), "{text}");
+            assert!(text.ends_with(&format!("does not have all of its parameters: {lacks}")), "{text}");
+        }
+        assert!(state.is_nominal());
+        assert_eq!(state.to_checkpoint(true), before);
+        assert_eq!(state.layout().ok(), layout.as_ref());
+
+        let more = [&wanted[..], &[NamedTensor::new("head", Tensor::f32(&[1], &[0.0]))]].concat();
+        let result = load(&mut state, &more, strict, safe);
+        assert_eq!(result.is_ok(), !strict);
+        assert_eq!(state.is_nominal(), strict);
+        if !strict {
+            assert_eq!(result.unwrap().unexpected, ["head"]);
+            assert_eq!(values(&state), wanted);
+        }
+        drop(module);
+    }
+}
+
+#[test]
+fn types_and_shapes_are_those_of_checkpoint_and_model() {
+    let wanted = values(&state_of(CASE));
+    let with = |name: &str, tensor: Tensor| {
+        let mut tensors = wanted.clone();
+        tensors.iter_mut().find(|one| one.name == name).unwrap().tensor = tensor;
+        tensors
+    };
+    let fails = |state: &mut CheckpointState, tensors: &[NamedTensor], sentence: &str| {
+        let before = state.to_checkpoint(true);
+        assert_eq!(load(state, tensors, true, true).unwrap_err().to_string(), sentence);
+        assert!(state.is_nominal());
+        assert_eq!(state.to_checkpoint(true), before);
+    };
+    // The checkpoint says the type, and the model says the shape.
+    let mut state = nominal();
+    let long = with("fc2.bias", Tensor::i64(&[5], &[0; 5]));
+    // No model has said the shape yet, so the value's own is shown.
+    fails(&mut state, &long, "parameter \"fc2.bias\" is float32[5], but a value of int64[5] was given");
+    let _module = module_on(CASE, &mut state);
+    let wide = with("fc2.bias", Tensor::f32(&[6], &[0.0; 6]));
+    fails(&mut state, &wide, "parameter \"fc2.bias\" is float32[5], but a value of float32[6] was given");
+    load(&mut state, &wanted, true, true).unwrap();
+
+    // Without a model the file says the shapes, and the model is then asked whether it has them.
+    let mut state = nominal();
+    load(&mut state, &wide, true, true).unwrap();
+    assert_eq!(state.parameter("fc2.bias").unwrap().dims, [6]);
+    let train = recorded(CASE, "training_model.onnx").into();
+    let error = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("\"fc2.bias\" is float32[5] in the model, but float32[6] in the checkpoint"),
+        "{error}"
+    );
+
+    // Narrower floats become wider, as in a full state.
+    let mut state = nominal();
+    load(&mut state, &with("fc2.bias", Tensor::filled(DType::F16, &[5], 1.5)), true, false).unwrap();
+    assert_eq!(state.parameter("fc2.bias").unwrap().to_tensor(), Tensor::f32(&[5], &[1.5; 5]));
+}
+
+/// Once a module has laid out the planes, there is no place for what its model does not have.
+#[test]
+fn a_parameter_that_the_model_does_not_have() {
+    let spare = NamedTensor::new("spare", Tensor::f32(&[2], &[1.0, 2.0]));
+    let wanted = [&values(&state_of(CASE))[..], &[spare.clone()]].concat();
+    let state = || {
+        let ModuleState::Nominal { trainable, .. } = nominal().to_checkpoint(false).module else { panic!() };
+        let frozen = vec![NominalTensor { name: "spare".into(), dtype: DType::F32 }];
+        let module = ModuleState::Nominal { trainable, frozen };
+        CheckpointState::from_checkpoint(Checkpoint { module, ..Checkpoint::default() }).unwrap()
+    };
+    let mut late = state();
+    let _module = module_on(CASE, &mut late);
+    assert_eq!(
+        load(&mut late, &wanted, true, false).unwrap_err().to_string(),
+        "the state is nominal and stays so: its training model has no parameter \"spare\"; load the parameters before a \
+         module is made"
+    );
+    assert!(late.is_nominal());
+
+    let mut early = state();
+    load(&mut early, &wanted, true, false).unwrap();
+    assert_eq!(early.parameter("spare").unwrap().to_tensor(), spare.tensor);
+    let mut module = module_on(CASE, &mut early);
+    train(&mut module, &mut early, &batch(4, 1));
+}
+
+#[test]
+fn a_nominal_file_has_nothing_to_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nominal");
+    fs::write(&path, nominal().to_bytes(true).unwrap()).unwrap();
+    let mut state = nominal();
+    let error = state.load_parameters(&path, false).unwrap_err();
+    assert!(error.to_string().ends_with("it has the names of parameters but not their values"), "{error}");
+    assert!(state.is_nominal());
+    let missing = state.load_safetensors(Path::new("/nonexistent"), &FxHashMap::default(), true).unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NoSuchFile);
+}
