@@ -25,10 +25,10 @@ from ortrain.session import TrainingSession
 ROUNDING = 1e-6
 CLOSED = "the training session is closed; make another one on its state"
 NO_OPTIMIZER = "no optimizer model was given when the session was made, and {} needs one"
-NO_EVAL = "no evaluation model was given when the module was made, and {} needs one"
+NO_EVAL = "no evaluation model was given when the session was made, and {} needs one"
 NOMINAL = (
-    "the state is nominal: it has the names of its parameters but not their values; copy a buffer of all parameters "
-    "to it first"
+    "the state is nominal: it has the names of its parameters but not their values; load all of them first "
+    "(load_parameters, load_safetensors), or copy a buffer of all parameters to it"
 )
 
 

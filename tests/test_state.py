@@ -109,6 +109,7 @@ def test_setting(how: str, run: Run) -> None:
         np.asfortranarray(values),
         np.repeat(values, 2, axis=1)[:, ::2],
         values.astype(">f4"),
+        ortrain.OrtValue.ortvalue_from_numpy(values),
     ):
         view[:] = 0
         write(array)
@@ -116,8 +117,9 @@ def test_setting(how: str, run: Run) -> None:
     for wrong in (values.T, values.ravel(), values[None], values.astype(np.float64), values.astype(np.int32)):
         with pytest.raises(ortrain.InvalidArgumentError, match=r"parameter \"fc1.weight\" is float32\[10, 24\]"):
             write(wrong)
-    with pytest.raises(ortrain.InvalidArgumentError, match="expected a NumPy array, not list"):
-        write(values.tolist())
+    for given in (values.tolist(), tuple(values), 1.0):
+        with pytest.raises(ortrain.InvalidArgumentError, match="'fc1.weight' is set from an array or an OrtValue, not"):
+            write(given)
     np.testing.assert_array_equal(view, values)
 
 

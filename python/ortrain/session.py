@@ -112,6 +112,7 @@ class TrainingSession:
 
         With ``outputs``, an array for each output, the results go there and nothing is returned. Each array has the
         type and the shape of its output, any strides and any byte order; what does not fit is refused before the step.
+        No two of them may share memory. With an input they may, for inputs are read before outputs are written.
 
         Gradients are added to those there are, or replace them in the first step after :meth:`lazy_reset_grad`. No
         trainable parameter changes. A step that fails has changed nothing. With ``terminate`` set in ``run_options`` it

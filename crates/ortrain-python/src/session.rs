@@ -10,7 +10,7 @@ use crate::door::Door;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
 use crate::training::Under;
-use crate::value::{OrtValue, Room, elements, given, tensors, vector};
+use crate::value::{OrtValue, Room, check_apart, elements, given, tensors, vector};
 
 /// A session, put together with its state inside the state's door. Nothing is left of it once it is closed.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -99,6 +99,7 @@ impl TrainingSession {
         let inputs = tensors(&inputs);
         let rooms = outputs.iter().enumerate().map(|(at, array)| Room::of(array, at));
         let mut rooms = rooms.collect::<PyResult<Vec<Room>>>()?;
+        check_apart(&rooms)?;
         self.with(py, |session| {
             let mut places: Vec<Destination<'_>> = rooms.iter_mut().map(Room::destination).collect();
             match training {

@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{LoadReport, ParameterView, PlaneLayout, Property, Tensor};
+use ortrain::{Bytes, LoadReport, ParameterView, PlaneLayout, Property};
 use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyInt, PyString};
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 
 use crate::door::Door;
 use crate::error::raise;
-use crate::value::{planes, tensor_of, view};
+use crate::value::{OrtValue, planes, view};
 
 /// Loaded, missing and unexpected names.
 fn parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
@@ -33,6 +35,18 @@ impl CheckpointState {
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<CheckpointState> {
         let state = py.detach(|| ortrain::CheckpointState::load(path)).map_err(raise)?;
         Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+    }
+
+    #[staticmethod]
+    fn from_bytes(py: Python<'_>, bytes: PyBackedBytes) -> PyResult<CheckpointState> {
+        let bytes = Bytes::from_owner(bytes);
+        let state = py.detach(|| ortrain::CheckpointState::from_bytes(bytes)).map_err(raise)?;
+        Ok(CheckpointState { door: Arc::new(Door::new(state)) })
+    }
+
+    fn to_bytes<'py>(&self, py: Python<'py>, include_optimizer_state: bool) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.door.pass(py, |state| state.to_bytes(include_optimizer_state))?;
+        Ok(PyBytes::new(py, &bytes))
     }
 
     fn save(&self, py: Python<'_>, path: PathBuf, include_optimizer_state: bool) -> PyResult<()> {
@@ -91,9 +105,8 @@ impl CheckpointState {
         view(py, part)
     }
 
-    fn set_parameter(&self, py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<()> {
-        let value: Tensor = tensor_of(array)?;
-        self.door.pass(py, |state| state.set_parameter(name, &value))
+    fn set_parameter(&self, py: Python<'_>, name: &str, value: &OrtValue) -> PyResult<()> {
+        self.door.pass(py, |state| state.set_parameter(name, &value.tensor))
     }
 
     fn gradient<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -145,10 +158,18 @@ impl CheckpointState {
     }
 
     fn set_property(&self, py: Python<'_>, name: String, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let too_large = |kind: &str| {
+            PyOverflowError::new_err(format!("property {name:?} is {value}, but checkpoints keep {kind}"))
+        };
         let value = if value.is_instance_of::<PyInt>() {
-            Property::Int(value.extract()?)
+            Property::Int(value.extract().map_err(|_| too_large("int64"))?)
         } else if value.is_instance_of::<PyFloat>() {
-            Property::Float(value.extract()?)
+            let wide: f64 = value.extract()?;
+            let narrow = wide as f32;
+            if narrow.is_infinite() && wide.is_finite() {
+                return Err(too_large("float32"));
+            }
+            Property::Float(narrow)
         } else {
             Property::String(value.cast::<PyString>()?.to_cow()?.into_owned())
         };

@@ -110,11 +110,111 @@ pub(crate) fn tensor_of(array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
         .map_err(|error| InvalidArgumentError::new_err(error.to_string()))
 }
 
+/// Where the elements of an array lie.
+struct Places {
+    /// The lowest address.
+    start: usize,
+    /// Of each axis that goes anywhere: how many elements, and how far apart. The narrowest first.
+    axes: Vec<(usize, usize)>,
+    /// Bytes of an element.
+    size: usize,
+}
+
+impl Places {
+    /// Those of a NumPy array with these dimensions. `None` if it has no elements.
+    fn of(array: &Bound<'_, PyAny>, dims: &[usize], size: usize) -> PyResult<Option<Places>> {
+        let py = array.py();
+        let interface = array.getattr(intern!(py, "__array_interface__"))?;
+        let (mut start, _): (usize, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
+        let strides: Vec<isize> = array.getattr(intern!(py, "strides"))?.extract()?;
+        if dims.contains(&0) {
+            return Ok(None);
+        }
+        let mut axes = Vec::new();
+        for (&count, stride) in dims.iter().zip(strides).filter(|&(&count, _)| count > 1) {
+            if stride < 0 {
+                start = start.wrapping_sub(stride.unsigned_abs().wrapping_mul(count - 1));
+            }
+            axes.push((count, stride.unsigned_abs()));
+        }
+        axes.sort_unstable_by_key(|&(_, stride)| stride);
+        Ok(Some(Places { start, axes, size }))
+    }
+
+    /// One after the last byte.
+    fn end(&self) -> usize {
+        let reach = |end: usize, &(count, stride): &(usize, usize)| {
+            end.saturating_add((count - 1).saturating_mul(stride))
+        };
+        self.axes.iter().fold(self.start.saturating_add(self.size), reach)
+    }
+
+    /// Bytes of all elements.
+    fn bytes(&self) -> usize {
+        self.axes.iter().fold(self.size, |bytes, &(count, _)| bytes.saturating_mul(count))
+    }
+
+    /// The address of each element.
+    fn addresses(&self) -> Vec<usize> {
+        self.axes.iter().fold(vec![self.start], |found, &(count, stride)| {
+            found.iter().flat_map(|&at| (0..count).map(move |k| at + k * stride)).collect()
+        })
+    }
+
+    /// Whether two elements share a byte.
+    fn overlap_themselves(&self) -> bool {
+        let mut reach = self.size;
+        let spread = self.axes.iter().all(|&(count, stride)| {
+            let clear = stride >= reach;
+            reach = reach.saturating_add((count - 1).saturating_mul(stride));
+            clear
+        });
+        // From here on there are no more elements than the memory has room for.
+        !spread && (self.bytes() > self.end() - self.start || touch([(self.addresses(), self.size)]))
+    }
+
+    /// Whether an element of one shares a byte with one of the other.
+    fn overlap(&self, other: &Places) -> bool {
+        let dense = |places: &Places| places.bytes() == places.end() - places.start;
+        self.start < other.end()
+            && other.start < self.end()
+            && (dense(self) && dense(other)
+                || touch([self, other].map(|places| (places.addresses(), places.size))))
+    }
+}
+
+/// Whether two of these elements, addresses and a size each, share a byte.
+fn touch<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
+    let of = |(addresses, size): (Vec<usize>, usize)| addresses.into_iter().map(move |at| (at, at + size));
+    let mut ranges: Vec<(usize, usize)> = elements.into_iter().flat_map(of).collect();
+    ranges.sort_unstable();
+    ranges.windows(2).any(|pair| pair[1].0 < pair[0].1)
+}
+
+/// That no two results go to the same memory.
+pub(crate) fn check_apart(rooms: &[Room]) -> PyResult<()> {
+    for (at, room) in rooms.iter().enumerate() {
+        let Some(places) = &room.places else { continue };
+        let other = rooms[..at]
+            .iter()
+            .position(|other| other.places.as_ref().is_some_and(|other| places.overlap(other)));
+        if let Some(other) = other {
+            return Err(InvalidArgumentError::new_err(format!(
+                "outputs[{other}] and outputs[{at}] share memory, so that one result would overwrite the other; give \
+                 each output an array of its own"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// What a NumPy array has room for, whatever its strides and byte order.
 pub(crate) struct Room {
     dtype: DType,
     dims: Vec<usize>,
     bytes: Vec<u8>,
+    /// Where that is; `None` if it has no elements.
+    places: Option<Places>,
 }
 
 impl Room {
@@ -132,8 +232,15 @@ impl Room {
             ))
         })?;
         let dims: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
+        let places = Places::of(array, &dims, dtype.size())?;
+        if places.as_ref().is_some_and(Places::overlap_themselves) {
+            return Err(InvalidArgumentError::new_err(format!(
+                "elements of outputs[{at}] share memory, so that results would overwrite each other; give the output \
+                 an array of its own"
+            )));
+        }
         let bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        Ok(Room { dtype, dims, bytes })
+        Ok(Room { dtype, dims, bytes, places })
     }
 
     pub(crate) fn destination(&mut self) -> Destination<'_> {

@@ -183,7 +183,7 @@ fn types_and_shapes_are_those_of_checkpoint_and_model() {
 #[test]
 fn a_parameter_that_the_model_does_not_have() {
     let spare = NamedTensor::new("spare", Tensor::f32(&[2], &[1.0, 2.0]));
-    let wanted = [&values(&state_of(CASE))[..], &[spare.clone()]].concat();
+    let wanted = [&values(&state_of(CASE))[..], std::slice::from_ref(&spare)].concat();
     let state = || {
         let ModuleState::Nominal { trainable, .. } = nominal().to_checkpoint(false).module else { panic!() };
         let frozen = vec![NominalTensor { name: "spare".into(), dtype: DType::F32 }];

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortrain import _ortrain
+from ortrain._inputs import native_value
 from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -108,8 +110,12 @@ class Parameter:
         return self._native.parameter(self._name)
 
     @data.setter
-    def data(self, value: npt.NDArray[Any]) -> None:
-        self._native.set_parameter(self._name, value)
+    def data(self, value: Any) -> None:
+        if isinstance(value, (list, tuple, int, float)):
+            raise InvalidArgumentError(
+                f"parameter {self._name!r} is set from an array or an OrtValue, not {type(value).__name__}"
+            )
+        self._native.set_parameter(self._name, native_value(value))
 
     @property
     def grad(self) -> npt.NDArray[Any] | None:
@@ -155,12 +161,12 @@ class Parameters:
         self._native.require_values()
         return Parameter(name, self._native)
 
-    def __setitem__(self, name: str, value: npt.NDArray[Any]) -> None:
-        """Copy an array of exactly the parameter's shape and type into it.
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Copy an array, or an :class:`~ortrain.OrtValue`, of the parameter's shape and type into it.
 
         Raises:
             KeyError: if there is no parameter of this name.
-            InvalidArgumentError: for an array of another shape or type.
+            InvalidArgumentError: for a value of another shape or type, or a list.
 
         >>> state.parameters["fc2.bias"] = np.ones(10, np.float32)
         >>> float(state.parameters["fc2.bias"].data.sum())
@@ -319,18 +325,26 @@ class CheckpointState:
         self._properties = Properties(state)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: PathLike) -> CheckpointState:
-        """Read a checkpoint file, full or nominal, written by ortrain or by onnxruntime-training.
+    def load_checkpoint(cls, checkpoint_uri: PathLike | bytes | bytearray | memoryview) -> CheckpointState:
+        """Read a checkpoint, full or nominal, written by ortrain or by onnxruntime-training.
+
+        ``checkpoint_uri`` is a path, or the bytes of a checkpoint file, as :meth:`to_bytes` gives them. What another
+        process saves to the path meanwhile is read whole or not at all.
 
         Raises:
-            NoSuchFileError: if there is no such file.
-            OrtrainError: if it is no checkpoint, or damaged.
+            NoSuchFileError: if the file, or its ``.data`` file, is not there.
+            OrtrainError: if it is no checkpoint, or a damaged one; for bytes of a checkpoint whose tensors lie in a
+                ``.data`` file, which bytes cannot point to.
 
         >>> state = CheckpointState.load_checkpoint("checkpoint")
-        >>> len(state.parameters)
-        4
+        >>> with open("checkpoint", "rb") as file:
+        ...     same = CheckpointState.load_checkpoint(file.read())
+        >>> len(state.parameters), len(same.parameters)
+        (4, 4)
 
         """
+        if isinstance(checkpoint_uri, (bytes, bytearray, memoryview)):
+            return cls(_ortrain.CheckpointState.from_bytes(bytes(checkpoint_uri)))
         return cls(_ortrain.CheckpointState.load(os.fspath(checkpoint_uri)))
 
     @classmethod
@@ -354,7 +368,22 @@ class CheckpointState:
         7
 
         """
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         state._native.save(os.fspath(checkpoint_uri), include_optimizer_state)
+
+    def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
+        """The bytes of the file that :meth:`save_checkpoint` writes, to send or to keep elsewhere.
+
+        Raises:
+            OrtrainError: if they are more than the 2 GiB that a checkpoint without a ``.data`` file can have.
+
+        >>> received = CheckpointState.load_checkpoint(state.to_bytes())
+        >>> np.array_equal(received.parameters["fc1.bias"].data, state.parameters["fc1.bias"].data)
+        True
+
+        """
+        return self._native.to_bytes(include_optimizer_state)
 
     def load_parameters(self, checkpoint_uri: PathLike, strict: bool = True) -> LoadReport:
         """Take the values of the parameters from another checkpoint; optimizer state and properties stay.
@@ -369,9 +398,13 @@ class CheckpointState:
         Whether a parameter is trained says the state, not the file. Floats may become wider (float16 and bfloat16 to
         float32 or float64, float32 to float64), which is exact.
 
+        A nominal state becomes a full one. It takes all of its parameters at once, strict or not. Their shapes are
+        those of the training model if a :class:`~ortrain.api.Module` was made on the state, otherwise those of the
+        file.
+
         Raises:
-            InvalidArgumentError: for a tensor of another shape or a type that does not fit, and if strict for missing
-                or unexpected names. Nothing has changed then.
+            InvalidArgumentError: for a tensor of another shape or a type that does not fit, and for missing names if
+                strict or if the state is nominal, for unexpected names if strict. Nothing has changed then.
             NoSuchFileError, OrtrainError: if the file is not there or is damaged.
 
         >>> from ortrain import artifacts

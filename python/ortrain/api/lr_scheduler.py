@@ -41,6 +41,8 @@ class LinearLRScheduler:
     """
 
     def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer is an Optimizer, not {type(optimizer).__name__}")
         self._optimizer = optimizer
         self._native = _ortrain.LinearLRScheduler(optimizer._native, warmup_step_count, total_step_count, initial_lr)
 

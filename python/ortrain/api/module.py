@@ -68,10 +68,13 @@ class Module:
         device: str = "cpu",
         session_options: SessionOptions | None = None,
     ) -> None:
+        source = model_source(train_model_uri)
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         self.training = True
         self._state = state
         self._native = _ortrain.Module(
-            model_source(train_model_uri),
+            source,
             state._native,
             None if eval_model_uri is None else model_source(eval_model_uri),
             device=device,

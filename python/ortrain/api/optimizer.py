@@ -36,8 +36,11 @@ class Optimizer:
     """
 
     def __init__(self, optimizer_uri: ModelLike, module: Module) -> None:
+        source = model_source(optimizer_uri)
+        if not isinstance(module, Module):
+            raise TypeError(f"module is a Module, not {type(module).__name__}")
         self._module = module
-        self._native = _ortrain.Optimizer(model_source(optimizer_uri), module._native)
+        self._native = _ortrain.Optimizer(source, module._native)
 
     def step(self) -> None:
         """Update the trainable parameters from the module's gradients.
