@@ -296,15 +296,19 @@ def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
 
 
+NOT_A_CHECKPOINT = (
+    "{path}: this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and "
+    "save_checkpoint write checkpoints"
+)
 CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda _: b"", "{path}: the checkpoint is empty"),
     "garbage": (
         lambda _: b"\xff" * 200,
-        "{path}: this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC",
+        NOT_A_CHECKPOINT,
     ),
     "a model": (
         lambda _: PERCEPTRON.read_bytes(),
-        "{path}: this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC",
+        NOT_A_CHECKPOINT,
     ),
     "truncated": (
         lambda content: content[:500],

@@ -24,6 +24,9 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
         io::ErrorKind::IsADirectory => Error::Directory { path: path.to_owned() },
         _ => Error::Io { action: "read", path: path.to_owned(), source },
     };
+    if path.as_os_str().is_empty() {
+        return Err(Error::NoName { path: path.to_owned() });
+    }
     // Asked before opening: to open a pipe is to wait for its writer.
     let kind = fs::metadata(path).map_err(fail)?;
     if kind.is_dir() {
@@ -92,6 +95,8 @@ fn sweep_named(target: &Path, wanted: impl Fn(&[u8]) -> bool) {
 pub(crate) struct Staged {
     file: File,
     at: PathBuf,
+    /// What it is to become, for errors.
+    target: PathBuf,
     kept: bool,
 }
 
@@ -102,6 +107,9 @@ impl Staged {
         if target.is_dir() {
             return Err(Error::Directory { path: target.to_owned() });
         }
+        if target.file_name().is_none() {
+            return Err(Error::NoName { path: target.to_owned() });
+        }
         sweep(target);
         loop {
             let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +118,7 @@ impl Staged {
                 Ok(file) => {
                     // Not every file system has locks; where there are none, nothing is swept.
                     let _ = file.lock();
-                    let staged = Staged { file, at, kept: false };
+                    let staged = Staged { file, at, target: target.to_owned(), kept: false };
                     // Another save may have swept it before it was locked.
                     if staged.at.exists() {
                         return Ok(staged);
@@ -119,6 +127,13 @@ impl Staged {
                 // Left by a process of the same number that was killed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(source) => {
+                    let source = match source.kind() {
+                        io::ErrorKind::NotFound if !folder(target).exists() => io::Error::new(
+                            io::ErrorKind::NotFound,
+                            format!("there is no folder {}, and none is made", folder(target).display()),
+                        ),
+                        _ => source,
+                    };
                     return Err(Error::Io { action: "write", path: target.to_owned(), source });
                 }
             }
@@ -150,16 +165,15 @@ impl Staged {
         self.kept = true;
     }
 
-    /// Flushes the file, moves it to `target` and flushes the folder.
+    /// Moves the flushed file to `target` and flushes the folder.
     pub(crate) fn place(mut self, target: &Path) -> Result<()> {
-        self.flush()?;
         self.rename(target)?;
         self.keep();
         flush_folder(target)
     }
 
     fn fail(&self, action: &'static str, source: io::Error) -> Error {
-        Error::Io { action, path: self.at.clone(), source }
+        Error::Io { action, path: self.target.clone(), source }
     }
 }
 

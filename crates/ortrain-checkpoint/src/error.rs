@@ -37,6 +37,12 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
+    /// A path that names no file.
+    #[error("{:?} is not the path of a file", path)]
+    NoName {
+        /// The path.
+        path: PathBuf,
+    },
     /// What is wrong with the content of a file. [`Error::content`] reaches through.
     #[error("{}: {source}", path.display())]
     InFile {
@@ -50,8 +56,14 @@ pub enum Error {
     #[error("the checkpoint is empty")]
     Empty,
     /// The identifier is not there.
-    #[error("this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC")]
+    #[error(
+        "this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and save_checkpoint \
+         write checkpoints"
+    )]
     NotACheckpoint,
+    /// These are safetensors.
+    #[error("this is not a checkpoint but looks like safetensors, which load_safetensors reads")]
+    LooksLikeSafetensors,
     /// Something is said to lie past the end.
     #[error("the checkpoint points past its end, so it was cut short or is damaged ({0})")]
     CutShort(#[source] planus::Error),

@@ -47,7 +47,7 @@ pub use checkpoint::{
 pub use error::Error;
 pub use read::{load, read};
 pub use safetensors::{load_safetensors, read_safetensors, save_safetensors, write_safetensors};
-pub use write::{EXTERNAL_ABOVE, Layout, SaveOptions, encode, save};
+pub use write::{EXTERNAL_ABOVE, Layout, SaveOptions, StagedCheckpoint, encode, save, stage};
 
 /// The result of reading or writing.
 pub type Result<T> = std::result::Result<T, Error>;

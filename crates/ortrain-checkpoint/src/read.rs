@@ -112,7 +112,9 @@ fn read_with(file: &Bytes, side: impl FnOnce(Option<SideSum>) -> Result<Bytes>) 
         return Err(Error::Empty);
     }
     if file.get(4..8) != Some(&IDENTIFIER) {
-        return Err(Error::NotACheckpoint);
+        // A header of JSON after its length.
+        let safetensors = file.get(8) == Some(&b'{');
+        return Err(if safetensors { Error::LooksLikeSafetensors } else { Error::NotACheckpoint });
     }
     let (body, has_trailer) = trailer::split(file)?;
     let root = format::CheckpointRef::read_as_root(body)?;

@@ -68,6 +68,7 @@ pub fn save_safetensors(tensors: &[NamedTensor], path: impl AsRef<Path>) -> Resu
     let bytes = write_safetensors(tensors)?;
     let mut file = Staged::beside(path.as_ref())?;
     file.write(&bytes)?;
+    file.flush()?;
     file.place(path.as_ref())
 }
 

@@ -14,7 +14,7 @@ use crate::write::header;
 use crate::{
     Checkpoint, Error, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup,
     ParameterState, Property, SaveOptions, Scheduler, encode, load, load_safetensors, read, read_safetensors,
-    save, save_safetensors, trailer, write_safetensors,
+    save, save_safetensors, stage, trailer, write_safetensors,
 };
 
 /// Names in disorder, every element type, every kind of property, all extras.
@@ -328,7 +328,13 @@ mod damage {
         assert_eq!(sentence(b""), "the checkpoint is empty");
         assert_eq!(
             sentence(b"what is this?"),
-            "this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC"
+            "this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and \
+             save_checkpoint write checkpoints"
+        );
+        let tensors = write_safetensors(&parameters(&small())).unwrap();
+        assert_eq!(
+            sentence(&tensors),
+            "this is not a checkpoint but looks like safetensors, which load_safetensors reads"
         );
         assert_eq!(sentence(b"\0\0"), sentence(b"what is this?"));
         let body = good.len() - trailer::LENGTH;
@@ -681,6 +687,22 @@ mod files {
         assert_eq!(rest, [&[Act::Flush, Act::Flush][..], &renamed, &renamed, &renamed].concat());
     }
 
+    #[test]
+    fn what_is_staged_but_not_placed_vanishes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        for options in [SaveOptions::from(Layout::State), external(Layout::State)] {
+            save(&small(), &path, Layout::State).unwrap();
+            let staged = stage(&sample(), &path, options).unwrap();
+            assert_eq!(load(&path).unwrap(), sorted(small()));
+            drop(staged);
+            assert_eq!(names(folder.path()), ["c"]);
+        }
+        stage(&sample(), &path, external(Layout::State)).unwrap().place().unwrap();
+        assert_eq!(load(&path).unwrap(), sorted(sample()));
+        assert_eq!(names(folder.path()), ["c", "c.data"]);
+    }
+
     /// A disk that fails from some step on, before each of them: what is there is the old state or the new one, whole.
     #[test]
     fn whenever_the_disk_fails_a_state_is_there() {
@@ -857,8 +879,17 @@ mod files {
             load(&nowhere).unwrap_err().to_string(),
             format!("there is no file {}", nowhere.display())
         );
-        let sentence = save(&small(), &nowhere, Layout::State).unwrap_err().to_string();
-        assert!(sentence.starts_with(&format!("cannot write {}: ", nowhere.display())), "{sentence}");
+        assert_eq!(
+            save(&small(), &nowhere, Layout::State).unwrap_err().to_string(),
+            format!("cannot write {}: there is no folder {shown}/no, and none is made", nowhere.display())
+        );
+        let below_a_file = path.join("empty").join("c");
+        fs::write(path.join("empty"), "").unwrap();
+        let sentence = save(&small(), &below_a_file, Layout::State).unwrap_err().to_string();
+        assert!(sentence.starts_with(&format!("cannot write {}: ", below_a_file.display())), "{sentence}");
+        for no_file in [load("").unwrap_err(), save(&small(), "", Layout::State).unwrap_err()] {
+            assert_eq!(no_file.to_string(), "\"\" is not the path of a file");
+        }
         let empty = path.join("empty");
         fs::write(&empty, "").unwrap();
         assert_eq!(

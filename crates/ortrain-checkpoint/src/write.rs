@@ -1,7 +1,7 @@
 //! Writing: in a fixed order, and so that what was there before survives every failure.
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ortrain_graph::DType;
 use planus::{Builder, Offset};
@@ -102,48 +102,83 @@ pub fn encode(checkpoint: &Checkpoint, layout: Layout) -> Result<Vec<u8>> {
 /// When a name occurs twice, when the checkpoint without its moved tensors would exceed 2 GiB, or when the operating
 /// system refuses.
 pub fn save(checkpoint: &Checkpoint, path: impl AsRef<Path>, options: impl Into<SaveOptions>) -> Result<()> {
-    let (path, options) = (path.as_ref(), options.into());
+    stage(checkpoint, path, options)?.place()
+}
+
+/// A checkpoint that lies on the disk beside its place, and vanishes unless it is placed there. Made by [`stage`].
+#[derive(Debug)]
+pub struct StagedCheckpoint {
+    path: PathBuf,
+    main: Staged,
+    /// The `.data` file, its checksum, and the content of the checkpoint that points to it.
+    side: Option<(Staged, u32, Vec<u8>)>,
+}
+
+/// The first and longer half of [`save`]: writes a checkpoint beside its place and flushes it.
+///
+/// # Errors
+/// As [`save`].
+pub fn stage(
+    checkpoint: &Checkpoint,
+    path: impl AsRef<Path>,
+    options: impl Into<SaveOptions>,
+) -> Result<StagedCheckpoint> {
+    let (path, options) = (path.as_ref().to_owned(), options.into());
     let mut plan = Plan::new(checkpoint, options.layout)?;
     let side = if plan.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>() > options.external_above
     {
         plan.move_out(options.layout);
-        Some(plan.write_side(&side_path(path))?)
+        Some(plan.write_side(&side_path(&path))?)
     } else {
         None
     };
     let buffer = plan.build(side.as_ref().map(|(_, sum)| sum))?;
 
-    let mut main = Staged::beside(path)?;
+    let mut main = Staged::beside(&path)?;
     for part in buffer.parts() {
         main.write(part)?;
     }
-    let Some((mut side, sum)) = side else {
-        drop(buffer);
-        return main.place(path);
-    };
     main.flush()?;
-    side.flush()?;
-    let waiting = waiting_side_path(path, sum.checksum);
-    let wanted = waiting.exists();
-    side.rename(&waiting)?;
-    if wanted {
-        // The checkpoint that is there may be waiting for the very same tensors.
+    let side = match side {
+        None => None,
+        Some((mut side, sum)) => {
+            side.flush()?;
+            Some((side, sum.checksum, buffer.parts().concat()))
+        }
+    };
+    Ok(StagedCheckpoint { path, main, side })
+}
+
+impl StagedCheckpoint {
+    /// The other half of [`save`]: replaces what is there.
+    ///
+    /// # Errors
+    /// When the operating system refuses.
+    pub fn place(self) -> Result<()> {
+        let StagedCheckpoint { path, mut main, side } = self;
+        let Some((mut side, checksum, content)) = side else { return main.place(&path) };
+        let waiting = waiting_side_path(&path, checksum);
+        let wanted = waiting.exists();
+        side.rename(&waiting)?;
+        if wanted {
+            // The checkpoint that is there may be waiting for the very same tensors.
+            side.keep();
+        }
+        disk::flush_folder(&path)?;
+        main.rename(&path)?;
+        // From here on the new checkpoint is there, and needs its tensors wherever they lie.
+        main.keep();
         side.keep();
+        disk::flush_folder(&path)?;
+        if disk::read(&path).is_ok_and(|there| there != content) {
+            // Another save has replaced it already. Its tensors may have taken their place, which is not ours any more.
+            return Ok(());
+        }
+        side.rename(&side_path(&path))?;
+        disk::flush_folder(&path)?;
+        disk::sweep_waiting(&side_path(&path));
+        Ok(())
     }
-    disk::flush_folder(path)?;
-    main.rename(path)?;
-    // From here on the new checkpoint is there, and needs its tensors wherever they lie.
-    main.keep();
-    side.keep();
-    disk::flush_folder(path)?;
-    if disk::read(path).is_ok_and(|there| there != buffer.parts().concat()) {
-        // Another save has replaced it already. Its tensors may have taken their place, which is not ours any more.
-        return Ok(());
-    }
-    side.rename(&side_path(path))?;
-    disk::flush_folder(path)?;
-    disk::sweep_waiting(&side_path(path));
-    Ok(())
 }
 
 /// A finished file in three parts, none of them copied.

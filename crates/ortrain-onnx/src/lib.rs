@@ -58,6 +58,6 @@ pub use proto::{
     StringStringEntryProto, TensorAnnotation, TensorProto, TensorShapeProto, TrainingInfoProto, TypeProto,
     ValueInfoProto,
 };
-pub use save::{encode, save};
+pub use save::{StagedModel, encode, save, stage};
 pub use sparse::densify;
 pub use tensors::{TensorRole, visit_tensors_mut};

@@ -43,10 +43,32 @@ pub fn encode(model: &ModelProto) -> Result<Vec<u8>, OnnxError> {
 ///
 /// The message is larger than 2 GiB, or the file cannot be written.
 pub fn save(model: &ModelProto, path: impl AsRef<Path>) -> Result<(), OnnxError> {
-    let path = path.as_ref();
+    stage(model, path)?.place()
+}
+
+/// A model that lies on the disk beside its place, and vanishes unless it is placed there. Made by [`stage`].
+#[derive(Debug)]
+pub struct StagedModel(Pending);
+
+/// The first and longer half of [`save`]: writes a message beside its place and flushes it.
+///
+/// # Errors
+///
+/// As [`save`].
+pub fn stage(model: &ModelProto, path: impl AsRef<Path>) -> Result<StagedModel, OnnxError> {
     let bytes = encode(model)?;
-    let written = Pending::write(path, |file| file.write_all(&bytes))?;
-    written.rename()
+    Pending::write(path.as_ref(), |file| file.write_all(&bytes)).map(StagedModel)
+}
+
+impl StagedModel {
+    /// The other half of [`save`]: replaces what is there.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses.
+    pub fn place(self) -> Result<(), OnnxError> {
+        self.0.rename()
+    }
 }
 
 impl LoadedModel {
@@ -172,6 +194,7 @@ fn entry(key: &str, value: String) -> StringStringEntryProto {
 }
 
 /// A file that is written and flushed, but not yet under its name; removed if it never gets there.
+#[derive(Debug)]
 struct Pending {
     temporary: PathBuf,
     target: PathBuf,
@@ -190,8 +213,21 @@ impl Pending {
         hidden.push(format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
         let failed = |error| OnnxError::Write { path: target.to_owned(), error };
 
+        if target.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
         let temporary = target.with_file_name(hidden);
-        let file = OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(failed)?;
+        let opened = OpenOptions::new().write(true).create_new(true).open(&temporary);
+        let file = opened.map_err(|error| {
+            let folder = folder_of(target);
+            failed(match error.kind() {
+                io::ErrorKind::NotFound if !folder.exists() => io::Error::new(
+                    io::ErrorKind::NotFound,
+                    format!("there is no folder {}, and none is made", folder.display()),
+                ),
+                _ => error,
+            })
+        })?;
         let pending = Self { temporary, target: target.to_owned(), renamed: false };
         let mut file = BufWriter::with_capacity(1 << 16, file);
         content(&mut file)

@@ -38,9 +38,9 @@ impl CheckpointState {
     }
 
     #[staticmethod]
-    fn from_bytes(py: Python<'_>, bytes: PyBackedBytes) -> PyResult<CheckpointState> {
-        let bytes = Bytes::from_owner(bytes);
-        let state = py.detach(|| ortrain::CheckpointState::from_bytes(bytes)).map_err(raise)?;
+    fn from_bytes(py: Python<'_>, content: PyBackedBytes) -> PyResult<CheckpointState> {
+        let content = Bytes::from_owner(content);
+        let state = py.detach(|| ortrain::CheckpointState::from_bytes(content)).map_err(raise)?;
         Ok(CheckpointState { door: Arc::new(Door::new(state)) })
     }
 
@@ -49,8 +49,18 @@ impl CheckpointState {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    fn save(&self, py: Python<'_>, path: PathBuf, include_optimizer_state: bool) -> PyResult<()> {
-        self.door.pass(py, |state| state.save(path, include_optimizer_state))
+    #[pyo3(signature = (path, include_optimizer_state, external_above=None))]
+    fn save(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        include_optimizer_state: bool,
+        external_above: Option<u64>,
+    ) -> PyResult<()> {
+        self.door.pass(py, |state| match external_above {
+            None => state.save(path, include_optimizer_state),
+            Some(above) => state.save_with_external_data(path, include_optimizer_state, above),
+        })
     }
 
     fn load_parameters(

@@ -7,10 +7,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ortrain_checkpoint::{Checkpoint, Layout, ModuleState, NamedTensor, NominalTensor};
+use ortrain_checkpoint::{Checkpoint, Layout, ModuleState, NamedTensor, NominalTensor, StagedCheckpoint};
 use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType};
 use ortrain_onnx::{
-    GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, ValueInfoProto, encode, visit_tensors_mut,
+    GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, StagedModel, ValueInfoProto, encode,
+    visit_tensors_mut,
 };
 use ortrain_ops::passes::{
     differentiate::differentiate,
@@ -266,8 +267,8 @@ pub struct Artifacts {
 
 impl Artifacts {
     /// Writes the files to a folder, which must exist: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and, where
-    /// they were asked for, `optimizer_model.onnx` and `nominal_checkpoint`; each name begins with `prefix`. Each file is
-    /// replaced only when its new content is complete.
+    /// they were asked for, `optimizer_model.onnx` and `nominal_checkpoint`; each name begins with `prefix`. Files that are
+    /// there are replaced only when all the new ones are complete and on disk.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -282,8 +283,18 @@ impl Artifacts {
     /// When a file cannot be written or would exceed 2 GiB.
     pub fn write(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<()> {
         let folder = folder.as_ref();
-        if let Err(source) = std::fs::read_dir(folder) {
-            return Err(Error::Write { path: folder.to_owned(), source });
+        match std::fs::metadata(folder) {
+            Ok(there) if there.is_dir() => {}
+            Ok(_) => {
+                let folder = folder.display();
+                return Err(Error::Argument(format!(
+                    "{folder} is a file, but artifacts are written to a folder"
+                )));
+            }
+            Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::NoFolder { path: folder.to_owned() });
+            }
+            Err(source) => return Err(Error::Write { path: folder.to_owned(), source }),
         }
         let at = |name: &str| folder.join(format!("{prefix}{name}"));
         // What can be too large is found before the first file is replaced.
@@ -295,16 +306,21 @@ impl Artifacts {
         for model in models.iter().filter_map(|(_, model)| *model) {
             encode(model)?;
         }
+        // And so is a disk that is full: all files are written before the first of them takes its place.
+        let mut staged = Vec::new();
         for (name, model) in models {
             if let Some(model) = model {
-                ortrain_onnx::save(model, at(name))?;
+                staged.push(ortrain_onnx::stage(model, at(name))?);
             }
         }
-        ortrain_checkpoint::save(&self.checkpoint, at("checkpoint"), Layout::Artifacts)?;
-        if let Some(nominal) = &self.nominal_checkpoint {
-            ortrain_checkpoint::save(nominal, at("nominal_checkpoint"), Layout::Artifacts)?;
-        }
-        Ok(())
+        let checkpoint = ortrain_checkpoint::stage(&self.checkpoint, at("checkpoint"), Layout::Artifacts)?;
+        let nominal = self.nominal_checkpoint.as_ref();
+        let nominal = nominal
+            .map(|nominal| ortrain_checkpoint::stage(nominal, at("nominal_checkpoint"), Layout::Artifacts))
+            .transpose()?;
+        staged.into_iter().try_for_each(StagedModel::place)?;
+        checkpoint.place()?;
+        Ok(nominal.map_or(Ok(()), StagedCheckpoint::place)?)
     }
 
     /// The bytes of the checkpoint file.
@@ -390,6 +406,7 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
         true => first_output(&label, graph, &options)?,
         false => append_losses(&label, graph, &mut names, &typed, &options, opset)?,
     };
+    let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let outputs: Vec<String> =
         std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
 
@@ -410,7 +427,8 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     graph.input.extend(
         values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
     );
-    let typed = inferred(&label, &forward)?;
+    let typed =
+        inferred(&label, &forward).map_err(|error| about_the_outputs(error, &forward_outputs, &options))?;
     set_outputs(&label, &mut forward.proto, &typed, &outputs)?;
 
     let training_model = training_model(&label, &forward, &outputs, &values, opset, &options)?;
@@ -431,6 +449,18 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
         checkpoint: full(values),
         nominal_checkpoint,
     })
+}
+
+/// An error in what was put on a model, with what may be the reason: its outputs are not what a loss is made of.
+fn about_the_outputs(error: Error, outputs: &[String], options: &ArtifactOptions) -> Error {
+    let all = options.loss_input_names.is_empty() && options.losses.iter().any(|term| term.scores.is_none());
+    if !all || outputs.len() < 2 {
+        return error;
+    }
+    Error::Argument(format!(
+        "{error}; the loss is given all outputs of the model ({}), so name those it is made of in loss_input_names",
+        outputs.join(", ")
+    ))
 }
 
 /// The message of an optimizer model, which must have one optimizer.

@@ -126,6 +126,14 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
             }
             buffers.push(entry.name.clone());
             gradient_role(&layout, entry)
+        } else if name.ends_with(BUFFER) {
+            return Err(Error::WrongModel {
+                model: model.to_owned(),
+                reason: format!(
+                    "it is a training model, with an input {name:?} for a gradient; give the evaluation model that was \
+                     made together with it"
+                ),
+            });
         } else {
             Role::User
         };

@@ -238,6 +238,12 @@ pub enum Error {
     /// A call that comes too early or too late.
     #[error("{0}")]
     State(String),
+    /// A folder to write to is not there.
+    #[error("there is no folder {}, and none is made", .path.display())]
+    NoFolder {
+        /// The folder.
+        path: std::path::PathBuf,
+    },
     /// A file other than a model or a checkpoint cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
     Write {
@@ -273,6 +279,10 @@ impl Error {
             Error::Checkpoint(error) => match error.content() {
                 ortrain_checkpoint::Error::Missing { .. }
                 | ortrain_checkpoint::Error::ExternalMissing { .. } => ErrorKind::NoSuchFile,
+                ortrain_checkpoint::Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                    ErrorKind::NoSuchFile
+                }
+                ortrain_checkpoint::Error::NoName { .. } => ErrorKind::InvalidArgument,
                 _ => ErrorKind::Fail,
             },
             Error::Graph { source, .. } => match **source {
@@ -298,6 +308,7 @@ impl Error {
             | Error::Output { .. }
             | Error::BufferLength { .. }
             | Error::Argument(_) => ErrorKind::InvalidArgument,
+            Error::NoFolder { .. } => ErrorKind::NoSuchFile,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
             Error::Run(RunError::OverLimit(_)) => ErrorKind::MemoryLimit,
             Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,

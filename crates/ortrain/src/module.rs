@@ -277,9 +277,17 @@ impl Module {
                 let label = source.label("the evaluation model");
                 let message = source.load()?;
                 let mut graph = graph_of(&label, &message)?;
-                let bound = bind(&label, &mut graph, state, false)?;
+                let evaluated = bind(&label, &mut graph, state, false)?;
+                let mut parameters = bound.parameters.iter();
+                if let Some(missing) = parameters.find(|name| !evaluated.parameters.contains(name)) {
+                    let reason = format!(
+                        "it has no input for parameter {missing:?} of the training model; give the one that was made \
+                         together with the training model"
+                    );
+                    return Err(Error::Mismatch { model: label, reason });
+                }
                 eval_message = Some(message);
-                Some(Phase::new(&label, graph, bound.roles, None, &backend)?)
+                Some(Phase::new(&label, graph, evaluated.roles, None, &backend)?)
             }
         };
         let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;

@@ -53,7 +53,7 @@ impl LinearLRScheduler {
     /// ```
     ///
     /// # Errors
-    /// When no optimizer was made on the state.
+    /// When no optimizer was made on the state, or a count is negative.
     pub fn new(
         state: &mut CheckpointState,
         warmup_step_count: i64,
@@ -73,6 +73,12 @@ impl LinearLRScheduler {
         initial_lr: f32,
     ) -> Result<LinearLRScheduler> {
         let group = state.group_mut().ok_or_else(no_optimizer)?;
+        if warmup_step_count < 0 || total_step_count < 0 {
+            return Err(Error::Argument(format!(
+                "warm-up and total are counts of optimizer steps, which cannot be {warmup_step_count} and \
+                 {total_step_count}"
+            )));
+        }
         group.initial_learning_rate = initial_lr;
         group.learning_rate = initial_lr;
         let scheduler = LinearLRScheduler { warmup_step_count, total_step_count };

@@ -352,7 +352,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     ///
     /// # Errors
-    /// When there is no optimizer model, or a scheduler is registered already.
+    /// When there is no optimizer model, a scheduler is registered already, or a count is negative.
     pub fn register_linear_lr_scheduler(
         &mut self,
         warmup_step_count: i64,

@@ -345,6 +345,8 @@ class CheckpointState:
         """
         if isinstance(checkpoint_uri, (bytes, bytearray, memoryview)):
             return cls(_ortrain.CheckpointState.from_bytes(bytes(checkpoint_uri)))
+        if not isinstance(checkpoint_uri, (str, os.PathLike)):
+            raise TypeError(f"a checkpoint is a path or bytes, not {type(checkpoint_uri).__name__}")
         return cls(_ortrain.CheckpointState.load(os.fspath(checkpoint_uri)))
 
     @classmethod

@@ -215,7 +215,7 @@ fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
     let reason = if dtype.is_some_and(|dtype| !dtype.is_float()) {
         format!("its elements are {}, not floats", graph.value(target).ty)
     } else if users.is_empty() {
-        "no node uses it".to_owned()
+        format!("no node that {:?} needs uses it", graph.name_of(loss))
     } else {
         // The last nodes on the way that depend on it but pass nothing back.
         let mut reached: FxHashSet<ValueId> = [target].into_iter().collect();
