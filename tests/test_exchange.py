@@ -13,7 +13,7 @@ import pytest
 from conftest import RECORDS
 
 import ortrain
-from ortrain.api import CheckpointState, LoadReport, Module
+from ortrain.api import CheckpointState, LoadReport, Module, Optimizer
 
 CASE = RECORDS / "mlp_adamw_ce"
 TYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "int64": "I64"}
@@ -149,6 +149,69 @@ def test_a_trained_module_sees_them(tmp_path: Path) -> None:
     changed(state()).save_safetensors(tmp_path / "other")
     first.load_safetensors(tmp_path / "other")
     assert module(*inputs) != before
+
+
+@pytest.fixture
+def nominal(tmp_path: Path) -> CheckpointState:
+    """The same state without its values."""
+    from onnx import numpy_helper
+
+    from ortrain import onnxblock
+
+    tensors = [numpy_helper.from_array(value, name) for name, value in values(state()).items()]
+    onnxblock.save_checkpoint((tensors, []), tmp_path / "nominal", nominal_checkpoint=True)
+    return CheckpointState.load_checkpoint(tmp_path / "nominal")
+
+
+@pytest.mark.parametrize("module_first", [False, True])
+@pytest.mark.parametrize("kind", ["checkpoint", "safetensors"])
+def test_a_nominal_state_takes_its_values(
+    kind: str, module_first: bool, nominal: CheckpointState, tmp_path: Path
+) -> None:
+    """Then it trains, has moments and is saved as one that was never nominal."""
+    full = changed(state())
+    want = values(full)
+    if kind == "checkpoint":
+        CheckpointState.save_checkpoint(full, tmp_path / "values")
+    else:
+        full.save_safetensors(tmp_path / "values")
+
+    def models(of: CheckpointState) -> tuple[Module, Optimizer]:
+        module = Module(CASE / "training_model.onnx", of)
+        return module, Optimizer(CASE / "optimizer_model.onnx", module)
+
+    made = models(nominal) if module_first else None
+    load = nominal.load_parameters if kind == "checkpoint" else nominal.load_safetensors
+    assert load(tmp_path / "values") == LoadReport(sorted(want), [], [])
+    same(nominal, want)
+    found = []
+    for module, optimizer in (made or models(nominal), models(full)):
+        with np.load(CASE / "inputs.npz") as stored:
+            inputs = [stored[f"batch0/{name}"] for name in module.input_names()]
+        module(*inputs)
+        optimizer.step()
+        found.append(module._state.to_bytes(include_optimizer_state=True))
+    assert found[0] == found[1]
+
+
+def test_a_nominal_state_takes_all_or_nothing(nominal: CheckpointState, tmp_path: Path) -> None:
+    want = values(state())
+    name, *others = sorted(want)
+    write(tmp_path / "part", {name: want[name], "head.weight": want[name]})
+    lacks = "it lacks " + ", ".join(f'"{other}"' for other in others)
+    also = f'{lacks}; it has "head.weight", which the state has not'
+    for strict, sentence in (
+        (True, f"{tmp_path / 'part'} does not have the parameters of the state: {also}; without strict, what fits is "),
+        (False, f"the state is nominal and stays so: {tmp_path / 'part'} does not have all of its parameters: {also}"),
+    ):
+        with pytest.raises(ortrain.InvalidArgumentError) as error:
+            nominal.load_safetensors(tmp_path / "part", strict=strict)
+        assert str(error.value).startswith(sentence)
+        with pytest.raises(ortrain.OrtrainError, match="the state is nominal"):
+            nominal.parameters[name]
+    write(tmp_path / "more", want | {"head.weight": want[name]})
+    assert nominal.load_safetensors(tmp_path / "more", strict=False).unexpected == ["head.weight"]
+    same(nominal, want)
 
 
 def test_bad_files(tmp_path: Path) -> None:

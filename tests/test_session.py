@@ -304,6 +304,72 @@ OUTPUTS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+MEMORY = np.zeros(40, np.float32)
+SHARED = (
+    "outputs[0] and outputs[1] share memory, so that one result would overwrite the other; give each output an array "
+    "of its own"
+)
+ITSELF = (
+    "elements of outputs[1] share memory, so that results would overwrite each other; give the output an array of its "
+    "own"
+)
+# Of one memory: what overlaps, in whole, in part, only between strides, or within itself.
+OUTPUTS |= {
+    "the loss inside of the logits": (
+        rooms(loss=MEMORY[7:8].reshape(()), logits=MEMORY[:20].reshape(4, 5)),
+        ortrain.InvalidArgumentError,
+        SHARED,
+    ),
+    "the loss inside of strided logits": (
+        rooms(loss=MEMORY[8:9].reshape(()), logits=MEMORY[::2].reshape(4, 5)),
+        ortrain.InvalidArgumentError,
+        SHARED,
+    ),
+    "the loss inside of reversed logits": (
+        rooms(loss=MEMORY[:1].reshape(()), logits=MEMORY[:20][::-1].reshape(4, 5)),
+        ortrain.InvalidArgumentError,
+        SHARED,
+    ),
+    "bytes of the loss inside of the logits": (
+        rooms(loss=MEMORY.view(np.uint8)[6:10].view(np.float32).reshape(()), logits=MEMORY[:20].reshape(4, 5)),
+        ortrain.InvalidArgumentError,
+        SHARED,
+    ),
+    "rows that are one": (
+        rooms(logits=np.lib.stride_tricks.as_strided(MEMORY, (4, 5), (0, 4), writeable=True)),
+        ortrain.InvalidArgumentError,
+        ITSELF,
+    ),
+    "windows": (
+        rooms(logits=np.lib.stride_tricks.sliding_window_view(MEMORY[:8], 5, writeable=True)),
+        ortrain.InvalidArgumentError,
+        ITSELF,
+    ),
+}
+
+
+def test_outputs_side_by_side(with_logits: Path) -> None:
+    """In one memory, interleaved even, but without a common byte; or in the memory of an input."""
+    session, other = session_of(with_logits), session_of(with_logits)
+    loss, logits = other.train_step([X, LABELS])
+    memory = np.zeros(60, np.float32)
+    # Strides of 5 and 4 elements: neither axis leaves room for the other, and still no two elements are one.
+    odd = np.lib.stride_tricks.as_strided(memory, (4, 5), (5 * 4, 4 * 4), writeable=True)
+    for room in (memory[2:42:2].reshape(4, 5), memory[::3][::-1].reshape(4, 5), memory[1:41].reshape(5, 8).T[:4], odd):
+        memory[:] = 0
+        first = memory[59:].reshape(()) if not np.shares_memory(memory[59:], room) else memory[58:59].reshape(())
+        session.train_step([X, LABELS], [first, room])
+        assert first == loss
+        np.testing.assert_array_equal(room, logits)
+    x = X.copy()
+    session.train_step([x, LABELS], [x[0, :1].reshape(()), x[:, 5:]])
+    assert x[0, 0] == loss
+    np.testing.assert_array_equal(x[:, 5:], logits)
+    huge = np.lib.stride_tricks.as_strided(memory, (2**40,), (0,), writeable=True)
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"elements of outputs\[1\] share memory"):
+        session.train_step([X, LABELS], [np.zeros((), np.float32), huge])
+
+
 @pytest.fixture(scope="module")
 def with_logits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Artifacts of the classifier that return the logits, too, and where the inputs are not zero."""

@@ -42,6 +42,15 @@ pub fn collect(step: impl FnOnce(&mut Deliver<'_>) -> Result<()>) -> Result<Vec<
 /// let destination = Destination::f32(&[], &mut loss);
 /// assert_eq!(destination.bytes.len(), 4);
 /// ```
+///
+/// No two results can go to the same memory, nor to that of an input: the compiler knows who has it.
+///
+/// ```compile_fail,E0499
+/// # use ortrain::Destination;
+/// let mut room = [0.0; 2];
+/// let both = [Destination::f32(&[2], &mut room), Destination::f32(&[2], &mut room)];
+/// # drop(both);
+/// ```
 #[derive(Debug)]
 pub struct Destination<'a> {
     /// The element type, which is that of the result.
