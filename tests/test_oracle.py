@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,20 @@ def test_resume_from_each_others_checkpoints(oracle: Path, ours: Callable[[str],
         for kind in ("optim", "plain"):
             assert outcome.properties[kind] == meta[f"properties_after_load_{kind}"]
             assert outcome.rates[kind] == meta[f"lr_after_load_{kind}"]
+
+
+def test_our_checkpoint_of_two_files_is_read_there(oracle: Path, run: Run, tmp_path: Path) -> None:
+    """As those of more than 1800 MiB are. What is saved there again is what we had."""
+    run.module(*[batches_of(RECORDS / "mlp_adamw_ce")[0][name] for name in run.module.input_names()])
+    run.optimizer.step()
+    run.state._native.save(str(tmp_path / "saved"), True, external_above=0)
+    assert (tmp_path / "saved.data").stat().st_size >= 3 * 4 * 389
+    script = TESTS / "oracle" / "digests.py"
+    there = json.loads(in_environment(oracle, script, str(tmp_path / "saved"), str(tmp_path / "copy")))
+    copy = CheckpointState.load_checkpoint(tmp_path / "copy")
+    for name, parameter in run.state.parameters:
+        assert there[name] == hashlib.blake2b(parameter.data.tobytes()).hexdigest()
+        np.testing.assert_array_equal(copy.parameters[name].data, parameter.data)
 
 
 @pytest.mark.parametrize("network", [name for name, (_, oldest) in NETWORKS.items() if oldest <= NEWEST_OPSET])

@@ -1,10 +1,11 @@
 //! Files read whole, and files that are there entirely or not at all.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -36,6 +37,32 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
         return Err(Error::NotAFile { path: path.to_owned() });
     }
     fs::read(path).map(Bytes::from).map_err(fail)
+}
+
+/// Lets one save at a time replace two files in a folder, until what is returned is dropped. Where there are no locks,
+/// or somebody else keeps the folder locked for long, nobody waits.
+pub(crate) fn lock_folder(of: &Path) -> Option<FolderLock> {
+    const PATIENCE: u32 = 2000;
+    const PAUSE: Duration = Duration::from_millis(5);
+    let folder = File::open(folder(of)).ok()?;
+    for _ in 0..PATIENCE {
+        match folder.try_lock() {
+            Ok(()) => return Some(FolderLock(folder)),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            Err(TryLockError::Error(_)) => break,
+        }
+    }
+    None
+}
+
+/// See [`lock_folder`].
+pub(crate) struct FolderLock(File);
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // To close it would not do: a process that was forked meanwhile has it open, too.
+        let _ = self.0.unlock();
+    }
 }
 
 /// Makes renames in a folder last through a loss of power.

@@ -48,19 +48,29 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
     load_by(path.as_ref(), || {})
 }
 
+/// How often the second of two files is looked for before it is given up. What is missed once, because a save moves it
+/// at this very moment, is there at the next look; or the checkpoint has changed; or, if it was replaced and put back
+/// again in between, at the look after that.
+const LOOKS: usize = 4;
+
 /// [`load`], which calls `between` whenever it has read the first of two files.
 pub(crate) fn load_by(path: &Path, mut between: impl FnMut()) -> Result<Checkpoint> {
     let mut bytes = disk::read(path)?;
+    let mut looks = 0;
     loop {
         let found = read_with(&bytes, |written| {
             between();
             load_side(path, written)
         });
+        looks += 1;
         if let Err(Error::ExternalDamaged { .. } | Error::ExternalMissing { .. }) = found {
             // Both files may have been replaced since the first was read; then it is the new pair that counts.
             let now = disk::read(path)?;
             if now != bytes {
-                bytes = now;
+                (bytes, looks) = (now, 0);
+                continue;
+            }
+            if looks < LOOKS {
                 continue;
             }
         }
@@ -93,18 +103,16 @@ fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {
     let Some(written) = written else { return disk::read(&at).map_err(missing) };
     let matches =
         |data: &Bytes| data.len() as u64 == written.length && crc32fast::hash(data) == written.checksum;
-    // If a save was stopped between its two last renames, the right file is still waiting. If one is going on, that
-    // file may take its place between the first two looks.
-    let waiting = waiting_side_path(path, written.checksum);
-    let mut wrong = Error::ExternalDamaged { path: at.clone() };
-    for place in [&at, &waiting, &at] {
-        match disk::read(place) {
-            Ok(data) if matches(&data) => return Ok(data),
-            Err(error) if place == &at => wrong = missing(error),
-            Ok(_) | Err(_) => {}
-        }
+    let wrong = match disk::read(&at) {
+        Ok(data) if matches(&data) => return Ok(data),
+        Ok(_) => Error::ExternalDamaged { path: at },
+        Err(error) => missing(error),
+    };
+    // If a save was stopped between its two last renames, the right file is still waiting.
+    match disk::read(&waiting_side_path(path, written.checksum)) {
+        Ok(waiting) if matches(&waiting) => Ok(waiting),
+        _ => Err(wrong),
     }
-    Err(wrong)
 }
 
 fn read_with(file: &Bytes, side: impl FnOnce(Option<SideSum>) -> Result<Bytes>) -> Result<Checkpoint> {

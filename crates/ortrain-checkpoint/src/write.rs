@@ -157,6 +157,7 @@ impl StagedCheckpoint {
     pub fn place(self) -> Result<()> {
         let StagedCheckpoint { path, mut main, side } = self;
         let Some((mut side, checksum, content)) = side else { return main.place(&path) };
+        let _one_at_a_time = disk::lock_folder(&path);
         let waiting = waiting_side_path(&path, checksum);
         let wanted = waiting.exists();
         side.rename(&waiting)?;
@@ -171,7 +172,7 @@ impl StagedCheckpoint {
         side.keep();
         disk::flush_folder(&path)?;
         if disk::read(&path).is_ok_and(|there| there != content) {
-            // Another save has replaced it already. Its tensors may have taken their place, which is not ours any more.
+            // A save without tensors to wait for has replaced it already, or one that did not see the lock.
             return Ok(());
         }
         side.rename(&side_path(&path))?;
