@@ -403,6 +403,17 @@ impl CheckpointState {
     /// [`CheckpointState::save`] with another threshold: if the tensors have more than `above` bytes, they lie in
     /// `<path>.data`, which belongs to the checkpoint. (`save` says 1800 MiB, as onnxruntime-training does.)
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let state = setup::state()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("checkpoint");
+    /// state.save_with_external_data(&path, false, 0)?;
+    /// assert!(folder.path().join("checkpoint.data").exists());
+    /// assert_eq!(ortrain::CheckpointState::load(&path)?.len(), state.len());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When a file cannot be written.
     pub fn save_with_external_data(
