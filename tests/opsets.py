@@ -79,6 +79,26 @@ class Words:
     def reduce_min(self, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
         return self._with_axes("ReduceMin", x, axes, 18, **attributes)
 
+    def reduce(self, op: str, x: str, axes: Sequence[int] | None, **attributes: Any) -> str:
+        """A reduction other than ReduceSum."""
+        return self._with_axes(op, x, axes, 18, **attributes)
+
+    def split(self, x: str, lengths: Sequence[int], axis: int) -> list[str]:
+        names = [f"part_{len(self.nodes)}_{k}" for k in range(len(lengths))]
+        if self.opset < 13:
+            self.node("Split", [x], *names, axis=axis, split=list(lengths))
+        else:
+            self.node("Split", [x, self.ints(lengths)], *names, axis=axis)
+        return names
+
+    def top(self, x: str, count: int, axis: int) -> tuple[str, str]:
+        names = f"top_{len(self.nodes)}", f"where_{len(self.nodes)}"
+        if self.opset < 10:
+            self.node("TopK", [x], *names, axis=axis, k=count)
+        else:
+            self.node("TopK", [x, self.ints([count])], *names, axis=axis)
+        return names
+
     def clip(self, x: str, low: float | None, high: float | None) -> str:
         if self.opset < 11:
             bounds = {"min": low, "max": high}
@@ -541,6 +561,159 @@ def mirrored(w: Words, x: str) -> str:
     return w.node("Mul", [w.pad(product, [1, 0, -1, 0], "reflect"), w.weight(parameter("b", CLASSES), "b")])
 
 
+def functions(w: Words, x: str) -> str:
+    """Functions of opset 7, choices among several, and parts."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, 12)])
+    first, second, third = w.split(w.node("Tanh", [hidden]), [4, 3, 5], 1)
+    turned = w.node("Tan", [w.node("Mul", [first, weight("b1", 4)])])
+    inside = w.clip(w.node("Mul", [first, weight("b2", 4)]), -0.9, 0.9)
+    angles = w.node("Add", [w.node("Asin", [inside]), w.node("Atan", [turned])])
+    angles = w.node("Sub", [angles, w.node("Acos", [inside])])
+    rest = w.node("Sub", [angles, w.node("Floor", [angles])])
+    rest = w.node("Mul", [rest, w.node("Sub", [w.node("Ceil", [angles]), angles])])
+    # Before opset 8 several operands have one shape.
+    shift = w.node("Add", [rest, weight("b3", 4)])
+    highest = w.node("Max", [rest, shift, angles])
+    lowest = w.node("Min", [rest, shift, w.node("Mean", [angles, highest, rest])])
+    best, _ = w.top(w.node("Mul", [third, weight("b4", 5)]), 3, 1)
+    mixed = w.node("Sub", [highest, lowest])
+    flags = w.node("Less", [second, best]), w.node("Greater", [best, w.weight([0.1], dtype=np.float32)])
+    either, both = w.node("Or", list(flags)), w.node("Xor", list(flags))
+    marks = [w.node("Cast", [flag], to=TensorProto.FLOAT) for flag in (either, both)]
+    third = w.node("Mul", [best, w.node("Sub", marks)])
+    largest = w.node("Cast", [w.node("ArgMax", [best], axis=1, keepdims=1)], to=TensorProto.FLOAT)
+    least = w.node("Cast", [w.node("ArgMin", [best], axis=1, keepdims=1)], to=TensorProto.FLOAT)
+    third = w.node("Add", [third, w.node("Mul", [best, w.node("Sub", [largest, least])])])
+    below = w.node("Add", [w.node("Abs", [mixed]), w.weight([0.5], dtype=np.float32)])
+    mixed = w.node("Mul", [mixed, w.node("Reciprocal", [below])])
+    joined = w.node("Concat", [mixed, third, w.node("Mul", [w.node("Hardmax", [second], axis=1), second])], axis=1)
+    return w.node("MatMul", [w.node("Tile", [joined, w.ints([1, 2])]), weight("out", 20, CLASSES)])
+
+
+def reduced(w: Words, x: str) -> str:
+    """Every reduction of opset 7."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    stack = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 24)]), w.ints([-1, 2, 3, 4])])
+    positive = w.node("Exp", [w.node("Mul", [stack, weight("b1", 4)])])
+    rows = [
+        w.reduce("ReduceL1", w.node("Mul", [stack, weight("b2", 4)]), [1, 2], keepdims=0),
+        w.reduce("ReduceL2", w.node("Add", [stack, weight("b3", 4)]), [1, 2], keepdims=0),
+        w.reduce("ReduceSumSquare", w.node("Sub", [stack, weight("b4", 4)]), [1, 2], keepdims=0),
+        w.reduce("ReduceLogSum", positive, [1, 2], keepdims=0),
+        w.reduce("ReduceLogSumExp", w.node("Mul", [stack, weight("b5", 4)]), [1, 2], keepdims=0),
+        w.reduce("ReduceProd", positive, [1, 2], keepdims=0),
+    ]
+    return w.node("MatMul", [w.node("Concat", rows, axis=1), weight("out", 24, CLASSES)])
+
+
+def rearranged(w: Words, x: str) -> str:
+    """Images in blocks, normalized and pooled by norms."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    image = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 32)]), w.ints([-1, 2, 4, 4])])
+    deep = w.node("SpaceToDepth", [image], blocksize=2)
+    deep = w.node("InstanceNormalization", [deep, weight("scale", 8), weight("bias", 8)], epsilon=0.01)
+    image = w.node("DepthToSpace", [deep], blocksize=2)
+    pooled = w.node("LpPool", [w.node("Mul", [image, weight("b1", 4)])], kernel_shape=[2, 2], strides=[2, 2], p=2)
+    pooled = w.node("LpNormalization", [w.node("Add", [pooled, weight("b2", 2)])], axis=1, p=2)
+    total = w.node("GlobalLpPool", [w.node("Mul", [pooled, weight("b3", 2)])], p=3)
+    flat = w.node("Concat", [w.node("Flatten", [pooled]), w.node("Flatten", [total])], axis=1)
+    return w.node("MatMul", [flat, weight("out", 10, CLASSES)])
+
+
+def hyperbolic(w: Words, x: str) -> str:
+    """Hyperbolic functions, and what came with opset 9."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("Tanh", [w.node("MatMul", [x, weight("w", FEATURES, 4)])])
+    grown = w.node("Cosh", [w.node("Mul", [hidden, weight("b1", 4)])])
+    grown = w.node("Acosh", [w.node("Add", [grown, w.weight([0.2], dtype=np.float32)])])
+    bent = w.node("Sinh", [w.node("Asinh", [w.node("Add", [hidden, weight("b2", 4)])])])
+    bent = w.node("Atanh", [w.node("Tanh", [w.node("Mul", [bent, grown])])])
+    bent = w.node("Shrink", [w.node("Mul", [bent, w.weight(parameter("b3", 4) + 2, "b3")])], lambd=0.1, bias=0.05)
+    numbers = w.node("Cast", [w.node("Not", [w.node("IsNaN", [bent])])], to=TensorProto.FLOAT)
+    bent = w.node("MeanVarianceNormalization", [w.node("Mul", [bent, numbers])], axes=[1])
+    kept = w.weight([True, False, True, True], dtype=np.bool_)
+    chosen = w.node("Compress", [w.node("Mul", [bent, weight("b4", 4)]), kept], axis=1)
+    eye = w.node("EyeLike", [w.weight(np.zeros((3, 3)), dtype=np.float32)], k=1)
+    chosen = w.node("Add", [w.node("MatMul", [chosen, eye]), chosen])
+    labels, depth = w.weight([2, 0, 1], dtype=np.int64), w.weight(3, dtype=np.int64)
+    hot = w.node("OneHot", [labels, depth, weight("values", 2)])
+    return w.node("MatMul", [w.node("MatMul", [chosen, hot]), weight("out", 3, CLASSES)])
+
+
+def indexed(w: Words, x: str) -> str:
+    """Indices of every kind, in the words of opset 11."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    numbers = lambda *values: w.weight(np.asarray(values), dtype=np.int64)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, 4)])
+    table = w.node("Mul", [weight("table", 5, 4), w.weight(parameter("b1", 4) + 2, "b1")])
+    picked = w.node("GatherElements", [table, numbers([0, 1, -1, 2], [4, 4, 0, 1])], axis=0)
+    slices = w.node("GatherND", [table, numbers([2], [-1])])
+    places = numbers([1, 0, 2, 3], [0, 2, 1, 4])
+    table = w.node("ScatterElements", [table, places, w.node("Neg", [picked])], axis=0)
+    table = w.node("ScatterND", [table, numbers([3], [0]), w.node("Tanh", [slices])])
+    running = w.node("CumSum", [table, w.weight(1, dtype=np.int64)], exclusive=1, reverse=1)
+    rows = w.node("Range", [w.weight(0, dtype=np.int64), w.weight(5, dtype=np.int64), w.weight(1, dtype=np.int64)])
+    rows = w.node(
+        "BitShift", [w.node("Cast", [rows], to=TensorProto.UINT8), w.weight([1], dtype=np.uint8)], direction="LEFT"
+    )
+    rows = w.node("Cast", [rows], to=TensorProto.FLOAT)
+    turned = w.node("Add", [running, w.unsqueeze(w.node("Mul", [rows, weight("b2", 5)]), [1])])
+    cut = w.node("Mod", [turned, w.weight([0.7], dtype=np.float32)], fmod=1)
+    whole = w.node("Round", [w.node("Mul", [cut, w.weight([3.0], dtype=np.float32)])])
+    numbers_found = w.node("Cast", [w.node("Not", [w.node("IsInf", [whole])])], to=TensorProto.FLOAT)
+    cut = w.node("Mul", [w.node("Mul", [cut, whole]), numbers_found])
+    different = w.node("Unique", [w.node("Mul", [cut, weight("b3", 4)])], axis=1)
+    mixed = w.node("MatMul", [hidden, w.node("Transpose", [different], perm=[1, 0])])
+    return w.node("MatMul", [mixed, weight("out", 5, CLASSES)])
+
+
+def lately_indexed(w: Words, x: str) -> str:
+    """Scatters that combine, groups of channels, and bits, in the words of opset 18."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    numbers = lambda *values: w.weight(np.asarray(values), dtype=np.int64)  # noqa: E731
+    hidden = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 16)]), w.ints([-1, 4, 4])])
+    # The GroupNormalization of opset 18 is deprecated.
+    grouped = {"op": "GroupNormalization", "num_groups": 4} if w.opset >= 21 else {"op": "InstanceNormalization"}
+    hidden = w.node(inputs=[hidden, weight("scale", 4), weight("bias", 4)], **grouped)
+    hidden = w.node("Mul", [w.node("Trilu", [hidden], upper=0), weight("b1", 4)])
+    table = weight("table", 4, 4)
+    indices = numbers([1, 0, 2, 3], [0, 2, 2, 0])
+    for reduction in ("add", "mul", "max"):
+        updates = weight(f"updates_{reduction}", 2, 4)
+        table = w.node("ScatterElements", [table, indices, updates], axis=0, reduction=reduction)
+    for reduction in ("add", "mul", "min"):
+        updates = weight(f"slices_{reduction}", 2, 4)
+        table = w.node("ScatterND", [table, numbers([3], [1]), updates], reduction=reduction)
+    bits = w.weight([5, 6, 3, 8], dtype=np.int32), w.weight([3], dtype=np.int32)
+    bits = [w.node(f"Bitwise{op}", list(bits)) for op in ("And", "Or", "Xor")]
+    bits = w.node("CastLike", [w.node("BitwiseNot", [w.node("Add", [w.node("Add", bits[:2]), bits[2]])]), table])
+    scaled = w.node("Mul", [table, w.node("Div", [bits, w.weight([20.0], dtype=np.float32)])])
+    mixed = w.reduce_mean(w.node("MatMul", [hidden, scaled]), [1], keepdims=0)
+    return w.node("MatMul", [mixed, weight("out", 4, CLASSES)])
+
+
+def lately_computed(w: Words, x: str) -> str:
+    """What came with the newest opsets."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    hidden = w.node("MatMul", [x, weight("w", FEATURES, 6)])
+    gate = w.node("Swish", [w.node("Mul", [hidden, weight("b1", 6)])], alpha=1.3)
+    hidden = w.node("SwiGLU", [gate, w.node("Add", [hidden, weight("b2", 6)])], alpha=0.8)
+    hidden = w.node("CumProd", [w.node("Tanh", [hidden]), w.weight(1, dtype=np.int64)], reverse=1)
+    return w.node("MatMul", [hidden, weight("out", 6, CLASSES)])
+
+
+def likely(w: Words, x: str) -> str:
+    """A likelihood as a part of a model."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    scores = w.node("LogSoftmax", [w.node("MatMul", [x, weight("w", FEATURES, CLASSES)])], axis=1)
+    labels = w.node("Cast", [w.node("ArgMax", [x], axis=1, keepdims=0)], to=TensorProto.INT64)
+    labels = w.node("Clip", [labels, w.weight(0, dtype=np.int64), w.weight(CLASSES - 1, dtype=np.int64)])
+    given = w.weight([0.5, 1.5, 1.0], dtype=np.float32)
+    loss = w.node("NegativeLogLikelihoodLoss", [scores, labels, given], ignore_index=1, reduction="none")
+    return w.node("Mul", [w.unsqueeze(loss, [1]), weight("out", 1, CLASSES)])
+
+
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
@@ -571,6 +744,14 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "sampled": (sampled, 11),
     "lately_sampled": (lately_sampled, 19),
     "mirrored": (mirrored, 9),
+    "functions": (functions, 7),
+    "reduced": (reduced, 9),
+    "rearranged": (rearranged, 7),
+    "hyperbolic": (hyperbolic, 9),
+    "indexed": (indexed, 11),
+    "lately_indexed": (lately_indexed, 18),
+    "lately_computed": (lately_computed, 28),
+    "likely": (likely, 12),
 }
 # Networks that are not told how many features there are.
 UNSIZED = ("pooled_unsized",)

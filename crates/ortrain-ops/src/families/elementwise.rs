@@ -663,3 +663,153 @@ pub(crate) fn definitions() -> Vec<Definition> {
 pub(crate) fn is_flat(domain: &str, name: &str) -> bool {
     rows().any(|row| row.flat && row.domain == domain && row.name == name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
+        run_node, spread,
+    };
+
+    const INF: f64 = f64::INFINITY;
+    const NAN: f64 = f64::NAN;
+
+    fn graph_of(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Graph {
+        let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
+        one_node(NEWEST_OPSET, ("", op), &ports, 1, attrs).expect("valid")
+    }
+
+    fn values(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Tensor {
+        let ports: Vec<Option<&Tensor>> = inputs.iter().copied().map(Some).collect();
+        run_node(("", op), &ports, 1, attrs).expect("it runs").remove(0)
+    }
+
+    /// The gradients of all inputs, ones arriving.
+    fn slopes(op: &str, inputs: &[&Tensor], attrs: Attrs) -> Vec<Vec<f64>> {
+        let graph = graph_of(op, inputs, attrs);
+        let dims = graph.value(graph.outputs[0]).ty.shape().and_then(ortrain_graph::Shape::concrete);
+        let ones = Tensor::filled(DType::F64, &dims.expect("known"), 1.0);
+        let all: Vec<usize> = (0..inputs.len()).collect();
+        let given: Vec<Tensor> = inputs.iter().copied().cloned().collect();
+        let got = run(&gradient_graph(&graph, &[Some(ones)], &all), &given).expect("it runs");
+        got.iter().map(Tensor::to_f64).collect()
+    }
+
+    #[test]
+    fn inputs_that_tie_share_equally() {
+        let (a, b, c) =
+            (f64s(&[4], &[1.0, 2.0, 3.0, INF]), f64s(&[4], &[1.0, 5.0, 3.0, INF]), f64s(&[1], &[3.0]));
+        let third = 1.0 / 3.0;
+        let got = slopes("Max", &[&a, &b, &c], Attrs::new());
+        assert_eq!(got, [vec![0.0, 0.0, third, 0.5], vec![0.0, 1.0, third, 0.5], vec![1.0 + third]]);
+        let got = slopes("Min", &[&a, &b, &c], Attrs::new());
+        assert_eq!(got, [vec![0.5, 1.0, third, 0.0], vec![0.5, 0.0, third, 0.0], vec![third + 1.0]]);
+        assert_eq!(slopes("Max", &[&a, &b], Attrs::new())[0], [0.5, 0.0, 0.5, 0.5]);
+        for op in ["Max", "Min", "Mean", "Sum"] {
+            assert_eq!(slopes(op, &[&a], Attrs::new()), [vec![1.0; 4]], "{op} of one is itself");
+        }
+        for op in ["Max", "Min", "Mean"] {
+            let inputs = [spread(&[2, 3], 1), spread(&[3], 2), spread(&[2, 1], 3)];
+            let graph = graph_of(op, &[&inputs[0], &inputs[1], &inputs[2]], Attrs::new());
+            check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
+            let mut gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 4))], &[0, 1, 2]);
+            passes::infer::infer(&mut gradient).expect("valid");
+            check_downgrade(&gradient, &inputs, 8);
+        }
+    }
+
+    #[test]
+    fn rounding_to_even_and_up() {
+        let x = [-2.5, -1.5, -0.5, -0.3, 0.0, 0.5, 1.5, 2.5, 2.6, 1e18, INF, -INF, NAN];
+        let want = [-2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 3.0, 1e18, INF, -INF, NAN];
+        let up = [-2.0, -1.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 3.0, 1e18, INF, -INF, NAN];
+        for dtype in [DType::F64, DType::F32] {
+            let x = Tensor::from_f64(dtype, vec![x.len()], &x);
+            assert_close(
+                &values("Round", &[&x], Attrs::new()),
+                &Tensor::from_f64(dtype, vec![13], &want),
+                0.0,
+            );
+            assert_close(&values("Ceil", &[&x], Attrs::new()), &Tensor::from_f64(dtype, vec![13], &up), 0.0);
+        }
+        let near = Tensor::f32(&[3], &[0.499_999_97, -0.499_999_97, 8_388_609.0]);
+        assert_eq!(values("Round", &[&near], Attrs::new()).to_f64(), [0.0, 0.0, 8_388_609.0]);
+    }
+
+    #[test]
+    fn what_is_no_number() {
+        let x = f64s(&[4], &[1.0, NAN, INF, -INF]);
+        assert_eq!(values("IsNaN", &[&x], Attrs::new()).to_f64(), [0.0, 1.0, 0.0, 0.0]);
+        let only = |name: &str| Attrs::new().with(name, 0i64);
+        assert_eq!(values("IsInf", &[&x], Attrs::new()).to_f64(), [0.0, 0.0, 1.0, 1.0]);
+        assert_eq!(values("IsInf", &[&x], only("detect_negative")).to_f64(), [0.0, 0.0, 1.0, 0.0]);
+        assert_eq!(values("IsInf", &[&x], only("detect_positive")).to_f64(), [0.0, 0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn bits_of_every_integer_type() {
+        let byte = |values: &[u8]| Tensor::from_slice(DType::U8, &[values.len()], values);
+        let (a, b) = (byte(&[0b1100, 0xff]), byte(&[0b1010, 0x0f]));
+        assert_eq!(values("BitwiseAnd", &[&a, &b], Attrs::new()), byte(&[0b1000, 0x0f]));
+        assert_eq!(values("BitwiseOr", &[&a, &b], Attrs::new()), byte(&[0b1110, 0xff]));
+        assert_eq!(values("BitwiseXor", &[&a, &b], Attrs::new()), byte(&[0b0110, 0xf0]));
+        assert_eq!(values("BitwiseNot", &[&a], Attrs::new()), byte(&[0xf3, 0]));
+        let wide = Tensor::i64(&[2], &[i64::MIN, -1]);
+        assert_eq!(values("BitwiseNot", &[&wide], Attrs::new()).to_i64(), Some(vec![i64::MAX, 0]));
+        assert!(run_node(("", "BitwiseNot"), &[Some(&spread(&[2], 1))], 1, Attrs::new()).is_err());
+    }
+
+    #[test]
+    fn shifts_keep_the_sign_and_end() {
+        let way = |name: &str| Attrs::new().with("direction", name);
+        let signed = |values: &[i8]| Tensor::from_slice(DType::I8, &[values.len()], values);
+        let (x, by) = (signed(&[-128, -1, 127, 5, -5, 3]), signed(&[1, 7, 3, 8, 9, -1]));
+        assert_eq!(values("BitShift", &[&x, &by], way("RIGHT")), signed(&[-64, -1, 15, 0, -1, 0]));
+        assert_eq!(values("BitShift", &[&x, &by], way("LEFT")), signed(&[0, -128, -8, 0, 0, 0]));
+        let wide = |values: &[u64]| Tensor::from_slice(DType::U64, &[values.len()], values);
+        let (x, by) = (wide(&[u64::MAX, 1, u64::MAX]), wide(&[63, 63, 64]));
+        assert_eq!(values("BitShift", &[&x, &by], way("RIGHT")), wide(&[1, 0, 0]));
+        assert_eq!(values("BitShift", &[&x, &by], way("LEFT")), wide(&[1 << 63, 1 << 63, 0]));
+        for attrs in [Attrs::new(), way("UP")] {
+            let failure = run_node(("", "BitShift"), &[Some(&x), Some(&by)], 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains("direction"), "{error}");
+        }
+    }
+
+    #[test]
+    fn remainders_of_both_kinds() {
+        let (a, b) =
+            (f64s(&[6], &[5.3, -5.3, 5.3, 0.0, 3.0, INF]), f64s(&[6], &[2.0, 2.0, -2.0, -2.0, INF, 2.0]));
+        let fmod = Attrs::new().with("fmod", 1i64);
+        let close = |got: Tensor, want: [f64; 6]| assert_close(&got, &f64s(&[6], &want), 1e-15);
+        close(values("Mod", &[&a, &b], Attrs::new()), [1.3, 0.7, -0.7, 0.0, 3.0, NAN]);
+        close(values("Mod", &[&a, &b], fmod.clone()), [1.3, -1.3, 1.3, 0.0, 3.0, NAN]);
+        let (a, b) = (f64s(&[3], &[5.3, -5.3, 5.3]), f64s(&[3], &[2.0, 2.0, -2.0]));
+        for (attrs, quotients) in [(Attrs::new(), [-2.0, 3.0, 3.0]), (fmod, [-2.0, 2.0, 2.0])] {
+            let got = slopes("Mod", &[&a, &b], attrs);
+            assert_eq!(got[0], [1.0; 3]);
+            assert_close(&f64s(&[3], &got[1]), &f64s(&[3], &quotients), 1e-14);
+        }
+    }
+
+    #[test]
+    fn the_slope_of_a_reciprocal_of_nothing_is_infinite() {
+        let x = f64s(&[2], &[0.0, 4.0]);
+        assert_eq!(slopes("Reciprocal", &[&x], Attrs::new()), [vec![-INF, -0.0625]]);
+    }
+
+    #[test]
+    fn gates() {
+        let inputs = [spread(&[2, 3], 1), spread(&[2, 3], 2)];
+        let attrs = Attrs::new().with("alpha", 0.7f32);
+        let graph = graph_of("SwiGLU", &[&inputs[0], &inputs[1]], attrs);
+        check_gradients(&graph, &inputs, &[0, 1], &[0]);
+        let failure = run_node(("", "SwiGLU"), &[Some(&inputs[0]), Some(&spread(&[3], 1))], 1, Attrs::new());
+        let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
+        assert!(error.to_string().contains("nothing is broadcast"), "{error}");
+    }
+}

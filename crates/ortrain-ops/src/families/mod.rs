@@ -2,6 +2,7 @@
 
 mod activations;
 mod argmax;
+mod center_crop_pad;
 mod clip;
 mod concat;
 mod control_flow;
@@ -47,6 +48,7 @@ use crate::op::Definition;
 /// The list.
 const FAMILIES: &[fn() -> Vec<Definition>] = &[
     argmax::definitions,
+    center_crop_pad::definitions,
     clip::definitions,
     concat::definitions,
     control_flow::definitions,

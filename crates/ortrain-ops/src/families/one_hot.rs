@@ -68,7 +68,8 @@ impl Op for OneHot {
         let (indices, depth, values) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
         let dtype = cx.dtype(values)?;
         let marks = cx.constant("marks", Tensor::from_f64(dtype, vec![2], &[0.0, 1.0]));
-        let mask = cx.add("OneHot", &[indices, depth, marks], Attrs::new().with("axis", self.axis));
+        let attrs = cx.node().attrs.clone();
+        let mask = cx.add("OneHot", &[indices, depth, marks], attrs);
         let mask = cx.add("Cast", &[mask], Attrs::new().with("to", i64::from(DType::Bool.to_onnx())));
         let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
         let first = cx.ints("first", &[1]);

@@ -221,8 +221,8 @@ impl Op for Reduce {
         let named = match (cx.has(1), cx.constant(1)) {
             (false, _) => Vec::new(),
             (true, Some(axes)) => axes.to_i64().unwrap_or_default(),
-            // A scalar has no axes that could be meant.
-            (true, None) if dims.is_empty() => Vec::new(),
+            // A scalar has no axes that could be meant, and a list of none names none.
+            (true, None) if dims.is_empty() || cx.dims(1).contains(&0) => Vec::new(),
             (true, None) => {
                 return Err(OpError::unsupported("the axes depend on values computed by the model"));
             }
@@ -806,6 +806,86 @@ mod tests {
         let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F16, &[], 1000.0))], &[0]);
         let got = run(&gradient, &[zeros]).expect("it runs").remove(0).to_f64();
         assert!(got.iter().all(|&x| (x - 0.01).abs() < 1e-5), "{}", got[0]);
+    }
+
+    #[test]
+    fn norms_and_logarithms() {
+        let data = f64s(&[2, 2], &[3.0, -4.0, 0.0, 0.0]);
+        let inf = f64::INFINITY;
+        for (name, want) in [
+            ("ReduceL1", [7.0, 0.0]),
+            ("ReduceL2", [5.0, 0.0]),
+            ("ReduceSumSquare", [25.0, 0.0]),
+            ("ReduceProd", [-12.0, 0.0]),
+            ("ReduceLogSumExp", [3.0 + f64::exp(-7.0).ln_1p(), 2f64.ln()]),
+        ] {
+            let got = forward(("", name), &data, Some(&[1]), attrs(0, 0));
+            assert_close(&got, &f64s(&[2], &want), 1e-15);
+        }
+        let logs = forward(("", "ReduceLogSum"), &f64s(&[3], &[1.0, 2.0, 5.0]), None, attrs(0, 0));
+        assert_close(&logs, &f64s(&[], &[8f64.ln()]), 1e-15);
+        // Infinities do not meet each other, and a large number does not overflow.
+        let rows = f64s(&[3, 2], &[-inf, -inf, inf, 1.0, 1000.0, 1000.0]);
+        let got = forward(("", "ReduceLogSumExp"), &rows, Some(&[1]), attrs(0, 0));
+        assert_close(&got, &f64s(&[3], &[-inf, inf, 1000.0 + 2f64.ln()]), 1e-15);
+        let empty = Tensor::f32(&[2, 0], &[]);
+        let of_nothing = |name: &str| forward(("", name), &empty, Some(&[1]), attrs(0, 0)).to_f64()[0];
+        assert_eq!(
+            ["ReduceProd", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"].map(of_nothing),
+            [1.0, 0.0, -inf, -inf]
+        );
+        // Without axes each element is its own row.
+        for (name, want) in
+            [("ReduceL1", 4.0), ("ReduceL2", 4.0), ("ReduceSumSquare", 16.0), ("ReduceProd", -4.0)]
+        {
+            assert_eq!(forward(("", name), &data, Some(&[]), attrs(0, 1)).to_f64()[1], want, "{name}");
+        }
+        let whole = Tensor::i64(&[2], &[3, -4]);
+        assert_eq!(forward(("", "ReduceL2"), &whole, None, attrs(0, 0)), Tensor::i64(&[], &[5]));
+        assert_eq!(forward(("", "ReduceProd"), &whole, None, attrs(0, 0)), Tensor::i64(&[], &[-12]));
+    }
+
+    #[test]
+    fn gradients_where_a_norm_or_factors_are_zero() {
+        let slopes = |name: &str, data: &Tensor| {
+            let graph = constant_axes(("", name), data, &[1], attrs(0, 0));
+            let ones = Tensor::filled(DType::F64, &[data.dims()[0]], 1.0);
+            run(&gradient_graph(&graph, &[Some(ones)], &[0]), std::slice::from_ref(data))
+                .expect("it runs")
+                .remove(0)
+        };
+        let data = f64s(&[2, 2], &[3.0, -4.0, 0.0, 0.0]);
+        assert_close(&slopes("ReduceL2", &data), &f64s(&[2, 2], &[0.6, -0.8, 0.0, 0.0]), 1e-15);
+        assert_close(&slopes("ReduceL1", &data), &f64s(&[2, 2], &[1.0, -1.0, 0.0, 0.0]), 0.0);
+        let factors = f64s(&[3, 3], &[2.0, 3.0, 4.0, 2.0, 0.0, 4.0, 0.0, 3.0, 0.0]);
+        let products = f64s(&[3, 3], &[12.0, 8.0, 6.0, 0.0, 8.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_close(&slopes("ReduceProd", &factors), &products, 0.0);
+        let endless = f64s(&[1, 2], &[f64::NEG_INFINITY; 2]);
+        assert!(slopes("ReduceLogSumExp", &endless).to_f64().iter().all(|x| x.is_nan()));
+    }
+
+    #[test]
+    fn gradients_of_norms_and_products() {
+        let data =
+            f64s(&[2, 3, 2], &spread(&[12], 1).to_f64().iter().map(|x| x.abs() + 0.1).collect::<Vec<_>>());
+        for name in
+            ["ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"]
+        {
+            for named in [&[][..], &[1], &[-1, 0], &[0, 1, 2]] {
+                for (keep, noop) in [(0, 0), (1, 0), (0, 1)] {
+                    let graph = constant_axes(("", name), &data, named, attrs(keep, noop));
+                    check_gradients(&graph, std::slice::from_ref(&data), &[0], &[0]);
+                    if name == "ReduceProd" && noop == 0 {
+                        let dims = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete);
+                        let seed = spread(&dims.expect("known"), 3);
+                        let mut gradient = gradient_graph(&graph, &[Some(seed)], &[0]);
+                        passes::infer::infer(&mut gradient).expect("valid");
+                        check_downgrade(&gradient, std::slice::from_ref(&data), 9);
+                        check_downgrade(&gradient, std::slice::from_ref(&data), 17);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

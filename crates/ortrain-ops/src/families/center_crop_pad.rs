@@ -1,0 +1,134 @@
+//! The middle of a tensor, or a tensor in the middle of zeros.
+//!
+//! CenterCropPad-18 of ONNX (<https://onnx.ai/onnx/operators/onnx__CenterCropPad.html>). Each axis gets the size that is asked
+//! for; what is odd is cut off or added at the end. It is a composition: a Pad whose borders, negative where something is
+//! cut off, are made of both shapes.
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape};
+
+use crate::OpError;
+use crate::infer::{Infer, normalize_axis};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+struct CenterCropPad {
+    axes: Option<Vec<i64>>,
+}
+
+impl CenterCropPad {
+    /// The axes, from the front.
+    fn axes(&self, rank: usize) -> Result<Vec<usize>, OpError> {
+        match &self.axes {
+            Some(axes) => axes.iter().map(|&axis| normalize_axis(axis, rank)).collect(),
+            None => Ok((0..rank).collect()),
+        }
+    }
+}
+
+impl Op for CenterCropPad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype(0)?;
+        cx.dtype_where(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+        if let Some(bad) = cx.ints(1).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
+            return Err(OpError::invalid(format!("{bad} is not a size")));
+        }
+        let Some(shape) = cx.shape(0) else {
+            cx.output(0, dtype, None);
+            return Ok(());
+        };
+        let axes = self.axes(shape.rank())?;
+        let sizes = cx.sizes(1);
+        if let Some(sizes) = sizes.as_ref().filter(|sizes| sizes.len() != axes.len()) {
+            return Err(OpError::invalid(format!(
+                "{} sizes for {} axes of {shape}",
+                sizes.len(),
+                axes.len()
+            )));
+        }
+        let mut dims: Shape = shape.clone();
+        for (k, &axis) in axes.iter().enumerate() {
+            let size = sizes.as_ref().map(|sizes| sizes[k].clone());
+            dims.0[axis] = size.unwrap_or_else(|| cx.unknown_dim(0, axis));
+        }
+        cx.output(0, dtype, Some(dims));
+        Ok(())
+    }
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, wanted) = (rw.required(0)?, rw.required(1)?);
+    let Some(rank) = rw.shape(x).map(Shape::rank) else {
+        return Err(OpError::unsupported("the rank of its input must be known; declare its shape"));
+    };
+    let axes = rw.attrs().ints("axes")?.map(<[i64]>::to_vec);
+    let axes: Vec<i64> = CenterCropPad { axes }.axes(rank)?.into_iter().map(|axis| axis as i64).collect();
+    let axes = rw.ints("axes", &axes);
+    let two = rw.ints("two", &[2]);
+    let shape = rw.add("Shape", &[x], Attrs::new());
+    let sizes = rw.add("Gather", &[shape, axes], Attrs::new());
+    let cast = Attrs::new().with("to", i64::from(DType::I64.to_onnx()));
+    let wanted = rw.add("Cast", &[wanted], cast);
+    let more = rw.add("Sub", &[wanted, sizes], Attrs::new());
+    // Rounded towards zero: less in front, whether there is more or less of it.
+    let before = rw.add("Div", &[more, two], Attrs::new());
+    let behind = rw.add("Sub", &[more, before], Attrs::new());
+    let pads = rw.add("Concat", &[before, behind], Attrs::new().with("axis", 0i64));
+    let inputs = [Some(x), Some(pads), None, Some(axes)];
+    let result = rw.add_node("", "Pad", &inputs, 1, Attrs::new())[0];
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(CenterCropPad { axes: node.attrs.ints("axes")?.map(<[i64]>::to_vec) }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "CenterCropPad", &[18], build).composition(decompose)]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Tensor;
+
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{Failure, assert_close, check_gradients, f64s, one_node, run_node, spread};
+
+    const OP: (&str, &str) = ("", "CenterCropPad");
+
+    #[test]
+    fn what_is_odd_is_at_the_end() {
+        let x = f64s(&[1, 4], &[1.0, 2.0, 3.0, 4.0]);
+        let get = |size: i64| {
+            let sizes = Tensor::i64(&[1], &[size]);
+            let attrs = Attrs::new().with("axes", vec![-1i64]);
+            run_node(OP, &[Some(&x), Some(&sizes)], 1, attrs).expect("it runs").remove(0)
+        };
+        assert_close(&get(1), &f64s(&[1, 1], &[2.0]), 0.0);
+        assert_close(&get(2), &f64s(&[1, 2], &[2.0, 3.0]), 0.0);
+        assert_close(&get(4), &x, 0.0);
+        assert_close(&get(7), &f64s(&[1, 7], &[0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0]), 0.0);
+    }
+
+    #[test]
+    fn gradients() {
+        let inputs = [spread(&[3, 4, 2], 1), Tensor::from_slice(DType::I32, &[3], &[4i32, 1, 2])];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let graph = one_node(NEWEST_OPSET, OP, &ports, 1, Attrs::new()).expect("valid");
+        check_gradients(&graph, &inputs, &[0], &[0]);
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused() {
+        for (sizes, message) in
+            [(&[2i64][..], "1 sizes for 2 axes of [2, 2]"), (&[2, -1], "-1 is not a size")]
+        {
+            let sizes = Tensor::i64(&[sizes.len()], sizes);
+            let failure = run_node(OP, &[Some(&spread(&[2, 2], 1)), Some(&sizes)], 1, Attrs::new());
+            let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}
