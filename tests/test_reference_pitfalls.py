@@ -1497,7 +1497,7 @@ ELSEWHERE: dict[str, str] = {
     "api 2: views outlive state and modules": "tests/test_state.py::test_views_outlive_everything",
     "api 3.1: a step that fails has changed nothing": "tests/test_bad_input.py::test_inputs_of_a_step",
     "api 3.2: lazy_reset_grad": "tests/test_state.py::test_gradients",
-    "api 4, artifacts 7: moments from their files": "tests/test_replay.py::test_resume_from_their_checkpoint",
+    "api 4, artifacts 7: moments from their files": "tests/test_replay.py::test_resume",
     "api 5: all recorded pairs of counts": "tests/test_replay.py::test_linear_learning_rates",
     "api 6: registration sets the rate": "tests/test_session.py::test_recorded_learning_rates",
     "api 7: FromBuffer without a flag": "tests/test_session.py::test_buffers",
