@@ -479,8 +479,8 @@ AT_RUN = "the model cannot run on inputs of these shapes: "
             f'{AT_RUN}node "a Reshape" (Reshape) with inputs (x: float32[1, 1], s: int64[2]): shape [1, 1] of 1 '
             "elements cannot be seen as 4x5",
         ),
-        ("Gather", [0, 1], 'node "a Gather" (Gather): index 1 is out of range for 1 entries (0 to 0)'),
-        ("Gather", [0, -2], 'node "a Gather" (Gather): index -2 is out of range for 1 entries (0 to 0)'),
+        ("Gather", [0, 1], 'node "a Gather" (Gather): index 1 in row 1 is out of range for 1 entries (0 to 0)'),
+        ("Gather", [0, -2], 'node "a Gather" (Gather): index -2 in row 1 is out of range for 1 entries (0 to 0)'),
     ],
 )
 def test_values_that_do_not_fit(op: str, second: list[int], sentence: str, backend: str) -> None:
@@ -553,7 +553,7 @@ def test_a_label_out_of_range(
     wrong = np.asarray([0, 1, label, 2])
     sentence = (
         'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): '
-        f"index {label} is out of range for 5 entries (0 to 4)"
+        f"index {label} in row 2 is out of range for 5 entries (0 to 4)"
     )
     for mode in (run.module.train, run.module.eval):
         mode()
@@ -582,7 +582,7 @@ def test_an_index_out_of_range_in_training(tmp_path: Path) -> None:
     for row in (5, -6):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             module(np.asarray([0, row]), target)
-        assert str(error.value) == f'node "Gather_0" (Gather): index {row} is out of range for 5 entries (0 to 4)'
+        assert str(error.value) == f'node "Gather_0" (Gather): index {row} in row 1 is out of range for 5 entries (0 to 4)'
         np.testing.assert_array_equal(state.parameters["table"].grad, gradient)
 
 

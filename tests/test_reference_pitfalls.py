@@ -404,8 +404,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3.1: a label out of range (read out of bounds there)": (
         lambda desk: desk.run.module(X, LABELS + 2),
         ARGUMENT,
-        'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): index 5 is out of range for 5 entries '
-        "(0 to 4)",
+        'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): index 5 in row 3 is out of range for 5 '
+        "entries (0 to 4)",
     ),
     "api 3.1: eval without an eval model, arrays (SIGSEGV there)": (
         lambda desk: desk.module().eval()(X, LABELS),

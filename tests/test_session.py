@@ -482,7 +482,7 @@ def test_inputs_that_do_not_fit(
 
 def test_labels_out_of_range(session: TrainingSession) -> None:
     room = np.full((), 7, np.float32)
-    with pytest.raises(ortrain.InvalidArgumentError, match="index 5 is out of range for 5 entries"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="index 5 in row 1 is out of range for 5 entries"):
         session.train_step([X, np.asarray([0, 5, 1, 2])], [room])
     assert room == 7
 

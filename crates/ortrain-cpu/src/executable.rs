@@ -182,13 +182,8 @@ impl Executable for CpuExecutable {
                 continue;
             }
             let start = observer.is_some().then(Instant::now);
-            self.step(kernel, &instruction.step, &addresses, scalars, scratch).map_err(
-                |OutOfRange { index, bound }| RunError::IndexOutOfRange {
-                    node: instruction.node.to_string(),
-                    index,
-                    bound,
-                },
-            )?;
+            self.step(kernel, &instruction.step, &addresses, scalars, scratch)
+                .map_err(|failure| RunError::out_of_range(instruction, failure))?;
             if let (Some(observer), Some(start)) = (&mut observer, start) {
                 observer.instruction(&self.program, index, start, Instant::now());
             }

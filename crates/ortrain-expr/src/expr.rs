@@ -262,6 +262,8 @@ pub trait Evaluation {
 /// A guard that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange {
+    /// The point of the nest, counted row-major; 0 where an expression alone is evaluated.
+    pub point: usize,
     /// The index.
     pub index: i64,
     /// Its exclusive upper bound.
@@ -320,7 +322,7 @@ impl Expr {
                 Inst::Guard(index, bound) => {
                     let (index, bound) = (reg(index).to_i64(), reg(bound).to_i64());
                     if index < 0 || index >= bound {
-                        return Err(OutOfRange { index, bound });
+                        return Err(OutOfRange { point: 0, index, bound });
                     }
                     Scalar::I64(index)
                 }

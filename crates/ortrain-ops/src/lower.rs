@@ -204,6 +204,18 @@ impl Lower<'_> {
         self.builder.constant(name, tensor)
     }
 
+    /// The space of a map that guards the elements of input `k`, and their strides in it: its axes, so that a failure says
+    /// where the element stands.
+    #[must_use]
+    pub fn guarded_space(&self, k: usize) -> (Vec<usize>, Strides) {
+        let mut dims = self.dims(k);
+        if dims.is_empty() {
+            dims.push(1);
+        }
+        let strides = Access::contiguous(self.dtype(k), &dims).strides;
+        (dims, strides)
+    }
+
     /// Whether input `k` is the flag that chooses between overwriting and accumulating gradients.
     #[must_use]
     pub fn is_reset_flag(&self, k: usize) -> bool {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ortrain_expr::DType;
+use ortrain_expr::{DType, OutOfRange};
 
-use crate::{Buffer, Entry, Memory, OutOfMemory, Place, Program};
+use crate::{Buffer, Entry, Instruction, Memory, OutOfMemory, Place, Program};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -206,15 +206,26 @@ impl fmt::Display for OverLimit {
     }
 }
 
+/// Where an index stands, as part of a sentence.
+fn place(at: &[usize]) -> String {
+    match at {
+        [] => String::new(),
+        [row] => format!(" in row {row}"),
+        _ => format!(" at {at:?}"),
+    }
+}
+
 /// Why a run failed. Nothing was committed: state is as it was before the run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
     /// An index outside its range: a class label, a row of an embedding.
-    #[error("{node}: index {index} is out of range for {bound} entries (0 to {})", .bound - 1)]
+    #[error("{node}: index {index}{} is out of range for {bound} entries (0 to {})", place(.at), .bound - 1)]
     IndexOutOfRange {
         /// The node.
         node: String,
+        /// The position of the index in the tensor of indices, by axis.
+        at: Vec<usize>,
         /// The index.
         index: i64,
         /// The number of entries.
@@ -247,6 +258,27 @@ pub enum RunError {
     /// A program could not be specialised when its shapes became known.
     #[error("{0}")]
     Specialise(String),
+}
+
+impl RunError {
+    /// What a guard of an instruction that failed is to the user.
+    #[must_use]
+    pub fn out_of_range(instruction: &Instruction, failure: OutOfRange) -> RunError {
+        let dims = instruction.step.nest().map_or(&[][..], |nest| nest.dims.as_slice());
+        let mut rest = failure.point;
+        let mut at: Vec<usize> = dims
+            .iter()
+            .rev()
+            .map(|&dim| {
+                let position = rest % dim.max(1);
+                rest /= dim.max(1);
+                position
+            })
+            .collect();
+        at.reverse();
+        let node = instruction.node.to_string();
+        RunError::IndexOutOfRange { node, at, index: failure.index, bound: failure.bound }
+    }
 }
 
 /// A program that cannot run on a backend.

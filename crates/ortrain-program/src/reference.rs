@@ -18,6 +18,12 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
+/// A failure with the point it happened at.
+fn at_point(failure: OutOfRange, dims: &[usize], index: &[usize]) -> OutOfRange {
+    let point = dims.iter().zip(index).fold(0, |point, (&dim, &position)| point * dim + position);
+    OutOfRange { point, ..failure }
+}
+
 impl Backend for Reference {
     fn name(&self) -> &'static str {
         "reference"
@@ -271,11 +277,7 @@ impl<'a> Run<'a> {
                     Ok(())
                 }
             };
-            outcome.map_err(|OutOfRange { index, bound }| RunError::IndexOutOfRange {
-                node: instruction.node.to_string(),
-                index,
-                bound,
-            })?;
+            outcome.map_err(|failure| RunError::out_of_range(instruction, failure))?;
             if let Some(observer) = &mut observer {
                 observer.instruction(self.program, index, start, Instant::now());
             }
@@ -310,7 +312,8 @@ impl<'a> Run<'a> {
                 while !inner.contains(&0) {
                     let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
                     let mut point = self.point(l, &index, &reduced, product(self, &index));
-                    nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs)?;
+                    let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
+                    outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
                     total = combine(reduction.op, total, regs[usize::from(reduction.value.0)]);
                     if !advance(&mut at_inner, inner) {
                         break;
@@ -346,7 +349,8 @@ impl<'a> Run<'a> {
                     }
                 }
                 let mut point = self.point(l, &index, &reduced, product(self, &index));
-                nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs)?;
+                let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
+                outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
                 for (k, &wanted) in stores.iter().enumerate() {
                     if wanted {
                         let value = regs[usize::from(nest.expr.outputs()[k].0)];

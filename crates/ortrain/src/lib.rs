@@ -380,10 +380,10 @@ pub use ortrain_program::OverLimit;
 ///
 /// let labels = Tensor::i64(&[2], &[3, 10]);
 /// let result = module.train_step(&mut state, &[inputs[0], Given::from(&labels)], &mut |_, _, _, _| {});
-/// let Err(Error::Run(RunError::IndexOutOfRange { index, bound, .. })) = result else {
+/// let Err(Error::Run(RunError::IndexOutOfRange { at, index, bound, .. })) = result else {
 ///     panic!("there are ten classes")
 /// };
-/// assert_eq!((index, bound), (10, 10));
+/// assert_eq!((at, index, bound), (vec![1], 10, 10));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]

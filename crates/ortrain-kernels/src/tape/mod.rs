@@ -162,7 +162,10 @@ impl Failure {
     pub(crate) const NONE: Failure = Failure { linear: u64::MAX, inst: 0, index: 0, bound: 0 };
 
     pub(crate) fn result(self) -> Result<(), OutOfRange> {
-        if self == Failure::NONE { Ok(()) } else { Err(OutOfRange { index: self.index, bound: self.bound }) }
+        if self == Failure::NONE {
+            return Ok(());
+        }
+        Err(OutOfRange { point: self.linear as usize, index: self.index, bound: self.bound })
     }
 }
 

@@ -248,7 +248,7 @@ fn the_first_guard_that_fails_is_reported() {
         let load: Vec<u8> = index.iter().flat_map(|i| i.to_le_bytes()).collect();
         let want = match bad.iter().min() {
             None => Ok(()),
-            Some(&i) => Err(OutOfRange { index: -(i as i64) - 1, bound: 1000 }),
+            Some(&i) => Err(OutOfRange { point: i, index: -(i as i64) - 1, bound: 1000 }),
         };
         for isa in Isa::available() {
             for threads in 1..=3 {
@@ -270,7 +270,7 @@ fn an_unused_guard_still_guards() {
     });
     let load: Vec<u8> = [0i64, 1, 2, 3, 4].iter().flat_map(|i| i.to_le_bytes()).collect();
     let got = run(&nest, Isa::PORTABLE, Order::Auto, 1, &[load], &[vec![0; 40]]);
-    assert_eq!(got, Err(OutOfRange { index: 3, bound: 3 }));
+    assert_eq!(got, Err(OutOfRange { point: 3, index: 3, bound: 3 }));
 }
 
 #[test]

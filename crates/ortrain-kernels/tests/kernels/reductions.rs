@@ -364,12 +364,12 @@ fn guards_in_every_place_report_the_first_index() {
         let mut first = usize::MAX;
         if let Some(i) = bad_element {
             x[i] = -7;
-            (want, first) = (Err(OutOfRange { index: -7, bound: 1_000_000 }), i);
+            (want, first) = (Err(OutOfRange { point: i, index: -7, bound: 1_000_000 }), i);
         }
         if let Some(i) = bad_label {
             labels[i] = 50;
             if i * inner < first {
-                want = Err(OutOfRange { index: 50, bound: 50 });
+                want = Err(OutOfRange { point: i * inner, index: 50, bound: 50 });
             }
         }
         let loads = [bytes(&x), bytes(&labels)];

@@ -40,10 +40,10 @@ pub(super) fn guard_indices(cx: &mut Lower<'_>, k: usize, rows: usize) -> Result
         // Inference has checked it.
         return Ok(());
     }
-    let count: usize = cx.dims(k).iter().product();
+    let (dims, strides) = cx.guarded_space(k);
     let buffer = cx.input(k);
-    let mut nest = cx.nest(&[count], 0);
-    let loaded = nest.load_strided(cx, buffer, 0, &[1]);
+    let mut nest = cx.nest(&dims, 0);
+    let loaded = nest.load_strided(cx, buffer, 0, &strides);
     let index = nest.b.convert(loaded, Type::I64);
     let normal = from_front(&mut nest.b, index, rows);
     guarded(&mut nest.b, index, normal, rows);
@@ -379,11 +379,11 @@ mod tests {
             let indices = Tensor::i64(&[2], &[0, bad]);
             let failure =
                 run_node(GATHER, &[Some(&x), Some(&indices)], 1, Attrs::new()).expect_err("outside");
-            let Failure::Run(RunError::IndexOutOfRange { node, index, bound }) = failure else {
+            let Failure::Run(RunError::IndexOutOfRange { node, at, index, bound }) = failure else {
                 panic!("{failure:?}")
             };
             assert!(node.contains("Gather"), "{node}");
-            assert_eq!((index, bound), (bad, 3));
+            assert_eq!((at, index, bound), (vec![1], bad, 3));
             let (mut gradient, ids) = graph(&[&indices, &spread(&[2, 2], 2)]);
             let shape = gradient.add_constant("shape", Tensor::i64(&[2], &[3, 2]));
             add(&mut gradient, GRAD, "dx", &[Some(shape), Some(ids[0]), Some(ids[1])], 1, Attrs::new());

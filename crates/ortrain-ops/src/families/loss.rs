@@ -226,9 +226,9 @@ impl Entropy {
 
     /// Makes the run fail if a label that counts is none of the classes.
     fn guard(&self, cx: &mut Lower<'_>, classes: usize) -> Result<(), OpError> {
-        let samples: usize = cx.dims(self.labels).iter().product();
-        let mut nest = cx.nest(&[samples], 0);
-        let label = self.label(cx, &mut nest, &[1]);
+        let (dims, strides) = cx.guarded_space(self.labels);
+        let mut nest = cx.nest(&dims, 0);
+        let label = self.label(cx, &mut nest, &strides);
         nest.b.guard(label.safe, classes as i64);
         cx.step(nest.map())
     }
@@ -798,11 +798,11 @@ mod tests {
             }
             let failure =
                 run_node(LOSS, &[Some(&x), Some(&labels)], 2, attrs.clone()).expect_err("it must fail");
-            let Failure::Run(RunError::IndexOutOfRange { node, index, bound }) = failure else {
+            let Failure::Run(RunError::IndexOutOfRange { node, at, index, bound }) = failure else {
                 panic!("{failure:?}")
             };
             assert!(node.contains("SoftmaxCrossEntropyLoss"), "{node}");
-            assert_eq!((index, bound), (bad, 3));
+            assert_eq!((at, index, bound), (vec![1], bad, 3));
             let g = Tensor::scalar(DType::F64, 1.0);
             let inputs = [Some(&g), Some(&x), Some(&labels)];
             let grad = ("com.microsoft", "SoftmaxCrossEntropyLossGrad");
