@@ -250,8 +250,8 @@ X = np.ones((4, 10), np.float32)
         ),
         (
             [X, np.asarray([0, 1, -1, 2])],
-            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): index -1 in row 2 is out of range for 5 '
-            "entries (0 to 4)",
+            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): index -1 in row 2 is out of range for '
+            "5 entries (0 to 4)",
         ),
     ],
 )

@@ -582,7 +582,9 @@ def test_an_index_out_of_range_in_training(tmp_path: Path) -> None:
     for row in (5, -6):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             module(np.asarray([0, row]), target)
-        assert str(error.value) == f'node "Gather_0" (Gather): index {row} in row 1 is out of range for 5 entries (0 to 4)'
+        assert (
+            str(error.value) == f'node "Gather_0" (Gather): index {row} in row 1 is out of range for 5 entries (0 to 4)'
+        )
         np.testing.assert_array_equal(state.parameters["table"].grad, gradient)
 
 

@@ -106,7 +106,10 @@ def test_training(tmp_path: Path) -> None:
             'function "Layer" of domain "net" calls itself; functions cannot be recursive',
         ),
         (
-            ("hidden = net.Layer <slope: float = 0.2> (x, first_weight, first_bias)", "hidden = net.Layer (x, x, x, x)"),
+            (
+                "hidden = net.Layer <slope: float = 0.2> (x, first_weight, first_bias)",
+                "hidden = net.Layer (x, x, x, x)",
+            ),
             'the node that makes "hidden" (Layer): it has 4 inputs, but function "Layer" of domain "net" declares 3',
         ),
         (
