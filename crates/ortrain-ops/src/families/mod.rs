@@ -2,6 +2,7 @@
 
 mod activations;
 mod argmax;
+mod attention;
 mod center_crop_pad;
 mod clip;
 mod concat;
@@ -13,6 +14,7 @@ mod cumulative;
 mod depth_space;
 mod diagonal;
 pub(crate) mod dropout;
+mod einsum;
 mod elementwise;
 mod gather;
 mod gather_elements;
@@ -32,9 +34,12 @@ mod reduce;
 mod resize;
 mod reverse_sequence;
 mod rnn;
+mod rotary_embedding;
 mod scatter;
 mod select;
 pub(crate) mod shape;
+mod sizes;
+mod skip_layer_norm;
 mod slice;
 mod softmax;
 mod split;
@@ -48,6 +53,7 @@ use crate::op::Definition;
 /// The list.
 const FAMILIES: &[fn() -> Vec<Definition>] = &[
     argmax::definitions,
+    attention::definitions,
     center_crop_pad::definitions,
     clip::definitions,
     concat::definitions,
@@ -58,6 +64,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     depth_space::definitions,
     diagonal::definitions,
     dropout::definitions,
+    einsum::definitions,
     elementwise::definitions,
     gather::definitions,
     gather_elements::definitions,
@@ -77,9 +84,11 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     resize::definitions,
     reverse_sequence::definitions,
     rnn::definitions,
+    rotary_embedding::definitions,
     scatter::definitions,
     select::definitions,
     shape::definitions,
+    skip_layer_norm::definitions,
     slice::definitions,
     softmax::definitions,
     split::definitions,

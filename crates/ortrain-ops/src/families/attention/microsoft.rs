@@ -1,0 +1,793 @@
+//! `Attention` and `MultiHeadAttention` of `com.microsoft`, version 1, as ONNX Runtime's optimizer makes them of whole
+//! blocks.
+//!
+//! `Attention` multiplies its input by the merged weights of queries, keys and values first; `MultiHeadAttention` takes
+//! them apart (`[batch, length, width]`), the keys and values of a cross attention as heads (`[batch, heads, length,
+//! size]`), keys and values packed (`[batch, length, heads, 2, size]`) or all packed (`[batch, length, heads, 3, size]`).
+//! Hidden keys get `mask_filter_value` added, so that a row in which all are hidden is shared out as if none were;
+//! `unidirectional` hides for good. Masks are numbers, 1 for what is seen, of shape `[batch, keys]` or `[batch, queries,
+//! keys]`, or ends of the keys, `[batch]`, perhaps with their starts behind, `[2 * batch]`.
+//!
+//! What is not covered is refused: masks of four axes and those of `3 * batch + 2` numbers, which no documentation says
+//! the meaning of and the CPU kernels of ONNX Runtime do not take; rotation inside of the operator; caches that past and
+//! present share, which are for generating.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::scores::{Heads, Offset, Scale, Scores, Window, merged};
+use super::{alike, check_mask, differ};
+use crate::OpError;
+use crate::families::norm::cast;
+use crate::families::sizes::{
+    Size, dtype_of, over, part, part_between, permuted, plus, positions, reshaped, shape_of, size_of, times,
+    unsqueezed,
+};
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+const MICROSOFT: &str = "com.microsoft";
+const MULTI_HEAD: &str = "MultiHeadAttention";
+
+/// The attributes that both have.
+struct Common {
+    heads: i64,
+    causal: bool,
+    filter: f64,
+    /// `None`: one over the root of the size of a head.
+    scale: Option<f64>,
+}
+
+impl Common {
+    fn read(node: &Node) -> Result<Common, OpError> {
+        let attrs = &node.attrs;
+        let heads = Attrs::required("num_heads", attrs.int("num_heads")?)?;
+        if heads < 1 {
+            return Err(OpError::invalid(format!("num_heads is {heads}; it must be positive")));
+        }
+        for (name, what) in [
+            ("do_rotary", "rotates queries and keys inside of the operator"),
+            ("past_present_share_buffer", "shares one buffer between past and present"),
+        ] {
+            if attrs.int(name)?.unwrap_or(0) != 0 {
+                return Err(OpError::unsupported(format!(
+                    "{name} {what}, which is for generating and cannot be trained; export the model without it"
+                )));
+            }
+        }
+        Ok(Common {
+            heads,
+            causal: attrs.int("unidirectional")?.unwrap_or(0) != 0,
+            filter: f64::from(attrs.float("mask_filter_value")?.unwrap_or(-10_000.0)),
+            scale: attrs.float("scale")?.map(f64::from).filter(|&scale| scale != 0.0),
+        })
+    }
+
+    /// The size of a head of an axis of this width.
+    fn size_of_head(&self, what: &str, width: Option<&Dim>) -> Result<Option<usize>, OpError> {
+        let Some(width) = width.and_then(Dim::known) else { return Ok(None) };
+        if width % self.heads as usize != 0 {
+            return Err(OpError::invalid(format!(
+                "{what} of width {width} do not divide into {} heads",
+                self.heads
+            )));
+        }
+        Ok(Some(width / self.heads as usize))
+    }
+}
+
+/// What a mask of keys is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum MaskForm {
+    /// The ends of the keys: `[batch]`.
+    Ends,
+    /// The ends and then the starts: `[2 * batch]`.
+    EndsAndStarts,
+    /// 1 where a key is seen: `[batch, keys]`.
+    Keys,
+    /// 1 where a query sees a key: `[batch, queries, keys]`.
+    Pairs,
+}
+
+impl MaskForm {
+    fn of(k: usize, mask: &Shape, batch: Option<&Dim>) -> Result<MaskForm, OpError> {
+        match &mask[..] {
+            [count] => match (count.known(), batch.and_then(Dim::known)) {
+                _ if Some(count) == batch => Ok(MaskForm::Ends),
+                (Some(count), Some(batch)) if count == 2 * batch => Ok(MaskForm::EndsAndStarts),
+                (Some(count), Some(batch)) => {
+                    let what = if count == 3 * batch + 2 { ", lengths with offsets," } else { "" };
+                    Err(OpError::unsupported(format!(
+                        "input {k}, the mask, has shape {mask}{what} for a batch of {batch}; ends, [{batch}], or ends and starts, [{}], are supported, and masks of shape [batch, keys] or [batch, queries, keys]",
+                        2 * batch
+                    )))
+                }
+                _ => Err(OpError::unsupported(format!(
+                    "input {k}, the mask, has shape {mask}, which leaves open whether it has the ends of the keys or their starts, too; give its axis the name of the batch's in the model"
+                ))),
+            },
+            [_, _] => Ok(MaskForm::Keys),
+            [_, _, _] => Ok(MaskForm::Pairs),
+            _ => Err(OpError::unsupported(format!(
+                "input {k}, the mask, has shape {mask}; masks of shape [batch], [2 * batch], [batch, keys] and [batch, queries, keys] are supported"
+            ))),
+        }
+    }
+}
+
+/// Checks a mask whose form is known. Rows as `[batch, queries, keys]`.
+fn check_form(k: usize, mask: &Shape, [batch, queries, keys]: [Option<&Dim>; 3]) -> Result<(), OpError> {
+    let wanted = match MaskForm::of(k, mask, batch)? {
+        MaskForm::Ends | MaskForm::EndsAndStarts => return Ok(()),
+        MaskForm::Keys => vec![batch, keys],
+        MaskForm::Pairs => vec![batch, queries, keys],
+    };
+    let apart = |(dim, wanted): (&Dim, &Option<&Dim>)| !dim.is_one() && differ(Some(dim), *wanted);
+    if mask.iter().zip(&wanted).any(apart) {
+        let wanted: Vec<String> =
+            wanted.iter().map(|dim| dim.map_or("?".into(), ToString::to_string)).collect();
+        return Err(OpError::invalid(format!(
+            "input {k}, the mask, has shape {mask}, but [{}] is needed",
+            wanted.join(", ")
+        )));
+    }
+    Ok(())
+}
+
+/// A mask as floats to be added, which broadcast to `[batch, heads, queries, keys]`.
+fn filtered(
+    rw: &mut Rewrite<'_>,
+    mask: ValueId,
+    form: MaskForm,
+    batch: Size,
+    keys: Size,
+    (dtype, filter): (DType, f64),
+) -> Result<ValueId, OpError> {
+    let of_mask = dtype_of(rw, mask, "the mask")?;
+    let hidden = match form {
+        MaskForm::Ends | MaskForm::EndsAndStarts => {
+            let columns = positions(rw, keys);
+            let long = cast(rw.patch().1, mask, of_mask, DType::I64);
+            let each = |rw: &mut Rewrite<'_>, value: ValueId| {
+                let one = Size::Number(1);
+                reshaped(rw, value, &[Size::Number(-1), one, one, one])
+            };
+            let ends = match form {
+                MaskForm::Ends => long,
+                _ => part_between(rw, long, 0, Size::Number(0), batch),
+            };
+            let ends = each(rw, ends);
+            let inside = rw.add("Less", &[columns, ends], Attrs::new());
+            let behind = rw.add("Not", &[inside], Attrs::new());
+            if form == MaskForm::Ends {
+                behind
+            } else {
+                let starts = part_between(rw, long, 0, batch, Size::Number(i64::MAX));
+                let starts = each(rw, starts);
+                let before = rw.add("Less", &[columns, starts], Attrs::new());
+                rw.add("Or", &[behind, before], Attrs::new())
+            }
+        }
+        MaskForm::Keys | MaskForm::Pairs => {
+            let one = rw.constant("seen", Tensor::scalar(of_mask, 1.0));
+            let hidden = rw.add("Less", &[mask, one], Attrs::new());
+            unsqueezed(rw, hidden, if form == MaskForm::Keys { &[1, 2] } else { &[1] })
+        }
+    };
+    let filter = rw.constant("filter", Tensor::scalar(dtype, filter));
+    let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+    Ok(rw.add("Where", &[hidden, filter, zero], Attrs::new()))
+}
+
+/// What both do once they have queries, keys and values: the shares, and the result as `[batch, length, width]`.
+struct Inner {
+    common: Common,
+    dtype: DType,
+    queries: Heads,
+    keys: Heads,
+    values: Heads,
+    /// The length of the past.
+    past: Size,
+    mask: Option<(ValueId, MaskForm)>,
+    batch: Size,
+    bias: Option<ValueId>,
+}
+
+impl Inner {
+    fn build(self, rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+        let mut added = Vec::new();
+        if let Some((mask, form)) = self.mask {
+            let numbers = (self.dtype, self.common.filter);
+            added.push(filtered(rw, mask, form, self.batch, self.keys.length, numbers)?);
+        }
+        added.extend(self.bias);
+        let window = Window { left: None, right: self.common.causal.then_some(0) };
+        let offset = Offset::Size(self.past);
+        let hidden = window.outside(rw, self.queries.length, self.keys.length, offset);
+        let scores = Scores {
+            dtype: self.dtype,
+            queries: self.queries,
+            keys: self.keys,
+            values: self.values,
+            scale: self.common.scale.map_or(Scale::OverRoot(self.queries.size), Scale::By),
+            scale_both: false,
+            softcap: None,
+            added,
+            hidden,
+            may_be_blind: false,
+            precision: None,
+        };
+        let result = scores.build(rw).result;
+        let width = times(rw, self.queries.heads, self.values.size);
+        let result = merged(rw, result, width);
+        rw.output(0, result);
+        Ok(())
+    }
+}
+
+/// Queries, keys and values of one input.
+struct Attention {
+    common: Common,
+    widths: Option<[usize; 3]>,
+}
+
+const INPUT: usize = 0;
+const WEIGHTS: usize = 1;
+const BIAS: usize = 2;
+const MASK: usize = 3;
+const PAST: usize = 4;
+const ADDED: usize = 5;
+const PAST_LENGTH: usize = 6;
+
+impl Attention {
+    fn read(node: &Node) -> Result<Attention, OpError> {
+        let common = Common::read(node)?;
+        let widths = node.attrs.ints("qkv_hidden_sizes")?.filter(|sizes| !sizes.is_empty());
+        let widths = widths.map(|sizes| {
+            let widths: Option<Vec<usize>> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
+            let widths = widths.and_then(|widths| <[usize; 3]>::try_from(widths).ok());
+            let widths = widths.filter(|[q, k, _]| q == k);
+            widths.ok_or_else(|| {
+                OpError::invalid(format!(
+                    "qkv_hidden_sizes is {sizes:?}; it must be the widths of queries, keys (the same) and values"
+                ))
+            })
+        });
+        Ok(Attention { common, widths: widths.transpose()? })
+    }
+
+    /// The widths of queries, keys and values, of weights of this shape.
+    fn widths(&self, weights: &Shape) -> Result<Option<[usize; 3]>, OpError> {
+        let [_, all] = &weights[..] else {
+            return Err(OpError::invalid(format!(
+                "input {WEIGHTS} has shape {weights}; a matrix is needed: the width of the input, the widths of queries, keys and values"
+            )));
+        };
+        let all = all.known();
+        let widths = match (self.widths, all) {
+            (Some(widths), Some(all)) if widths.iter().sum::<usize>() != all => {
+                return Err(OpError::invalid(format!(
+                    "input {WEIGHTS} has shape {weights}, but the widths in qkv_hidden_sizes, {widths:?}, do not add up to {all}"
+                )));
+            }
+            (Some(widths), _) => Some(widths),
+            (None, Some(all)) if all % 3 != 0 => {
+                return Err(OpError::invalid(format!(
+                    "input {WEIGHTS} has shape {weights}, of which the last axis does not divide into queries, keys and values; give qkv_hidden_sizes"
+                )));
+            }
+            (None, all) => all.map(|all| [all / 3; 3]),
+        };
+        for width in widths.iter().flatten() {
+            self.common.size_of_head("queries, keys or values", Some(&Dim::Known(*width)))?;
+        }
+        Ok(widths)
+    }
+}
+
+/// The length of a past and of what is new, together.
+fn total(past: Option<&Dim>, new: Option<&Dim>, open: impl Fn() -> Dim) -> Dim {
+    match (past, new.and_then(Dim::known)) {
+        (None, _) => new.cloned().unwrap_or_else(open),
+        (Some(Dim::Known(past)), Some(new)) => Dim::Known(past.saturating_add(new)),
+        _ => open(),
+    }
+}
+
+impl Op for Attention {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 7, 2)?;
+        if cx.has(PAST_LENGTH) {
+            return Err(OpError::unsupported(
+                "past_sequence_length is for a buffer that past and present share, which cannot be trained",
+            ));
+        }
+        let dtype = cx.dtype_where(INPUT, "a float type", DType::is_float)?;
+        cx.same_dtype([INPUT, WEIGHTS, BIAS, PAST, ADDED])?;
+        if cx.has(MASK) {
+            cx.dtype_where(MASK, "int32", |dtype| dtype == DType::I32)?;
+        }
+        let widths = cx.shape(WEIGHTS).map(|weights| self.widths(weights)).transpose()?.flatten();
+        let input = cx.shape(INPUT).cloned();
+        let dims = match input.as_deref() {
+            None => [None, None, None],
+            Some([batch, length, width]) => [Some(batch), Some(length), Some(width)],
+            Some(_) => {
+                return Err(OpError::invalid(format!(
+                    "input {INPUT} has shape {}; [batch, length, width] is needed",
+                    input.unwrap_or_default()
+                )));
+            }
+        };
+        let [batch, length, width] = dims;
+        if let Some(weights) = cx.shape(WEIGHTS)
+            && differ(width, weights.first())
+        {
+            return Err(OpError::invalid(format!(
+                "input {INPUT} has shape {}, which cannot be multiplied by weights of shape {weights}",
+                input.clone().unwrap_or_default()
+            )));
+        }
+        if let (Some(bias), Some(widths)) = (cx.shape(BIAS), widths) {
+            let all = Dim::Known(widths.iter().sum());
+            if bias.rank() != 1 || differ(bias.first(), Some(&all)) {
+                return Err(OpError::invalid(format!(
+                    "input {BIAS} has shape {bias}, but [{all}] is needed"
+                )));
+            }
+        }
+        let heads = Dim::Known(self.common.heads as usize);
+        let sizes = widths.map(|widths| widths.map(|width| Dim::Known(width / self.common.heads as usize)));
+        let past = cx.shape(PAST).cloned();
+        if let Some(past) = &past {
+            let size = sizes.as_ref().map(|[_, size, _]| size);
+            let wanted = [Some(&Dim::Known(2)), batch, Some(&heads), None, size];
+            if past.rank() != 5 || past.iter().zip(wanted).any(|(found, wanted)| differ(Some(found), wanted))
+            {
+                let batch = batch.map_or("batch".into(), ToString::to_string);
+                let size = size.map_or("size".into(), ToString::to_string);
+                return Err(OpError::invalid(format!(
+                    "input {PAST} has shape {past}, but [2, {batch}, {heads}, length, {size}] is needed"
+                )));
+            }
+        }
+        if (cx.has(PAST) || cx.wants(1))
+            && let Some([_, of_keys, of_values]) = &sizes
+            && of_keys != of_values
+        {
+            return Err(OpError::invalid(format!(
+                "heads of keys and values have sizes {of_keys} and {of_values}; with a past or present they must be the same"
+            )));
+        }
+        let keys = |cx: &Infer<'_>, output: usize, axis: usize| {
+            let past = cx
+                .has(PAST)
+                .then(|| past.as_ref().map_or_else(|| cx.unknown_dim(1, 3), |past| past[3].clone()));
+            total(past.as_ref(), length, || cx.unknown_dim(output, axis))
+        };
+        let known_keys = Some(keys(cx, 1, 3)).filter(|dim| dim.known().is_some() || !cx.has(PAST));
+        if let Some(mask) = cx.shape(MASK) {
+            check_form(MASK, mask, [batch, length, known_keys.as_ref()])?;
+        }
+        if let Some(added) = cx.shape(ADDED) {
+            let to = [batch.cloned(), Some(heads.clone()), length.cloned(), known_keys];
+            check_mask(ADDED, added, &to)?;
+        }
+        let open = |cx: &Infer<'_>, dim: Option<&Dim>, axis: usize| {
+            dim.cloned().unwrap_or_else(|| cx.unknown_dim(0, axis))
+        };
+        let width = widths.map_or_else(|| cx.unknown_dim(0, 2), |[_, _, width]| Dim::Known(width));
+        let (batch, length) = (open(cx, batch, 0), open(cx, length, 1));
+        let present = [
+            Dim::Known(2),
+            batch.clone(),
+            heads,
+            keys(cx, 1, 3),
+            sizes.map_or_else(|| cx.unknown_dim(1, 4), |[_, size, _]| size),
+        ];
+        cx.output(0, dtype, Some([batch, length, width].into_iter().collect()));
+        cx.output(1, dtype, Some(present.into_iter().collect()));
+        Ok(())
+    }
+}
+
+fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Attention::read(rw.node())?;
+    let (input, weights) = (rw.required(INPUT)?, rw.required(WEIGHTS)?);
+    let dtype = dtype_of(rw, input, "the input")?;
+    let widths = op.widths(&shape_of(rw, weights, "the weights")?)?.ok_or_else(|| {
+        OpError::unsupported("the widths of its weights must be known; declare the shape of the weights or give qkv_hidden_sizes")
+    })?;
+    let (batch, length) = (size_of(rw, input, 0), size_of(rw, input, 1));
+    let mut all = rw.add("MatMul", &[input, weights], Attrs::new());
+    if let Some(bias) = rw.input(BIAS) {
+        all = rw.add("Add", &[all, bias], Attrs::new());
+    }
+    let heads = Size::Number(op.common.heads);
+    let mut from = 0;
+    let [queries, mut keys, mut values] = widths.map(|width| {
+        let width = width as i64;
+        let own = part(rw, all, 2, from, from + width, 1);
+        from += width;
+        Heads::split(rw, own, heads, length, Size::Number(width / op.common.heads))
+    });
+    let mut past_length = Size::Number(0);
+    if let Some(past) = rw.input(PAST) {
+        past_length = size_of(rw, past, 3);
+        let [past_keys, past_values] = [0i64, 1].map(|index| {
+            let index = rw.constant("index", Tensor::i64(&[], &[index]));
+            rw.add("Gather", &[past, index], Attrs::new().with("axis", 0i64))
+        });
+        keys = keys.behind(rw, past_keys, past_length);
+        values = values.behind(rw, past_values, past_length);
+    }
+    if rw.has_output(1) {
+        let parts = [keys, values].map(|heads| unsqueezed(rw, heads.value, &[0]));
+        let present = rw.add("Concat", &parts, Attrs::new().with("axis", 0i64));
+        rw.output(1, present);
+    }
+    let mask = match rw.input(MASK) {
+        Some(mask) => {
+            let of_input = shape_of(rw, input, "the input")?;
+            Some((mask, MaskForm::of(MASK, &shape_of(rw, mask, "the mask")?, of_input.first())?))
+        }
+        None => None,
+    };
+    let bias = rw.input(ADDED);
+    Inner { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }.build(rw)
+}
+
+/// Queries, keys and values of up to three inputs.
+struct MultiHead {
+    common: Common,
+}
+
+const QUERY: usize = 0;
+const KEY: usize = 1;
+const VALUE: usize = 2;
+const BIASES: usize = 3;
+const KEY_MASK: usize = 4;
+const ADDED_TO_KEYS: usize = 5;
+const PAST_KEY: usize = 6;
+const PAST_VALUE: usize = 7;
+const LAST: usize = 10;
+
+/// How `MultiHeadAttention` is given its keys and values.
+#[derive(Clone, Copy, PartialEq)]
+enum Layout {
+    /// `[batch, length, width]` each.
+    Apart,
+    /// Keys and values are heads already.
+    AsHeads,
+    /// Keys and values in the second input.
+    PackedPairs,
+    /// All in the first input.
+    Packed,
+}
+
+impl Layout {
+    fn of(query: &Shape, key: Option<&Shape>, has_value: bool) -> Result<Layout, OpError> {
+        match (query.rank(), key.map(Shape::rank), has_value) {
+            (3, Some(3), true) => Ok(Layout::Apart),
+            (3, Some(4), true) => Ok(Layout::AsHeads),
+            (3, Some(5), false) => Ok(Layout::PackedPairs),
+            (5, None, false) => Ok(Layout::Packed),
+            _ => {
+                let key = key.map_or("no key".to_owned(), |key| format!("keys of shape {key}"));
+                let value = if has_value { "values" } else { "no values" };
+                Err(OpError::invalid(format!(
+                    "queries of shape {query}, {key} and {value}: it takes [batch, length, width] for each; keys and values as [batch, heads, length, size]; keys of shape [batch, length, heads, 2, size] alone; or queries of shape [batch, length, heads, 3, size] alone"
+                )))
+            }
+        }
+    }
+}
+
+/// What is known of the shapes of queries, keys and values.
+struct Known {
+    layout: Layout,
+    batch: Dim,
+    length: Dim,
+    /// The length of the keys without a past.
+    keys: Dim,
+    /// Sizes of heads of queries and keys, and of values.
+    sizes: [Option<usize>; 2],
+    /// The width of the result, if it has a name.
+    width: Option<Dim>,
+}
+
+impl MultiHead {
+    fn known(
+        &self,
+        query: &Shape,
+        key: Option<&Shape>,
+        value: Option<&Shape>,
+        has_value: bool,
+    ) -> Result<Known, OpError> {
+        let layout = Layout::of(query, key, has_value)?;
+        let heads = self.common.heads as usize;
+        let check = |what: &str, shape: &Shape, axis: usize, wanted: usize| match shape[axis].known() {
+            Some(found) if found != wanted => Err(OpError::invalid(format!(
+                "{what} have shape {shape}, of which axis {axis} must be {wanted}"
+            ))),
+            _ => Ok(()),
+        };
+        let (batch, length) = (query[0].clone(), query[1].clone());
+        let own = |size: Option<usize>| size.map(|size| Dim::Known(size.saturating_mul(heads)));
+        let known = match (layout, key) {
+            (Layout::Packed, _) => {
+                check("packed queries", query, 2, heads)?;
+                check("packed queries", query, 3, 3)?;
+                let size = query[4].known();
+                Known { layout, batch, keys: length.clone(), length, sizes: [size; 2], width: own(size) }
+            }
+            (Layout::PackedPairs, Some(key)) => {
+                check("packed keys", key, 2, heads)?;
+                check("packed keys", key, 3, 2)?;
+                let size = key[4].known();
+                let keys = key[1].clone();
+                Known { layout, batch, length, keys, sizes: [size; 2], width: own(size) }
+            }
+            (Layout::AsHeads, Some(key)) => {
+                check("keys", key, 1, heads)?;
+                let size = value.and_then(|value| value.get(3)).and_then(Dim::known);
+                let keys = key[2].clone();
+                Known { layout, batch, length, keys, sizes: [key[3].known(), size], width: own(size) }
+            }
+            _ => {
+                let key = key.unwrap_or(query);
+                let size = self.common.size_of_head("keys", key.get(2))?;
+                let width = value.and_then(|value| value.get(2)).cloned();
+                let of_values = self.common.size_of_head("values", width.as_ref())?;
+                Known { layout, batch, length, keys: key[1].clone(), sizes: [size, of_values], width }
+            }
+        };
+        if query.rank() == 3 {
+            let size = self.common.size_of_head("queries", query.get(2))?;
+            if let (Some(a), Some(b)) = (size, known.sizes[0])
+                && a != b
+            {
+                return Err(OpError::invalid(format!(
+                    "heads of the queries have size {a} and those of the keys {b}"
+                )));
+            }
+        }
+        if let (Some(key), Some(value)) = (key, value) {
+            let lengths = if value.rank() == 4 { 2 } else { 1 };
+            if key.rank() != value.rank()
+                || differ(key.get(lengths), value.get(lengths))
+                || differ(key.first(), value.first())
+            {
+                return Err(OpError::invalid(format!(
+                    "keys of shape {key} do not go with values of shape {value}"
+                )));
+            }
+        }
+        if let Some(key) = key
+            && differ(key.first(), query.first())
+        {
+            return Err(OpError::invalid(format!(
+                "queries of shape {query} do not go with keys of shape {key}"
+            )));
+        }
+        Ok(known)
+    }
+}
+
+impl Op for MultiHead {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, LAST, 3)?;
+        for k in [8, 9] {
+            if cx.has(k) {
+                return Err(OpError::unsupported(format!(
+                    "input {k} is for a cache that past and present share, which cannot be trained"
+                )));
+            }
+        }
+        let dtype = cx.dtype_where(QUERY, "a float type", DType::is_float)?;
+        cx.same_dtype([QUERY, KEY, VALUE, BIASES, ADDED_TO_KEYS, PAST_KEY, PAST_VALUE])?;
+        if cx.has(KEY_MASK) {
+            cx.dtype_where(KEY_MASK, "int32", |dtype| dtype == DType::I32)?;
+        }
+        if cx.has(PAST_KEY) != cx.has(PAST_VALUE) {
+            return Err(OpError::invalid("past_key and past_value are given together or not at all"));
+        }
+        let (Some(query), true, true) = (
+            cx.shape(QUERY),
+            cx.has(KEY) == cx.shape(KEY).is_some(),
+            cx.has(VALUE) == cx.shape(VALUE).is_some(),
+        ) else {
+            for k in 0..3 {
+                cx.output(k, dtype, None);
+            }
+            return Ok(());
+        };
+        let known = self.known(query, cx.shape(KEY), cx.shape(VALUE), cx.has(VALUE))?;
+        let heads = Dim::Known(self.common.heads as usize);
+        if let (Some(bias), [Some(size), Some(of_values)]) = (cx.shape(BIASES), known.sizes) {
+            let all = Dim::Known(self.common.heads as usize * (2 * size + of_values));
+            if bias.rank() != 1 || differ(bias.first(), Some(&all)) {
+                return Err(OpError::invalid(format!(
+                    "input {BIASES} has shape {bias}, but [{all}] is needed"
+                )));
+            }
+        }
+        for (k, size) in [(PAST_KEY, known.sizes[0]), (PAST_VALUE, known.sizes[1])] {
+            let Some(past) = cx.shape(k) else { continue };
+            let size = size.map(Dim::Known);
+            let wanted = [Some(&known.batch), Some(&heads), None, size.as_ref()];
+            if past.rank() != 4 || past.iter().zip(wanted).any(|(found, wanted)| differ(Some(found), wanted))
+            {
+                return Err(OpError::invalid(format!(
+                    "input {k} has shape {past}, but [{}, {heads}, length, {}] is needed",
+                    known.batch,
+                    size.map_or("size".into(), |size| size.to_string())
+                )));
+            }
+        }
+        let keys = |cx: &Infer<'_>, output: usize| {
+            let past = cx
+                .has(PAST_KEY)
+                .then(|| cx.shape(PAST_KEY).map_or_else(|| cx.unknown_dim(1, 2), |past| past[2].clone()));
+            total(past.as_ref(), Some(&known.keys), || cx.unknown_dim(output, 2))
+        };
+        let known_keys = Some(keys(cx, 1)).filter(|dim| dim.known().is_some() || !cx.has(PAST_KEY));
+        if let Some(mask) = cx.shape(KEY_MASK) {
+            check_form(KEY_MASK, mask, [Some(&known.batch), Some(&known.length), known_keys.as_ref()])?;
+        }
+        if let Some(added) = cx.shape(ADDED_TO_KEYS) {
+            let to = [Some(known.batch.clone()), Some(heads.clone()), Some(known.length.clone()), known_keys];
+            check_mask(ADDED_TO_KEYS, added, &to)?;
+        }
+        let width = known.width.clone().unwrap_or_else(|| cx.unknown_dim(0, 2));
+        let result = [known.batch.clone(), known.length.clone(), width];
+        for k in [1, 2] {
+            let size = known.sizes[k - 1].map_or_else(|| cx.unknown_dim(k, 3), Dim::Known);
+            let present = [known.batch.clone(), heads.clone(), keys(cx, k), size];
+            cx.output(k, dtype, Some(present.into_iter().collect()));
+        }
+        cx.output(0, dtype, Some(result.into_iter().collect()));
+        Ok(())
+    }
+}
+
+fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = MultiHead { common: Common::read(rw.node())? };
+    let query = rw.required(QUERY)?;
+    let dtype = dtype_of(rw, query, "the queries")?;
+    let query_shape = shape_of(rw, query, "the queries")?;
+    let shape =
+        |rw: &Rewrite<'_>, k: usize, what: &str| rw.input(k).map(|id| shape_of(rw, id, what)).transpose();
+    let (key_shape, value_shape) = (shape(rw, KEY, "the keys")?, shape(rw, VALUE, "the values")?);
+    let known =
+        op.known(&query_shape, key_shape.as_ref(), value_shape.as_ref(), rw.input(VALUE).is_some())?;
+    let heads = Size::Number(op.common.heads);
+    let (batch, length) = (size_of(rw, query, 0), size_of(rw, query, 1));
+
+    // The width and the size of a head of queries and keys, and of values.
+    let packed = |rw: &mut Rewrite<'_>, value: ValueId| {
+        let size = size_of(rw, value, 4);
+        (times(rw, heads, size), size)
+    };
+    let flat = |rw: &mut Rewrite<'_>, value: ValueId| {
+        let width = size_of(rw, value, 2);
+        (width, over(rw, width, heads))
+    };
+    let (key, value) = (rw.input(KEY), rw.input(VALUE));
+    let of_queries = if known.layout == Layout::Packed { packed(rw, query) } else { flat(rw, query) };
+    let of_values = match (known.layout, value) {
+        (Layout::Apart, Some(value)) => flat(rw, value),
+        (Layout::AsHeads, Some(value)) => {
+            let size = size_of(rw, value, 3);
+            (times(rw, heads, size), size)
+        }
+        _ => of_queries,
+    };
+    let key_length = match (known.layout, key) {
+        (Layout::Packed, _) | (_, None) => length,
+        (Layout::AsHeads, Some(key)) => size_of(rw, key, 2),
+        (_, Some(key)) if alike(rw, (key, 1), (query, 1)) => length,
+        (_, Some(key)) => size_of(rw, key, 1),
+    };
+    // A bias for each of queries, keys and values; heads that come as such have theirs already.
+    let biases = match rw.input(BIASES) {
+        Some(bias) => {
+            let (first, second) = (of_queries.0, plus(rw, of_queries.0, of_queries.0));
+            let ends = [Size::Number(0), first, second, Size::Number(i64::MAX)];
+            let part = |rw: &mut Rewrite<'_>, k: usize| Some(part_between(rw, bias, 0, ends[k], ends[k + 1]));
+            let of_queries = part(rw, 0);
+            if known.layout == Layout::AsHeads {
+                [of_queries, None, None]
+            } else {
+                [of_queries, part(rw, 1), part(rw, 2)]
+            }
+        }
+        None => [None; 3],
+    };
+    let apart = |rw: &mut Rewrite<'_>, value: ValueId, bias: Option<ValueId>, length: Size, size: Size| {
+        let value = match bias {
+            Some(bias) => rw.add("Add", &[value, bias], Attrs::new()),
+            None => value,
+        };
+        Heads::split(rw, value, heads, length, size)
+    };
+    // One of what is packed along axis 3: `[batch, length, heads, size]`.
+    let unpacked = |rw: &mut Rewrite<'_>, value: ValueId, index: i64, bias: Option<ValueId>, length: Size| {
+        let size = of_queries.1;
+        let index = rw.constant("index", Tensor::i64(&[], &[index]));
+        let mut value = rw.add("Gather", &[value, index], Attrs::new().with("axis", 3i64));
+        if let Some(bias) = bias {
+            let bias = reshaped(rw, bias, &[heads, size]);
+            value = rw.add("Add", &[value, bias], Attrs::new());
+        }
+        Heads { value: permuted(rw, value, &[0, 2, 1, 3]), heads, length, size }
+    };
+    let missing = || OpError::invalid("keys and values are missing");
+    let (queries, mut keys, mut values) = match known.layout {
+        Layout::Packed => (
+            unpacked(rw, query, 0, biases[0], length),
+            unpacked(rw, query, 1, biases[1], length),
+            unpacked(rw, query, 2, biases[2], length),
+        ),
+        Layout::PackedPairs => {
+            let key = key.ok_or_else(missing)?;
+            (
+                apart(rw, query, biases[0], length, of_queries.1),
+                unpacked(rw, key, 0, biases[1], key_length),
+                unpacked(rw, key, 1, biases[2], key_length),
+            )
+        }
+        Layout::Apart | Layout::AsHeads => {
+            let (key, value) = (key.ok_or_else(missing)?, value.ok_or_else(missing)?);
+            let queries = apart(rw, query, biases[0], length, of_queries.1);
+            if known.layout == Layout::Apart {
+                (
+                    queries,
+                    apart(rw, key, biases[1], key_length, of_queries.1),
+                    apart(rw, value, biases[2], key_length, of_values.1),
+                )
+            } else {
+                (
+                    queries,
+                    Heads { value: key, heads, length: key_length, size: of_queries.1 },
+                    Heads { value, heads, length: key_length, size: of_values.1 },
+                )
+            }
+        }
+    };
+    let mut past_length = Size::Number(0);
+    if let (Some(past_key), Some(past_value)) = (rw.input(PAST_KEY), rw.input(PAST_VALUE)) {
+        past_length = size_of(rw, past_key, 2);
+        keys = keys.behind(rw, past_key, past_length);
+        values = values.behind(rw, past_value, past_length);
+    }
+    rw.output(1, keys.value);
+    rw.output(2, values.value);
+    let mask = match rw.input(KEY_MASK) {
+        Some(mask) => {
+            Some((mask, MaskForm::of(KEY_MASK, &shape_of(rw, mask, "the mask")?, Some(&known.batch))?))
+        }
+        None => None,
+    };
+    let bias = rw.input(ADDED_TO_KEYS);
+    Inner { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }.build(rw)
+}
+
+fn build_attention(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Attention::read(node)?))
+}
+
+fn build_multi_head(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(MultiHead { common: Common::read(node)? }))
+}
+
+pub(super) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new(MICROSOFT, super::ATTENTION, &[1], build_attention)
+            .composition(decompose_attention)
+            .weights(&[WEIGHTS, BIAS]),
+        Definition::new(MICROSOFT, MULTI_HEAD, &[1], build_multi_head)
+            .composition(decompose_multi_head)
+            .weights(&[BIASES]),
+    ]
+}

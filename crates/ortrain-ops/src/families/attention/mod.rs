@@ -1,0 +1,490 @@
+//! Attention: `Attention` of ONNX, and `Attention` and `MultiHeadAttention` of `com.microsoft`.
+//!
+//! Sources: ONNX Attention-23, 24 and 25 (<https://onnx.ai/onnx/operators/onnx__Attention.html>), of which 24 adds
+//! `nonpad_kv_seqlen` and 25 the windows; ONNX Runtime's contributed operators, version 1
+//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), see `microsoft.rs`.
+//!
+//! All of them are compositions. Queries and keys are multiplied, the products bent by `softcap`, the mask is added or
+//! chosen by, shares are made by Softmax (of float16 and bfloat16 in float32, unless `softmax_precision` says otherwise)
+//! and the values summed by their shares. A query that may see no key gives 0, and so does its gradient. Heads that share
+//! keys and values get an axis of their own along which the products broadcast, so that nothing is copied.
+//!
+//! Limits: the ranks of queries, keys and values must be known. A mask of integers is added as its numbers.
+
+mod microsoft;
+mod scores;
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use self::scores::{Heads, Offset, Scale, Scores, Window, either, merged};
+use super::norm::cast;
+use super::sizes::{Size, as_vector, dtype_of, minus, over, positions, reshaped, shape_of, size_of, times};
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+const ATTENTION: &str = "Attention";
+
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const MASK: usize = 3;
+const PAST_KEY: usize = 4;
+const PAST_VALUE: usize = 5;
+const FILLED: usize = 6;
+
+/// What stands in `qk_matmul_output`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    Products,
+    Capped,
+    Masked,
+    Shares,
+}
+
+/// The attributes of `Attention` of ONNX.
+struct Attention {
+    causal: bool,
+    heads: [Option<i64>; 2],
+    scale: Option<f64>,
+    softcap: Option<f64>,
+    precision: Option<DType>,
+    shown: Shown,
+    window: [Option<i64>; 2],
+}
+
+impl Attention {
+    fn read(node: &Node) -> Result<Attention, OpError> {
+        let attrs = &node.attrs;
+        let heads = |name: &str| match attrs.int(name)? {
+            // Exporters write 0 where the shapes say it.
+            None | Some(0) => Ok(None),
+            Some(count) if count > 0 => Ok(Some(count)),
+            Some(count) => Err(OpError::invalid(format!("{name} is {count}; it must be positive"))),
+        };
+        let window = |name: &str| match attrs.int(name)?.unwrap_or(-1) {
+            -1 => Ok(None),
+            size if size >= 0 => Ok(Some(size)),
+            size => {
+                Err(OpError::invalid(format!("{name} is {size}; it must be -1 (no limit) or a distance")))
+            }
+        };
+        let precision = attrs.int("softmax_precision")?.filter(|&number| number != 0);
+        let precision = precision
+            .map(|number| {
+                let dtype = i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
+                dtype.ok_or_else(|| {
+                    OpError::invalid(format!(
+                        "softmax_precision is {number}; it must be a float type: 1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)"
+                    ))
+                })
+            })
+            .transpose()?;
+        let shown = match attrs.int("qk_matmul_output_mode")?.unwrap_or(0) {
+            0 => Shown::Products,
+            1 => Shown::Capped,
+            2 => Shown::Masked,
+            3 => Shown::Shares,
+            mode => {
+                return Err(OpError::invalid(format!("qk_matmul_output_mode is {mode}; 0 to 3 are defined")));
+            }
+        };
+        Ok(Attention {
+            causal: attrs.int("is_causal")?.unwrap_or(0) != 0,
+            heads: [heads("q_num_heads")?, heads("kv_num_heads")?],
+            scale: attrs.float("scale")?.map(f64::from),
+            softcap: attrs.float("softcap")?.map(f64::from).filter(|&cap| cap > 0.0),
+            precision,
+            shown,
+            window: [window("left_window_size")?, window("right_window_size")?],
+        })
+    }
+
+    /// The head count that an attribute says of input `k`.
+    fn told_heads(&self, k: usize) -> (&'static str, Option<i64>) {
+        if k == Q { ("q_num_heads", self.heads[0]) } else { ("kv_num_heads", self.heads[1]) }
+    }
+
+    /// Batch, heads, length and size of a head of input `k`, which has this shape.
+    fn dims(&self, k: usize, shape: &Shape) -> Result<[Option<Dim>; 4], OpError> {
+        let (name, told) = self.told_heads(k);
+        match &shape[..] {
+            [batch, heads, length, size] => {
+                if let (Some(told), Some(found)) = (told, heads.known())
+                    && told != found as i64
+                {
+                    return Err(OpError::invalid(format!(
+                        "input {k} has shape {shape} with {found} heads, but {name} is {told}"
+                    )));
+                }
+                Ok([batch, heads, length, size].map(|dim| Some(dim.clone())))
+            }
+            [batch, length, width] => {
+                let heads = told.ok_or_else(|| {
+                    OpError::invalid(format!(
+                        "input {k} has shape {shape}; with three axes {name} must say how many heads it holds"
+                    ))
+                })? as usize;
+                let size = match width.known() {
+                    Some(width) if width % heads != 0 => {
+                        return Err(OpError::invalid(format!(
+                            "input {k} has shape {shape}, of which the last axis does not divide into {heads} heads"
+                        )));
+                    }
+                    width => width.map(|width| Dim::Known(width / heads)),
+                };
+                Ok([Some(batch.clone()), Some(Dim::Known(heads)), Some(length.clone()), size])
+            }
+            _ => Err(OpError::invalid(format!("input {k} has shape {shape}; three or four axes are needed"))),
+        }
+    }
+}
+
+/// Whether two sizes contradict each other.
+fn differ(a: Option<&Dim>, b: Option<&Dim>) -> bool {
+    matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b)
+}
+
+/// Checks that a mask broadcasts to `[batch, heads, queries, keys]`; its last axis may be shorter.
+fn check_mask(k: usize, mask: &Shape, to: &[Option<Dim>; 4]) -> Result<(), OpError> {
+    let fits = |axis: usize, dim: &Dim| match (dim.known(), to[axis].as_ref().and_then(Dim::known)) {
+        (Some(found), Some(wanted)) => {
+            if axis == 3 {
+                found <= wanted
+            } else {
+                found == wanted || found == 1
+            }
+        }
+        _ => true,
+    };
+    let lead = 4usize.checked_sub(mask.rank());
+    let fits = lead.is_some_and(|lead| {
+        mask.rank() > 0 && mask.iter().enumerate().all(|(axis, dim)| fits(axis + lead, dim))
+    });
+    if !fits {
+        let wanted: Vec<String> =
+            to.iter().map(|dim| dim.as_ref().map_or("?".into(), ToString::to_string)).collect();
+        return Err(OpError::invalid(format!(
+            "input {k} has shape {mask}, which does not broadcast to [{}]: batch, heads, queries, keys",
+            wanted.join(", ")
+        )));
+    }
+    Ok(())
+}
+
+impl Op for Attention {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 7, 4)?;
+        let float = |dtype: DType| dtype.is_float();
+        let dtype = cx.dtype_where(Q, "a float type", float)?;
+        let of_values = cx.dtype_where(V, "a float type", float)?;
+        cx.same_dtype([Q, K, PAST_KEY])?;
+        cx.same_dtype([V, PAST_VALUE])?;
+        if cx.has(FILLED) {
+            cx.dtype_where(FILLED, "int64", |dtype| dtype == DType::I64)?;
+        }
+        if cx.has(PAST_KEY) != cx.has(PAST_VALUE) {
+            return Err(OpError::invalid("past_key and past_value are given together or not at all"));
+        }
+        if cx.has(PAST_KEY) && cx.has(FILLED) {
+            return Err(OpError::invalid(
+                "nonpad_kv_seqlen is for keys that hold the past already; it does not go with past_key",
+            ));
+        }
+        let unknown = [const { None }; 4];
+        let dims =
+            |cx: &Infer<'_>, k: usize| cx.shape(k).map_or(Ok(unknown.clone()), |shape| self.dims(k, shape));
+        let (q, k, v) = (dims(cx, Q)?, dims(cx, K)?, dims(cx, V)?);
+        let rank = cx.shape(Q).map(Shape::rank);
+        for other in [K, V] {
+            if let (Some(rank), Some(found)) = (rank, cx.shape(other))
+                && found.rank() != rank
+            {
+                return Err(OpError::invalid(format!(
+                    "input {other} has shape {found}, but the queries have {rank} axes"
+                )));
+            }
+        }
+        for (what, a, b) in [
+            ("batches", &q[0], &k[0]),
+            ("batches", &q[0], &v[0]),
+            ("numbers of heads", &k[1], &v[1]),
+            ("lengths", &k[2], &v[2]),
+        ] {
+            if differ(a.as_ref(), b.as_ref()) {
+                let [a, b] = [a, b].map(|dim| dim.as_ref().map_or(String::new(), ToString::to_string));
+                return Err(OpError::invalid(format!(
+                    "{what} of queries, keys and values differ: {a} and {b}"
+                )));
+            }
+        }
+        if differ(q[3].as_ref(), k[3].as_ref()) {
+            return Err(OpError::invalid(format!(
+                "heads of the queries have size {} and those of the keys {}",
+                q[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
+                k[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
+            )));
+        }
+        if let (Some(of_queries), Some(of_keys)) =
+            (q[1].as_ref().and_then(Dim::known), k[1].as_ref().and_then(Dim::known))
+            && (of_keys == 0 || of_queries % of_keys != 0)
+        {
+            return Err(OpError::invalid(format!(
+                "{of_queries} heads of queries cannot share {of_keys} heads of keys evenly"
+            )));
+        }
+        for (past, new) in [(PAST_KEY, &k), (PAST_VALUE, &v)] {
+            let Some(shape) = cx.shape(past) else { continue };
+            let fits = shape.rank() == 4
+                && [0, 1, 3].iter().all(|&axis| !differ(Some(&shape[axis]), new[axis].as_ref()));
+            if !fits {
+                let text = |dim: &Option<Dim>| dim.as_ref().map_or("?".into(), ToString::to_string);
+                return Err(OpError::invalid(format!(
+                    "input {past} has shape {shape}, but [{}, {}, length, {}] is needed",
+                    text(&new[0]),
+                    text(&new[1]),
+                    text(&new[3])
+                )));
+            }
+        }
+        let batch = q[0].as_ref().and_then(Dim::known);
+        if let Some(filled) = cx.shape(FILLED)
+            && (filled.rank() != 1 || differ(filled.first(), q[0].as_ref()))
+        {
+            let wanted = batch.map_or("batch".to_owned(), |batch| batch.to_string());
+            return Err(OpError::invalid(format!(
+                "nonpad_kv_seqlen has shape {filled}, but [{wanted}] is needed"
+            )));
+        }
+        let total = |cx: &Infer<'_>, output: usize, axis: usize| match (
+            cx.has(PAST_KEY),
+            cx.shape(PAST_KEY),
+            &k[2],
+        ) {
+            (false, _, length) => length.clone(),
+            (true, Some(past), Some(length)) => match (past[2].known(), length.known()) {
+                (Some(past), Some(length)) => Some(Dim::Known(past.saturating_add(length))),
+                _ => Some(cx.unknown_dim(output, axis)),
+            },
+            _ => Some(cx.unknown_dim(output, axis)),
+        };
+        if let Some(mask) = cx.shape(MASK) {
+            let keys = total(cx, 0, 3).filter(|dim| dim.known().is_some());
+            check_mask(MASK, mask, &[q[0].clone(), q[1].clone(), q[2].clone(), keys])?;
+        }
+        let known = rank.is_some() && cx.shape(K).is_some() && cx.shape(V).is_some();
+        let shape = |cx: &Infer<'_>, output: usize, dims: [Option<Dim>; 4]| -> Option<Shape> {
+            let open =
+                |(axis, dim): (usize, Option<Dim>)| dim.unwrap_or_else(|| cx.unknown_dim(output, axis));
+            known.then(|| dims.into_iter().enumerate().map(open).collect())
+        };
+        let result = if rank == Some(3) {
+            let width = match (q[1].as_ref().and_then(Dim::known), v[3].as_ref().and_then(Dim::known)) {
+                (Some(heads), Some(size)) => Dim::Known(heads.saturating_mul(size)),
+                _ => cx.unknown_dim(0, 2),
+            };
+            match (q[0].clone(), q[2].clone()) {
+                (Some(batch), Some(length)) => Some([batch, length, width].into_iter().collect()),
+                _ => None,
+            }
+        } else {
+            shape(cx, 0, [q[0].clone(), q[1].clone(), q[2].clone(), v[3].clone()])
+        };
+        cx.output(0, dtype, result);
+        for (output, dtype, new) in [(1, dtype, &k), (2, of_values, &v)] {
+            let dims = [new[0].clone(), new[1].clone(), total(cx, output, 2), new[3].clone()];
+            let present = shape(cx, output, dims);
+            cx.output(output, dtype, present);
+        }
+        let keys = total(cx, 3, 3);
+        let products = shape(cx, 3, [q[0].clone(), q[1].clone(), q[2].clone(), keys]);
+        cx.output(3, dtype, products);
+        Ok(())
+    }
+}
+
+/// An input as heads; `alike` is another with the same number of them, perhaps.
+fn heads_of(
+    rw: &mut Rewrite<'_>,
+    op: &Attention,
+    k: usize,
+    alike: Option<(usize, Heads)>,
+) -> Result<Heads, OpError> {
+    let value = rw.required(k)?;
+    let shape = shape_of(rw, value, &format!("input {k}"))?;
+    // What has the same symbol is found out once.
+    let known_by = |rw: &Rewrite<'_>, axis: usize| {
+        let (other, heads) = alike?;
+        let other = rw.input(other).and_then(|id| rw.shape(id))?;
+        let size = [None, Some(heads.heads), Some(heads.length), Some(heads.size)][axis];
+        (other.get(axis) == shape.get(axis) && other.rank() == 4).then_some(size).flatten()
+    };
+    if shape.rank() == 4 {
+        let [heads, length, size] = [1, 2, 3].map(|axis| match known_by(rw, axis) {
+            Some(size) => size,
+            None => size_of(rw, value, axis),
+        });
+        return Ok(Heads { value, heads, length, size });
+    }
+    let (name, told) = op.told_heads(k);
+    let heads = told.map(Size::Number).ok_or_else(|| OpError::invalid(format!("{name} is missing")))?;
+    let (length, width) = (size_of(rw, value, 1), size_of(rw, value, 2));
+    let size = over(rw, width, heads);
+    Ok(Heads::split(rw, value, heads, length, size))
+}
+
+/// A mask of which the last of `rank` axes has `length` elements, as long as the keys: what it lacks is not seen.
+fn padded(
+    rw: &mut Rewrite<'_>,
+    mask: ValueId,
+    (rank, length): (usize, Size),
+    dtype: DType,
+    keys: Size,
+) -> ValueId {
+    let missing = match minus(rw, keys, length) {
+        Size::Number(0) => return mask,
+        Size::Number(count) => rw.ints("missing", &[count]),
+        missing => {
+            // A mask that is too long is refused where it is used.
+            let (missing, zero) = (as_vector(rw, missing), rw.ints("none", &[0]));
+            rw.add("Max", &[missing, zero], Attrs::new())
+        }
+    };
+    let before = rw.ints("before", &vec![0; 2 * rank - 1]);
+    let pads = rw.add("Concat", &[before, missing], Attrs::new().with("axis", 0i64));
+    let mut inputs = vec![mask, pads];
+    if dtype != DType::Bool {
+        inputs.push(rw.constant("unseen", Tensor::scalar(dtype, f64::NEG_INFINITY)));
+    }
+    rw.add("Pad", &inputs, Attrs::new())
+}
+
+/// Whether the axes of two values have the same size, by number or symbol.
+fn alike(rw: &Rewrite<'_>, a: (ValueId, usize), b: (ValueId, usize)) -> bool {
+    let dim = |(value, axis): (ValueId, usize)| rw.shape(value).and_then(|shape| shape.get(axis)).cloned();
+    dim(a).is_some() && dim(a) == dim(b)
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Attention::read(rw.node())?;
+    let (q_input, k_input) = (rw.required(Q)?, rw.required(K)?);
+    let dtype = dtype_of(rw, q_input, "the queries")?;
+    let of_values = dtype_of(rw, rw.required(V)?, "the values")?;
+    let flat = shape_of(rw, q_input, "the queries")?.rank() == 3;
+    let queries = heads_of(rw, &op, Q, None)?;
+    let mut keys = heads_of(rw, &op, K, Some((Q, queries)))?;
+    let mut values = heads_of(rw, &op, V, Some((K, keys)))?;
+    let mut offset = Offset::Size(Size::Number(0));
+    if let (Some(past_key), Some(past_value)) = (rw.input(PAST_KEY), rw.input(PAST_VALUE)) {
+        let length = size_of(rw, past_key, 2);
+        keys = keys.behind(rw, past_key, length);
+        values = values.behind(rw, past_value, length);
+        offset = Offset::Size(length);
+    }
+    rw.output(1, keys.value);
+    rw.output(2, values.value);
+    values.value = cast(rw.patch().1, values.value, of_values, dtype);
+
+    let mut hidden = None;
+    let mut added = Vec::new();
+    if let Some(mask) = rw.input(MASK) {
+        let rank = shape_of(rw, mask, "the mask")?.rank();
+        if rank == 0 {
+            return Err(OpError::invalid("the mask is a scalar; it needs an axis for the keys"));
+        }
+        let of_mask = dtype_of(rw, mask, "the mask")?;
+        let kind = if of_mask == DType::Bool { DType::Bool } else { dtype };
+        let mut value = cast(rw.patch().1, mask, of_mask, kind);
+        let fits =
+            rw.input(PAST_KEY).is_none() && alike(rw, (mask, rank - 1), (k_input, if flat { 1 } else { 2 }));
+        if !fits {
+            let length = size_of(rw, mask, rank - 1);
+            value = padded(rw, value, (rank, length), kind, keys.length);
+        }
+        if kind == DType::Bool {
+            hidden = Some(rw.add("Not", &[value], Attrs::new()));
+        } else {
+            added.push(value);
+        }
+    }
+    let filled = rw.input(FILLED).map(|filled| {
+        let every = [Size::Number(-1), Size::Number(1), Size::Number(1), Size::Number(1)];
+        reshaped(rw, filled, &every)
+    });
+    let right = if op.causal { Some(0) } else { op.window[1] };
+    let window = Window { left: op.window[0], right };
+    if let Some(filled) = filled {
+        if window.left.is_some() || window.right.is_some() {
+            let count = as_vector(rw, queries.length);
+            offset = Offset::Each(rw.add("Sub", &[filled, count], Attrs::new()));
+        }
+        let columns = positions(rw, keys.length);
+        let inside = rw.add("Less", &[columns, filled], Attrs::new());
+        let behind = rw.add("Not", &[inside], Attrs::new());
+        hidden = either(rw, hidden, Some(behind));
+    }
+    // A causal query sees the first key at least.
+    let may_be_blind = rw.input(MASK).is_some() || filled.is_some() || window.left.is_some();
+    let outside = window.outside(rw, queries.length, keys.length, offset);
+    hidden = either(rw, hidden, outside);
+
+    let scale = op.scale.map_or(Scale::OverRoot(queries.size), Scale::By);
+    let scores = Scores {
+        dtype,
+        queries,
+        keys,
+        values,
+        scale,
+        scale_both: true,
+        softcap: op.softcap,
+        added,
+        hidden,
+        may_be_blind,
+        precision: op.precision,
+    };
+    let results = scores.build(rw);
+    let shown = match op.shown {
+        Shown::Products => results.products,
+        Shown::Capped => results.capped,
+        Shown::Masked => results.masked,
+        Shown::Shares => results.shares,
+    };
+    rw.output(3, shown);
+    let result = if flat {
+        let width = times(rw, queries.heads, values.size);
+        merged(rw, results.result, width)
+    } else {
+        results.result
+    };
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Attention::read(node)?))
+}
+
+/// Before opset 23 it is written as what it is made of, and before 24 and 25 where it has what came with these.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Attention::read(rw.node())?;
+    let least = if op.window != [None, None] {
+        25
+    } else if rw.input(FILLED).is_some() {
+        24
+    } else {
+        23
+    };
+    if rw.version() < least { decompose(rw) } else { Ok(()) }
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let mut definitions = vec![
+        Definition::new("", ATTENTION, &[23, 24, 25], build).composition(decompose).downgrade(downgrade),
+    ];
+    definitions.extend(microsoft::definitions());
+    definitions
+}
+
+#[cfg(test)]
+mod tests;

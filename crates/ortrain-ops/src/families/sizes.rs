@@ -1,0 +1,208 @@
+//! Shapes that a decomposition puts together: sizes that are numbers stay numbers, the others are found out at run time.
+
+use ortrain_graph::{Attrs, Dim, Shape, ValueId};
+
+use crate::OpError;
+use crate::rewrite::Rewrite;
+
+/// One size of a shape that is put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    /// A number.
+    Number(i64),
+    /// In a new shape: that of the same axis in the old one.
+    Kept,
+    /// A vector of one int64.
+    Value(ValueId),
+}
+
+impl Size {
+    /// The number, if it is one.
+    pub(super) fn number(self) -> Option<i64> {
+        match self {
+            Size::Number(number) => Some(number),
+            Size::Kept | Size::Value(_) => None,
+        }
+    }
+}
+
+/// The shape of a value whose rank must be known.
+///
+/// # Errors
+/// When it is not.
+pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<Shape, OpError> {
+    rw.shape(value).cloned().ok_or_else(|| {
+        OpError::unsupported(format!("the rank of {what} must be known; declare its shape in the model"))
+    })
+}
+
+/// The element type of a value.
+///
+/// # Errors
+/// When it is not known.
+pub(super) fn dtype_of(
+    rw: &Rewrite<'_>,
+    value: ValueId,
+    what: &str,
+) -> Result<ortrain_graph::DType, OpError> {
+    rw.dtype(value).ok_or_else(|| OpError::invalid(format!("the type of {what} is not known")))
+}
+
+/// The size of an axis of a value that the node is given.
+pub(super) fn size_of(rw: &mut Rewrite<'_>, value: ValueId, axis: usize) -> Size {
+    if let Some(size) = rw.shape(value).and_then(|shape| shape.get(axis)).and_then(Dim::known) {
+        return Size::Number(size as i64);
+    }
+    let shape = rw.add("Shape", &[value], Attrs::new());
+    let at = axis as i64;
+    Size::Value(part(rw, shape, 0, at, at + 1, 1))
+}
+
+/// A size as a vector of one.
+pub(super) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+    match size {
+        Size::Number(number) => rw.ints("size", &[number]),
+        Size::Value(value) => value,
+        Size::Kept => unreachable!("only a new shape has axes that are kept"),
+    }
+}
+
+/// An operation on two sizes: `on_numbers`, or the operator `op`.
+fn combined(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64, a: Size, b: Size) -> Size {
+    match (a, b) {
+        (Size::Number(a), Size::Number(b)) => Size::Number(on_numbers(a, b)),
+        _ => {
+            let (a, b) = (as_vector(rw, a), as_vector(rw, b));
+            Size::Value(rw.add(op, &[a, b], Attrs::new()))
+        }
+    }
+}
+
+/// The product of two sizes.
+pub(super) fn times(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+    match (a, b) {
+        (Size::Number(1), other) | (other, Size::Number(1)) => other,
+        _ => combined(rw, "Mul", i64::saturating_mul, a, b),
+    }
+}
+
+/// The sum of two sizes.
+pub(super) fn plus(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+    match (a, b) {
+        (Size::Number(0), other) | (other, Size::Number(0)) => other,
+        _ => combined(rw, "Add", i64::saturating_add, a, b),
+    }
+}
+
+/// The difference of two sizes, which may be negative.
+pub(super) fn minus(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+    combined(rw, "Sub", i64::saturating_sub, a, b)
+}
+
+/// The quotient of two sizes; the second is not 0.
+pub(super) fn over(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+    match (a, b) {
+        (_, Size::Number(1)) => a,
+        _ => combined(rw, "Div", |a, b| a.checked_div(b).unwrap_or(0), a, b),
+    }
+}
+
+/// Sizes as one vector.
+pub(super) fn vector(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
+    let numbers: Option<Vec<i64>> = sizes.iter().map(|size| size.number()).collect();
+    if let Some(numbers) = numbers {
+        return rw.ints("shape", &numbers);
+    }
+    let parts: Vec<ValueId> = sizes.iter().map(|&size| as_vector(rw, size)).collect();
+    match parts[..] {
+        [only] => only,
+        _ => rw.add("Concat", &parts, Attrs::new().with("axis", 0i64)),
+    }
+}
+
+/// A value in another shape.
+pub(super) fn reshaped(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -> ValueId {
+    // To Reshape a 0 means that the axis is kept, or that it is empty: where the latter can be, nothing is said to be kept.
+    let may_be_empty = |&size: &Size| matches!(size, Size::Value(_) | Size::Number(0));
+    if !sizes.iter().any(may_be_empty) {
+        let numbers: Vec<i64> = sizes.iter().map(|size| size.number().unwrap_or(0)).collect();
+        let shape = rw.ints("shape", &numbers);
+        return rw.add("Reshape", &[value, shape], Attrs::new());
+    }
+    let old = sizes.contains(&Size::Kept).then(|| rw.add("Shape", &[value], Attrs::new()));
+    let mut told = Vec::with_capacity(sizes.len());
+    for (axis, &size) in sizes.iter().enumerate() {
+        told.push(match (size, old) {
+            (Size::Kept, Some(old)) => Size::Value(part(rw, old, 0, axis as i64, axis as i64 + 1, 1)),
+            _ => size,
+        });
+    }
+    let shape = vector(rw, &told);
+    rw.add("Reshape", &[value, shape], Attrs::new().with("allowzero", 1i64))
+}
+
+/// A value with its axes in another order; itself if that is the one they have.
+pub(super) fn permuted(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) -> ValueId {
+    if order.iter().enumerate().all(|(k, &axis)| k == axis) {
+        return value;
+    }
+    let perm: Vec<i64> = order.iter().map(|&axis| axis as i64).collect();
+    rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
+}
+
+/// A part of a value along an axis.
+pub(super) fn part(
+    rw: &mut Rewrite<'_>,
+    value: ValueId,
+    axis: i64,
+    from: i64,
+    to: i64,
+    step: i64,
+) -> ValueId {
+    let parts = [("starts", from), ("ends", to), ("axes", axis), ("steps", step)];
+    let [starts, ends, axes, steps] = parts.map(|(name, number)| rw.ints(name, &[number]));
+    rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new())
+}
+
+/// A part of a value along an axis, between sizes.
+pub(super) fn part_between(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: Size, to: Size) -> ValueId {
+    let (from, to) = (as_vector(rw, from), as_vector(rw, to));
+    let axes = rw.ints("axes", &[axis]);
+    rw.add("Slice", &[value, from, to, axes], Attrs::new())
+}
+
+/// A value with new axes of size 1 at these places of the result.
+pub(super) fn unsqueezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+    if axes.is_empty() {
+        return value;
+    }
+    let axes = rw.ints("axes", axes);
+    rw.add("Unsqueeze", &[value, axes], Attrs::new())
+}
+
+/// A value without these axes, whose size is 1.
+pub(super) fn squeezed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+    if axes.is_empty() {
+        return value;
+    }
+    let axes = rw.ints("axes", axes);
+    rw.add("Squeeze", &[value, axes], Attrs::new())
+}
+
+/// A value summed over some axes, which go.
+pub(super) fn summed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+    if axes.is_empty() {
+        return value;
+    }
+    let axes = rw.ints("axes", axes);
+    rw.add("ReduceSum", &[value, axes], Attrs::new().with("keepdims", 0i64))
+}
+
+/// The positions 0, 1, ... of an axis of this size, as a vector of int64.
+pub(super) fn positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+    if let Size::Number(count) = size {
+        return rw.ints("positions", &(0..count).collect::<Vec<_>>());
+    }
+    let count = as_vector(rw, size);
+    rw.count_up(count)
+}

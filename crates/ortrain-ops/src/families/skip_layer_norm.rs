@@ -1,0 +1,470 @@
+//! Layer normalization with what ONNX Runtime's optimizer takes together with it: `SkipLayerNormalization`,
+//! `SkipSimplifiedLayerNormalization` and `EmbedLayerNormalization` of `com.microsoft`.
+//!
+//! Source: ONNX Runtime's contributed operators, version 1
+//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>). The first two normalize the sum of
+//! data, a skip connection and perhaps a bias, and give that sum, too; the skip connection may lack the batch or have 1 for
+//! it. The last adds the embeddings of tokens, positions and perhaps segments, normalizes the sum, and counts the ones of a mask.
+//!
+//! They are compositions of sums, Gather, LayerNormalization and SimplifiedLayerNormalization; every float has a
+//! gradient, the sum that is a result among them.
+
+use ortrain_graph::{Attrs, DType, Dim, Node, Shape, Tensor, ValueId};
+
+use super::norm::cast;
+use super::sizes::{Size, dtype_of, part_between, size_of, summed, vector};
+use crate::OpError;
+use crate::infer::{Infer, broadcast};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+const MICROSOFT: &str = "com.microsoft";
+const SKIP: &str = "SkipLayerNormalization";
+const SIMPLIFIED: &str = "SkipSimplifiedLayerNormalization";
+const EMBED: &str = "EmbedLayerNormalization";
+
+/// What the epsilon is where none is given.
+const EPSILON: f32 = 1e-12;
+
+/// Checks that a value is a vector as long as the last axis of another.
+fn check_vector(cx: &Infer<'_>, k: usize, width: Option<&Dim>) -> Result<(), OpError> {
+    let Some(found) = cx.shape(k) else { return Ok(()) };
+    let apart = matches!((found.first().and_then(Dim::known), width.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
+    if found.rank() != 1 || apart {
+        let width = width.map_or("width".to_owned(), ToString::to_string);
+        return Err(OpError::invalid(format!("input {k} has shape {found}, but [{width}] is needed")));
+    }
+    Ok(())
+}
+
+/// Epsilon as the operators that are normalized with take it.
+fn epsilon(rw: &Rewrite<'_>) -> Result<f32, OpError> {
+    Ok(rw.attrs().float("epsilon")?.unwrap_or(EPSILON))
+}
+
+/// The normalized sum of two inputs and a bias.
+struct Skip {
+    /// Whether there is a mean, and a shift behind the scale.
+    centred: bool,
+}
+
+impl Skip {
+    fn of(node: &Node) -> Skip {
+        Skip { centred: &*node.op == SKIP }
+    }
+
+    /// The inputs that are the shift and the bias.
+    fn shift_and_bias(&self) -> (Option<usize>, usize) {
+        if self.centred { (Some(3), 4) } else { (None, 3) }
+    }
+}
+
+impl Op for Skip {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let (_, bias) = self.shift_and_bias();
+        cx.arity(3, bias + 1, 4)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.same_dtype(0..=bias)?;
+        let shape = cx.shape(0).cloned();
+        if let (Some(x), Some(skip)) = (&shape, cx.shape(1)) {
+            let fits = skip.rank() <= x.rank()
+                && broadcast(x, skip).is_ok_and(|both| both.concrete() == x.concrete());
+            if !fits {
+                return Err(OpError::invalid(format!(
+                    "input 1 has shape {skip}, which does not broadcast to {x}, that of input 0"
+                )));
+            }
+        }
+        let width = shape.as_ref().and_then(|shape| shape.last().cloned());
+        if shape.as_ref().is_some_and(|shape| shape.rank() == 0) {
+            return Err(OpError::invalid("input 0 is a scalar; there is no axis to normalize"));
+        }
+        for k in 2..=bias {
+            check_vector(cx, k, width.as_ref())?;
+        }
+        let statistics = shape.clone().map(|mut shape| {
+            if let Some(last) = shape.last_mut() {
+                *last = Dim::Known(1);
+            }
+            shape
+        });
+        cx.output(0, dtype, shape.clone());
+        cx.output(1, DType::F32, statistics.clone());
+        cx.output(2, DType::F32, statistics);
+        cx.output(3, dtype, shape);
+        Ok(())
+    }
+}
+
+fn decompose_skip(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Skip::of(rw.node());
+    if !op.centred && rw.has_output(1) {
+        return Err(OpError::unsupported(
+            "its output mean has no meaning, since it is normalized without one",
+        ));
+    }
+    let (x, skip, scale) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (shift, bias) = op.shift_and_bias();
+    let mut sum = rw.add("Add", &[x, skip], Attrs::new());
+    if let Some(bias) = rw.input(bias) {
+        sum = rw.add("Add", &[sum, bias], Attrs::new());
+    }
+    let attrs = Attrs::new().with("axis", -1i64).with("epsilon", epsilon(rw)?);
+    let shift = shift.and_then(|k| rw.input(k));
+    let inputs: Vec<Option<ValueId>> = [Some(sum), Some(scale)].into_iter().chain(shift.map(Some)).collect();
+    let (name, most) =
+        if op.centred { ("LayerNormalization", 3) } else { ("SimplifiedLayerNormalization", 2) };
+    let wants_statistics = rw.has_output(1) || rw.has_output(2);
+    let outputs = rw.add_node("", name, &inputs, if wants_statistics { most } else { 1 }, attrs);
+    rw.output(0, outputs[0]);
+    if wants_statistics {
+        if op.centred {
+            rw.output(1, outputs[1]);
+        }
+        rw.output(2, outputs[most - 1]);
+    }
+    rw.output(3, sum);
+    Ok(())
+}
+
+const TOKENS: usize = 0;
+const SEGMENTS: usize = 1;
+const OF_TOKENS: usize = 2;
+const OF_POSITIONS: usize = 3;
+const OF_SEGMENTS: usize = 4;
+const SCALE: usize = 5;
+const SHIFT: usize = 6;
+const MASK: usize = 7;
+const POSITIONS: usize = 8;
+
+/// The normalized sum of embeddings.
+struct Embed;
+
+impl Op for Embed {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(7, 9, 3)?;
+        for k in [TOKENS, SEGMENTS, MASK, POSITIONS] {
+            if cx.has(k) {
+                cx.dtype_where(k, "int32", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+            }
+        }
+        let dtype = cx.dtype_where(OF_TOKENS, "a float type", DType::is_float)?;
+        cx.same_dtype([OF_TOKENS, OF_POSITIONS, OF_SEGMENTS, SCALE, SHIFT])?;
+        if cx.has(SEGMENTS) != cx.has(OF_SEGMENTS) {
+            return Err(OpError::invalid("segments and their embeddings are given together or not at all"));
+        }
+        let apart = |a: Option<&Dim>, b: Option<&Dim>| matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
+        let tokens = cx.shape(TOKENS).cloned();
+        if let Some(tokens) = &tokens {
+            if tokens.rank() != 2 {
+                return Err(OpError::invalid(format!(
+                    "input {TOKENS} has shape {tokens}; [batch, length] is needed"
+                )));
+            }
+            for k in [SEGMENTS, MASK, POSITIONS] {
+                let Some(found) = cx.shape(k) else { continue };
+                // Positions may be the same for the whole batch.
+                let of_batch = !(k == POSITIONS && found.first().is_some_and(Dim::is_one));
+                let differ =
+                    (of_batch && apart(found.first(), tokens.first())) || apart(found.get(1), tokens.get(1));
+                if found.rank() != 2 || differ {
+                    return Err(OpError::invalid(format!(
+                        "input {k} has shape {found}, but {tokens} is needed"
+                    )));
+                }
+            }
+        }
+        let width = [OF_TOKENS, OF_POSITIONS]
+            .iter()
+            .find_map(|&k| cx.shape(k).and_then(|shape| shape.get(1)))
+            .cloned();
+        for k in [OF_TOKENS, OF_POSITIONS, OF_SEGMENTS] {
+            let Some(found) = cx.shape(k) else { continue };
+            if found.rank() != 2 || apart(found.get(1), width.as_ref()) {
+                return Err(OpError::invalid(format!(
+                    "input {k} has shape {found}, but [rows, {}] is needed: a row for each that is looked up",
+                    width.map_or("width".to_owned(), |width| width.to_string())
+                )));
+            }
+        }
+        for k in [SCALE, SHIFT] {
+            check_vector(cx, k, width.as_ref())?;
+        }
+        if let (Some(length), Some(rows), false) = (
+            tokens.as_ref().and_then(|tokens| tokens[1].known()),
+            cx.shape(OF_POSITIONS).and_then(|shape| shape[0].known()),
+            cx.has(POSITIONS),
+        ) && length > rows
+        {
+            return Err(OpError::invalid(format!(
+                "{length} positions are looked up among {rows} embeddings"
+            )));
+        }
+        let sums = tokens.clone().map(|tokens| -> Shape {
+            let width = width.clone().unwrap_or_else(|| cx.unknown_dim(0, 2));
+            tokens.iter().cloned().chain([width]).collect()
+        });
+        cx.output(0, dtype, sums.clone());
+        cx.output(1, DType::I32, tokens.map(|tokens| tokens[..1].iter().cloned().collect()));
+        cx.output(2, dtype, sums);
+        Ok(())
+    }
+}
+
+fn decompose_embed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let tokens = rw.required(TOKENS)?;
+    let [of_tokens, of_positions, scale, shift] =
+        [rw.required(OF_TOKENS)?, rw.required(OF_POSITIONS)?, rw.required(SCALE)?, rw.required(SHIFT)?];
+    let looked_up = |rw: &mut Rewrite<'_>, table: ValueId, rows: ValueId| {
+        rw.add("Gather", &[table, rows], Attrs::new().with("axis", 0i64))
+    };
+    let words = looked_up(rw, of_tokens, tokens);
+    let places = match rw.input(POSITIONS) {
+        Some(positions) => looked_up(rw, of_positions, positions),
+        None => {
+            let length = size_of(rw, tokens, 1);
+            part_between(rw, of_positions, 0, Size::Number(0), length)
+        }
+    };
+    let mut sum = rw.add("Add", &[words, places], Attrs::new());
+    if let (Some(segments), Some(table)) = (rw.input(SEGMENTS), rw.input(OF_SEGMENTS)) {
+        let rows = looked_up(rw, table, segments);
+        sum = rw.add("Add", &[sum, rows], Attrs::new());
+    }
+    let attrs = Attrs::new().with("axis", -1i64).with("epsilon", epsilon(rw)?);
+    let normal = rw.add("LayerNormalization", &[sum, scale, shift], attrs);
+    rw.output(0, normal);
+    if rw.has_output(1) {
+        let count = match rw.input(MASK) {
+            Some(mask) => {
+                let of_mask = dtype_of(rw, mask, "the mask")?;
+                let one = rw.constant("one", Tensor::scalar(of_mask, 1.0));
+                let ones = rw.add("Equal", &[mask, one], Attrs::new());
+                let ones = cast(rw.patch().1, ones, DType::Bool, DType::I32);
+                summed(rw, ones, &[1])
+            }
+            None => {
+                // Without a mask nothing is counted.
+                let batch = size_of(rw, tokens, 0);
+                let zero = rw.constant("zero", Tensor::filled(DType::I32, &[1], 0.0));
+                let shape = vector(rw, &[batch]);
+                rw.add("Expand", &[zero, shape], Attrs::new())
+            }
+        };
+        rw.output(1, count);
+    }
+    rw.output(2, sum);
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let skip = |name| {
+        Definition::new(MICROSOFT, name, &[1], |_, node| Ok(Box::new(Skip::of(node))))
+            .composition(decompose_skip)
+    };
+    vec![
+        skip(SKIP).weights(&[2, 3, 4]),
+        skip(SIMPLIFIED).weights(&[2, 3]),
+        Definition::new(MICROSOFT, EMBED, &[1], |_, _| Ok(Box::new(Embed)))
+            .composition(decompose_embed)
+            .weights(&[OF_TOKENS, OF_POSITIONS, OF_SEGMENTS, SCALE, SHIFT]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{
+        assert_close, check_decomposition, check_gradients, f64s, one_node, run, run_node, spread,
+    };
+
+    /// A few sums in float64, in another order.
+    const TOLERANCE: f64 = 1e-11;
+    const WIDTH: usize = 5;
+
+    /// Rows of `WIDTH` numbers normalized, scaled and shifted.
+    fn normalized(sum: &[f64], scale: &[f64], shift: Option<&[f64]>, epsilon: f64) -> Vec<f64> {
+        let row = |row: &[f64]| -> Vec<f64> {
+            let mean = if shift.is_some() { row.iter().sum::<f64>() / WIDTH as f64 } else { 0.0 };
+            let square = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / WIDTH as f64;
+            let number = |(k, x): (usize, &f64)| {
+                (x - mean) / (square + epsilon).sqrt() * scale[k] + shift.map_or(0.0, |shift| shift[k])
+            };
+            row.iter().enumerate().map(number).collect()
+        };
+        sum.chunks(WIDTH).flat_map(row).collect()
+    }
+
+    #[test]
+    fn a_sum_is_normalized() {
+        for (name, centred) in [(SKIP, true), (SIMPLIFIED, false)] {
+            for skip in [&[2, 3, WIDTH][..], &[1, 3, WIDTH], &[3, WIDTH]] {
+                for with_bias in [false, true] {
+                    let (x, skip) = (spread(&[2, 3, WIDTH], 1), spread(skip, 2));
+                    let [scale, shift, bias] = [3, 4, 5].map(|seed| spread(&[WIDTH], seed));
+                    let mut ports = vec![Some(&x), Some(&skip), Some(&scale)];
+                    if centred {
+                        ports.push(Some(&shift));
+                    }
+                    if with_bias {
+                        ports.push(Some(&bias));
+                    }
+                    let attrs = Attrs::new().with("epsilon", 0.25f32);
+                    let (x_numbers, skips, biases) = (x.to_f64(), skip.to_f64(), bias.to_f64());
+                    let at = |k: usize| {
+                        let bias = if with_bias { biases[k % WIDTH] } else { 0.0 };
+                        x_numbers[k] + skips[k % skips.len()] + bias
+                    };
+                    let sum: Vec<f64> = (0..x_numbers.len()).map(at).collect();
+                    let shifts = shift.to_f64();
+                    let y = normalized(&sum, &scale.to_f64(), centred.then_some(shifts.as_slice()), 0.25);
+                    // The result that has a number for its place, and the sum.
+                    let mut graph = one_node(17, (MICROSOFT, name), &ports, 4, attrs).expect("valid");
+                    graph.outputs = vec![graph.outputs[0], graph.outputs[3]];
+                    for port in &mut graph.nodes[0].outputs[1..3] {
+                        *port = None;
+                    }
+                    let inputs: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
+                    let got = run(&graph, &inputs).expect("it runs");
+                    assert_close(&got[0], &f64s(x.dims(), &y), TOLERANCE);
+                    assert_close(&got[1], &f64s(x.dims(), &sum), TOLERANCE);
+                    let targets: Vec<usize> = (0..inputs.len()).collect();
+                    check_gradients(&graph, &inputs, &targets, &[0, 1]);
+                    check_decomposition(&graph, &inputs, TOLERANCE);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn statistics() {
+        let (x, skip, scale) = (spread(&[2, WIDTH], 1), spread(&[2, WIDTH], 2), spread(&[WIDTH], 3));
+        let [x, skip, scale] = [x, skip, scale].map(|tensor| {
+            let numbers: Vec<f32> = tensor.to_f64().into_iter().map(|x| x as f32).collect();
+            Tensor::f32(tensor.dims(), &numbers)
+        });
+        let ports = [Some(&x), Some(&skip), Some(&scale)];
+        let got = run_node((MICROSOFT, SKIP), &[ports[0], ports[1], ports[2], Some(&scale)], 4, Attrs::new());
+        let got = got.expect("it runs");
+        assert_eq!((got[1].dims(), got[2].dims()), (&[2, 1][..], &[2, 1][..]));
+        let sums = got[3].to_f64();
+        for row in 0..2 {
+            let own = &sums[row * WIDTH..(row + 1) * WIDTH];
+            let mean = own.iter().sum::<f64>() / WIDTH as f64;
+            assert!((got[1].to_f64()[row] - mean).abs() < 1e-6);
+        }
+        let error = match run_node((MICROSOFT, SIMPLIFIED), &ports, 4, Attrs::new()) {
+            Err(crate::testing::Failure::Prepare(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert!(error.contains("its output mean has no meaning"), "{error}");
+    }
+
+    /// Tables of 7 tokens, 4 positions and 2 segments.
+    fn tables() -> [Tensor; 5] {
+        [
+            spread(&[7, WIDTH], 1),
+            spread(&[4, WIDTH], 2),
+            spread(&[2, WIDTH], 3),
+            spread(&[WIDTH], 4),
+            spread(&[WIDTH], 5),
+        ]
+    }
+
+    #[test]
+    fn embeddings_are_added_and_normalized() {
+        let int = |dims: &[usize], numbers: &[i32]| Tensor::from_slice(DType::I32, dims, numbers);
+        let tokens = int(&[2, 3], &[6, 0, 1, 1, 2, 6]);
+        let segments = int(&[2, 3], &[0, 1, 1, 0, 0, 1]);
+        let mask = int(&[2, 3], &[1, 1, 0, 1, 0, 0]);
+        let each = int(&[2, 3], &[3, 2, 1, 0, 0, 2]);
+        let all = int(&[1, 3], &[3, 1, 1]);
+        let [words, places, parts, scale, shift] = tables();
+        for positions in [None, Some(&each), Some(&all)] {
+            for with_segments in [false, true] {
+                let ports = [
+                    Some(&tokens),
+                    with_segments.then_some(&segments),
+                    Some(&words),
+                    Some(&places),
+                    with_segments.then_some(&parts),
+                    Some(&scale),
+                    Some(&shift),
+                    Some(&mask),
+                    positions,
+                ];
+                let graph = one_node(17, (MICROSOFT, EMBED), &ports, 3, Attrs::new()).expect("valid");
+                let inputs: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
+                let got = run(&graph, &inputs).expect("it runs");
+                let int_at = |tensor: &Tensor, k: usize| tensor.to_f64()[k % tensor.len()] as usize;
+                let mut sum = Vec::new();
+                for k in 0..6 {
+                    let place = positions.map_or(k % 3, |positions| int_at(positions, k));
+                    for column in 0..WIDTH {
+                        let at = |table: &Tensor, row: usize| table.to_f64()[row * WIDTH + column];
+                        let part = if with_segments { at(&parts, int_at(&segments, k)) } else { 0.0 };
+                        sum.push(at(&words, int_at(&tokens, k)) + at(&places, place) + part);
+                    }
+                }
+                let y = normalized(&sum, &scale.to_f64(), Some(&shift.to_f64()), f64::from(EPSILON));
+                assert_close(&got[0], &f64s(&[2, 3, WIDTH], &y), TOLERANCE);
+                assert_eq!(got[1], int(&[2], &[2, 1]));
+                assert_close(&got[2], &f64s(&[2, 3, WIDTH], &sum), TOLERANCE);
+                let floats: Vec<usize> =
+                    (0..inputs.len()).filter(|&k| inputs[k].dtype() == DType::F64).collect();
+                check_gradients(&graph, &inputs, &floats, &[0, 2]);
+                check_decomposition(&graph, &inputs, TOLERANCE);
+            }
+        }
+        let ports = [Some(&tokens), None, Some(&words), Some(&places), None, Some(&scale), Some(&shift)];
+        let got = run_node((MICROSOFT, EMBED), &ports, 2, Attrs::new()).expect("it runs");
+        assert_eq!(got[1], int(&[2], &[0, 0]), "nothing is counted without a mask");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let (x, vector, short) = (spread(&[2, 3, WIDTH], 1), spread(&[WIDTH], 2), spread(&[WIDTH - 1], 3));
+        let skip = |ports: &[Option<&Tensor>]| one_node(17, (MICROSOFT, SKIP), ports, 1, Attrs::new());
+        let wide = spread(&[4, 3, WIDTH], 4);
+        for (ports, words) in [
+            (
+                vec![Some(&x), Some(&wide), Some(&vector)],
+                "input 1 has shape [4, 3, 5], which does not broadcast to [2, 3, 5]",
+            ),
+            (vec![Some(&x), Some(&x), Some(&short)], "input 2 has shape [4], but [5] is needed"),
+            (
+                vec![Some(&x), Some(&x), Some(&vector), None, Some(&short)],
+                "input 4 has shape [4], but [5] is needed",
+            ),
+            (vec![Some(&x), Some(&x)], "it takes 3 to 5 inputs but has 2"),
+        ] {
+            let error = skip(&ports).expect_err("refused").to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let tokens = Tensor::from_slice(DType::I32, &[2, 3], &[0i32; 6]);
+        let many = Tensor::from_slice(DType::I32, &[1, 6], &[0i32; 6]);
+        let [words, places, parts, scale, shift] = tables();
+        let embed = |tokens, segments, table, parts, mask| {
+            let ports =
+                [Some(tokens), segments, Some(table), Some(&places), parts, Some(&scale), Some(&shift), mask];
+            one_node(17, (MICROSOFT, EMBED), &ports, 1, Attrs::new()).expect_err("refused").to_string()
+        };
+        for (error, expected) in [
+            (
+                embed(&tokens, Some(&tokens), &words, None, None),
+                "segments and their embeddings are given together",
+            ),
+            (
+                embed(&tokens, None, &words, None, Some(&many)),
+                "input 7 has shape [1, 6], but [2, 3] is needed",
+            ),
+            (embed(&many, None, &words, None, None), "6 positions are looked up among 4 embeddings"),
+            (
+                embed(&tokens, Some(&tokens), &spread(&[7, 2], 1), Some(&parts), None),
+                "input 3 has shape [4, 5], but [rows, 2] is needed",
+            ),
+        ] {
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}
