@@ -50,6 +50,8 @@ AIMS = {
     "mobilenetv2_96": 0.32,
     "resnet18_224": 0.50,
     "lstm": 0.06,
+    "bert_mini": 0.43,
+    "gpt2_small6": 0.54,
 }
 
 

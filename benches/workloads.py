@@ -17,7 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 FOLDER = Path(__file__).resolve().parent / "workloads"
-NAMES = ("mlp_tiny", "mlp", "lenet", "mobilenetv2_96", "resnet18_224", "lstm")
+NAMES = ("mlp_tiny", "mlp", "lenet", "mobilenetv2_96", "resnet18_224", "lstm", "bert_mini", "gpt2_small6")
 SEED = 20260
 # What every library trains with: AdamW in the variant that onnxruntime-training has (adam_mode 1).
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01

@@ -446,6 +446,63 @@ def fused(w: Words, x: str) -> str:
     return w.node("MatMul", [rows, weight("out", 12, CLASSES)])
 
 
+def optimized(w: Words, x: str) -> str:
+    """Blocks of a transformer as onnxruntime's optimizer leaves them."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    own = {"domain": "com.microsoft"}
+    above = w.node("Greater", [x, w.weight(0, dtype=np.float32)])
+    words = w.node("Cast", [above], to=TensorProto.INT32)
+    tables = [weight("words", 2, 8), weight("places", FEATURES, 8), weight("parts", 2, 8)]
+    inputs = [words, words, *tables, weight("s1", 8), weight("b1", 8), words]
+    w.node("EmbedLayerNormalization", inputs, "embedded", "lengths", epsilon=1e-5, **own)
+    inputs = ["embedded", weight("qkv", 8, 24), weight("b_qkv", 24), "lengths"]
+    mixed = w.node("Attention", inputs, num_heads=2, **own)
+    inputs = [mixed, "embedded", weight("s2", 8), weight("b2", 8), weight("b3", 8)]
+    hidden = w.node("SkipLayerNormalization", inputs, epsilon=1e-5, **own)
+    parts = [w.node("MatMul", [hidden, weight(name, 8, 8)]) for name in ("q", "k", "v")]
+    turned = [w.weight(np.cos(np.arange(2 * FEATURES)).reshape(-1, 2), dtype=np.float32)]
+    turned += [w.weight(np.sin(np.arange(2 * FEATURES)).reshape(-1, 2), dtype=np.float32)]
+    for k in (0, 1):
+        inputs = [parts[k], w.weight([0], dtype=np.int64), *turned]
+        parts[k] = w.node("RotaryEmbedding", inputs, interleaved=k, num_heads=2, **own)
+    mixed = w.node("MultiHeadAttention", [*parts, weight("b4", 24)], num_heads=2, unidirectional=1, **own)
+    hidden = w.node("SkipSimplifiedLayerNormalization", [mixed, hidden, weight("s3", 8)], epsilon=1e-5, **own)
+    return w.node("MatMul", [w.reduce_mean(hidden, [1], keepdims=0), weight("out", 8, CLASSES)])
+
+
+def named_axes(w: Words, x: str) -> str:
+    """Attention of two heads in sums of products whose axes have names."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    rows = w.node("Reshape", [x, w.ints([-1, 3, 2])])
+    parts = [w.node("Einsum", [rows, weight(name, 2, 2, 4)], equation="btd,dhk->bhtk") for name in ("q", "k", "v")]
+    products = w.node("Einsum", parts[:2], equation="...qk, ...sk -> ...qs")
+    shares = w.node("Softmax", [products], axis=-1 if w.opset > 12 else 3)
+    mixed = w.node("Einsum", [shares, parts[2]], equation="bhts,bhsk->bthk")
+    result = w.node("Einsum", [mixed, weight("out", 2, 4, CLASSES)], equation="bthk,hkc")
+    own = w.node("Einsum", [shares, weight("gates", 2, CLASSES)], equation="bhtt,hc->bc")
+    return w.node("Add", [w.reduce_sum(w.node("Tanh", [result]), [1], keepdims=0), own])
+
+
+def attending(w: Words, x: str) -> str:
+    """Attention of four heads that share the keys of two, with positions by rotation."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    rows = w.node("Reshape", [x, w.ints([-1, 3, 2])])
+    angles = np.arange(6).reshape(3, 2)
+    caches = [w.weight(values, dtype=np.float32) for values in (np.cos(angles), np.sin(angles))]
+    places = w.node("Cast", [w.node("Greater", [rows, rows])], to=TensorProto.INT64)
+    places = w.reduce_sum(places, [2], keepdims=0)
+    places = w.node("Add", [places, w.weight([0, 1, 2], dtype=np.int64)])
+    parts = []
+    for name, heads in (("q", 4), ("k", 2)):
+        product = w.node("MatMul", [rows, weight(name, 2, 4 * heads)])
+        parts.append(w.node("RotaryEmbedding", [product, *caches, places], num_heads=heads))
+    parts.append(w.node("MatMul", [rows, weight("v", 2, 6)]))
+    mask = weight("mask", 4, 1, 3)
+    settings: dict[str, Any] = {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1, "softcap": 2.0}
+    mixed = w.node("Attention", [*parts, mask], **settings)
+    return w.node("MatMul", [w.node("Flatten", [mixed], axis=1), weight("out", 36, CLASSES)])
+
+
 def responding(w: Words, x: str) -> str:
     """Normalizations across channels. (onnxruntime knows windows of odd size and images of two axes.)"""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
@@ -737,6 +794,9 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "layered": (layered, 17),
     "layered_without_mean": (layered_without_mean, 23),
     "fused": (fused, 7),
+    "optimized": (optimized, 10),
+    "named_axes": (named_axes, 12),
+    "attending": (attending, 23),
     "responding": (responding, 7),
     "activated": (activated, 7),
     "lately_activated": (lately_activated, 18),

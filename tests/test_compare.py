@@ -24,6 +24,8 @@ CHECKSUMS = {
     "mobilenetv2_96": ("features.0.weight", 275632032, 1357939769, 3499238677),
     "resnet18_224": ("stem.0.weight", 1004655667, 4035020692, 3492214959),
     "lstm": ("rnn.weight_hh_l0", 543829391, 3043570103, 3302063475),
+    "bert_mini": ("blocks.0.att.q.weight", 4021678008, 4127398298, 3067789604),
+    "gpt2_small6": ("blocks.0.att.q.weight", 754245191, 3759117160, 2027035289),
 }
 
 

@@ -59,6 +59,12 @@ def onnxruntime(folder: Path, settings: dict[str, Any], threads: int) -> tuple[A
     library = importlib.import_module("onnxruntime")
     artifacts = importlib.import_module("onnxruntime.training.artifacts")
     blocks = importlib.import_module("onnxruntime.training.onnxblock")
+    # It differentiates a LayerNormalization only if mean and inverse deviation are among its outputs.
+    model = onnx.load(folder / "forward.onnx")
+    for node in model.graph.node:
+        if node.op_type == "LayerNormalization":
+            node.output.extend(f"{node.output[0]}_statistic{k}" for k in range(len(node.output), 3))
+    onnx.save(model, folder / "forward.onnx")
     artifacts.generate_artifacts(
         str(folder / "forward.onnx"),
         requires_grad=settings["trainable"],

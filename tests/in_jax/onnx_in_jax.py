@@ -1,4 +1,4 @@
-"""Convolution networks of ONNX in jax: as many operators as the networks here have, training-mode BatchNormalization.
+"""Networks of ONNX in jax: as many operators as those here have, and BatchNormalization in training mode.
 
 An attribute that is not understood is an assertion: what is compared must be the same function.
 """
@@ -83,20 +83,53 @@ def _reduce_mean(a: dict[str, Any], x: Any) -> Any:
     return x.mean(tuple(a.pop("axes")), keepdims=bool(a.pop("keepdims", 1)))
 
 
+def _concat(a: dict[str, Any], *xs: Any) -> Any:
+    # Shapes stay NumPy's: jax wants to know them.
+    library = np if all(isinstance(x, np.ndarray) for x in xs) else jnp
+    return library.concatenate(xs, a.pop("axis"))
+
+
+def _reshape(a: dict[str, Any], x: Any, shape: np.ndarray) -> Any:
+    assert a.pop("allowzero", 0) == 0
+    return x.reshape([x.shape[axis] if size == 0 else int(size) for axis, size in enumerate(shape)])
+
+
+def _unsqueeze(_: dict[str, Any], x: Any, axes: np.ndarray) -> Any:
+    library = np if isinstance(x, np.ndarray) else jnp
+    return library.expand_dims(x, tuple(int(axis) for axis in axes))
+
+
+def _layer_norm(a: dict[str, Any], x: Any, scale: Any, bias: Any) -> Any:
+    axes, epsilon = tuple(range(a.pop("axis", -1) % x.ndim, x.ndim)), a.pop("epsilon", 1e-5)
+    mean, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return (x - mean) / jnp.sqrt(var + epsilon) * scale + bias
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "Add": lambda _, x, y: x + y,
     "Clip": lambda _, x, low, high: jnp.clip(x, low, high),
-    "Concat": lambda a, *xs: jnp.concatenate(xs, a.pop("axis")),
-    "Constant": lambda a: jnp.asarray(numpy_helper.to_array(a.pop("value"))),
+    "Concat": _concat,
+    "Constant": lambda a: numpy_helper.to_array(a.pop("value")),
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "Div": lambda _, x, y: x / y,
+    "Erf": lambda _, x: jax.scipy.special.erf(x),
     "Flatten": _flatten,
+    "Gather": lambda a, x, indices: jnp.take(x, indices, a.pop("axis", 0)),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda _, x: x.mean(tuple(range(2, x.ndim)), keepdims=True),
+    "LayerNormalization": _layer_norm,
+    "MatMul": lambda _, x, y: x @ y,
     "MaxPool": _max_pool,
+    "Mul": lambda _, x, y: x * y,
     "ReduceMean": _reduce_mean,
     "Relu": lambda _, x: jnp.maximum(x, 0),
+    "Reshape": _reshape,
     "Resize": _resize,
+    "Softmax": lambda a, x: jax.nn.softmax(x, a.pop("axis", -1)),
+    "Tanh": lambda _, x: jnp.tanh(x),
+    "Transpose": lambda a, x: jnp.transpose(x, a.pop("perm", None)),
+    "Unsqueeze": _unsqueeze,
 }
 
 

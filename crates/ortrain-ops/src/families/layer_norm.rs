@@ -105,7 +105,7 @@ fn reduced(shape: &Shape, axis: usize) -> Shape {
 }
 
 /// Checks that input `k` broadcasts to input `x`, which keeps its shape.
-fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(), OpError> {
+pub(super) fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(), OpError> {
     let (Some(small), Some(large)) = (cx.shape(k), cx.shape(x)) else { return Ok(()) };
     let fits = |(a, b): (&Dim, &Dim)| match (a.known(), b.known()) {
         (Some(a), Some(b)) => a == b || a == 1,

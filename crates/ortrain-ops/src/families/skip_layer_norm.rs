@@ -11,10 +11,11 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Node, Shape, Tensor, ValueId};
 
+use super::layer_norm::check_broadcasts;
 use super::norm::cast;
 use super::sizes::{Size, dtype_of, part_between, size_of, summed, vector};
 use crate::OpError;
-use crate::infer::{Infer, broadcast};
+use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
@@ -66,15 +67,7 @@ impl Op for Skip {
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
         cx.same_dtype(0..=bias)?;
         let shape = cx.shape(0).cloned();
-        if let (Some(x), Some(skip)) = (&shape, cx.shape(1)) {
-            let fits = skip.rank() <= x.rank()
-                && broadcast(x, skip).is_ok_and(|both| both.concrete() == x.concrete());
-            if !fits {
-                return Err(OpError::invalid(format!(
-                    "input 1 has shape {skip}, which does not broadcast to {x}, that of input 0"
-                )));
-            }
-        }
+        check_broadcasts(cx, 1, 0)?;
         let width = shape.as_ref().and_then(|shape| shape.last().cloned());
         if shape.as_ref().is_some_and(|shape| shape.rank() == 0) {
             return Err(OpError::invalid("input 0 is a scalar; there is no axis to normalize"));
@@ -142,7 +135,10 @@ struct Embed;
 
 impl Op for Embed {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(7, 9, 3)?;
+        cx.arity(1, 9, 3)?;
+        if let Some(missing) = [OF_TOKENS, OF_POSITIONS, SCALE, SHIFT].into_iter().find(|&k| !cx.has(k)) {
+            return Err(OpError::invalid(format!("input {missing} is left out but is needed")));
+        }
         for k in [TOKENS, SEGMENTS, MASK, POSITIONS] {
             if cx.has(k) {
                 cx.dtype_where(k, "int32", |dtype| matches!(dtype, DType::I32 | DType::I64))?;

@@ -192,10 +192,6 @@ impl Op for Attention {
                 "nonpad_kv_seqlen is for keys that hold the past already; it does not go with past_key",
             ));
         }
-        let unknown = [const { None }; 4];
-        let dims =
-            |cx: &Infer<'_>, k: usize| cx.shape(k).map_or(Ok(unknown.clone()), |shape| self.dims(k, shape));
-        let (q, k, v) = (dims(cx, Q)?, dims(cx, K)?, dims(cx, V)?);
         let rank = cx.shape(Q).map(Shape::rank);
         for other in [K, V] {
             if let (Some(rank), Some(found)) = (rank, cx.shape(other))
@@ -206,6 +202,10 @@ impl Op for Attention {
                 )));
             }
         }
+        let unknown = [const { None }; 4];
+        let dims =
+            |cx: &Infer<'_>, k: usize| cx.shape(k).map_or(Ok(unknown.clone()), |shape| self.dims(k, shape));
+        let (q, k, v) = (dims(cx, Q)?, dims(cx, K)?, dims(cx, V)?);
         for (what, a, b) in [
             ("batches", &q[0], &k[0]),
             ("batches", &q[0], &v[0]),

@@ -784,7 +784,7 @@ fn what_is_wrong_with_contributed_ones_is_said() {
     ] {
         let error = one_node(17, MERGED, &ports, 1, attrs).expect_err("refused").to_string();
         assert!(error.contains(words), "{error}");
-        assert!(error.contains("node \"y\" (com.microsoft.Attention)"), "{error}");
+        assert!(error.contains("node \"y\" (com.microsoft:Attention)"), "{error}");
     }
     let narrow = spread(&[BATCH, KEYS, 6], 1);
     for (ports, words) in [
@@ -798,7 +798,7 @@ fn what_is_wrong_with_contributed_ones_is_said() {
     ] {
         let error = one_node(17, MULTI, &ports, 1, two()).expect_err("refused").to_string();
         assert!(error.contains(words), "{error}");
-        assert!(error.contains("node \"y\" (com.microsoft.MultiHeadAttention)"), "{error}");
+        assert!(error.contains("node \"y\" (com.microsoft:MultiHeadAttention)"), "{error}");
     }
     let message = match run_node(MULTI, &[x, x, x, None, None, None, None, None, Some(&keys)], 1, two()) {
         Err(Failure::Prepare(error)) => error.to_string(),

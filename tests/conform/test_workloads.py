@@ -1,0 +1,61 @@
+"""Transformers of the comparison (benches/) in jax, in an environment of its own: losses and gradients are ours."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import environments
+import numpy as np
+import pytest
+from against_jax import distance
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS.parent / "benches"), str(TESTS.parent / "benches" / "peers")]
+import on_device  # noqa: E402
+import workloads  # noqa: E402
+
+STEPS = 20
+# Relative to each loss: float32 here, float64 in jax, and twenty steps that turn rounding into steps of their own.
+LOSS_TOLERANCE = 1e-4
+# The largest difference in a gradient, relative to its largest element.
+GRADIENT_TOLERANCE = 1e-3
+# A bias of keys moves all products of a query alike, which no share sees: what is left of its gradient is rounding. It
+# is measured by the largest gradient of all.
+NO_GRADIENT = 1e-6
+
+
+@pytest.mark.parametrize("name", ["bert_mini", "gpt2_small6"])
+def test_trains_as_jax(name: str, tmp_path: Path) -> None:
+    workloads.write(name, tmp_path, STEPS)
+    environments.in_environment(environments.jax(), TESTS / "in_jax" / "train_workload.py", str(tmp_path), str(STEPS))
+    settings: dict[str, Any] = json.loads((tmp_path / "settings.json").read_text())
+    on_device.ortrain(tmp_path, settings, threads=2)
+    api: Any = importlib.import_module("ortrain.api")
+    state = api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = api.Module(tmp_path / "training_model.onnx", state)
+    optimizer = api.Optimizer(tmp_path / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(settings["learning_rate"])
+    losses: list[float] = []
+    gradients: dict[str, np.ndarray] = {}
+    with np.load(tmp_path / "batches.npz") as stored:
+        for step in range(STEPS):
+            losses.append(float(module(stored[f"x{step}"], stored[f"labels{step}"])))
+            if step == 0:
+                gradients = {key: state.parameters[key].grad.copy() for key in settings["trainable"]}
+            optimizer.step()
+            module.lazy_reset_grad()
+    with np.load(tmp_path / "jax.npz") as stored:
+        wanted = {key: stored[f"gradient/{key}"] for key in gradients}
+        largest = max(float(np.abs(value).max()) for value in wanted.values())
+        some = {key: value for key, value in wanted.items() if np.abs(value).max() > NO_GRADIENT * largest}
+        for key in wanted.keys() - some.keys():
+            assert np.abs(gradients[key]).max() <= NO_GRADIENT * largest, key
+        far = {key: distance(gradients[key], value) for key, value in some.items()}
+        apart = np.abs(np.asarray(losses) - stored["loss"]) / np.abs(stored["loss"])
+    print(f"{name}: {STEPS} losses, worst {apart.max():.1e}; {len(far)} gradients, worst {max(far.values()):.1e}")
+    assert apart.max() <= LOSS_TOLERANCE, apart
+    assert max(far.values()) <= GRADIENT_TOLERANCE, far
