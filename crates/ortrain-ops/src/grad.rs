@@ -93,6 +93,12 @@ impl Grad<'_> {
         self.ty(value).dtype().ok_or_else(|| OpError::invalid("the type of a value is not known"))
     }
 
+    /// The name of a value.
+    #[must_use]
+    pub fn name_of(&self, value: ValueId) -> &str {
+        self.graph.name_of(value)
+    }
+
     /// The shape of a value, if at least its rank is known.
     #[must_use]
     pub fn shape(&self, value: ValueId) -> Option<&Shape> {

@@ -43,6 +43,11 @@ impl<'a> Infer<'a> {
         self.node
     }
 
+    /// The graph, its types found out up to the node.
+    pub(crate) fn graph(&self) -> &'a Graph {
+        self.graph
+    }
+
     /// The node that makes input `k`, and as which of its outputs.
     #[must_use]
     pub fn maker_of(&self, k: usize) -> Option<(&'a Node, usize)> {

@@ -26,7 +26,7 @@ pub use error::{Error, OpError};
 pub use grad::Grad;
 pub use infer::{Infer, broadcast, normalize_axes, normalize_axis};
 pub use lower::{Lower, NestBuilder, PlanePart};
-pub use op::{BuildFn, Definition, Need, Op, Placement, RewriteFn};
+pub use op::{BuildFn, Definition, Need, Op, Placement, Repetition, RewriteFn};
 pub use passes::specialise::{Role, Specialiser};
 pub use registry::{NEWEST_OPSET, OLDEST_OPSET, Registry, build};
 pub use rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, Builder, ConvShape, Dims, Nest, ReduceOp, Reduction, Reg, Strides, Type};
+use ortrain_expr::{
+    Access, Builder, ConvShape, Dims, Inst, Nest, ReduceOp, Reduction, Reg, RunScalar, Scalar, Strides, Type,
+};
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId};
-use ortrain_program::{BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, Step};
+use ortrain_program::{
+    BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, SEED_FACTOR, Step,
+};
 use rustc_hash::FxHashMap;
 
 use crate::OpError;
@@ -16,6 +20,10 @@ use crate::registry::build;
 /// The attribute of a node of random numbers that came out of a branch: the names that its outputs had there. It is
 /// set when a schedule is made and stands in no file.
 pub(crate) const ORIGINAL_NAMES: &str = "ortrain.original_names";
+
+/// The attribute of a node that came out of a body that was written out: the iterations that it belongs to, the
+/// outermost loop first. It is set when a schedule is made and stands in no file.
+pub(crate) const POSITIONS: &str = "ortrain.positions";
 
 /// A part of the state that a sequence is bound to: a whole plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +130,21 @@ impl Lower<'_> {
             _ => None,
         };
         original.unwrap_or_else(|| self.graph.name_of(self.output_id(k)))
+    }
+
+    /// The seed of random numbers: that of the run, changed for the iteration of a loop that the node came from.
+    pub fn seed(&self, b: &mut Builder) -> Reg {
+        let mut seed = b.run_scalar(RunScalar::Seed);
+        if let Some(Attr::Ints(positions)) = self.node.attrs.0.get(POSITIONS) {
+            let exact = |b: &mut Builder, value: u64| b.push(Inst::Const(Scalar::U64(value)), Type::U64);
+            for &position in positions {
+                // The same as `iteration_seed`.
+                let (next, factor) = (exact(b, position as u64 + 1), exact(b, SEED_FACTOR));
+                let moved = b.add(seed, next);
+                seed = b.mul(moved, factor);
+            }
+        }
+        seed
     }
 
     /// The planes that input `k`, a sequence, is bound to.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{DType, Graph, Node};
-use ortrain_program::HostFunction;
+use ortrain_graph::{DType, Graph, Node, ValueId};
+use ortrain_program::{Along, HostFunction};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -92,6 +92,53 @@ pub enum Placement {
         /// The attribute with the graph that runs if not.
         else_branch: &'static str,
     },
+    /// As a schedule that is run again and again.
+    Repeat(Repetition),
+}
+
+/// How a node repeats a subgraph. The node's own inputs are, where it runs while a condition holds, the largest number
+/// of iterations and the first condition (each may be left out); then the initial values of what is carried, and what is
+/// scanned. The subgraph takes the number of the iteration and the condition (in such a node), what is carried, and
+/// slices of what is scanned; it gives the condition, what is carried on, and what is collected. The node's outputs are
+/// the last carried values and what was collected.
+#[derive(Clone, Debug)]
+pub struct Repetition {
+    /// The attribute with the subgraph.
+    pub body: &'static str,
+    /// Whether it runs while a condition holds; otherwise it runs once for each slice of what is scanned.
+    pub conditional: bool,
+    /// How many values are carried.
+    pub carried: usize,
+    /// The axes of what is scanned.
+    pub scanned: Vec<Along>,
+    /// The axes of what is collected.
+    pub stacked: Vec<Along>,
+}
+
+impl Repetition {
+    /// How many inputs of the subgraph come before what is carried.
+    #[must_use]
+    pub fn lead(&self) -> usize {
+        if self.conditional { 2 } else { 0 }
+    }
+
+    /// How many outputs of the subgraph come before what is carried on.
+    #[must_use]
+    pub fn lead_out(&self) -> usize {
+        usize::from(self.conditional)
+    }
+
+    /// How many inputs of the subgraph are not captured.
+    #[must_use]
+    pub fn formal(&self) -> usize {
+        self.lead() + self.carried + self.scanned.len()
+    }
+
+    /// Input `k` of the node's own, if it is there.
+    #[must_use]
+    pub fn own(node: &Node, k: usize) -> Option<ValueId> {
+        node.inputs[..node.inputs.len() - node.captures].get(k).copied().flatten()
+    }
 }
 
 /// Reads the attributes of a node of the newest version.

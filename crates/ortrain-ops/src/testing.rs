@@ -90,14 +90,24 @@ pub(crate) fn run_bound(
     inputs: &[Tensor],
     scalars: Scalars,
 ) -> Result<(Arc<Schedule>, Vec<Tensor>), Failure> {
-    let schedule = Specialiser::new(graph.clone(), roles).schedule(inputs)?;
+    run_specialised(&Specialiser::new(graph.clone(), roles), planes, inputs, scalars)
+}
+
+/// As [`run_bound`], with a specialiser.
+pub(crate) fn run_specialised(
+    specialiser: &Specialiser,
+    planes: &[&Memory],
+    inputs: &[Tensor],
+    scalars: Scalars,
+) -> Result<(Arc<Schedule>, Vec<Tensor>), Failure> {
+    let schedule = specialiser.schedule(inputs)?;
     let runner =
         Runner::new(Arc::new(Reference), schedule.clone()).expect("the reference runs every instruction");
     let given: Vec<Given<'_>> = inputs
         .iter()
         .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
         .collect();
-    let mut results: Vec<Option<Tensor>> = vec![None; graph.outputs.len()];
+    let mut results: Vec<Option<Tensor>> = vec![None; specialiser.graph().outputs.len()];
     runner
         .run(
             &Bindings { planes },

@@ -33,11 +33,22 @@ pub struct Workspace {
     /// Most bytes that a run may take, with those that are held elsewhere.
     limit: Option<usize>,
     held: usize,
+    /// Most iterations of a loop.
+    iterations: u64,
 }
+
+/// How many iterations a loop may take where nobody says otherwise. What takes more is most likely endless.
+pub const ITERATION_LIMIT: u64 = 1_000_000;
 
 impl Default for Workspace {
     fn default() -> Workspace {
-        Workspace { arena: Memory::new(0), scratch: Memory::new(0), limit: None, held: 0 }
+        Workspace {
+            arena: Memory::new(0),
+            scratch: Memory::new(0),
+            limit: None,
+            held: 0,
+            iterations: ITERATION_LIMIT,
+        }
     }
 }
 
@@ -53,6 +64,33 @@ impl Workspace {
     #[must_use]
     pub fn limited(limit: Option<usize>, held: usize) -> Workspace {
         Workspace { limit, held, ..Workspace::default() }
+    }
+
+    /// With another limit on the iterations of a loop than [`ITERATION_LIMIT`].
+    #[must_use]
+    pub fn iteration_limit(mut self, iterations: u64) -> Workspace {
+        self.iterations = iterations;
+        self
+    }
+
+    /// The most iterations that a loop may take.
+    #[must_use]
+    pub fn most_iterations(&self) -> u64 {
+        self.iterations
+    }
+
+    /// Checks that `between` bytes between the segments of a schedule are within the limit, whatever else a run takes.
+    ///
+    /// # Errors
+    /// [`RunError::OverLimit`].
+    pub fn check_between(&self, between: usize) -> Result<(), RunError> {
+        let need = MemoryNeed { held: self.held, between, ..MemoryNeed::default() };
+        match self.limit {
+            Some(limit) if need.total() > limit => {
+                Err(RunError::OverLimit(Box::new(OverLimit { limit, need, largest: Vec::new() })))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes room; allocates only if there is less than asked for.
@@ -254,6 +292,16 @@ pub enum RunError {
         node: String,
         /// What went wrong.
         message: String,
+    },
+    /// A loop that did not end.
+    #[error(
+        "{node}: it still runs after {limit} iterations, which is iteration_limit; if it is not endless, raise the limit"
+    )]
+    Iterations {
+        /// The node.
+        node: String,
+        /// The limit.
+        limit: u64,
     },
     /// A program could not be specialised when its shapes became known.
     #[error("{0}")]

@@ -15,11 +15,12 @@ mod memory;
 mod plan;
 mod program;
 pub mod reference;
+mod repeat;
 mod schedule;
 
 pub use backend::{
-    Backend, Bindings, Copied, Executable, LargeBuffer, MemoryNeed, Observer, OverLimit, RunError, Scalars,
-    UnsupportedOnBackend, Workspace,
+    Backend, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MemoryNeed, Observer, OverLimit,
+    RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;
@@ -30,6 +31,7 @@ pub use program::{
     Step, Window,
 };
 pub use reference::Reference;
+pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
 pub use schedule::{
     Branches, Code, Deliver, Delivered, Given, HostFunction, PlanePlace, Runner, Schedule, Segment,
     SegmentNode, SlotId, SlotSpec, Specialise,

@@ -8,8 +8,8 @@ use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
 use crate::{
-    Backend, Bindings, Copied, Entry, Executable, Memory, MemoryNeed, Observer, Place, PlaneId, Program,
-    RunError, Scalars, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, BufferId, Copied, Entry, Executable, Memory, MemoryNeed, Observer, Place, PlaneId,
+    Program, Repeat, RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
 /// How many specialisations of one late program are kept ready.
@@ -98,6 +98,8 @@ pub enum Segment {
     Host(Arc<dyn HostFunction>, Arc<str>),
     /// One of two schedules, by the first input (a `bool`); with the node it came from.
     If(Branches, Arc<str>),
+    /// A schedule that is run again and again; with the node it came from.
+    Repeat(Box<Repeat>, Arc<str>),
 }
 
 /// Segments in order, and the values that pass between them.
@@ -133,7 +135,7 @@ impl Schedule {
         self.programs().iter().map(|program| program.work_bytes).max().unwrap_or(0)
     }
 
-    /// The programs that are known already, those of branches among them.
+    /// The programs that are known already, those of branches and of bodies among them.
     #[must_use]
     pub fn programs(&self) -> Vec<&Arc<Program>> {
         let mut programs = Vec::new();
@@ -144,6 +146,7 @@ impl Schedule {
                     programs.extend(branches.then_branch.programs());
                     programs.extend(branches.else_branch.programs());
                 }
+                Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
                 Segment::Program(Code::Late(_)) | Segment::Host(..) => {}
             }
         }
@@ -189,6 +192,10 @@ impl Schedule {
                     branches.then_branch.dump(&format!("{indent}    "), f)?;
                     writeln!(f, "{indent}  else")?;
                     branches.else_branch.dump(&format!("{indent}    "), f)?;
+                }
+                Segment::Repeat(repeat, label) => {
+                    writeln!(f, "{indent}segment {k}: {repeat} ({from}) -> ({to})  # {label}")?;
+                    repeat.body.dump(&format!("{indent}  "), f)?;
                 }
             }
         }
@@ -257,6 +264,7 @@ enum Prepared {
     Late(Mutex<Vec<LateEntry>>),
     Host,
     If(Box<Runner>, Box<Runner>),
+    Repeat(Box<Runner>),
 }
 
 impl Runner {
@@ -276,6 +284,9 @@ impl Runner {
                     Box::new(Runner::new(backend.clone(), branches.then_branch.clone())?),
                     Box::new(Runner::new(backend.clone(), branches.else_branch.clone())?),
                 ),
+                Segment::Repeat(repeat, _) => {
+                    Prepared::Repeat(Box::new(Runner::new(backend.clone(), repeat.body.clone())?))
+                }
             })
         };
         let prepared = schedule.segments.iter().map(prepare).collect::<Result<_, _>>()?;
@@ -296,6 +307,7 @@ impl Runner {
             Prepared::If(yes, no) => {
                 [yes.need(work), no.need(work)].into_iter().max_by_key(MemoryNeed::total).unwrap_or_default()
             }
+            Prepared::Repeat(body) => body.need(work),
             Prepared::Late(_) | Prepared::Host => MemoryNeed::default(),
         };
         self.prepared.iter().map(of).max_by_key(MemoryNeed::total).unwrap_or_default()
@@ -352,14 +364,8 @@ impl Runner {
             for (k, (&id, slot)) in program.outputs.iter().zip(&self.schedule.outputs).enumerate() {
                 let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
                 bytes += program.buffer(id).bytes();
-                let value = match program.buffer(id).place {
-                    Place::Work(offset) => Delivered::Memory(turn.work.arena(), offset),
-                    Place::Plane(plane, offset) => {
-                        Delivered::Memory(turn.bindings.planes[plane.0 as usize], offset)
-                    }
-                    Place::Constant(offset) => Delivered::Memory(&program.constants, offset),
-                };
-                deliver(k, *dtype, dims, value);
+                let (memory, offset) = turn.result(program, id);
+                deliver(k, *dtype, dims, Delivered::Memory(memory, offset));
             }
             turn.copied(Copied::Outputs, bytes, start);
             return Ok(());
@@ -375,7 +381,20 @@ impl Runner {
         Ok(())
     }
 
-    fn run_tensors(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
+    /// The only program, ready to run, if the schedule is one program and nothing else.
+    pub(crate) fn single(&self) -> Option<&dyn Executable> {
+        match (self.prepared.as_slice(), self.schedule.single()) {
+            ([Prepared::Program(executable)], Some(_)) => Some(executable.as_ref()),
+            _ => None,
+        }
+    }
+
+    /// Runs on tensors, one for each input of the schedule.
+    pub(crate) fn run_tensors(
+        &self,
+        turn: &mut Turn<'_, '_>,
+        given: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, RunError> {
         let schedule = &*self.schedule;
         let outside = turn.between;
         let mut values: Vec<Option<Tensor>> = vec![None; schedule.slots.len()];
@@ -427,6 +446,9 @@ impl Runner {
                     let branch = if condition.data()[0] != 0 { yes } else { no };
                     branch.run_tensors(turn, captured.to_vec())?
                 }
+                (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
+                    repeat.run(label, body, turn, &inputs)?
+                }
                 _ => unreachable!("every segment was prepared as what it is"),
             };
             for (&slot, tensor) in node.outputs.iter().zip(results) {
@@ -459,29 +481,29 @@ impl Runner {
 }
 
 /// One run of a schedule.
-struct Turn<'a, 'o> {
-    bindings: &'a Bindings<'a>,
-    work: &'a mut Workspace,
-    entry: Entry,
-    scalars: Scalars,
-    observer: Option<&'o mut dyn Observer>,
+pub(crate) struct Turn<'a, 'o> {
+    pub(crate) bindings: &'a Bindings<'a>,
+    pub(crate) work: &'a mut Workspace,
+    pub(crate) entry: Entry,
+    pub(crate) scalars: Scalars,
+    pub(crate) observer: Option<&'o mut dyn Observer>,
     /// Bytes of the values between segments.
-    between: usize,
+    pub(crate) between: usize,
 }
 
 impl Turn<'_, '_> {
-    fn start(&self) -> Option<Instant> {
+    pub(crate) fn start(&self) -> Option<Instant> {
         self.observer.is_some().then(Instant::now)
     }
 
-    fn copied(&mut self, what: Copied, bytes: usize, start: Option<Instant>) {
+    pub(crate) fn copied(&mut self, what: Copied, bytes: usize, start: Option<Instant>) {
         if let (Some(observer), Some(start)) = (&mut self.observer, start) {
             observer.copied(what, bytes, start, Instant::now());
         }
     }
 
     /// Runs a program on the elements of its inputs; the results are in the arena.
-    fn program<'v>(
+    pub(crate) fn program<'v>(
         &mut self,
         executable: &dyn Executable,
         inputs: impl Iterator<Item = &'v [u8]>,
@@ -502,8 +524,17 @@ impl Turn<'_, '_> {
         executable.run_observed(self.bindings, self.work, self.entry, self.scalars, observer)
     }
 
+    /// Where a result of a program lies after a run.
+    pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> (&'m Memory, usize) {
+        match program.buffer(id).place {
+            Place::Work(offset) => (self.work.arena(), offset),
+            Place::Plane(plane, offset) => (self.bindings.planes[plane.0 as usize], offset),
+            Place::Constant(offset) => (&program.constants, offset),
+        }
+    }
+
     /// Runs a program on tensors.
-    fn tensors(
+    pub(crate) fn tensors(
         &mut self,
         executable: &dyn Executable,
         shapes: &[Vec<usize>],
@@ -512,15 +543,10 @@ impl Turn<'_, '_> {
         self.program(executable, inputs.iter().map(|tensor| &tensor.data()[..]))?;
         let start = self.start();
         let program = executable.program();
-        let result = |(&id, dims): (&crate::BufferId, &Vec<usize>)| {
+        let result = |(&id, dims): (&BufferId, &Vec<usize>)| {
             let buffer = program.buffer(id);
-            let data = match buffer.place {
-                Place::Work(offset) => self.work.arena().to_vec(offset, buffer.bytes()),
-                Place::Plane(plane, offset) => {
-                    self.bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes())
-                }
-                Place::Constant(offset) => program.constants.to_vec(offset, buffer.bytes()),
-            };
+            let (memory, offset) = self.result(program, id);
+            let data = memory.to_vec(offset, buffer.bytes());
             Tensor::new(buffer.dtype, dims.clone(), data.into())
                 .expect("shapes were inferred for this program")
         };

@@ -11,7 +11,9 @@
 //! `fnv1a64(name) + train_step * 0x9E3779B97F4A7C15` (mod 2^64) with the name of the node's first output, as it is
 //! in the model, and if the node has the attribute `seed` its eight bytes (little-endian, of the int64) after the name.
 //! The upper 24 bits, divided by 2^24, are the uniform number. So a mask depends on the seed, the step and the model,
-//! and on nothing else: not on the order of nodes, the number of threads, or the backend.
+//! and on nothing else: not on the order of nodes, the number of threads, or the backend. In the body of a Loop or a
+//! Scan the seed is `(seed + position + 1) * 0x2545F4914F6CDD1D` (mod 2^64) of that around it, where the position is that
+//! of the iteration along the first scanned value (in a Loop, its number): so every iteration has a mask of its own.
 
 use ortrain_expr::{Access, BinaryOp, CompareOp, Inst, Reg, RunScalar, Scalar, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
@@ -175,7 +177,7 @@ impl Op for Dropout {
         let first = if cx.wants(0) { 0 } else { 1 };
         let stream = self.stream(cx.output_name(first));
         let mut nest = cx.nest(&dims, 0);
-        let uniform = uniform(&mut nest, stream);
+        let uniform = uniform(cx, &mut nest, stream);
         let limit = ratio(cx, &mut nest, 1, Type::F32);
         let mut keep = nest.b.compare(CompareOp::Le, limit, uniform);
         let flag = training.flag(cx, &mut nest);
@@ -204,7 +206,7 @@ impl Op for Dropout {
 }
 
 /// A uniform number in [0, 1) for each element of a nest over a whole tensor.
-fn uniform(nest: &mut NestBuilder, stream: u64) -> Reg {
+fn uniform(cx: &Lower<'_>, nest: &mut NestBuilder, stream: u64) -> Reg {
     let dims = nest.dims().to_vec();
     let b = &mut nest.b;
     let mut index = b.int(0);
@@ -216,7 +218,7 @@ fn uniform(nest: &mut NestBuilder, stream: u64) -> Reg {
     let index = b.convert(index, Type::U64);
     let exact =
         |b: &mut ortrain_expr::Builder, value: u64| b.push(Inst::Const(Scalar::U64(value)), Type::U64);
-    let (key, step) = (b.run_scalar(RunScalar::Seed), b.run_scalar(RunScalar::TrainStep));
+    let (key, step) = (cx.seed(b), b.run_scalar(RunScalar::TrainStep));
     let (name, stride) = (exact(b, stream), exact(b, STEP_STRIDE));
     let moved = b.mul(step, stride);
     let stream = b.add(name, moved);

@@ -137,7 +137,7 @@ pub(crate) fn dependent(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
 
 /// Writes the operators on the path that are nothing but a composition of others as these, so that they are
 /// differentiated and what the gradient needs is computed once.
-fn decompose_on_path(
+pub(crate) fn decompose_on_path(
     graph: &mut Graph,
     seeds: &[(ValueId, ValueId)],
     targets: &[ValueId],

@@ -5,5 +5,6 @@ pub mod differentiate;
 pub mod fold;
 pub mod infer;
 pub mod specialise;
+pub(crate) mod unroll;
 pub mod updates;
 pub mod versions;

@@ -3,23 +3,30 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Patch, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Branches, Code, PlaneId, PlanePlace, Program, ProgramBuilder, Schedule, Segment, SegmentNode, SlotId,
-    SlotSpec, Specialise,
+    Branches, Code, Count, PlaneId, PlanePlace, Program, ProgramBuilder, Repeat, Schedule, Segment,
+    SegmentNode, SlotId, SlotSpec, Specialise, Stacked,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::lower::{Lower, ORIGINAL_NAMES, PlanePart, Values};
-use crate::op::{Need, Op, Placement};
+use crate::lower::{Lower, POSITIONS, PlanePart, Values};
+use crate::op::{Need, Op, Placement, Repetition};
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
+use crate::passes::unroll::{
+    UNROLLED_NODES, constant_condition, inline_branch, remove_idle, subgraph_of, unroll,
+};
 use crate::passes::updates;
 use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
 /// How many specialisations are kept; the one not used for longest goes first.
 const KEPT: usize = 32;
+
+/// Values that stay the same in a loop are put into planes if they have more elements than this: a plane costs more than
+/// handing a few numbers to each iteration.
+const LARGEST_PASSED: usize = 16;
 
 /// How an input of a graph is connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +59,8 @@ pub struct Specialiser {
     /// Positions of user inputs whose values reach a shape.
     shape_inputs: Mutex<FxHashSet<usize>>,
     cache: Mutex<VecDeque<Cached>>,
+    /// How many nodes loops may be written out to.
+    unrolled_nodes: usize,
 }
 
 impl Specialiser {
@@ -71,7 +80,16 @@ impl Specialiser {
 
     /// For a part of a graph that was prepared already.
     fn of_part(graph: Graph, roles: Vec<Role>) -> Specialiser {
-        Specialiser { graph, roles, shape_inputs: Mutex::default(), cache: Mutex::default() }
+        let (shape_inputs, cache) = (Mutex::default(), Mutex::default());
+        Specialiser { graph, roles, shape_inputs, cache, unrolled_nodes: UNROLLED_NODES }
+    }
+
+    /// The same with another number of nodes that the loops of a schedule may be written out to, altogether. What is
+    /// computed stays the same.
+    #[must_use]
+    pub fn unrolled_nodes(mut self, nodes: usize) -> Specialiser {
+        self.unrolled_nodes = nodes;
+        self
     }
 
     /// The graph.
@@ -128,7 +146,7 @@ impl Specialiser {
                 .collect();
             let known: Vec<Option<Known<'_>>> =
                 key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
-            match compile(&self.graph, &self.roles, &known)? {
+            match compile(&self.graph, &self.roles, &known, self.unrolled_nodes)? {
                 Compiled::Schedule(schedule) => {
                     let schedule = Arc::new(schedule);
                     let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,11 +204,16 @@ enum Kind {
     Folded,
     Program,
     Host,
-    If,
+    Control,
 }
 
 /// Makes a schedule. `known` has, for each user input, its shape if that is known.
-fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Result<Compiled, Error> {
+fn compile(
+    source: &Graph,
+    roles: &[Role],
+    known: &[Option<Known<'_>>],
+    unrolled_nodes: usize,
+) -> Result<Compiled, Error> {
     let mut graph = source.clone();
     // Lowerings may count on a first output, even if nobody asked for it.
     for index in 0..graph.nodes.len() {
@@ -248,6 +271,7 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
         }
     }
     let mut kinds = Vec::with_capacity(graph.nodes.len());
+    let mut budget = unrolled_nodes;
     while kinds.len() < graph.nodes.len() {
         let index = kinds.len();
         let node = graph.nodes[index].clone();
@@ -258,6 +282,13 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
         {
             inline_branch(&mut graph, index, if holds { then_branch } else { else_branch })?;
             continue;
+        }
+        if let Placement::Repeat(repetition) = &placement {
+            // What it carries and scans tells how often it runs, so its types come first.
+            infer_node(&mut graph, index)?;
+            if unroll(&mut graph, index, repetition, &mut budget)? {
+                continue;
+            }
         }
         let any_late = node.present_inputs().any(|id| late.contains(&id));
         if !any_late {
@@ -280,11 +311,14 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
         let kind = match placement {
             Placement::Program => Kind::Program,
             Placement::Host(_) => Kind::Host,
-            Placement::If { .. } => Kind::If,
+            Placement::If { .. } | Placement::Repeat(_) => Kind::Control,
         };
-        let open = !outputs.iter().all(|&id| concrete(id));
+        let mut open = !outputs.iter().all(|&id| concrete(id));
         if kind == Kind::Program && !any_late {
-            let wanted = values_behind(&graph, roles, index, op.as_ref(), open);
+            let mut wanted = values_behind(&graph, roles, index, op.as_ref(), open);
+            // Those of which not even the shape is known make it late.
+            open |= !wanted.is_empty();
+            wanted.retain(|&position| known[position].is_some());
             if !wanted.is_empty() {
                 return Ok(Compiled::NeedsValues(wanted));
             }
@@ -294,80 +328,10 @@ fn compile(source: &Graph, roles: &[Role], known: &[Option<Known<'_>>]) -> Resul
         }
         kinds.push(kind);
     }
-    segments(&graph, roles, &kinds, &late).map(Compiled::Schedule)
-}
-
-/// Whether the condition of an `If` holds, where that is known: it is its first input.
-fn constant_condition(graph: &Graph, node: &Node) -> Option<bool> {
-    let condition = graph.value(node.inputs.first().copied().flatten()?).constant.as_ref()?;
-    match condition.to_i64()?.as_slice() {
-        [one] => Some(*one != 0),
-        _ => None,
+    if budget < unrolled_nodes {
+        remove_idle(&mut graph, &mut kinds);
     }
-}
-
-/// Puts the nodes of a branch in the place of their node. The other branch is not looked at: it may well contradict
-/// the shapes at hand.
-fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) -> Result<(), Error> {
-    let node = graph.nodes[index].clone();
-    let branch = branch_of(graph, &node, attribute)?;
-    let mut patch = Patch::new(graph, "");
-    let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten().copied();
-    let mut outside: FxHashMap<ValueId, ValueId> = branch.inputs.iter().copied().zip(captured).collect();
-    for inner in &branch.nodes {
-        let mut copy = inner.clone();
-        if crate::families::draws_random_numbers(&inner.domain, &inner.op) {
-            // Who recomputes the branch must draw the same numbers.
-            let name =
-                |port: &Option<ValueId>| port.map_or_else(String::new, |id| branch.name_of(id).to_owned());
-            let names = inner.outputs.iter().map(name).collect();
-            copy.attrs.0.insert(ORIGINAL_NAMES.to_owned(), Attr::Strings(names));
-        }
-        for port in copy.inputs.iter_mut().flatten() {
-            *port = moved(branch, &mut patch, &mut outside, *port);
-        }
-        for port in copy.outputs.iter_mut().flatten() {
-            *port = moved(branch, &mut patch, &mut outside, *port);
-        }
-        patch.push(copy);
-    }
-    for (port, &inner) in node.outputs.iter().zip(&branch.outputs) {
-        if let Some(old) = *port {
-            let new = moved(branch, &mut patch, &mut outside, inner);
-            patch.replace(old, new);
-        }
-    }
-    patch.apply(graph, &[index]);
-    Ok(())
-}
-
-/// The value that stands outside for one of a branch.
-fn moved(
-    branch: &Graph,
-    patch: &mut Patch,
-    outside: &mut FxHashMap<ValueId, ValueId>,
-    inner: ValueId,
-) -> ValueId {
-    *outside.entry(inner).or_insert_with(|| {
-        let value = branch.value(inner);
-        match &value.constant {
-            Some(tensor) => patch.constant(&value.name, tensor.clone()),
-            None => {
-                // The shape is found anew, like those of all values.
-                let ty = match value.ty {
-                    ValueType::Tensor(dtype, _) => ValueType::Tensor(dtype, None),
-                    ref other => other.clone(),
-                };
-                patch.add_value(&value.name, ty)
-            }
-        }
-    })
-}
-
-/// A branch of a node.
-fn branch_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) -> Result<&'a Graph, Error> {
-    let found = node.attrs.graph(attribute).and_then(|found| Attrs::required(attribute, found));
-    found.map_err(|error| Error::at(graph, node, error.into()))
+    segments(&graph, roles, &kinds, &late, unrolled_nodes).map(Compiled::Schedule)
 }
 
 /// The user inputs (by position) that those inputs of a node come from whose values it needs; `open` says whether the
@@ -432,8 +396,10 @@ fn segments(
     roles: &[Role],
     kinds: &[Kind],
     late: &FxHashSet<ValueId>,
+    unrolled_nodes: usize,
 ) -> Result<Schedule, Error> {
-    let mut maker = SegmentMaker { graph, roles, schedule: Schedule::default(), slots: FxHashMap::default() };
+    let (schedule, slots) = (Schedule::default(), FxHashMap::default());
+    let mut maker = SegmentMaker { graph, roles, schedule, slots, unrolled_nodes };
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
             let slot = maker.slot(id);
@@ -526,7 +492,7 @@ fn segments(
                 }
                 maker.program(members, &inputs, &outputs, *is_late)?;
             }
-            Kind::Host | Kind::If => {
+            Kind::Host | Kind::Control => {
                 for &index in members {
                     maker.outside(index)?;
                 }
@@ -550,6 +516,7 @@ struct SegmentMaker<'a> {
     roles: &'a [Role],
     schedule: Schedule,
     slots: FxHashMap<ValueId, SlotId>,
+    unrolled_nodes: usize,
 }
 
 impl SegmentMaker<'_> {
@@ -613,7 +580,7 @@ impl SegmentMaker<'_> {
         graph.inputs = inputs.to_vec();
         graph.outputs = outputs.to_vec();
         let roles = inputs.iter().map(|&id| self.role(id).cloned().unwrap_or(Role::User)).collect();
-        Specialiser::of_part(graph, roles)
+        Specialiser::of_part(graph, roles).unrolled_nodes(self.unrolled_nodes)
     }
 
     /// A segment of a node that runs outside programs.
@@ -624,11 +591,7 @@ impl SegmentMaker<'_> {
         let (inputs, outputs, segment) = match op.placement() {
             Placement::Host(function) => {
                 // Constants it takes are given to it as they are.
-                let constants: Vec<ValueId> =
-                    node.present_inputs().filter(|&id| self.graph.value(id).constant.is_some()).collect();
-                if !constants.is_empty() {
-                    self.program(&[], &[], &constants, false)?;
-                }
+                self.deliver_constants(node.present_inputs())?;
                 let inputs: Vec<SlotId> = node.present_inputs().map(|id| self.slot(id)).collect();
                 // Its results come by position, also those that nobody asked for.
                 let mut outputs: Vec<SlotId> = Vec::with_capacity(node.outputs.len());
@@ -653,6 +616,7 @@ impl SegmentMaker<'_> {
                 let outputs = node.present_outputs().map(|id| self.slot(id)).collect();
                 (inputs, outputs, Segment::If(branches, label))
             }
+            Placement::Repeat(repetition) => self.repeat(node, &repetition, label)?,
             Placement::Program => unreachable!("programs are made of groups"),
         };
         self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
@@ -665,6 +629,139 @@ impl SegmentMaker<'_> {
         SlotId(self.schedule.slots.len() as u32 - 1)
     }
 
+    /// Delivers the constants among some values, for segments that are given them like any other value.
+    fn deliver_constants(&mut self, values: impl Iterator<Item = ValueId>) -> Result<(), Error> {
+        let is_constant = |id: &ValueId| self.graph.value(*id).constant.is_some();
+        let mut constants: Vec<ValueId> = values.filter(is_constant).collect();
+        constants.sort_unstable();
+        constants.dedup();
+        if constants.is_empty() { Ok(()) } else { self.program(&[], &[], &constants, false) }
+    }
+
+    /// A segment of a node that repeats its body.
+    fn repeat(
+        &mut self,
+        node: &Node,
+        r: &Repetition,
+        label: Arc<str>,
+    ) -> Result<(Vec<SlotId>, Vec<SlotId>, Segment), Error> {
+        let mut body = subgraph_of(self.graph, node, r.body)?.clone();
+        let own = node.inputs.len() - node.captures;
+        let asked: Vec<bool> = (0..r.stacked.len())
+            .map(|k| node.outputs.get(r.carried + k).copied().flatten().is_some())
+            .collect();
+        let results = body.outputs.split_off(r.lead_out() + r.carried);
+        body.outputs.extend(results.iter().zip(&asked).filter(|(_, asked)| **asked).map(|(&id, _)| id));
+
+        // The values of an iteration come first. Its condition held, or it would not be there.
+        let mut known: Vec<Option<Vec<usize>>> = Vec::new();
+        let mut roles = Vec::new();
+        let mut inputs: Vec<ValueId> = Vec::new();
+        let fixed = body.inputs.split_off(r.formal());
+        for (k, id) in std::mem::take(&mut body.inputs).into_iter().enumerate() {
+            let dims = body.value(id).ty.shape().and_then(Shape::concrete);
+            if r.conditional && k == 1 {
+                let held = Tensor::filled(DType::Bool, &dims.unwrap_or_default(), 1.0);
+                body.value_mut(id).ty = ValueType::tensor(DType::Bool, held.dims());
+                body.value_mut(id).constant = Some(held);
+                continue;
+            }
+            known.push(dims);
+            roles.push(Role::User);
+            inputs.push(id);
+        }
+        // Large values that stay the same get planes behind those that there are.
+        let last = self.roles.iter().flat_map(|role| match role {
+            Role::Plane(plane, _) => vec![plane.0],
+            Role::Planes(parts) => parts.iter().map(|part| part.plane.0).collect(),
+            Role::User | Role::ResetFlag => Vec::new(),
+        });
+        let first_plane = last.max().map_or(0, |last| last + 1);
+        let (mut passed, mut in_planes): (Vec<ValueId>, Vec<ValueId>) = Default::default();
+        let captured = node.inputs[own..].iter().flatten().copied();
+        for (inner, outer) in fixed.into_iter().zip(captured) {
+            let value = self.graph.value(outer);
+            if let Some(tensor) = &value.constant {
+                body.value_mut(inner).ty = ValueType::tensor(tensor.dtype(), tensor.dims());
+                body.value_mut(inner).constant = Some(tensor.clone());
+                continue;
+            }
+            let mut role = self.role(outer).cloned().unwrap_or(Role::User);
+            let dims = value.ty.shape().and_then(Shape::concrete);
+            if role == Role::User {
+                let is_float = value.ty.dtype().is_some_and(DType::is_float);
+                match dims {
+                    Some(dims) if is_float && dims.iter().product::<usize>() > LARGEST_PASSED => {
+                        body.value_mut(inner).ty =
+                            ValueType::tensor(value.ty.dtype().expect("it is a float"), &dims);
+                        role = Role::Plane(PlaneId(first_plane + in_planes.len() as u32), 0);
+                        in_planes.push(outer);
+                    }
+                    dims => {
+                        known.push(dims);
+                        passed.push(outer);
+                    }
+                }
+            }
+            inputs.push(inner);
+            roles.push(role);
+        }
+        body.inputs = inputs;
+        body.remove_unused();
+        let schedule = self.child(node, &body, &roles, known)?;
+
+        let given: Vec<Option<ValueId>> = (0..own).map(|k| Repetition::own(node, k)).collect();
+        self.deliver_constants(given.iter().copied().flatten())?;
+        let count = if r.conditional {
+            let is_there = |k: usize| given.get(k).copied().flatten().is_some();
+            Count::While { most: is_there(0), condition: is_there(1) }
+        } else {
+            Count::Scanned
+        };
+        let inputs = given.into_iter().flatten().chain(passed).chain(in_planes.iter().copied());
+        let inputs = inputs.map(|id| self.slot(id)).collect();
+        let mut outputs: Vec<SlotId> = Vec::with_capacity(node.outputs.len());
+        for k in 0..r.carried {
+            outputs.push(match node.outputs.get(k).copied().flatten() {
+                Some(id) => self.slot(id),
+                None => self.nameless(),
+            });
+        }
+        let mut stacked = Vec::new();
+        for (k, &along) in r.stacked.iter().enumerate() {
+            let Some(id) = node.outputs.get(r.carried + k).copied().flatten() else { continue };
+            outputs.push(self.slot(id));
+            let ty = &body.value(results[k]).ty;
+            let dtype = ty.dtype().or(self.graph.value(id).ty.dtype()).ok_or_else(|| {
+                let message = format!("the type of {:?} is not known", self.graph.name_of(id));
+                Error::at(self.graph, node, OpError::invalid(message))
+            })?;
+            let dims = ty.shape().map(|shape| shape.iter().map(Dim::known).collect());
+            stacked.push(Stacked { label: self.graph.value(id).name.clone(), along, element: (dtype, dims) });
+        }
+        let carried = (0..r.carried)
+            .map(|j| {
+                let inner = subgraph_of(self.graph, node, r.body)?.inputs[r.lead() + j];
+                Ok(body.value(inner).name.clone())
+            })
+            .collect::<Result<_, Error>>()?;
+        let positions = match node.attrs.0.get(POSITIONS) {
+            Some(Attr::Ints(positions)) => positions.iter().map(|&at| at as u64).collect(),
+            _ => Vec::new(),
+        };
+        let repeat = Repeat {
+            body: Arc::new(schedule),
+            count,
+            carried,
+            scanned: r.scanned.clone(),
+            stacked,
+            first_plane,
+            in_planes: in_planes.len(),
+            positions,
+        };
+        Ok((inputs, outputs, Segment::Repeat(Box::new(repeat), label)))
+    }
+
     /// Whether a value that branches use is handed to them at run time.
     fn is_passed(&self, id: ValueId) -> bool {
         self.graph.value(id).constant.is_none() && matches!(self.role(id), None | Some(Role::User))
@@ -672,7 +769,7 @@ impl SegmentMaker<'_> {
 
     /// The schedule of a branch; its inputs are the values its node captures that are handed to it.
     fn branch(&self, node: &Node, attribute: &str) -> Result<Schedule, Error> {
-        let mut graph = branch_of(self.graph, node, attribute)?.clone();
+        let mut graph = subgraph_of(self.graph, node, attribute)?.clone();
         let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten();
         let mut roles = Vec::new();
         let mut known: Vec<Option<Vec<usize>>> = Vec::new();
@@ -695,10 +792,21 @@ impl SegmentMaker<'_> {
         let mut asked = asked.into_iter();
         graph.outputs.retain(|_| asked.next() == Some(true));
         graph.remove_unused();
+        self.child(node, &graph, &roles, known)
+    }
+
+    /// The schedule of a subgraph. `known` has the shape of each of its inputs that is given at run time, if it is known.
+    fn child(
+        &self,
+        node: &Node,
+        graph: &Graph,
+        roles: &[Role],
+        mut known: Vec<Option<Vec<usize>>>,
+    ) -> Result<Schedule, Error> {
         loop {
             let shapes: Vec<Option<Known<'_>>> =
                 known.iter().map(|dims| dims.as_ref().map(|dims| Known { dims, value: None })).collect();
-            match compile(&graph, &roles, &shapes)? {
+            match compile(graph, roles, &shapes, self.unrolled_nodes)? {
                 Compiled::Schedule(schedule) => return Ok(schedule),
                 Compiled::NeedsValues(wanted) => {
                     // What depends on these values is compiled when they are known.
@@ -707,7 +815,7 @@ impl SegmentMaker<'_> {
                         fewer |= known[position].take().is_some();
                     }
                     if !fewer {
-                        let message = "the shapes inside its branches cannot be determined";
+                        let message = "the shapes inside its subgraphs cannot be determined";
                         return Err(Error::at(self.graph, node, OpError::unsupported(message)));
                     }
                 }

@@ -3,13 +3,14 @@
 //! An operator may say that an output takes the place of an input where that is state ([`crate::Op::updates`]). Here such an
 //! output becomes a value like any other, and a node at the end of the graph writes it to its place. So a run that
 //! fails has changed nothing, and nobody sees half of an update. Updates in branches come out as further results of
-//! their node; a branch that updates nothing gives what was there.
+//! their node; a branch that updates nothing gives what was there. The body of a loop carries what it updates from
+//! iteration to iteration.
 
 use ortrain_graph::{Attr, Graph, Node, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::families::optim::assign;
-use crate::op::Placement;
+use crate::op::{Placement, Repetition};
 use crate::registry::build;
 
 /// The newest value of every piece of state.
@@ -53,9 +54,69 @@ fn lift(graph: &mut Graph, newest: &mut Newest) {
                 *value = new;
             }
         }
-        if let Placement::If { then_branch, else_branch } = op.placement() {
-            lift_branches(graph, index, [then_branch, else_branch], newest);
+        match op.placement() {
+            Placement::If { then_branch, else_branch } => {
+                lift_branches(graph, index, [then_branch, else_branch], newest);
+            }
+            Placement::Repeat(repetition) => lift_body(graph, index, &repetition, newest),
+            Placement::Program | Placement::Host(_) => {}
         }
+    }
+}
+
+/// Makes the updates in the body of a node values that it carries.
+fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newest) {
+    let node = &graph.nodes[index];
+    let own = node.inputs.len() - node.captures;
+    let Some(Attr::Graph(body)) = node.attrs.0.get(r.body) else { return };
+    let mut body = (**body).clone();
+    if body.inputs.len() != r.formal() + node.captures {
+        return;
+    }
+    let captured: Vec<(ValueId, ValueId)> = (0..node.captures)
+        .filter_map(|k| Some((body.inputs[r.formal() + k], node.inputs[own + k]?)))
+        .filter(|(_, outer)| newest.contains_key(outer))
+        .collect();
+    if captured.is_empty() {
+        return;
+    }
+    // Everybody inside sees the old values, but for those who update them: these get what is carried.
+    let mut inside: Newest = FxHashMap::default();
+    let mut starts: Vec<ValueId> = Vec::with_capacity(captured.len());
+    for &(inner, outer) in &captured {
+        let ty = graph.value(outer).ty.clone();
+        let start = body.add_value(&format!("{}_now", body.name_of(inner)), ty);
+        inside.insert(inner, start);
+        starts.push(start);
+    }
+    lift(&mut body, &mut inside);
+    let mut carried = r.carried;
+    // Its further results come behind what it carries, those that nobody asked for included.
+    graph.nodes[index].outputs.resize(r.carried + r.stacked.len(), None);
+    if r.conditional && own < r.lead() {
+        let node = &mut graph.nodes[index];
+        for k in own..r.lead() {
+            node.inputs.insert(k, None);
+        }
+    }
+    for (&(inner, outer), start) in captured.iter().zip(starts) {
+        let end = inside[&inner];
+        if end == start {
+            continue;
+        }
+        body.inputs.insert(r.lead() + carried, start);
+        body.outputs.insert(r.lead_out() + carried, end);
+        let value = graph.value(outer);
+        let (name, ty) = (format!("{}_updated", value.name), value.ty.clone());
+        let new = graph.add_value(&name, ty);
+        let node = &mut graph.nodes[index];
+        node.inputs.insert(r.lead() + carried, Some(newest[&outer]));
+        node.outputs.insert(carried, Some(new));
+        newest.insert(outer, new);
+        carried += 1;
+    }
+    if carried > r.carried {
+        graph.nodes[index].attrs.0.insert(r.body.to_owned(), Attr::Graph(Box::new(body)));
     }
 }
 
@@ -139,7 +200,7 @@ mod tests {
     use crate::Role;
     use crate::passes::differentiate::backpropagate;
     use crate::passes::infer::infer;
-    use crate::testing::{Failure, add, assert_close, f64s, graph, run_bound, spread};
+    use crate::testing::{Failure, add, assert_close, f64s, graph, run_bound, run_specialised, spread};
 
     const NORM: (&str, &str) = ("com.microsoft", "BatchNormInternal");
     const MOMENTUM: f64 = 0.75;
@@ -332,6 +393,52 @@ mod tests {
                     let want = if holds == swapped { before.clone() } else { updated(&before, &x) };
                     assert_values(&state, &want);
                 }
+            }
+        }
+    }
+
+    /// A normalization of each slice of x, and another before it.
+    #[test]
+    fn in_bodies() {
+        let x = spread(&[3, 4, 2], 6);
+        let parts: Vec<Tensor> = x.to_f64().chunks(8).map(|part| f64s(&[4, 2], part)).collect();
+        for before in [false, true] {
+            let (mut graph, ids, given) = begun(&x, None);
+            let mut body = Graph::new("body");
+            let inputs: Vec<ValueId> = ["part", "scale", "bias", "mean", "var"]
+                .iter()
+                .map(|name| body.add_value(name, ortrain_graph::ValueType::Unknown))
+                .collect();
+            body.inputs.clone_from(&inputs);
+            normalize(&mut body, "normal", &inputs);
+            let attrs = Attrs::new().with("num_scan_inputs", 1i64).with("body", body);
+            let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+            if before {
+                let first = graph.add_constant("first", parts[0].clone());
+                normalize(&mut graph, "y", &[&[first], &ids[1..]].concat());
+            }
+            add(&mut graph, ("", "Scan"), "scanned", &ports, 1, attrs);
+            graph.nodes.last_mut().expect("just added").captures = 4;
+            infer(&mut graph).expect("valid");
+            // Once forward, and once again for the gradient, where nothing is updated.
+            let seed = graph.add_constant("seed", spread(&[3, 4, 2], 5));
+            let seeds = [(*graph.outputs.last().expect("the Scan"), seed)];
+            let found = backpropagate(&mut graph, &seeds, &[ids[0], ids[1]]).expect("it has gradients");
+            graph.outputs.extend(found.into_iter().flatten());
+            for nodes in [0, 1000] {
+                let state = State::new();
+                let mut want = state.values();
+                if before {
+                    want = updated(&want, &parts[0]);
+                }
+                for part in &parts {
+                    want = updated(&want, part);
+                }
+                let mut roles = vec![Role::User; given.len()];
+                roles.extend(State::OFFSETS.map(|offset| Role::Plane(PlaneId(0), offset)));
+                let specialiser = crate::Specialiser::new(graph.clone(), roles).unrolled_nodes(nodes);
+                run_specialised(&specialiser, &[&state.0], &given, Scalars::default()).expect("it runs");
+                assert_values(&state, &want);
             }
         }
     }

@@ -1,7 +1,6 @@
-//! Control flow: `If`.
+//! `If`.
 //!
-//! If-1, 11, 13, 16, 19, 21, 23, 24, 25 of ONNX. The node's inputs are the condition and then the outer values that its
-//! branches use ([`Node::captures`]); every branch has exactly these as its inputs, in this order. A condition that is
+//! If-1, 11, 13, 16, 19, 21, 23, 24, 25 of ONNX. The node's only own input is the condition. A condition that is
 //! known when a program is made leaves no trace: the branch takes the place of the node, and the other one may
 //! contradict the shapes at hand. Otherwise the branches are schedules of their own.
 //!
@@ -10,68 +9,41 @@
 //! Numbers drawn at random come out the same, for they depend on names that the copy keeps. Weights that are constants
 //! of a branch are not captured and are not trained.
 
-use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
+use super::{
+    forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates, zeros_like,
+};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
-use crate::passes::decompose::decompose_node;
 use crate::passes::differentiate::backpropagate;
-use crate::passes::fold::fold_node;
-use crate::passes::infer::{infer, infer_node, merge};
-use crate::registry;
+use crate::passes::infer::infer;
 
 const THEN: &str = "then_branch";
 const ELSE: &str = "else_branch";
 
 struct If;
 
-fn in_subgraph(error: crate::Error) -> OpError {
-    OpError::Subgraph(Box::new(error))
-}
-
-/// A branch of a node.
-fn branch<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph, OpError> {
-    Ok(Attrs::required(attribute, node.attrs.graph(attribute)?)?)
-}
-
 /// A branch whose inputs have the types of the captured values, with the types of its outputs.
 fn typed(cx: &Infer<'_>, attribute: &str) -> Result<(Graph, Vec<ValueType>), OpError> {
     let node = cx.node();
-    let own = node.inputs.len() - node.captures;
-    let mut graph = branch(node, attribute)?.clone();
+    let mut graph = subgraph(node, attribute)?.clone();
     if graph.inputs.len() != node.captures {
         let found = graph.inputs.len();
         return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
     }
-    for (k, id) in graph.inputs.clone().into_iter().enumerate() {
-        let ty = merge(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
-            let (inner, outer) = *types;
-            let name = graph.name_of(id);
-            OpError::invalid(format!("{attribute} uses {name:?} as {inner}, but it is {outer}"))
-        })?;
-        let value = graph.value_mut(id);
-        value.ty = ty;
-        value.constant = cx.constant(own + k).cloned();
-        value.sizes = cx.sizes(own + k);
-    }
-    for index in 0..graph.nodes.len() {
-        infer_node(&mut graph, index).map_err(in_subgraph)?;
-        fold_node(&mut graph, index).map_err(in_subgraph)?;
-    }
+    type_captures(cx, attribute, &mut graph)?;
+    type_nodes(&mut graph)?;
     let outputs = graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
-    // What was folded served the shapes only; the nodes are still there.
-    let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
-    for id in made.into_iter().chain(graph.inputs.clone()) {
-        graph.value_mut(id).constant = None;
-    }
+    forget_folded(&mut graph);
     Ok((graph, outputs))
 }
 
 /// The type of a value that is one of two. Symbols mean the same in both branches only if they come from outside.
-fn either(
+pub(super) fn either(
     cx: &Infer<'_>,
     k: usize,
     (yes, no): (&ValueType, &ValueType),
@@ -109,7 +81,7 @@ impl Op for If {
             return Err(OpError::invalid(format!("the condition has shape {shape}; one element is needed")));
         }
         let holds = cx.constant(0).map(|condition| condition.data().iter().any(|&byte| byte != 0));
-        let counts = (branch(node, THEN)?.outputs.len(), branch(node, ELSE)?.outputs.len());
+        let counts = (subgraph(node, THEN)?.outputs.len(), subgraph(node, ELSE)?.outputs.len());
         if counts.0 != counts.1 || counts.0 < node.outputs.len() {
             return Err(OpError::invalid(format!(
                 "it has {} outputs, but {THEN} gives {} and {ELSE} {}",
@@ -162,7 +134,7 @@ impl Op for If {
             .collect();
         let mut halves = Vec::with_capacity(2);
         for attribute in [THEN, ELSE] {
-            let mut graph = branch(&node, attribute)?.clone();
+            let mut graph = subgraph(&node, attribute)?.clone();
             let forward = graph.value_count();
             for &(k, position) in &arriving {
                 if position >= graph.inputs.len() {
@@ -192,7 +164,7 @@ impl Op for If {
                 if reached[t] {
                     let id = match found[t] {
                         Some(id) => id,
-                        None => zeros_like(graph, k),
+                        None => zeros_like(graph, graph.inputs[k]),
                     };
                     graph.outputs.push(id);
                 }
@@ -208,12 +180,7 @@ impl Op for If {
         }
         // Values that only the forward branches needed are let go.
         for position in (0..outer.len()).rev() {
-            let is_used = |graph: &Graph| {
-                let id = graph.inputs[position];
-                graph.outputs.contains(&id)
-                    || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
-            };
-            if !halves.iter().any(|(_, graph, ..)| is_used(graph)) {
+            if !halves.iter().any(|(_, graph, ..)| is_used(graph, graph.inputs[position])) {
                 outer.remove(position);
                 for (_, graph, ..) in &mut halves {
                     graph.inputs.remove(position);
@@ -241,49 +208,6 @@ impl Op for If {
     }
 }
 
-/// Writes the nodes that update state as ones that do not: what a branch did once is not done again when it is computed
-/// again for its gradient.
-fn without_updates(graph: &mut Graph) -> Result<(), OpError> {
-    let mut index = 0;
-    while index < graph.nodes.len() {
-        let node = &graph.nodes[index];
-        let op = registry::build(graph, node).map_err(in_subgraph)?;
-        let updated: Vec<usize> = op.updates().iter().map(|&(output, _)| output).collect();
-        if updated.is_empty() {
-            index += 1;
-            continue;
-        }
-        let used = |id: ValueId| {
-            graph.outputs.contains(&id)
-                || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
-        };
-        let unused: Vec<usize> = updated
-            .into_iter()
-            .filter(|&k| node.outputs.get(k).copied().flatten().is_some_and(|id| !used(id)))
-            .collect();
-        for k in unused {
-            graph.nodes[index].outputs[k] = None;
-        }
-        let count = decompose_node(graph, index).map_err(in_subgraph)?;
-        index += count.unwrap_or(1);
-    }
-    Ok(())
-}
-
-/// Adds zeros of the shape and type of input `k` of a branch.
-fn zeros_like(graph: &mut Graph, k: usize) -> ValueId {
-    let input = graph.inputs[k];
-    let name = graph.name_of(input).to_owned();
-    let dtype = graph.value(input).ty.dtype().unwrap_or(DType::F32);
-    let shape = graph.add_value(&format!("{name}_shape"), ValueType::Unknown);
-    let zeros = graph.add_value(&format!("{name}_grad"), ValueType::Unknown);
-    graph.nodes.push(Node::new("", "Shape", &[Some(input)], &[Some(shape)], Attrs::new()));
-    let value = Tensor::filled(dtype, &[1], 0.0);
-    let attrs = Attrs::new().with("value", value);
-    graph.nodes.push(Node::new("", "ConstantOfShape", &[Some(shape)], &[Some(zeros)], attrs));
-    zeros
-}
-
 fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(If))
 }
@@ -296,6 +220,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use std::sync::Arc;
 
+    use ortrain_graph::Tensor;
     use ortrain_program::{Code, Memory, PlaneId, Scalars, Schedule, Segment};
 
     use super::*;

@@ -1,0 +1,123 @@
+//! Control flow: `If`, `Loop` and `Scan`.
+//!
+//! The node's inputs are those of the operator and then the outer values that its subgraphs use ([`Node::captures`]);
+//! every subgraph has exactly these as its last inputs, in this order. The subgraphs of a gradient compute what they need
+//! of the forward subgraph again, or are given it.
+
+mod branch;
+mod repeat;
+mod scan_8;
+#[cfg(test)]
+mod tests;
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::Definition;
+use crate::passes::decompose::decompose_node;
+use crate::passes::fold::fold_node;
+use crate::passes::infer::{infer_node, merge};
+use crate::registry;
+
+/// The attribute with the graph that is repeated.
+const BODY: &str = "body";
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let mut all = branch::definitions();
+    all.extend(repeat::definitions());
+    all
+}
+
+fn in_subgraph(error: crate::Error) -> OpError {
+    OpError::Subgraph(Box::new(error))
+}
+
+/// A subgraph of a node.
+fn subgraph<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph, OpError> {
+    Ok(Attrs::required(attribute, node.attrs.graph(attribute)?)?)
+}
+
+/// Gives the last inputs of a subgraph the types of the captured values, and what is known of these.
+fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(), OpError> {
+    let node = cx.node();
+    let (own, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
+    let captured: Vec<ValueId> = graph.inputs.iter().skip(formal).copied().collect();
+    for (k, id) in captured.into_iter().enumerate() {
+        let ty = merge(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
+            let (inner, outer) = *types;
+            let name = graph.name_of(id);
+            OpError::invalid(format!("{attribute} uses {name:?} as {inner}, but it is {outer}"))
+        })?;
+        let value = graph.value_mut(id);
+        value.ty = ty;
+        value.constant = cx.constant(own + k).cloned();
+        value.sizes = cx.sizes(own + k);
+    }
+    Ok(())
+}
+
+/// Finds out the types of a subgraph whose inputs have theirs.
+fn type_nodes(graph: &mut Graph) -> Result<(), OpError> {
+    for index in 0..graph.nodes.len() {
+        infer_node(graph, index).map_err(in_subgraph)?;
+        fold_node(graph, index).map_err(in_subgraph)?;
+    }
+    Ok(())
+}
+
+/// Forgets what was folded while types were found out: the nodes are still there.
+fn forget_folded(graph: &mut Graph) {
+    let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
+    for id in made.into_iter().chain(graph.inputs.clone()) {
+        graph.value_mut(id).constant = None;
+    }
+}
+
+/// Whether nodes or outputs of a graph use a value.
+fn is_used(graph: &Graph, id: ValueId) -> bool {
+    graph.outputs.contains(&id)
+        || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
+}
+
+/// Writes the nodes that update state as ones that do not: what a branch did once is not done again when it is computed
+/// again for its gradient.
+fn without_updates(graph: &mut Graph) -> Result<(), OpError> {
+    let mut index = 0;
+    while index < graph.nodes.len() {
+        let node = &graph.nodes[index];
+        let op = registry::build(graph, node).map_err(in_subgraph)?;
+        let updated: Vec<usize> = op.updates().iter().map(|&(output, _)| output).collect();
+        if updated.is_empty() {
+            index += 1;
+            continue;
+        }
+        let used = |id: ValueId| {
+            graph.outputs.contains(&id)
+                || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
+        };
+        let unused: Vec<usize> = updated
+            .into_iter()
+            .filter(|&k| node.outputs.get(k).copied().flatten().is_some_and(|id| !used(id)))
+            .collect();
+        for k in unused {
+            graph.nodes[index].outputs[k] = None;
+        }
+        let count = decompose_node(graph, index).map_err(in_subgraph)?;
+        index += count.unwrap_or(1);
+    }
+    Ok(())
+}
+
+/// Adds zeros of the shape and type of a value.
+fn zeros_like(graph: &mut Graph, input: ValueId) -> ValueId {
+    let name = graph.name_of(input).to_owned();
+    let dtype = graph.value(input).ty.dtype().unwrap_or(DType::F32);
+    let shape = graph.add_value(&format!("{name}_shape"), ValueType::Unknown);
+    let zeros = graph.add_value(&format!("{name}_grad"), ValueType::Unknown);
+    graph.nodes.push(Node::new("", "Shape", &[Some(input)], &[Some(shape)], Attrs::new()));
+    let value = Tensor::filled(dtype, &[1], 0.0);
+    let attrs = Attrs::new().with("value", value);
+    graph.nodes.push(Node::new("", "ConstantOfShape", &[Some(shape)], &[Some(zeros)], attrs));
+    zeros
+}

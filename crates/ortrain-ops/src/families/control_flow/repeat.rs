@@ -1,0 +1,767 @@
+//! `Loop` and `Scan`: a body that is computed again and again.
+//!
+//! Loop-1, 11, 13, 16, 19, 21, 23, 24, 25 and Scan-8, 9, 11, 16, 19, 21, 23, 24, 25 of ONNX. A Loop runs while its
+//! condition holds, at most as often as it says; a Scan once for each slice of what it scans. Both carry values from one
+//! iteration to the next and collect others. Where the number of iterations is known when a program is made, and the
+//! iterations are few nodes altogether, they are written out and leave no trace; otherwise the body is a schedule of its
+//! own. What a Loop carries may change its shape, as long as nothing collects it. Sequences are not carried.
+//!
+//! The gradient of both is a Scan in the other direction. It carries the gradients of what is carried, and sums of the
+//! gradients of captured values; it scans what the body computed, which the forward node collects for it. Of integers
+//! only the inputs of the body are collected, and of what depends on captured values alone nothing: these are computed
+//! again. So random numbers of a body are drawn once; where a subgraph of the body is computed again they come out the
+//! same, for they depend on names, and on the position along the first value that is scanned, which both have in common.
+
+use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_program::Along;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::branch::either;
+use super::{
+    BODY, forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates,
+    zeros_like,
+};
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::{Infer, normalize_axis};
+use crate::op::{Definition, Op, Placement, Repetition};
+use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent};
+use crate::passes::infer::{infer, merge};
+use crate::passes::unroll::known_count;
+use crate::rewrite::Rewrite;
+
+struct Repeat {
+    repetition: Repetition,
+}
+
+/// What is found out about a body.
+struct Typed {
+    graph: Graph,
+    /// The types of what is carried that hold in every iteration.
+    carried: Vec<ValueType>,
+    outputs: Vec<ValueType>,
+    /// The condition after an iteration, where it is always the same.
+    continues: Option<bool>,
+}
+
+/// A tensor type, for what is carried, scanned or collected.
+fn tensor(ty: &ValueType, what: impl FnOnce() -> String) -> Result<(DType, Option<&Shape>), OpError> {
+    match ty {
+        ValueType::Tensor(dtype, shape) => Ok((*dtype, shape.as_ref())),
+        ValueType::Sequence(_) => {
+            Err(OpError::unsupported(format!("{} is a sequence; only tensors are supported here", what())))
+        }
+        ValueType::Unknown => Err(OpError::invalid(format!("the type of {} is not declared", what()))),
+    }
+}
+
+/// What covers both types of a value that an iteration may change.
+fn covering(name: &str, now: &ValueType, next: &ValueType) -> ValueType {
+    let (ValueType::Tensor(dtype, Some(from)), ValueType::Tensor(_, Some(to))) = (now, next) else {
+        return now.dtype().map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None));
+    };
+    if from.rank() != to.rank() {
+        return ValueType::Tensor(*dtype, None);
+    }
+    let dim = |(axis, (x, y)): (usize, (&Dim, &Dim))| {
+        if x == y { x.clone() } else { Dim::symbol(&format!("{name}.{axis}")) }
+    };
+    ValueType::Tensor(*dtype, Some(from.iter().zip(to.iter()).enumerate().map(dim).collect()))
+}
+
+impl Repeat {
+    /// Position `j` of what is carried among the node's inputs.
+    fn carried_input(&self, j: usize) -> usize {
+        self.repetition.lead() + j
+    }
+
+    /// Position `s` of what is scanned among the node's inputs.
+    fn scanned_input(&self, s: usize) -> usize {
+        self.repetition.lead() + self.repetition.carried + s
+    }
+
+    /// The types in the body.
+    fn typed(&self, cx: &Infer<'_>) -> Result<Typed, OpError> {
+        let r = &self.repetition;
+        let node = cx.node();
+        let body = subgraph(node, BODY)?;
+        let name_of = |k: usize| body.name_of(body.inputs[k]).to_owned();
+        let (lead, n) = (r.lead(), r.carried);
+        let mut carried: Vec<ValueType> = Vec::with_capacity(n);
+        for j in 0..n {
+            let ty = cx.ty(self.carried_input(j));
+            tensor(ty, || format!("the carried value {:?}", name_of(lead + j)))?;
+            carried.push(ty.clone());
+        }
+        let mut slices: Vec<ValueType> = Vec::with_capacity(r.scanned.len());
+        for (s, along) in r.scanned.iter().enumerate() {
+            let name = || format!("the scanned value {:?}", name_of(lead + n + s));
+            let (dtype, shape) = tensor(cx.ty(self.scanned_input(s)), name)?;
+            let rest = |shape: &Shape| -> Result<Shape, OpError> {
+                let axis = normalize_axis(along.axis, shape.rank())
+                    .map_err(|error| OpError::invalid(format!("scan_input_axes: {error}")))?;
+                Ok(shape
+                    .iter()
+                    .enumerate()
+                    .filter(|&(at, _)| at != axis)
+                    .map(|(_, dim)| dim.clone())
+                    .collect())
+            };
+            slices.push(ValueType::Tensor(dtype, shape.map(rest).transpose()?));
+        }
+        loop {
+            let mut graph = body.clone();
+            let inputs = graph.inputs.clone();
+            let mismatch = |graph: &Graph, id: ValueId, given: &ValueType| {
+                let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
+                OpError::invalid(format!("{BODY} takes {name:?} as {ty}, but is given {given}"))
+            };
+            if r.conditional {
+                for (k, dtype) in [DType::I64, DType::Bool].into_iter().enumerate() {
+                    // One element, as a number or in a vector, as it is declared.
+                    let given = graph.value(inputs[k]).ty.shape().map_or(0, Shape::rank).min(1);
+                    let given = ValueType::tensor(dtype, &vec![1; given]);
+                    let merged = merge(&graph.value(inputs[k]).ty, given.clone());
+                    let ty = merged.map_err(|_| mismatch(&graph, inputs[k], &given))?;
+                    graph.value_mut(inputs[k]).ty = ty;
+                }
+                // An iteration is there because its condition held.
+                let dims = graph.value(inputs[1]).ty.shape().and_then(Shape::concrete).unwrap_or_default();
+                graph.value_mut(inputs[1]).constant = Some(Tensor::filled(DType::Bool, &dims, 1.0));
+            }
+            for (k, given) in carried.iter().chain(&slices).enumerate() {
+                let id = inputs[lead + k];
+                // What a Loop carries may take other shapes than the one that somebody wrote down.
+                let declared = match &graph.value(id).ty {
+                    ValueType::Tensor(dtype, _) if r.conditional && k < n => ValueType::Tensor(*dtype, None),
+                    ty => ty.clone(),
+                };
+                let ty = merge(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
+                graph.value_mut(id).ty = ty;
+            }
+            type_captures(cx, BODY, &mut graph)?;
+            type_nodes(&mut graph)?;
+            let outputs: Vec<ValueType> =
+                graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
+            let mut next = Vec::with_capacity(n);
+            for (j, now) in carried.iter().enumerate() {
+                let made = &outputs[r.lead_out() + j];
+                let name = name_of(lead + j);
+                tensor(made, || format!("what is carried on as {name:?}"))?;
+                let kept = merge(now, made.clone());
+                next.push(match kept {
+                    Ok(ty) if !r.conditional => ty,
+                    _ if r.conditional && now.dtype() == made.dtype() => covering(&name, now, made),
+                    _ => {
+                        let same = if r.conditional { "" } else { " and shape" };
+                        return Err(OpError::invalid(format!(
+                            "the carried value {name:?} is {now} but {BODY} makes it {made}; its type{same} must stay"
+                        )));
+                    }
+                });
+            }
+            if next != carried {
+                carried = next;
+                continue;
+            }
+            let continues = r.conditional.then(|| holds(&graph, graph.outputs[0])).flatten();
+            forget_folded(&mut graph);
+            return Ok(Typed { graph, carried, outputs, continues });
+        }
+    }
+}
+
+/// A condition that is constant.
+pub(crate) fn holds(graph: &Graph, id: ValueId) -> Option<bool> {
+    match graph.value(id).constant.as_ref()?.to_i64()?.as_slice() {
+        [one] => Some(*one != 0),
+        _ => None,
+    }
+}
+
+impl Op for Repeat {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let r = &self.repetition;
+        let node = cx.node();
+        let outputs = r.carried + r.stacked.len();
+        if node.outputs.len() > outputs {
+            let found = node.outputs.len();
+            return Err(OpError::invalid(format!("it has {found} outputs, but {BODY} gives {outputs}")));
+        }
+        for k in r.lead()..r.formal() {
+            if Repetition::own(node, k).is_none() {
+                return Err(OpError::invalid(format!("input {k} is left out but is needed")));
+            }
+        }
+        if r.conditional {
+            for (k, dtype, what) in
+                [(0, DType::I64, "the number of iterations"), (1, DType::Bool, "the condition")]
+            {
+                if Repetition::own(node, k).is_none() {
+                    continue;
+                }
+                cx.dtype_where(k, &dtype.to_string(), |found| found == dtype)?;
+                if let Some(shape) = cx.shape(k)
+                    && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
+                {
+                    return Err(OpError::invalid(format!("{what} has shape {shape}; one element is needed")));
+                }
+            }
+        }
+        let typed = self.typed(cx)?;
+        if r.conditional && typed.outputs[0].dtype().is_some_and(|dtype| dtype != DType::Bool) {
+            let found = &typed.outputs[0];
+            return Err(OpError::invalid(format!("{BODY} gives {found} as its condition; a bool is needed")));
+        }
+        let count = match self.length(cx)? {
+            Some(dim) => Some(dim),
+            None => known_count(cx.graph(), node, r, typed.continues).map(|count| Dim::Known(count as usize)),
+        };
+        let seen: Vec<&Shape> = (0..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
+        let outer: FxHashSet<&Dim> = seen.iter().flat_map(|shape| shape.iter()).collect();
+        for k in 0..node.outputs.len() {
+            if k < r.carried {
+                let ty = &typed.carried[k];
+                cx.output_type(k, either(cx, k, (ty, ty), &outer)?);
+                continue;
+            }
+            let name = || format!("output {k}, which is collected,");
+            let (dtype, shape) = tensor(&typed.outputs[r.lead_out() + k], name)?;
+            let Some(shape) = shape else {
+                cx.output(k, dtype, None);
+                continue;
+            };
+            let axis = normalize_axis(r.stacked[k - r.carried].axis, shape.rank() + 1)
+                .map_err(|error| OpError::invalid(format!("scan_output_axes: {error}")))?;
+            let mut dims: Vec<Dim> = shape.iter().cloned().collect();
+            dims.insert(axis, count.clone().unwrap_or_else(|| cx.unknown_dim(k, axis)));
+            let known = |(at, dim): (usize, Dim)| {
+                let said = at == axis || dim.known().is_some() || outer.contains(&dim);
+                if said { dim } else { cx.unknown_dim(k, at) }
+            };
+            let shape: Shape = dims.into_iter().enumerate().map(known).collect();
+            cx.output(k, dtype, Some(shape));
+        }
+        cx.output_subgraph(BODY, typed.graph);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        self.gradient(cx)
+    }
+
+    fn placement(&self) -> Placement {
+        Placement::Repeat(self.repetition.clone())
+    }
+}
+
+impl Repeat {
+    /// The number of slices of what is scanned, as far as it is known.
+    fn length(&self, cx: &Infer<'_>) -> Result<Option<Dim>, OpError> {
+        let mut length: Option<(usize, Dim)> = None;
+        for (s, along) in self.repetition.scanned.iter().enumerate() {
+            let Some(shape) = cx.shape(self.scanned_input(s)) else { continue };
+            let dim = shape[normalize_axis(along.axis, shape.rank())?].clone();
+            match &length {
+                Some((first, Dim::Known(size))) if dim.known().is_some_and(|other| other != *size) => {
+                    return Err(OpError::invalid(format!(
+                        "the scanned inputs {first} and {s} have {size} and {dim} slices; they must have as many"
+                    )));
+                }
+                Some((_, Dim::Known(_))) => {}
+                _ => length = Some((s, dim)),
+            }
+        }
+        Ok(length.map(|(_, dim)| dim))
+    }
+
+    fn gradient(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let r = &self.repetition;
+        let node = cx.node().clone();
+        let own = node.inputs.len() - node.captures;
+        let mut body = subgraph(&node, BODY)?.clone();
+        let carried_in: Vec<ValueId> = body.inputs[r.lead()..][..r.carried].to_vec();
+        let carried_out: Vec<ValueId> = body.outputs[r.lead_out()..][..r.carried].to_vec();
+        let slices: Vec<ValueId> = body.inputs[r.lead() + r.carried..r.formal()].to_vec();
+        let captured: Vec<ValueId> = body.inputs[r.formal()..].to_vec();
+        let collected: Vec<ValueId> = body.outputs[r.lead_out() + r.carried..].to_vec();
+
+        // What depends on values whose gradients are wanted, from iteration to iteration.
+        let wanted_slices: Vec<usize> =
+            (0..slices.len()).filter(|&s| cx.wants(self.scanned_input(s))).collect();
+        let wanted_captured: Vec<usize> = (0..captured.len()).filter(|&c| cx.wants(own + c)).collect();
+        let fixed =
+            wanted_slices.iter().map(|&s| slices[s]).chain(wanted_captured.iter().map(|&c| captured[c]));
+        let fixed: Vec<ValueId> = fixed.collect();
+        let mut depends: Vec<bool> = (0..r.carried).map(|j| cx.wants(self.carried_input(j))).collect();
+        loop {
+            let on: Vec<ValueId> = (0..r.carried)
+                .filter(|&j| depends[j])
+                .map(|j| carried_in[j])
+                .chain(fixed.iter().copied())
+                .collect();
+            let reached = dependent(&body, &on);
+            let more = (0..r.carried).map(|j| depends[j] || reached.contains(&carried_out[j])).collect();
+            if depends == more {
+                break;
+            }
+            depends = more;
+        }
+        let followed: Vec<usize> = (0..r.carried).filter(|&j| depends[j]).collect();
+        let targets: Vec<ValueId> =
+            followed.iter().map(|&j| carried_in[j]).chain(fixed.iter().copied()).collect();
+        let arriving: Vec<usize> =
+            (0..collected.len()).filter(|&k| cx.output_grad(r.carried + k).is_some()).collect();
+        let possible: Vec<(ValueId, ValueId)> = followed
+            .iter()
+            .map(|&j| carried_out[j])
+            .chain(arriving.iter().map(|&k| collected[k]))
+            .map(|id| (id, id))
+            .collect();
+        decompose_on_path(&mut body, &possible, &targets).map_err(in_subgraph)?;
+        let (forward_nodes, forward_values) = (body.nodes.len(), body.value_count());
+
+        // Gradients of what is carried that come from outside, or from a later iteration.
+        let mut carries: Vec<bool> =
+            (0..r.carried).map(|j| depends[j] && cx.output_grad(j).is_some()).collect();
+        let (mut graph, adjoints, elements, found) = loop {
+            let mut graph = body.clone();
+            // Not the name that a gradient would get: it must not pass for one where it is passed on.
+            let given = |graph: &mut Graph, id: ValueId| {
+                let (name, ty) = (format!("{}_grad_in", graph.name_of(id)), graph.value(id).ty.clone());
+                graph.add_value(&name, ty)
+            };
+            let adjoints: Vec<Option<ValueId>> =
+                (0..r.carried).map(|j| carries[j].then(|| given(&mut graph, carried_out[j]))).collect();
+            let elements: Vec<ValueId> = arriving.iter().map(|&k| given(&mut graph, collected[k])).collect();
+            let mut seeds: Vec<(ValueId, ValueId)> = Vec::new();
+            seeds.extend(
+                carried_out.iter().zip(&adjoints).filter_map(|(&id, adjoint)| Some((id, (*adjoint)?))),
+            );
+            seeds.extend(arriving.iter().zip(&elements).map(|(&k, &element)| (collected[k], element)));
+            if seeds.is_empty() {
+                return Ok(());
+            }
+            let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
+            let mut more = carries.clone();
+            for (&j, gradient) in followed.iter().zip(&found) {
+                more[j] |= gradient.is_some();
+            }
+            if more == carries {
+                break (graph, adjoints, elements, found);
+            }
+            carries = more;
+        };
+        let of_carried: FxHashMap<usize, ValueId> =
+            followed.iter().zip(&found).filter_map(|(&j, id)| Some((j, (*id)?))).collect();
+        let of_slices: Vec<(usize, ValueId)> = wanted_slices
+            .iter()
+            .zip(&found[followed.len()..])
+            .filter_map(|(&s, id)| Some((s, (*id)?)))
+            .collect();
+        let of_captured: Vec<(usize, ValueId)> = wanted_captured
+            .iter()
+            .zip(&found[followed.len() + wanted_slices.len()..])
+            .filter_map(|(&c, id)| Some((c, (*id)?)))
+            .collect();
+        let carries: Vec<usize> = (0..r.carried).filter(|&j| carries[j]).collect();
+        let gives = carries.iter().any(|&j| cx.wants(self.carried_input(j)));
+        if !gives && of_slices.is_empty() && of_captured.is_empty() {
+            return Ok(());
+        }
+
+        // The outputs of the gradient's body: what is carried on, the sums, and what is collected.
+        let forward_outputs = std::mem::take(&mut graph.outputs);
+        let mut states: Vec<ValueId> = Vec::new();
+        for &j in &carries {
+            let adjoint = adjoints[j].expect("it is carried");
+            states.push(adjoint);
+            let next = of_carried.get(&j).copied();
+            let next = next.unwrap_or_else(|| zeros_like(&mut graph, adjoint));
+            graph.outputs.push(next);
+        }
+        for &(c, gradient) in &of_captured {
+            let (name, ty) = (graph.name_of(captured[c]).to_owned(), graph.value(captured[c]).ty.clone());
+            let sum = graph.add_value(&format!("{name}_grad_sum"), ty.clone());
+            let next = graph.add_value(&format!("{name}_grad_next"), ty);
+            let inputs = [Some(sum), Some(gradient)];
+            graph.nodes.push(Node::new("", "Add", &inputs, &[Some(next)], Attrs::new()));
+            states.push(sum);
+            graph.outputs.push(next);
+        }
+        graph.outputs.extend(of_slices.iter().map(|&(_, gradient)| gradient));
+
+        let kept = Kept::of(&graph, forward_nodes, r)?;
+        let direction = r.scanned.first().is_some_and(|along| along.reversed);
+        let mut saved = kept.saved.clone();
+        if saved.is_empty() && r.conditional {
+            // Something must say how often it runs.
+            saved.push(graph.inputs[0]);
+        }
+        let mut forward = graph.clone();
+        forward.nodes.truncate(forward_nodes);
+        forward.outputs = forward_outputs;
+
+        // What the body scans: what was saved, slices, and gradients of what was collected.
+        let mut scans: Vec<(ValueId, ValueId, Along)> = Vec::new();
+        let mut more: Vec<(ValueId, ValueId)> = Vec::new();
+        for &id in &saved {
+            let collects = |&k: &usize| collected[k] == id && r.stacked[k].reversed == direction;
+            if let Some(k) = (0..collected.len()).find(collects) {
+                let Along { axis, reversed } = r.stacked[k];
+                let outside = cx.output(r.carried + k, &graph.value(id).name);
+                scans.push((id, outside, Along { axis, reversed: !reversed }));
+                continue;
+            }
+            let outer_name = node.present_outputs().next().map_or("", |id| cx.name_of(id));
+            let outside = cx.value(&format!("{outer_name}_{}", graph.name_of(id)), ValueType::Unknown);
+            let is_result = forward.outputs.contains(&id) || forward.inputs.contains(&id);
+            let result = if is_result {
+                let name = format!("{}_saved", graph.name_of(id));
+                let copy = forward.add_value(&name, forward.value(id).ty.clone());
+                forward.nodes.push(Node::new("", "Identity", &[Some(id)], &[Some(copy)], Attrs::new()));
+                copy
+            } else {
+                id
+            };
+            more.push((result, outside));
+            scans.push((id, outside, Along { axis: 0, reversed: !direction }));
+        }
+        for (s, &slice) in slices.iter().enumerate() {
+            if kept.slices.contains(&slice) || (s == 0 && scans.is_empty()) {
+                let Along { axis, reversed } = r.scanned[s];
+                let outside = cx.input(self.scanned_input(s))?;
+                scans.push((slice, outside, Along { axis, reversed: !reversed }));
+            }
+        }
+        // Random numbers are numbered along the first one, in which the direction is turned round.
+        if let Some(first) = scans.iter().position(|(.., along)| along.reversed != direction) {
+            scans.swap(0, first);
+        }
+        for (&k, &element) in arriving.iter().zip(&elements) {
+            let Along { axis, reversed } = r.stacked[k];
+            let gradient = cx.output_grad(r.carried + k).expect("it arrives");
+            scans.push((element, gradient, Along { axis, reversed: !reversed }));
+        }
+
+        // The body of the gradient.
+        kept.apply(&mut graph, forward_nodes, r);
+        graph.name = format!("{}_grad", graph.name);
+        graph.remove_unused();
+        without_updates(&mut graph)?;
+        let mut outer: Vec<ValueId> = Vec::new();
+        let mut inner: Vec<ValueId> = Vec::new();
+        for (c, &id) in captured.iter().enumerate() {
+            if is_used(&graph, id) {
+                inner.push(id);
+                outer.push(cx.input(own + c)?);
+            }
+        }
+        graph.inputs = states.iter().copied().chain(scans.iter().map(|&(id, ..)| id)).chain(inner).collect();
+        for id in graph.value_ids().skip(forward_values) {
+            let name = format!("{}{BODY}/{}", cx.prefix, graph.name_of(id));
+            graph.rename(id, &name);
+        }
+        infer(&mut graph).map_err(in_subgraph)?;
+
+        // The forward node collects what was asked for.
+        forward.outputs.extend(more.iter().map(|&(result, _)| result));
+        forward.remove_unused();
+        let results = r.carried + r.stacked.len();
+        let stacked: Vec<Along> = (r.stacked.iter().copied())
+            .chain(more.iter().map(|_| Along { axis: 0, reversed: direction }))
+            .collect();
+        cx.change_node(|outside, index| {
+            let node = &mut outside.nodes[index];
+            node.outputs.resize(results, None);
+            node.outputs.extend(more.iter().map(|&(_, id)| Some(id)));
+            let mut attrs = std::mem::take(&mut node.attrs).with(BODY, forward);
+            if !r.conditional {
+                attrs = along_attrs(attrs, "output", &stacked);
+            }
+            node.attrs = attrs;
+        });
+
+        let mut inputs: Vec<Option<ValueId>> = Vec::new();
+        for &j in &carries {
+            inputs.push(Some(match cx.output_grad(j) {
+                Some(gradient) => gradient,
+                None => zeros_outside(cx, self.carried_input(j))?,
+            }));
+        }
+        for &(c, _) in &of_captured {
+            inputs.push(Some(zeros_outside(cx, own + c)?));
+        }
+        inputs.extend(scans.iter().map(|&(_, outside, _)| Some(outside)));
+        inputs.extend(outer.iter().copied().map(Some));
+        let read: Vec<Along> = scans.iter().map(|&(.., along)| along).collect();
+        let made: Vec<Along> = of_slices
+            .iter()
+            .map(|&(s, _)| Along { axis: r.scanned[s].axis, reversed: !r.scanned[s].reversed })
+            .collect();
+        let mut attrs = Attrs::new().with("num_scan_inputs", scans.len() as i64).with(BODY, graph);
+        attrs = along_attrs(attrs, "input", &read);
+        attrs = along_attrs(attrs, "output", &made);
+        let count = states.len() + of_slices.len();
+        let gradients = cx.add_node("", "Scan", &inputs, count, attrs);
+        cx.nodes.last_mut().expect("just added").captures = outer.len();
+        let (of_states, of_scans) = gradients.split_at(states.len());
+        for (&j, &gradient) in carries.iter().zip(of_states) {
+            if cx.wants(self.carried_input(j)) {
+                cx.give(self.carried_input(j), gradient);
+            }
+        }
+        for (&(c, _), &gradient) in of_captured.iter().zip(&of_states[carries.len()..]) {
+            cx.give(own + c, gradient);
+        }
+        for (&(s, _), &gradient) in of_slices.iter().zip(of_scans) {
+            cx.give(self.scanned_input(s), gradient);
+        }
+        Ok(())
+    }
+}
+
+/// Zeros of the shape and type of input `k`.
+fn zeros_outside(cx: &mut Grad<'_>, k: usize) -> Result<ValueId, OpError> {
+    let like = cx.input(k)?;
+    let zero = Tensor::filled(cx.dtype(like)?, &[1], 0.0);
+    let shape = cx.shape_of(like);
+    Ok(cx.add("ConstantOfShape", &[shape], Attrs::new().with("value", zero)))
+}
+
+/// Axes and directions as attributes of a Scan; `what` is "input" or "output".
+fn along_attrs(mut attrs: Attrs, what: &str, along: &[Along]) -> Attrs {
+    for (name, values) in [
+        (format!("scan_{what}_axes"), along.iter().map(|along| along.axis).collect::<Vec<i64>>()),
+        (format!("scan_{what}_directions"), along.iter().map(|along| i64::from(along.reversed)).collect()),
+    ] {
+        attrs.0.remove(&name);
+        if values.iter().any(|&value| value != 0) {
+            attrs = attrs.with(&name, values);
+        }
+    }
+    attrs
+}
+
+/// What the gradient's body takes over from the forward one.
+struct Kept {
+    /// Values that are saved.
+    saved: Vec<ValueId>,
+    /// Slices that are scanned again.
+    slices: FxHashSet<ValueId>,
+    /// Forward nodes that are computed again.
+    again: FxHashSet<usize>,
+}
+
+impl Kept {
+    /// For a graph of forward nodes and, behind them, those of its gradient.
+    fn of(graph: &Graph, forward_nodes: usize, r: &Repetition) -> Result<Kept, OpError> {
+        let forward = &graph.nodes[..forward_nodes];
+        let maker: FxHashMap<ValueId, usize> = forward
+            .iter()
+            .enumerate()
+            .flat_map(|(index, node)| node.present_outputs().map(move |id| (id, index)))
+            .collect();
+        // What is the same in every iteration.
+        let mut same: FxHashSet<ValueId> = graph.inputs[r.formal()..].iter().copied().collect();
+        for node in forward {
+            let is_same = |id: ValueId| same.contains(&id) || graph.value(id).constant.is_some();
+            if node.present_inputs().all(is_same) && !draws_random_numbers(node) {
+                same.extend(node.present_outputs());
+            }
+        }
+        let slices = &graph.inputs[r.lead() + r.carried..r.formal()];
+        let firsts = &graph.inputs[..r.lead() + r.carried];
+        let mut kept = Kept { saved: Vec::new(), slices: FxHashSet::default(), again: FxHashSet::default() };
+        let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+        let later = graph.nodes[forward_nodes..].iter().flat_map(Node::present_inputs);
+        let mut stack: Vec<ValueId> = later.chain(graph.outputs.iter().copied()).collect();
+        stack.reverse();
+        while let Some(id) = stack.pop() {
+            if !seen.insert(id) || graph.value(id).constant.is_some() {
+                continue;
+            }
+            let condition = r.conditional && id == graph.inputs[1];
+            if slices.contains(&id) {
+                kept.slices.insert(id);
+            } else if firsts.contains(&id) && !condition {
+                kept.saved.push(id);
+            } else if let Some(&index) = maker.get(&id) {
+                let node = &forward[index];
+                let dtype = graph.value(id).ty.dtype();
+                let whole = dtype.is_some_and(|dtype| !dtype.is_float() && dtype != DType::Bool);
+                if matches!(graph.value(id).ty, ValueType::Sequence(_)) {
+                    let name = graph.name_of(id);
+                    return Err(OpError::unsupported(format!(
+                        "its gradient needs {name:?} of every iteration, which is a sequence; only tensors are collected"
+                    )));
+                }
+                if same.contains(&id) || (whole && !draws_random_numbers(node)) {
+                    kept.again.insert(index);
+                    stack.extend(node.present_inputs());
+                } else {
+                    kept.saved.push(id);
+                }
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Leaves only what is computed again of the forward nodes.
+    fn apply(&self, graph: &mut Graph, forward_nodes: usize, r: &Repetition) {
+        let mut index = 0;
+        graph.nodes.retain(|_| {
+            index += 1;
+            index > forward_nodes || self.again.contains(&(index - 1))
+        });
+        // A node may make something that is saved beside what is computed again.
+        for index in 0..self.again.len() {
+            for port in 0..graph.nodes[index].outputs.len() {
+                if let Some(id) = graph.nodes[index].outputs[port]
+                    && self.saved.contains(&id)
+                {
+                    let name = format!("{}_again", graph.name_of(id));
+                    let again = graph.add_value(&name, graph.value(id).ty.clone());
+                    graph.nodes[index].outputs[port] = Some(again);
+                }
+            }
+        }
+        if r.conditional {
+            let condition = graph.inputs[1];
+            let dims = graph.value(condition).ty.shape().and_then(Shape::concrete).unwrap_or_default();
+            graph.value_mut(condition).constant = Some(Tensor::filled(DType::Bool, &dims, 1.0));
+        }
+    }
+}
+
+/// Whether a node or one of its subgraphs draws random numbers.
+fn draws_random_numbers(node: &Node) -> bool {
+    crate::families::draws_random_numbers(&node.domain, &node.op)
+        || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
+}
+
+/// The number of inputs of a body that are not captured.
+fn formal(node: &Node, body: &Graph) -> Result<usize, OpError> {
+    body.inputs.len().checked_sub(node.captures).ok_or_else(|| {
+        OpError::invalid(format!("{BODY} has fewer inputs than the {} values it captures", node.captures))
+    })
+}
+
+fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let body = subgraph(node, BODY)?;
+    let carried = (node.inputs.len() - node.captures).saturating_sub(2);
+    let found = formal(node, body)?;
+    if found != carried + 2 {
+        return Err(OpError::invalid(format!(
+            "{BODY} takes {found} inputs, but {} are needed: the iteration, the condition and {carried} carried values",
+            carried + 2
+        )));
+    }
+    let stacked = body.outputs.len().checked_sub(carried + 1).ok_or_else(|| {
+        OpError::invalid(format!(
+            "{BODY} gives {} outputs, but {} are needed: the condition and {carried} carried values",
+            body.outputs.len(),
+            carried + 1
+        ))
+    })?;
+    let stacked = vec![Along { axis: 0, reversed: false }; stacked];
+    let repetition = Repetition { body: BODY, conditional: true, carried, scanned: Vec::new(), stacked };
+    Ok(Box::new(Repeat { repetition }))
+}
+
+/// Axes and directions of what a Scan reads or collects; `what` is "input" or "output".
+fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<Along>, OpError> {
+    let list = |name: &str| -> Result<Vec<i64>, OpError> {
+        let values = node.attrs.ints(name)?.map_or_else(|| vec![0; count], <[i64]>::to_vec);
+        if values.len() == count {
+            return Ok(values);
+        }
+        let found = values.len();
+        Err(OpError::invalid(format!("{name} has {found} elements, but there are {count} scan {what}s")))
+    };
+    let (axes, directions) = (list(&format!("scan_{what}_axes"))?, list(&format!("scan_{what}_directions"))?);
+    if let Some(other) = directions.iter().find(|direction| !(0..=1).contains(*direction)) {
+        return Err(OpError::invalid(format!(
+            "scan_{what}_directions holds {other}; 0 and 1 are directions"
+        )));
+    }
+    let along = |(axis, direction): (i64, i64)| Along { axis, reversed: direction == 1 };
+    Ok(axes.into_iter().zip(directions).map(along).collect())
+}
+
+fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let body = subgraph(node, BODY)?;
+    let own = node.inputs.len() - node.captures;
+    let scanned = Attrs::required("num_scan_inputs", node.attrs.int("num_scan_inputs")?)?;
+    let scanned =
+        usize::try_from(scanned).ok().filter(|&count| (1..=own).contains(&count)).ok_or_else(|| {
+            OpError::invalid(format!(
+                "num_scan_inputs is {scanned}, but it has {own} inputs, of which one or more is scanned"
+            ))
+        })?;
+    let carried = own - scanned;
+    let found = formal(node, body)?;
+    if found != own {
+        return Err(OpError::invalid(format!(
+            "{BODY} takes {found} inputs, but {own} are needed: {carried} states and {scanned} slices"
+        )));
+    }
+    let stacked = body.outputs.len().checked_sub(carried).ok_or_else(|| {
+        let found = body.outputs.len();
+        OpError::invalid(format!("{BODY} gives {found} outputs, but has {carried} states"))
+    })?;
+    let scanned = alongs(node, "input", scanned)?;
+    let stacked = alongs(node, "output", stacked)?;
+    let repetition = Repetition { body: BODY, conditional: false, carried, scanned, stacked };
+    Ok(Box::new(Repeat { repetition }))
+}
+
+/// Before opset 11 axes count from the front.
+fn downgrade_scan(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 9 {
+        return Err(OpError::unsupported("a Scan without a batch axis needs opset 9 or newer"));
+    }
+    if rw.version() >= 11 {
+        return Ok(());
+    }
+    let mut node = rw.node().clone();
+    let own = node.inputs.len() - node.captures;
+    for (name, first) in [("scan_input_axes", true), ("scan_output_axes", false)] {
+        let Some(axes) = node.attrs.ints(name)?.map(<[i64]>::to_vec) else { continue };
+        let (ports, offset) = if first {
+            (&node.inputs, own - axes.len())
+        } else {
+            let body = subgraph(rw.node(), BODY)?;
+            (&node.outputs, body.outputs.len() - axes.len())
+        };
+        let mut front = Vec::with_capacity(axes.len());
+        for (k, &axis) in axes.iter().enumerate() {
+            let rank = ports.get(offset + k).copied().flatten().and_then(|id| rw.shape(id)).map(Shape::rank);
+            front.push(match rank {
+                _ if axis >= 0 => axis,
+                Some(rank) => normalize_axis(axis, rank)? as i64,
+                None => {
+                    return Err(OpError::unsupported(format!(
+                        "{name} counts from the end of a value of unknown rank, which needs opset 11 or newer"
+                    )));
+                }
+            });
+        }
+        if front != axes {
+            node.attrs.0.insert(name.to_owned(), Attr::Ints(front));
+        }
+    }
+    if node != *rw.node() {
+        rw.patch().1.push(node);
+    }
+    Ok(())
+}
+
+pub(super) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Loop", &[1, 11, 13, 16, 19, 21, 23, 24, 25], build_loop),
+        Definition::new("", "Scan", &[8, 9, 11, 16, 19, 21, 23, 24, 25], build_scan)
+            .upgrade(super::scan_8::upgrade)
+            .downgrade(downgrade_scan),
+    ]
+}

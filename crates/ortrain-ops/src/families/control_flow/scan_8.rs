@@ -1,0 +1,72 @@
+//! `Scan` of opset 8, which scans each member of a batch by itself.
+//!
+//! The states have a batch axis first and the scanned values a batch axis and a time axis. The newest Scan has neither:
+//! a Scan over the batch scans in its body over time. `sequence_lens` is refused.
+
+use ortrain_graph::{Attrs, Graph, Node, ValueId, ValueType};
+
+use super::{BODY, subgraph};
+use crate::OpError;
+use crate::rewrite::Rewrite;
+
+/// The type of a member of a batch.
+fn member(ty: &ValueType) -> ValueType {
+    match ty {
+        ValueType::Tensor(dtype, Some(shape)) if shape.rank() > 0 => {
+            ValueType::Tensor(*dtype, Some(shape.iter().skip(1).cloned().collect()))
+        }
+        other => other.dtype().map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None)),
+    }
+}
+
+pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() > 8 {
+        return Ok(());
+    }
+    let node = rw.node();
+    let body = subgraph(node, BODY)?;
+    let own = node.inputs.len() - node.captures;
+    if own == 0 || node.inputs[0].is_some() {
+        return Err(OpError::unsupported(
+            "its sequence_lens are not supported; write it as a Scan of opset 9 that masks what is too long",
+        ));
+    }
+    let given: Vec<ValueId> = (1..own).map(|k| rw.required(k)).collect::<Result<_, _>>()?;
+    let scanned = Attrs::required("num_scan_inputs", node.attrs.int("num_scan_inputs")?)?;
+
+    // The Scan over time, with the values of one member of the batch.
+    let mut over_time = Attrs::new().with("num_scan_inputs", scanned).with(BODY, body.clone());
+    if let Some(directions) = node.attrs.ints("directions")? {
+        over_time = over_time.with("scan_input_directions", directions);
+    }
+    let (graph, _) = rw.patch();
+    let mut each = Graph::new(&format!("{}_member", body.name));
+    let mut inputs: Vec<ValueId> = Vec::with_capacity(node.inputs.len() - 1);
+    for &id in &given {
+        let ty = member(&graph.value(id).ty);
+        inputs.push(each.add_value(&format!("{}_member", graph.name_of(id)), ty));
+    }
+    for id in node.inputs[own..].iter().flatten() {
+        inputs.push(each.add_value(graph.name_of(*id), graph.value(*id).ty.clone()));
+    }
+    let names: Vec<String> = (node.outputs.iter().enumerate())
+        .map(|(k, port)| port.map_or_else(|| format!("unused_{k}"), |id| graph.name_of(id).to_owned()))
+        .collect();
+    let outputs: Vec<ValueId> =
+        names.iter().map(|name| each.add_value(&format!("{name}_member"), ValueType::Unknown)).collect();
+    let ports = |ids: &[ValueId]| ids.iter().copied().map(Some).collect::<Vec<Option<ValueId>>>();
+    let mut inner = Node::new("", "Scan", &ports(&inputs), &ports(&outputs), over_time);
+    inner.name = format!("{}_member", node.name).into();
+    inner.captures = node.captures;
+    each.nodes.push(inner);
+    (each.inputs, each.outputs) = (inputs, outputs);
+
+    // The Scan over the batch: final states are collected like everything else.
+    let over_batch = Attrs::new().with("num_scan_inputs", given.len() as i64).with(BODY, each);
+    let mut outer = Node::new("", "Scan", &ports(&given), &node.outputs, over_batch);
+    outer.inputs.extend(node.inputs[own..].iter().copied());
+    outer.name = node.name.clone();
+    outer.captures = node.captures;
+    rw.patch().1.push(outer);
+    Ok(())
+}

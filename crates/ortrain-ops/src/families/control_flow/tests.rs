@@ -1,0 +1,752 @@
+use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId, ValueType};
+use ortrain_program::{RunError, Scalars, Schedule, Segment};
+
+use super::BODY;
+use crate::passes::infer::infer;
+use crate::testing::{
+    Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
+    graph, run, run_specialised, spread,
+};
+use crate::{Role, Specialiser};
+
+fn one(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId]) -> ValueId {
+    one_with(graph, op, name, inputs, Attrs::new())
+}
+
+fn one_with(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+    let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+    let made = add(graph, ("", op), name, &inputs, 1, attrs)[0];
+    graph.outputs.pop();
+    made
+}
+
+/// A body of some inputs, the captured ones last; `build` returns the outputs.
+fn body(inputs: &[&str], build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
+    let mut graph = Graph::new("body");
+    let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
+    graph.inputs.clone_from(&ids);
+    graph.outputs = build(&mut graph, &ids);
+    graph
+}
+
+/// Adds a Scan or a Loop whose results are named after `name` and are outputs of the graph.
+fn repeated(
+    graph: &mut Graph,
+    (op, name): (&str, &str),
+    inputs: &[Option<ValueId>],
+    captured: &[ValueId],
+    outputs: usize,
+    attrs: Attrs,
+) -> Vec<ValueId> {
+    let ports: Vec<Option<ValueId>> =
+        inputs.iter().copied().chain(captured.iter().copied().map(Some)).collect();
+    let made = add(graph, ("", op), name, &ports, outputs, attrs);
+    graph.nodes.last_mut().expect("just added").captures = captured.len();
+    made
+}
+
+fn scan(body: Graph, scanned: i64) -> Attrs {
+    Attrs::new().with("num_scan_inputs", scanned).with(BODY, body)
+}
+
+fn flag(value: bool) -> Tensor {
+    Tensor::filled(DType::Bool, &[], f64::from(u8::from(value)))
+}
+
+fn with_nodes(graph: &Graph, inputs: &[Tensor], nodes: usize) -> (std::sync::Arc<Schedule>, Vec<Tensor>) {
+    let specialiser = Specialiser::new(graph.clone(), vec![Role::User; inputs.len()]).unrolled_nodes(nodes);
+    let scalars = Scalars { seed: 5, train_step: 2 };
+    run_specialised(&specialiser, &[], inputs, scalars).expect("it runs")
+}
+
+fn is_repeated(schedule: &Schedule) -> bool {
+    schedule.segments.iter().any(|node| matches!(node.segment, Segment::Repeat(..)))
+}
+
+/// The results, the same bits whether the iterations are written out or not.
+#[track_caller]
+fn both_ways(graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
+    let (written_out, results) = with_nodes(graph, inputs, 100_000);
+    assert!(!is_repeated(&written_out), "{written_out}");
+    let (as_segment, others) = with_nodes(graph, inputs, 0);
+    assert!(is_repeated(&as_segment), "{as_segment}");
+    assert_eq!(results, others);
+    results
+}
+
+/// Checks gradients with the iterations written out, and that they have the same bits otherwise.
+#[track_caller]
+fn gradients(graph: &Graph, inputs: &[Tensor], targets: &[usize], through: &[usize]) {
+    check_gradients(graph, inputs, targets, through);
+    let outputs = run(graph, inputs).expect("it runs");
+    let weights: Vec<Option<Tensor>> = (outputs.iter().enumerate())
+        .map(|(k, output)| through.contains(&k).then(|| spread(output.dims(), 11 + k as u32)))
+        .collect();
+    let gradient = gradient_graph(graph, &weights, targets);
+    assert_eq!(with_nodes(&gradient, inputs, 100_000).1, with_nodes(&gradient, inputs, 0).1);
+}
+
+/// Cumulative sums along axis 0: the last one, and all.
+fn sums(x: &Tensor, attrs: impl FnOnce(Attrs) -> Attrs) -> Graph {
+    let (mut graph, ids) = graph(&[&f64s(&[2], &[0.0; 2]), x]);
+    let inner = body(&["sum", "x"], |g, c| {
+        let next = one(g, "Add", "next", c);
+        vec![next, one(g, "Identity", "out", &[next])]
+    });
+    let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+    repeated(&mut graph, ("Scan", "y"), &ports, &[], 2, attrs(scan(inner, 1)));
+    infer(&mut graph).expect("valid");
+    graph
+}
+
+#[test]
+fn cumulative_sums() {
+    let x = f64s(&[3, 2], &[1.0, 10.0, 2.0, 20.0, 4.0, 40.0]);
+    let start = f64s(&[2], &[0.5, 0.0]);
+    let graph = sums(&x, |attrs| attrs);
+    assert_eq!(graph.value(graph.outputs[1]).ty, ValueType::tensor(DType::F64, &[3, 2]));
+    let got = both_ways(&graph, &[start.clone(), x.clone()]);
+    assert_eq!(got[0], f64s(&[2], &[7.5, 70.0]));
+    assert_eq!(got[1], f64s(&[3, 2], &[1.5, 10.0, 3.5, 30.0, 7.5, 70.0]));
+    gradients(&graph, &[start, x], &[0, 1], &[0, 1]);
+}
+
+#[test]
+fn axes_and_directions() {
+    // x is scanned along its last axis, and what is collected lies along axis 1.
+    let x = f64s(&[2, 3], &[1.0, 2.0, 4.0, 10.0, 20.0, 40.0]);
+    let start = f64s(&[2], &[0.0; 2]);
+    for (axis_in, axis_out) in [(1i64, 1i64), (-1, -1)] {
+        for (back_in, back_out) in [(0i64, 0i64), (1, 0), (0, 1), (1, 1)] {
+            let graph = sums(&x, |attrs| {
+                attrs
+                    .with("scan_input_axes", vec![axis_in])
+                    .with("scan_output_axes", vec![axis_out])
+                    .with("scan_input_directions", vec![back_in])
+                    .with("scan_output_directions", vec![back_out])
+            });
+            let got = both_ways(&graph, &[start.clone(), x.clone()]);
+            let mut rows = if back_in == 1 { [4.0, 6.0, 7.0] } else { [1.0, 3.0, 7.0] };
+            if back_out == 1 {
+                rows.reverse();
+            }
+            let all: Vec<f64> = rows.iter().copied().chain(rows.iter().map(|x| 10.0 * x)).collect();
+            assert_eq!(got[1], f64s(&[2, 3], &all));
+            gradients(&graph, &[start.clone(), x.clone()], &[0, 1], &[1]);
+            let written = check_downgrade(&graph, &[start.clone(), x.clone()], 9);
+            assert_eq!(written.nodes[0].attrs.ints("scan_input_axes").expect("ints"), Some(&[1i64][..]));
+        }
+    }
+}
+
+/// A recurrent cell `h = tanh(x w + h r + b)`: inputs are x, h, w, r, b.
+fn cell(x: &Tensor, h: &Tensor, w: &Tensor, r: &Tensor, b: &Tensor) -> Graph {
+    let (mut graph, ids) = graph(&[x, h, w, r, b]);
+    let inner = body(&["h", "x", "w", "r", "b"], |g, c| {
+        let xw = one(g, "MatMul", "xw", &[c[1], c[2]]);
+        let hr = one(g, "MatMul", "hr", &[c[0], c[3]]);
+        let sum = one(g, "Add", "sum", &[xw, hr]);
+        let biased = one(g, "Add", "biased", &[sum, c[4]]);
+        let next = one(g, "Tanh", "next", &[biased]);
+        vec![next, one(g, "Identity", "out", &[next])]
+    });
+    repeated(&mut graph, ("Scan", "y"), &[Some(ids[1]), Some(ids[0])], &ids[2..], 2, scan(inner, 1));
+    infer(&mut graph).expect("valid");
+    graph
+}
+
+fn cell_inputs(steps: usize) -> Vec<Tensor> {
+    vec![
+        spread(&[steps, 2, 3], 1),
+        spread(&[2, 5], 2),
+        spread(&[3, 5], 3),
+        spread(&[5, 5], 4),
+        spread(&[5], 5),
+    ]
+}
+
+#[test]
+fn a_recurrent_cell() {
+    let inputs = cell_inputs(4);
+    let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
+    let graph = cell(x, h, w, r, b);
+    let got = both_ways(&graph, &inputs);
+    let [x, h, w, r, b] = [x, h, w, r, b].map(Tensor::to_f64);
+    let mut state = h;
+    let mut all = Vec::new();
+    for step in 0..4 {
+        let mut next = vec![0.0; 10];
+        for row in 0..2 {
+            for column in 0..5 {
+                let mut sum = b[column];
+                for k in 0..3 {
+                    sum += x[(step * 2 + row) * 3 + k] * w[k * 5 + column];
+                }
+                for k in 0..5 {
+                    sum += state[row * 5 + k] * r[k * 5 + column];
+                }
+                next[row * 5 + column] = sum.tanh();
+            }
+        }
+        all.extend(&next);
+        state = next;
+    }
+    assert_close(&got[0], &f64s(&[2, 5], &state), 1e-12);
+    assert_close(&got[1], &f64s(&[4, 2, 5], &all), 1e-12);
+    gradients(&graph, &inputs, &[0, 1, 2, 3, 4], &[0, 1]);
+    gradients(&graph, &inputs, &[3], &[0]);
+    gradients(&graph, &inputs, &[0], &[1]);
+}
+
+#[test]
+fn written_out_it_is_one_program_without_copies_of_what_is_saved() {
+    let inputs = cell_inputs(4);
+    let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
+    let forward = cell(x, h, w, r, b);
+    let weights = [Some(spread(&[2, 5], 7)), None];
+    let gradient = gradient_graph(&forward, &weights, &[3]);
+    let (schedule, _) = with_nodes(&gradient, &inputs, 100_000);
+    let program = schedule.single().expect("one program");
+    // Nobody reads what the forward node collected: no buffer holds it.
+    assert!(program.buffers.iter().all(|buffer| buffer.len < 4 * 2 * 5), "{program}");
+}
+
+#[test]
+fn gradients_of_gradients() {
+    // The sum of squares of a gradient, differentiated once more.
+    let inputs = cell_inputs(3);
+    let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
+    let forward = cell(x, h, w, r, b);
+    let weights = [Some(spread(&[2, 5], 7)), Some(spread(&[3, 2, 5], 8))];
+    let mut penalty = gradient_graph(&forward, &weights, &[0, 3]);
+    infer(&mut penalty).expect("valid");
+    gradients(&penalty, &inputs, &[0, 1, 2, 3], &[0, 1]);
+}
+
+#[test]
+fn everything_is_plain_onnx() {
+    let inputs = cell_inputs(3);
+    let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
+    let forward = cell(x, h, w, r, b);
+    let weights = [Some(spread(&[2, 5], 7)), Some(spread(&[3, 2, 5], 8))];
+    let gradient = gradient_graph(&forward, &weights, &[0, 1, 2, 3, 4]);
+    check_decomposition(&gradient, &inputs, 1e-12);
+}
+
+#[test]
+fn several_states_scans_and_results() {
+    let (a, b) = (spread(&[2], 1), spread(&[3], 2));
+    let (x, y) = (spread(&[4, 2], 3), spread(&[3, 4], 4));
+    let (mut graph, ids) = graph(&[&a, &b, &x, &y]);
+    let inner = body(&["a", "b", "x", "y"], |g, c| {
+        let product = one(g, "Mul", "product", &[c[0], c[2]]);
+        let sum = one_with(g, "ReduceSum", "sum", &[product], Attrs::new().with("keepdims", 1i64));
+        let next = one(g, "Sub", "next_b", &[c[3], sum]);
+        let sine = one(g, "Sin", "next_a", &[c[2]]);
+        let mixed = one(g, "Mul", "mixed", &[c[1], next]);
+        vec![sine, next, mixed, product]
+    });
+    let attrs =
+        scan(inner, 2).with("scan_input_axes", vec![0i64, 1]).with("scan_input_directions", vec![0i64, 1]);
+    let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+    repeated(&mut graph, ("Scan", "z"), &ports, &[], 4, attrs);
+    infer(&mut graph).expect("valid");
+    let inputs = [a, b, x, y];
+    let got = both_ways(&graph, &inputs);
+    assert_eq!((got[2].dims(), got[3].dims()), (&[4, 3][..], &[4, 2][..]));
+    gradients(&graph, &inputs, &[0, 1, 2, 3], &[0, 1, 2, 3]);
+    gradients(&graph, &inputs, &[0, 2], &[2]);
+    gradients(&graph, &inputs, &[2, 3], &[1]);
+}
+
+/// `Loop`: `v = v * w + i`, collecting `v`; inputs are the count, the condition, v and w.
+fn powers(v: &Tensor, w: &Tensor) -> Graph {
+    let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &flag(true), v, w]);
+    let inner = body(&["i", "go", "v", "w"], |g, c| {
+        let product = one(g, "Mul", "product", &c[2..]);
+        let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+        let number = one_with(g, "Cast", "number", &c[..1], to);
+        let next = one(g, "Add", "next", &[product, number]);
+        vec![one(g, "Identity", "on", &c[1..2]), next, one(g, "Identity", "out", &[next])]
+    });
+    let ports: Vec<Option<ValueId>> = ids[..3].iter().copied().map(Some).collect();
+    let attrs = Attrs::new().with(BODY, inner);
+    repeated(&mut graph, ("Loop", "y"), &ports, &ids[3..], 2, attrs);
+    infer(&mut graph).expect("valid");
+    graph
+}
+
+#[test]
+fn a_loop() {
+    let (v, w) = (f64s(&[2], &[1.0, 2.0]), f64s(&[2], &[3.0, 0.5]));
+    let graph = powers(&v, &w);
+    for count in [0i64, 1, 3, -1] {
+        for begins in [true, false] {
+            let inputs = [Tensor::i64(&[], &[count]), flag(begins), v.clone(), w.clone()];
+            let mut now = v.to_f64();
+            let mut all = Vec::new();
+            let times = if begins { count.max(0) } else { 0 };
+            for i in 0..times {
+                now = now.iter().zip(w.to_f64()).map(|(v, w)| v * w + i as f64).collect();
+                all.extend(&now);
+            }
+            let got = run(&graph, &inputs).expect("it runs");
+            assert_eq!(got, [f64s(&[2], &now), f64s(&[times as usize, 2], &all)]);
+            check_gradients(&graph, &inputs, &[2, 3], &[0, 1]);
+            // The same where count and condition are constant.
+            let mut known = graph.clone();
+            for (k, tensor) in inputs[..2].iter().enumerate() {
+                let id = known.inputs.remove(0);
+                assert_eq!(id, graph.inputs[k]);
+                known.value_mut(id).constant = Some(tensor.clone());
+            }
+            infer(&mut known).expect("valid");
+            assert_eq!(run(&known, &inputs[2..]).expect("it runs"), got);
+            if times > 0 {
+                assert_eq!(both_ways(&known, &inputs[2..]), got);
+            }
+            gradients(&known, &inputs[2..], &[0, 1], &[0, 1]);
+        }
+    }
+}
+
+#[test]
+fn a_loop_that_ends_by_itself() {
+    // While v < limit: v = v + v. The count is not given.
+    let (v, limit) = (f64s(&[], &[3.0]), f64s(&[], &[20.0]));
+    let (mut graph, ids) = graph(&[&v, &limit]);
+    let begins = one(&mut graph, "Less", "begins", &ids);
+    let inner = body(&["i", "go", "v", "limit"], |g, c| {
+        let next = one(g, "Add", "next", &[c[2], c[2]]);
+        vec![one(g, "Less", "on", &[next, c[3]]), next]
+    });
+    let ports = [None, Some(begins), Some(ids[0])];
+    repeated(&mut graph, ("Loop", "y"), &ports, &ids[1..], 1, Attrs::new().with(BODY, inner));
+    infer(&mut graph).expect("valid");
+    for (from, to) in [(3.0, 24.0), (19.0, 38.0), (21.0, 21.0)] {
+        let inputs = [f64s(&[], &[from]), limit.clone()];
+        assert_eq!(run(&graph, &inputs).expect("it runs"), [f64s(&[], &[to])]);
+        check_gradients(&graph, &inputs, &[0], &[0]);
+    }
+}
+
+#[test]
+fn an_endless_loop_is_stopped() {
+    let v = f64s(&[], &[3.0]);
+    let (mut graph, ids) = graph(&[&v]);
+    let inner = body(&["i", "go", "v"], |g, c| vec![one(g, "Identity", "on", &c[1..2]), c[2]]);
+    let ports = [None, None, Some(ids[0])];
+    repeated(&mut graph, ("Loop", "forever"), &ports, &[], 1, Attrs::new().with(BODY, inner));
+    infer(&mut graph).expect("valid");
+    let Failure::Run(error) = run(&graph, &[v]).expect_err("it is endless") else { panic!("it runs") };
+    assert!(matches!(&error, RunError::Iterations { limit: 1_000_000, .. }), "{error}");
+    for part in ["\"forever\" (Loop)", "1000000 iterations", "iteration_limit", "raise the limit"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn shapes_that_change() {
+    // Every iteration appends its number.
+    let v = f64s(&[1], &[7.0]);
+    let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &v]);
+    let inner = body(&["i", "go", "v"], |g, c| {
+        let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+        let number = one_with(g, "Cast", "number", &c[..1], to);
+        let one_axis = g.add_constant("one_axis", Tensor::i64(&[1], &[1]));
+        let vector = one(g, "Reshape", "vector", &[number, one_axis]);
+        let next = one_with(g, "Concat", "next", &[c[2], vector], Attrs::new().with("axis", 0i64));
+        vec![one(g, "Identity", "on", &c[1..2]), next]
+    });
+    let ports = [Some(ids[0]), None, Some(ids[1])];
+    let y = repeated(&mut graph, ("Loop", "y"), &ports, &[], 1, Attrs::new().with(BODY, inner))[0];
+    let square = one(&mut graph, "Mul", "square", &[y, y]);
+    graph.outputs = vec![square];
+    infer(&mut graph).expect("valid");
+    for (count, want) in [(0, &[49.0][..]), (3, &[49.0, 0.0, 1.0, 4.0])] {
+        let inputs = [Tensor::i64(&[], &[count]), v.clone()];
+        assert_eq!(run(&graph, &inputs).expect("it runs"), [f64s(&[want.len()], want)]);
+    }
+    let mut known = graph.clone();
+    known.inputs.remove(0);
+    known.value_mut(ids[0]).constant = Some(Tensor::i64(&[], &[3]));
+    infer(&mut known).expect("valid");
+    assert_eq!(both_ways(&known, &[v])[0].to_f64(), [49.0, 0.0, 1.0, 4.0]);
+}
+
+#[test]
+fn a_loop_in_a_scan() {
+    // For each row x: three times h = h * x + w, then collected.
+    let (h, x, w) = (spread(&[2], 1), spread(&[3, 2], 2), spread(&[2], 3));
+    let (mut graph, ids) = graph(&[&h, &x, &w]);
+    let inner = body(&["h", "x", "w"], |g, c| {
+        let times = g.add_constant("times", Tensor::i64(&[], &[3]));
+        let looped = body(&["i", "go", "v", "cx", "cw"], |g, c| {
+            let product = one(g, "Mul", "product", &c[2..4]);
+            let next = one(g, "Add", "next_v", &[product, c[4]]);
+            vec![one(g, "Identity", "on", &c[1..2]), next]
+        });
+        let ports = [Some(times), None, Some(c[0])];
+        let attrs = Attrs::new().with(BODY, looped);
+        let next = repeated(g, ("Loop", "looped"), &ports, &c[1..], 1, attrs)[0];
+        g.outputs.clear();
+        let out = one(g, "Sin", "out", &[next]);
+        vec![next, out]
+    });
+    let ports = [Some(ids[0]), Some(ids[1])];
+    repeated(&mut graph, ("Scan", "y"), &ports, &ids[2..], 2, scan(inner, 1));
+    infer(&mut graph).expect("valid");
+    let inputs = [h.clone(), x.clone(), w.clone()];
+    let got = both_ways(&graph, &inputs);
+    let (mut now, mut all) = (h.to_f64(), Vec::new());
+    for row in x.to_f64().chunks(2) {
+        for _ in 0..3 {
+            now = now.iter().zip(row).zip(w.to_f64()).map(|((h, x), w)| h * x + w).collect();
+        }
+        all.extend(now.iter().map(|h| h.sin()));
+    }
+    assert_close(&got[0], &f64s(&[2], &now), 1e-12);
+    assert_close(&got[1], &f64s(&[3, 2], &all), 1e-12);
+    gradients(&graph, &inputs, &[0, 1, 2], &[0, 1]);
+}
+
+#[test]
+fn an_if_in_a_loop() {
+    // In even iterations v = v * w, in odd ones sin(v).
+    let (v, w) = (spread(&[2], 1), spread(&[2], 3));
+    let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &v, &w]);
+    let inner = body(&["i", "go", "v", "w"], |g, c| {
+        let two = g.add_constant("two", Tensor::i64(&[], &[2]));
+        let half = one(g, "Div", "half", &[c[0], two]);
+        let twice = one(g, "Mul", "twice", &[half, two]);
+        let even = one(g, "Equal", "even", &[twice, c[0]]);
+        let yes = body(&["yes_v", "yes_w"], |g, c| vec![one(g, "Mul", "scaled", c)]);
+        let no = body(&["no_v", "no_w"], |g, c| vec![one(g, "Sin", "sine", &c[..1])]);
+        let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
+        let next = repeated(g, ("If", "chosen"), &[Some(even)], &c[2..], 1, attrs)[0];
+        g.outputs.clear();
+        vec![one(g, "Identity", "on", &c[1..2]), next]
+    });
+    let ports = [Some(ids[0]), None, Some(ids[1])];
+    repeated(&mut graph, ("Loop", "y"), &ports, &ids[2..], 1, Attrs::new().with(BODY, inner));
+    infer(&mut graph).expect("valid");
+    for count in 0..4 {
+        let inputs = [Tensor::i64(&[], &[count]), v.clone(), w.clone()];
+        let mut now = v.to_f64();
+        for i in 0..count {
+            let step = |(v, w): (&f64, f64)| if i % 2 == 0 { v * w } else { v.sin() };
+            now = now.iter().zip(w.to_f64()).map(step).collect();
+        }
+        assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(&[2], &now), 1e-12);
+        check_gradients(&graph, &inputs, &[1], &[0]);
+        if count > 0 {
+            check_gradients(&graph, &inputs, &[1, 2], &[0]);
+        }
+        let mut known = graph.clone();
+        known.inputs.remove(0);
+        known.value_mut(ids[0]).constant = Some(inputs[0].clone());
+        infer(&mut known).expect("valid");
+        if count > 0 {
+            both_ways(&known, &inputs[1..]);
+        }
+        gradients(&known, &inputs[1..], &[0, 1], &[0]);
+    }
+}
+
+#[test]
+fn a_loop_in_a_branch() {
+    let (v, w) = (spread(&[2], 1), spread(&[2], 3));
+    let (mut graph, ids) = graph(&[&flag(true), &Tensor::i64(&[], &[3]), &v, &w]);
+    let yes = body(&["yes_n", "yes_v", "yes_w"], |g, c| {
+        let looped = body(&["i", "go", "v", "w"], |g, c| {
+            vec![one(g, "Identity", "on", &c[1..2]), one(g, "Mul", "product", &c[2..])]
+        });
+        let ports = [Some(c[0]), None, Some(c[1])];
+        let made = repeated(g, ("Loop", "looped"), &ports, &c[2..], 1, Attrs::new().with(BODY, looped))[0];
+        g.outputs.clear();
+        vec![made]
+    });
+    let no = body(&["no_n", "no_v", "no_w"], |g, c| vec![one(g, "Sin", "sine", &c[1..2])]);
+    let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
+    repeated(
+        &mut graph,
+        ("If", "y"),
+        &ids[..1].iter().map(|&id| Some(id)).collect::<Vec<_>>(),
+        &ids[1..],
+        1,
+        attrs,
+    );
+    infer(&mut graph).expect("valid");
+    for holds in [true, false] {
+        let inputs = [flag(holds), Tensor::i64(&[], &[3]), v.clone(), w.clone()];
+        check_gradients(&graph, &inputs, &[2, 3], &[0]);
+    }
+}
+
+#[test]
+fn large_values_that_stay_the_same_lie_in_planes() {
+    let inputs = cell_inputs(4);
+    let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
+    let graph = cell(x, h, w, r, b);
+    let (schedule, _) = with_nodes(&graph, &inputs, 0);
+    let repeats = schedule.segments.iter().find_map(|node| match &node.segment {
+        Segment::Repeat(repeat, _) => Some(repeat),
+        _ => None,
+    });
+    let repeat = repeats.expect("a Scan");
+    // r has 25 elements; w, of 15, and b are handed in.
+    assert_eq!((repeat.in_planes, repeat.body.inputs.len()), (1, 4), "{schedule}");
+    assert!(repeat.body.single().is_some(), "{schedule}");
+}
+
+/// The body draws a mask for each slice, and once more in a branch that is computed again for the gradient.
+#[test]
+fn dropout_draws_another_mask_in_every_iteration_and_the_same_again() {
+    let x = Tensor::filled(DType::F64, &[4, 64], 1.0);
+    for reversed in [0i64, 1] {
+        for nested in [false, true] {
+            let (mut graph, ids) = graph(&[&x, &flag(true)]);
+            let drop = |g: &mut Graph, x: ValueId| {
+                let ratio = g.add_constant("ratio", Tensor::f32(&[], &[0.5]));
+                let training = g.add_constant("training", flag(true));
+                let kept = one(g, "Dropout", "kept", &[x, ratio, training]);
+                one(g, "Mul", "squared", &[kept, kept])
+            };
+            let inner = body(&["x", "condition"], |g, c| {
+                if !nested {
+                    return vec![drop(g, c[0])];
+                }
+                let yes = body(&["yes"], |g, c| vec![drop(g, c[0])]);
+                let no = body(&["no"], |g, c| vec![one(g, "Sin", "sine", c)]);
+                let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
+                let made = repeated(g, ("If", "chosen"), &[Some(c[1])], &c[..1], 1, attrs);
+                g.outputs.clear();
+                made
+            });
+            let attrs = scan(inner, 1).with("scan_input_directions", vec![reversed]);
+            let y = repeated(
+                &mut graph,
+                ("Scan", "y"),
+                &ids[..1].iter().map(|&id| Some(id)).collect::<Vec<_>>(),
+                &ids[1..],
+                1,
+                attrs,
+            )[0];
+            infer(&mut graph).expect("valid");
+            let ones = Tensor::filled(DType::F64, &[4, 64], 1.0);
+            let mut gradient = gradient_graph(&graph, &[Some(ones)], &[0]);
+            // Forward and backward in one graph, as in a training.
+            if !gradient.nodes.iter().any(|node| node.present_outputs().any(|id| id == y)) {
+                gradient.nodes.insert(0, graph.nodes[0].clone());
+            }
+            gradient.outputs.push(y);
+            let inputs = [x.clone(), flag(true)];
+            let (_, got) = with_nodes(&gradient, &inputs, 100_000);
+            // x is 1 and kept ones are doubled: y is 4 or 0, and its slope 8 or 0.
+            // The results are collected in the order of the iterations.
+            let mut doubled: Vec<f64> = got[1].to_f64().iter().map(|y| 2.0 * y).collect();
+            if reversed == 1 {
+                doubled = doubled.chunks(64).rev().flatten().copied().collect();
+            }
+            assert_eq!(got[0].to_f64(), doubled);
+            assert!(doubled.contains(&0.0) && doubled.contains(&8.0));
+            let rows: Vec<&[f64]> = doubled.chunks(64).collect();
+            for k in 1..4 {
+                assert!(!rows[..k].contains(&rows[k]), "iteration {k} draws what another one drew");
+            }
+            assert_eq!(with_nodes(&gradient, &inputs, 0).1, got);
+        }
+    }
+}
+
+#[test]
+fn nested_iterations_draw_masks_of_their_own() {
+    let x = Tensor::filled(DType::F64, &[3, 3, 64], 1.0);
+    let (mut graph, ids) = graph(&[&x]);
+    let inner = body(&["rows"], |g, c| {
+        let row = body(&["row"], |g, c| {
+            let ratio = g.add_constant("ratio", Tensor::f32(&[], &[0.5]));
+            let training = g.add_constant("training", flag(true));
+            vec![one(g, "Dropout", "kept", &[c[0], ratio, training])]
+        });
+        let made = repeated(g, ("Scan", "inner"), &[Some(c[0])], &[], 1, scan(row, 1));
+        g.outputs.clear();
+        made
+    });
+    repeated(&mut graph, ("Scan", "y"), &[Some(ids[0])], &[], 1, scan(inner, 1));
+    infer(&mut graph).expect("valid");
+    let got = both_ways(&graph, std::slice::from_ref(&x));
+    let elements = got[0].to_f64();
+    let rows: Vec<&[f64]> = elements.chunks(64).collect();
+    for k in 1..9 {
+        assert!(!rows[..k].contains(&rows[k]), "row {k} is one that was drawn before");
+    }
+    // The inner loop alone is written out, or the outer one.
+    for nodes in 3..40 {
+        assert_eq!(with_nodes(&graph, std::slice::from_ref(&x), nodes).1, got, "{nodes} nodes");
+    }
+}
+
+/// A Scan as opset 8 has it.
+fn old_scan(
+    x: &Tensor,
+    start: &Tensor,
+    lens: Option<&Tensor>,
+    directions: Option<i64>,
+) -> Result<Graph, crate::Error> {
+    let given: Vec<&Tensor> = [start, x].into_iter().chain(lens).collect();
+    let (mut graph, ids) = graph(&given);
+    graph.opsets.insert(String::new(), 8);
+    let inner = body(&["sum", "x"], |g, c| {
+        let next = one(g, "Add", "next", c);
+        vec![next, one(g, "Mul", "out", &[next, next])]
+    });
+    let mut attrs = scan(inner, 1);
+    if let Some(direction) = directions {
+        attrs = attrs.with("directions", vec![direction]);
+    }
+    let ports = [ids.get(2).copied(), Some(ids[0]), Some(ids[1])];
+    repeated(&mut graph, ("Scan", "y"), &ports, &[], 2, attrs);
+    crate::passes::versions::upgrade(&mut graph)?;
+    infer(&mut graph)?;
+    Ok(graph)
+}
+
+#[test]
+fn opset_8_scans_each_member_of_a_batch() {
+    let (start, x) = (f64s(&[2, 1], &[0.0, 100.0]), f64s(&[2, 3, 1], &[1.0, 2.0, 4.0, 10.0, 20.0, 40.0]));
+    for (direction, rows) in [
+        (None, [[1.0, 3.0, 7.0], [110.0, 130.0, 170.0]]),
+        (Some(1), [[4.0, 6.0, 7.0], [140.0, 160.0, 170.0]]),
+    ] {
+        let graph = old_scan(&x, &start, None, direction).expect("valid");
+        let inputs = [start.clone(), x.clone()];
+        let got = both_ways(&graph, &inputs);
+        assert_eq!(got[0], f64s(&[2, 1], &[7.0, 170.0]));
+        let squares: Vec<f64> = rows.iter().flatten().map(|x| x * x).collect();
+        assert_eq!(got[1], f64s(&[2, 3, 1], &squares));
+    }
+    let small = [spread(&[2, 1], 1), spread(&[2, 3, 1], 2)];
+    gradients(&old_scan(&small[1], &small[0], None, None).expect("valid"), &small, &[0, 1], &[0, 1]);
+    let error =
+        old_scan(&x, &start, Some(&Tensor::i64(&[2], &[3, 2])), None).expect_err("refused").to_string();
+    for part in ["\"y\" (Scan)", "sequence_lens", "opset 9"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let graph = old_scan(&x, &start, None, None).expect("valid");
+    let error = crate::passes::versions::downgrade(&mut graph.clone(), 8).expect_err("refused").to_string();
+    assert!(error.contains("opset 9"), "{error}");
+}
+
+#[test]
+fn survives_a_file() {
+    let inputs = cell_inputs(3);
+    let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
+    let forward = cell(x, h, w, r, b);
+    let weights = [Some(spread(&[2, 5], 7)), Some(spread(&[3, 2, 5], 8))];
+    let training = gradient_graph(&forward, &weights, &[0, 1, 2, 3, 4]);
+    let opset = |domain: &str, version: i64| {
+        let domain = domain.to_owned();
+        ortrain_onnx::OperatorSetIdProto { domain, version }
+    };
+    let model = ortrain_onnx::ModelProto {
+        graph: Some(training.to_proto()),
+        opset_import: vec![opset("", crate::NEWEST_OPSET), opset("com.microsoft", 1)],
+        ..Default::default()
+    };
+    let model = ortrain_onnx::LoadedModel::from_proto(model, ortrain_onnx::ExternalData::none());
+    let mut read = Graph::from_model(&model).expect("it can be read");
+    crate::passes::versions::upgrade(&mut read).expect("it is known");
+    infer(&mut read).expect("it is valid");
+    assert_eq!(run(&read, &inputs).expect("it runs"), run(&training, &inputs).expect("it runs"));
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let (h, x) = (f64s(&[2], &[0.0; 2]), f64s(&[3, 2], &[0.0; 6]));
+    let attempt = |op: &str, inputs: usize, outputs: usize, attrs: Attrs| {
+        let (mut graph, ids) = graph(&[&h, &x]);
+        let ports: Vec<Option<ValueId>> = match op {
+            "Scan" => ids[..inputs].iter().copied().map(Some).collect(),
+            _ => [None, None].into_iter().chain(ids[..inputs].iter().copied().map(Some)).collect(),
+        };
+        repeated(&mut graph, (op, "y"), &ports, &[], outputs, attrs);
+        infer(&mut graph).expect_err("refused").to_string()
+    };
+    let sum = || body(&["h", "x"], |g, c| vec![one(g, "Add", "next", c)]);
+    let wide = || {
+        body(&["h", "x"], |g, c| {
+            let axis = Attrs::new().with("axis", 0i64);
+            vec![one_with(g, "Concat", "next", c, axis)]
+        })
+    };
+    let other = || body(&["h", "x"], |g, c| vec![one(g, "Less", "next", c)]);
+    let looped = |inputs: &[&str], outputs: &[usize]| {
+        Attrs::new().with(BODY, body(inputs, |_, c| outputs.iter().map(|&k| c[k]).collect()))
+    };
+    for (op, inputs, outputs, attrs, part) in [
+        ("Scan", 2, 1, Attrs::new().with(BODY, sum()), "attribute \"num_scan_inputs\" is missing"),
+        ("Scan", 2, 1, Attrs::new().with("num_scan_inputs", 1i64), "attribute \"body\" is missing"),
+        ("Scan", 2, 1, scan(sum(), 3), "num_scan_inputs is 3, but it has 2 inputs"),
+        ("Scan", 2, 1, scan(sum(), 0), "num_scan_inputs is 0"),
+        ("Scan", 1, 1, scan(sum(), 1), "body takes 2 inputs, but 1 are needed: 0 states and 1 slices"),
+        ("Scan", 2, 2, scan(sum(), 1), "it has 2 outputs, but body gives 1"),
+        (
+            "Scan",
+            2,
+            1,
+            scan(sum(), 1).with("scan_input_axes", vec![2i64]),
+            "axis 2 is out of range for rank 2",
+        ),
+        (
+            "Scan",
+            2,
+            1,
+            scan(sum(), 1).with("scan_input_axes", vec![0i64, 1]),
+            "scan_input_axes has 2 elements",
+        ),
+        (
+            "Scan",
+            2,
+            1,
+            scan(sum(), 1).with("scan_input_directions", vec![2i64]),
+            "holds 2; 0 and 1 are directions",
+        ),
+        ("Scan", 2, 1, scan(wide(), 1), "the carried value \"h\" is float64[2] but body makes it float64[4]"),
+        ("Scan", 2, 1, scan(other(), 1), "the carried value \"h\" is float64[2] but body makes it bool[2]"),
+        ("Loop", 1, 1, looped(&["i", "go", "v"], &[1]), "body gives 1 outputs, but 2 are needed"),
+        ("Loop", 1, 1, looped(&["i", "go"], &[1]), "body takes 2 inputs, but 3 are needed"),
+        ("Loop", 1, 1, looped(&["i", "go", "v"], &[2, 2]), "body gives float64[2] as its condition"),
+        ("Loop", 1, 1, looped(&["i", "go", "v"], &[1, 0]), "the carried value \"v\" is float64[2]"),
+    ] {
+        let message = attempt(op, inputs, outputs, attrs);
+        assert!(message.contains("\"y\"") && message.contains(op) && message.contains(part), "{message}");
+    }
+    // Lengths that differ.
+    let (mut graph, ids) = graph(&[&x, &f64s(&[2, 2], &[0.0; 4])]);
+    let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+    repeated(&mut graph, ("Scan", "y"), &ports, &[], 1, scan(sum(), 2));
+    let message = infer(&mut graph).expect_err("refused").to_string();
+    assert!(message.contains("the scanned inputs 0 and 1 have 3 and 2 slices"), "{message}");
+}
+
+#[test]
+fn what_is_collected_has_one_shape() {
+    // The carried value grows, and its gradient needs all of it.
+    let v = f64s(&[1], &[7.0]);
+    let (mut graph, ids) = graph(&[&Tensor::i64(&[], &[3]), &v]);
+    let inner = body(&["i", "go", "v"], |g, c| {
+        let axis = Attrs::new().with("axis", 0i64);
+        let twice = one_with(g, "Concat", "twice", &[c[2], c[2]], axis);
+        vec![one(g, "Identity", "on", &c[1..2]), one(g, "Exp", "next", &[twice])]
+    });
+    let ports = [Some(ids[0]), None, Some(ids[1])];
+    repeated(&mut graph, ("Loop", "y"), &ports, &[], 1, Attrs::new().with(BODY, inner));
+    infer(&mut graph).expect("valid");
+    let gradient = gradient_graph(&graph, &[Some(spread(&[8], 1))], &[1]);
+    let failure = run(&gradient, &[Tensor::i64(&[], &[3]), v]).expect_err("shapes differ");
+    let Failure::Run(error) = failure else { panic!("{failure:?}") };
+    for part in ["\"y\" (Loop)", "iteration 1", "next", "one shape"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}

@@ -1,0 +1,369 @@
+//! Subgraphs put in the place of their nodes: the branch of an `If` whose condition is known, and the iterations of a
+//! Loop or Scan that are few.
+
+use ortrain_graph::{Attr, Attrs, Graph, Node, Patch, Shape, Tensor, ValueId, ValueType};
+use ortrain_program::Along;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::Error;
+use crate::families::draws_random_numbers;
+use crate::infer::normalize_axis;
+use crate::lower::{ORIGINAL_NAMES, POSITIONS};
+use crate::op::{Placement, Repetition};
+use crate::passes::fold::fold_node;
+use crate::registry::build;
+
+/// How many nodes the loops of a schedule may be written out to, altogether. A program is planned as a whole, so one of
+/// many more nodes takes longer to make than it saves.
+pub(crate) const UNROLLED_NODES: usize = 2048;
+
+/// Whether the condition of an `If` holds, where that is known: it is its first input.
+pub(crate) fn constant_condition(graph: &Graph, node: &Node) -> Option<bool> {
+    constant_flag(graph, node.inputs.first().copied().flatten()?)
+}
+
+fn constant_flag(graph: &Graph, id: ValueId) -> Option<bool> {
+    match graph.value(id).constant.as_ref()?.to_i64()?.as_slice() {
+        [one] => Some(*one != 0),
+        _ => None,
+    }
+}
+
+/// A subgraph of a node.
+pub(crate) fn subgraph_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) -> Result<&'a Graph, Error> {
+    let found = node.attrs.graph(attribute).and_then(|found| Attrs::required(attribute, found));
+    found.map_err(|error| Error::at(graph, node, error.into()))
+}
+
+/// A copy of a subgraph's nodes for the graph around it.
+struct Copy<'a> {
+    subgraph: &'a Graph,
+    /// The iteration it is of, and those of the loops around it that were written out before.
+    positions: Vec<i64>,
+    /// What names end with.
+    suffix: String,
+    /// The values that stand outside for those of the subgraph.
+    outside: FxHashMap<ValueId, ValueId>,
+}
+
+impl Copy<'_> {
+    /// The value that stands outside for one of the subgraph.
+    fn moved(&mut self, patch: &mut Patch, inner: ValueId) -> ValueId {
+        if let Some(&known) = self.outside.get(&inner) {
+            return known;
+        }
+        let value = self.subgraph.value(inner);
+        let name = format!("{}{}", value.name, self.suffix);
+        let outer = match &value.constant {
+            Some(tensor) => patch.constant(&name, tensor.clone()),
+            None => {
+                // The shape is found anew, like those of all values.
+                let ty = match value.ty {
+                    ValueType::Tensor(dtype, _) => ValueType::Tensor(dtype, None),
+                    ref other => other.clone(),
+                };
+                patch.add_value(&name, ty)
+            }
+        };
+        self.outside.insert(inner, outer);
+        outer
+    }
+
+    /// Adds the nodes to a patch.
+    fn add(&mut self, patch: &mut Patch) {
+        let subgraph = self.subgraph;
+        for inner in &subgraph.nodes {
+            let mut copy = inner.clone();
+            mark(subgraph, &mut copy, &self.positions);
+            if draws_random_numbers(&inner.domain, &inner.op) {
+                // Who computes the subgraph again must draw the same numbers.
+                let name = |port: &Option<ValueId>| {
+                    port.map_or_else(String::new, |id| subgraph.name_of(id).to_owned())
+                };
+                let names = inner.outputs.iter().map(name).collect();
+                copy.attrs.0.entry(ORIGINAL_NAMES.to_owned()).or_insert(Attr::Strings(names));
+            }
+            for port in copy.inputs.iter_mut().chain(&mut copy.outputs).flatten() {
+                *port = self.moved(patch, *port);
+            }
+            patch.push(copy);
+        }
+    }
+}
+
+/// Notes on nodes that draw random numbers, and on loops, which iterations they belong to.
+fn mark(graph: &Graph, node: &mut Node, positions: &[i64]) {
+    if positions.is_empty() {
+        return;
+    }
+    let repeats = build(graph, node).is_ok_and(|op| matches!(op.placement(), Placement::Repeat(_)));
+    if repeats || draws_random_numbers(&node.domain, &node.op) {
+        node.attrs.0.insert(POSITIONS.to_owned(), Attr::Ints(positions.to_vec()));
+    }
+    if !repeats {
+        for attr in node.attrs.0.values_mut() {
+            if let Attr::Graph(branch) = attr {
+                let mut nodes = std::mem::take(&mut branch.nodes);
+                nodes.iter_mut().for_each(|node| mark(branch, node, positions));
+                branch.nodes = nodes;
+            }
+        }
+    }
+}
+
+/// Puts the nodes of a branch in the place of their node. The other branch is not looked at: it may well contradict
+/// the shapes at hand.
+pub(crate) fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) -> Result<(), Error> {
+    let node = graph.nodes[index].clone();
+    let subgraph = subgraph_of(graph, &node, attribute)?;
+    let mut patch = Patch::new(graph, "");
+    let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten().copied();
+    let outside = subgraph.inputs.iter().copied().zip(captured).collect();
+    let mut copy = Copy { subgraph, positions: Vec::new(), suffix: String::new(), outside };
+    copy.add(&mut patch);
+    for (port, &inner) in node.outputs.iter().zip(&subgraph.outputs) {
+        if let Some(old) = *port {
+            let new = copy.moved(&mut patch, inner);
+            patch.replace(old, new);
+        }
+    }
+    patch.apply(graph, &[index]);
+    Ok(())
+}
+
+/// How often a node repeats its body, where that is known: its inputs are constant, and the condition (`continues`, what
+/// it is after an iteration) is always the same.
+pub(crate) fn known_count(
+    graph: &Graph,
+    node: &Node,
+    r: &Repetition,
+    continues: Option<bool>,
+) -> Option<u64> {
+    if !r.conditional {
+        let mut lengths = r.scanned.iter().enumerate().filter_map(|(s, along)| {
+            let shape = graph.value(Repetition::own(node, r.carried + s)?).ty.shape()?;
+            shape[normalize_axis(along.axis, shape.rank()).ok()?].known()
+        });
+        return lengths.next().map(|length| length as u64);
+    }
+    let most = match Repetition::own(node, 0) {
+        Some(id) => Some(u64::try_from(*graph.value(id).constant.as_ref()?.to_i64()?.first()?).unwrap_or(0)),
+        None => None,
+    };
+    let begins = Repetition::own(node, 1).map_or(Some(true), |id| constant_flag(graph, id));
+    match (most, begins, continues) {
+        (Some(0), ..) | (_, Some(false), _) => Some(0),
+        (most, Some(true), Some(false)) => Some(most.unwrap_or(1).min(1)),
+        (Some(most), Some(true), Some(true)) => Some(most),
+        _ => None,
+    }
+}
+
+/// The condition after an iteration, where it is always the same. Types have been inferred.
+fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result<Option<bool>, Error> {
+    if !r.conditional {
+        return Ok(None);
+    }
+    let mut body = body.clone();
+    let flag = body.inputs[1];
+    let dims = body.value(flag).ty.shape().and_then(Shape::concrete).unwrap_or_default();
+    body.value_mut(flag).constant = Some(Tensor::filled(ortrain_graph::DType::Bool, &dims, 1.0));
+    let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten();
+    let fixed: Vec<ValueId> = body.inputs.iter().skip(r.formal()).copied().collect();
+    for (inner, outer) in fixed.into_iter().zip(captured) {
+        body.value_mut(inner).constant = graph.value(*outer).constant.clone();
+    }
+    // Only what the condition comes from.
+    body.outputs.truncate(1);
+    body.remove_unused();
+    for index in 0..body.nodes.len() {
+        fold_node(&mut body, index)?;
+    }
+    Ok(constant_flag(&body, body.outputs[0]))
+}
+
+/// How many nodes a graph has, those of subgraphs included.
+fn weight(graph: &Graph) -> usize {
+    let inside = |node: &Node| Graph::subgraphs(node).map(|(_, graph)| weight(graph)).sum::<usize>();
+    graph.nodes.iter().map(|node| 1 + inside(node)).sum()
+}
+
+/// Puts the iterations of a body in the place of their node, one after the other, if their number is known and they are
+/// no more than `budget` nodes, which are taken off it. Types have been inferred up to this node.
+pub(crate) fn unroll(
+    graph: &mut Graph,
+    index: usize,
+    r: &Repetition,
+    budget: &mut usize,
+) -> Result<bool, Error> {
+    let node = graph.nodes[index].clone();
+    let body = subgraph_of(graph, &node, r.body)?;
+    let Some(count) = known_count(graph, &node, r, continues(graph, &node, body, r)?) else {
+        return Ok(false);
+    };
+    let own = node.inputs.len() - node.captures;
+    let asked: Vec<bool> =
+        (0..r.stacked.len()).map(|k| node.outputs.get(r.carried + k).copied().flatten().is_some()).collect();
+    let per_iteration = weight(body) + 2 * r.scanned.len() + r.stacked.len();
+    let total = usize::try_from(count).ok().and_then(|count| count.checked_mul(per_iteration.max(1)));
+    let Some(total) = total.filter(|total| total <= budget) else { return Ok(false) };
+    let mut empty: Vec<Option<Tensor>> = vec![None; asked.len()];
+    if count == 0 {
+        for (k, along) in r.stacked.iter().enumerate().filter(|&(k, _)| asked[k]) {
+            let value = body.value(body.outputs[r.lead_out() + r.carried + k]);
+            let dims = value.ty.shape().and_then(Shape::concrete).zip(value.ty.dtype());
+            let Some((mut dims, dtype)) = dims else { return Ok(false) };
+            let Ok(axis) = normalize_axis(along.axis, dims.len() + 1) else { return Ok(false) };
+            dims.insert(axis, 0);
+            empty[k] = Some(Tensor::filled(dtype, &dims, 0.0));
+        }
+    }
+    *budget -= total;
+
+    let producers = graph.producers();
+    let mut patch = Patch::new(graph, "");
+    let named = |op: &str, name: &str, inputs: &[ValueId], output: ValueId, attrs: Attrs| {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let mut made = Node::new("", op, &inputs, &[Some(output)], attrs);
+        made.name = name.into();
+        made
+    };
+    let label = if node.name.is_empty() { &node.op } else { &node.name };
+    let mut carried: Vec<ValueId> = (0..r.carried).filter_map(|j| node.inputs[r.lead() + j]).collect();
+    let captured: Vec<(ValueId, ValueId)> =
+        body.inputs[r.formal()..].iter().copied().zip(node.inputs[own..].iter().flatten().copied()).collect();
+    let around: Vec<i64> = match node.attrs.0.get(POSITIONS) {
+        Some(Attr::Ints(positions)) => positions.clone(),
+        _ => Vec::new(),
+    };
+    let mut collected: Vec<Vec<ValueId>> = vec![Vec::new(); r.stacked.len()];
+    for iteration in 0..count {
+        let at = |along: Along| if along.reversed { count - 1 - iteration } else { iteration };
+        let position = r.scanned.first().map_or(iteration, |&along| at(along));
+        let mut outside: FxHashMap<ValueId, ValueId> = captured.iter().copied().collect();
+        if r.conditional {
+            for (k, content) in [(0, iteration as f64), (1, 1.0)] {
+                let ty = &body.value(body.inputs[k]).ty;
+                let dims = ty.shape().and_then(Shape::concrete).unwrap_or_default();
+                let dtype = if k == 0 { ortrain_graph::DType::I64 } else { ortrain_graph::DType::Bool };
+                let name = format!("{label}/{}.{iteration}", body.name_of(body.inputs[k]));
+                let value = patch.constant(&name, Tensor::filled(dtype, &dims, content));
+                outside.insert(body.inputs[k], value);
+            }
+        }
+        for (&inner, &outer) in body.inputs[r.lead()..].iter().zip(&carried) {
+            outside.insert(inner, outer);
+        }
+        for (s, &along) in r.scanned.iter().enumerate() {
+            let inner = body.inputs[r.lead() + r.carried + s];
+            let source = node.inputs[r.lead() + r.carried + s].expect("inference checked that it is there");
+            let position = at(along) as i64;
+            if let Some(value) = collected_before(graph, &producers, source, along.axis, position as usize) {
+                outside.insert(inner, value);
+                continue;
+            }
+            let name = format!("{}.{iteration}", body.name_of(inner));
+            let mut ints = |what: &str, value: i64| {
+                patch.constant(&format!("{label}/{name}/{what}"), Tensor::i64(&[1], &[value]))
+            };
+            let (start, end, axes) =
+                (ints("start", position), ints("end", position + 1), ints("axis", along.axis));
+            let dtype = graph.value(source).ty.dtype();
+            let unknown = || dtype.map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None));
+            let part = patch.add_value(&format!("{name}/part"), unknown());
+            let slice = patch.add_value(&name, unknown());
+            patch.push(named("Slice", label, &[source, start, end, axes], part, Attrs::new()));
+            patch.push(named("Squeeze", label, &[part, axes], slice, Attrs::new()));
+            outside.insert(inner, slice);
+        }
+        let mut positions = around.clone();
+        positions.push(position as i64);
+        let mut copy = Copy { subgraph: body, positions, suffix: format!(".{iteration}"), outside };
+        copy.add(&mut patch);
+        for (j, value) in carried.iter_mut().enumerate() {
+            *value = copy.moved(&mut patch, body.outputs[r.lead_out() + j]);
+        }
+        for (k, values) in collected.iter_mut().enumerate().filter(|&(k, _)| asked[k]) {
+            values.push(copy.moved(&mut patch, body.outputs[r.lead_out() + r.carried + k]));
+        }
+    }
+    for (port, &value) in node.outputs.iter().zip(&carried) {
+        if let Some(old) = *port {
+            patch.replace(old, value);
+        }
+    }
+    for (k, mut values) in collected.into_iter().enumerate() {
+        let Some(old) = node.outputs.get(r.carried + k).copied().flatten() else { continue };
+        if let Some(tensor) = empty[k].take() {
+            let nothing = patch.constant(graph.name_of(old), tensor);
+            patch.replace(old, nothing);
+            continue;
+        }
+        let along = r.stacked[k];
+        if along.reversed {
+            values.reverse();
+        }
+        let axes = patch.constant(&format!("{label}/axes_{k}"), Tensor::i64(&[1], &[along.axis]));
+        let ty = || match graph.value(old).ty.dtype() {
+            Some(dtype) => ValueType::Tensor(dtype, None),
+            None => ValueType::Unknown,
+        };
+        let mut parts = Vec::with_capacity(values.len());
+        for (t, value) in values.into_iter().enumerate() {
+            let part = patch.add_value(&format!("{}.{t}", graph.name_of(old)), ty());
+            patch.push(named("Unsqueeze", label, &[value, axes], part, Attrs::new()));
+            parts.push(part);
+        }
+        patch.push(named("Concat", label, &parts, old, Attrs::new().with("axis", along.axis)));
+    }
+    patch.apply(graph, &[index]);
+    Ok(true)
+}
+
+/// The value that lies at a position along an axis of a value, where that was put together of slices.
+fn collected_before(
+    graph: &Graph,
+    producers: &[Option<usize>],
+    source: ValueId,
+    axis: i64,
+    position: usize,
+) -> Option<ValueId> {
+    let maker = |id: ValueId, op: &str| {
+        let node = &graph.nodes[producers[id.0 as usize]?];
+        (node.domain.is_empty() && &*node.op == op).then_some(node)
+    };
+    let rank = graph.value(source).ty.shape()?.rank();
+    let axis = normalize_axis(axis, rank).ok()?;
+    let whole = maker(source, "Concat")?;
+    if normalize_axis(whole.attrs.int("axis").ok()??, rank).ok()? != axis {
+        return None;
+    }
+    // Each part is one slice.
+    let one = |port: &Option<ValueId>| port.is_some_and(|id| maker(id, "Unsqueeze").is_some());
+    if !whole.inputs.iter().all(one) {
+        return None;
+    }
+    let part = maker(whole.inputs.get(position).copied().flatten()?, "Unsqueeze")?;
+    let axes = graph.value(part.inputs.get(1).copied().flatten()?).constant.as_ref()?.to_i64()?;
+    match axes.as_slice() {
+        [one] if normalize_axis(*one, rank).ok()? == axis => part.inputs[0],
+        _ => None,
+    }
+}
+
+/// Removes the nodes that nothing needs any more, but those that write state; `kinds` has an entry for each node.
+pub(crate) fn remove_idle<K>(graph: &mut Graph, kinds: &mut Vec<K>) {
+    let mut needed: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let mut keep = vec![true; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        let writes = || build(graph, node).is_ok_and(|op| op.writes_state());
+        keep[index] = node.present_outputs().any(|id| needed.contains(&id)) || writes();
+        if keep[index] {
+            needed.extend(node.present_inputs());
+        }
+    }
+    let mut kept = keep.iter();
+    graph.nodes.retain(|_| kept.next() == Some(&true));
+    let mut kept = keep.iter();
+    kinds.retain(|_| kept.next() == Some(&true));
+}
