@@ -175,6 +175,20 @@ class Trainee:
     feeds: dict[str, np.ndarray] = field(default_factory=dict)
 
 
+def value_graph(name: str, nodes: list[NodeProto], inputs: dict[str, Any], outputs: Sequence[str]) -> GraphProto:
+    """A subgraph of values whose shapes are not declared. Floats are of any shape, all else are single elements."""
+    kind = helper.np_dtype_to_tensor_dtype
+    given = [
+        helper.make_tensor_value_info(input, kind(np.dtype(d)), None if d is np.float32 else [])
+        for input, d in inputs.items()
+    ]
+    made = [
+        helper.make_tensor_value_info(output, TensorProto.BOOL if output == "loop_still" else TensorProto.FLOAT, None)
+        for output in outputs
+    ]
+    return helper.make_graph(nodes, name, given, made)
+
+
 def perceptron(w: Words, x: str) -> str:
     """Scores of CLASSES classes, by as many operators as opset 7 has."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
@@ -526,6 +540,52 @@ def normalized_branch(w: Words, x: str) -> str:
     return w.node("If", [condition], **halves)
 
 
+def scanned(w: Words, x: str) -> str:
+    """A recurrent cell as a Scan, from the last slice of the middle axis to the first; it uses weights from outside."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    steps = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 20)]), w.ints([-1, 4, 5])])
+    start = w.node("MatMul", [x, weight("start", FEATURES, HIDDEN)])
+    given = [weight("in", 5, HIDDEN), weight("r", HIDDEN, HIDDEN), weight("b", HIDDEN)]
+    inner = [
+        helper.make_node("MatMul", ["cell_x", given[0]], ["cell_xw"]),
+        helper.make_node("MatMul", ["cell_h", given[1]], ["cell_hr"]),
+        helper.make_node("Sum", ["cell_xw", "cell_hr", given[2]], ["cell_sum"]),
+        helper.make_node("Tanh", ["cell_sum"], ["cell_next"]),
+        helper.make_node("Mul", ["cell_next", "cell_xw"], ["cell_out"]),
+    ]
+    body = value_graph("cell", inner, {"cell_h": np.float32, "cell_x": np.float32}, ["cell_next", "cell_out"])
+    attributes = {"scan_input_axes": [1], "scan_input_directions": [1], "scan_output_axes": [1]}
+    w.node("Scan", [start, steps], "last", "all", body=body, num_scan_inputs=1, **attributes)
+    mixed = w.node("Add", ["last", w.reduce_mean("all", [1], keepdims=0)])
+    return w.node("MatMul", [mixed, weight("out", HIDDEN, CLASSES)])
+
+
+def looped(w: Words, x: str) -> str:
+    """A Loop whose number of iterations depends on the input, with an If inside: what it gives is used, and collected."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    start = w.node("MatMul", [x, weight("w", FEATURES, HIDDEN)])
+    above = w.node("Less", [w.weight(-100, dtype=np.float32), w.reduce_sum(x, None, keepdims=0)])
+    count = w.node("Add", [w.node("Cast", [above], to=TensorProto.INT64), w.weight(2, dtype=np.int64)])
+    recurrent, scale = weight("r", HIDDEN, HIDDEN), weight("scale", HIDDEN)
+    yes = value_graph("yes", [helper.make_node("Mul", ["loop_vr", scale], ["yes_y"])], {}, ["yes_y"])
+    no = value_graph("no", [helper.make_node("Sigmoid", ["loop_vr"], ["no_y"])], {}, ["no_y"])
+    inner = [
+        helper.make_node("MatMul", ["loop_v", recurrent], ["loop_vr"]),
+        helper.make_node("Cast", ["loop_i"], ["loop_number"], to=TensorProto.FLOAT),
+        helper.make_node("Less", ["loop_number", w.weight(0.5, dtype=np.float32)], ["loop_first"]),
+        helper.make_node("If", ["loop_first"], ["loop_chosen"], then_branch=yes, else_branch=no),
+        helper.make_node("Add", ["loop_chosen", "loop_number"], ["loop_moved"]),
+        helper.make_node("Tanh", ["loop_moved"], ["loop_next"]),
+        helper.make_node("Mul", ["loop_next", scale], ["loop_out"]),
+        helper.make_node("Identity", ["loop_on"], ["loop_still"]),
+    ]
+    formal = {"loop_i": np.int64, "loop_on": np.bool_, "loop_v": np.float32}
+    body = value_graph("body", inner, formal, ["loop_still", "loop_next", "loop_out"])
+    w.node("Loop", [count, "", start], "final", "each", body=body)
+    mixed = w.node("Add", ["final", w.reduce_sum("each", [0], keepdims=0)])
+    return w.node("MatMul", [mixed, weight("out", HIDDEN, CLASSES)])
+
+
 def activated(w: Words, x: str) -> str:
     """Activations of opset 7, with attributes of their own, and the ends of ranges."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
@@ -779,6 +839,8 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "heads": (heads, 7),
     "branches": (branches, 7),
     "lonely_branch": (lonely_branch, 7),
+    "scanned": (scanned, 9),
+    "looped": (looped, 7),
     "expanded": (expanded, 8),
     "chosen": (chosen, 9),
     "selected": (selected, 9),

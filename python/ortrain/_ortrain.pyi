@@ -87,6 +87,7 @@ class Module:
         device: str,
         num_threads: int,
         memory_limit: int | None,
+        iteration_limit: int | None,
     ) -> Module: ...
     def profile(self, inputs: Sequence[OrtValue], training: bool, steps: int, warmup: int) -> Profile: ...
     def memory(self) -> tuple[int, int, int, int]:
@@ -143,6 +144,7 @@ class TrainingSession:
         device: str,
         num_threads: int,
         memory_limit: int | None,
+        iteration_limit: int | None,
     ) -> TrainingSession: ...
     def close(self) -> None: ...
     def check_open(self) -> None: ...
@@ -167,7 +169,13 @@ class TrainingSession:
 @final
 class InferenceSession:
     def __new__(
-        cls, model: str | bytes, *, device: str, num_threads: int, memory_limit: int | None
+        cls,
+        model: str | bytes,
+        *,
+        device: str,
+        num_threads: int,
+        memory_limit: int | None,
+        iteration_limit: int | None,
     ) -> InferenceSession: ...
     def inputs(self) -> list[tuple[str, str, list[int | str | None]]]:
         """Name, type and shape of each."""

@@ -40,7 +40,14 @@ class SessionOptions:
     AttributeError: 'SessionOptions' object has no attribute 'graph_optimization_level'
     """
 
-    __slots__ = ("intra_op_num_threads", "log_severity_level", "log_verbosity_level", "logid", "memory_limit")
+    __slots__ = (
+        "intra_op_num_threads",
+        "iteration_limit",
+        "log_severity_level",
+        "log_verbosity_level",
+        "logid",
+        "memory_limit",
+    )
 
     log_severity_level: int
     """Kept for scripts that set it, -1 at first: ortrain logs nothing, so every level is obeyed."""
@@ -55,6 +62,12 @@ class SessionOptions:
     """Threads that runs may take; 0 leaves the number as it is, at first one per core.
 
     The process has one pool: the number set last holds for all. Results are the same bits for every number.
+    """
+
+    iteration_limit: int | None
+    """Most iterations of a Loop or Scan; ``None``, the default, stands for 1 000 000.
+
+    A loop that still runs then is stopped by an error that names it: most likely it is endless.
     """
 
     memory_limit: int | None
@@ -72,6 +85,7 @@ class SessionOptions:
         self.log_verbosity_level = 0
         self.logid = ""
         self.intra_op_num_threads = 0
+        self.iteration_limit = None
         self.memory_limit = None
 
 
@@ -146,6 +160,7 @@ class NativeOptions(TypedDict):
 
     num_threads: int
     memory_limit: int | None
+    iteration_limit: int | None
 
 
 def native_options(options: SessionOptions | None) -> NativeOptions:
@@ -159,7 +174,13 @@ def native_options(options: SessionOptions | None) -> NativeOptions:
         raise TypeError(f"session options are an ortrain.SessionOptions, not {type(options).__module__} ones")
     if options.memory_limit is not None and options.memory_limit < 0:
         raise InvalidArgumentError(f"memory_limit is a number of bytes, not {options.memory_limit}")
-    return NativeOptions(num_threads=options.intra_op_num_threads, memory_limit=options.memory_limit)
+    if options.iteration_limit is not None and options.iteration_limit < 0:
+        raise InvalidArgumentError(f"iteration_limit is a number of iterations, not {options.iteration_limit}")
+    return NativeOptions(
+        num_threads=options.intra_op_num_threads,
+        memory_limit=options.memory_limit,
+        iteration_limit=options.iteration_limit,
+    )
 
 
 class NodeArg:

@@ -43,7 +43,7 @@ impl TrainingSession {
 #[pymethods]
 impl TrainingSession {
     #[new]
-    #[pyo3(signature = (state, train_model, eval_model, optimizer_model, *, device, num_threads, memory_limit))]
+    #[pyo3(signature = (state, train_model, eval_model, optimizer_model, *, device, num_threads, memory_limit, iteration_limit))]
     fn new(
         py: Python<'_>,
         state: &CheckpointState,
@@ -53,8 +53,9 @@ impl TrainingSession {
         device: &str,
         num_threads: usize,
         memory_limit: Option<usize>,
+        iteration_limit: Option<u64>,
     ) -> PyResult<TrainingSession> {
-        let options = module_options(device, num_threads, memory_limit)?;
+        let options = module_options(device, num_threads, memory_limit, iteration_limit)?;
         let (eval, optimizer) = (eval_model.map(|source| source.0), optimizer_model.map(|source| source.0));
         let session = state.door.pass(py, |state| {
             let session = ortrain::TrainingSession::new(state, train_model.0, eval, optimizer, options)?;

@@ -46,9 +46,11 @@ pub(crate) fn module_options(
     device: &str,
     num_threads: usize,
     memory_limit: Option<usize>,
+    iteration_limit: Option<u64>,
 ) -> PyResult<ModuleOptions> {
     let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
     options.memory_limit = memory_limit;
+    options.iteration_limit = iteration_limit;
     Ok(options)
 }
 
@@ -74,16 +76,18 @@ pub(crate) struct InferenceSession {
 #[pymethods]
 impl InferenceSession {
     #[new]
-    #[pyo3(signature = (model, *, device, num_threads, memory_limit))]
+    #[pyo3(signature = (model, *, device, num_threads, memory_limit, iteration_limit))]
     fn new(
         py: Python<'_>,
         model: Source,
         device: &str,
         num_threads: usize,
         memory_limit: Option<usize>,
+        iteration_limit: Option<u64>,
     ) -> PyResult<InferenceSession> {
         let mut options = SessionOptions::default().backend(backend(device, num_threads)?);
         options.memory_limit = memory_limit;
+        options.iteration_limit = iteration_limit;
         let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
         Ok(InferenceSession { session: Door::new(session) })
     }

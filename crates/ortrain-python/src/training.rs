@@ -48,7 +48,7 @@ impl Module {
 #[pymethods]
 impl Module {
     #[new]
-    #[pyo3(signature = (train_model, state, eval_model, *, device, num_threads, memory_limit))]
+    #[pyo3(signature = (train_model, state, eval_model, *, device, num_threads, memory_limit, iteration_limit))]
     fn new(
         py: Python<'_>,
         train_model: Source,
@@ -57,8 +57,9 @@ impl Module {
         device: &str,
         num_threads: usize,
         memory_limit: Option<usize>,
+        iteration_limit: Option<u64>,
     ) -> PyResult<Module> {
-        let options = module_options(device, num_threads, memory_limit)?;
+        let options = module_options(device, num_threads, memory_limit, iteration_limit)?;
         let eval = eval_model.map(|source| source.0);
         let module =
             state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;

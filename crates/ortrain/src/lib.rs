@@ -236,6 +236,13 @@ pub use ortrain_onnx::encode as encode_model;
 #[doc(inline)]
 pub use ortrain_program::ALIGNMENT;
 
+/// How many iterations a loop may take unless options say otherwise.
+///
+/// ```
+/// assert_eq!(ortrain::ITERATION_LIMIT, 1_000_000);
+/// ```
+pub use ortrain_program::ITERATION_LIMIT;
+
 /// The room that so many bytes take in a plane.
 ///
 /// ```

@@ -11,8 +11,8 @@ use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, LargeBuffer, Memory, MemoryNeed,
-    OverLimit, RunError, Scalars, Workspace,
+    Backend, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, ITERATION_LIMIT, LargeBuffer,
+    Memory, MemoryNeed, OverLimit, RunError, Scalars, Workspace,
 };
 
 use crate::binding::{self, bind, is_gradient};
@@ -46,6 +46,8 @@ pub struct ModuleOptions {
     pub backend: Option<Arc<dyn Backend>>,
     /// Most bytes that the module may take: see [`ModuleOptions::memory_limit`].
     pub memory_limit: Option<usize>,
+    /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
+    pub iteration_limit: Option<u64>,
 }
 
 impl ModuleOptions {
@@ -85,6 +87,21 @@ impl ModuleOptions {
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> ModuleOptions {
         self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// With at most so many iterations of a loop ([`ITERATION_LIMIT`] unless given). A loop that still runs then is
+    /// stopped by an error that names it.
+    ///
+    /// ```
+    /// use ortrain::ModuleOptions;
+    ///
+    /// let options = ModuleOptions::default().iteration_limit(10_000);
+    /// # assert_eq!(options.iteration_limit, Some(10_000));
+    /// ```
+    #[must_use]
+    pub fn iteration_limit(mut self, iterations: u64) -> ModuleOptions {
+        self.iteration_limit = Some(iterations);
         self
     }
 }
@@ -294,7 +311,8 @@ impl Module {
         let is_frozen = |name| state.entry(name).is_some_and(|entry| !entry.requires_grad);
         let graph = train.runners.graph();
         let updates_frozen = written(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
-        let work = Workspace::limited(options.memory_limit, held(&layout));
+        let work = Workspace::limited(options.memory_limit, held(&layout))
+            .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT));
         check_planes(&layout, options.memory_limit)?;
         let gradients = zeroed(&layout.trainable)?;
         state.set_gradients(gradients.clone());

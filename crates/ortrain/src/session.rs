@@ -9,7 +9,9 @@ use ortrain_onnx::ModelProto;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{PlanePart, Role};
-use ortrain_program::{Backend, Deliver, Entry, Given, Memory, PlaneId, Scalars, Workspace, align};
+use ortrain_program::{
+    Backend, Deliver, Entry, Given, ITERATION_LIMIT, Memory, PlaneId, Scalars, Workspace, align,
+};
 
 use crate::inputs::Signature;
 use crate::module::graph_of;
@@ -33,6 +35,8 @@ pub struct SessionOptions {
     pub backend: Option<Arc<dyn Backend>>,
     /// Most bytes that a run may take: constants, values, scratch of kernels. No limit unless given.
     pub memory_limit: Option<usize>,
+    /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
+    pub iteration_limit: Option<u64>,
 }
 
 impl SessionOptions {
@@ -68,6 +72,21 @@ impl SessionOptions {
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> SessionOptions {
         self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// With at most so many iterations of a loop ([`ITERATION_LIMIT`] unless given). A loop that still runs then is
+    /// stopped by an error that names it.
+    ///
+    /// ```
+    /// use ortrain::SessionOptions;
+    ///
+    /// let options = SessionOptions::default().iteration_limit(10_000);
+    /// # assert_eq!(options.iteration_limit, Some(10_000));
+    /// ```
+    #[must_use]
+    pub fn iteration_limit(mut self, iterations: u64) -> SessionOptions {
+        self.iteration_limit = Some(iterations);
         self
     }
 }
@@ -229,7 +248,8 @@ impl InferenceSession {
             graph,
             backend: options.backend.unwrap_or_else(default_backend),
             prepared: Vec::with_capacity(KEPT + 1),
-            work: Workspace::limited(options.memory_limit, 0),
+            work: Workspace::limited(options.memory_limit, 0)
+                .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT)),
             signature: Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect()),
             inputs,
             outputs,

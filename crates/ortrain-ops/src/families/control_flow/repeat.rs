@@ -30,8 +30,36 @@ use crate::passes::infer::{infer, merge};
 use crate::passes::unroll::known_count;
 use crate::rewrite::Rewrite;
 
+/// How often a body is typed while what it carries changes its type. Bodies within bodies are typed as often each, so the
+/// number is small.
+const MOST_ROUNDS: usize = 4;
+
+/// How deep loops may be nested.
+const DEEPEST: usize = 8;
+
 struct Repeat {
     repetition: Repetition,
+}
+
+/// How deep loops are nested in a graph.
+fn depth(graph: &Graph) -> usize {
+    let of = |node: &Node| {
+        let inside = Graph::subgraphs(node).map(|(_, graph)| depth(graph)).max().unwrap_or(0);
+        inside + usize::from(node.attrs.0.contains_key(BODY))
+    };
+    graph.nodes.iter().map(of).max().unwrap_or(0)
+}
+
+/// The body of a node, if loops are not nested too deep in it.
+fn body_of(node: &Node) -> Result<&Graph, OpError> {
+    let body = subgraph(node, BODY)?;
+    match depth(body) {
+        deep if deep >= DEEPEST => Err(OpError::unsupported(format!(
+            "loops are nested {} deep in it; {DEEPEST} is the most",
+            deep + 1
+        ))),
+        _ => Ok(body),
+    }
 }
 
 /// What is found out about a body.
@@ -109,7 +137,7 @@ impl Repeat {
             };
             slices.push(ValueType::Tensor(dtype, shape.map(rest).transpose()?));
         }
-        loop {
+        for round in 1.. {
             let mut graph = body.clone();
             let inputs = graph.inputs.clone();
             let mismatch = |graph: &Graph, id: ValueId, given: &ValueType| {
@@ -160,14 +188,21 @@ impl Repeat {
                     }
                 });
             }
-            if next != carried {
+            if next != carried && (r.conditional || round < MOST_ROUNDS) {
                 carried = next;
+                if r.conditional && round + 1 >= MOST_ROUNDS {
+                    // What may still change is not worth to be known.
+                    for ty in &mut carried {
+                        *ty = ty.dtype().map_or(ValueType::Unknown, |dtype| ValueType::Tensor(dtype, None));
+                    }
+                }
                 continue;
             }
             let continues = r.conditional.then(|| holds(&graph, graph.outputs[0])).flatten();
             forget_folded(&mut graph);
             return Ok(Typed { graph, carried, outputs, continues });
         }
+        unreachable!("types of which nothing but the element type is known do not change")
     }
 }
 
@@ -322,8 +357,20 @@ impl Repeat {
         let (forward_nodes, forward_values) = (body.nodes.len(), body.value_count());
 
         // Gradients of what is carried that come from outside, or from a later iteration.
-        let mut carries: Vec<bool> =
-            (0..r.carried).map(|j| depends[j] && cx.output_grad(j).is_some()).collect();
+        let arrives: Vec<bool> = (0..r.carried).map(|j| depends[j] && cx.output_grad(j).is_some()).collect();
+        let mut carries = arrives.clone();
+        loop {
+            let through =
+                carried_out.iter().zip(&carries).filter(|(_, carries)| **carries).map(|(&id, _)| id);
+            let reaching = leading_to(&body, through.chain(arriving.iter().map(|&k| collected[k])));
+            let more = (0..r.carried)
+                .map(|j| carries[j] || depends[j] && reaching.contains(&carried_in[j]))
+                .collect();
+            if carries == more {
+                break;
+            }
+            carries = more;
+        }
         let (mut graph, adjoints, elements, found) = loop {
             let mut graph = body.clone();
             // Not the name that a gradient would get: it must not pass for one where it is passed on.
@@ -343,14 +390,15 @@ impl Repeat {
                 return Ok(());
             }
             let found = backpropagate(&mut graph, &seeds, &targets).map_err(in_subgraph)?;
-            let mut more = carries.clone();
+            // Some may have passed through operators without a derivative.
+            let mut fewer = arrives.clone();
             for (&j, gradient) in followed.iter().zip(&found) {
-                more[j] |= gradient.is_some();
+                fewer[j] |= carries[j] && gradient.is_some();
             }
-            if more == carries {
+            if fewer == carries {
                 break (graph, adjoints, elements, found);
             }
-            carries = more;
+            carries = fewer;
         };
         let of_carried: FxHashMap<usize, ValueId> =
             followed.iter().zip(&found).filter_map(|(&j, id)| Some((j, (*id)?))).collect();
@@ -521,6 +569,18 @@ impl Repeat {
     }
 }
 
+/// Values that lead to some others through floats, these included.
+fn leading_to(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<ValueId> {
+    let mut leading: FxHashSet<ValueId> = ends.collect();
+    for node in graph.nodes.iter().rev() {
+        if node.present_outputs().any(|output| leading.contains(&output)) {
+            let is_float = |id: &ValueId| graph.value(*id).ty.dtype().is_some_and(DType::is_float);
+            leading.extend(node.present_inputs().filter(is_float));
+        }
+    }
+    leading
+}
+
 /// Zeros of the shape and type of input `k`.
 fn zeros_outside(cx: &mut Grad<'_>, k: usize) -> Result<ValueId, OpError> {
     let like = cx.input(k)?;
@@ -648,7 +708,7 @@ fn formal(node: &Node, body: &Graph) -> Result<usize, OpError> {
 }
 
 fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let body = subgraph(node, BODY)?;
+    let body = body_of(node)?;
     let carried = (node.inputs.len() - node.captures).saturating_sub(2);
     let found = formal(node, body)?;
     if found != carried + 2 {
@@ -690,7 +750,7 @@ fn alongs(node: &Node, what: &str, count: usize) -> Result<Vec<Along>, OpError> 
 }
 
 fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let body = subgraph(node, BODY)?;
+    let body = body_of(node)?;
     let own = node.inputs.len() - node.captures;
     let scanned = Attrs::required("num_scan_inputs", node.attrs.int("num_scan_inputs")?)?;
     let scanned =

@@ -750,3 +750,26 @@ fn what_is_collected_has_one_shape() {
         assert!(error.to_string().contains(part), "{error}");
     }
 }
+
+#[test]
+fn loops_that_are_nested_too_deep_are_refused() {
+    for deep in [8, 9] {
+        let x = spread(&[1; 9], 1);
+        let (mut graph, ids) = graph(&[&x]);
+        let mut inner = body(&["x"], |g, c| vec![one(g, "Sin", "sine", c)]);
+        for _ in 1..deep {
+            inner = body(&["x"], |g, c| {
+                let made = repeated(g, ("Scan", "y"), &[Some(c[0])], &[], 1, scan(inner, 1));
+                g.outputs.clear();
+                made
+            });
+        }
+        repeated(&mut graph, ("Scan", "y"), &[Some(ids[0])], &[], 1, scan(inner, 1));
+        match infer(&mut graph) {
+            Ok(()) => assert_eq!((deep, both_ways(&graph, &[x])[0].to_f64().len()), (8, 1)),
+            Err(error) => {
+                assert!(deep == 9 && error.to_string().contains("nested 9 deep in it; 8"), "{error}")
+            }
+        }
+    }
+}
