@@ -840,7 +840,7 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "branches": (branches, 7),
     "lonely_branch": (lonely_branch, 7),
     "scanned": (scanned, 9),
-    "looped": (looped, 7),
+    "looped": (looped, 9),
     "expanded": (expanded, 8),
     "chosen": (chosen, 9),
     "selected": (selected, 9),

@@ -22,11 +22,12 @@ OPERATORS = frozenset(
     Erf Exp Expand EyeLike Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm
     GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish
     Hardmax Identity If InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization LeakyRelu Less
-    LessOrEqual Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool Mean
+    LessOrEqual Log LogSoftmax Loop LpNormalization LpPool MatMul Max MaxPool Mean
     MeanVarianceNormalization Min Mish Mod Mul Neg NegativeLogLikelihoodLoss NonZero Not OneHot Or
     PRelu Pad Pow RMSNormalization RNN Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape
-    Resize ReverseSequence RotaryEmbedding Round Scatter ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign
+    Resize ReverseSequence RotaryEmbedding Round Scan Scatter ScatterElements ScatterND Selu Shape Shrink
+    Sigmoid Sign
     Sin Sinh Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt
     Squeeze Sub Sum SwiGLU Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unique Unsqueeze
     Upsample Where Xor""".split()
