@@ -179,8 +179,8 @@ def value_graph(name: str, nodes: list[NodeProto], inputs: dict[str, Any], outpu
     """A subgraph of values whose shapes are not declared. Floats are of any shape, all else are single elements."""
     kind = helper.np_dtype_to_tensor_dtype
     given = [
-        helper.make_tensor_value_info(input, kind(np.dtype(d)), None if d is np.float32 else [])
-        for input, d in inputs.items()
+        helper.make_tensor_value_info(given_name, kind(np.dtype(d)), None if d is np.float32 else [])
+        for given_name, d in inputs.items()
     ]
     made = [
         helper.make_tensor_value_info(output, TensorProto.BOOL if output == "loop_still" else TensorProto.FLOAT, None)
@@ -561,7 +561,7 @@ def scanned(w: Words, x: str) -> str:
 
 
 def looped(w: Words, x: str) -> str:
-    """A Loop whose number of iterations depends on the input, with an If inside: what it gives is used, and collected."""
+    """A Loop whose number of iterations depends on the input, with an If inside; both kinds of results are used."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     start = w.node("MatMul", [x, weight("w", FEATURES, HIDDEN)])
     above = w.node("Less", [w.weight(-100, dtype=np.float32), w.reduce_sum(x, None, keepdims=0)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,21 @@ def branch(op: str, name: str) -> onnx.GraphProto:
 
 def conditional(*, yes: onnx.GraphProto, no: onnx.GraphProto) -> Any:
     return ("If", ["c"], ["y"], {"then_branch": yes, "else_branch": no})
+
+
+def body(inputs: dict[str, int], *nodes: Any, outputs: Sequence[str]) -> onnx.GraphProto:
+    """A body of inputs by element type; its outputs have no declared type."""
+    made = [helper.make_node(op, taken, given, f"an inner {op}") for op, taken, given in nodes]
+    given = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in inputs.items()]
+    return helper.make_graph(made, "body", given, [onnx.ValueInfoProto(name=name) for name in outputs])
+
+
+def scan(of: onnx.GraphProto, outputs: Sequence[str] = ("y",), **attributes: Any) -> Any:
+    return ("Scan", ["x"], list(outputs), {"body": of, "num_scan_inputs": 1} | attributes)
+
+
+def loop(of: onnx.GraphProto, inputs: Sequence[str] = ("", "", "x"), outputs: Sequence[str] = ("y",)) -> Any:
+    return ("Loop", list(inputs), list(outputs), {"body": of})
 
 
 def weight(name: str = "w", **changes: Any) -> TensorProto:
@@ -181,6 +196,62 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         model(conditional(yes=branch("Relu", "x"), no=branch("Tanh", "q")), inputs=WITH_CONDITION),
         INVALID,
         'the model: node "an inner Tanh" (Tanh) uses "q", which is no input, initializer or output of another node',
+    ),
+    "a Scan whose body takes more": (
+        model(scan(body({"a": FLOAT, "b": FLOAT}, ("Add", ["a", "b"], ["z"]), outputs=["z"]))),
+        INVALID,
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): body takes 2 inputs, but 1 are needed: 0 '
+        "states and 1 slices",
+    ),
+    "a Scan along an axis that is not there": (
+        model(scan(body({"a": FLOAT}, ("Relu", ["a"], ["z"]), outputs=["z"]), scan_input_axes=[2])),
+        INVALID,
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): scan_input_axes: axis 2 is out of range for '
+        "rank 2",
+    ),
+    "a Scan whose body takes other elements": (
+        model(scan(body({"a": BOOL}, ("Not", ["a"], ["z"]), outputs=["z"]))),
+        INVALID,
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): body takes "a" as bool[..], but is given '
+        "float32[2]",
+    ),
+    "a Scan with an attribute of another kind": (
+        model(scan(body({"a": FLOAT}, ("Relu", ["a"], ["z"]), outputs=["z"]), num_scan_inputs=1.0)),
+        INVALID,
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): attribute "num_scan_inputs" should be INT but '
+        "is FLOAT",
+    ),
+    "a Loop without a body": (
+        model(("Loop", ["", "", "x"], ["y"])),
+        INVALID,
+        'the model: node "a Loop" (Loop) with inputs (none, none, x: float32[n, 2]): attribute "body" is missing',
+    ),
+    "a Loop whose body gives no condition": (
+        model(loop(body({"i": INT64, "c": BOOL, "v": FLOAT}, ("Relu", ["v"], ["z"]), outputs=["z"]))),
+        INVALID,
+        'the model: node "a Loop" (Loop) with inputs (none, none, x: float32[n, 2]): body gives 1 outputs, but 2 are '
+        "needed: the condition and 1 carried values",
+    ),
+    "a Loop whose body makes other elements of what it carries": (
+        model(
+            loop(
+                body(
+                    {"i": INT64, "c": BOOL, "v": FLOAT},
+                    ("Equal", ["v", "v"], ["z"]),
+                    ("Identity", ["c"], ["d"]),
+                    outputs=["d", "z"],
+                )
+            )
+        ),
+        INVALID,
+        'the model: node "a Loop" (Loop) with inputs (none, none, x: float32[n, 2]): the carried value "v" is '
+        "float32[n, 2] but body makes it bool[n, 2]; its type must stay",
+    ),
+    "a mistake in a body": (
+        model(scan(body({"a": FLOAT}, ("MatMul", ["a", "x"], ["z"]), ("Not", ["z"], ["q"]), outputs=["q"]))),
+        INVALID,
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2], x: float32[n, 2]): in its subgraph: node "an '
+        'inner Not" (Not) with inputs (z: float32[2]): input 0 is of type float32, bool is needed',
     ),
     "unknown operators in branches": (
         model(

@@ -7,7 +7,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Workload, batch, given, optimizer_on, recorded, state_of};
-use ortrain::{CheckpointState, Destination, Module, ModuleOptions, Tensor, TrainingSession, backend};
+use ortrain::{
+    CheckpointState, DType, Delivered, Destination, ModelSource, Module, ModuleOptions, Tensor,
+    TrainingSession, backend,
+};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
@@ -52,6 +55,39 @@ fn step(module: &mut Module, state: &mut CheckpointState, batch: &(Tensor, Tenso
     f32::from_le_bytes(loss)
 }
 
+/// A Scan of sums over so many rows that its iterations are not written out.
+fn sums() -> ortrain::InferenceSession {
+    use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueType};
+    let typed = |dims: &[Dim]| ValueType::Tensor(DType::F32, Some(dims.iter().cloned().collect::<Shape>()));
+    let (rows, width) = (Dim::symbol("rows"), Dim::Known(64));
+    let mut body = Graph::new("body");
+    let one = typed(std::slice::from_ref(&width));
+    let ids = ["sum", "row", "next", "out"].map(|name| Some(body.add_value(name, one.clone())));
+    let [sum, row, next, out] = ids;
+    body.nodes.push(Node::new("", "Add", &[sum, row], &[next], Attrs::new()));
+    body.nodes.push(Node::new("", "Tanh", &[next], &[out], Attrs::new()));
+    body.inputs = [sum, row].into_iter().flatten().collect();
+    body.outputs = [next, out].into_iter().flatten().collect();
+    let mut graph = Graph::new("graph");
+    let all = typed(&[rows, width]);
+    let start = Some(graph.add_value("start", one.clone()));
+    let steps = Some(graph.add_value("steps", all.clone()));
+    let outputs = [Some(graph.add_value("last", one)), Some(graph.add_value("all", all))];
+    let attrs = Attrs::new().with("num_scan_inputs", 1i64).with("body", body);
+    graph.nodes.push(Node::new("", "Scan", &[start, steps], &outputs, attrs));
+    graph.inputs = [start, steps].into_iter().flatten().collect();
+    graph.outputs = outputs.into_iter().flatten().collect();
+    let opset = ortrain_onnx::OperatorSetIdProto { version: 17, ..Default::default() };
+    let model = ortrain_onnx::ModelProto {
+        ir_version: 8,
+        graph: Some(graph.to_proto()),
+        opset_import: vec![opset],
+        ..Default::default()
+    };
+    let options = ortrain::SessionOptions::default().backend(backend("cpu", 2).unwrap());
+    ortrain::InferenceSession::new(ModelSource::from_proto(&model).unwrap(), options).unwrap()
+}
+
 /// The only test of its process: others would be counted too. A perceptron with batches of two sizes that take turns, one
 /// of them large enough for several threads; then whole convolution networks.
 #[test]
@@ -84,6 +120,25 @@ fn a_warm_step_allocates_nothing() {
         loss[0]
     };
     assert_eq!(counted(round), 0, "a session");
+
+    // What a Scan takes does not depend on how often it runs.
+    let mut session = sums();
+    let start = Tensor::f32(&[64], &[0.0; 64]);
+    let counts = [3000, 5000].map(|rows| {
+        let steps = Tensor::f32(&[rows, 64], &vec![0.5; rows * 64]);
+        let inputs = [given(&start), given(&steps)];
+        counted(|| {
+            let mut first = [0; 4];
+            let deliver = &mut |k, _: DType, _: &[usize], value: Delivered<'_>| {
+                let mut bytes = vec![0; if k == 0 { 64 * 4 } else { rows * 64 * 4 }];
+                value.copy_to(&mut bytes);
+                first.copy_from_slice(&bytes[..4]);
+            };
+            session.run(&inputs, deliver).unwrap();
+            f32::from_le_bytes(first)
+        })
+    });
+    assert_eq!(counts[0], counts[1], "iterations allocate");
 
     for (name, rows) in [("lenet", 64), ("mobilenetv2_96", 2), ("resnet18_224", 1)] {
         let mut run = Workload::new(name, rows);

@@ -779,7 +779,9 @@ fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 /// Before opset 11 axes count from the front.
 fn downgrade_scan(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 9 {
-        return Err(OpError::unsupported("a Scan without a batch axis, which gradients of loops are, needs opset 9 or newer"));
+        return Err(OpError::unsupported(
+            "a Scan without a batch axis, which gradients of loops are, needs opset 9 or newer",
+        ));
     }
     if rw.version() >= 11 {
         return Ok(());

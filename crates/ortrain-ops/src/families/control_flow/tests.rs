@@ -768,7 +768,7 @@ fn loops_that_are_nested_too_deep_are_refused() {
         match infer(&mut graph) {
             Ok(()) => assert_eq!((deep, both_ways(&graph, &[x])[0].to_f64().len()), (8, 1)),
             Err(error) => {
-                assert!(deep == 9 && error.to_string().contains("nested 9 deep in it; 8"), "{error}")
+                assert!(deep == 9 && error.to_string().contains("nested 9 deep in it; 8"), "{error}");
             }
         }
     }
