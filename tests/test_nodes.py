@@ -38,7 +38,7 @@ UNSUPPORTED_TYPES = frozenset(
     sequence optional""".split()
 )
 # How many cases that is, so that none leaves the list of those that must pass unnoticed.
-UNSUPPORTED_CASES = 154
+UNSUPPORTED_CASES = 156
 # Models are read from this operator set on. The cases of Not, which never changed, state an older one.
 OLDEST_OPSET = 7
 # Cases whose outputs are random: any mask is right.
