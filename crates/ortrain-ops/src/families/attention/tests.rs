@@ -388,7 +388,7 @@ fn precision() {
     };
     let data = heads(1, 1, KEYS);
     let [q, k, v] = data.each_ref().map(|tensor| half(tensor, 1.0));
-    let wide = [&q, &k, &v].map(|tensor| tensor.to_f64());
+    let wide = [&q, &k, &v].map(Tensor::to_f64);
     let plan = Plan { heads: 1, of_keys: 1, keys: KEYS, scale: 1.0 / (SIZE as f64).sqrt(), softcap: 0.0 };
     let want = &expected(&plan, &wide[0], &wide[1], &wide[2], |_| 0.0)[4];
     for precision in [None, Some(1i64), Some(10), Some(11)] {
@@ -678,7 +678,7 @@ fn what_is_wrong_is_said() {
     let of_three = Tensor::i64(&[3], &[1, 2, 1]);
     let past = spread(&[BATCH, 2, 2, SIZE], 1);
     let none = Attrs::new;
-    let basic = vec![Some(&q), Some(&k), Some(&v)];
+    let basic = [Some(&q), Some(&k), Some(&v)];
     let with = |more: &[Option<&Tensor>]| -> Vec<Option<Tensor>> {
         basic.iter().chain(more).map(|port| port.cloned()).collect()
     };
