@@ -2,14 +2,17 @@
 //! the reference evaluator, gradients in plain ONNX.
 
 mod common;
+#[path = "common/outcome.rs"]
+mod outcome;
 
 use std::sync::Arc;
 
-use common::{every_level, passes};
+use common::every_level;
 use ortrain_graph::{Attrs, DType, Tensor};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::Reference;
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard, run};
+use outcome::passes;
 use proptest::prelude::*;
 
 /// One spatial axis.

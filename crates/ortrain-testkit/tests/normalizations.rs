@@ -2,10 +2,13 @@
 //! the reference evaluator, gradients in plain ONNX.
 
 mod common;
+#[path = "common/outcome.rs"]
+mod outcome;
 
-use common::{every_level, passes};
+use common::every_level;
 use ortrain_graph::{Attrs, DType, Tensor};
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard};
+use outcome::passes;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 

@@ -2,11 +2,14 @@
 //! reference evaluator, gradients in plain ONNX, and absurd attributes.
 
 mod common;
+#[path = "common/outcome.rs"]
+mod outcome;
 
-use common::{every_level, passes};
+use common::every_level;
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueType};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, check_standard};
+use outcome::passes;
 use proptest::prelude::*;
 use proptest::sample::select;
 

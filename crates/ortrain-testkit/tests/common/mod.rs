@@ -1,9 +1,8 @@
-//! What the tests over random attributes share.
+//! What tests on the CPU backend share.
 
 use std::sync::Arc;
 
 use ortrain_program::Backend;
-use proptest::test_runner::TestCaseError;
 
 /// The CPU backend at every level of this machine.
 pub(crate) fn every_level() -> Vec<Arc<dyn Backend>> {
@@ -11,9 +10,4 @@ pub(crate) fn every_level() -> Vec<Arc<dyn Backend>> {
         .into_iter()
         .map(|isa| Arc::new(ortrain_cpu::Cpu::with_isa(isa)) as Arc<dyn Backend>)
         .collect()
-}
-
-/// The outcome of a check as that of a test.
-pub(crate) fn passes(outcome: Result<(), String>) -> Result<(), TestCaseError> {
-    outcome.map_err(TestCaseError::fail)
 }
