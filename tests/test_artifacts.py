@@ -142,8 +142,8 @@ class Block:
         ),
         (
             {"custom_op_library": "operators.so"},
-            ortrain.UnsupportedError,
-            "custom_op_library is not supported: ortrain runs no operators from shared libraries",
+            ortrain.NoSuchFileError,
+            "there is no file operators.so",
         ),
         (
             {"loss": Block()},

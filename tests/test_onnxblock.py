@@ -328,12 +328,22 @@ def test_contexts() -> None:
         assert (accessor.model.producer_name, accessor.model.graph.name) == ("orttraining", "graph")
 
 
-def test_a_library_of_operators_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ortrain.NoSuchFileError):
-        onnxblock.custom_op_library(tmp_path / "lib.so")
-    (tmp_path / "lib.so").touch()
-    with pytest.raises(ortrain.UnsupportedError, match="no operators from shared libraries"):
-        onnxblock.custom_op_library(tmp_path / "lib.so")
+def test_a_library_of_operators(tmp_path: Path) -> None:
+    """It has to be there; what does not need it is built as usual, and what does is refused by name."""
+    library = tmp_path / "lib.so"
+    with pytest.raises(ortrain.NoSuchFileError), onnxblock.custom_op_library(library):
+        pass
+    library.touch()
+    with onnxblock.custom_op_library(library):
+        with pytest.raises(ortrain.InvalidArgumentError, match="does not nest"), onnxblock.custom_op_library(library):
+            pass
+        with onnxblock.base(of_x()):
+            assert Of(blocks.Abs())()
+    model = of_x()
+    model.graph.node[0].op_type, model.graph.node[0].domain, model.graph.node[0].name = "Own", "test.own", "first"
+    model.opset_import.append(helper.make_opsetid("test.own", 1))
+    with pytest.raises(ortrain.UnsupportedError, match=r'test.own:Own \("first"\)'):
+        artifacts.generate_artifacts(model, custom_op_library=library, artifact_directory=tmp_path)
 
 
 def test_out_of_order() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
+
+from ortrain.errors import NoSuchFileError
 
 
 @runtime_checkable
@@ -28,3 +31,10 @@ def model_source(model: ModelLike) -> str | bytes:
     if isinstance(model, SupportsSerializeToString):
         return model.SerializeToString()
     raise TypeError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
+
+
+def existing_library(path: PathLike) -> str:
+    """The path of a shared library with operators, which nothing loads: models that use them are refused by name."""
+    if not Path(path).exists():
+        raise NoSuchFileError(f"there is no file {os.fspath(path)}")
+    return os.fspath(path)

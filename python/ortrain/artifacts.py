@@ -27,7 +27,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import ParameterInfo, inspection
-from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain._sources import ModelLike, PathLike, existing_library, model_source
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
 
@@ -176,7 +176,8 @@ def generate_artifacts(
         artifact_directory: an existing folder; ``None`` for the current one.
         prefix: put before each file name.
         ort_format: not supported; must be ``False``.
-        custom_op_library: not supported; must be ``None``.
+        custom_op_library: a shared library with operators. It has to be there and is not loaded: ortrain has operators
+            of its own alone, and refuses a model that uses others, with their names.
         additional_output_names: values to return beside the loss, at each training and eval step.
         nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
@@ -216,7 +217,7 @@ def generate_artifacts(
     if ort_format:
         raise UnsupportedError("ort_format=True is not supported: ortrain writes and reads .onnx files")
     if custom_op_library is not None:
-        raise UnsupportedError("custom_op_library is not supported: ortrain runs no operators from shared libraries")
+        existing_library(custom_op_library)
     source = model_source(model)
     optimizer_model = None
     chosen = _Choice(source, loss, loss_input_names)

@@ -302,8 +302,8 @@ class InferenceSession:
         >>> ortrain.InferenceSession("examples/perceptron.onnx").get_modelmeta().graph_name
         'perceptron'
         """
-        texts, version, custom = self._native.meta()
-        return ModelMetadata(*texts, version=version, custom_metadata_map=custom)
+        (producer, graph, domain, description, graph_description), version, custom = self._native.meta()
+        return ModelMetadata(producer, graph, domain, description, graph_description, version, custom)
 
     def run(
         self,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TypeVar
 
 import onnx
 
-from ortrain._sources import PathLike
-from ortrain.errors import InvalidArgumentError, NoSuchFileError, UnsupportedError
+from ortrain._sources import PathLike, existing_library
+from ortrain.errors import InvalidArgumentError
 
 # What onnxruntime-training 1.19.2 reads; the core writes its optimizer models with the same.
 _IR_VERSION = 10
@@ -70,6 +69,7 @@ class ModelAccessor:
 
 
 _CURRENT: ContextVar[ModelAccessor | None] = ContextVar("ortrain.onnxblock.model", default=None)
+_LIBRARY: ContextVar[str | None] = ContextVar("ortrain.onnxblock.custom_op_library", default=None)
 
 
 def current() -> ModelAccessor:
@@ -148,21 +148,35 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
         yield accessor
 
 
-def custom_op_library(custom_op_library_path: PathLike) -> AbstractContextManager[None]:
-    """Refused: ortrain runs no operators from shared libraries.
+@contextmanager
+def custom_op_library(custom_op_library_path: PathLike) -> Iterator[None]:
+    """A context for models whose operators are in a shared library.
+
+    ortrain has operators of its own alone and loads no library. So whatever the library does not take part in is built
+    as usual, and a model that uses one of its operators is refused where it is read, with the names of the operators
+    and their nodes.
+
+    Args:
+        custom_op_library_path: the library.
 
     Raises:
         NoSuchFileError: if there is no such file.
-        UnsupportedError: otherwise.
+        InvalidArgumentError: inside another such context.
 
-    >>> onnxblock.custom_op_library("nowhere.so")
+    >>> from ortrain import onnxblock
+    >>> with onnxblock.custom_op_library("nowhere.so"):
+    ...     pass
     Traceback (most recent call last):
     ortrain.errors.NoSuchFileError: there is no file nowhere.so
 
     """
-    if not Path(custom_op_library_path).exists():
-        raise NoSuchFileError(f"there is no file {os.fspath(custom_op_library_path)}")
-    raise UnsupportedError("ortrain runs no operators from shared libraries; write them as nodes of operators it has")
+    if _LIBRARY.get() is not None:
+        raise InvalidArgumentError("onnxblock.custom_op_library does not nest: leave the open context first")
+    token = _LIBRARY.set(existing_library(custom_op_library_path))
+    try:
+        yield
+    finally:
+        _LIBRARY.reset(token)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
