@@ -132,7 +132,7 @@ def test_what_cannot_be_written_out(change: tuple[str, str], sentence: str) -> N
         made.graph.initializer.append(tensor)
     with pytest.raises(ortrain.InvalidModelError) as error:
         ortrain.InferenceSession(made)
-    assert str(error.value) == sentence
+    assert str(error.value) == f"the model: {sentence}"
 
 
 def test_types_are_found_through_calls() -> None:

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ortrain_graph::{DType, Graph, Shape, Tensor, ValueType, byte_length};
-use ortrain_onnx::{ExternalData, LoadedModel, inline_functions};
+use ortrain_onnx::{ExternalData, LoadedModel};
 use ortrain_ops::{Role, Specialiser, passes};
 
 /// Inputs of more bytes than this are not made.
@@ -11,8 +11,7 @@ const LARGEST_INPUT: usize = 1 << 16;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(mut model) = LoadedModel::from_bytes(data.to_vec(), ExternalData::none()) else { return };
-    let registry = ortrain_ops::Registry::standard();
-    if inline_functions(&mut model.proto, |domain, op, a, b| registry.means_the_same(domain, op, a, b)).is_err() {
+    if passes::functions::inline_functions(&mut model.proto).is_err() {
         return;
     }
     let Ok(mut graph) = Graph::from_model(&model) else { return };

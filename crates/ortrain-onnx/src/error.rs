@@ -298,24 +298,6 @@ pub enum OnnxError {
         size: usize,
     },
 
-    /// A function that the model brings along cannot be used.
-    #[error("{function} {reason}")]
-    Function {
-        /// The function with its domain.
-        function: String,
-        /// What is wrong, as the rest of the sentence.
-        reason: String,
-    },
-
-    /// A node that calls a function does not fit it.
-    #[error("{node}: {reason}")]
-    Call {
-        /// The node.
-        node: String,
-        /// What is wrong.
-        reason: String,
-    },
-
     /// The path to save to does not name a file.
     #[error("cannot save to {}: the path does not end in a file name", .path.display())]
     FileName {

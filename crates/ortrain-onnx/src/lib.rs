@@ -30,7 +30,6 @@
 
 mod error;
 mod external;
-mod functions;
 mod generated;
 mod load;
 #[allow(unsafe_code)]
@@ -48,7 +47,6 @@ pub mod proto {
 
 pub use error::OnnxError;
 pub use external::{ExternalData, Storage};
-pub use functions::inline_functions;
 pub use load::LoadedModel;
 pub use payload::{element_size, element_type, tensor_dims, tensor_payload};
 pub use proto::attribute_proto::AttributeType;

@@ -73,6 +73,22 @@ pub enum Error {
         /// The newest supported version.
         newest: i64,
     },
+    /// A function that the model brings along cannot be used.
+    #[error("{function} {reason}")]
+    Function {
+        /// The function with its domain.
+        function: String,
+        /// What is wrong, as the rest of the sentence.
+        reason: String,
+    },
+    /// A node that calls a function does not fit it.
+    #[error("{node}: {reason}")]
+    Call {
+        /// The node.
+        node: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// Nothing to train towards.
     #[error("{0}")]
     Loss(String),

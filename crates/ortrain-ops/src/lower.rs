@@ -239,6 +239,20 @@ impl Lower<'_> {
         (dims, strides)
     }
 
+    /// Makes the run fail if an element of input `k`, integers, lies outside `0..=most`.
+    ///
+    /// # Errors
+    /// When the instruction is faulty.
+    pub fn guard_up_to(&mut self, k: usize, most: usize) -> Result<(), OpError> {
+        let (dims, strides) = self.guarded_space(k);
+        let buffer = self.input(k);
+        let mut nest = self.nest(&dims, 0);
+        let value = nest.load_strided(self, buffer, 0, &strides);
+        let value = nest.b.convert(value, Type::I64);
+        nest.b.guard(value, most as i64 + 1);
+        self.step(nest.map())
+    }
+
     /// Whether input `k` is the flag that chooses between overwriting and accumulating gradients.
     #[must_use]
     pub fn is_reset_flag(&self, k: usize) -> bool {

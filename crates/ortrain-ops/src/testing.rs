@@ -69,6 +69,24 @@ pub(crate) fn one_node(
     Ok(graph)
 }
 
+/// A graph as it is read again after it was written to a file.
+pub(crate) fn through_file(graph: &Graph) -> Graph {
+    let opset = |domain: &str, version: i64| {
+        let domain = domain.to_owned();
+        ortrain_onnx::OperatorSetIdProto { domain, version }
+    };
+    let model = ortrain_onnx::ModelProto {
+        graph: Some(graph.to_proto()),
+        opset_import: vec![opset("", NEWEST_OPSET), opset("com.microsoft", 1)],
+        ..Default::default()
+    };
+    let model = ortrain_onnx::LoadedModel::from_proto(model, ortrain_onnx::ExternalData::none());
+    let mut read = Graph::from_model(&model).expect("it can be read");
+    passes::versions::upgrade(&mut read).expect("it is known");
+    passes::infer::infer(&mut read).expect("it is valid");
+    read
+}
+
 /// Why a graph did not run.
 #[derive(Debug)]
 pub(crate) enum Failure {

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode, inline_functions};
-use ortrain_ops::Registry;
+use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode};
+use ortrain_ops::passes::functions::inline_functions;
 
 use crate::{Error, Result};
 
@@ -27,13 +27,12 @@ pub enum ModelSource {
 impl ModelSource {
     /// Reads the model; functions that it brings along are written out where they are called.
     pub(crate) fn load(self) -> Result<LoadedModel> {
+        let label = self.label("the model");
         let mut model = match self {
             ModelSource::Path(path) => LoadedModel::load(path)?,
             ModelSource::Bytes(bytes) => LoadedModel::from_bytes(bytes, ExternalData::none())?,
         };
-        inline_functions(&mut model.proto, |domain, operator, first, second| {
-            Registry::standard().means_the_same(domain, operator, first, second)
-        })?;
+        inline_functions(&mut model.proto).map_err(|source| Error::model(&label, source))?;
         Ok(model)
     }
 

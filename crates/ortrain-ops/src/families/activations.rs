@@ -165,7 +165,7 @@ fn quick_gelu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpE
     Ok(sigmoid_weighted_slope(b, x[0], x[1], attribute(attrs, ALPHA, QUICK_SLOPE)?))
 }
 
-fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+pub(super) fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let zero = b.constant(b.ty(x[0]), 0.0);
     // Written so that NaN passes.
     let negative = b.compare(CompareOp::Lt, x[0], zero);
@@ -226,7 +226,7 @@ fn leaky(b: &mut Builder, x: Reg, alpha: Reg, of: Reg) -> Reg {
     b.mul(x, factor)
 }
 
-fn leaky_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+pub(super) fn leaky_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let alpha = attribute(attrs, ALPHA, LEAK)?;
     let alpha = b.constant(b.ty(x[0]), alpha);
     Ok(leaky(b, x[0], alpha, x[0]))
@@ -319,6 +319,10 @@ impl Exponential {
     }
 }
 
+pub(super) fn elu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+    Ok(Exponential::elu(attrs)?.value(b, x[0]))
+}
+
 /// `log(1 + t)`. The logarithm loses what `1 + t` rounds away, and gets it back as the quotient of `t` and what is left
 /// of it (Kahan). From `1 + t = 2` on there is nothing to lose.
 pub(super) fn log_one_plus(b: &mut Builder, t: Reg) -> Reg {
@@ -336,7 +340,7 @@ pub(super) fn log_one_plus(b: &mut Builder, t: Reg) -> Reg {
 }
 
 /// `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`.
-fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+pub(super) fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
     let zero = b.constant(ty, 0.0);
     let size = b.unary(UnaryOp::Abs, x[0]);
@@ -357,7 +361,7 @@ fn softplus_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, 
 /// `x / (1 + |x|)` and the sigmoid of `x` are 1 in every float type long before this.
 const FAR: f64 = 1e30;
 
-fn softsign(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
+pub(super) fn softsign(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let one = b.constant(b.ty(x[0]), 1.0);
     let x = within(b, x[0], FAR);
     let size = b.unary(UnaryOp::Abs, x);
@@ -382,7 +386,7 @@ fn hard_line(b: &mut Builder, x: Reg, attrs: &Attrs) -> Result<(Reg, Reg), OpErr
     Ok((b.add(scaled, beta), alpha))
 }
 
-fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+pub(super) fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let (line, _) = hard_line(b, x[0], attrs)?;
     let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
     let (below, above) = (b.compare(CompareOp::Lt, line, zero), b.compare(CompareOp::Lt, one, line));
@@ -473,7 +477,7 @@ fn mish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpEr
     Ok(b.mul(g, slope))
 }
 
-fn thresholded_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
+pub(super) fn thresholded_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let alpha = attribute(attrs, ALPHA, 1.0)?;
     let (alpha, zero) = (b.constant(b.ty(x[0]), alpha), b.constant(b.ty(x[0]), 0.0));
     // Written so that NaN passes.
@@ -520,7 +524,7 @@ pub(super) static ROWS: &[Row] = &[
     row("Relu", &[6, 13, 14], 1, Takes::Number, relu).grad_op(of_output!("ReluGrad")),
     row("LeakyRelu", &[6, 16], 1, Takes::Float, leaky_relu).grad_op(leaky_relu_op),
     row("PRelu", &[7, 9, 16], 2, Takes::Number, prelu).first_leads(),
-    row("Elu", &[6, 22], 1, Takes::Float, |b, x, attrs| Ok(Exponential::elu(attrs)?.value(b, x[0])))
+    row("Elu", &[6, 22], 1, Takes::Float, elu)
         .backward(|b, x, g, attrs| Ok(Exponential::elu(attrs)?.gradient(b, x, g))),
     row("Selu", &[6, 22], 1, Takes::Float, |b, x, attrs| Ok(Exponential::selu(attrs)?.value(b, x[0])))
         .backward(|b, x, g, attrs| Ok(Exponential::selu(attrs)?.gradient(b, x, g))),

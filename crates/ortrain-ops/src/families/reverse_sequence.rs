@@ -60,10 +60,7 @@ impl Op for ReverseSequence {
         let dims = cx.dims(0);
         let (data, lengths) = (cx.input(0), cx.input(1));
         let steps = dims[self.time_axis];
-        let mut guard = cx.nest(&[dims[self.batch_axis]], 0);
-        let length = guard.load_strided(cx, lengths, 0, &[1]);
-        guard.b.guard(length, steps as i64 + 1);
-        cx.step(guard.map())?;
+        cx.guard_up_to(1, steps)?;
 
         let mut nest = cx.nest(&dims, 0);
         let along: Vec<isize> = (0..dims.len()).map(|axis| isize::from(axis == self.batch_axis)).collect();

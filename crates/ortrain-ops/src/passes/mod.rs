@@ -3,6 +3,7 @@
 pub mod decompose;
 pub mod differentiate;
 pub mod fold;
+pub mod functions;
 pub mod infer;
 pub mod specialise;
 pub(crate) mod unroll;

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
     use crate::testing::{
         Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s,
-        gradient_graph, graph, run, run_bound, run_with, spread,
+        gradient_graph, graph, run, run_bound, run_with, spread, through_file,
     };
     use crate::{Role, Specialiser};
 
@@ -596,19 +596,7 @@ mod tests {
         training.nodes.insert(0, graph.nodes[0].clone());
         training.outputs.push(graph.outputs[0]);
         names_inside(&training, &FxHashSet::default());
-        let opset = |domain: &str, version: i64| {
-            let domain = domain.to_owned();
-            ortrain_onnx::OperatorSetIdProto { domain, version }
-        };
-        let model = ortrain_onnx::ModelProto {
-            graph: Some(training.to_proto()),
-            opset_import: vec![opset("", crate::NEWEST_OPSET), opset("com.microsoft", 1)],
-            ..Default::default()
-        };
-        let model = ortrain_onnx::LoadedModel::from_proto(model, ortrain_onnx::ExternalData::none());
-        let mut read = Graph::from_model(&model).expect("it can be read");
-        crate::passes::versions::upgrade(&mut read).expect("it is known");
-        infer(&mut read).expect("it is valid");
+        let read = through_file(&training);
         names_inside(&read, &FxHashSet::default());
         for condition in [true, false] {
             let inputs = [flag(condition), x.clone(), w.clone()];

@@ -5,7 +5,7 @@ use super::BODY;
 use crate::passes::infer::infer;
 use crate::testing::{
     Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
-    graph, run, run_specialised, spread,
+    graph, run, run_specialised, spread, through_file,
 };
 use crate::{Role, Specialiser};
 
@@ -645,19 +645,7 @@ fn survives_a_file() {
     let forward = cell(x, h, w, r, b);
     let weights = [Some(spread(&[2, 5], 7)), Some(spread(&[3, 2, 5], 8))];
     let training = gradient_graph(&forward, &weights, &[0, 1, 2, 3, 4]);
-    let opset = |domain: &str, version: i64| {
-        let domain = domain.to_owned();
-        ortrain_onnx::OperatorSetIdProto { domain, version }
-    };
-    let model = ortrain_onnx::ModelProto {
-        graph: Some(training.to_proto()),
-        opset_import: vec![opset("", crate::NEWEST_OPSET), opset("com.microsoft", 1)],
-        ..Default::default()
-    };
-    let model = ortrain_onnx::LoadedModel::from_proto(model, ortrain_onnx::ExternalData::none());
-    let mut read = Graph::from_model(&model).expect("it can be read");
-    crate::passes::versions::upgrade(&mut read).expect("it is known");
-    infer(&mut read).expect("it is valid");
+    let read = through_file(&training);
     assert_eq!(run(&read, &inputs).expect("it runs"), run(&training, &inputs).expect("it runs"));
 }
 

@@ -4,6 +4,7 @@ use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, UnaryOp};
 use ortrain_graph::Attrs;
 
 use crate::OpError;
+use crate::families::activations;
 
 /// A function of one number, increasing where its slope is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,35 +99,25 @@ impl Activation {
     /// The function.
     pub(super) fn apply(self, b: &mut Builder, x: Reg) -> Reg {
         let ty = b.ty(x);
-        let zero = b.constant(ty, 0.0);
-        let one = b.constant(ty, 1.0);
-        let affine = |b: &mut Builder, alpha: f64, beta: f64| {
-            let (alpha, beta) = (b.constant(ty, alpha), b.constant(ty, beta));
-            let scaled = b.mul(x, alpha);
-            b.add(scaled, beta)
+        // The operators of these names, with their numbers as attributes.
+        let number = |name: &str, value: f64| Attrs::new().with(name, value as f32);
+        let none = Attrs::new();
+        let operator = |b: &mut Builder, value: fn(&mut Builder, &[Reg], &Attrs) -> _, attrs: &Attrs| {
+            let made: Result<Reg, OpError> = value(b, &[x], attrs);
+            made.expect("its attributes are floats")
         };
         match self {
-            Activation::Affine { alpha, beta } => affine(b, alpha, beta),
-            Activation::Elu { alpha } => {
-                let negative = b.compare(CompareOp::Lt, x, zero);
-                let alpha = b.constant(ty, alpha);
-                let power = b.unary(UnaryOp::Exp, x);
-                let less = b.sub(power, one);
-                let below = b.mul(alpha, less);
-                b.select(negative, below, x)
+            Activation::Affine { alpha, beta } => {
+                let (alpha, beta) = (b.constant(ty, alpha), b.constant(ty, beta));
+                let scaled = b.mul(x, alpha);
+                b.add(scaled, beta)
             }
+            Activation::Elu { alpha } => operator(b, activations::elu, &number("alpha", alpha)),
             Activation::HardSigmoid { alpha, beta } => {
-                let line = affine(b, alpha, beta);
-                let low = b.binary(BinaryOp::Max, line, zero);
-                b.binary(BinaryOp::Min, low, one)
+                operator(b, activations::hard_sigmoid, &number("alpha", alpha).with("beta", beta as f32))
             }
-            Activation::LeakyRelu { alpha } => {
-                let negative = b.compare(CompareOp::Lt, x, zero);
-                let alpha = b.constant(ty, alpha);
-                let below = b.mul(alpha, x);
-                b.select(negative, below, x)
-            }
-            Activation::Relu => b.binary(BinaryOp::Max, x, zero),
+            Activation::LeakyRelu { alpha } => operator(b, activations::leaky_relu, &number("alpha", alpha)),
+            Activation::Relu => operator(b, activations::relu, &none),
             Activation::ScaledTanh { alpha, beta } => {
                 let (alpha, beta) = (b.constant(ty, alpha), b.constant(ty, beta));
                 let scaled = b.mul(x, beta);
@@ -134,26 +125,11 @@ impl Activation {
                 b.mul(alpha, tanh)
             }
             Activation::Sigmoid => b.unary(UnaryOp::Sigmoid, x),
-            Activation::Softplus => {
-                // log(1 + exp(x)) = max(x, 0) + log(1 + exp(-abs(x))), which does not overflow.
-                let above = b.binary(BinaryOp::Max, x, zero);
-                let size = b.unary(UnaryOp::Abs, x);
-                let negative = b.unary(UnaryOp::Neg, size);
-                let power = b.unary(UnaryOp::Exp, negative);
-                let more = b.add(one, power);
-                let rest = b.unary(UnaryOp::Log, more);
-                b.add(above, rest)
-            }
-            Activation::Softsign => {
-                let size = b.unary(UnaryOp::Abs, x);
-                let more = b.add(one, size);
-                b.div(x, more)
-            }
+            Activation::Softplus => operator(b, activations::softplus, &none),
+            Activation::Softsign => operator(b, activations::softsign, &none),
             Activation::Tanh => b.unary(UnaryOp::Tanh, x),
             Activation::ThresholdedRelu { alpha } => {
-                let alpha = b.constant(ty, alpha);
-                let above = b.compare(CompareOp::Lt, alpha, x);
-                b.select(above, x, zero)
+                operator(b, activations::thresholded_relu, &number("alpha", alpha))
             }
         }
     }

@@ -125,13 +125,8 @@ impl Lengths {
         if !cx.has(input) {
             return Ok(Lengths(None));
         }
-        let buffer = cx.input(input);
-        let mut nest = cx.nest(&[sizes.batch], 0);
-        let length = nest.load_strided(cx, buffer, 0, &[1]);
-        let length = nest.b.convert(length, Type::I64);
-        nest.b.guard(length, sizes.steps as i64 + 1);
-        cx.step(nest.map())?;
-        Ok(Lengths(Some(buffer)))
+        cx.guard_up_to(input, sizes.steps)?;
+        Ok(Lengths(Some(cx.input(input))))
     }
 
     /// Whether a step lies within a row's sequence, in a nest over `[batch, ..]`; `None`: it does in every row.

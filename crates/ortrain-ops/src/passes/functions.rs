@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
+use ortrain_onnx::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, visit_tensors_mut,
+};
 use prost::Message as _;
 
-use crate::error::shown;
-use crate::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OnnxError, OperatorSetIdProto,
-};
+use crate::Error;
+use crate::registry::Registry;
 
 /// How many nodes a model may have when its functions are written out. Functions that call functions can describe far
 /// more than any machine holds.
@@ -21,17 +22,14 @@ type Key = (String, String, String);
 /// Writes the model's functions out where they are called, in the graph and its subgraphs, and removes them.
 ///
 /// Values and nodes of a call are named after the call's node. A function takes precedence over an operator of the same
-/// name. Sets of operators that functions alone import are imported by the model afterwards; `means_the_same` is asked
-/// for each operator of a body whose set the model imports in another version: domain, operator, both versions.
+/// name. Sets of operators that functions alone import are imported by the model afterwards; a body may be written in
+/// another version of a set than the model where its operators are the same in both.
 ///
 /// # Errors
 ///
 /// Functions that call themselves, calls that do not fit, bodies that repeat more than a machine holds, operators that
 /// mean something else in the model's version of their set.
-pub fn inline_functions(
-    model: &mut ModelProto,
-    means_the_same: impl Fn(&str, &str, i64, i64) -> bool,
-) -> Result<(), OnnxError> {
+pub fn inline_functions(model: &mut ModelProto) -> Result<(), Error> {
     if model.functions.is_empty() {
         return Ok(());
     }
@@ -41,7 +39,7 @@ pub fn inline_functions(
         let weight = function.encoded_len() - payload_bytes(function);
         let key = key(&function.domain, &function.name, &function.overload);
         if found.insert(key, (function, weight)).is_some() {
-            return Err(OnnxError::Function { function: label(function), reason: "is defined twice".into() });
+            return Err(Error::Function { function: label(function), reason: "is defined twice".into() });
         }
     }
     let Some(mut graph) = model.graph.take() else { return Ok(()) };
@@ -49,7 +47,6 @@ pub fn inline_functions(
         functions: found,
         opsets: model.opset_import.iter().map(|set| (domain(&set.domain).to_owned(), set.version)).collect(),
         imported: Vec::new(),
-        means_the_same: &means_the_same,
         names: HashSet::new(),
         calls: Vec::new(),
         nodes: 0,
@@ -73,15 +70,15 @@ fn domain(name: &str) -> &str {
 }
 
 fn label(function: &FunctionProto) -> String {
-    format!("function {:?} of domain {:?}", shown(&function.name), shown(&function.domain))
+    format!("function {:?} of domain {:?}", function.name, function.domain)
 }
 
 fn call_label(node: &NodeProto) -> String {
     let output = node.output.iter().find(|name| !name.is_empty()).map_or("nothing", String::as_str);
     if node.name.is_empty() {
-        format!("the node that makes {:?} ({})", shown(output), shown(&node.op_type))
+        format!("the node that makes {:?} ({})", output, node.op_type)
     } else {
-        format!("node {:?} ({})", shown(&node.name), shown(&node.op_type))
+        format!("node {:?} ({})", node.name, node.op_type)
     }
 }
 
@@ -90,7 +87,6 @@ struct Inliner<'a> {
     functions: HashMap<Key, (&'a FunctionProto, usize)>,
     opsets: HashMap<String, i64>,
     imported: Vec<OperatorSetIdProto>,
-    means_the_same: &'a dyn Fn(&str, &str, i64, i64) -> bool,
     /// Names of values that are taken.
     names: HashSet<String>,
     /// The calls that are being written out.
@@ -113,14 +109,14 @@ impl<'a> Inliner<'a> {
         }
     }
 
-    fn in_graph(&mut self, graph: &mut GraphProto) -> Result<(), OnnxError> {
+    fn in_graph(&mut self, graph: &mut GraphProto) -> Result<(), Error> {
         let nodes = std::mem::take(&mut graph.node);
         graph.node = self.expanded(nodes)?;
         Ok(())
     }
 
     /// Nodes with the calls among them written out.
-    fn expanded(&mut self, nodes: Vec<NodeProto>) -> Result<Vec<NodeProto>, OnnxError> {
+    fn expanded(&mut self, nodes: Vec<NodeProto>) -> Result<Vec<NodeProto>, Error> {
         let mut result = Vec::with_capacity(nodes.len());
         for mut node in nodes {
             for attribute in &mut node.attribute {
@@ -136,7 +132,7 @@ impl<'a> Inliner<'a> {
                 continue;
             };
             if self.calls.contains(&key) {
-                return Err(OnnxError::Function {
+                return Err(Error::Function {
                     function: label(function),
                     reason: "calls itself; functions cannot be recursive".into(),
                 });
@@ -151,11 +147,11 @@ impl<'a> Inliner<'a> {
         Ok(result)
     }
 
-    fn check_size(&self, node: &NodeProto) -> Result<(), OnnxError> {
+    fn check_size(&self, node: &NodeProto) -> Result<(), Error> {
         if self.nodes <= MOST_NODES && self.bytes <= MOST_BYTES {
             return Ok(());
         }
-        Err(OnnxError::Call {
+        Err(Error::Call {
             node: call_label(node),
             reason: format!(
                 "the model's functions, written out, have more than {MOST_NODES} nodes or take more than {MOST_BYTES} bytes"
@@ -164,8 +160,8 @@ impl<'a> Inliner<'a> {
     }
 
     /// The nodes of a call.
-    fn body(&mut self, function: &'a FunctionProto, call: &NodeProto) -> Result<Vec<NodeProto>, OnnxError> {
-        let fault = |reason: String| OnnxError::Call { node: call_label(call), reason };
+    fn body(&mut self, function: &'a FunctionProto, call: &NodeProto) -> Result<Vec<NodeProto>, Error> {
+        let fault = |reason: String| Error::Call { node: call_label(call), reason };
         for (what, given, declared) in [
             ("inputs", call.input.len(), function.input.len()),
             ("outputs", call.output.len(), function.output.len()),
@@ -183,7 +179,7 @@ impl<'a> Inliner<'a> {
             if !declared {
                 return Err(fault(format!(
                     "it has the attribute {:?}, which {} does not declare",
-                    shown(&attribute.name),
+                    attribute.name,
                     label(function)
                 )));
             }
@@ -223,7 +219,7 @@ impl<'a> Inliner<'a> {
     }
 
     /// Makes sure that the operators of a body mean what they mean in the model.
-    fn import(&mut self, function: &FunctionProto) -> Result<(), OnnxError> {
+    fn import(&mut self, function: &FunctionProto) -> Result<(), Error> {
         let versions: HashMap<&str, i64> =
             function.opset_import.iter().map(|set| (domain(&set.domain), set.version)).collect();
         for (&of_domain, &version) in &versions {
@@ -238,15 +234,15 @@ impl<'a> Inliner<'a> {
             let is_call = self.functions.contains_key(&key(&node.domain, &node.op_type, &node.overload));
             let Some(&own) = versions.get(of_domain).filter(|_| !is_call) else { return Ok(()) };
             let ours = self.opsets[of_domain];
-            if own == ours || (self.means_the_same)(of_domain, &node.op_type, own, ours) {
+            if own == ours || Registry::standard().means_the_same(of_domain, &node.op_type, own, ours) {
                 return Ok(());
             }
-            Err(OnnxError::Function {
+            Err(Error::Function {
                 function: label(function),
                 reason: format!(
                     "uses {} of version {own} of its operator set, but the model uses version {ours}, where it means \
                      something else; convert the model to one version",
-                    shown(&node.op_type)
+                    node.op_type
                 ),
             })
         })
@@ -257,7 +253,7 @@ impl<'a> Inliner<'a> {
 fn payload_bytes(function: &FunctionProto) -> usize {
     let mut sum = 0;
     let mut model = ModelProto { functions: vec![function.clone()], ..Default::default() };
-    let outcome: Result<(), ()> = crate::visit_tensors_mut(&mut model, |tensor, _| {
+    let outcome: Result<(), ()> = visit_tensors_mut(&mut model, |tensor, _| {
         sum += tensor.raw_data.len();
         Ok(())
     });
@@ -268,8 +264,8 @@ fn payload_bytes(function: &FunctionProto) -> usize {
 /// Calls `visit` with the nodes of a body and its subgraphs, in order.
 fn each_node<'a>(
     nodes: &'a [NodeProto],
-    visit: &mut dyn FnMut(&'a NodeProto) -> Result<(), OnnxError>,
-) -> Result<(), OnnxError> {
+    visit: &mut dyn FnMut(&'a NodeProto) -> Result<(), Error>,
+) -> Result<(), Error> {
     for node in nodes {
         visit(node)?;
         for attribute in &node.attribute {
@@ -372,8 +368,9 @@ impl Copy<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ortrain_onnx::{AttributeType, ValueInfoProto};
+
     use super::*;
-    use crate::AttributeType;
 
     fn node(op: &str, domain: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
@@ -428,7 +425,7 @@ mod tests {
 
     /// The graph's nodes after inlining, as `outputs = op(inputs)`.
     fn inlined(mut model: ModelProto) -> Result<Vec<String>, String> {
-        inline_functions(&mut model, |_, op, _, _| op != "Changed").map_err(|error| error.to_string())?;
+        inline_functions(&mut model).map_err(|error| error.to_string())?;
         assert!(model.functions.is_empty());
         let nodes = model.graph.expect("a graph").node;
         Ok(nodes
@@ -448,7 +445,7 @@ mod tests {
         let mut second = with(node("Step", "own", &["h", ""], &["z"]), float("slope", 2.0));
         second.name = "second".into();
         let mut made = model(vec![node("Step", "own", &["a", "c"], &["h"]), second], vec![own]);
-        inline_functions(&mut made, |_, _, _, _| true).expect("it fits");
+        inline_functions(&mut made).expect("it fits");
         let nodes = made.graph.expect("a graph").node;
         let alphas: Vec<f32> = nodes.iter().flat_map(|node| &node.attribute).map(|a| a.f).collect();
         assert_eq!(alphas, [0.5, 2.0]);
@@ -494,7 +491,7 @@ mod tests {
     fn subgraphs_call_and_are_called() {
         let branch = GraphProto {
             node: vec![node("Add", "", &["x", "t"], &["r"]), node("Relu", "", &["r"], &["t2"])],
-            output: vec![crate::ValueInfoProto { name: "t2".into(), ..Default::default() }],
+            output: vec![ValueInfoProto { name: "t2".into(), ..Default::default() }],
             ..Default::default()
         };
         let mut attribute = AttributeProto { name: "then_branch".into(), ..Default::default() };
@@ -507,7 +504,7 @@ mod tests {
             vec![node("Neg", "", &["x"], &["t"]), with(node("If", "", &["c"], &["y"]), attribute)],
         );
         let mut made = model(vec![node("F", "own", &["flag", "a"], &["b"])], vec![own]);
-        inline_functions(&mut made, |_, _, _, _| true).expect("it fits");
+        inline_functions(&mut made).expect("it fits");
         let nodes = made.graph.expect("a graph").node;
         let branch = nodes[1].attribute[0].g.as_ref().expect("a branch");
         assert_eq!(branch.node[0].input, ["a", "b/t"]);
@@ -533,10 +530,10 @@ mod tests {
         let itself = function("F", &["x"], &["y"], vec![call(&["x"], &["y"])]);
         let message = inlined(model(vec![call(&["a"], &["c"])], vec![itself])).expect_err("recursive");
         assert!(message.contains("calls itself"), "{message}");
-        let mut older = function("F", &["x"], &["y"], vec![node("Changed", "", &["x"], &["y"])]);
+        let mut older = function("F", &["x"], &["y"], vec![node("Softmax", "", &["x"], &["y"])]);
         older.opset_import[0].version = 11;
         let message = inlined(model(vec![call(&["a"], &["c"])], vec![older])).expect_err("another version");
-        assert!(message.contains("uses Changed of version 11"), "{message}");
+        assert!(message.contains("uses Softmax of version 11"), "{message}");
     }
 
     #[test]
