@@ -246,10 +246,14 @@ fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
                 cuts.push(graph.node_label(node));
             }
         }
-        format!(
-            "every path from it to the loss goes through {}, which passes no gradient back",
-            cuts.join(", ")
-        )
+        if cuts.is_empty() {
+            let users: Vec<String> = users.iter().map(|node| graph.node_label(node)).collect();
+            let users = users.join(", ");
+            format!("what reaches the loss of {users}, which it goes into, does not depend on it")
+        } else {
+            let cuts = cuts.join(", ");
+            format!("every path from it to the loss goes through {cuts}, which passes no gradient back")
+        }
     };
     Error::NoPath { value, reason }
 }

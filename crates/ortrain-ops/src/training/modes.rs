@@ -322,7 +322,9 @@ impl Search<'_> {
             origins.insert(id, constant(graph, id, inner));
         }
         for node in &graph.nodes {
-            let is_constant = |id| matches!(origins.get(&id), Some(Origin::Constant(_)));
+            // What is computed of what is trained varies.
+            let is_constant =
+                |id| matches!(origins.get(&id), Some(Origin::Constant(_))) && !dependent.contains(&id);
             let all_constant = node.captures == 0 && node.present_inputs().all(is_constant);
             for id in node.present_outputs() {
                 let origin = if all_constant { constant(graph, id, inner) } else { Origin::Varying };
