@@ -26,9 +26,10 @@ TOLERANCE = 1e-12
 # Where no kink is near, differences over a step say what is right, to about the rounding of losses over that step.
 DIFFERENCES, STEP, TOLERANCE_OF_DIFFERENCES = "differences", 1e-6, 1e-7
 
-# What says nothing that a row could hold (sums, 6; how checks are made, 7), and what is not among the operators: Det (26),
-# pooling of regions, MaxUnpool and DeformConv (46, 47, 48), GridSample (81), linear attention (66), sequences (112),
-# quantisation and signals (120, 121, 122), random generators (123). Weights inside branches (111) are in test_inspect.py.
+# What says nothing that a row could hold (sums, 6; how checks are made, 7), and what is not among the operators: Det
+# (26), pooling of regions, MaxUnpool and DeformConv (46, 47, 48), GridSample (81), linear attention (66), sequences
+# (112), quantisation and signals (120, 121, 122), random generators (123). Weights inside branches (111) are in
+# test_inspect.py.
 WITHOUT_ROWS = {6, 7, 26, 46, 47, 48, 66, 81, 111, 112, 120, 121, 122, 123}
 CONVENTIONS = {
     *range(1, 8),

@@ -21,13 +21,14 @@ pub trait Op {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError>;
 
     /// Adds the nodes that compute the gradients of the inputs that want one. May ask for further forward outputs.
-    /// The default is for operators whose derivative is zero or that have none: they give nothing.
+    /// Operators whose derivative is zero give nothing. The default is for those that have none, and for those that are
+    /// differentiated as their decomposition.
     ///
     /// # Errors
     /// What prevents a gradient, and what would help.
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let _ = cx;
-        Ok(())
+        Err(OpError::unsupported("it has no gradient"))
     }
 
     /// Emits the instructions that compute the outputs; all shapes are numbers by now. The default lowers the

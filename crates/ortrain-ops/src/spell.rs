@@ -1,7 +1,7 @@
 //! Expressions as ONNX nodes: every primitive has one spelling.
 
 use ortrain_expr::{BinaryOp, CompareOp, DType, Expr, Inst, Type, UnaryOp};
-use ortrain_graph::{Attrs, Patch, Tensor, ValueId};
+use ortrain_graph::{Attrs, Graph, Node, Patch, Tensor, ValueId, ValueType};
 
 use crate::OpError;
 
@@ -20,6 +20,20 @@ impl Emit for Patch {
 
     fn emit_constant(&mut self, tensor: Tensor) -> ValueId {
         self.constant("constant", tensor)
+    }
+}
+
+impl Emit for Graph {
+    fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
+        let label = format!("{op}_{}", self.nodes.len());
+        let (node, outputs) =
+            Node::labelled(&label, "", op, inputs, 1, attrs, |name| self.add_value(name, ValueType::Unknown));
+        self.nodes.push(node);
+        outputs[0]
+    }
+
+    fn emit_constant(&mut self, tensor: Tensor) -> ValueId {
+        self.add_constant("constant", tensor)
     }
 }
 

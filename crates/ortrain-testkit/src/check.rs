@@ -72,8 +72,22 @@ fn evaluate(program: &Program, inputs: &[Vec<Scalar>]) -> Result<Vec<Vec<f64>>, 
     Ok(results.into_iter().map(|elements| elements.into_iter().map(Scalar::to_f64).collect()).collect())
 }
 
+/// What a loss is made of.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    Results,
+    /// What their gradients are depends on them.
+    Squares,
+}
+
+/// Fixed numbers, each element its own.
+fn weights(like: &Tensor) -> Tensor {
+    let weights: Vec<f64> = (0..like.len()).map(|k| 0.3 + 0.7 * ((k * 7 + 3) % 11) as f64 / 11.0).collect();
+    crate::case::tensor(like.dtype(), like.dims(), &weights)
+}
+
 /// Adds a loss that depends on every float result with weights of its own: the sum of products with fixed numbers.
-fn with_loss(case: &Case) -> Result<(Graph, ValueId), String> {
+fn with_loss(case: &Case, of: Of) -> Result<(Graph, ValueId), String> {
     let mut graph = case.graph.clone();
     passes::infer::infer(&mut graph).map_err(|error| error.to_string())?;
     // Concrete shapes of the results, to make weights of them.
@@ -83,17 +97,17 @@ fn with_loss(case: &Case) -> Result<(Graph, ValueId), String> {
         if !result.dtype().is_float() {
             continue;
         }
-        let weights: Vec<f64> =
-            (0..result.len()).map(|k| 0.3 + 0.7 * ((k * 7 + 3) % 11) as f64 / 11.0).collect();
-        let weights = crate::case::tensor(result.dtype(), result.dims(), &weights);
-        let weights = graph.add_constant("weights", weights);
+        let weights = graph.add_constant("weights", weights(result));
         let add = |graph: &mut Graph, op: &str, inputs: &[ValueId], attrs: Attrs| {
             let out = graph.add_value("loss_part", ValueType::Unknown);
             let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
             graph.nodes.push(Node::new("", op, &inputs, &[Some(out)], attrs));
             out
         };
-        let weighed = add(&mut graph, "Mul", &[output, weights], Attrs::new());
+        let mut weighed = add(&mut graph, "Mul", &[output, weights], Attrs::new());
+        if of == Of::Squares {
+            weighed = add(&mut graph, "Mul", &[weighed, output], Attrs::new());
+        }
         parts.push(add(&mut graph, "ReduceSum", &[weighed], Attrs::new().with("keepdims", 0i64)));
     }
     let loss = graph.add_value("loss", ValueType::Unknown);
@@ -105,8 +119,8 @@ fn with_loss(case: &Case) -> Result<(Graph, ValueId), String> {
 }
 
 /// The graph of a case with a loss and the gradients of its float inputs as outputs.
-fn differentiated(case: &Case) -> Result<(Graph, Graph, Vec<usize>), String> {
-    let (forward, loss) = with_loss(case)?;
+fn differentiated(case: &Case, of: Of) -> Result<(Graph, Graph, Vec<usize>), String> {
+    let (forward, loss) = with_loss(case, of)?;
     let mut graph = forward.clone();
     let floats: Vec<usize> = (0..case.inputs.len()).filter(|&k| case.inputs[k].dtype().is_float()).collect();
     let targets: Vec<ValueId> = floats.iter().map(|&k| graph.inputs[k]).collect();
@@ -121,7 +135,7 @@ fn differentiated(case: &Case) -> Result<(Graph, Graph, Vec<usize>), String> {
 /// # Errors
 /// When the case cannot be differentiated.
 pub fn gradient_graph(case: &Case) -> Result<Graph, String> {
-    differentiated(case).map(|(_, graph, _)| graph)
+    differentiated(case, Of::Results).map(|(_, graph, _)| graph)
 }
 
 /// Compares the gradients of a case with central differences, both in float64. The number of points compared.
@@ -138,34 +152,93 @@ pub fn check_gradient(case: &Case) -> Result<usize, String> {
 /// The first point that differs, or what prevented the check.
 pub fn check_gradient_after(case: &Case, change: impl FnOnce(&mut Graph)) -> Result<usize, String> {
     let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
-    let (forward, mut graph, floats) = differentiated(case).map_err(at)?;
+    let (forward, mut graph, floats) = differentiated(case, Of::Results).map_err(at)?;
     change(&mut graph);
     let loss = program_of(forward, &case.inputs).map_err(at)?;
     let gradient = program_of(graph, &case.inputs).map_err(at)?;
+    let found = evaluate(&gradient, &widened(&case.inputs)).map_err(at)?;
+    let value = |inputs: &[Vec<Scalar>]| Ok(evaluate(&loss, inputs)?[0][0]);
+    compare(&case.inputs, &floats, &found[1..], value).map_err(at)
+}
+
+/// Compares the gradients of gradients with central differences, in float64: those of the weighted sum of the gradients
+/// of squares. Nothing may be cut off without a word on the second way back. The number of points compared.
+///
+/// # Errors
+/// The first point that differs, or what prevented the check.
+pub fn check_second_order(case: &Case) -> Result<usize, String> {
+    let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
+    let (_, mut graph, floats) = differentiated(case, Of::Squares).map_err(at)?;
+    graph.outputs.remove(0);
+    let mut second = graph.clone();
+    let weights: Vec<Tensor> = floats.iter().map(|&k| weights(&case.inputs[k])).collect();
+    let seeds: Vec<(ValueId, ValueId)> = graph
+        .outputs
+        .iter()
+        .zip(&weights)
+        .map(|(&gradient, weights)| (gradient, second.add_constant("seed", weights.clone())))
+        .collect();
+    let targets: Vec<ValueId> = floats.iter().map(|&k| graph.inputs[k]).collect();
+    let gradients = passes::differentiate::backpropagate(&mut second, &seeds, &targets);
+    let gradients = gradients.map_err(|error| at(error.to_string()))?;
+    second.outputs = gradients.iter().copied().flatten().collect();
+    second.remove_unused();
+
+    let first = program_of(graph, &case.inputs).map_err(at)?;
     let inputs = widened(&case.inputs);
-    let analytic = evaluate(&gradient, &inputs).map_err(at)?;
+    let mut arrived = if second.outputs.is_empty() {
+        Vec::new()
+    } else {
+        let second = program_of(second, &case.inputs).map_err(at)?;
+        evaluate(&second, &inputs).map_err(at)?
+    }
+    .into_iter();
+    let zeros = |&k: &usize| vec![0.0; inputs[k].len()];
+    let found: Vec<Vec<f64>> = floats
+        .iter()
+        .zip(&gradients)
+        .map(|(k, gradient)| gradient.and_then(|_| arrived.next()).unwrap_or_else(|| zeros(k)))
+        .collect();
+    let value = |inputs: &[Vec<Scalar>]| {
+        let gradients = evaluate(&first, inputs)?;
+        let product = |(gradient, weights): (&Vec<f64>, &Tensor)| -> f64 {
+            gradient.iter().zip(weights.to_f64()).map(|(g, w)| g * w).sum()
+        };
+        Ok(gradients.iter().zip(&weights).map(product).sum())
+    };
+    compare(&case.inputs, &floats, &found, value).map_err(at)
+}
+
+/// Compares what was found for some inputs with central differences of a function.
+fn compare(
+    inputs: &[Tensor],
+    targets: &[usize],
+    found: &[Vec<f64>],
+    value: impl Fn(&[Vec<Scalar>]) -> Result<f64, String>,
+) -> Result<usize, String> {
+    let inputs = widened(inputs);
     let mut points = 0;
-    for (found, &k) in analytic[1..].iter().zip(&floats) {
+    for (found, &k) in found.iter().zip(targets) {
         let len = inputs[k].len();
         if found.len() != len {
-            return Err(at(format!("the gradient of input {k} has {} elements, not {len}", found.len())));
+            return Err(format!("the gradient of input {k} has {} elements, not {len}", found.len()));
         }
         for index in (0..len).step_by(len.div_ceil(POINTS_PER_INPUT).max(1)) {
             let moved = |step: f64| -> Result<f64, String> {
                 let mut inputs = inputs.clone();
                 inputs[k][index] = Scalar::F64(inputs[k][index].to_f64() + step);
-                Ok(evaluate(&loss, &inputs)?[0][0])
+                value(&inputs)
             };
-            let up = moved(tolerance::STEP).map_err(at)?;
-            let down = moved(-tolerance::STEP).map_err(at)?;
+            let up = moved(tolerance::STEP)?;
+            let down = moved(-tolerance::STEP)?;
             let expected = (up - down) / (2.0 * tolerance::STEP);
             let gap = (found[index] - expected).abs() / expected.abs().max(1.0);
             // Written so that NaN fails.
             if gap.is_nan() || gap > tolerance::GRADIENT {
-                return Err(at(format!(
+                return Err(format!(
                     "the gradient of input {k} at element {index} is {} but the difference says {expected}",
                     found[index]
-                )));
+                ));
             }
             points += 1;
         }
@@ -191,7 +264,7 @@ pub fn check_backend(case: &Case, backend: &Arc<dyn Backend>, gradients: bool) -
     let at = |message: String| format!("{} ({}) on {}: {message}", case.operator, case.name, backend.name());
     let mut graphs = vec![case.graph.clone()];
     if gradients {
-        let mut graph = differentiated(case).map_err(at)?.1;
+        let mut graph = differentiated(case, Of::Results).map_err(at)?.1;
         // Not the loss: its terms may all but cancel, and what is left of them is rounding. They were compared.
         graph.outputs.remove(0);
         graphs.push(graph);

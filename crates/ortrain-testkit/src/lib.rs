@@ -16,4 +16,7 @@ pub mod tolerance;
 
 pub use case::{Case, CaseBuilder, Fill};
 pub use cases::cases;
-pub use check::{check_backend, check_gradient, check_gradient_after, check_standard, gradient_graph, run};
+pub use check::{
+    check_backend, check_gradient, check_gradient_after, check_second_order, check_standard, gradient_graph,
+    run,
+};

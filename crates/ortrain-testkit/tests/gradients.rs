@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ortrain_graph::Attrs;
-use ortrain_testkit::{CaseBuilder, Fill, cases, check_gradient};
+use ortrain_testkit::{Case, CaseBuilder, Fill, cases, check_gradient, check_second_order};
 
 /// Operators with a gradient that must be covered.
 const COVERED: [&str; 115] = [
@@ -141,6 +141,20 @@ fn gradients_are_those_of_central_differences() {
     for operator in COVERED {
         assert!(points.get(operator).is_some_and(|&count| count > 0), "{operator} was checked at no point");
     }
+}
+
+/// The gradient of a gradient graph is right, too, whatever operators it is made of.
+#[test]
+fn gradients_of_gradients_are_those_of_central_differences() {
+    let mut failures = Vec::new();
+    // The statistics of nothing are NaN, and so is what depends on them.
+    let of_nothing = |case: &Case| case.inputs.iter().any(|input| input.is_empty());
+    for case in cases().into_iter().filter(|case| !of_nothing(case)) {
+        if let Err(failure) = check_second_order(&case) {
+            failures.push(failure);
+        }
+    }
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
 }
 
 /// The check must be able to fail: a gradient operator that belongs to another function is found out.

@@ -9,6 +9,7 @@ use ortrain_graph::{DType, Dim, Graph, Node};
 
 use super::softmax;
 use crate::OpError;
+use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, around};
 use crate::op::{Definition, Op};
@@ -89,6 +90,11 @@ impl Op for Hardmax {
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
         cx.shape(0).map(|shape| normalize_axis(self.axis, shape.rank())).transpose()?;
         cx.output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+
+    /// Zero almost everywhere.
+    fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
         Ok(())
     }
 

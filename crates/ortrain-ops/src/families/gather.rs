@@ -321,7 +321,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("com.microsoft", "GatherGrad", &[1], |_, node| {
             Ok(Box::new(GatherGrad { axis: node.attrs.int("axis")?.unwrap_or(0) }))
         })
-        .decompose(decompose_grad),
+        .composition(decompose_grad),
     ]
 }
 

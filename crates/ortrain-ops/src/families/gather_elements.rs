@@ -381,8 +381,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "GatherElements", &[11, 13], build_elements),
         Definition::new("", "GatherND", &[11, 12, 13], build_nd),
         Definition::new(MICROSOFT, "GatherElementsGrad", &[1], build_elements_grad)
-            .decompose(decompose_elements),
-        Definition::new(MICROSOFT, "GatherNDGrad", &[1], build_nd_grad).decompose(decompose_slices),
+            .composition(decompose_elements),
+        Definition::new(MICROSOFT, "GatherNDGrad", &[1], build_nd_grad).composition(decompose_slices),
     ]
 }
 

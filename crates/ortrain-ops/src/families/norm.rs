@@ -641,68 +641,52 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// [`BatchNormInternal`](INTERNAL) in operators of `ai.onnx`. What it updates are results like any other there.
+/// [`BatchNormInternal`](INTERNAL) as BatchNormalization, or, where the statistics of the batch are asked for, as itself
+/// without them and nodes that compute them: gradients that arrive at them pass on. In BatchNormalization, what it
+/// updates are results like any other.
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs = rw.attrs().clone();
     let training = attrs.int("training_mode")?.unwrap_or(1);
     let ports: Vec<Option<ValueId>> = (0..5).map(|k| rw.input(k)).collect();
-    if training == 0 || !(rw.has_output(3) || rw.has_output(4)) {
-        let outputs = if training == 0 { 1 } else { 3 };
-        let attrs = attrs.with("training_mode", training);
-        let results = rw.add_node("", "BatchNormalization", &ports, outputs, attrs);
-        for (k, value) in results.into_iter().enumerate() {
-            rw.output(k, value);
-        }
+    let alone = !has_saved(rw.node());
+    let (domain, op) = if alone { ("", "BatchNormalization") } else { (MICROSOFT, INTERNAL) };
+    let outputs = if training == 0 { 1 } else { 3 };
+    let results = rw.add_node(domain, op, &ports, outputs, attrs.clone().with("training_mode", training));
+    for (k, value) in results.into_iter().enumerate() {
+        rw.output(k, value);
+    }
+    if alone {
         return Ok(());
     }
-    let [x, scale, bias, old_mean, old_var] =
-        [rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.required(3)?, rw.required(4)?];
+    let [x, old_mean] = [rw.required(0)?, rw.required(3)?];
     let rank = rw.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
     let dtype = |value| rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"));
-    let (narrow, scale_ty, statistics_ty) = (dtype(x)?, dtype(scale)?, dtype(old_mean)?);
+    let (narrow, statistics) = (dtype(x)?, dtype(old_mean)?);
     let epsilon = attrs.float("epsilon")?.unwrap_or(1e-5);
-    let momentum = f64::from(attrs.float("momentum")?.unwrap_or(0.9));
-    let none = Attrs::new;
     let (mean, var) = spell_statistics(rw.patch().1, x, rank);
-    let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
-    let shifted = rw.add("Add", &[var, epsilon], none());
-    let root = rw.add("Sqrt", &[shifted], none());
-    let centred = rw.add("Sub", &[x, mean], none());
-    let normal = rw.add("Div", &[centred, root], none());
-    let mut parameter = |value: ValueId| {
-        let value = cast(rw.patch().1, value, scale_ty, narrow);
-        across(rw.patch().1, value, rank)
-    };
-    let (scale, bias) = (parameter(scale), parameter(bias));
-    let scaled = rw.add("Mul", &[normal, scale], none());
-    let y = rw.add("Add", &[scaled, bias], none());
-    rw.output(0, y);
     let of_channels = |rw: &mut Rewrite<'_>, value: ValueId| {
         let value = if rank == 1 { value } else { squeeze(rw, value, rank) };
-        cast(rw.patch().1, value, narrow, statistics_ty)
+        cast(rw.patch().1, value, narrow, statistics)
     };
-    for (k, batch, old) in [(1, mean, old_mean), (2, var, old_var)] {
-        if !rw.has_output(k) {
-            continue;
-        }
-        let batch = of_channels(rw, batch);
-        let keep = rw.constant("momentum", Tensor::scalar(statistics_ty, momentum));
-        let take = rw.constant("rest", Tensor::scalar(statistics_ty, 1.0 - momentum));
-        let (kept, taken) = (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
-        let new = rw.add("Add", &[kept, taken], none());
-        rw.output(k, new);
-    }
     if rw.has_output(3) {
         let saved = of_channels(rw, mean);
         rw.output(3, saved);
     }
     if rw.has_output(4) {
+        let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
+        let shifted = rw.add("Add", &[var, epsilon], Attrs::new());
+        let root = rw.add("Sqrt", &[shifted], Attrs::new());
         let one = rw.constant("one", Tensor::scalar(narrow, 1.0));
-        let inverse = rw.add("Div", &[one, root], none());
+        let inverse = rw.add("Div", &[one, root], Attrs::new());
         let saved = of_channels(rw, inverse);
         rw.output(4, saved);
     }
     Ok(())
+}
+
+/// Whether the statistics of the batch are outputs of a node.
+fn has_saved(node: &Node) -> bool {
+    node.outputs.iter().skip(3).any(Option::is_some)
 }
 
 /// [`BatchNormalizationGrad`](GRADIENT) in operators of `ai.onnx`.
@@ -749,9 +733,11 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .statistics(&[3, 4])
             .upgrade(upgrade)
             .downgrade(downgrade),
-        Definition::new(MICROSOFT, INTERNAL, &[1], build).decompose(decompose_internal),
+        Definition::new(MICROSOFT, INTERNAL, &[1], build)
+            .decompose(decompose_internal)
+            .composition_where(has_saved),
         Definition::new(MICROSOFT, GRADIENT, &[1], |_, _| Ok(Box::new(BatchNormGrad)))
-            .decompose(decompose_grad),
+            .composition(decompose_grad),
     ]
 }
 

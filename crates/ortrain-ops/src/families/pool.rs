@@ -554,11 +554,11 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .later_types(BFLOAT16),
         Definition::new("", "MaxPoolGrad", &[9], build_max_grad)
             .extension()
-            .decompose(spelling::decompose_max_grad),
+            .composition(spelling::decompose_max_grad),
         Definition::new("", "AveragePoolGrad", &[9], build_average_grad)
             .extension()
             .declared_shape()
-            .decompose(spelling::decompose_average_grad),
+            .composition(spelling::decompose_average_grad),
     ]
 }
 

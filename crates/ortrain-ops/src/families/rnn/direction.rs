@@ -131,7 +131,12 @@ fn reversed_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueI
 }
 
 /// A state of zeros: `[1, batch, hidden]`.
-fn no_state(rw: &mut Rewrite<'_>, data: ValueId, hidden: usize, dtype: ortrain_graph::DType) -> ValueId {
+pub(super) fn no_state(
+    rw: &mut Rewrite<'_>,
+    data: ValueId,
+    hidden: usize,
+    dtype: ortrain_graph::DType,
+) -> ValueId {
     let batch = rw.shape(data).and_then(|shape| shape[1].known());
     if let Some(batch) = batch {
         return rw.constant("no_state", Tensor::filled(dtype, &[1, batch, hidden], 0.0));

@@ -13,11 +13,13 @@
 //! What is run is the forward direction with steps in front: input products are one matrix product for all steps, and a
 //! step is a product with the state and a map. Everything else is written as that ([`direction`]). In the gradient, too,
 //! only what depends on the step before is done step by step: gradients of weights and inputs are products over all steps.
+//! What training graphs hold has a spelling in plain ONNX ([`plain`]); gradients of gradients go through it.
 
 mod activation;
 mod direction;
 mod gru;
 mod lstm;
+mod plain;
 mod simple;
 mod steps;
 #[cfg(test)]
@@ -515,8 +517,9 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .later_types(BFLOAT16)
     });
     let training = ["GRUTraining", "LSTMTraining"]
-        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS));
-    let gradients =
-        ["RNNGrad", "GRUGrad", "LSTMGrad"].map(|name| Definition::new(MICROSOFT, name, &[1], build_grad));
+        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS))
+        .map(|definition| definition.composition(plain::decompose_training));
+    let gradients = ["RNNGrad", "GRUGrad", "LSTMGrad"]
+        .map(|name| Definition::new(MICROSOFT, name, &[1], build_grad).composition(plain::decompose_grad));
     plain.into_iter().chain(training).chain(gradients).collect()
 }

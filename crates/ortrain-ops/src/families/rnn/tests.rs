@@ -1,9 +1,10 @@
 use ortrain_graph::{Attr, Attrs, DType, Graph, Tensor};
 
-use super::Kind;
+use super::{Attributes, Kind};
 use crate::NEWEST_OPSET;
 use crate::testing::{
-    assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread, typed,
+    assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run, run_node,
+    spread, typed,
 };
 
 const STEPS: usize = 3;
@@ -506,4 +507,73 @@ fn only_what_is_wanted_is_computed() {
     let gradient = gradient_graph(&case.graph(), &weights, &[1]);
     let node = gradient.nodes.iter().find(|node| &*node.op == "LSTMGrad").expect("there is one");
     assert_eq!(node.present_outputs().count(), 1);
+}
+
+/// A gradient through all results, of all floats.
+fn gradient_of(case: &Case) -> Graph {
+    let results = run(&case.graph(), &case.given()).expect("it runs");
+    let weights: Vec<Option<Tensor>> =
+        results.iter().enumerate().map(|(k, result)| Some(spread(result.dims(), 30 + k as u32))).collect();
+    gradient_graph(&case.graph(), &weights, &case.targets())
+}
+
+#[test]
+fn what_training_graphs_hold_has_a_spelling_in_plain_onnx() {
+    for (name, case) in cases() {
+        eprintln!("{name}");
+        check_decomposition(&gradient_of(&case), &case.given(), ROUNDING);
+    }
+    // No step at all, and the last states alone.
+    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+        let mut case = Case::new(kind).with_biases().with_states();
+        case.inputs[0] = Some(spread(&[0, BATCH, INPUT], 1));
+        check_decomposition(&gradient_of(&case), &case.given(), ROUNDING);
+        let case = Case::new(kind).with_states();
+        let mut weights = vec![None; case.outputs()];
+        weights[1] = Some(spread(&[1, BATCH, HIDDEN], 7));
+        check_decomposition(&gradient_graph(&case.graph(), &weights, &[1, 2]), &case.given(), ROUNDING);
+    }
+}
+
+#[test]
+fn what_is_kept_has_a_spelling_in_plain_onnx() {
+    for (name, case) in cases().into_iter().filter(|(_, case)| case.kind != Kind::Rnn) {
+        let forward = Attributes::read(&case.graph().nodes[0]).expect("valid");
+        if !forward.is_plain() || case.inputs[5].is_none() {
+            continue;
+        }
+        eprintln!("{name}");
+        let inputs: Vec<Option<&Tensor>> = case.inputs.iter().map(Option::as_ref).collect();
+        let (op, outputs) = if case.kind == Kind::Lstm { ("LSTMTraining", 5) } else { ("GRUTraining", 3) };
+        let graph = one_node(NEWEST_OPSET, ("com.microsoft", op), &inputs, outputs, case.attrs.clone());
+        let graph = graph.expect("valid");
+        let (got, want) = (run(&graph, &case.given()), by_formulas(&case));
+        for (got, want) in got.expect("it runs").iter().zip(&want) {
+            assert_close(got, want, ROUNDING);
+        }
+        let mut graph = graph;
+        if case.inputs[4].is_some() {
+            // Gates behind the end of a sequence are nobody's business.
+            graph.outputs.pop();
+        }
+        check_decomposition(&graph, &case.given(), ROUNDING);
+    }
+}
+
+#[test]
+fn gradients_of_gradients() {
+    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+        let full = || Case::new(kind).with_biases().with_states();
+        let mut cases =
+            vec![full(), full().with_lengths(&[3, 1]), Case::of_directions(kind, "bidirectional")];
+        match kind {
+            Kind::Gru => cases.push(full().with("linear_before_reset", 1i64)),
+            Kind::Lstm => cases.push(full().with_peepholes()),
+            Kind::Rnn => {}
+        }
+        for case in cases {
+            let penalty = gradient_of(&case);
+            check_gradients(&penalty, &case.given(), &[0, 1, 2], &[0, 1, 2]);
+        }
+    }
 }
