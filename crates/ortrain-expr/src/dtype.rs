@@ -58,6 +58,27 @@ impl DType {
         DType::ALL.into_iter().find(|dtype| dtype.to_onnx() == number)
     }
 
+    /// The name of an element type of ONNX that is not supported, by its number in `TensorProto.DataType`.
+    #[must_use]
+    pub fn unsupported_name(number: i32) -> Option<&'static str> {
+        Some(match number {
+            8 => "string",
+            14 => "complex64",
+            15 => "complex128",
+            17 => "float8e4m3fn",
+            18 => "float8e4m3fnuz",
+            19 => "float8e5m2",
+            20 => "float8e5m2fnuz",
+            21 => "uint4",
+            22 => "int4",
+            23 => "float4e2m1",
+            24 => "float8e8m0",
+            25 => "uint2",
+            26 => "int2",
+            _ => return None,
+        })
+    }
+
     /// The number in ONNX's `TensorProto.DataType`.
     #[must_use]
     pub fn to_onnx(self) -> i32 {

@@ -54,13 +54,16 @@ pub enum GraphError {
     },
     /// A type that no value can have here.
     #[error(
-        "{value:?} has type {found}, which is not supported; tensors of numbers and sequences of them are"
+        "{value:?} has type {found}, which is not supported{}; tensors of numbers and sequences of them are",
+        used_by(.users)
     )]
     UnsupportedType {
         /// The value.
         value: String,
         /// The type.
         found: String,
+        /// The nodes that use it.
+        users: Vec<String>,
     },
     /// An attribute that cannot be represented.
     #[error("attribute {attribute:?} of {node} is of a kind that is not supported ({kind})")]
@@ -88,4 +91,16 @@ pub enum GraphError {
         /// The size.
         size: i64,
     },
+}
+
+/// How many nodes a message names.
+const NAMED: usize = 3;
+
+fn used_by(users: &[String]) -> String {
+    match users {
+        [] => String::new(),
+        [one] => format!(" ({one} uses it)"),
+        some if some.len() <= NAMED => format!(" ({} use it)", some.join(", ")),
+        many => format!(" ({} and {} more use it)", many[..NAMED].join(", "), many.len() - NAMED),
+    }
 }

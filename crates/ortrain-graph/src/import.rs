@@ -48,7 +48,8 @@ impl Graph {
         let data = model.tensor_payload(proto)?;
         let dtype = DType::from_onnx(proto.data_type).ok_or_else(|| GraphError::UnsupportedType {
             value: proto.name.clone(),
-            found: format!("tensor of element type {}", proto.data_type),
+            found: format!("{}{:?}", type_name(proto.data_type), proto.dims),
+            users: Vec::new(),
         })?;
         Tensor::new(dtype, dims, data)
             .map_err(|source| GraphError::Tensor { name: proto.name.clone(), source })
@@ -62,7 +63,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
     let mut graph = Graph::new(&proto.name);
     let mut constants: IndexMap<String, Tensor> = IndexMap::new();
     for tensor in &proto.initializer {
-        let value = Graph::tensor_from_proto(model, tensor)?;
+        let value = Graph::tensor_from_proto(model, tensor).map_err(|error| with_users(error, proto))?;
         if constants.insert(tensor.name.clone(), value).is_some() {
             return Err(GraphError::DuplicateValue {
                 value: tensor.name.clone(),
@@ -79,7 +80,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
         if constants.contains_key(&info.name) {
             continue;
         }
-        let ty = value_type(info)?;
+        let ty = value_type(info).map_err(|error| with_users(error, proto))?;
         let id = define(&mut graph, &info.name, ty, "the graph's inputs")?;
         graph.inputs.push(id);
     }
@@ -228,14 +229,50 @@ fn define(graph: &mut Graph, name: &str, ty: ValueType, maker: &str) -> Result<V
     Ok(graph.add_value(name, ty))
 }
 
+/// An error about the type of a value, with the nodes of a graph that use it.
+fn with_users(mut error: GraphError, graph: &GraphProto) -> GraphError {
+    if let GraphError::UnsupportedType { value, users, .. } = &mut error {
+        let found = graph.node.iter().filter(|node| node.input.contains(value));
+        users.extend(found.map(label));
+    }
+    error
+}
+
+/// The name of an element type that is not supported.
+fn type_name(number: i32) -> String {
+    DType::unsupported_name(number).map_or_else(|| format!("number {number}"), str::to_owned)
+}
+
+/// How a message declares a tensor of such a type.
+fn declared_type(info: &ValueInfoProto, number: i32) -> String {
+    let name = type_name(number);
+    let Some(type_proto::Value::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref())
+    else {
+        return name;
+    };
+    let Some(shape) = &tensor.shape else { return name };
+    let sizes: Vec<String> = shape
+        .dim
+        .iter()
+        .map(|dim| match &dim.value {
+            Some(dimension::Value::DimValue(size)) => size.to_string(),
+            Some(dimension::Value::DimParam(symbol)) => symbol.clone(),
+            None => "?".into(),
+        })
+        .collect();
+    format!("{name}[{}]", sizes.join(", "))
+}
+
 /// The type a message declares.
 fn value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
     let Some(ty) = &info.r#type else { return Ok(ValueType::Unknown) };
-    let unsupported =
-        |found: &str| GraphError::UnsupportedType { value: info.name.clone(), found: found.to_owned() };
-    let tensor_dtype = |number: i32| {
-        DType::from_onnx(number).ok_or_else(|| unsupported(&format!("tensor of element type {number}")))
+    let unsupported = |found: &str| GraphError::UnsupportedType {
+        value: info.name.clone(),
+        found: found.to_owned(),
+        users: Vec::new(),
     };
+    let tensor_dtype =
+        |number: i32| DType::from_onnx(number).ok_or_else(|| unsupported(&declared_type(info, number)));
     match &ty.value {
         None => Ok(ValueType::Unknown),
         Some(type_proto::Value::TensorType(tensor)) => {

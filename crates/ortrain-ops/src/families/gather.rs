@@ -98,9 +98,17 @@ pub(super) fn add_at(
     if narrow { copy(cx, sum, target) } else { Ok(()) }
 }
 
+/// Whether a shape is known to have elements.
+pub(super) fn has_elements(shape: &Shape) -> bool {
+    shape.concrete().is_some_and(|dims| !dims.contains(&0))
+}
+
 /// Checks the type of the indices and, where they are constant, that they lie inside `rows`.
 pub(super) fn check_indices(cx: &Infer<'_>, k: usize, rows: Option<&Dim>) -> Result<(), OpError> {
     cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+    if rows.and_then(Dim::known) == Some(0) && cx.shape(k).is_some_and(has_elements) {
+        return Err(OpError::invalid("there are indices, but the axis they are for is empty"));
+    }
     let (Some(rows), Some(indices)) = (rows.and_then(Dim::known), cx.constant(k).and_then(Tensor::to_i64))
     else {
         return Ok(());

@@ -10,7 +10,7 @@ use ortrain_expr::{Access, Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
 use ortrain_program::BufferId;
 
-use super::gather::{Places, add_at, check_indices, from_front, guard_indices};
+use super::gather::{Places, add_at, check_indices, from_front, guard_indices, has_elements};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
@@ -197,6 +197,9 @@ pub(super) fn shape_of_slices(data: &Shape, indices: &Shape, batch: i64) -> Resu
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     if data.iter().zip(indices.iter()).take(batch).any(differ) {
         return Err(wrong("the axes of the batch differ"));
+    }
+    if has_elements(indices) && data[batch..batch + depth].contains(&Dim::Known(0)) {
+        return Err(wrong("there are indices, but an axis they are for is empty"));
     }
     let taken = indices.iter().take(indices.rank() - 1);
     Ok(taken.chain(&data[batch + depth..]).cloned().collect())

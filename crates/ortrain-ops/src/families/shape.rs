@@ -276,6 +276,7 @@ impl Op for Expand {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(2, 2, 1)?;
         let dtype = cx.dtype(0)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
         if let Some(bad) = cx.ints(1).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
             return Err(OpError::invalid(format!("{bad} is not a size")));
         }

@@ -242,6 +242,8 @@ impl Op for TopK {
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    // The result is in order whatever it says.
+    node.attrs.int("sorted")?;
     Ok(Box::new(TopK {
         axis: node.attrs.int("axis")?.unwrap_or(-1),
         largest: node.attrs.int("largest")?.unwrap_or(1) != 0,
