@@ -147,8 +147,8 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "texts": (
         model(RELU, inputs=[("x", TensorProto.STRING, ["n", 2])]),
         UNSUPPORTED,
-        'the model: "x" has type string[n, 2], which is not supported (node "a Relu" (Relu) uses it); tensors of numbers '
-        "and sequences of them are",
+        'the model: "x" has type string[n, 2], which is not supported (node "a Relu" (Relu) uses it); tensors of '
+        "numbers and sequences of them are",
     ),
     "a type that is not declared": (
         model(RELU, inputs=[("x", 0, ["n", 2])]),

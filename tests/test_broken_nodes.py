@@ -1,8 +1,8 @@
 """Every operator's node cases with something broken: each must be an error that names the node, or run.
 
-Nothing may crash or hang, nor be answered where an attribute or an input is of a kind that the operator does not have. What
-is broken: the kind of an attribute; the value of one that is an axis, a number or a word; the element type of an input, its
-rank and its sizes; how many inputs and outputs there are.
+Nothing may crash or hang, nor be answered where an attribute or an input is of a kind that the operator does not have.
+What is broken: the kind of an attribute; the value of one that is an axis, a number or a word; the element type of an
+input, its rank and its sizes; how many inputs and outputs there are.
 """
 
 from __future__ import annotations
