@@ -6,6 +6,7 @@
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
 :mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
 :class:`InferenceSession`     run a model
+:class:`OperatorLibrary`      operators and gradients of one's own, for all of these
 :mod:`ortrain.backend`        the same behind the interface that ONNX has for its tests; needs ``onnx``
 ``python -m ortrain inspect`` say what of a model would be trained, what would not, and why
 ``python -m ortrain dump``    print what becomes of a model, stage by stage
@@ -41,6 +42,7 @@ True
 from ortrain import api, artifacts, session
 from ortrain._dump import dump
 from ortrain._inspect import Inspection, ParameterInfo, inspect
+from ortrain._operators import OperatorLibrary
 from ortrain._ortrain import __version__
 from ortrain.errors import (
     InvalidArgumentError,
@@ -62,6 +64,7 @@ __all__ = [
     "ModelMetadata",
     "NoSuchFileError",
     "NodeArg",
+    "OperatorLibrary",
     "OrtValue",
     "OrtrainError",
     "ParameterInfo",

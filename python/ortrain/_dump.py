@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ortrain import _ortrain
+from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._sources import ModelLike, model_source
 
 __all__ = ["dump"]
@@ -15,6 +16,8 @@ def dump(
     model: ModelLike,
     stage: Literal["graph", "gradient", "program"] = "graph",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    *,
+    operators: OperatorLibrary | None = None,
 ) -> str:
     """What becomes of a model, as text.
 
@@ -24,6 +27,7 @@ def dump(
             ``"gradient"`` the same with the gradients of its first output; ``"program"`` the schedule that runs:
             segments, instructions, offsets and peak bytes.
         shapes: sizes of inputs with open dimensions, by name, for ``"program"``; a dimension that nothing says is 1.
+        operators: operators and gradients of one's own.
 
     Raises:
         InvalidArgumentError: for a stage, an input or a rank that is not there.
@@ -47,4 +51,4 @@ def dump(
 
     """
     wanted = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}
-    return _ortrain.dump(model_source(model), stage, wanted)
+    return _ortrain.dump(with_operators(model_source(model), operators), stage, wanted)

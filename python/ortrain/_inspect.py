@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ortrain import _ortrain
+from ortrain._operators import OperatorLibrary, Source, with_operators
 from ortrain._sources import ModelLike, model_source
 
 __all__ = ["Inspection", "ParameterInfo", "inspect"]
@@ -73,7 +74,12 @@ class Inspection:
         return self._text
 
 
-def inspect(model: ModelLike, loss_input_names: Sequence[str] | None = None) -> Inspection:
+def inspect(
+    model: ModelLike,
+    loss_input_names: Sequence[str] | None = None,
+    *,
+    operators: OperatorLibrary | None = None,
+) -> Inspection:
     """Say which constants of a model would be trained, which would not, and why. Nothing is written.
 
     Trained are floats that reach the loss through operators with a gradient: initializers and the values of Constant
@@ -82,6 +88,7 @@ def inspect(model: ModelLike, loss_input_names: Sequence[str] | None = None) -> 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
+        operators: operators and gradients of one's own.
 
     Raises:
         InvalidModelError, UnsupportedError: if the model cannot be read.
@@ -99,10 +106,10 @@ def inspect(model: ModelLike, loss_input_names: Sequence[str] | None = None) -> 
     """
     if isinstance(loss_input_names, str):
         raise TypeError("loss_input_names is a list of names, not one name")
-    return inspection(model_source(model), list(loss_input_names or []))
+    return inspection(with_operators(model_source(model), operators), list(loss_input_names or []))
 
 
-def inspection(source: str | bytes, values: Sequence[str], *, first_output: bool = False) -> Inspection:
+def inspection(source: Source, values: Sequence[str], *, first_output: bool = False) -> Inspection:
     """As :func:`inspect`; ``first_output`` leaves out all outputs but one."""
     found, obstacle, text = _ortrain.inspect(source, values, first_output)
     infos = [ParameterInfo(name, dtype, tuple(shape), role, reason) for name, dtype, shape, role, reason in found]

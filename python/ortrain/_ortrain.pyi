@@ -5,11 +5,14 @@ from typing import Any, Final, Literal, final
 
 import numpy.typing as npt
 
+from ortrain._operators import Source
+
 __all__ = [
     "CheckpointState",
     "InferenceSession",
     "LinearLRScheduler",
     "Module",
+    "OperatorLibrary",
     "Optimizer",
     "OrtValue",
     "Profile",
@@ -167,10 +170,15 @@ class TrainingSession:
     def set_seed(self, seed: int) -> None: ...
 
 @final
+class OperatorLibrary:
+    def add_function(self, function: bytes) -> None: ...
+    def add_gradient(self, domain: str, operator: str, node: str | None, function: bytes) -> None: ...
+
+@final
 class InferenceSession:
     def __new__(
         cls,
-        model: str | bytes,
+        model: Source,
         *,
         device: str,
         num_threads: int,
@@ -189,7 +197,7 @@ class InferenceSession:
     ) -> list[OrtValue | list[OrtValue]]: ...
 
 def generate_artifacts(
-    model: str | bytes,
+    model: Source,
     *,
     requires_grad: Sequence[str],
     frozen_params: Sequence[str],
@@ -203,11 +211,11 @@ def generate_artifacts(
     loss_input_names: Sequence[str],
     batch_norm: str,
 ) -> None: ...
-def dump(model: str | bytes, stage: str, shapes: dict[str, list[int]]) -> str: ...
+def dump(model: Source, stage: str, shapes: dict[str, list[int]]) -> str: ...
 def loss_fragment(model: str | bytes, term: dict[str, Any], target_is_there: bool, last: int) -> tuple[bytes, str, int]:
     """A model with the nodes, the name of the loss, and the last number in generated names."""
 
-def declarations(model: str | bytes, names: Sequence[str]) -> bytes:
+def declarations(model: Source, names: Sequence[str]) -> bytes:
     """A model whose ``value_info`` has those values whose types are known."""
 
 def optimizer_model(
@@ -223,7 +231,7 @@ def optimizer_model(
     """The model, and the last number in generated names."""
 
 def training_models(
-    model: str | bytes,
+    model: Source,
     *,
     requires_grad: Sequence[str],
     input_gradients: Sequence[str],
@@ -238,6 +246,6 @@ def checkpoint_initializers(path: str) -> bytes:
     """A model that holds the parameters as initializers."""
 
 def inspect(
-    model: str | bytes, values: Sequence[str], first_output: bool
+    model: Source, values: Sequence[str], first_output: bool
 ) -> tuple[list[tuple[str, str, list[int], Literal["trained", "statistic", "constant"], str]], str | None, str]:
     """The fields of :class:`ortrain.ParameterInfo` of each, the obstacle, and the report."""

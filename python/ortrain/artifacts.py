@@ -27,6 +27,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import ParameterInfo, inspection
+from ortrain._operators import OperatorLibrary, Source, with_operators
 from ortrain._sources import ModelLike, PathLike, existing_library, model_source
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
@@ -153,6 +154,7 @@ def generate_artifacts(
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
     batch_norm: Literal["auto", "train", "freeze"] = "auto",
+    operators: OperatorLibrary | None = None,
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
 
@@ -176,8 +178,8 @@ def generate_artifacts(
         artifact_directory: an existing folder; ``None`` for the current one.
         prefix: put before each file name.
         ort_format: not supported; must be ``False``.
-        custom_op_library: a shared library with operators. It has to be there and is not loaded: ortrain has operators
-            of its own alone, and refuses a model that uses others, with their names.
+        custom_op_library: a shared library with operators. It has to be there and is not loaded: ortrain has
+            operators of its own and those of ``operators``, and refuses a model that uses others, with their names.
         additional_output_names: values to return beside the loss, at each training and eval step.
         nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
@@ -186,6 +188,7 @@ def generate_artifacts(
             ones, which stay as they are. ``"train"`` and ``"freeze"``: the one or the other everywhere. What the model
             itself says (``training_mode``) makes no difference. Running statistics that are updated are in the
             checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
+        operators: operators and gradients of one's own; the artifacts hold plain nodes and need none.
 
     Raises:
         InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
@@ -220,7 +223,7 @@ def generate_artifacts(
         existing_library(custom_op_library)
     source = model_source(model)
     optimizer_model = None
-    chosen = _Choice(source, loss, loss_input_names)
+    chosen = _Choice(with_operators(source, operators), loss, loss_input_names)
     frozen = chosen.frozen(frozen_params)
     trained = chosen.trained(requires_grad, frozen)
     if _is_block(loss) or _is_block(optimizer):
@@ -230,11 +233,12 @@ def generate_artifacts(
         if _is_block(loss):
             names = _names("loss_input_names", loss_input_names)
             additional = _names("additional_output_names", additional_output_names)
-            source, loss, loss_input_names = _artifacts.with_loss(source, loss, names, additional), None, None
+            source = _artifacts.with_loss(source, loss, names, additional, operators)
+            loss, loss_input_names = None, None
         if _is_block(optimizer):
             optimizer_model, optimizer = _artifacts.optimizer_model(source, optimizer, trained, frozen), None
     _ortrain.generate_artifacts(
-        source,
+        with_operators(source, operators),
         requires_grad=trained,
         frozen_params=frozen,
         losses=[term._described() for term in _losses(loss)],
@@ -254,7 +258,7 @@ class _Choice:
 
     def __init__(
         self,
-        source: str | bytes,
+        source: Source,
         loss: LossType | Loss | Sequence[Loss] | Block | None,
         loss_input_names: Sequence[str] | None,
     ) -> None:

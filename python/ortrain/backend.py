@@ -129,7 +129,7 @@ class OrtrainBackend(Backend):
         Args:
             model: an ``onnx.ModelProto``, a path, or the bytes of a model.
             device: ``"CPU"`` or ``"REFERENCE"``.
-            kwargs: nothing is known.
+            kwargs: ``operators``: an :class:`ortrain.OperatorLibrary`.
 
         Raises:
             InvalidModelError, UnsupportedError: if the model cannot be loaded, or there is no such device.
@@ -143,10 +143,12 @@ class OrtrainBackend(Backend):
         ortrain.errors.UnsupportedError: there is no device 'CUDA' here; there are CPU and REFERENCE
 
         """
+        operators = kwargs.pop("operators", None)
         _nothing_more(kwargs)
         if not cls.supports_device(device):
             raise UnsupportedError(f"there is no device {device!r} here; there are CPU and REFERENCE")
-        return OrtrainBackendRep(InferenceSession(model, providers=[_DEVICES[device.partition(":")[0]]]))
+        providers = [_DEVICES[device.partition(":")[0]]]
+        return OrtrainBackendRep(InferenceSession(model, providers=providers, operators=operators))
 
     @classmethod
     def run_model(cls, model: ModelLike, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
@@ -180,7 +182,8 @@ class OrtrainBackend(Backend):
             inputs: its inputs in order, ``None`` where one is left out; a list for a sequence.
             device: ``"CPU"`` or ``"REFERENCE"``.
             outputs_info: types and shapes of the outputs; they are found out without.
-            kwargs: ``opset_version``: the version of the operator's set, the newest unless given.
+            kwargs: ``opset_version``: the version of the operator's set, the newest unless given; ``operators``: an
+                :class:`ortrain.OperatorLibrary`.
 
         Raises:
             OrtrainError: as :meth:`prepare` and :meth:`OrtrainBackendRep.run`.
@@ -193,7 +196,7 @@ class OrtrainBackend(Backend):
         Outputs(y=array([0., 2.], dtype=float32))
 
         """
-        version = kwargs.pop("opset_version", None)
+        version, operators = kwargs.pop("opset_version", None), kwargs.pop("operators", None)
         _nothing_more(kwargs)
         values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
         given = {name: value for name, value in zip(node.input, values, strict=False) if name}
@@ -206,7 +209,8 @@ class OrtrainBackend(Backend):
         sets = [onnx.helper.make_opsetid("", version or onnx.defs.onnx_opset_version())]
         if node.domain not in ("", "ai.onnx"):
             sets.append(onnx.helper.make_opsetid(node.domain, 1))
-        return cls.prepare(onnx.helper.make_model(graph, opset_imports=sets), device).run(given)
+        model = onnx.helper.make_model(graph, opset_imports=sets)
+        return cls.prepare(model, device, operators=operators).run(given)
 
 
 def _nothing_more(kwargs: dict[str, Any]) -> None:

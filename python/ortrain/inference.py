@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ortrain import _ortrain
 from ortrain._inputs import native_value
+from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.ortvalue import OrtValue
@@ -244,6 +245,7 @@ class InferenceSession:
         sess_options: threads and bytes.
         providers: where it runs: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``. One that is not there
             is an error, never a silent fallback.
+        operators: operators of one's own.
 
     Raises:
         NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or run, or there is no such
@@ -262,6 +264,8 @@ class InferenceSession:
         path_or_bytes: ModelLike,
         sess_options: SessionOptions | None = None,
         providers: Sequence[str] | None = None,
+        *,
+        operators: OperatorLibrary | None = None,
     ) -> None:
         if isinstance(providers, str):
             raise TypeError("providers is a list of names, not one name")
@@ -272,7 +276,7 @@ class InferenceSession:
                     f"there is no provider {provider!r} here; there are {', '.join(sorted(_PROVIDERS))}"
                 )
         self._native = _ortrain.InferenceSession(
-            model_source(path_or_bytes),
+            with_operators(model_source(path_or_bytes), operators),
             device=_PROVIDERS[wanted[0]],
             **native_options(sess_options),
         )

@@ -5,10 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use prost::Message as _;
 
 use crate::wire::{self, Fault, MAX_DEPTH};
-use crate::{ExternalData, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto};
+use crate::{ExternalData, FunctionProto, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto};
 use crate::{mapped, payload, sparse};
 
 /// A model and the place its external data is found in.
@@ -112,34 +111,51 @@ const MEMORY_BASE: u64 = 64 << 20;
 const MEMORY_PER_BYTE: u64 = 64;
 
 fn decode(bytes: &Bytes, name: &str) -> Result<(ModelProto, u64), OnnxError> {
-    let file = || name.to_owned();
-    if bytes.is_empty() {
-        return Err(OnnxError::Empty { file: file() });
-    }
     let other = |error| match other_format(bytes) {
-        Some(reason) => OnnxError::NotAModel { file: file(), reason },
+        Some(reason) => OnnxError::NotAModel { file: name.to_owned(), reason },
         None => error,
     };
+    if bytes.is_empty() {
+        return Err(OnnxError::Empty { file: name.to_owned() });
+    }
+    let (proto, unknown): (ModelProto, u64) = read(bytes, name, wire::scan(bytes)).map_err(other)?;
+    if proto.graph.is_none() {
+        return Err(other(OnnxError::NotAModel { file: name.to_owned(), reason: "it has no graph" }));
+    }
+    Ok((proto, unknown))
+}
+
+/// Reads a function from the bytes of its message; payloads are ranges of them.
+///
+/// # Errors
+///
+/// The bytes are not a function of ONNX.
+pub fn decode_function(bytes: impl Into<Bytes>) -> Result<FunctionProto, OnnxError> {
+    let bytes = bytes.into();
+    Ok(read(&bytes, "the function", wire::scan_function(&bytes))?.0)
+}
+
+/// A message whose bytes were walked over, and how many fields of it are unknown.
+fn read<M: prost::Message + Default>(
+    bytes: &Bytes,
+    name: &str,
+    report: Result<wire::Report, Fault>,
+) -> Result<(M, u64), OnnxError> {
+    let file = || name.to_owned();
     let size = bytes.len();
-    let report = wire::scan(bytes).map_err(|fault| {
-        other(match fault {
-            Fault::CutShort { offset: 0, .. } | Fault::Malformed { offset: 0, .. } => OnnxError::NotAModel {
-                file: file(),
-                reason: "its first bytes are not those of an ONNX model",
-            },
-            Fault::CutShort { offset, place } => OnnxError::CutShort { file: file(), place, offset, size },
-            Fault::Malformed { offset, what } => OnnxError::Malformed { file: file(), offset, what },
-            Fault::TooDeep { .. } => OnnxError::TooDeep { file: file(), limit: MAX_DEPTH },
-        })
+    let report = report.map_err(|fault| match fault {
+        Fault::CutShort { offset: 0, .. } | Fault::Malformed { offset: 0, .. } => {
+            OnnxError::NotAModel { file: file(), reason: "its first bytes are not those of an ONNX model" }
+        }
+        Fault::CutShort { offset, place } => OnnxError::CutShort { file: file(), place, offset, size },
+        Fault::Malformed { offset, what } => OnnxError::Malformed { file: file(), offset, what },
+        Fault::TooDeep { .. } => OnnxError::TooDeep { file: file(), limit: MAX_DEPTH },
     })?;
     if report.memory > MEMORY_BASE.saturating_add(MEMORY_PER_BYTE.saturating_mul(size as u64)) {
         return Err(OnnxError::Bomb { file: file(), size, needed: report.memory });
     }
-    let proto = ModelProto::decode(bytes.clone())
-        .map_err(|error| other(OnnxError::Decode { file: file(), reason: error.to_string() }))?;
-    if proto.graph.is_none() {
-        return Err(other(OnnxError::NotAModel { file: file(), reason: "it has no graph" }));
-    }
+    let proto = M::decode(bytes.clone())
+        .map_err(|error| OnnxError::Decode { file: file(), reason: error.to_string() })?;
     Ok((proto, report.unknown))
 }
 

@@ -71,8 +71,17 @@ const MAX_FIELDS: usize = 32;
 
 /// Walks over a `ModelProto`.
 pub(crate) fn scan(bytes: &[u8]) -> Result<Report, Fault> {
+    scan_as(&schema::MODEL_PROTO, bytes)
+}
+
+/// [`scan`] for the bytes of a function.
+pub(crate) fn scan_function(bytes: &[u8]) -> Result<Report, Fault> {
+    scan_as(&schema::FUNCTION_PROTO, bytes)
+}
+
+fn scan_as(message: &Message, bytes: &[u8]) -> Result<Report, Fault> {
     let mut walk = Walk { bytes, at: 0, report: Report::default() };
-    walk.message(&schema::MODEL_PROTO, bytes.len(), 0)?;
+    walk.message(message, bytes.len(), 0)?;
     Ok(walk.report)
 }
 

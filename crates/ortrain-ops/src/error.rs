@@ -22,6 +22,14 @@ pub enum OpError {
     /// A subgraph is at fault.
     #[error("in its subgraph: {0}")]
     Subgraph(Box<Error>),
+    /// A gradient of the user's own is at fault.
+    #[error("in {rule} {source}")]
+    Gradient {
+        /// How messages name it.
+        rule: String,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
 }
 
 impl OpError {
@@ -54,7 +62,10 @@ pub enum Error {
         source: OpError,
     },
     /// Operators that nobody here knows.
-    #[error("the model uses operators that are not supported: {}", .list.join("; "))]
+    #[error(
+        "the model uses operators that are not supported: {}; an operator can be added as a function of ONNX \
+         (docs/extending.md)", .list.join("; ")
+    )]
     UnknownOperators {
         /// One line for each operator, with the nodes that use it.
         list: Vec<String>,

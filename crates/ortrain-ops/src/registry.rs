@@ -42,12 +42,15 @@ impl Registry {
         self.by_domain.get(domain)?.get(name)
     }
 
-    /// Whether an operator is the same in two versions of its set. One that nobody knows is: that is said elsewhere.
+    /// Whether a node written in version `own` of its set means the same in version `other`. One that nobody knows does:
+    /// that is said elsewhere.
     #[must_use]
-    pub fn means_the_same(&self, domain: &str, name: &str, first: i64, second: i64) -> bool {
+    pub fn means_the_same(&self, domain: &str, name: &str, own: i64, other: i64) -> bool {
         self.find(domain, name).is_none_or(|definition| {
             let since = |version: i64| definition.since.iter().rev().find(|&&since| since <= version);
-            since(first) == since(second)
+            // What needs no rewrite to become newer means the same there.
+            let stays = definition.upgrade.is_none() && own <= other && since(own).is_some();
+            stays || since(own) == since(other)
         })
     }
 

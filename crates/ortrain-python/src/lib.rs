@@ -22,8 +22,8 @@ mod _ortrain {
     use crate::state::CheckpointState;
     #[pymodule_export]
     use crate::tools::{
-        InferenceSession, checkpoint_initializers, declarations, dump, generate_artifacts, inspect,
-        loss_fragment, optimizer_model, save_checkpoint, training_models,
+        InferenceSession, OperatorLibrary, checkpoint_initializers, declarations, dump, generate_artifacts,
+        inspect, loss_fragment, optimizer_model, save_checkpoint, training_models,
     };
     #[pymodule_export]
     use crate::training::{LinearLRScheduler, Module, Optimizer, Profile};

@@ -9,8 +9,8 @@ use ortrain::artifacts::{
     Reduction, generate,
 };
 use ortrain::{
-    Backend, Bytes, Error, ModelSource, ModuleOptions, ParameterInfo, ParameterRole, Scope, SessionOptions,
-    Stage, Value, blocks,
+    Backend, Bytes, Error, FunctionProto, ModelSource, ModuleOptions, ParameterInfo, ParameterRole, Scope,
+    SessionOptions, Stage, Value, blocks,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -20,13 +20,56 @@ use crate::door::Door;
 use crate::error::{InvalidArgumentError, raise};
 use crate::value::{OrtValue, described};
 
-/// A path, or the bytes of a model.
+/// Operators and gradients of the user's.
+#[pyclass(module = "ortrain._ortrain")]
+pub(crate) struct OperatorLibrary {
+    library: ortrain::OperatorLibrary,
+}
+
+#[pymethods]
+impl OperatorLibrary {
+    #[new]
+    fn new() -> OperatorLibrary {
+        OperatorLibrary { library: ortrain::OperatorLibrary::new() }
+    }
+
+    fn add_function(&mut self, function: &[u8]) -> PyResult<()> {
+        self.library.add_function(decoded(function)?).map_err(raise)
+    }
+
+    #[pyo3(signature = (domain, operator, node, function))]
+    fn add_gradient(
+        &mut self,
+        domain: &str,
+        operator: &str,
+        node: Option<&str>,
+        function: &[u8],
+    ) -> PyResult<()> {
+        let function = decoded(function)?;
+        let outcome = match node {
+            Some(node) => self.library.add_node_gradient(node, domain, operator, function),
+            None => self.library.add_gradient(domain, operator, function),
+        };
+        outcome.map_err(raise)
+    }
+}
+
+fn decoded(function: &[u8]) -> PyResult<FunctionProto> {
+    ortrain::decode_function(function.to_vec())
+        .map_err(|source| InvalidArgumentError::new_err(source.to_string()))
+}
+
+/// A path, or the bytes of a model; with operators of the user's a pair of that and these.
 pub(crate) struct Source(pub(crate) ModelSource);
 
 impl<'py> FromPyObject<'_, 'py> for Source {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Source> {
+        if let Ok(pair) = object.cast::<PyTuple>() {
+            let (Source(model), operators) = pair.extract::<(Source, PyRef<'_, OperatorLibrary>)>()?;
+            return Ok(Source(model.with_operators(&operators.library)));
+        }
         Ok(Source(if object.is_instance_of::<PyBytes>() {
             ModelSource::Bytes(Bytes::from_owner(object.extract::<PyBackedBytes>()?))
         } else {

@@ -15,6 +15,7 @@ use ortrain_onnx::{
 };
 use ortrain_ops::passes::{
     differentiate::differentiate,
+    functions::{keeps_nodes, write_out, write_out_nodes},
     infer::infer,
     versions::{downgrade, upgrade},
 };
@@ -384,7 +385,7 @@ impl Artifacts {
 #[allow(clippy::needless_pass_by_value, reason = "options are made for one call")]
 pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifacts> {
     let label = model.label("the model");
-    let mut forward = self_contained(&label, model.load()?)?;
+    let mut forward = self_contained(&label, model.load_for_gradients()?)?;
     let opset = opset_of(&forward.proto);
     let statistics = updated_statistics(&label, &mut forward, &options)?;
     let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
@@ -427,12 +428,24 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     graph.input.extend(
         values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),
     );
+    // Nodes that are kept together with a gradient of the user's are plain ones in the evaluation model.
+    let kept = keeps_nodes(graph).then(|| graph.node.clone());
+    write_out_nodes(graph);
     let typed =
         inferred(&label, &forward).map_err(|error| about_the_outputs(error, &forward_outputs, &options))?;
     set_outputs(&label, &mut forward.proto, &typed, &outputs)?;
 
+    let mut plain = None;
+    if let Some(nodes) = kept {
+        let graph = message_graph(&label, &mut forward.proto)?;
+        plain = Some(std::mem::replace(&mut graph.node, nodes));
+        check_outputs(graph, &outputs)?;
+    }
     let training_model = training_model(&label, &forward, &outputs, &values, opset, &options)?;
     let mut eval_model = forward.proto;
+    if let (Some(nodes), Some(graph)) = (plain, &mut eval_model.graph) {
+        graph.node = nodes;
+    }
     if let Some(graph) = &mut eval_model.graph {
         for_inference(graph);
     }
@@ -449,6 +462,20 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
         checkpoint: full(values),
         nominal_checkpoint,
     })
+}
+
+/// Checks that the outputs are not inside of what is kept together with a gradient of the user's.
+fn check_outputs(graph: &GraphProto, outputs: &[String]) -> Result<()> {
+    let values = graph.input.iter().map(|info| &info.name);
+    let values = values.chain(graph.initializer.iter().map(|tensor| &tensor.name));
+    let values: FxHashSet<&String> = values.chain(graph.node.iter().flat_map(|node| &node.output)).collect();
+    match outputs.iter().find(|name| !values.contains(name)) {
+        None => Ok(()),
+        Some(name) => Err(Error::Argument(format!(
+            "{name:?} cannot be an output: it is made inside of an operator that has a gradient of its own; make it an \
+             output of the operator's function"
+        ))),
+    }
 }
 
 /// An error in what was put on a model, with what may be the reason: its outputs are not what a loss is made of.
@@ -742,6 +769,7 @@ fn training_model(
         .collect();
     let done = append_accumulators(&mut graph, reset, &accumulations);
     graph.outputs.extend(done);
+    write_out(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     downgrade(&mut graph, opset).map_err(fail)?;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_graph::{Graph, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
-use ortrain_ops::passes::{infer::infer, versions::upgrade};
+use ortrain_ops::passes::{functions::write_out, infer::infer, versions::upgrade};
 use ortrain_program::{Entry, Scalars, Workspace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -155,6 +155,7 @@ fn refuse_chains(
 fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     let fail = |source| Error::model(label, source);
     upgrade(&mut graph).map_err(fail)?;
+    write_out(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     let mut values = Vec::with_capacity(graph.outputs.len());
     let mut runners = Runners::new(graph, Vec::new(), default_backend());

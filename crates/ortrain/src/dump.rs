@@ -1,7 +1,7 @@
 //! Every stage between a file and its instructions, as text.
 
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType};
-use ortrain_ops::passes::{differentiate::backpropagate, infer::infer};
+use ortrain_ops::passes::{differentiate::backpropagate, functions::write_out, infer::infer};
 use ortrain_ops::{PlanePart, Role, Specialiser};
 use ortrain_program::{ALIGNMENT, PlaneId, align};
 
@@ -47,14 +47,19 @@ pub enum Stage {
 /// When the model does not get as far as the stage.
 pub fn dump(model: ModelSource, stage: Stage, shapes: &[(String, Vec<usize>)]) -> Result<String> {
     let label = model.label("the model");
-    let mut graph = graph_of(&label, &model.load()?)?;
+    let gradients = stage == Stage::Gradient;
+    let mut graph = graph_of(&label, &if gradients { model.load_for_gradients()? } else { model.load()? })?;
     infer(&mut graph).map_err(|source| Error::model(&label, source))?;
     let training = graph.inputs.iter().any(|&id| graph.name_of(id) == RESET_FLAG);
     match stage {
         Stage::Graph => Ok(graph.to_string()),
-        Stage::Gradient if training => Ok(graph.to_string()),
         Stage::Gradient => {
-            gradient(&label, &mut graph)?;
+            if !training {
+                gradient(&label, &mut graph)?;
+            }
+            let fail = |source| Error::model(&label, source);
+            write_out(&mut graph).map_err(fail)?;
+            infer(&mut graph).map_err(fail)?;
             Ok(graph.to_string())
         }
         Stage::Program => program(&label, graph, shapes, training),

@@ -332,7 +332,10 @@ fn of_ops(error: &ortrain_ops::Error, otherwise: ErrorKind) -> ErrorKind {
         | ortrain_ops::Error::Opset { .. }
         | ortrain_ops::Error::TooOld { .. }
         | ortrain_ops::Error::Node { source: OpError::Unsupported(_), .. } => ErrorKind::NotImplemented,
-        ortrain_ops::Error::Node { source: OpError::Subgraph(inner), .. } => of_ops(inner, otherwise),
+        ortrain_ops::Error::Node {
+            source: OpError::Subgraph(inner) | OpError::Gradient { source: inner, .. },
+            ..
+        } => of_ops(inner, otherwise),
         ortrain_ops::Error::Program(_) | ortrain_ops::Error::Node { source: OpError::Program(_), .. } => {
             ErrorKind::Fail
         }

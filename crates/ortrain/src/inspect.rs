@@ -5,10 +5,13 @@ use std::fmt;
 use ortrain_graph::{DType, Graph, Node, ValueId, ValueType};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Registry;
-use ortrain_ops::passes::{differentiate::backpropagate, infer::infer};
+use ortrain_ops::passes::{
+    differentiate::backpropagate,
+    functions::{keeps_nodes, write_out_nodes},
+};
 use rustc_hash::FxHashMap;
 
-use crate::module::graph_of;
+use crate::artifacts::inferred;
 use crate::{Error, ModelSource, Result};
 
 /// What becomes of a constant of a model in training.
@@ -139,19 +142,25 @@ pub enum Scope {
 /// When the model cannot be read, or a value of the scope is not there.
 pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
     let label = model.label("the model");
-    inspect_loaded(&label, &model.load()?, scope)
+    inspect_loaded(&label, &model.load_for_gradients()?, scope)
 }
 
-/// [`inspect`] for a model that was read already.
+/// [`inspect`] for a model that was read already, for gradients.
 pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Inspection> {
-    let raw = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
-    let mut graph = graph_of(label, model)?;
-    infer(&mut graph).map_err(|source| Error::model(label, source))?;
-    let seeds = seeds(&mut graph, scope)?;
+    // What a constant is for, its nodes say; the gradients may be the user's.
+    let kept = model.proto.graph.as_ref().is_some_and(keeps_nodes);
+    let written_out = kept.then(|| {
+        let mut model = model.clone();
+        model.proto.graph.as_mut().map(write_out_nodes);
+        model
+    });
+    let plain = written_out.as_ref().unwrap_or(model);
+    let raw = Graph::from_model(plain).map_err(|source| Error::graph(label, source))?;
+    let graph = inferred(label, plain)?;
 
     let uses = uses(&graph);
     let mut parameters = Vec::new();
-    let mut wanted: Vec<(usize, ValueId)> = Vec::new();
+    let mut wanted: Vec<usize> = Vec::new();
     for name in constants(&raw) {
         let Some(id) = graph.find(&name) else { continue };
         // Of what is no tensor of known size (a string, a sparse one) nothing can be trained.
@@ -160,19 +169,35 @@ pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) ->
         let dtype = *dtype;
         let (role, reason) = role(&graph, uses.get(&id).map_or(&[][..], Vec::as_slice), dtype, &dims);
         if role == ParameterRole::Trained {
-            wanted.push((parameters.len(), id));
+            wanted.push(parameters.len());
         }
         parameters.push(ParameterInfo { name, dtype, dims, role, reason });
     }
 
-    let targets: Vec<ValueId> = wanted.iter().map(|&(_, id)| id).collect();
+    let constant = |info: &mut ParameterInfo, reason: &str| {
+        info.role = ParameterRole::Constant;
+        info.reason = reason.into();
+    };
+    let mut graph = if kept { inferred(label, model)? } else { graph };
+    let seeds = seeds(&mut graph, scope)?;
+    // What is made inside of a call with a gradient of the user's is no value of its own.
+    let mut targets: Vec<ValueId> = Vec::new();
+    wanted.retain(|&at| match graph.find(&parameters[at].name) {
+        Some(id) => {
+            targets.push(id);
+            true
+        }
+        None => {
+            constant(&mut parameters[at], "it is part of an operator with a gradient of its own");
+            false
+        }
+    });
     let mut obstacle = None;
     match backpropagate(&mut graph, &seeds, &targets) {
         Ok(gradients) => {
-            for (&(at, _), gradient) in wanted.iter().zip(gradients) {
+            for (&at, gradient) in wanted.iter().zip(gradients) {
                 if gradient.is_none() {
-                    parameters[at].role = ParameterRole::Constant;
-                    parameters[at].reason = "no gradient of the loss reaches it".into();
+                    constant(&mut parameters[at], "no gradient of the loss reaches it");
                 }
             }
         }

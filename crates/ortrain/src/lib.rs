@@ -7,6 +7,7 @@
 //! - [`InferenceSession`]: runs any model.
 //! - [`Module::profile`], [`Profile`]: where the time of a step goes.
 //! - [`inspect`]: which values of a model would be trained, and why the others would not.
+//! - [`OperatorLibrary`]: operators and gradients of one's own.
 //! - [`dump`]: every stage between a file and its instructions, as text.
 //!
 //! ```
@@ -58,6 +59,8 @@ mod pages {
     mod buffers {}
     #[doc = include_str!("../../../docs/csharp-training-session.md")]
     mod csharp_training_session {}
+    #[doc = include_str!("../../../docs/extending.md")]
+    mod extending {}
     #[doc = include_str!("../../../docs/rust.md")]
     mod rust {}
 }
@@ -74,6 +77,7 @@ mod export;
 mod inputs;
 mod inspect;
 mod module;
+mod operators;
 mod optimizer;
 mod outputs;
 mod profile;
@@ -91,6 +95,7 @@ pub use exchange::LoadReport;
 pub use inputs::ValueInfo;
 pub use inspect::{Inspection, ParameterInfo, ParameterRole, Scope, inspect};
 pub use module::{MemoryUse, Module, ModuleOptions};
+pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
 pub use outputs::{Destination, collect};
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
@@ -194,6 +199,72 @@ pub use ortrain_graph::Dim;
 /// ```
 #[doc(inline)]
 pub use ortrain_graph::Tensor;
+
+/// An attribute of a node, as its message.
+///
+/// ```
+/// use ortrain::{AttributeProto, AttributeType};
+///
+/// let mut alpha = AttributeProto { name: "alpha".into(), f: 0.5, ..AttributeProto::default() };
+/// alpha.set_type(AttributeType::Float);
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::AttributeProto;
+
+/// What an attribute of a node holds.
+///
+/// ```
+/// use ortrain::AttributeType;
+///
+/// assert_eq!(AttributeType::Ints.as_str_name(), "INTS");
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::AttributeType;
+
+/// A function of ONNX, as its message: an operator, or a gradient, of an [`OperatorLibrary`].
+///
+/// ```
+/// use ortrain::FunctionProto;
+///
+/// let function = FunctionProto { name: "Double".into(), domain: "examples".into(), ..Default::default() };
+/// # assert!(function.node.is_empty());
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::FunctionProto;
+
+/// A node of a graph or function, as its message.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::NodeProto;
+///
+/// let first: NodeProto = setup::artifacts()?.eval_model.graph.unwrap().node.remove(0);
+/// assert_eq!(first.op_type, "Gemm");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::NodeProto;
+
+/// A set of operators and its version, as its message.
+///
+/// ```
+/// use ortrain::OperatorSetIdProto;
+///
+/// let standard = OperatorSetIdProto { domain: String::new(), version: 17 };
+/// # assert_eq!(standard.version, 17);
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::OperatorSetIdProto;
+
+/// A function from the bytes of its message.
+///
+/// ```
+/// // Field 1 is the name.
+/// assert_eq!(ortrain::decode_function(b"\x0a\x06Double".to_vec())?.name, "Double");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::decode_function;
 
 /// The graph of an ONNX model, as its message.
 ///

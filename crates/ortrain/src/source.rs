@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode};
-use ortrain_ops::passes::functions::inline_functions;
+use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 
-use crate::{Error, Result};
+use crate::{Error, OperatorLibrary, Result};
 
-/// A model: a file, or the bytes of one.
+/// A model: a file, or the bytes of one; perhaps with operators and gradients of the user's.
 ///
 /// ```
 /// use ortrain::ModelSource;
@@ -22,18 +22,57 @@ pub enum ModelSource {
     Path(PathBuf),
     /// The bytes of a file; there is no external data.
     Bytes(Bytes),
+    /// One of the others, read with operators and gradients of the user's: [`ModelSource::with_operators`].
+    WithOperators(Box<ModelSource>, OperatorLibrary),
 }
 
 impl ModelSource {
-    /// Reads the model; functions that it brings along are written out where they are called.
+    /// The same model, read with operators and gradients of the user's.
+    ///
+    /// ```
+    /// use ortrain::{ModelSource, OperatorLibrary};
+    ///
+    /// let library = OperatorLibrary::new();
+    /// let source = ModelSource::from("model.onnx").with_operators(&library);
+    /// assert_eq!(source, ModelSource::from("model.onnx").with_operators(&library));
+    /// ```
+    #[must_use]
+    pub fn with_operators(self, library: &OperatorLibrary) -> ModelSource {
+        ModelSource::WithOperators(Box::new(self), library.clone())
+    }
+
+    /// Reads the model; functions that it brings along, or that are the user's, are written out where they are called.
     pub(crate) fn load(self) -> Result<LoadedModel> {
+        self.load_as(inline_functions)
+    }
+
+    /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it.
+    pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
+        self.load_as(inline_for_gradients)
+    }
+
+    fn load_as(
+        self,
+        inline: fn(
+            &mut ModelProto,
+            &ortrain_ops::OperatorLibrary,
+        ) -> std::result::Result<(), ortrain_ops::Error>,
+    ) -> Result<LoadedModel> {
         let label = self.label("the model");
-        let mut model = match self {
-            ModelSource::Path(path) => LoadedModel::load(path)?,
-            ModelSource::Bytes(bytes) => LoadedModel::from_bytes(bytes, ExternalData::none())?,
-        };
-        inline_functions(&mut model.proto).map_err(|source| Error::model(&label, source))?;
+        let (mut model, library) = self.read()?;
+        inline(&mut model.proto, library.inner()).map_err(|source| Error::model(&label, source))?;
         Ok(model)
+    }
+
+    fn read(self) -> Result<(LoadedModel, OperatorLibrary)> {
+        Ok(match self {
+            ModelSource::Path(path) => (LoadedModel::load(path)?, OperatorLibrary::default()),
+            ModelSource::Bytes(bytes) => {
+                (LoadedModel::from_bytes(bytes, ExternalData::none())?, OperatorLibrary::default())
+            }
+            // The last library holds.
+            ModelSource::WithOperators(source, library) => (source.read()?.0, library),
+        })
     }
 
     /// How messages name it.
@@ -41,6 +80,7 @@ impl ModelSource {
         match self {
             ModelSource::Path(path) => format!("{what} {}", path.display()),
             ModelSource::Bytes(_) => what.to_owned(),
+            ModelSource::WithOperators(source, _) => source.label(what),
         }
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 
+from ortrain._operators import OperatorLibrary
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import base, empty_base, opset_of
 from ortrain.onnxblock._whole import register_outputs
@@ -15,9 +16,15 @@ def _read(source: str | bytes) -> onnx.ModelProto:
     return onnx.ModelProto.FromString(source) if isinstance(source, bytes) else onnx.load(source)
 
 
-def with_loss(source: str | bytes, loss: Block, names: Sequence[str], additional: Sequence[str]) -> bytes:
+def with_loss(
+    source: str | bytes,
+    loss: Block,
+    names: Sequence[str],
+    additional: Sequence[str],
+    operators: OperatorLibrary | None,
+) -> bytes:
     """The model with a loss behind it, as its first output. The loss compares the values of these names, or outputs."""
-    with base(_read(source)) as accessor:
+    with base(_read(source), operators=operators) as accessor:
         graph = accessor.model.graph
         result = loss(*(names or [entry.name for entry in graph.output]))
         first = result if isinstance(result, str) else result[0]

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import onnx
 
+from ortrain._operators import OperatorLibrary
 from ortrain._sources import PathLike, existing_library
 from ortrain.errors import InvalidArgumentError
 
@@ -24,8 +25,11 @@ Message = TypeVar("Message", onnx.ValueInfoProto, onnx.TensorProto)
 class ModelAccessor:
     """The model that blocks edit in a context, and where its file lies if one was named."""
 
-    def __init__(self, model: onnx.ModelProto, path: PathLike | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, path: PathLike | None = None, operators: OperatorLibrary | None = None
+    ) -> None:
         self._model = model
+        self._operators = operators
         self._path = None if path is None else os.fspath(path)
         graph = model.graph
         names = {name for node in graph.node for name in [node.name, *node.input, *node.output]}
@@ -40,6 +44,11 @@ class ModelAccessor:
     def model(self) -> onnx.ModelProto:
         """The model."""
         return self._model
+
+    @property
+    def operators(self) -> OperatorLibrary | None:
+        """The operators and gradients of the caller's that were given with the model."""
+        return self._operators
 
     @property
     def path(self) -> str:
@@ -95,12 +104,15 @@ def _open(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 
 @contextmanager
-def base(model: onnx.ModelProto, model_path: PathLike | None = None) -> Iterator[ModelAccessor]:
+def base(
+    model: onnx.ModelProto, model_path: PathLike | None = None, *, operators: OperatorLibrary | None = None
+) -> Iterator[ModelAccessor]:
     """A context in which blocks edit a copy of a model.
 
     Args:
         model: the model; it is not changed.
         model_path: where its file lies; kept for :attr:`ModelAccessor.path`, nothing is read.
+        operators: operators and gradients of one's own that the model, or what blocks add to it, uses.
 
     Raises:
         InvalidArgumentError: without a model, or inside another context.
@@ -119,7 +131,7 @@ def base(model: onnx.ModelProto, model_path: PathLike | None = None) -> Iterator
         raise InvalidArgumentError(f"onnxblock.base needs an onnx.ModelProto, not {type(model).__name__}")
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    with _open(ModelAccessor(copy, model_path)) as accessor:
+    with _open(ModelAccessor(copy, model_path, operators)) as accessor:
         yield accessor
 
 

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import onnx
 
 from ortrain import _ortrain
+from ortrain._operators import OperatorLibrary, with_operators
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.onnxblock._block import Block
+from ortrain.onnxblock._model import current
 from ortrain.onnxblock.blocks import UnknownNameError
 
 
@@ -36,7 +38,8 @@ def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
 def _inferred(model: onnx.ModelProto, names: list[str]) -> list[onnx.ValueInfoProto]:
     """Declarations of values, as far as their types follow from the model."""
     try:
-        found = onnx.ModelProto.FromString(_ortrain.declarations(model.SerializeToString(), names))
+        source = with_operators(model.SerializeToString(), current().operators)
+        found = onnx.ModelProto.FromString(_ortrain.declarations(source, names))
     except UnsupportedError:
         # A model may have nodes that only onnxruntime runs. Of those of the standard `onnx` knows the types.
         found = onnx.shape_inference.infer_shapes(model)
@@ -62,6 +65,7 @@ class ForwardBlock(Block):
     def __init__(self) -> None:
         super().__init__()
         self._model: onnx.ModelProto | None = None
+        self._operators: OperatorLibrary | None = None
 
     def _finish(self, result: Any) -> None:
         """Make what :meth:`build` returned the outputs of the model, and no others.
@@ -73,6 +77,7 @@ class ForwardBlock(Block):
         register_outputs(self.base, (result,) if isinstance(result, str) else tuple(result))
         self._model = onnx.ModelProto()
         self._model.CopyFrom(self.base)
+        self._operators = current().operators
 
     def to_model_proto(self) -> onnx.ModelProto:
         """The model.
@@ -191,7 +196,7 @@ class TrainingBlock(ForwardBlock):
         inputs = {entry.name for entry in model.graph.input} - initializers
         wanted = self._requires_grad
         training, evaluation = _ortrain.training_models(
-            model.SerializeToString(),
+            with_operators(model.SerializeToString(), self._operators),
             requires_grad=[name for name, trained in wanted.items() if trained and name not in inputs],
             input_gradients=[name for name, trained in wanted.items() if trained and name in inputs],
             frozen_params=[name for name, trained in wanted.items() if not trained and name not in inputs],

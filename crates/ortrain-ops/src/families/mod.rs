@@ -11,6 +11,7 @@ mod conv;
 mod conv_shared;
 mod conv_transpose;
 mod cumulative;
+pub(crate) mod custom_gradient;
 mod depth_space;
 mod diagonal;
 pub(crate) mod dropout;
@@ -61,6 +62,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     conv::definitions,
     conv_transpose::definitions,
     cumulative::definitions,
+    custom_gradient::definitions,
     depth_space::definitions,
     diagonal::definitions,
     dropout::definitions,

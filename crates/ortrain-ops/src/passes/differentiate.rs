@@ -3,11 +3,12 @@
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::Error;
+use crate::families::custom_gradient::has_gradient_of;
 use crate::grad::Grad;
 use crate::passes::decompose::decompose_node;
 use crate::passes::infer::infer_node;
 use crate::registry::{Registry, build};
+use crate::{Error, OpError};
 
 /// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the
 /// gradients, named `<target>_grad`. Types must have been inferred; those of the new values are inferred as well.
@@ -90,7 +91,7 @@ pub fn backpropagate(
         };
         let outcome = op.grad(&mut cx);
         let input_grads = std::mem::take(&mut cx.input_grads);
-        outcome.map_err(|source| Error::at(graph, &graph.nodes[index], source))?;
+        outcome.map_err(|source| Error::at(graph, &graph.nodes[index], with_remedy(source)))?;
         for ((port, gradient), wanted) in node.inputs.iter().zip(input_grads).zip(wanted) {
             if let (Some(id), Some(gradient), true) = (port, gradient, wanted) {
                 arriving.entry(*id).or_default().push(gradient);
@@ -206,6 +207,17 @@ fn total(
     Some(sum)
 }
 
+/// What is not supported can be given by the user.
+fn with_remedy(error: OpError) -> OpError {
+    match error {
+        OpError::Unsupported(message) => OpError::Unsupported(format!("{message}; {REMEDY}")),
+        other => other,
+    }
+}
+
+/// What helps where there is no gradient.
+const REMEDY: &str = "a gradient of your own can be added (docs/extending.md)";
+
 /// Why no gradient arrives at a target.
 fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
     let users: Vec<&Node> =
@@ -233,14 +245,16 @@ fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
         }
         let mut cuts = Vec::new();
         for node in &graph.nodes {
-            let depends = node.present_inputs().any(|input| reached.contains(&input));
+            let mut inputs = node.present_inputs().filter(|input| reached.contains(input)).peekable();
+            let depends = inputs.peek().is_some();
             let leads_on = node.present_outputs().any(|output| needed.contains(&output));
             if !depends || !leads_on {
                 continue;
             }
             let floats =
                 node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
-            if floats && !crate::families::has_zero_derivative(&node.domain, &node.op) {
+            let flat = crate::families::has_zero_derivative(&node.domain, &node.op);
+            if floats && inputs.any(|input| has_gradient_of(node, input).unwrap_or(!flat)) {
                 reached.extend(node.present_outputs());
             } else {
                 cuts.push(graph.node_label(node));
@@ -252,7 +266,9 @@ fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
             format!("what reaches the loss of {users}, which it goes into, does not depend on it")
         } else {
             let cuts = cuts.join(", ");
-            format!("every path from it to the loss goes through {cuts}, which passes no gradient back")
+            format!(
+                "every path from it to the loss goes through {cuts}, which passes no gradient back; {REMEDY}"
+            )
         }
     };
     Error::NoPath { value, reason }

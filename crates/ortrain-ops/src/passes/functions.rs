@@ -1,13 +1,19 @@
-//! Functions that a model brings along, written out where they are called.
+//! Functions that a model brings along or a library has, written out where they are called; and the gradients that a
+//! library has, put where they take effect.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
+use ortrain_graph::Graph;
 use ortrain_onnx::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, visit_tensors_mut,
+    AttributeProto, AttributeType, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    ValueInfoProto, visit_tensors_mut,
 };
 use prost::Message as _;
 
 use crate::Error;
+use crate::families::custom_gradient;
+use crate::library::{OperatorLibrary, domain, function_label as label, operator_label};
 use crate::registry::Registry;
 
 /// How many nodes a model may have when its functions are written out. Functions that call functions can describe far
@@ -19,32 +25,105 @@ const MOST_BYTES: usize = 1 << 30;
 /// Domain, name and overload of a function.
 type Key = (String, String, String);
 
-/// Writes the model's functions out where they are called, in the graph and its subgraphs, and removes them.
+/// Writes the functions of the model and of a library out where they are called, in the graph and its subgraphs, and
+/// removes them. Gradients of the library are for those who differentiate ([`inline_for_gradients`]).
 ///
-/// Values and nodes of a call are named after the call's node. A function takes precedence over an operator of the same
-/// name. Sets of operators that functions alone import are imported by the model afterwards; a body may be written in
-/// another version of a set than the model where its operators are the same in both.
+/// Values and nodes of a call are named after the call's node. A function of the model takes precedence over an operator
+/// of the same name. Sets of operators that functions alone import are imported by the model afterwards; a body may be
+/// written in an older version of a set than the model, or in a newer one, where its operators mean the same in both.
 ///
 /// # Errors
 ///
 /// Functions that call themselves, calls that do not fit, bodies that repeat more than a machine holds, operators that
-/// mean something else in the model's version of their set.
-pub fn inline_functions(model: &mut ModelProto) -> Result<(), Error> {
-    if model.functions.is_empty() {
+/// mean something else in the model's version of their set, a function that model and library define differently.
+pub fn inline_functions(model: &mut ModelProto, library: &OperatorLibrary) -> Result<(), Error> {
+    inline(model, library, false)
+}
+
+/// As [`inline_functions`], for a model that will be differentiated: nodes that have a gradient in the library are kept
+/// together in a node that knows it. [`write_out_nodes`] and [`write_out`] write those out again.
+///
+/// # Errors
+///
+/// As for [`inline_functions`]; gradients that do not fit their nodes or use operators that nobody knows, gradients of
+/// nodes that are not there.
+pub fn inline_for_gradients(model: &mut ModelProto, library: &OperatorLibrary) -> Result<(), Error> {
+    inline(model, library, true)
+}
+
+/// Whether a graph has nodes that are kept together with their gradient.
+#[must_use]
+pub fn keeps_nodes(graph: &GraphProto) -> bool {
+    graph.node.iter().any(|node| {
+        let graphs =
+            node.attribute.iter().flat_map(|attr| attr.g.iter().map(AsRef::as_ref).chain(&attr.graphs));
+        is_custom_gradient(node) || graphs.into_iter().any(keeps_nodes)
+    })
+}
+
+/// Writes nodes that are kept together with their gradient as they were.
+pub fn write_out_nodes(graph: &mut GraphProto) {
+    let mut nodes = Vec::with_capacity(graph.node.len());
+    for mut node in std::mem::take(&mut graph.node) {
+        if is_custom_gradient(&node) {
+            let forward = node.attribute.into_iter().find(|attr| attr.name == custom_gradient::FORWARD);
+            nodes.extend(forward.and_then(|attr| attr.g).map(|graph| graph.node).into_iter().flatten());
+            continue;
+        }
+        for attribute in &mut node.attribute {
+            for graph in attribute.g.iter_mut().map(AsMut::as_mut).chain(&mut attribute.graphs) {
+                write_out_nodes(graph);
+            }
+        }
+        nodes.push(node);
+    }
+    graph.node = nodes;
+}
+
+/// Writes nodes that are kept together with their gradient as they were, after the graph was differentiated. Types must be
+/// inferred again.
+///
+/// # Errors
+///
+/// When such a node is malformed.
+pub fn write_out(graph: &mut Graph) -> Result<(), Error> {
+    custom_gradient::write_out(graph)
+}
+
+fn is_custom_gradient(node: &NodeProto) -> bool {
+    node.domain == custom_gradient::DOMAIN && node.op_type == custom_gradient::NAME
+}
+
+fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: bool) -> Result<(), Error> {
+    let gradients = differentiated && !library.gradients().is_empty();
+    if model.functions.is_empty() && library.functions().is_empty() && !gradients {
         return Ok(());
     }
     let functions = std::mem::take(&mut model.functions);
     let mut found: HashMap<Key, (&FunctionProto, usize)> = HashMap::new();
+    let weigh = |function: &FunctionProto| function.encoded_len() - payload_bytes(function);
     for function in &functions {
-        let weight = function.encoded_len() - payload_bytes(function);
         let key = key(&function.domain, &function.name, &function.overload);
-        if found.insert(key, (function, weight)).is_some() {
+        if found.insert(key, (function, weigh(function))).is_some() {
             return Err(Error::Function { function: label(function), reason: "is defined twice".into() });
+        }
+    }
+    for function in library.functions() {
+        match found.entry(key(&function.domain, &function.name, &function.overload)) {
+            Entry::Occupied(there) if there.get().0 != function => {
+                let reason = "is defined by the model, and otherwise by the operator library; leave it out of one of them";
+                return Err(Error::Function { function: label(function), reason: reason.into() });
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(free) => drop(free.insert((function, weigh(function)))),
         }
     }
     let Some(mut graph) = model.graph.take() else { return Ok(()) };
     let mut inliner = Inliner {
         functions: found,
+        library,
+        gradients,
+        used: HashSet::new(),
         opsets: model.opset_import.iter().map(|set| (domain(&set.domain).to_owned(), set.version)).collect(),
         imported: Vec::new(),
         names: HashSet::new(),
@@ -54,6 +133,9 @@ pub fn inline_functions(model: &mut ModelProto) -> Result<(), Error> {
     };
     inliner.collect_names(&graph);
     inliner.in_graph(&mut graph)?;
+    if gradients {
+        inliner.check_used()?;
+    }
     let imported = inliner.imported;
     model.graph = Some(graph);
     model.opset_import.extend(imported);
@@ -62,15 +144,6 @@ pub fn inline_functions(model: &mut ModelProto) -> Result<(), Error> {
 
 fn key(of_domain: &str, name: &str, overload: &str) -> Key {
     (domain(of_domain).to_owned(), name.to_owned(), overload.to_owned())
-}
-
-/// The domain of ONNX has two names.
-fn domain(name: &str) -> &str {
-    if name == "ai.onnx" { "" } else { name }
-}
-
-fn label(function: &FunctionProto) -> String {
-    format!("function {:?} of domain {:?}", function.name, function.domain)
 }
 
 fn call_label(node: &NodeProto) -> String {
@@ -82,9 +155,27 @@ fn call_label(node: &NodeProto) -> String {
     }
 }
 
+/// What names inside of a call begin with.
+fn prefix_of(call: &NodeProto) -> &str {
+    if call.name.is_empty() {
+        call.output.iter().find(|name| !name.is_empty()).unwrap_or(&call.op_type)
+    } else {
+        &call.name
+    }
+}
+
+fn untyped(name: String) -> ValueInfoProto {
+    ValueInfoProto { name, ..ValueInfoProto::default() }
+}
+
 struct Inliner<'a> {
     /// Functions, and how many bytes a copy of each takes.
     functions: HashMap<Key, (&'a FunctionProto, usize)>,
+    library: &'a OperatorLibrary,
+    /// Whether gradients of the library are put in where the inliner is.
+    gradients: bool,
+    /// The gradients that were.
+    used: HashSet<usize>,
     opsets: HashMap<String, i64>,
     imported: Vec<OperatorSetIdProto>,
     /// Names of values that are taken.
@@ -118,33 +209,179 @@ impl<'a> Inliner<'a> {
     /// Nodes with the calls among them written out.
     fn expanded(&mut self, nodes: Vec<NodeProto>) -> Result<Vec<NodeProto>, Error> {
         let mut result = Vec::with_capacity(nodes.len());
-        for mut node in nodes {
-            for attribute in &mut node.attribute {
-                for graph in attribute.g.iter_mut().map(AsMut::as_mut).chain(&mut attribute.graphs) {
-                    self.in_graph(graph)?;
-                }
-            }
-            let key = key(&node.domain, &node.op_type, &node.overload);
-            let Some(&(function, weight)) = self.functions.get(&key) else {
-                self.nodes += 1;
-                self.check_size(&node)?;
-                result.push(node);
+        for node in nodes {
+            let gradient = if self.gradients { self.library.gradient_of(&node) } else { None };
+            let Some(gradient) = gradient else {
+                result.extend(self.one(node)?);
                 continue;
             };
-            if self.calls.contains(&key) {
-                return Err(Error::Function {
-                    function: label(function),
-                    reason: "calls itself; functions cannot be recursive".into(),
-                });
-            }
-            self.bytes = self.bytes.saturating_add(weight);
-            self.check_size(&node)?;
-            let body = self.body(function, &node)?;
-            self.calls.push(key);
-            result.extend(self.expanded(body)?);
-            self.calls.pop();
+            // What has a gradient is not looked into for others.
+            self.gradients = false;
+            let call = NodeProto { attribute: node.attribute.clone(), ..node.clone() };
+            let nodes = self.one(node)?;
+            result.push(self.with_gradient(&call, nodes, gradient)?);
+            self.gradients = true;
         }
         Ok(result)
+    }
+
+    /// A node, or what it calls.
+    fn one(&mut self, mut node: NodeProto) -> Result<Vec<NodeProto>, Error> {
+        for attribute in &mut node.attribute {
+            for graph in attribute.g.iter_mut().map(AsMut::as_mut).chain(&mut attribute.graphs) {
+                self.in_graph(graph)?;
+            }
+        }
+        let key = key(&node.domain, &node.op_type, &node.overload);
+        let Some(&(function, weight)) = self.functions.get(&key) else {
+            self.nodes += 1;
+            self.check_size(&node)?;
+            return Ok(vec![node]);
+        };
+        if self.calls.contains(&key) {
+            return Err(Error::Function {
+                function: label(function),
+                reason: "calls itself; functions cannot be recursive".into(),
+            });
+        }
+        self.bytes = self.bytes.saturating_add(weight);
+        self.check_size(&node)?;
+        let body = self.body(function, &node)?;
+        self.calls.push(key);
+        let nodes = self.expanded(body)?;
+        self.calls.pop();
+        Ok(nodes)
+    }
+
+    /// A node that keeps the nodes of `call` together with their gradient.
+    fn with_gradient(
+        &mut self,
+        call: &NodeProto,
+        forward: Vec<NodeProto>,
+        index: usize,
+    ) -> Result<NodeProto, Error> {
+        let library = self.library;
+        let rule = &library.gradients()[index];
+        self.used.insert(index);
+        let called = self.functions.get(&key(&call.domain, &call.op_type, &call.overload)).map(|&(f, _)| f);
+        let (inputs, outputs) = (rule.inputs(), rule.outputs());
+        if let Some(function) = called
+            && (function.input.len(), function.output.len()) != (inputs, outputs)
+        {
+            return Err(Error::Function {
+                function: rule.label(),
+                reason: format!(
+                    "is one of {inputs} inputs and {outputs} outputs, but {} has {} and {}",
+                    label(function),
+                    function.input.len(),
+                    function.output.len()
+                ),
+            });
+        }
+        for (what, given, most) in [("inputs", &call.input, inputs), ("outputs", &call.output, outputs)] {
+            let given = given.iter().rposition(|name| !name.is_empty()).map_or(0, |last| last + 1);
+            if given > most {
+                let reason = format!("it has {given} {what}, but {} is one of {most}", rule.label());
+                return Err(Error::Call { node: call_label(call), reason });
+            }
+        }
+
+        // Gradients may call functions, also the one that they are the gradient of.
+        let calls = std::mem::take(&mut self.calls);
+        let gradient = self.gradient_graph(call, &rule.function, called)?;
+        self.calls = calls;
+        let known =
+            |node: &NodeProto| Registry::standard().find(domain(&node.domain), &node.op_type).is_some();
+        each_node(&gradient.node, &mut |node| match known(node) {
+            true => Ok(()),
+            false => Err(Error::Function {
+                function: rule.label(),
+                reason: format!(
+                    "uses {}, which is no operator that is supported; it can be added as a function of ONNX, too",
+                    operator_label(&node.domain, &node.op_type)
+                ),
+            }),
+        })?;
+
+        let given = |name: &&String| !name.is_empty();
+        let forward = GraphProto {
+            name: custom_gradient::FORWARD.into(),
+            node: forward,
+            output: call.output.iter().filter(given).cloned().map(untyped).collect(),
+            ..GraphProto::default()
+        };
+        let of = (0i64..).zip(&rule.function.output).filter(|(_, name)| !name.is_empty()).map(|(k, _)| k);
+        let attribute = |name: &str, kind: AttributeType| {
+            let mut attribute = AttributeProto { name: name.into(), ..AttributeProto::default() };
+            attribute.set_type(kind);
+            attribute
+        };
+        let graph = |name: &str, graph: GraphProto| AttributeProto {
+            g: Some(Box::new(graph)),
+            ..attribute(name, AttributeType::Graph)
+        };
+        Ok(NodeProto {
+            name: call.name.clone(),
+            domain: custom_gradient::DOMAIN.into(),
+            op_type: custom_gradient::NAME.into(),
+            input: call.input.clone(),
+            output: call.output.clone(),
+            attribute: vec![
+                graph(custom_gradient::FORWARD, forward),
+                graph(custom_gradient::GRADIENT, gradient),
+                AttributeProto { i: inputs as i64, ..attribute(custom_gradient::INPUTS, AttributeType::Int) },
+                AttributeProto { ints: of.collect(), ..attribute(custom_gradient::OF, AttributeType::Ints) },
+                AttributeProto {
+                    s: rule.label().into_bytes().into(),
+                    ..attribute(custom_gradient::LABEL, AttributeType::String)
+                },
+            ],
+            ..NodeProto::default()
+        })
+    }
+
+    /// The gradient of a call as a graph of its own, with the attributes that the call has.
+    fn gradient_graph(
+        &mut self,
+        call: &NodeProto,
+        gradient: &'a FunctionProto,
+        called: Option<&'a FunctionProto>,
+    ) -> Result<GraphProto, Error> {
+        self.bytes = self.bytes.saturating_add(gradient.encoded_len() - payload_bytes(gradient));
+        self.check_size(call)?;
+        self.import(gradient)?;
+        // Those of the call before those that it would have, before those of the gradient.
+        let defaults =
+            gradient.attribute_proto.iter().chain(called.into_iter().flat_map(|f| &f.attribute_proto));
+        let arguments = defaults.chain(&call.attribute).map(|attr| (attr.name.as_str(), attr)).collect();
+        let prefix = format!("{}_Grad", prefix_of(call));
+        let mut copy =
+            Copy { names: &mut self.names, prefix: &prefix, arguments, scopes: vec![HashMap::new()] };
+        let inputs: Vec<String> = gradient.input.iter().map(|name| copy.made(name)).collect();
+        let nodes: Vec<NodeProto> = gradient.node.iter().map(|node| copy.node(node)).collect();
+        let outputs = gradient.output.iter().filter(|name| !name.is_empty());
+        let outputs: Vec<String> = outputs.map(|name| copy.used(name)).collect();
+        Ok(GraphProto {
+            name: custom_gradient::GRADIENT.into(),
+            node: self.expanded(nodes)?,
+            input: inputs.into_iter().map(untyped).collect(),
+            output: outputs.into_iter().map(untyped).collect(),
+            ..GraphProto::default()
+        })
+    }
+
+    /// Checks that the gradients of single nodes have found these.
+    fn check_used(&self) -> Result<(), Error> {
+        for (index, gradient) in self.library.gradients().iter().enumerate() {
+            if let Some(node) = gradient.node.as_ref().filter(|_| !self.used.contains(&index)) {
+                let op = operator_label(&gradient.domain, &gradient.operator);
+                return Err(Error::Function {
+                    function: gradient.label(),
+                    reason: format!("is for the node {node:?} ({op}) alone, which the model does not have"),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn check_size(&self, node: &NodeProto) -> Result<(), Error> {
@@ -187,11 +424,7 @@ impl<'a> Inliner<'a> {
         }
         self.import(function)?;
 
-        let prefix = if call.name.is_empty() {
-            call.output.iter().find(|name| !name.is_empty()).unwrap_or(&call.op_type)
-        } else {
-            &call.name
-        };
+        let prefix = prefix_of(call);
         let mut copy = Copy { names: &mut self.names, prefix, arguments, scopes: vec![HashMap::new()] };
         for (k, name) in function.input.iter().enumerate() {
             let given = call.input.get(k).cloned().unwrap_or_default();
@@ -368,8 +601,6 @@ impl Copy<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ortrain_onnx::{AttributeType, ValueInfoProto};
-
     use super::*;
 
     fn node(op: &str, domain: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
@@ -425,7 +656,7 @@ mod tests {
 
     /// The graph's nodes after inlining, as `outputs = op(inputs)`.
     fn inlined(mut model: ModelProto) -> Result<Vec<String>, String> {
-        inline_functions(&mut model).map_err(|error| error.to_string())?;
+        inline_functions(&mut model, &OperatorLibrary::default()).map_err(|error| error.to_string())?;
         assert!(model.functions.is_empty());
         let nodes = model.graph.expect("a graph").node;
         Ok(nodes
@@ -445,7 +676,7 @@ mod tests {
         let mut second = with(node("Step", "own", &["h", ""], &["z"]), float("slope", 2.0));
         second.name = "second".into();
         let mut made = model(vec![node("Step", "own", &["a", "c"], &["h"]), second], vec![own]);
-        inline_functions(&mut made).expect("it fits");
+        inline_functions(&mut made, &OperatorLibrary::default()).expect("it fits");
         let nodes = made.graph.expect("a graph").node;
         let alphas: Vec<f32> = nodes.iter().flat_map(|node| &node.attribute).map(|a| a.f).collect();
         assert_eq!(alphas, [0.5, 2.0]);
@@ -504,7 +735,7 @@ mod tests {
             vec![node("Neg", "", &["x"], &["t"]), with(node("If", "", &["c"], &["y"]), attribute)],
         );
         let mut made = model(vec![node("F", "own", &["flag", "a"], &["b"])], vec![own]);
-        inline_functions(&mut made).expect("it fits");
+        inline_functions(&mut made, &OperatorLibrary::default()).expect("it fits");
         let nodes = made.graph.expect("a graph").node;
         let branch = nodes[1].attribute[0].g.as_ref().expect("a branch");
         assert_eq!(branch.node[0].input, ["a", "b/t"]);

@@ -34,12 +34,12 @@ fn in_subgraph(error: crate::Error) -> OpError {
 }
 
 /// A subgraph of a node.
-fn subgraph<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph, OpError> {
+pub(super) fn subgraph<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph, OpError> {
     Ok(Attrs::required(attribute, node.attrs.graph(attribute)?)?)
 }
 
 /// Gives the last inputs of a subgraph the types of the captured values, and what is known of these.
-fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(), OpError> {
+pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(), OpError> {
     let node = cx.node();
     let (own, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
     let captured: Vec<ValueId> = graph.inputs.iter().skip(formal).copied().collect();
@@ -58,7 +58,7 @@ fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(
 }
 
 /// Finds out the types of a subgraph whose inputs have theirs.
-fn type_nodes(graph: &mut Graph) -> Result<(), OpError> {
+pub(super) fn type_nodes(graph: &mut Graph) -> Result<(), OpError> {
     for index in 0..graph.nodes.len() {
         infer_node(graph, index).map_err(in_subgraph)?;
         fold_node(graph, index).map_err(in_subgraph)?;
@@ -67,7 +67,7 @@ fn type_nodes(graph: &mut Graph) -> Result<(), OpError> {
 }
 
 /// Forgets what was folded while types were found out: the nodes are still there.
-fn forget_folded(graph: &mut Graph) {
+pub(super) fn forget_folded(graph: &mut Graph) {
     let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
     for id in made.into_iter().chain(graph.inputs.clone()) {
         graph.value_mut(id).constant = None;
@@ -75,7 +75,7 @@ fn forget_folded(graph: &mut Graph) {
 }
 
 /// Whether nodes or outputs of a graph use a value.
-fn is_used(graph: &Graph, id: ValueId) -> bool {
+pub(super) fn is_used(graph: &Graph, id: ValueId) -> bool {
     graph.outputs.contains(&id)
         || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
 }

@@ -1,0 +1,302 @@
+//! Nodes with a gradient of the user's own.
+//!
+//! `CustomGradient` stands in the place of nodes (of one, or those of a function) while a model is differentiated: its
+//! subgraph `forward` has them, and the subgraph `gradient` says what their gradients are. It is made when a model is read
+//! with an operator library, and is written out before a model is: no file of ours has it.
+//!
+//! Own inputs and outputs are those of the nodes. `forward` has no inputs but the captured ones; its outputs are those
+//! that the node has. The inputs of `gradient` are all inputs (as many as the attribute `inputs` says), all outputs and
+//! the gradients of all outputs; its outputs are the gradients of the inputs that the attribute `of` lists.
+
+use ortrain_graph::{Attr, Attrs, Graph, Node, Tensor, ValueId, ValueType};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::control_flow::{forget_folded, is_used, subgraph, type_captures, type_nodes};
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::passes::decompose::decompose_node;
+use crate::passes::infer::merge;
+use crate::rewrite::Rewrite;
+use crate::{Error, OpError};
+
+pub(crate) const DOMAIN: &str = "ai.ortrain";
+pub(crate) const NAME: &str = "CustomGradient";
+pub(crate) const FORWARD: &str = "forward";
+pub(crate) const GRADIENT: &str = "gradient";
+/// How many inputs the operator has at most.
+pub(crate) const INPUTS: &str = "inputs";
+/// Of which inputs the outputs of the gradient are gradients.
+pub(crate) const OF: &str = "of";
+/// How messages name the gradient.
+pub(crate) const LABEL: &str = "label";
+
+struct CustomGradient {
+    inputs: usize,
+    of: Vec<usize>,
+    label: String,
+}
+
+/// A bound of numbers of inputs in a stranger's model.
+const MOST_INPUTS: i64 = 1 << 16;
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let count = Attrs::required(INPUTS, node.attrs.int(INPUTS)?)?;
+    let inputs = usize::try_from(count).ok().filter(|_| count <= MOST_INPUTS);
+    let inputs =
+        inputs.ok_or_else(|| OpError::invalid(format!("it has {count} inputs according to {INPUTS}")))?;
+    let of: Vec<usize> = Attrs::required(OF, node.attrs.ints(OF)?)?
+        .iter()
+        .map(|&k| usize::try_from(k).ok().filter(|&k| k < inputs))
+        .collect::<Option<_>>()
+        .ok_or_else(|| OpError::invalid(format!("{OF} lists an input that is not there")))?;
+    let label = Attrs::required(LABEL, node.attrs.string(LABEL)?)?.to_owned();
+    Ok(Box::new(CustomGradient { inputs, of, label }))
+}
+
+/// The forward subgraph, checked.
+fn forward_of(node: &Node) -> Result<&Graph, OpError> {
+    let forward = subgraph(node, FORWARD)?;
+    let outputs = node.present_outputs().count();
+    if forward.inputs.len() != node.captures || forward.outputs.len() != outputs {
+        return Err(OpError::invalid(format!(
+            "{FORWARD} has {} inputs of its own and {} outputs; none and {outputs} are needed",
+            forward.inputs.len().saturating_sub(node.captures),
+            forward.outputs.len()
+        )));
+    }
+    Ok(forward)
+}
+
+/// The gradient of a node, put into the graph that it will be copied to the end of.
+struct Rule {
+    graph: Graph,
+    /// The inputs of the graph, and what they are outside; `None` where the node leaves them out.
+    given: Vec<(ValueId, Option<ValueId>)>,
+    /// Of which inputs of the node the graph's outputs are gradients.
+    of: Vec<usize>,
+}
+
+impl CustomGradient {
+    /// The part of the gradient that is wanted, and what its inputs are.
+    fn rule(&self, cx: &mut Grad<'_>) -> Result<Rule, OpError> {
+        let node = cx.node().clone();
+        let mut graph = subgraph(&node, GRADIENT)?.clone();
+        let own = node.inputs.len() - node.captures;
+        let rest = graph.inputs.len().checked_sub(node.captures + self.inputs).filter(|rest| rest % 2 == 0);
+        let fits = |outputs: &usize| {
+            own <= self.inputs && node.outputs.len() <= *outputs && graph.outputs.len() == self.of.len()
+        };
+        let outputs = rest
+            .map(|rest| rest / 2)
+            .filter(fits)
+            .ok_or_else(|| OpError::invalid(format!("{} does not fit it", self.label)))?;
+
+        let wanted: Vec<usize> = (0..self.of.len()).filter(|&j| cx.wants(self.of[j])).collect();
+        graph.outputs = wanted.iter().map(|&j| graph.outputs[j]).collect();
+        let of = wanted.into_iter().map(|j| self.of[j]).collect();
+        graph.remove_unused();
+
+        let port = |ports: &[Option<ValueId>], k: usize| ports.get(k).copied().flatten();
+        let mut given: Vec<Option<ValueId>> =
+            (0..self.inputs).map(|k| port(&node.inputs[..own], k)).collect();
+        given.extend((0..outputs).map(|k| port(&node.outputs, k)));
+        for k in 0..outputs {
+            let used = is_used(&graph, graph.inputs[given.len()]);
+            let gradient = match (cx.output_grad(k), port(&node.outputs, k)) {
+                // Where no gradient arrives, zeros do.
+                (None, Some(output)) if used => Some(zeros(cx, output)?),
+                (gradient, _) => gradient,
+            };
+            given.push(gradient);
+        }
+        given.extend_from_slice(&node.inputs[own..]);
+        for (k, &outer) in given.iter().enumerate() {
+            // A gradient has the type of its value, and its own may not be known yet.
+            let is_gradient = (self.inputs + outputs..self.inputs + 2 * outputs).contains(&k);
+            let like = if is_gradient { given[k - outputs] } else { outer };
+            let (Some(outer), Some(like)) = (outer, like) else { continue };
+            let inner = graph.value_mut(graph.inputs[k]);
+            inner.ty = cx.ty(like).clone();
+            inner.constant = cx.constant_of(outer).cloned();
+            inner.sizes.clone_from(&cx.graph.value(outer).sizes);
+        }
+        let given = graph.inputs.iter().copied().zip(given).collect();
+        Ok(Rule { graph, given, of })
+    }
+}
+
+/// Zeros of the type and shape of a value.
+fn zeros(cx: &mut Grad<'_>, like: ValueId) -> Result<ValueId, OpError> {
+    let value = Tensor::filled(cx.dtype(like)?, &[1], 0.0);
+    let shape = cx.shape_of(like);
+    Ok(cx.add("ConstantOfShape", &[shape], Attrs::new().with("value", value)))
+}
+
+impl Rule {
+    /// Takes the inputs away that the node leaves out: what uses them is given nothing.
+    fn leave_out(&mut self, label: &str) -> Result<(), OpError> {
+        let absent: FxHashSet<ValueId> =
+            self.given.iter().filter(|(_, outer)| outer.is_none()).map(|&(inner, _)| inner).collect();
+        for node in &mut self.graph.nodes {
+            let own = node.inputs.len() - node.captures;
+            for (k, port) in node.inputs.iter_mut().enumerate() {
+                if let Some(id) = port.filter(|id| absent.contains(id)) {
+                    if k >= own {
+                        let name = self.graph.name_of(id);
+                        let message =
+                            format!("{label} uses {name:?} in a subgraph, but the node leaves it out");
+                        return Err(OpError::invalid(message));
+                    }
+                    *port = None;
+                }
+            }
+        }
+        if let Some(&id) = self.graph.outputs.iter().find(|id| absent.contains(id)) {
+            let name = self.graph.name_of(id);
+            return Err(OpError::invalid(format!("{label} gives {name:?}, but the node leaves it out")));
+        }
+        Ok(())
+    }
+
+    /// Checks that the gradients are of the types of the inputs.
+    fn check(&self, label: &str, cx: &Grad<'_>) -> Result<(), OpError> {
+        for (&gradient, &k) in self.graph.outputs.iter().zip(&self.of) {
+            let input = cx.input(k)?;
+            let found = &self.graph.value(gradient).ty;
+            merge(cx.ty(input), found.clone()).map_err(|types| {
+                let (wanted, found) = *types;
+                OpError::invalid(format!(
+                    "{label} gives {found} for input {k}, {:?}, which is {wanted}; a gradient has the type and the \
+                     shape of its input",
+                    cx.name_of(input)
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Adds the nodes to the gradient graph.
+    fn add(self, cx: &mut Grad<'_>) {
+        let mut outer: FxHashMap<ValueId, ValueId> =
+            self.given.iter().filter_map(|&(inner, outer)| Some((inner, outer?))).collect();
+        let graph = &self.graph;
+        let mut at = |cx: &mut Grad<'_>, id: ValueId| {
+            *outer.entry(id).or_insert_with(|| {
+                let value = graph.value(id);
+                match &value.constant {
+                    Some(tensor) => cx.constant(&value.name, tensor.clone()),
+                    None => cx.value(&value.name, ValueType::Unknown),
+                }
+            })
+        };
+        for node in &graph.nodes {
+            let mut node = node.clone();
+            for id in node.inputs.iter_mut().chain(&mut node.outputs).flatten() {
+                *id = at(cx, *id);
+            }
+            cx.push(node);
+        }
+        for (&gradient, &k) in graph.outputs.iter().zip(&self.of) {
+            let gradient = at(cx, gradient);
+            cx.give(k, gradient);
+        }
+    }
+}
+
+impl Op for CustomGradient {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let node = cx.node();
+        let mut graph = forward_of(node)?.clone();
+        type_captures(cx, FORWARD, &mut graph)?;
+        type_nodes(&mut graph)?;
+        let ports = (0..node.outputs.len()).filter(|&k| node.outputs[k].is_some());
+        for (k, &id) in ports.zip(&graph.outputs) {
+            cx.output_type(k, graph.value(id).ty.clone());
+            cx.output_sizes(k, graph.value(id).sizes.clone());
+        }
+        forget_folded(&mut graph);
+        cx.output_subgraph(FORWARD, graph);
+        Ok(())
+    }
+
+    fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
+        let mut rule = self.rule(cx)?;
+        rule.leave_out(&self.label)?;
+        type_nodes(&mut rule.graph).map_err(|error| match error {
+            OpError::Subgraph(source) => OpError::Gradient { rule: self.label.clone(), source },
+            other => other,
+        })?;
+        rule.check(&self.label, cx)?;
+        forget_folded(&mut rule.graph);
+        rule.add(cx);
+        Ok(())
+    }
+}
+
+/// The nodes themselves.
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let node = rw.node();
+    let forward = forward_of(node)?;
+    let own = node.inputs.len() - node.captures;
+    let mut outer: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+    for (&inner, port) in forward.inputs.iter().zip(&node.inputs[own..]) {
+        outer.insert(inner, port.ok_or_else(|| OpError::invalid("a captured value is missing"))?);
+    }
+    let mut at = |rw: &mut Rewrite<'_>, id: ValueId| {
+        *outer.entry(id).or_insert_with(|| {
+            let value = forward.value(id);
+            match &value.constant {
+                Some(tensor) => rw.constant(&value.name, tensor.clone()),
+                None => rw.patch().1.add_value(&value.name, ValueType::Unknown),
+            }
+        })
+    };
+    for node in &forward.nodes {
+        let mut node = node.clone();
+        for id in node.inputs.iter_mut().chain(&mut node.outputs).flatten() {
+            *id = at(rw, *id);
+        }
+        rw.patch().1.push(node);
+    }
+    let ports = (0..node.outputs.len()).filter(|&k| node.outputs[k].is_some());
+    for (k, &id) in ports.zip(&forward.outputs) {
+        let made = at(rw, id);
+        rw.output(k, made);
+    }
+    Ok(())
+}
+
+/// Whether a gradient of one of a node's inputs is defined. `None`: the node is an operator of another kind.
+pub(crate) fn has_gradient_of(node: &Node, input: ValueId) -> Option<bool> {
+    if *node.domain != *DOMAIN || *node.op != *NAME {
+        return None;
+    }
+    let of = node.attrs.ints(OF).ok().flatten().unwrap_or_default();
+    Some(of.iter().any(|&k| usize::try_from(k).is_ok_and(|k| node.inputs.get(k) == Some(&Some(input)))))
+}
+
+/// Writes the nodes that have a gradient of the user's own as they were. Their values have no types afterwards.
+///
+/// # Errors
+/// When one is malformed.
+pub(crate) fn write_out(graph: &mut Graph) -> Result<(), Error> {
+    let mut index = 0;
+    while index < graph.nodes.len() {
+        if *graph.nodes[index].domain == *DOMAIN && *graph.nodes[index].op == *NAME {
+            decompose_node(graph, index)?;
+            continue;
+        }
+        for attr in graph.nodes[index].attrs.0.values_mut() {
+            if let Attr::Graph(subgraph) = attr {
+                write_out(subgraph)?;
+            }
+        }
+        index += 1;
+    }
+    Ok(())
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new(DOMAIN, NAME, &[1], build).decompose(decompose)]
+}

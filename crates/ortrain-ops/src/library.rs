@@ -1,0 +1,197 @@
+//! Operators and gradients of the user's own.
+
+use std::collections::HashSet;
+
+use ortrain_onnx::{FunctionProto, ModelProto, NodeProto, visit_tensors_mut};
+
+use crate::Error;
+use crate::registry::Registry;
+
+/// Operators that are functions of ONNX, and gradients that take the place of those that would be found.
+#[derive(Clone, Debug, Default)]
+pub struct OperatorLibrary {
+    functions: Vec<FunctionProto>,
+    gradients: Vec<Gradient>,
+}
+
+/// The gradient of an operator, or of one node.
+///
+/// The inputs of its function are the inputs of the operator, its outputs, and the gradients of its outputs; its outputs
+/// are the gradients of the inputs, an empty name where there is none.
+#[derive(Clone, Debug)]
+pub(crate) struct Gradient {
+    pub(crate) domain: String,
+    pub(crate) operator: String,
+    /// The name of the only node it is for.
+    pub(crate) node: Option<String>,
+    pub(crate) function: FunctionProto,
+}
+
+impl Gradient {
+    /// How many inputs the operator has at most.
+    pub(crate) fn inputs(&self) -> usize {
+        self.function.output.len()
+    }
+
+    /// How many outputs the operator has at most.
+    pub(crate) fn outputs(&self) -> usize {
+        (self.function.input.len() - self.function.output.len()) / 2
+    }
+
+    /// How messages name it.
+    pub(crate) fn label(&self) -> String {
+        let of = operator_label(&self.domain, &self.operator);
+        format!("{}, the gradient of {of},", function_label(&self.function))
+    }
+}
+
+/// The domain of ONNX has two names.
+pub(crate) fn domain(name: &str) -> &str {
+    if name == "ai.onnx" { "" } else { name }
+}
+
+pub(crate) fn operator_label(of_domain: &str, name: &str) -> String {
+    match domain(of_domain) {
+        "" => name.to_owned(),
+        of_domain => format!("{of_domain}:{name}"),
+    }
+}
+
+pub(crate) fn function_label(function: &FunctionProto) -> String {
+    format!("function {:?} of domain {:?}", function.name, function.domain)
+}
+
+impl OperatorLibrary {
+    /// Whether there is nothing in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.functions.is_empty() && self.gradients.is_empty()
+    }
+
+    /// Adds an operator: nodes of its domain, name and overload are calls of the function.
+    ///
+    /// # Errors
+    /// When it is no sound function, is there already, or has the name of an operator that is known without it.
+    pub fn add_function(&mut self, function: FunctionProto) -> Result<(), Error> {
+        let fault = |reason: &str| {
+            Err(Error::Function { function: function_label(&function), reason: reason.to_owned() })
+        };
+        if Registry::standard().find(domain(&function.domain), &function.name).is_some() {
+            return fault(
+                "has the name of an operator that ortrain has itself; give it a domain or a name of its own",
+            );
+        }
+        let same = |other: &FunctionProto| {
+            domain(&other.domain) == domain(&function.domain)
+                && other.name == function.name
+                && other.overload == function.overload
+        };
+        if self.functions.iter().any(same) {
+            return fault("is in the operator library already");
+        }
+        check(&function)?;
+        self.functions.push(function);
+        Ok(())
+    }
+
+    /// Adds the gradient of an operator, or with `node` of the one node of this name. The function's own name says
+    /// nothing but what messages call it.
+    ///
+    /// # Errors
+    /// When it is no sound function, there is a gradient already, or its inputs cannot be the operator's inputs, outputs,
+    /// and gradients of outputs.
+    pub fn add_gradient(
+        &mut self,
+        of_domain: &str,
+        operator: &str,
+        node: Option<&str>,
+        function: FunctionProto,
+    ) -> Result<(), Error> {
+        let gradient = Gradient {
+            domain: domain(of_domain).to_owned(),
+            operator: operator.to_owned(),
+            node: node.map(str::to_owned),
+            function,
+        };
+        let fault = |reason: String| Err(Error::Function { function: gradient.label(), reason });
+        let (inputs, outputs) = (gradient.function.input.len(), gradient.function.output.len());
+        if outputs == 0 || inputs <= outputs || (inputs - outputs) % 2 != 0 {
+            return fault(format!(
+                "has {inputs} inputs and {outputs} outputs, which does not fit: the outputs are the gradients of the \
+                 operator's inputs (an empty name where there is none), and the inputs are the operator's inputs, its \
+                 outputs, and the gradients of its outputs"
+            ));
+        }
+        let same = |other: &Gradient| {
+            (&other.domain, &other.operator, &other.node)
+                == (&gradient.domain, &gradient.operator, &gradient.node)
+        };
+        if self.gradients.iter().any(same) {
+            let of = operator_label(&gradient.domain, &gradient.operator);
+            let what = node.map_or_else(|| of.clone(), |node| format!("node {node:?} ({of})"));
+            return fault(format!("comes second: the operator library has a gradient of {what} already"));
+        }
+        check(&gradient.function)?;
+        self.gradients.push(gradient);
+        Ok(())
+    }
+
+    pub(crate) fn functions(&self) -> &[FunctionProto] {
+        &self.functions
+    }
+
+    pub(crate) fn gradients(&self) -> &[Gradient] {
+        &self.gradients
+    }
+
+    /// The gradient of a node: one for this node alone before one for its operator.
+    pub(crate) fn gradient_of(&self, node: &NodeProto) -> Option<usize> {
+        let fits = |gradient: &Gradient| {
+            gradient.domain == domain(&node.domain) && gradient.operator == node.op_type
+        };
+        let of_node = |gradient: &Gradient| gradient.node.as_ref() == Some(&node.name);
+        let find = |wanted: &dyn Fn(&Gradient) -> bool| self.gradients.iter().position(wanted);
+        find(&|gradient| fits(gradient) && of_node(gradient))
+            .or_else(|| find(&|gradient| fits(gradient) && gradient.node.is_none()))
+    }
+}
+
+/// Checks what can be said of a function by itself.
+fn check(function: &FunctionProto) -> Result<(), Error> {
+    let fault = |reason: String| Err(Error::Function { function: function_label(function), reason });
+    if function.name.is_empty() {
+        return fault("has no name".into());
+    }
+    if function.output.iter().all(String::is_empty) {
+        return fault("has no outputs".into());
+    }
+    let mut inputs = HashSet::new();
+    for name in &function.input {
+        if name.is_empty() || !inputs.insert(name) {
+            return fault(format!("has two inputs of the name {name:?}, or one without a name"));
+        }
+    }
+    let mut made: HashSet<&String> = HashSet::new();
+    for name in function.node.iter().flat_map(|node| &node.output).filter(|name| !name.is_empty()) {
+        if inputs.contains(name) || !made.insert(name) {
+            return fault(format!("makes {name:?} twice"));
+        }
+    }
+    let there = |name: &String| name.is_empty() || made.contains(name) || inputs.contains(name);
+    if let Some(name) = function.output.iter().find(|name| !there(name)) {
+        return fault(format!("has the output {name:?}, which none of its nodes makes"));
+    }
+    for node in &function.node {
+        if let Some(name) = node.input.iter().find(|name| !there(name)) {
+            let op = operator_label(&node.domain, &node.op_type);
+            return fault(format!(
+                "has a node ({op}) that uses {name:?}, which is no input and made by no node"
+            ));
+        }
+    }
+    let mut model = ModelProto { functions: vec![function.clone()], ..ModelProto::default() };
+    visit_tensors_mut(&mut model, |tensor, _| match tensor.external_data.is_empty() {
+        true => Ok(()),
+        false => fault(format!("has its tensor {:?} in another file; put the data inside", tensor.name)),
+    })
+}
