@@ -212,7 +212,7 @@ def generate_artifacts(
     batch_norm: str,
 ) -> None: ...
 def dump(model: Source, stage: str, shapes: dict[str, list[int]]) -> str: ...
-def loss_fragment(model: str | bytes, term: dict[str, Any], target_is_there: bool, last: int) -> tuple[bytes, str, int]:
+def loss_fragment(model: Source, term: dict[str, Any], target_is_there: bool, last: int) -> tuple[bytes, str, int]:
     """A model with the nodes, the name of the loss, and the last number in generated names."""
 
 def declarations(model: Source, names: Sequence[str]) -> bytes:

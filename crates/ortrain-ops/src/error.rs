@@ -136,9 +136,11 @@ impl Error {
     /// An error of a node, with its name and the types of its inputs.
     #[must_use]
     pub fn at(graph: &Graph, node: &Node, source: OpError) -> Error {
-        let inputs: Vec<String> = node
-            .inputs
+        // What a subgraph captures may be an input of the node's own, too.
+        let (own, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
+        let inputs: Vec<String> = own
             .iter()
+            .chain(captured.iter().filter(|port| !own.contains(port)))
             .map(|port| {
                 port.map_or("none".to_owned(), |id| format!("{}: {}", graph.name_of(id), graph.value(id).ty))
             })

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 
 from ortrain import _ortrain
+from ortrain._operators import with_operators
 from ortrain.artifacts import Loss, LossType
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import ModelAccessor, current, find, is_defined
@@ -32,7 +33,7 @@ class _Loss(Block):
         accessor = current()
         model = accessor.model
         described = Loss(self._kind, scores=scores, target=target, **self._settings)._described()
-        source = _declaring(accessor, scores).SerializeToString()
+        source = with_operators(_declaring(accessor, scores).SerializeToString(), accessor.operators)
         there = is_defined(model, target)
         added, result, last = _ortrain.loss_fragment(source, described, there, accessor.last_number)
         model.graph.MergeFrom(onnx.ModelProto.FromString(added).graph)

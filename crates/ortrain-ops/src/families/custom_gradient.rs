@@ -8,7 +8,7 @@
 //! that the node has. The inputs of `gradient` are all inputs (as many as the attribute `inputs` says), all outputs and
 //! the gradients of all outputs; its outputs are the gradients of the inputs that the attribute `of` lists.
 
-use ortrain_graph::{Attr, Attrs, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, Attrs, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::control_flow::{forget_folded, is_used, subgraph, type_captures, type_nodes};
@@ -92,7 +92,8 @@ impl CustomGradient {
             .filter(fits)
             .ok_or_else(|| OpError::invalid(format!("{} does not fit it", self.label)))?;
 
-        let wanted: Vec<usize> = (0..self.of.len()).filter(|&j| cx.wants(self.of[j])).collect();
+        let wanted: Vec<usize> =
+            (0..self.of.len()).filter(|&j| self.of[j] < own && cx.wants(self.of[j])).collect();
         graph.outputs = wanted.iter().map(|&j| graph.outputs[j]).collect();
         let of = wanted.into_iter().map(|j| self.of[j]).collect();
         graph.remove_unused();
@@ -124,6 +125,13 @@ impl CustomGradient {
         let given = graph.inputs.iter().copied().zip(given).collect();
         Ok(Rule { graph, given, of })
     }
+}
+
+/// The sizes of a shape, in an order of their own.
+fn sorted(shape: &Shape) -> Vec<String> {
+    let mut sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    sizes.sort_unstable();
+    sizes
 }
 
 /// Zeros of the type and shape of a value.
@@ -159,25 +167,29 @@ impl Rule {
         Ok(())
     }
 
-    /// Checks that the gradients are of the types of the inputs.
-    fn check(&self, label: &str, cx: &Grad<'_>) -> Result<(), OpError> {
+    /// Checks that the gradients are of the types of the inputs, as far as is known. Returns whether each is for certain.
+    fn check(&self, label: &str, cx: &Grad<'_>) -> Result<Vec<bool>, OpError> {
+        let mut certain = Vec::with_capacity(self.of.len());
         for (&gradient, &k) in self.graph.outputs.iter().zip(&self.of) {
             let input = cx.input(k)?;
-            let found = &self.graph.value(gradient).ty;
-            merge(cx.ty(input), found.clone()).map_err(|types| {
-                let (wanted, found) = *types;
-                OpError::invalid(format!(
+            let (wanted, found) = (cx.ty(input), &self.graph.value(gradient).ty);
+            let same = wanted.shape().is_some() && wanted.shape() == found.shape();
+            certain.push(same);
+            let transposed = !same && wanted.shape().map(sorted) == found.shape().map(sorted);
+            let differ = transposed && wanted.shape().is_some() || merge(wanted, found.clone()).is_err();
+            if differ {
+                return Err(OpError::invalid(format!(
                     "{label} gives {found} for input {k}, {:?}, which is {wanted}; a gradient has the type and the \
                      shape of its input",
                     cx.name_of(input)
-                ))
-            })?;
+                )));
+            }
         }
-        Ok(())
+        Ok(certain)
     }
 
-    /// Adds the nodes to the gradient graph.
-    fn add(self, cx: &mut Grad<'_>) {
+    /// Adds the nodes to the gradient graph. Sizes of which it is not `certain` that they are right are checked at run time.
+    fn add(self, cx: &mut Grad<'_>, certain: &[bool]) -> Result<(), OpError> {
         let mut outer: FxHashMap<ValueId, ValueId> =
             self.given.iter().filter_map(|&(inner, outer)| Some((inner, outer?))).collect();
         let graph = &self.graph;
@@ -197,10 +209,16 @@ impl Rule {
             }
             cx.push(node);
         }
-        for (&gradient, &k) in graph.outputs.iter().zip(&self.of) {
-            let gradient = at(cx, gradient);
+        for ((&gradient, &k), certain) in graph.outputs.iter().zip(&self.of).zip(certain) {
+            let mut gradient = at(cx, gradient);
+            if !certain {
+                let input = cx.input(k)?;
+                let shape = cx.shape_of(input);
+                gradient = cx.add("Reshape", &[gradient, shape], Attrs::new());
+            }
             cx.give(k, gradient);
         }
+        Ok(())
     }
 }
 
@@ -227,10 +245,9 @@ impl Op for CustomGradient {
             OpError::Subgraph(source) => OpError::Gradient { rule: self.label.clone(), source },
             other => other,
         })?;
-        rule.check(&self.label, cx)?;
+        let certain = rule.check(&self.label, cx)?;
         forget_folded(&mut rule.graph);
-        rule.add(cx);
-        Ok(())
+        rule.add(cx, &certain)
     }
 }
 
@@ -273,7 +290,8 @@ pub(crate) fn has_gradient_of(node: &Node, input: ValueId) -> Option<bool> {
         return None;
     }
     let of = node.attrs.ints(OF).ok().flatten().unwrap_or_default();
-    Some(of.iter().any(|&k| usize::try_from(k).is_ok_and(|k| node.inputs.get(k) == Some(&Some(input)))))
+    let own = &node.inputs[..node.inputs.len() - node.captures];
+    Some(of.iter().any(|&k| usize::try_from(k).is_ok_and(|k| own.get(k) == Some(&Some(input)))))
 }
 
 /// Writes the nodes that have a gradient of the user's own as they were. Their values have no types afterwards.
