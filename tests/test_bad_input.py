@@ -138,7 +138,7 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
         ),
         ortrain.UnsupportedError,
         'the model: the model uses operators that are not supported: Frobnicate ("first", "fourth"); '
-        'my.domain:Defenestrate ("third")',
+        'my.domain:Defenestrate ("third"); an operator can be added as a function of ONNX (docs/extending.md)',
     ),
     "too new": (
         model(node("Relu", ["x"], ["y"]), opset=99),

@@ -250,7 +250,7 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "a mistake in a body": (
         model(scan(body({"a": FLOAT}, ("MatMul", ["a", "x"], ["z"]), ("Not", ["z"], ["q"]), outputs=["q"]))),
         INVALID,
-        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2], x: float32[n, 2]): in its subgraph: node "an '
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): in its subgraph: node "an '
         'inner Not" (Not) with inputs (z: float32[2]): input 0 is of type float32, bool is needed',
     ),
     "unknown operators in branches": (
@@ -259,7 +259,8 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         ),
         UNSUPPORTED,
         "the model: the model uses operators that are not supported: "
-        'Frob ("an inner Frob", "a Frob"); Grob ("an inner Grob")',
+        'Frob ("an inner Frob", "a Frob"); Grob ("an inner Grob"); an operator can be added as a function of ONNX '
+        "(docs/extending.md)",
     ),
     "too few values": (
         model(MATMUL, weights=[weight(float_data=[1, 2])]),

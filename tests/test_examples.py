@@ -24,6 +24,22 @@ def test_models_are_what_their_scripts_make(name: str) -> None:
     assert made == onnx.load(ROOT / "examples" / f"{name}.onnx")
 
 
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("custom_operator", r"largest difference to the sine: 0\.0\d"), ("custom_gradient", r"exported: right [5-9]\d%")],
+)
+def test_operators_and_gradients_of_ones_own(name: str, last: str, tmp_path: Path) -> None:
+    """Those in Rust are run by its own tests."""
+    script = ROOT / "examples" / f"{name}.py"
+    done = subprocess.run([sys.executable, script, tmp_path / "made"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *steps, result = done.stdout.splitlines()
+    losses = [float(re.search(r"loss +([\d.]+)", line)[1]) for line in steps]  # type: ignore[index]
+    assert losses[-1] < losses[0] / 2
+    assert re.fullmatch(last, result), result
+    onnx.checker.check_model(tmp_path / "made" / "trained.onnx", full_check=True)
+
+
 def blocks_of(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 

@@ -1341,7 +1341,7 @@ def test_gradients(row: str, desk: Desk) -> None:
         refused = None
     if refused is not None:
         operators = "|".join(rf'{one.op_type} \("the {one.op_type}"\)' for one in nodes)
-        assert re.fullmatch(rf"the model: the model uses operators that are not supported: ({operators})", refused)
+        assert re.match(rf"the model: the model uses operators that are not supported: ({operators});", refused)
         return
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / TRAIN, state)

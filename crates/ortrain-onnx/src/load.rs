@@ -125,6 +125,15 @@ fn decode(bytes: &Bytes, name: &str) -> Result<(ModelProto, u64), OnnxError> {
     Ok((proto, unknown))
 }
 
+/// Reads a model from the bytes of its message; payloads are ranges of them.
+///
+/// # Errors
+///
+/// The bytes are not a model of ONNX.
+pub fn decode_model(bytes: impl Into<Bytes>) -> Result<ModelProto, OnnxError> {
+    Ok(decode(&bytes.into(), "the model")?.0)
+}
+
 /// Reads a function from the bytes of its message; payloads are ranges of them.
 ///
 /// # Errors

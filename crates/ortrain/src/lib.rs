@@ -266,6 +266,17 @@ pub use ortrain_onnx::OperatorSetIdProto;
 #[doc(inline)]
 pub use ortrain_onnx::decode_function;
 
+/// An ONNX model from the bytes of a file, to be edited as a message; its data may be elsewhere.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// let model = ortrain::decode_model(std::fs::read(setup::MODEL)?)?;
+/// assert_eq!(model.graph.unwrap().node.len(), 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_onnx::decode_model;
+
 /// The graph of an ONNX model, as its message.
 ///
 /// ```
