@@ -318,3 +318,145 @@ pub(crate) fn write_out(graph: &mut Graph) -> Result<(), Error> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![Definition::new(DOMAIN, NAME, &[1], build).decompose(decompose)]
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_onnx::{
+        FunctionProto, GraphProto, LoadedModel, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
+    };
+
+    use super::*;
+    use crate::OperatorLibrary;
+    use crate::passes::differentiate::backpropagate;
+    use crate::passes::functions::{inline_for_gradients, keeps_nodes, write_out_nodes};
+    use crate::passes::infer::infer;
+    use crate::testing::{check_decomposition, check_gradients, gradient_graph, run, spread};
+
+    fn texts(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
+        NodeProto { op_type: op.into(), input: texts(inputs), output: texts(outputs), ..NodeProto::default() }
+    }
+
+    /// `z = x tanh(x w)`, the Tanh with a gradient of its own: `dy - dy y y`.
+    fn message() -> ModelProto {
+        let tanh = FunctionProto {
+            name: "OfTanh".into(),
+            domain: "own".into(),
+            input: texts(&["x", "y", "dy"]),
+            output: texts(&["dx"]),
+            node: vec![
+                node("Sub", &["dy", "less"], &["dx"]),
+                node("Mul", &["square", "dy"], &["less"]),
+                node("Mul", &["y", "y"], &["square"]),
+            ],
+            opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 14 }],
+            ..FunctionProto::default()
+        };
+        let mut library = OperatorLibrary::default();
+        library.add_gradient("", "Tanh", None, tanh).expect("it fits");
+        let info = |name: &str| {
+            let mut graph = Graph::new("");
+            let id = graph.add_value(name, ValueType::tensor(ortrain_graph::DType::F64, &[3]));
+            graph.value_info(id)
+        };
+        let mut model = ModelProto {
+            graph: Some(GraphProto {
+                node: vec![
+                    node("Mul", &["x", "w"], &["p"]),
+                    node("Tanh", &["p"], &["y"]),
+                    node("Mul", &["x", "y"], &["z"]),
+                ],
+                input: vec![info("x"), info("w")],
+                output: vec![ValueInfoProto { name: "z".into(), ..ValueInfoProto::default() }],
+                ..GraphProto::default()
+            }),
+            opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 17 }],
+            ..ModelProto::default()
+        };
+        inline_for_gradients(&mut model, &library).expect("it fits");
+        model
+    }
+
+    fn graph() -> Graph {
+        let model = LoadedModel::from_proto(message(), Default::default());
+        let mut graph = Graph::from_model(&model).expect("a graph");
+        crate::passes::versions::upgrade(&mut graph).expect("known operators");
+        infer(&mut graph).expect("it fits");
+        graph
+    }
+
+    #[test]
+    fn the_gradient_is_the_users_and_has_one_itself() {
+        let (graph, inputs) = (graph(), [spread(&[3], 1), spread(&[3], 2)]);
+        assert_eq!(&*graph.nodes[1].op, NAME);
+        check_gradients(&graph, &inputs, &[0, 1], &[0]);
+        check_decomposition(&graph, &inputs, 0.0);
+        let weights = spread(&[3], 3);
+        let gradient = gradient_graph(&graph, &[Some(weights)], &[0, 1]);
+        assert!(gradient.nodes.iter().any(|node| &*node.op == "Sub"), "{gradient}");
+        check_gradients(&gradient, &inputs, &[0, 1], &[0, 1]);
+    }
+
+    #[test]
+    fn written_out_it_is_what_it_was() {
+        let inputs = [spread(&[3], 1), spread(&[3], 2)];
+        let mut graph = graph();
+        let want = run(&graph, &inputs).expect("it runs");
+        write_out(&mut graph).expect("it can be");
+        infer(&mut graph).expect("it fits");
+        assert_eq!(&*graph.nodes[1].op, "Tanh");
+        assert_eq!(graph.name_of(graph.nodes[1].outputs[0].expect("one")), "y");
+        assert_eq!(run(&graph, &inputs).expect("it runs"), want);
+
+        let mut message = message().graph.expect("a graph");
+        assert!(keeps_nodes(&message));
+        write_out_nodes(&mut message);
+        assert!(!keeps_nodes(&message));
+        assert_eq!(message.node[1], node("Tanh", &["p"], &["y"]));
+    }
+
+    /// Nobody writes such nodes to files, but strangers may.
+    #[test]
+    fn malformed_nodes_are_refused() {
+        let outcome = |change: &dyn Fn(&mut Node)| {
+            let mut graph = graph();
+            change(&mut graph.nodes[1]);
+            infer(&mut graph)?;
+            let (z, x) = (graph.outputs[0], graph.inputs[0]);
+            let seed = graph.add_value("seed", graph.value(z).ty.clone());
+            graph.inputs.push(seed);
+            backpropagate(&mut graph, &[(z, seed)], &[x])?;
+            write_out(&mut graph)
+        };
+        outcome(&|_| {}).expect("it is sound");
+        let inner = |node: &mut Node, name: &str, change: &dyn Fn(&mut Graph)| {
+            let Some(Attr::Graph(graph)) = node.attrs.0.get_mut(name) else { panic!("it is there") };
+            change(graph);
+        };
+        let set = |node: &mut Node, name: &str, value: Attr| drop(node.attrs.0.insert(name.into(), value));
+        let changes: [&dyn Fn(&mut Node); 11] = [
+            &|node| drop(node.attrs.0.remove(FORWARD)),
+            &|node| drop(node.attrs.0.remove(GRADIENT)),
+            &|node| drop(node.attrs.0.remove(LABEL)),
+            &|node| set(node, INPUTS, Attr::Int(-1)),
+            &|node| set(node, INPUTS, Attr::Int(i64::MAX)),
+            &|node| set(node, INPUTS, Attr::Int(2)),
+            &|node| set(node, OF, Attr::Ints(vec![1])),
+            &|node| set(node, OF, Attr::Ints(vec![0, 0])),
+            &|node| inner(node, FORWARD, &|graph| graph.outputs.clear()),
+            &|node| {
+                inner(node, FORWARD, &|graph| {
+                    let more = graph.add_value("more", ValueType::Unknown);
+                    graph.inputs.push(more);
+                });
+            },
+            &|node| inner(node, GRADIENT, &|graph| drop(graph.inputs.pop())),
+        ];
+        for (k, change) in changes.into_iter().enumerate() {
+            assert!(outcome(change).is_err(), "change {k}");
+        }
+    }
+}
