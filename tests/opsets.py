@@ -831,6 +831,35 @@ def likely(w: Words, x: str) -> str:
     return w.node("Mul", [w.unsqueeze(loss, [1]), weight("out", 1, CLASSES)])
 
 
+def located(w: Words, x: str) -> str:
+    """Images looked at where matrices say, blocks put together, frequencies and a determinant, in the words of opset 20."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    images = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 16)]), w.ints([-1, 1, 4, 4])])
+    matrices = w.node("Tanh", [w.node("MatMul", [x, weight("b1", FEATURES, 6)])])
+    matrices = w.node("Reshape", [matrices, w.ints([-1, 2, 3])])
+    rows = w.node("Slice", [w.node("Shape", [x]), w.ints([0]), w.ints([1])])
+    size = w.node("Concat", [rows, w.ints([1, 4, 4])], axis=0)
+    grids = [w.node("AffineGrid", [matrices, size], align_corners=k) for k in (0, 1)]
+    seen = w.node("GridSample", [images, grids[0]], padding_mode="reflection")
+    wave = w.node("GridSample", [images, grids[1]], mode="cubic", padding_mode="border", align_corners=1)
+    columns = w.node("Reshape", [w.node("Add", [seen, wave]), w.ints([-1, 4, 4])])
+    square = w.node("Col2Im", [columns, w.ints([3, 3]), w.ints([2, 2])])
+    volume = w.unsqueeze(w.node("Det", [w.node("Add", [square, weight("b2", 3, 3)])]), [2])
+    parts = w.node("DFT", [w.unsqueeze(square, [4]), "", w.weight(2, dtype=np.int64)], onesided=1)
+    flat = [w.node("Reshape", [part, w.ints([-1, size])]) for part, size in ((volume, 1), (parts, 12))]
+    return w.node("MatMul", [w.node("Concat", flat, axis=1), weight("out", 13, CLASSES)])
+
+
+def remembering(w: Words, x: str) -> str:
+    """What looks back, in the words of opset 27."""
+    weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
+    line = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 8)]), w.ints([-1, 2, 4])])
+    kernels, bias = weight("kernels", 2, 1, 3), weight("bias", 2)
+    past = w.node("CausalConvWithState", [line, kernels, bias], "first", "left", activation="silu")
+    again = w.node("CausalConvWithState", [past, kernels, bias, "left"], "second")
+    return w.node("MatMul", [w.node("Reshape", [again, w.ints([-1, 8])]), weight("out", 8, CLASSES)])
+
+
 # What can be trained, and the oldest opset with all its operators.
 NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "perceptron": (perceptron, 7),
@@ -874,6 +903,8 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "lately_indexed": (lately_indexed, 18),
     "lately_computed": (lately_computed, 28),
     "likely": (likely, 12),
+    "located": (located, 20),
+    "remembering": (remembering, 27),
 }
 # Networks that are not told how many features there are.
 UNSIZED = ("pooled_unsized",)

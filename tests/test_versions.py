@@ -313,6 +313,39 @@ def blocks(op: str, opset: int) -> Iterator[Case]:
         yield simple(opset, op, [x], np.float32, blocksize=2, mode="CRD")
 
 
+def sampled(opset: int) -> Iterator[Case]:
+    x, grid = values(np.float32, 2, 3, 4, 5), values(np.float32, 2, 3, 2, 2, low=-1.6, high=1.6)
+    names = {"linear": "bilinear", "cubic": "bicubic"}
+    for mode in ("nearest", "linear", "cubic"):
+        for padding in ("zeros", "border", "reflection"):
+            for aligned in (0, 1):
+                name = mode if opset >= 20 else names.get(mode, mode)
+                case = simple(
+                    opset, "GridSample", [x, grid], np.float32, mode=name, padding_mode=padding, align_corners=aligned
+                )
+                # Coordinates are float32, and weights have a slope of as many elements as there are.
+                case.tolerance = 2e-5
+                yield case
+
+
+def transforms(opset: int) -> Iterator[Case]:
+    real, complex_ = values(np.float32, 2, 5, 1), values(np.float32, 2, 5, 2)
+    length = np.asarray(4, np.int64)
+    for inputs, attributes in (
+        ([real], {}),
+        ([real, length], {"onesided": 1}),
+        ([complex_], {"inverse": 1}),
+        ([complex_, length], {}),
+    ):
+        if opset < 20:
+            case = simple(opset, "DFT", inputs, np.float32, axis=1, **attributes)
+        else:
+            given = [*inputs, *([] if len(inputs) > 1 else [length * 0 + 5]), np.asarray(1, np.int64)]
+            case = simple(opset, "DFT", given, np.float32, **attributes)
+        case.tolerance = 1e-5
+        yield case
+
+
 # Operators whose schema changed in types alone: inputs, the type of the result, attributes.
 PLAIN: dict[str, list[tuple[list[np.ndarray], Any, dict[str, Any]]]] = {
     "Shrink": [
@@ -353,6 +386,22 @@ PLAIN: dict[str, list[tuple[list[np.ndarray], Any, dict[str, Any]]]] = {
             {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
         ),
         ([values(np.float32, 1, 2, 5)], np.float32, {"kernel_shape": [2], "p": 3}),
+    ],
+    "Det": [([values(np.float32, 2, 4, 4)], np.float32, {}), ([values(np.float32, 1, 1)], np.float32, {})],
+    "AffineGrid": [
+        ([values(np.float32, 2, 2, 3), whole(2, 1, 3, 4)], np.float32, {}),
+        ([values(np.float32, 1, 3, 4), whole(1, 1, 2, 3, 4)], np.float32, {"align_corners": 1}),
+    ],
+    "Col2Im": [
+        (
+            [values(np.float32, 2, 12, 4), whole(3, 4), whole(2, 2)],
+            np.float32,
+            {"strides": [2, 2], "pads": [0, 1, 1, 0], "dilations": [1, 1]},
+        ),
+    ],
+    "CausalConvWithState": [
+        ([values(np.float32, 2, 3, 4), values(np.float32, 3, 1, 3), values(np.float32, 3)], np.float32, {}),
+        ([values(np.float32, 2, 3, 4), values(np.float32, 3, 1, 3)], np.float32, {"activation": "silu"}),
     ],
     "GlobalLpPool": [
         ([values(np.float32, 1, 2, 5, 4)], np.float32, {}),
@@ -961,6 +1010,8 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "GroupNormalization": groups,
     "NegativeLogLikelihoodLoss": likelihood,
     "Unique": different,
+    "GridSample": sampled,
+    "DFT": transforms,
     **{op: lambda opset, op=op: activation(op, opset) for op in WITH_ATTRIBUTES},
     **{op: lambda opset, op=op: pooling(op, opset) for op in ("MaxPool", "AveragePool")},
     **{op: lambda opset, op=op: global_pooling(op, opset) for op in ("GlobalMaxPool", "GlobalAveragePool")},

@@ -1,10 +1,14 @@
 //! The operators, one file per family, and the one list of them.
 
 mod activations;
+mod affine_grid;
 mod argmax;
 mod attention;
+mod bit_cast;
+mod causal_conv;
 mod center_crop_pad;
 mod clip;
+mod col2im;
 mod concat;
 mod control_flow;
 mod conv;
@@ -13,12 +17,15 @@ mod conv_transpose;
 mod cumulative;
 pub(crate) mod custom_gradient;
 mod depth_space;
+mod determinant;
+mod dft;
 mod diagonal;
 pub(crate) mod dropout;
 mod einsum;
 mod elementwise;
 mod gather;
 mod gather_elements;
+mod grid_sample;
 mod layer_norm;
 mod loss;
 mod lrn;
@@ -53,10 +60,14 @@ use crate::op::Definition;
 
 /// The list.
 const FAMILIES: &[fn() -> Vec<Definition>] = &[
+    affine_grid::definitions,
     argmax::definitions,
     attention::definitions,
+    bit_cast::definitions,
+    causal_conv::definitions,
     center_crop_pad::definitions,
     clip::definitions,
+    col2im::definitions,
     concat::definitions,
     control_flow::definitions,
     conv::definitions,
@@ -64,12 +75,15 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     cumulative::definitions,
     custom_gradient::definitions,
     depth_space::definitions,
+    determinant::definitions,
+    dft::definitions,
     diagonal::definitions,
     dropout::definitions,
     einsum::definitions,
     elementwise::definitions,
     gather::definitions,
     gather_elements::definitions,
+    grid_sample::definitions,
     layer_norm::definitions,
     loss::definitions,
     lrn::definitions,

@@ -1,6 +1,6 @@
 //! Shapes that a decomposition puts together: sizes that are numbers stay numbers, the others are found out at run time.
 
-use ortrain_graph::{Attrs, Dim, Shape, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 
 use crate::OpError;
 use crate::rewrite::Rewrite;
@@ -40,11 +40,7 @@ pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<S
 ///
 /// # Errors
 /// When it is not known.
-pub(super) fn dtype_of(
-    rw: &Rewrite<'_>,
-    value: ValueId,
-    what: &str,
-) -> Result<ortrain_graph::DType, OpError> {
+pub(super) fn dtype_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<DType, OpError> {
     rw.dtype(value).ok_or_else(|| OpError::invalid(format!("the type of {what} is not known")))
 }
 
@@ -198,11 +194,49 @@ pub(super) fn summed(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> Valu
     rw.add("ReduceSum", &[value, axes], Attrs::new().with("keepdims", 0i64))
 }
 
+/// Longer ones are counted when they are needed: a size that somebody made up asks for no memory before.
+const LONGEST_LIST: i64 = 1 << 20;
+
 /// The positions 0, 1, ... of an axis of this size, as a vector of int64.
 pub(super) fn positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
-    if let Size::Number(count) = size {
+    if let Size::Number(count @ ..=LONGEST_LIST) = size {
         return rw.ints("positions", &(0..count).collect::<Vec<_>>());
     }
     let count = as_vector(rw, size);
     rw.count_up(count)
+}
+
+/// As [`positions`], for what is not written before opset 11: in one node, whose length follows from sizes that a user gives
+/// as well as from shapes.
+pub(super) fn counted(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+    let Size::Value(count) = size else { return positions(rw, size) };
+    let count = squeezed(rw, count, &[0]);
+    let [from, step] = [0, 1].map(|k| rw.constant("count", Tensor::i64(&[], &[k])));
+    apply(rw, "Range", &[from, count, step])
+}
+
+/// A size as a number to compute with.
+pub(super) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> ValueId {
+    match size {
+        Size::Number(count) => number(rw, dtype, count as f64),
+        other => {
+            let count = as_vector(rw, other);
+            cast(rw, count, DType::I64, dtype)
+        }
+    }
+}
+
+/// A constant number.
+pub(super) fn number(rw: &mut Rewrite<'_>, dtype: DType, value: f64) -> ValueId {
+    rw.constant("number", Tensor::scalar(dtype, value))
+}
+
+/// An operator of `ai.onnx` without attributes.
+pub(super) fn apply(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+    rw.add(op, inputs, Attrs::new())
+}
+
+/// A value in another type.
+pub(super) fn cast(rw: &mut Rewrite<'_>, value: ValueId, from: DType, wanted: DType) -> ValueId {
+    super::norm::cast(rw.patch().1, value, from, wanted)
 }

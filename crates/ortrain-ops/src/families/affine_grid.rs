@@ -1,0 +1,243 @@
+//! Coordinates moved by matrices: `AffineGrid`.
+//!
+//! AffineGrid-20 of ONNX (<https://onnx.ai/onnx/operators/onnx__AffineGrid.html>): the coordinates between -1 and 1 of every
+//! element of an image, or of a volume, times a matrix for each of the batch, as GridSample takes them. It is a composition: a
+//! sum over the columns of the matrices, computed in float32 at least. An axis of size 1 is at 0 if corners are aligned, as in
+//! PyTorch (the standard's reference divides by zero there).
+
+use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::norm::wide;
+use super::sizes::{
+    Size, apply, as_number, cast, counted, dtype_of, minus, number, part, reshaped, shape_of,
+};
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+const THETA: usize = 0;
+const SIZE: usize = 1;
+
+struct AffineGrid;
+
+/// The number of axes that matrices of this shape are for.
+fn axes_of(theta: &Shape) -> Result<usize, OpError> {
+    let wrong = || {
+        OpError::invalid(format!(
+            "input 0 has shape {theta}; [N, 2, 3] or [N, 3, 4] is needed, one matrix each"
+        ))
+    };
+    let [_, rows, columns] = &theta[..] else { return Err(wrong()) };
+    let axes = rows.known().or(columns.known().and_then(|columns| columns.checked_sub(1)));
+    match axes {
+        Some(axes @ (2 | 3)) if columns.known().is_none_or(|columns| columns == axes + 1) => Ok(axes),
+        Some(_) => Err(wrong()),
+        None => Err(OpError::unsupported("the shape of the matrices must be known; declare it in the model")),
+    }
+}
+
+impl Op for AffineGrid {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype_where(THETA, "a float type", DType::is_float)?;
+        cx.dtype_where(SIZE, "int64", |dtype| dtype == DType::I64)?;
+        if let Some(bad) = cx.ints(SIZE).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
+            return Err(OpError::invalid(format!("{bad} is not a size")));
+        }
+        let Some(theta) = cx.shape(THETA) else {
+            cx.output(0, dtype, None);
+            return Ok(());
+        };
+        let axes = axes_of(theta)?;
+        let sizes = cx.sizes(SIZE);
+        let given = sizes.as_ref().map(Vec::len).or_else(|| cx.shape(SIZE)?.first()?.known());
+        if let Some(given) = given.filter(|&given| given != axes + 2) {
+            return Err(OpError::invalid(format!(
+                "input 1 holds {given} sizes; for matrices of shape {theta} it must be those of [N, C] and {axes} axes"
+            )));
+        }
+        if let (Some(batch), Some(sizes)) = (theta[0].known(), &sizes)
+            && let Some(other) = sizes[0].known().filter(|&other| other != batch)
+        {
+            return Err(OpError::invalid(format!("there are {batch} matrices for a batch of {other}")));
+        }
+        let size = |axis: usize| match &sizes {
+            Some(sizes) => sizes[2 + axis].clone(),
+            None => cx.unknown_dim(0, 1 + axis),
+        };
+        let shape: Shape = std::iter::once(theta[0].clone())
+            .chain((0..axes).map(size))
+            .chain(std::iter::once(Dim::Known(axes)))
+            .collect();
+        cx.output(0, dtype, Some(shape));
+        Ok(())
+    }
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let aligned = rw.attrs().int("align_corners")?.unwrap_or(0) != 0;
+    let (theta, size) = (rw.required(THETA)?, rw.required(SIZE)?);
+    let axes = axes_of(&shape_of(rw, theta, "the matrices")?)?;
+    let dtype = dtype_of(rw, theta, "the matrices")?;
+    let ty = wide(dtype);
+    let theta = cast(rw, theta, dtype, ty);
+    let known = rw.constant_of(size).and_then(Tensor::to_i64);
+    // A column of all matrices: `[N, 1, ..., 1, axes]`.
+    let column = |rw: &mut Rewrite<'_>, k: usize| {
+        let column = part(rw, theta, 2, k as i64, k as i64 + 1, 1);
+        let mut shape = vec![Size::Number(1); axes + 2];
+        (shape[0], shape[axes + 1]) = (Size::Kept, Size::Number(axes as i64));
+        reshaped(rw, column, &shape)
+    };
+    let mut sum: ValueId = column(rw, axes);
+    for axis in 0..axes {
+        let at = 2 + axis as i64;
+        let count = match known.as_ref().and_then(|known| known.get(2 + axis)) {
+            Some(&count) => Size::Number(count),
+            None => Size::Value(part(rw, size, 0, at, at + 1, 1)),
+        };
+        // Twice the distance from the middle, in steps, over the number of steps.
+        let along = counted(rw, count);
+        let along = cast(rw, along, DType::I64, ty);
+        let two = number(rw, ty, 2.0);
+        let twice = apply(rw, "Mul", &[along, two]);
+        let steps = minus(rw, count, Size::Number(1));
+        let steps = as_number(rw, steps, ty);
+        let from_middle = apply(rw, "Sub", &[twice, steps]);
+        let all = if aligned {
+            let one = number(rw, ty, 1.0);
+            apply(rw, "Max", &[steps, one])
+        } else {
+            as_number(rw, count, ty)
+        };
+        let places = apply(rw, "Div", &[from_middle, all]);
+        let behind: Vec<i64> = (1..=(axes - axis) as i64).collect();
+        let places = super::sizes::unsqueezed(rw, places, &behind);
+        // The first column is for the last axis.
+        let column = column(rw, axes - 1 - axis);
+        let product = apply(rw, "Mul", &[places, column]);
+        sum = apply(rw, "Add", &[sum, product]);
+    }
+    let result = cast(rw, sum, ty, dtype);
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    node.attrs.int("align_corners")?;
+    Ok(Box::new(AffineGrid))
+}
+
+/// Before opset 20 it is written as what it is made of.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 20 { decompose(rw) } else { Ok(()) }
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "AffineGrid", &[20], build).composition(decompose).downgrade(downgrade)]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Attrs;
+
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph, one_node,
+        run, run_node, spread,
+    };
+
+    const OP: (&str, &str) = ("", "AffineGrid");
+
+    /// By the definition.
+    fn expected(theta: &Tensor, size: &[usize], aligned: bool) -> Tensor {
+        let axes = size.len() - 2;
+        let place = |k: usize, count: usize| match aligned {
+            true if count == 1 => 0.0,
+            true => -1.0 + 2.0 * k as f64 / (count - 1) as f64,
+            false => -1.0 + (2 * k + 1) as f64 / count as f64,
+        };
+        let elements = theta.to_f64();
+        let points: usize = size[2..].iter().product();
+        let mut found = Vec::new();
+        for n in 0..size[0] {
+            for point in 0..points {
+                // The last axis first, then the 1 of the shift.
+                let (mut rest, mut place_of) = (point, Vec::new());
+                for &count in size[2..].iter().rev() {
+                    place_of.push(place(rest % count, count));
+                    rest /= count;
+                }
+                place_of.push(1.0);
+                for row in 0..axes {
+                    let row = &elements[(n * axes + row) * (axes + 1)..][..axes + 1];
+                    found.push(row.iter().zip(&place_of).map(|(a, b)| a * b).sum());
+                }
+            }
+        }
+        let mut dims = vec![size[0]];
+        dims.extend(&size[2..]);
+        dims.push(axes);
+        f64s(&dims, &found)
+    }
+
+    #[test]
+    fn images_and_volumes() {
+        for (size, aligned) in [
+            (vec![2, 3, 4, 5], false),
+            (vec![2, 3, 4, 5], true),
+            (vec![1, 1, 2, 1, 3], true),
+            (vec![1, 1, 2, 1, 3], false),
+        ] {
+            let axes = size.len() - 2;
+            let theta = spread(&[size[0], axes, axes + 1], 1);
+            let numbers: Vec<i64> = size.iter().map(|&size| size as i64).collect();
+            let inputs = [theta.clone(), Tensor::i64(&[size.len()], &numbers)];
+            let ports = [Some(&inputs[0]), Some(&inputs[1])];
+            let attrs = Attrs::new().with("align_corners", i64::from(aligned));
+            let graph = one_node(NEWEST_OPSET, OP, &ports, 1, attrs).expect("valid");
+            assert_close(
+                &run(&graph, &inputs).expect("it runs")[0],
+                &expected(&theta, &size, aligned),
+                1e-15,
+            );
+            check_gradients(&graph, &inputs, &[0], &[0]);
+            check_decomposition(&graph, &inputs, 0.0);
+            assert_eq!(check_downgrade(&graph, &inputs, 20).nodes.len(), 1);
+            check_downgrade(&graph, &inputs, 11);
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_known_beforehand() {
+        let theta = spread(&[2, 2, 3], 3);
+        let (mut known, ids) = graph(&[&theta]);
+        let size = known.add_constant("size", Tensor::i64(&[4], &[2, 1, 3, 2]));
+        crate::testing::add(&mut known, OP, "y", &[Some(ids[0]), Some(size)], 1, Attrs::new());
+        crate::passes::infer::infer(&mut known).expect("valid");
+        let inputs = [theta.clone()];
+        assert_close(
+            &run(&known, &inputs).expect("it runs")[0],
+            &expected(&theta, &[2, 1, 3, 2], false),
+            1e-15,
+        );
+        check_gradients(&known, &inputs, &[0], &[0]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for (theta, size, message) in [
+            (vec![2, 2, 2], vec![2, 1, 3, 3], "[N, 2, 3] or [N, 3, 4] is needed"),
+            (vec![2, 2, 3], vec![2, 1, 3, 3, 3], "input 1 holds 5 sizes"),
+            (vec![2, 2, 3], vec![3, 1, 3, 3], "there are 2 matrices for a batch of 3"),
+            (vec![2, 2, 3], vec![2, 1, -3, 3], "-3 is not a size"),
+        ] {
+            let size = Tensor::i64(&[size.len()], &size);
+            let failure = run_node(OP, &[Some(&spread(&theta, 1)), Some(&size)], 1, Attrs::new());
+            let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

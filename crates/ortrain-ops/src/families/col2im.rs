@@ -1,0 +1,426 @@
+//! Blocks put back where they were cut out, and summed where they overlap: `Col2Im`.
+//!
+//! Col2Im-18 of ONNX (<https://onnx.ai/onnx/operators/onnx__Col2Im.html>), PyTorch's `fold` for any number of axes. It is a
+//! composition: every element of a block is added to the row of an image that it belongs to, those in the padding to a row
+//! that is cut off then. So its gradient takes the blocks out again, and narrow floats are summed in float32.
+//!
+//! Limits: how many axes the image has must be known.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::sizes::{
+    Size, apply, as_vector, counted, dtype_of, minus, over, part, part_between, permuted, plus, reshaped,
+    size_of, times, unsqueezed, vector,
+};
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+const DATA: usize = 0;
+const IMAGE: usize = 1;
+const BLOCK: usize = 2;
+
+/// How blocks lie in the image, by axis.
+struct Col2Im {
+    strides: Vec<i64>,
+    dilations: Vec<i64>,
+    /// In front of every axis, then behind.
+    pads: Vec<i64>,
+}
+
+/// Further apart than this nothing lies in a tensor: what is computed from it does not overflow.
+const FARTHEST: i64 = 1 << 31;
+
+impl Col2Im {
+    fn read(attrs: &Attrs, axes: usize) -> Result<Col2Im, OpError> {
+        let list = |name: &str, count: usize, least: i64| -> Result<Vec<i64>, OpError> {
+            let Some(list) = attrs.ints(name)? else { return Ok(vec![least; count]) };
+            if list.len() != count {
+                return Err(OpError::invalid(format!(
+                    "{name} has {} numbers; {count} are needed for an image of {axes} axes",
+                    list.len()
+                )));
+            }
+            match list.iter().find(|number| !(least..FARTHEST).contains(number)) {
+                Some(bad) => Err(OpError::invalid(format!("{bad} cannot be one of the {name}"))),
+                None => Ok(list.to_vec()),
+            }
+        };
+        Ok(Col2Im {
+            strides: list("strides", axes, 1)?,
+            dilations: list("dilations", axes, 1)?,
+            pads: list("pads", 2 * axes, 0)?,
+        })
+    }
+
+    /// How many blocks there are along an axis; 0 if none fits.
+    fn count(&self, axis: usize, image: i64, block: i64) -> i64 {
+        let axes = self.strides.len();
+        let padded = image.saturating_add(self.pads[axis]).saturating_add(self.pads[axes + axis]);
+        let reach = self.dilations[axis].saturating_mul(block - 1).saturating_add(1);
+        if padded < reach { 0 } else { (padded - reach) / self.strides[axis] + 1 }
+    }
+}
+
+struct Blocks;
+
+/// The number of axes of the image.
+fn axes_of(image: Option<&Shape>, block: Option<&Shape>) -> Result<Option<usize>, OpError> {
+    for shape in [image, block].into_iter().flatten() {
+        if shape.rank() != 1 {
+            return Err(OpError::invalid(format!("a list of sizes has shape {shape}; one axis is needed")));
+        }
+    }
+    let count = |shape: Option<&Shape>| shape.and_then(|shape| shape[0].known());
+    match (count(image), count(block)) {
+        (Some(a), Some(b)) if a != b => {
+            Err(OpError::invalid(format!("an image of {a} axes cannot be made of blocks of {b} axes")))
+        }
+        (Some(0), _) | (_, Some(0)) => Err(OpError::invalid("the image has no axes")),
+        (a, b) => Ok(a.or(b)),
+    }
+}
+
+impl Op for Blocks {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 1)?;
+        let dtype = cx.dtype_where(DATA, "a number", |dtype| dtype != DType::Bool)?;
+        for k in [IMAGE, BLOCK] {
+            cx.dtype_where(k, "int64", |dtype| dtype == DType::I64)?;
+        }
+        if let Some(shape) = cx.shape(DATA).filter(|shape| shape.rank() != 3) {
+            return Err(OpError::invalid(format!(
+                "input 0 has shape {shape}; [N, C * elements of a block, blocks] is needed"
+            )));
+        }
+        let Some(axes) = axes_of(cx.shape(IMAGE), cx.shape(BLOCK))? else {
+            cx.output(0, dtype, None);
+            return Ok(());
+        };
+        let op = Col2Im::read(&cx.node().attrs, axes)?;
+        let numbers = |k: usize, least: i64| match cx.ints(k) {
+            Some(sizes) => match sizes.iter().find(|&&size| !(least..FARTHEST).contains(&size)) {
+                Some(bad) => Err(OpError::invalid(format!("{bad} in input {k} is no size"))),
+                None => Ok(Some(sizes)),
+            },
+            None => Ok(None),
+        };
+        let (image, block) = (numbers(IMAGE, 0)?, numbers(BLOCK, 1)?);
+        let data = cx.shape(DATA);
+        let elements =
+            block.as_ref().map(|block| block.iter().fold(1i64, |all, &size| all.saturating_mul(size)));
+        let mut channels = None;
+        if let (Some(elements), Some(found)) = (elements, data.and_then(|data| data[1].known())) {
+            let found = found as i64;
+            if found % elements != 0 {
+                return Err(OpError::invalid(format!(
+                    "axis 1 of input 0 has {found} elements, which are not whole blocks of {elements}"
+                )));
+            }
+            channels = Some((found / elements) as usize);
+        }
+        if let (Some(image), Some(block)) = (&image, &block)
+            && let Some(found) = data.and_then(|data| data[2].known())
+        {
+            let counts: Vec<i64> = (0..axes).map(|axis| op.count(axis, image[axis], block[axis])).collect();
+            let wanted = counts.iter().fold(1i64, |all, &count| all.saturating_mul(count));
+            if found as i64 != wanted {
+                return Err(OpError::invalid(format!(
+                    "input 0 has {found} blocks, but an image of {image:?} has {counts:?} blocks of {block:?}"
+                )));
+            }
+        }
+        let sizes = cx.sizes(IMAGE);
+        let batch = data.map_or_else(|| cx.unknown_dim(0, 0), |data| data[0].clone());
+        let channels = channels.map_or_else(|| cx.unknown_dim(0, 1), Dim::Known);
+        let size = |axis: usize| match &sizes {
+            Some(sizes) => sizes[axis].clone(),
+            None => cx.unknown_dim(0, 2 + axis),
+        };
+        cx.output(0, dtype, Some([batch, channels].into_iter().chain((0..axes).map(size)).collect()));
+        Ok(())
+    }
+}
+
+/// The elements of a list of sizes.
+fn sizes_in(rw: &mut Rewrite<'_>, k: usize, axes: usize) -> Result<Vec<Size>, OpError> {
+    let list = rw.required(k)?;
+    if let Some(known) = rw.constant_of(list).and_then(Tensor::to_i64) {
+        return Ok(known.into_iter().map(Size::Number).collect());
+    }
+    let at = |axis: usize| axis as i64;
+    Ok((0..axes).map(|axis| Size::Value(part(rw, list, 0, at(axis), at(axis) + 1, 1))).collect())
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let data = rw.required(DATA)?;
+    let shape = |k: usize| rw.input(k).and_then(|id| rw.shape(id));
+    let axes = axes_of(shape(IMAGE), shape(BLOCK))?.ok_or_else(|| {
+        OpError::unsupported("how many axes the image has must be known; declare the shape of its sizes")
+    })?;
+    let op = Col2Im::read(rw.attrs(), axes)?;
+    let dtype = dtype_of(rw, data, "its input 0")?;
+    let (image, block) = (sizes_in(rw, IMAGE, axes)?, sizes_in(rw, BLOCK, axes)?);
+    let product = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
+        sizes.iter().fold(Size::Number(1), |all, &size| times(rw, all, size))
+    };
+    let (elements, pixels) = (product(rw, &block), product(rw, &image));
+
+    // Where every element of every block belongs: `[elements of a block, blocks]`, axis by axis.
+    let mut place: Option<(ValueId, ValueId)> = None;
+    let (mut rows, mut columns) = (Size::Number(1), Size::Number(1));
+    for axis in 0..axes {
+        let spread = op.dilations[axis];
+        let less = minus(rw, block[axis], Size::Number(1));
+        let reach = times(rw, less, Size::Number(spread));
+        let padded = plus(rw, image[axis], Size::Number(op.pads[axis] + op.pads[axes + axis] - 1));
+        let room = minus(rw, padded, reach);
+        let steps = over(rw, room, Size::Number(op.strides[axis]));
+        let count = plus(rw, steps, Size::Number(1));
+        let scaled = |rw: &mut Rewrite<'_>, size: Size, by: i64| {
+            let along = counted(rw, size);
+            let by = rw.constant("step", Tensor::i64(&[], &[by]));
+            apply(rw, "Mul", &[along, by])
+        };
+        let within = scaled(rw, block[axis], spread);
+        let within = unsqueezed(rw, within, &[1]);
+        let starts = scaled(rw, count, op.strides[axis]);
+        let padded = apply(rw, "Add", &[within, starts]);
+        let before = rw.constant("before", Tensor::i64(&[], &[op.pads[axis]]));
+        let at = apply(rw, "Sub", &[padded, before]);
+        let (least, size) = (rw.constant("least", Tensor::i64(&[], &[-1])), as_vector(rw, image[axis]));
+        let (from, to) = (apply(rw, "Less", &[least, at]), apply(rw, "Less", &[at, size]));
+        let inside = apply(rw, "And", &[from, to]);
+        (rows, columns) = (times(rw, rows, block[axis]), times(rw, columns, count));
+        let Some((all_at, all_inside)) = place else {
+            place = Some((at, inside));
+            continue;
+        };
+        // Those of the axes before with every one of this axis.
+        let both = |rw: &mut Rewrite<'_>, name: &str, a: ValueId, b: ValueId| {
+            let (a, b) = (unsqueezed(rw, a, &[1, 3]), unsqueezed(rw, b, &[0, 2]));
+            let pairs = apply(rw, name, &[a, b]);
+            reshaped(rw, pairs, &[rows, columns])
+        };
+        let lines = apply(rw, "Mul", &[all_at, size]);
+        place = Some((both(rw, "Add", lines, at), both(rw, "And", all_inside, inside)));
+    }
+    let Some((at, inside)) = place else { return Err(OpError::invalid("the image has no axes")) };
+    let beyond = as_vector(rw, pixels);
+    let row = apply(rw, "Where", &[inside, at, beyond]);
+    let taken = times(rw, rows, columns);
+    let row = reshaped(rw, row, &[taken]);
+    let row = unsqueezed(rw, row, &[1]);
+
+    let (batch, found) = (size_of(rw, data, 0), size_of(rw, data, 1));
+    let channels = over(rw, found, elements);
+    let parts = reshaped(rw, data, &[batch, channels, rows, columns]);
+    let parts = permuted(rw, parts, &[2, 3, 0, 1]);
+    let updates = reshaped(rw, parts, &[taken, batch, channels]);
+    let all = plus(rw, pixels, Size::Number(1));
+    let empty = vector(rw, &[all, batch, channels]);
+    let zero = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
+    let empty = rw.add("ConstantOfShape", &[empty], zero);
+    let summed = rw.add("ScatterND", &[empty, row, updates], Attrs::new().with("reduction", "add"));
+    let kept = part_between(rw, summed, 0, Size::Number(0), pixels);
+    let kept = permuted(rw, kept, &[1, 2, 0]);
+    let shape: Vec<Size> = [batch, channels].into_iter().chain(image).collect();
+    let result = reshaped(rw, kept, &shape);
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Blocks))
+}
+
+/// Before opset 18 it is written as what it is made of, which needs sums of scatters: those came with 16.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if (16..18).contains(&rw.version()) { decompose(rw) } else { Ok(()) }
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "Col2Im", &[18], build).composition(decompose).downgrade(downgrade)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph,
+        one_node, run, run_node, spread, typed,
+    };
+
+    const OP: (&str, &str) = ("", "Col2Im");
+
+    struct Case {
+        image: &'static [i64],
+        block: &'static [i64],
+        strides: &'static [i64],
+        dilations: &'static [i64],
+        pads: &'static [i64],
+    }
+
+    const CASES: [Case; 5] = [
+        Case { image: &[5, 5], block: &[1, 5], strides: &[1, 1], dilations: &[1, 1], pads: &[0; 4] },
+        Case { image: &[5, 6], block: &[3, 2], strides: &[2, 1], dilations: &[1, 2], pads: &[1, 0, 2, 1] },
+        Case { image: &[4], block: &[3], strides: &[1], dilations: &[1], pads: &[2, 1] },
+        Case { image: &[3, 2, 4], block: &[2, 1, 3], strides: &[1, 2, 1], dilations: &[1; 3], pads: &[0; 6] },
+        // An element of every block lies in the padding.
+        Case { image: &[2, 2], block: &[2, 2], strides: &[1, 1], dilations: &[3, 3], pads: &[1; 4] },
+    ];
+
+    impl Case {
+        fn attrs(&self) -> Attrs {
+            let list = |numbers: &[i64]| numbers.to_vec();
+            Attrs::new()
+                .with("strides", list(self.strides))
+                .with("dilations", list(self.dilations))
+                .with("pads", list(self.pads))
+        }
+
+        fn counts(&self) -> Vec<i64> {
+            let op = Col2Im::read(&self.attrs(), self.image.len()).expect("valid");
+            (0..self.image.len()).map(|axis| op.count(axis, self.image[axis], self.block[axis])).collect()
+        }
+
+        fn inputs(&self, batch: usize, channels: usize) -> [Tensor; 3] {
+            let all = |sizes: &[i64]| sizes.iter().product::<i64>() as usize;
+            let list = |sizes: &[i64]| Tensor::i64(&[sizes.len()], sizes);
+            let data = spread(&[batch, channels * all(self.block), all(&self.counts())], 1);
+            [data, list(self.image), list(self.block)]
+        }
+
+        /// By the definition: every element of every block is added where it lies.
+        fn expected(&self, data: &Tensor, channels: usize) -> Tensor {
+            let axes = self.image.len();
+            let split = |mut rest: i64, sizes: &[i64]| -> Vec<i64> {
+                let mut at = vec![0; sizes.len()];
+                for axis in (0..sizes.len()).rev() {
+                    at[axis] = rest % sizes[axis];
+                    rest /= sizes[axis];
+                }
+                at
+            };
+            let (counts, values) = (self.counts(), data.to_f64());
+            let (elements, blocks): (i64, i64) = (self.block.iter().product(), counts.iter().product());
+            let pixels: i64 = self.image.iter().product();
+            let batch = data.dims()[0];
+            let mut found = vec![0.0; batch * channels * pixels as usize];
+            for (k, value) in values.iter().enumerate() {
+                let k = k as i64;
+                let (within, block) = (split(k / blocks % elements, self.block), split(k % blocks, &counts));
+                let at: Vec<i64> = (0..axes)
+                    .map(|a| within[a] * self.dilations[a] + block[a] * self.strides[a] - self.pads[a])
+                    .collect();
+                if (0..axes).all(|a| (0..self.image[a]).contains(&at[a])) {
+                    let pixel = (0..axes).fold(0, |all, a| all * self.image[a] + at[a]);
+                    found[((k / blocks / elements) * pixels + pixel) as usize] += value;
+                }
+            }
+            let mut dims = vec![batch, channels];
+            dims.extend(self.image.iter().map(|&size| size as usize));
+            f64s(&dims, &found)
+        }
+    }
+
+    #[test]
+    fn blocks_of_any_number_of_axes() {
+        for case in &CASES {
+            let inputs = case.inputs(2, 3);
+            let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+            let graph = one_node(NEWEST_OPSET, OP, &ports, 1, case.attrs()).expect("valid");
+            let want = case.expected(&inputs[0], 3);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-14);
+            check_gradients(&graph, &inputs, &[0], &[0]);
+            check_decomposition(&graph, &inputs, 0.0);
+            assert_eq!(check_downgrade(&graph, &inputs, 18).nodes.len(), 1);
+            check_downgrade(&graph, &inputs, 16);
+            let empty = [Tensor::filled(DType::F64, &[0, inputs[0].dims()[1], inputs[0].dims()[2]], 0.0)];
+            let given = [empty[0].clone(), inputs[1].clone(), inputs[2].clone()];
+            let ports = [Some(&given[0]), Some(&given[1]), Some(&given[2])];
+            let got = run_node(OP, &ports, 1, case.attrs()).expect("it runs").remove(0);
+            assert_eq!((got.dims()[0], &got.dims()[1..]), (0, &want.dims()[1..]));
+        }
+    }
+
+    #[test]
+    fn sizes_known_beforehand_and_a_batch_that_is_not() {
+        let case = &CASES[1];
+        let inputs = case.inputs(2, 3);
+        let (mut symbolic, ids) = graph(&[&inputs[0]]);
+        let dims = inputs[0].dims();
+        let shape = [Dim::symbol("batch"), Dim::Known(dims[1]), Dim::Known(dims[2])].into_iter().collect();
+        symbolic.value_mut(ids[0]).ty = ortrain_graph::ValueType::Tensor(DType::F64, Some(shape));
+        let image = symbolic.add_constant("image", inputs[1].clone());
+        let block = symbolic.add_constant("block", inputs[2].clone());
+        add(&mut symbolic, OP, "y", &[Some(ids[0]), Some(image), Some(block)], 1, case.attrs());
+        crate::passes::infer::infer(&mut symbolic).expect("valid");
+        let given = [inputs[0].clone()];
+        assert_close(&run(&symbolic, &given).expect("it runs")[0], &case.expected(&inputs[0], 3), 1e-14);
+        check_gradients(&symbolic, &given, &[0], &[0]);
+    }
+
+    #[test]
+    fn every_kind_of_number() {
+        let case = &CASES[1];
+        for dtype in [DType::I32, DType::U8, DType::I64, DType::F16, DType::BF16, DType::F32] {
+            let mut inputs = case.inputs(1, 2);
+            let whole: Vec<f64> = (0..inputs[0].len()).map(|k| (k % 5) as f64).collect();
+            inputs[0] = f64s(inputs[0].dims(), &whole);
+            let want = typed(&case.expected(&inputs[0], 2), dtype);
+            inputs[0] = typed(&inputs[0], dtype);
+            let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+            assert_eq!(run_node(OP, &ports, 1, case.attrs()).expect("it runs")[0], want);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let none = Attrs::new;
+        for (data, image, block, attrs, message) in [
+            (vec![1, 6], vec![4, 4], vec![2, 2], none(), "[N, C * elements of a block, blocks] is needed"),
+            (vec![1, 6, 9], vec![4, 4], vec![2, 2], none(), "not whole blocks of 4"),
+            (vec![1, 4, 8], vec![4, 4], vec![2, 2], none(), "[4, 4] has [3, 3] blocks of [2, 2]"),
+            (
+                vec![1, 4, 9],
+                vec![4, 4],
+                vec![2, 2, 1],
+                none(),
+                "an image of 2 axes cannot be made of blocks of 3",
+            ),
+            (vec![1, 4, 9], vec![4, -4], vec![2, 2], none(), "-4 in input 1 is no size"),
+            (vec![1, 4, 9], vec![4, 4], vec![2, 0], none(), "0 in input 2 is no size"),
+            (
+                vec![1, 4, 9],
+                vec![4, 4],
+                vec![2, 2],
+                none().with("strides", vec![0i64, 1]),
+                "0 cannot be one of the strides",
+            ),
+            (
+                vec![1, 4, 9],
+                vec![4, 4],
+                vec![2, 2],
+                none().with("pads", vec![1i64]),
+                "pads has 1 numbers; 4 are needed",
+            ),
+            (
+                vec![1, 4, 9],
+                vec![4, 4],
+                vec![2, 2],
+                none().with("pads", vec![i64::MAX, 0, 0, 0]),
+                "cannot be one of the pads",
+            ),
+        ] {
+            let list = |sizes: &[i64]| Tensor::i64(&[sizes.len()], sizes);
+            let inputs = [spread(&data, 1), list(&image), list(&block)];
+            let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+            let failure = run_node(OP, &ports, 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The determinant of square matrices: `Det`.
+//!
+//! Det-11 and 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__Det.html>), of which 22 adds bfloat16. It is a composition:
+//! elimination, written out step by step, in which the largest of all elements that are left is the next pivot. Nothing is
+//! divided by where nothing is left, and the result is the product of the pivots. So its gradient is the true one where a
+//! matrix is singular, too: the matrix of cofactors, which zeros are only if two pivots are. (PyTorch gives zeros.) It is
+//! computed in float32 at least.
+//!
+//! Limits: the size of the matrices must be known and 64 at most.
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
+
+use super::norm::wide;
+use super::sizes::{Size, apply, cast, dtype_of, number, reshaped, shape_of, squeezed, summed, unsqueezed};
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// The largest size: every step of the elimination is nodes of its own.
+const MOST: usize = 64;
+
+struct Det;
+
+/// The size of the matrices.
+fn size_of(shape: &Shape) -> Result<Option<usize>, OpError> {
+    let [.., rows, columns] = &shape[..] else {
+        return Err(OpError::invalid(format!("input 0 has shape {shape}; matrices are needed")));
+    };
+    match (rows.known(), columns.known()) {
+        (Some(rows), Some(columns)) if rows != columns => {
+            Err(OpError::invalid(format!("input 0 has shape {shape}; square matrices are needed")))
+        }
+        (rows, columns) => Ok(rows.or(columns)),
+    }
+}
+
+impl Op for Det {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        let shape = cx.shape(0);
+        if let Some(size) = shape.map(size_of).transpose()?.flatten().filter(|&size| size > MOST) {
+            return Err(OpError::unsupported(format!(
+                "the determinant of matrices of size {size}; {MOST} is the largest"
+            )));
+        }
+        cx.output(0, dtype, shape.map(|shape| shape[..shape.rank() - 2].iter().cloned().collect()));
+        Ok(())
+    }
+}
+
+/// Whether the row or column numbers `taken` (`[..., steps]`) are an odd order of `size` things, as 0 or 1 (`[..., 1]`).
+fn inversions(rw: &mut Rewrite<'_>, taken: ValueId, rank: usize, size: usize) -> ValueId {
+    let last = rank as i64 - 1;
+    let (earlier, later) = (unsqueezed(rw, taken, &[last]), unsqueezed(rw, taken, &[last - 1]));
+    // Element `[j, i]`: whether what was taken in step i is larger than what was in step j.
+    let swapped = apply(rw, "Less", &[later, earlier]);
+    let behind: Vec<u8> = (0..size * size).map(|k| u8::from(k % size > k / size)).collect();
+    let behind = rw.constant("behind", Tensor::from_slice(DType::Bool, &[size, size], &behind));
+    let counted = apply(rw, "And", &[swapped, behind]);
+    let counted = cast(rw, counted, DType::Bool, DType::I64);
+    summed(rw, counted, &[last - 1, last])
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let x = rw.required(0)?;
+    let shape = shape_of(rw, x, "the matrices")?;
+    let rank = shape.rank();
+    let size = size_of(&shape)?.ok_or_else(|| {
+        OpError::unsupported("the size of the matrices must be known; declare it in the model")
+    })?;
+    let dtype = dtype_of(rw, x, "the matrices")?;
+    let ty = wide(dtype);
+    let (row_axis, column_axis) = (rank as i64 - 2, rank as i64 - 1);
+    let whole = |rw: &mut Rewrite<'_>, op: &str, value: ValueId, axes: &[i64], keep: bool| {
+        let axes = rw.ints("axes", axes);
+        rw.add(op, &[value, axes], Attrs::new().with("keepdims", i64::from(keep)))
+    };
+    let mut rest = cast(rw, x, dtype, ty);
+    if size < 2 {
+        // One element, or the product of none.
+        let result = whole(rw, "ReduceProd", rest, &[row_axis, column_axis], false);
+        let result = cast(rw, result, ty, dtype);
+        rw.output(0, result);
+        return Ok(());
+    }
+    let (zero, one, taken) = (number(rw, ty, 0.0), number(rw, ty, 1.0), number(rw, ty, -1.0));
+    let width = rw.constant("width", Tensor::i64(&[], &[size as i64]));
+    let numbers: Vec<i64> = (0..size as i64).collect();
+    let (rows, columns) = (Tensor::i64(&[size, 1], &numbers), Tensor::i64(&[1, size], &numbers));
+    let (rows, columns) = (rw.constant("rows", rows), rw.constant("columns", columns));
+    let mut flat = vec![Size::Kept; rank - 2];
+    flat.push(Size::Number((size * size) as i64));
+
+    // Which elements are in rows and columns that are left; `None`: all are.
+    let mut left: Option<ValueId> = None;
+    let (mut pivots, mut pivot_rows, mut pivot_columns) = (Vec::new(), Vec::new(), Vec::new());
+    for step in 0..size {
+        let mut sizes = apply(rw, "Abs", &[rest]);
+        if let Some(left) = left {
+            sizes = apply(rw, "Where", &[left, sizes, taken]);
+        }
+        let sizes = reshaped(rw, sizes, &flat);
+        let attrs = Attrs::new().with("axis", -1i64).with("keepdims", 1i64);
+        let at = rw.add("ArgMax", &[sizes], attrs);
+        let p = apply(rw, "Div", &[at, width]);
+        let before = apply(rw, "Mul", &[p, width]);
+        let q = apply(rw, "Sub", &[at, before]);
+        let (of_row, of_column) = (unsqueezed(rw, p, &[column_axis]), unsqueezed(rw, q, &[column_axis]));
+        let (in_row, in_column) =
+            (apply(rw, "Equal", &[of_row, rows]), apply(rw, "Equal", &[of_column, columns]));
+        let chosen = apply(rw, "Where", &[in_row, rest, zero]);
+        let row = whole(rw, "ReduceSum", chosen, &[row_axis], true);
+        let chosen = apply(rw, "Where", &[in_column, row, zero]);
+        let pivot = whole(rw, "ReduceSum", chosen, &[column_axis], true);
+        pivots.push(pivot);
+        pivot_rows.push(p);
+        pivot_columns.push(q);
+        if step + 1 == size {
+            break;
+        }
+        let chosen = apply(rw, "Where", &[in_column, rest, zero]);
+        let column = whole(rw, "ReduceSum", chosen, &[column_axis], true);
+        // Where the largest is zero, nothing is left to eliminate.
+        let nothing = apply(rw, "Equal", &[pivot, zero]);
+        let divisor = apply(rw, "Where", &[nothing, one, pivot]);
+        let factors = apply(rw, "Div", &[row, divisor]);
+        let product = apply(rw, "Mul", &[column, factors]);
+        let difference = apply(rw, "Sub", &[rest, product]);
+        let gone = apply(rw, "Or", &[in_row, in_column]);
+        let mut still = apply(rw, "Not", &[gone]);
+        if let Some(left) = left {
+            still = apply(rw, "And", &[left, still]);
+        }
+        rest = apply(rw, "Where", &[still, difference, zero]);
+        left = Some(still);
+    }
+    let joined =
+        |rw: &mut Rewrite<'_>, parts: &[ValueId]| rw.add("Concat", parts, Attrs::new().with("axis", -1i64));
+    let pivots = joined(rw, &pivots);
+    let product = whole(rw, "ReduceProd", pivots, &[column_axis], false);
+    let product = squeezed(rw, product, &[row_axis]);
+    let orders = [pivot_rows, pivot_columns].map(|taken| {
+        let taken = joined(rw, &taken);
+        inversions(rw, taken, rank, size)
+    });
+    let swaps = apply(rw, "Add", &orders);
+    let two = rw.constant("two", Tensor::i64(&[], &[2]));
+    let pairs = apply(rw, "Div", &[swaps, two]);
+    let even = apply(rw, "Mul", &[pairs, two]);
+    let odd = apply(rw, "Sub", &[swaps, even]);
+    let odd = cast(rw, odd, DType::I64, DType::Bool);
+    let negative = apply(rw, "Neg", &[product]);
+    let result = apply(rw, "Where", &[odd, negative, product]);
+    let result = cast(rw, result, ty, dtype);
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Det))
+}
+
+/// Before opset 11 it is written as what it is made of.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 11 { decompose(rw) } else { Ok(()) }
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "Det", &[11, 22], build)
+            .composition(decompose)
+            .downgrade(downgrade)
+            .later_types(&[(22, &[DType::BF16])]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
+        one_node, run, run_node, spread, typed,
+    };
+
+    const OP: (&str, &str) = ("", "Det");
+
+    /// By expansion along the first row.
+    fn by_cofactors(matrix: &[f64], size: usize) -> f64 {
+        if size == 0 {
+            return 1.0;
+        }
+        let minor = |column: usize| by_cofactors(&without(matrix, size, 0, column), size - 1);
+        (0..size).map(|k| matrix[k] * minor(k) * if k % 2 == 0 { 1.0 } else { -1.0 }).sum()
+    }
+
+    /// A matrix without a row and a column.
+    fn without(matrix: &[f64], size: usize, row: usize, column: usize) -> Vec<f64> {
+        let stays = |&(k, _): &(usize, &f64)| k / size != row && k % size != column;
+        matrix.iter().enumerate().filter(stays).map(|(_, &x)| x).collect()
+    }
+
+    #[test]
+    fn determinants_and_their_gradients() {
+        for dims in [vec![0, 0], vec![1, 1], vec![2, 2], vec![3, 2, 2], vec![2, 1, 4, 4], vec![5, 5]] {
+            let size = dims[dims.len() - 1];
+            let x = spread(&dims, 3);
+            let each: Vec<f64> = match size {
+                0 => vec![1.0],
+                _ => x.to_f64().chunks(size * size).map(|matrix| by_cofactors(matrix, size)).collect(),
+            };
+            let graph = one_node(NEWEST_OPSET, OP, &[Some(&x)], 1, Attrs::new()).expect("valid");
+            let inputs = [x.clone()];
+            let want = f64s(&dims[..dims.len() - 2], &each);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+            check_gradients(&graph, &inputs, &[0], &[0]);
+            check_decomposition(&graph, &inputs, 0.0);
+            assert_eq!(check_downgrade(&graph, &inputs, 11).nodes.len(), 1);
+            check_downgrade(&graph, &inputs, 9);
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let narrow = typed(&x, dtype);
+                let got = run_node(OP, &[Some(&narrow)], 1, Attrs::new()).expect("it runs").remove(0);
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 0.2 };
+                assert_close(&got, &typed(&want, dtype), tolerance);
+            }
+        }
+        let empty = Tensor::filled(DType::F64, &[0, 3, 3], 1.0);
+        assert_eq!(run_node(OP, &[Some(&empty)], 1, Attrs::new()).expect("it runs")[0].dims(), [0]);
+    }
+
+    /// The true derivative: the cofactors, whatever the rank.
+    #[test]
+    fn singular_matrices_have_gradients() {
+        for (size, matrix) in [
+            (2, vec![1.0, 2.0, 2.0, 4.0]),
+            (2, vec![0.0, 1.0, 0.0, 2.0]),
+            (2, vec![0.0; 4]),
+            (3, vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]),
+            (3, vec![0.0, 0.0, 3.0, 0.0, 0.0, 6.0, 0.0, 2.0, 9.0]),
+            (3, vec![1.0, 2.0, 3.0, 2.0, 4.0, 6.0, -1.0, -2.0, -3.0]),
+            (4, vec![1., 0., 0., 0., 0., 1., 0., 0., 0., 0., 1., 0., 0., 0., 0., 0.]),
+        ] {
+            let x = f64s(&[size, size], &matrix);
+            let graph = one_node(NEWEST_OPSET, OP, &[Some(&x)], 1, Attrs::new()).expect("valid");
+            let gradient = gradient_graph(&graph, &[Some(f64s(&[], &[2.0]))], &[0]);
+            let got = run(&gradient, &[x]).expect("it runs").remove(0);
+            let cofactor = |k: usize| {
+                let (row, column) = (k / size, k % size);
+                let sign = if (row + column) % 2 == 0 { 2.0 } else { -2.0 };
+                sign * by_cofactors(&without(&matrix, size, row, column), size - 1)
+            };
+            let want: Vec<f64> = (0..size * size).map(cofactor).collect();
+            assert_close(&got, &f64s(&[size, size], &want), 1e-12);
+        }
+    }
+
+    #[test]
+    fn large_ones_and_what_is_no_number() {
+        let size = 24;
+        let upper: Vec<f64> = (0..size * size)
+            .map(|k| match (k / size).cmp(&(k % size)) {
+                std::cmp::Ordering::Equal => -1.0 - 1.0 / (1 + k) as f64,
+                std::cmp::Ordering::Less => (k as f64).sin(),
+                std::cmp::Ordering::Greater => 0.0,
+            })
+            .collect();
+        let want: f64 = (0..size).map(|k| upper[k * size + k]).product();
+        let got = run_node(OP, &[Some(&f64s(&[size, size], &upper))], 1, Attrs::new()).expect("it runs");
+        assert_close(&got[0], &f64s(&[], &[want]), 1e-12);
+        let odd = f64s(&[2, 2], &[f64::NAN, 1.0, 2.0, 3.0]);
+        assert!(run_node(OP, &[Some(&odd)], 1, Attrs::new()).expect("it runs")[0].to_f64()[0].is_nan());
+    }
+
+    #[test]
+    fn what_is_no_square_is_refused() {
+        for (dims, message) in [
+            (vec![3], "matrices are needed"),
+            (vec![2, 3], "square matrices are needed"),
+            (vec![65, 65], "64 is the largest"),
+        ] {
+            let failure = run_node(OP, &[Some(&spread(&dims, 1))], 1, Attrs::new()).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! Discrete Fourier transforms: `DFT`.
+//!
+//! DFT-17 and 20 of ONNX (<https://onnx.ai/onnx/operators/onnx__DFT.html>); the axis is an attribute in 17 and an input from 20
+//! on. The signal is cropped, or goes on with zeros, to `dft_length`; only the inverse is divided by it. With `onesided` the
+//! result has the first half of the frequencies of a real signal, or, for the inverse, is the real signal they come from.
+//!
+//! It is a composition: products with the matrices of cosines and sines, whose angles are computed in float64. So the gradient
+//! is the transform with the conjugate matrices, and any length costs its square. Narrow floats are computed in float32.
+//!
+//! Limits: the shape's rank, its last axis and the axis of the signal must be known.
+
+use std::f64::consts::TAU;
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::norm::wide;
+use super::sizes::{
+    Size, apply, as_number, as_vector, cast, counted, dtype_of, minus, number, over, part, part_between,
+    permuted, plus, shape_of, size_of, squeezed, times, unsqueezed,
+};
+use crate::OpError;
+use crate::infer::{Infer, normalize_axis};
+use crate::op::{Definition, Need, Op};
+use crate::rewrite::Rewrite;
+
+const LENGTH: usize = 1;
+const AXIS: usize = 2;
+
+#[derive(Clone, Copy, Debug)]
+struct Dft {
+    inverse: bool,
+    onesided: bool,
+}
+
+impl Dft {
+    fn read(attrs: &Attrs) -> Result<Dft, OpError> {
+        let flag = |name: &str| Ok::<_, OpError>(attrs.int(name)?.unwrap_or(0) != 0);
+        Ok(Dft { inverse: flag("inverse")?, onesided: flag("onesided")? })
+    }
+
+    /// Checks the parts of the numbers, 1 or 2, and says those of the result.
+    fn parts(self, shape: &Shape) -> Result<[usize; 2], OpError> {
+        let parts = match shape.last().map(Dim::known) {
+            Some(Some(parts @ (1 | 2))) if shape.rank() > 1 => parts,
+            Some(None) if shape.rank() > 1 => {
+                return Err(OpError::unsupported(
+                    "whether its input 0 is real or complex must be known; declare the size of its last axis",
+                ));
+            }
+            _ => {
+                return Err(OpError::invalid(format!(
+                    "input 0 has shape {shape}; its last axis holds the real and, perhaps, the imaginary part"
+                )));
+            }
+        };
+        match (self.onesided, self.inverse, parts) {
+            (true, false, 2) => Err(OpError::invalid("half of the frequencies is all of a real signal only")),
+            (true, true, 1) => Err(OpError::invalid("half of the frequencies must be complex numbers")),
+            (true, true, _) => Ok([parts, 1]),
+            _ => Ok([parts, 2]),
+        }
+    }
+}
+
+/// The axis of the signal: the last one is that of the parts.
+fn axis_of(axis: Option<i64>, rank: usize) -> Result<usize, OpError> {
+    let axis = normalize_axis(axis.unwrap_or(-2), rank)?;
+    if axis + 1 == rank {
+        return Err(OpError::invalid(
+            "the last axis holds the parts of the numbers; it is not that of a signal",
+        ));
+    }
+    Ok(axis)
+}
+
+/// The one integer of a tensor.
+fn single(tensor: &Tensor) -> Option<i64> {
+    tensor.to_i64().filter(|list| list.len() == 1).map(|list| list[0])
+}
+
+impl Op for Dft {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 3, 1)?;
+        let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        for k in [LENGTH, AXIS] {
+            if cx.has(k) {
+                cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+            }
+        }
+        let length = cx.constant(LENGTH).and_then(single);
+        if let Some(bad) = length.filter(|&length| length < 1) {
+            return Err(OpError::invalid(format!("{bad} is no length of a signal")));
+        }
+        let axis = cx.constant(AXIS).and_then(single);
+        let (Some(shape), true) = (cx.shape(0), axis.is_some() || !cx.has(AXIS)) else {
+            let shape = cx.shape(0).map(|shape| cx.unknown_shape(0, shape.rank()));
+            cx.output(0, dtype, shape);
+            return Ok(());
+        };
+        let [_, parts] = self.parts(shape)?;
+        let axis = axis_of(axis, shape.rank())?;
+        let size = shape[axis].known();
+        let length = match (length, size) {
+            (Some(length), _) => Some(length as usize),
+            (None, _) if cx.has(LENGTH) => None,
+            (None, Some(size)) if self.inverse && self.onesided => Some(2 * size.saturating_sub(1)),
+            (None, size) => size,
+        };
+        if length == Some(0) {
+            return Err(OpError::invalid(format!(
+                "input 0 of shape {shape} has no signal along axis {axis}"
+            )));
+        }
+        let mut result = shape.clone();
+        let last = shape.rank() - 1;
+        result.0[axis] = match length {
+            Some(length) if self.onesided && !self.inverse => Dim::Known(length / 2 + 1),
+            Some(length) => Dim::Known(length),
+            None if !self.onesided && !cx.has(LENGTH) => shape[axis].clone(),
+            None => cx.unknown_dim(0, axis),
+        };
+        result.0[last] = Dim::Known(parts);
+        cx.output(0, dtype, Some(result));
+        Ok(())
+    }
+
+    fn needs_value(&self, k: usize, _: DType) -> Need {
+        match k {
+            0 => Need::Never,
+            LENGTH => Need::ForShapes,
+            _ => Need::Always,
+        }
+    }
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Dft::read(rw.attrs())?;
+    let x = rw.required(0)?;
+    let shape = shape_of(rw, x, "its input 0")?;
+    let rank = shape.rank();
+    let dtype = dtype_of(rw, x, "its input 0")?;
+    let ty = wide(dtype);
+    let [parts, _] = op.parts(&shape)?;
+    let axis = match rw.input(AXIS) {
+        None => None,
+        Some(axis) => Some(
+            rw.constant_of(axis)
+                .and_then(single)
+                .ok_or_else(|| OpError::unsupported("the axis of its signal must be a constant"))?,
+        ),
+    };
+    let axis = axis_of(axis, rank)?;
+    let size = size_of(rw, x, axis);
+    let length = match rw.input(LENGTH) {
+        Some(length) => match rw.constant_of(length).and_then(single) {
+            Some(length) => Size::Number(length),
+            None => {
+                let dtype = dtype_of(rw, length, "dft_length")?;
+                let length = cast(rw, length, dtype, DType::I64);
+                let one = rw.ints("one", &[1]);
+                Size::Value(apply(rw, "Reshape", &[length, one]))
+            }
+        },
+        None if op.inverse && op.onesided => {
+            let less = minus(rw, size, Size::Number(1));
+            times(rw, less, Size::Number(2))
+        }
+        None => size,
+    };
+    let half = |rw: &mut Rewrite<'_>| {
+        let half = over(rw, length, Size::Number(2));
+        plus(rw, half, Size::Number(1))
+    };
+    // How many numbers there are to begin with, and in the end.
+    let most = if op.onesided && op.inverse { half(rw) } else { length };
+    let given = match (size, most) {
+        (Size::Number(size), Size::Number(most)) => Size::Number(size.min(most)),
+        (size, most) => {
+            let both = [as_vector(rw, size), as_vector(rw, most)];
+            Size::Value(apply(rw, "Min", &both))
+        }
+    };
+    let wanted = if op.onesided && !op.inverse { half(rw) } else { length };
+
+    // Angles `[given, wanted]`: whole turns are left out before anything is rounded.
+    let (rows, columns) = (counted(rw, given), counted(rw, wanted));
+    let rows_down = unsqueezed(rw, rows, &[1]);
+    let products = apply(rw, "Mul", &[rows_down, columns]);
+    let modulus = as_vector(rw, length);
+    let turns = apply(rw, "Mod", &[products, modulus]);
+    let turns = cast(rw, turns, DType::I64, DType::F64);
+    let whole = as_number(rw, length, DType::F64);
+    let turns = apply(rw, "Div", &[turns, whole]);
+    let circle = number(rw, DType::F64, TAU);
+    let angles = apply(rw, "Mul", &[turns, circle]);
+    let scale = op.inverse.then(|| {
+        if !op.onesided {
+            return whole;
+        }
+        // Every frequency but the first, and the last of an even length, stands for two.
+        let twice = apply(rw, "Add", &[rows_down, rows_down]);
+        let first = rw.constant("first", Tensor::i64(&[], &[0]));
+        let alone = [apply(rw, "Equal", &[rows_down, first]), apply(rw, "Equal", &[twice, modulus])];
+        let alone = apply(rw, "Or", &alone);
+        let halved = number(rw, DType::F64, 0.5);
+        let half_length = apply(rw, "Mul", &[whole, halved]);
+        apply(rw, "Where", &[alone, whole, half_length])
+    });
+    let [cosines, sines] = ["Cos", "Sin"].map(|function| {
+        let mut matrix = apply(rw, function, &[angles]);
+        if let Some(scale) = scale {
+            matrix = apply(rw, "Div", &[matrix, scale]);
+        }
+        cast(rw, matrix, DType::F64, ty)
+    });
+
+    // The signal's axis last, but for the parts.
+    let mut order: Vec<usize> = (0..rank - 1).filter(|&other| other != axis).collect();
+    order.extend([axis, rank - 1]);
+    let data = cast(rw, x, dtype, ty);
+    let data = permuted(rw, data, &order);
+    let data = part_between(rw, data, rank as i64 - 2, Size::Number(0), given);
+    let last = rank as i64 - 1;
+    let pieces: Vec<ValueId> = (0..parts as i64)
+        .map(|k| {
+            let piece = part(rw, data, last, k, k + 1, 1);
+            squeezed(rw, piece, &[last])
+        })
+        .collect();
+    let times_matrix =
+        |rw: &mut Rewrite<'_>, piece: ValueId, matrix: ValueId| apply(rw, "MatMul", &[piece, matrix]);
+    // (a + bi)(cos - i sin), or (cos + i sin) for the inverse.
+    let mut real = times_matrix(rw, pieces[0], cosines);
+    let mut imaginary = (!(op.inverse && op.onesided)).then(|| {
+        let product = times_matrix(rw, pieces[0], sines);
+        if op.inverse { product } else { apply(rw, "Neg", &[product]) }
+    });
+    if let Some(&b) = pieces.get(1) {
+        let crossed = times_matrix(rw, b, sines);
+        real = apply(rw, if op.inverse { "Sub" } else { "Add" }, &[real, crossed]);
+        if let Some(before) = imaginary {
+            let straight = times_matrix(rw, b, cosines);
+            imaginary = Some(apply(rw, "Add", &[before, straight]));
+        }
+    }
+    let mut results = vec![unsqueezed(rw, real, &[last])];
+    if let Some(imaginary) = imaginary {
+        results.push(unsqueezed(rw, imaginary, &[last]));
+    }
+    let result = match results[..] {
+        [only] => only,
+        _ => rw.add("Concat", &results, Attrs::new().with("axis", last)),
+    };
+    let back: Vec<usize> =
+        (0..rank).filter_map(|axis| order.iter().position(|&other| other == axis)).collect();
+    let result = permuted(rw, result, &back);
+    let result = cast(rw, result, ty, dtype);
+    rw.output(0, result);
+    Ok(())
+}
+
+/// Opset 17 names the axis as an attribute, 1 by default.
+fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() >= 20 {
+        return Ok(());
+    }
+    let axis = rw.attrs().int("axis")?.unwrap_or(1);
+    let axis = rw.constant("axis", Tensor::i64(&[], &[axis]));
+    let mut attrs = rw.attrs().clone();
+    attrs.0.remove("axis");
+    let inputs = [rw.input(0), rw.input(LENGTH), Some(axis)];
+    rw.same(&inputs, attrs);
+    Ok(())
+}
+
+/// Before opset 17 it is written as what it is made of, whose counting came with 11.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    match rw.version() {
+        20.. | ..11 => Ok(()),
+        11..17 => decompose(rw),
+        _ => {
+            let axis = match rw.input(AXIS) {
+                None => -2,
+                Some(axis) => rw.constant_of(axis).and_then(single).ok_or_else(|| {
+                    OpError::unsupported(
+                        "the axis is computed at run time, which opsets before 20 cannot express",
+                    )
+                })?,
+            };
+            let inputs: Vec<Option<ValueId>> = [rw.input(0), rw.input(LENGTH)]
+                .into_iter()
+                .take(if rw.input(LENGTH).is_some() { 2 } else { 1 })
+                .collect();
+            rw.same(&inputs, rw.attrs().clone().with("axis", axis));
+            Ok(())
+        }
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Dft::read(&node.attrs)?))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("", "DFT", &[17, 20], build)
+            .upgrade(upgrade)
+            .downgrade(downgrade)
+            .composition(decompose),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::ValueType;
+
+    use super::*;
+    use crate::testing::{
+        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph,
+        one_node, run, run_node, spread, typed,
+    };
+
+    const OP: (&str, &str) = ("", "DFT");
+
+    struct Case {
+        dims: &'static [usize],
+        axis: i64,
+        length: Option<i64>,
+        inverse: bool,
+        onesided: bool,
+    }
+
+    const fn case(
+        dims: &'static [usize],
+        axis: i64,
+        length: Option<i64>,
+        inverse: bool,
+        onesided: bool,
+    ) -> Case {
+        Case { dims, axis, length, inverse, onesided }
+    }
+
+    const CASES: [Case; 14] = [
+        case(&[2, 5, 1], 1, None, false, false),
+        case(&[2, 5, 2], -2, None, false, false),
+        case(&[4, 3, 2], 0, None, false, false),
+        case(&[6, 2], 0, None, true, false),
+        case(&[2, 5, 2], 1, Some(3), false, false),
+        case(&[2, 3, 2], 1, Some(7), true, false),
+        case(&[2, 5, 1], 1, None, false, true),
+        case(&[2, 6, 1], 1, Some(8), false, true),
+        case(&[2, 6, 1], 1, Some(3), false, true),
+        case(&[2, 4, 2], 1, None, true, true),
+        case(&[2, 4, 2], 1, Some(7), true, true),
+        case(&[2, 4, 3, 2], 1, Some(5), true, true),
+        case(&[2, 2, 2], 1, Some(8), true, true),
+        case(&[3, 1, 1], 0, None, true, false),
+    ];
+
+    impl Case {
+        fn attrs(&self) -> Attrs {
+            Attrs::new().with("inverse", i64::from(self.inverse)).with("onesided", i64::from(self.onesided))
+        }
+
+        /// By the definition: the other half of the frequencies is put back first.
+        fn expected(&self, x: &Tensor) -> Tensor {
+            let dims = self.dims;
+            let axis = axis_of(Some(self.axis), dims.len()).expect("valid");
+            let parts = dims[dims.len() - 1];
+            let behind: usize = dims[axis + 1..dims.len() - 1].iter().product();
+            let before: usize = dims[..axis].iter().product();
+            let size = dims[axis];
+            let halved = self.inverse && self.onesided;
+            let n = self.length.map_or(if halved { 2 * (size - 1) } else { size }, |length| length as usize);
+            let values = x.to_f64();
+            let number = |o: usize, k: usize, i: usize| {
+                if k >= size {
+                    return (0.0, 0.0);
+                }
+                let at = ((o * size + k) * behind + i) * parts;
+                (values[at], if parts == 2 { values[at + 1] } else { 0.0 })
+            };
+            let wanted = if self.onesided && !self.inverse { n / 2 + 1 } else { n };
+            let out_parts = if halved { 1 } else { 2 };
+            let mut found = vec![0.0; before * wanted * behind * out_parts];
+            for o in 0..before {
+                for i in 0..behind {
+                    let signal: Vec<(f64, f64)> = (0..n)
+                        .map(|k| match halved {
+                            true if k > n / 2 => (number(o, n - k, i).0, -number(o, n - k, i).1),
+                            true if k == 0 || 2 * k == n => (number(o, k, i).0, 0.0),
+                            _ => number(o, k, i),
+                        })
+                        .collect();
+                    for k in 0..wanted {
+                        let sign = if self.inverse { 1.0 } else { -1.0 };
+                        let factor = if self.inverse { 1.0 / n as f64 } else { 1.0 };
+                        let mut sum = (0.0, 0.0);
+                        for (t, (a, b)) in signal.iter().enumerate() {
+                            let angle = sign * TAU * (k * t) as f64 / n as f64;
+                            sum.0 += factor * (a * angle.cos() - b * angle.sin());
+                            sum.1 += factor * (a * angle.sin() + b * angle.cos());
+                        }
+                        let at = ((o * wanted + k) * behind + i) * out_parts;
+                        found[at] = sum.0;
+                        if out_parts == 2 {
+                            found[at + 1] = sum.1;
+                        }
+                    }
+                }
+            }
+            let mut shape = dims.to_vec();
+            shape[axis] = wanted;
+            shape[dims.len() - 1] = out_parts;
+            f64s(&shape, &found)
+        }
+
+        /// A graph whose lengths are constants; `symbolic`: the sizes of the data are not known.
+        fn graph(&self, x: &Tensor, symbolic: bool) -> Graph {
+            let (mut graph, ids) = graph(&[x]);
+            if symbolic {
+                let last = self.dims.len() - 1;
+                let dim = |axis: usize| match axis {
+                    _ if axis == last => Dim::Known(self.dims[last]),
+                    _ => Dim::symbol(&format!("d{axis}")),
+                };
+                let shape = (0..=last).map(dim).collect();
+                graph.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(shape));
+            }
+            let length = self.length.map(|length| graph.add_constant("length", Tensor::i64(&[], &[length])));
+            let axis = graph.add_constant("axis", Tensor::i64(&[], &[self.axis]));
+            add(&mut graph, OP, "y", &[Some(ids[0]), length, Some(axis)], 1, self.attrs());
+            crate::passes::infer::infer(&mut graph).expect("valid");
+            graph
+        }
+    }
+
+    #[test]
+    fn transforms_of_every_kind() {
+        for case in &CASES {
+            let x = spread(case.dims, 1);
+            let (inputs, want) = ([x.clone()], case.expected(&x));
+            for symbolic in [false, true] {
+                let graph = case.graph(&x, symbolic);
+                assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+                check_gradients(&graph, &inputs, &[0], &[0]);
+            }
+            let graph = case.graph(&x, false);
+            check_decomposition(&graph, &inputs, 0.0);
+            for opset in [17, 20] {
+                assert_eq!(check_downgrade(&graph, &inputs, opset).nodes.len(), 1);
+            }
+            check_downgrade(&graph, &inputs, 13);
+        }
+    }
+
+    #[test]
+    fn older_attributes_and_lengths_that_are_given() {
+        let x = spread(&[2, 5, 3, 1], 1);
+        let case = case(&[2, 5, 3, 1], 1, Some(4), false, true);
+        let length = Tensor::from_slice(DType::I32, &[], &[4i32]);
+        let inputs = [x.clone(), length];
+        let ports = [Some(&inputs[0]), Some(&inputs[1])];
+        let graph = one_node(17, OP, &ports, 1, case.attrs()).expect("it is read");
+        assert_close(&run(&graph, &inputs).expect("it runs")[0], &case.expected(&x), 1e-13);
+        check_gradients(&graph, &inputs, &[0], &[0]);
+        for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F16, 4e-3), (DType::BF16, 3e-2)] {
+            let narrow = typed(&x, dtype);
+            let axis = Tensor::i64(&[], &[1]);
+            let ports = [Some(&narrow), Some(&inputs[1]), Some(&axis)];
+            let got = run_node(OP, &ports, 1, case.attrs()).expect("it runs").remove(0);
+            assert_close(&got, &typed(&case.expected(&typed(&narrow, DType::F64)), dtype), tolerance);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let flags =
+            |inverse: i64, onesided: i64| Attrs::new().with("inverse", inverse).with("onesided", onesided);
+        let number = |value: i64| Some(Tensor::i64(&[], &[value]));
+        for (dims, length, axis, attrs, message) in [
+            (
+                vec![2, 3, 3],
+                None,
+                None,
+                flags(0, 0),
+                "its last axis holds the real and, perhaps, the imaginary part",
+            ),
+            (vec![2, 3, 2], None, number(2), flags(0, 0), "it is not that of a signal"),
+            (vec![2, 3, 2], None, number(3), flags(0, 0), "axis 3 is out of range"),
+            (vec![2, 3, 2], None, None, flags(0, 1), "all of a real signal only"),
+            (vec![2, 3, 1], None, None, flags(1, 1), "must be complex numbers"),
+            (vec![2, 3, 2], number(0), None, flags(0, 0), "0 is no length of a signal"),
+            (vec![2, 1, 2], None, None, flags(1, 1), "has no signal along axis 1"),
+        ] {
+            let x = spread(&dims, 1);
+            let ports = [Some(&x), length.as_ref(), axis.as_ref()];
+            let failure = run_node(OP, &ports, 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}
