@@ -832,7 +832,7 @@ def likely(w: Words, x: str) -> str:
 
 
 def located(w: Words, x: str) -> str:
-    """Images looked at where matrices say, blocks put together, frequencies and a determinant, in the words of opset 20."""
+    """Images looked at where matrices say, blocks, frequencies and a determinant, in the words of opset 20."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     images = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 16)]), w.ints([-1, 1, 4, 4])])
     matrices = w.node("Tanh", [w.node("MatMul", [x, weight("b1", FEATURES, 6)])])
@@ -856,7 +856,7 @@ def remembering(w: Words, x: str) -> str:
     line = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 8)]), w.ints([-1, 2, 4])])
     kernels, bias = weight("kernels", 2, 1, 3), weight("bias", 2)
     past = w.node("CausalConvWithState", [line, kernels, bias], "first", "left", activation="silu")
-    again = w.node("CausalConvWithState", [past, kernels, bias, "left"], "second")
+    again = w.node("CausalConvWithState", [past, kernels, bias, "left"], "second", "right")
     return w.node("MatMul", [w.node("Reshape", [again, w.ints([-1, 8])]), weight("out", 8, CLASSES)])
 
 

@@ -26,11 +26,10 @@ TOLERANCE = 1e-12
 # Where no kink is near, differences over a step say what is right, to about the rounding of losses over that step.
 DIFFERENCES, STEP, TOLERANCE_OF_DIFFERENCES = "differences", 1e-6, 1e-7
 
-# What says nothing that a row could hold (sums, 6; how checks are made, 7), and what is not among the operators: Det
-# (26), pooling of regions, MaxUnpool and DeformConv (46, 47, 48), GridSample (81), linear attention (66), sequences
-# (112), quantisation and signals (120, 121, 122), random generators (123). Weights inside branches (111) are in
-# test_inspect.py.
-WITHOUT_ROWS = {6, 7, 26, 46, 47, 48, 66, 81, 111, 112, 120, 121, 122, 123}
+# What says nothing that a row could hold (sums, 6; how checks are made, 7), and what is not among the operators:
+# pooling of regions, MaxUnpool and DeformConv (46, 47, 48), linear attention (66), sequences (112), quantisation
+# (120, 121), random generators (123). Weights inside branches (111) are in test_inspect.py.
+WITHOUT_ROWS = {6, 7, 46, 47, 48, 66, 111, 112, 120, 121, 123}
 CONVENTIONS = {
     *range(1, 8),
     *range(10, 18),
@@ -1070,6 +1069,71 @@ for axis, backwards in ((0, 0), (1, 0), (0, 1), (1, 1)):
         {"y": numbers(2), "all": numbers(2, 2)},
         DIFFERENCES,
     )
+
+# Determinants of singular matrices: cofactors, where PyTorch says zeros.
+row("C26 Det", node("Det", "x"), {"x": [[1, 2], [3, 5]]}, 2, {"x": [[10, -6], [-4, 2]]})
+row("C26 Det of a singular matrix", node("Det", "x"), {"x": [[1, 2], [2, 4]]}, 1, {"x": [[4, -2], [-2, 1]]})
+row("C26 Det of a column of zeros", node("Det", "x"), {"x": [[0, 1], [0, 2]]}, 1, {"x": [[2, 0], [-1, 0]]})
+row("C26 Det of nothing but zeros", node("Det", "x"), {"x": np.zeros((3, 3))}, 1, {"x": np.zeros((3, 3))})
+
+
+def looked_at(name: str, place: float, slope: float, **attributes: Any) -> None:
+    """Three equal lines of three elements looked at in one place of the middle one: the gradient of the place."""
+    line = np.tile([1.0, 3.0, 7.0], 3).reshape(1, 1, 3, 3)
+    row(
+        f"C81 GridSample {name}",
+        node("GridSample", "x grid", **attributes),
+        {"grid": np.asarray([place, 0.0]).reshape(1, 1, 1, 2)},
+        np.ones((1, 1, 1, 1)),
+        {"grid": np.asarray([slope, 0.0]).reshape(1, 1, 1, 2)},
+        constants={"x": line},
+    )
+
+
+looked_at("between elements", 0.5, 4, align_corners=1, padding_mode="border")
+looked_at("on the edge that border clips", 1, 0, align_corners=1, padding_mode="border")
+looked_at("beyond the edge that border clips", 1.5, 0, align_corners=1, padding_mode="border")
+looked_at("reflected", 1.5, -4, align_corners=1, padding_mode="reflection")
+looked_at("in the last half of a cell", 0.9, -10.5, padding_mode="zeros")
+for mode in ("linear", "cubic"):
+    for padding in ("zeros", "border", "reflection"):
+        row(
+            f"C81 GridSample {mode} {padding}",
+            node("GridSample", "x grid", mode=mode, padding_mode=padding),
+            {"x": np.arange(12.0).reshape(1, 1, 3, 4) ** 2, "grid": np.linspace(-1.37, 1.53, 12).reshape(1, 2, 3, 2)},
+            np.linspace(0.5, 1, 6).reshape(1, 1, 2, 3),
+            DIFFERENCES,
+        )
+
+# The conjugate transform, without the division that the inverse has.
+row(
+    "C122 DFT",
+    node("DFT", "x - axis"),
+    {"x": np.zeros((1, 2, 2))},
+    [[[1, 2], [3, 5]]],
+    {"x": [[[4, 7], [-2, -3]]]},
+    constants={"axis": np.asarray(1)},
+)
+row(
+    "C122 DFT, inverse",
+    node("DFT", "x - axis", inverse=1),
+    {"x": np.zeros((1, 2, 2))},
+    [[[1, 2], [3, 5]]],
+    {"x": [[[2, 3.5], [-1, -1.5]]]},
+    constants={"axis": np.asarray(1)},
+)
+for size, parts, inverse, onesided in ((5, 1, 0, 1), (6, 1, 0, 1), (4, 2, 1, 1), (5, 2, 0, 0), (5, 2, 1, 0)):
+    for length in (None, 3, 8):
+        wanted = length or (2 * (size - 1) if inverse and onesided else size)
+        shape = (1, wanted // 2 + 1 if onesided and not inverse else wanted, 1 if inverse and onesided else 2)
+        row(
+            f"C122 DFT of {size}, {parts} parts, to {length}, {inverse} {onesided}",
+            node("DFT", "x length axis" if length else "x - axis", inverse=inverse, onesided=onesided),
+            {"x": np.linspace(-1, 2, size * parts).reshape(1, size, parts)},
+            np.linspace(0.5, 1.5, int(np.prod(shape))).reshape(shape),
+            DIFFERENCES,
+            constants={"axis": np.asarray(1)} | ({"length": np.asarray(length)} if length else {}),
+        )
 
 
 @pytest.mark.parametrize("device", BACKENDS)

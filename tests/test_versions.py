@@ -318,6 +318,9 @@ def sampled(opset: int) -> Iterator[Case]:
     names = {"linear": "bilinear", "cubic": "bicubic"}
     for mode in ("nearest", "linear", "cubic"):
         for padding in ("zeros", "border", "reflection"):
+            # onnxruntime clips the elements around a place here, not the place.
+            if (mode, padding) == ("cubic", "border"):
+                continue
             for aligned in (0, 1):
                 name = mode if opset >= 20 else names.get(mode, mode)
                 case = simple(
@@ -326,6 +329,14 @@ def sampled(opset: int) -> Iterator[Case]:
                 # Coordinates are float32, and weights have a slope of as many elements as there are.
                 case.tolerance = 2e-5
                 yield case
+
+
+def causal_convolutions(opset: int) -> Iterator[Case]:
+    op, kinds = "CausalConvWithState", [np.float32, np.float32]
+    inputs = [values(np.float32, *shape, seed=k) for k, shape in enumerate(((2, 3, 4), (3, 1, 3), (3,), (2, 3, 2)))]
+    for count in (2, 3, 4):
+        for activation in ("none", "silu"):
+            yield several(opset, op, inputs[:count], kinds, activation=activation)
 
 
 def transforms(opset: int) -> Iterator[Case]:
@@ -340,7 +351,7 @@ def transforms(opset: int) -> Iterator[Case]:
         if opset < 20:
             case = simple(opset, "DFT", inputs, np.float32, axis=1, **attributes)
         else:
-            given = [*inputs, *([] if len(inputs) > 1 else [length * 0 + 5]), np.asarray(1, np.int64)]
+            given = [*inputs, *([] if len(inputs) > 1 else [np.asarray(5, np.int64)]), np.asarray(1, np.int64)]
             case = simple(opset, "DFT", given, np.float32, **attributes)
         case.tolerance = 1e-5
         yield case
@@ -398,10 +409,6 @@ PLAIN: dict[str, list[tuple[list[np.ndarray], Any, dict[str, Any]]]] = {
             np.float32,
             {"strides": [2, 2], "pads": [0, 1, 1, 0], "dilations": [1, 1]},
         ),
-    ],
-    "CausalConvWithState": [
-        ([values(np.float32, 2, 3, 4), values(np.float32, 3, 1, 3), values(np.float32, 3)], np.float32, {}),
-        ([values(np.float32, 2, 3, 4), values(np.float32, 3, 1, 3)], np.float32, {"activation": "silu"}),
     ],
     "GlobalLpPool": [
         ([values(np.float32, 1, 2, 5, 4)], np.float32, {}),
@@ -1012,6 +1019,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "Unique": different,
     "GridSample": sampled,
     "DFT": transforms,
+    "CausalConvWithState": causal_convolutions,
     **{op: lambda opset, op=op: activation(op, opset) for op in WITH_ATTRIBUTES},
     **{op: lambda opset, op=op: pooling(op, opset) for op in ("MaxPool", "AveragePool")},
     **{op: lambda opset, op=op: global_pooling(op, opset) for op in ("GlobalMaxPool", "GlobalAveragePool")},

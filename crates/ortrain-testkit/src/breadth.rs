@@ -261,6 +261,58 @@ fn shapes(cases: &mut Vec<Case>) {
     cases.push(b.outputs(&[y]));
 }
 
+fn places(cases: &mut Vec<Case>) {
+    for mode in ["linear", "cubic"] {
+        for padding in ["zeros", "border", "reflection"] {
+            for aligned in [0i64, 1] {
+                let name = format!("{mode} {padding} {aligned}");
+                let mut b = CaseBuilder::new("GridSample", &name).dynamic();
+                let x = b.float(&[2, 2, 3, 4], &Signed);
+                let spots = [0.11, -0.37, -0.83, 0.52, 1.21, -1.43, 0.71, 0.06, -0.29, 0.94, -1.17, 0.23];
+                let grid = b.float(&[2, 3, 1, 2], &Fill::Exactly(spots.to_vec()));
+                let attrs = Attrs::new()
+                    .with("mode", mode)
+                    .with("padding_mode", padding)
+                    .with("align_corners", aligned);
+                let y = b.node("GridSample", &[x, grid], attrs);
+                cases.push(b.outputs(&[y]));
+            }
+        }
+    }
+    for aligned in [0i64, 1] {
+        let mut b = CaseBuilder::new("AffineGrid", &format!("corners {aligned}"));
+        let (theta, size) = (b.float(&[2, 2, 3], &Signed), b.ints(&[2, 1, 3, 2]));
+        let y = b.node("AffineGrid", &[theta, size], Attrs::new().with("align_corners", aligned));
+        cases.push(b.outputs(&[y]));
+    }
+    let mut b = CaseBuilder::new("Col2Im", "blocks that overlap, dynamic batch").dynamic();
+    let (x, image, block) = (b.float(&[2, 8, 6], &Signed), b.ints(&[3, 4]), b.ints(&[2, 2]));
+    let y = b.node("Col2Im", &[x, image, block], Attrs::new());
+    cases.push(b.outputs(&[y]));
+    for size in [1, 2, 4] {
+        let mut b = CaseBuilder::new("Det", &format!("matrices of {size}, dynamic batch")).dynamic();
+        let x = b.float(&[2, size, size], &Signed);
+        let y = b.node("Det", &[x], Attrs::new());
+        cases.push(b.outputs(&[y]));
+    }
+    for (parts, inverse, onesided) in [(1, 0i64, 0i64), (1, 0, 1), (2, 0, 0), (2, 1, 0), (2, 1, 1)] {
+        let mut b = CaseBuilder::new("DFT", &format!("{parts} parts {inverse} {onesided}")).dynamic();
+        let x = b.float(&[2, 5, parts], &Signed);
+        let attrs = Attrs::new().with("inverse", inverse).with("onesided", onesided);
+        let y = b.node("DFT", &[x], attrs);
+        cases.push(b.outputs(&[y]));
+    }
+    for activation in ["none", "silu"] {
+        let mut b = CaseBuilder::new("CausalConvWithState", activation);
+        let (x, kernels) = (b.float(&[2, 3, 4], &Signed), b.float(&[3, 1, 3], &Signed));
+        let (bias, past) = (b.float(&[3], &Signed), b.float(&[2, 3, 2], &Signed));
+        let inputs = [x, kernels, bias, past].map(Some);
+        let attrs = Attrs::new().with("activation", activation);
+        let y = b.node_with("", "CausalConvWithState", &inputs, 2, attrs);
+        cases.push(b.outputs(&y));
+    }
+}
+
 /// Adds the cases.
 pub(crate) fn add(cases: &mut Vec<Case>) {
     functions(cases);
@@ -268,4 +320,5 @@ pub(crate) fn add(cases: &mut Vec<Case>) {
     normalizations(cases);
     indices(cases);
     shapes(cases);
+    places(cases);
 }

@@ -13,7 +13,7 @@
 //!
 //! Limits: the rank of the input must be known.
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use super::norm::wide;
 use super::sizes::{
@@ -83,7 +83,7 @@ impl Op for GridSample {
             return Ok(());
         };
         let axes = x.rank().saturating_sub(2);
-        let last = grid.iter().last().and_then(|dim| dim.known());
+        let last = grid.iter().last().and_then(Dim::known);
         if axes == 0 || grid.rank() != x.rank() || last.is_some_and(|last| last != axes) {
             return Err(OpError::invalid(format!(
                 "input 0 has shape {x} and input 1 {grid}; [N, C, D1, ..., Dr] and [N, E1, ..., Er, r] are needed"

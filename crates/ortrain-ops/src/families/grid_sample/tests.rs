@@ -1,4 +1,4 @@
-use ortrain_graph::{Dim, ValueType};
+use ortrain_graph::ValueType;
 
 use super::*;
 use crate::registry::NEWEST_OPSET;
