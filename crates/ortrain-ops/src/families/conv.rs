@@ -23,7 +23,7 @@ use crate::sliding::{AutoPad, Sliding};
 
 /// Inputs: image `[N, G * C, ..]`, filter `[G * M, C, ..]` and perhaps a bias `[G * M]`; the result is
 /// `[N, G * M, ..]`.
-struct Conv {
+pub(super) struct Conv {
     sliding: Sliding,
     groups: usize,
 }
@@ -32,7 +32,7 @@ struct Conv {
 struct ConvGrad(Conv);
 
 impl Conv {
-    fn read(node: &Node) -> Result<Conv, OpError> {
+    pub(super) fn read(node: &Node) -> Result<Conv, OpError> {
         Ok(Conv { sliding: Sliding::read(&node.attrs)?, groups: read_groups(&node.attrs)? })
     }
 
@@ -71,6 +71,17 @@ impl Conv {
             None => dims.extend((2..rank).map(unknown)),
         }
         Ok(Some(dims.into_iter().collect()))
+    }
+
+    /// The type and shape of the result for an image, a filter and perhaps a bias, the first inputs.
+    pub(super) fn result_of(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype([0, 1, 2])?;
+        let shape = self.result(cx, 0, 1)?;
+        if let Some(shape) = &shape {
+            check_bias(cx, 2, &shape[1])?;
+        }
+        Ok((dtype, shape))
     }
 
     /// How the window slides along each axis, if the padding can be told: `auto_pad` needs the sizes of the image.
@@ -125,12 +136,7 @@ impl Conv {
 impl Op for Conv {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(2, 3, 1)?;
-        cx.dtype_where(0, "a float type", DType::is_float)?;
-        let dtype = cx.same_dtype([0, 1, 2])?;
-        let shape = self.result(cx, 0, 1)?;
-        if let Some(shape) = &shape {
-            check_bias(cx, 2, &shape[1])?;
-        }
+        let (dtype, shape) = self.result_of(cx)?;
         cx.output(0, dtype, shape);
         Ok(())
     }
@@ -278,7 +284,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Conv", &[1, 11, 22], build)
             .later_types(&[(22, &[DType::BF16])])
             .weights(&[1, 2]),
-        Definition::new("com.microsoft", "ConvGrad", &[1], build_grad).composition(decompose_grad),
+        Definition::new("com.microsoft", "ConvGrad", &[1], build_grad).decompose(decompose_grad),
     ]
 }
 

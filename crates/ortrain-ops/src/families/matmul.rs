@@ -455,7 +455,7 @@ fn build_fused(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     }))
 }
 
-fn build_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+pub(super) fn build_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Gemm {
         alpha: node.attrs.float("alpha")?.unwrap_or(1.0),
         beta: node.attrs.float("beta")?.unwrap_or(1.0),

@@ -23,6 +23,7 @@ mod diagonal;
 pub(crate) mod dropout;
 mod einsum;
 mod elementwise;
+mod fused_activation;
 mod gather;
 mod gather_elements;
 mod grid_sample;
@@ -81,6 +82,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     dropout::definitions,
     einsum::definitions,
     elementwise::definitions,
+    fused_activation::definitions,
     gather::definitions,
     gather_elements::definitions,
     grid_sample::definitions,

@@ -1,0 +1,279 @@
+//! Products and convolutions that ONNX Runtime's optimizer took together with what follows them: `FusedGemm` and `FusedConv`
+//! of `com.microsoft`.
+//!
+//! Source: ONNX Runtime's contributed operators, version 1
+//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>). An activation is named by `activation`;
+//! its attributes are `activation_alpha`, `activation_beta` and `activation_gamma` of `FusedGemm`, and the list
+//! `activation_params` of `FusedConv`, whose fourth input is added before the activation. They are compositions.
+
+use ortrain_graph::{Attrs, Graph, Node, Tensor, ValueId};
+
+use super::conv::Conv;
+use super::matmul::build_gemm;
+use crate::OpError;
+use crate::infer::{Infer, broadcast};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+const MICROSOFT: &str = "com.microsoft";
+
+/// The activations that there are, with the attributes that they take.
+const ACTIVATIONS: [(&str, &[&str]); 10] = [
+    ("Elu", &["alpha"]),
+    ("HardSigmoid", &["alpha", "beta"]),
+    ("LeakyRelu", &["alpha"]),
+    ("Relu", &[]),
+    ("Selu", &["alpha", "gamma"]),
+    ("Sigmoid", &[]),
+    ("Softplus", &[]),
+    ("Softsign", &[]),
+    ("Tanh", &[]),
+    ("ThresholdedRelu", &["alpha"]),
+];
+
+/// What follows.
+#[derive(Clone, Debug, PartialEq)]
+enum Activation {
+    Nothing,
+    /// An operator with its attributes.
+    Operator(&'static str, Attrs),
+    Clip {
+        low: f32,
+        high: f32,
+    },
+}
+
+impl Activation {
+    /// `number` says what an attribute is, the first, second or third of the operator's.
+    fn read(
+        node: &Node,
+        number: impl Fn(usize, &str) -> Result<Option<f32>, OpError>,
+    ) -> Result<Activation, OpError> {
+        let name = match node.attrs.string("activation")? {
+            None | Some("") => return Ok(Activation::Nothing),
+            Some("Clip") => {
+                let bound = |k: usize, name: &str| {
+                    number(k, name)?.ok_or_else(|| OpError::invalid("the bounds of its Clip are not given"))
+                };
+                return Ok(Activation::Clip { low: bound(0, "min")?, high: bound(1, "max")? });
+            }
+            Some(name) => name,
+        };
+        let Some(&(known, own)) = ACTIVATIONS.iter().find(|(known, _)| *known == name) else {
+            let names: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).chain(["Clip"]).collect();
+            return Err(OpError::unsupported(format!(
+                "the activation {name:?} is not known; there are {}",
+                names.join(", ")
+            )));
+        };
+        let mut attrs = Attrs::new();
+        for (k, attribute) in own.iter().enumerate() {
+            if let Some(value) = number(k, attribute)? {
+                attrs = attrs.with(attribute, value);
+            }
+        }
+        Ok(Activation::Operator(known, attrs))
+    }
+
+    fn of_gemm(node: &Node) -> Result<Activation, OpError> {
+        Activation::read(node, |_, name| Ok(node.attrs.float(&format!("activation_{name}"))?))
+    }
+
+    fn of_conv(node: &Node) -> Result<Activation, OpError> {
+        let numbers = node.attrs.floats("activation_params")?.unwrap_or_default();
+        Activation::read(node, |k, _| Ok(numbers.get(k).copied()))
+    }
+
+    fn apply(self, rw: &mut Rewrite<'_>, value: ValueId) -> Result<ValueId, OpError> {
+        Ok(match self {
+            Activation::Nothing => value,
+            Activation::Operator(name, attrs) => rw.add(name, &[value], attrs),
+            Activation::Clip { low, high } => {
+                let dtype = rw.required(0).ok().and_then(|x| rw.dtype(x));
+                let dtype = dtype.ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+                let [low, high] = [("low", low), ("high", high)]
+                    .map(|(name, bound)| rw.constant(name, Tensor::scalar(dtype, f64::from(bound))));
+                rw.add("Clip", &[value, low, high], Attrs::new())
+            }
+        })
+    }
+}
+
+/// The attributes of a node but for those of its activation.
+fn without_activation(node: &Node) -> Attrs {
+    let mut attrs = node.attrs.clone();
+    attrs.0.retain(|name, _| !name.starts_with("activation"));
+    attrs
+}
+
+/// A convolution, a sum, and an activation.
+struct FusedConv {
+    conv: Conv,
+}
+
+impl Op for FusedConv {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 4, 1)?;
+        let (dtype, shape) = self.conv.result_of(cx)?;
+        cx.same_dtype([0, 3])?;
+        if let (Some(shape), Some(summand)) = (&shape, cx.shape(3))
+            && broadcast(shape, summand)?.rank() != shape.rank()
+        {
+            return Err(OpError::invalid(format!(
+                "input 3 has shape {summand}; it is added to a result of shape {shape}"
+            )));
+        }
+        cx.output(0, dtype, shape);
+        Ok(())
+    }
+}
+
+fn decompose_conv(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let inputs: Vec<Option<ValueId>> = (0..3).map(|k| rw.input(k)).collect();
+    let attrs = without_activation(rw.node());
+    let mut result = rw.add_node("", "Conv", &inputs, 1, attrs)[0];
+    if let Some(summand) = rw.input(3) {
+        result = rw.add("Add", &[result, summand], Attrs::new());
+    }
+    let result = Activation::of_conv(rw.node())?.apply(rw, result)?;
+    rw.output(0, result);
+    Ok(())
+}
+
+/// A product and an activation.
+struct FusedGemm {
+    gemm: Box<dyn Op>,
+}
+
+impl Op for FusedGemm {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        self.gemm.infer(cx)
+    }
+}
+
+fn decompose_gemm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let inputs: Vec<Option<ValueId>> = (0..3).map(|k| rw.input(k)).collect();
+    let attrs = without_activation(rw.node());
+    let product = rw.add_node("", "Gemm", &inputs, 1, attrs)[0];
+    let result = Activation::of_gemm(rw.node())?.apply(rw, product)?;
+    rw.output(0, result);
+    Ok(())
+}
+
+fn build_fused_conv(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Activation::of_conv(node)?;
+    Ok(Box::new(FusedConv { conv: Conv::read(node)? }))
+}
+
+fn build_fused_gemm(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Activation::of_gemm(node)?;
+    Ok(Box::new(FusedGemm { gemm: build_gemm(graph, node)? }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new(MICROSOFT, "FusedConv", &[1], build_fused_conv)
+            .composition(decompose_conv)
+            .weights(&[1, 2]),
+        Definition::new(MICROSOFT, "FusedGemm", &[1], build_fused_gemm)
+            .composition(decompose_gemm)
+            .weights(&[0, 1, 2]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Attr;
+
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, check_gradients, one_node, run, run_node, spread,
+    };
+
+    const CONV: (&str, &str) = (MICROSOFT, "FusedConv");
+    const GEMM: (&str, &str) = (MICROSOFT, "FusedGemm");
+
+    fn floats(values: &[f32]) -> Attr {
+        Attr::Floats(values.to_vec())
+    }
+
+    #[test]
+    fn are_the_operators_one_after_the_other() {
+        let (x, w, b) = (spread(&[2, 3], 1), spread(&[4, 3], 2), spread(&[4], 3));
+        for (name, own) in ACTIVATIONS {
+            let numbers: Vec<(&str, f32)> = own.iter().copied().zip([0.3, 0.4]).collect();
+            let plain = numbers.iter().fold(Attrs::new(), |attrs, &(name, value)| attrs.with(name, value));
+            let gemm = Attrs::new().with("transB", 1i64).with("alpha", 0.5f32).with("beta", 2.0f32);
+            let product = run_node(("", "Gemm"), &[Some(&x), Some(&w), Some(&b)], 1, gemm.clone());
+            let product = product.expect("it runs").remove(0);
+            let want = run_node(("", name), &[Some(&product)], 1, plain).expect("it runs").remove(0);
+            let named =
+                |attrs: Attrs, &(name, value): &(&str, f32)| attrs.with(&format!("activation_{name}"), value);
+            let attrs = numbers.iter().fold(gemm.with("activation", name), named);
+            let graph = one_node(NEWEST_OPSET, GEMM, &[Some(&x), Some(&w), Some(&b)], 1, attrs);
+            let graph = graph.expect("it is read");
+            let inputs = [x.clone(), w.clone(), b.clone()];
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-12);
+            check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
+            check_decomposition(&graph, &inputs, 1e-12);
+        }
+    }
+
+    #[test]
+    fn a_sum_comes_before_the_activation() {
+        let inputs =
+            [spread(&[2, 2, 4, 4], 1), spread(&[3, 2, 3, 3], 2), spread(&[3], 3), spread(&[2, 3, 2, 2], 4)];
+        for (name, numbers) in
+            [("Relu", &[][..]), ("LeakyRelu", &[0.1]), ("HardSigmoid", &[0.3, 0.4]), ("Clip", &[-0.7, 1.2])]
+        {
+            let attrs = Attrs::new().with("activation", name).with("activation_params", floats(numbers));
+            let ports: Vec<_> = inputs.iter().map(Some).collect();
+            let graph = one_node(NEWEST_OPSET, CONV, &ports, 1, attrs).expect("it is read");
+            let got = run(&graph, &inputs).expect("it runs");
+            let conv = run_node(("", "Conv"), &ports[..3], 1, Attrs::new()).expect("it runs");
+            let sum = run_node(("", "Add"), &[Some(&conv[0]), Some(&inputs[3])], 1, Attrs::new());
+            let sum = &sum.expect("it runs")[0];
+            let want = match name {
+                "Clip" => {
+                    let [low, high] = [numbers[0], numbers[1]].map(f64::from);
+                    let cut: Vec<f64> = sum.to_f64().iter().map(|x| x.clamp(low, high)).collect();
+                    crate::testing::f64s(sum.dims(), &cut)
+                }
+                _ => {
+                    let own = ["alpha", "beta"].into_iter().zip(numbers);
+                    let attrs = own.fold(Attrs::new(), |attrs, (name, &value)| attrs.with(name, value));
+                    run_node(("", name), &[Some(sum)], 1, attrs).expect("it runs").remove(0)
+                }
+            };
+            assert_close(&got[0], &want, 1e-12);
+            check_gradients(&graph, &inputs, &[0, 1, 2, 3], &[0]);
+            check_decomposition(&graph, &inputs, 1e-12);
+        }
+        // Without a bias, and without an activation.
+        let ports = [Some(&inputs[0]), Some(&inputs[1]), None, Some(&inputs[3])];
+        let got = run_node(CONV, &ports, 1, Attrs::new()).expect("it runs");
+        let conv = run_node(("", "Conv"), &ports[..2], 1, Attrs::new()).expect("it runs");
+        let sum = run_node(("", "Add"), &[Some(&conv[0]), Some(&inputs[3])], 1, Attrs::new());
+        assert_close(&got[0], &sum.expect("it runs")[0], 1e-12);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let (x, w) = (spread(&[1, 2, 4, 4], 1), spread(&[3, 2, 3, 3], 2));
+        let message = |op, ports: &[Option<&Tensor>], attrs: Attrs| match run_node(op, ports, 1, attrs) {
+            Err(Failure::Prepare(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+        let named = |name: &str| Attrs::new().with("activation", name);
+        let found = message(CONV, &[Some(&x), Some(&w)], named("Swish"));
+        assert!(found.contains("\"Swish\" is not known; there are Elu"), "{found}");
+        let found = message(CONV, &[Some(&x), Some(&w)], named("Clip"));
+        assert!(found.contains("the bounds of its Clip are not given"), "{found}");
+        let summand = spread(&[5], 3);
+        let found = message(CONV, &[Some(&x), Some(&w), None, Some(&summand)], named("Relu"));
+        assert!(found.contains("[5]") && found.contains("[1, 3, 2, 2]"), "{found}");
+        let found = message(GEMM, &[Some(&x), Some(&w)], named("Relu"));
+        assert!(found.contains("a matrix is needed"), "{found}");
+    }
+}
