@@ -570,6 +570,43 @@ def test_versions(tmp_path: Path) -> None:
         gradients(parsed(CALL, 12), newer, tmp_path, x=X)
 
 
+def test_what_training_changes(tmp_path: Path) -> None:
+    """Dropout drops elements; BatchNormalization cannot update its statistics and says so."""
+    model = parsed("""
+net (float[n, 3] x) => (float[n, 3] y)
+<float[3] s = {1.0, 2.0, 3.0}, float[3] b = {0.1, 0.2, 0.3}, float[3] mean = {0, 0, 0}, float[3] var = {1, 1, 1}> {
+    normal = BatchNormalization (x, s, b, mean, var)
+    y = Dropout (normal)
+}""")
+    gradient = function("""OfBatch (x, s, b, mean, var, y, dy) => (dx, ds, db, dmean, dvar) {
+        dx = Identity (dy)
+        axes = Constant <value_ints: ints = [0]> ()
+        db = ReduceSum <keepdims: int = 0> (dy, axes)
+        ds = Neg (db)
+    }""")
+    gradient.output[3] = gradient.output[4] = ""
+    operators = library(
+        Dropout="OfDropout (x, r, t, y, mask, dy, dmask) => (dx, dr, dt) { dx = Identity (dy) \n"
+        " dr = Identity (r) \n dt = Identity (t) }"
+    )
+    operators.add_gradient("BatchNormalization", gradient)
+
+    def make(mode: Any) -> None:
+        loss = artifacts.LossType.MSELoss
+        artifacts.generate_artifacts(
+            model, loss=loss, batch_norm=mode, artifact_directory=tmp_path, operators=operators
+        )
+
+    with pytest.raises(ortrain.InvalidModelError, match='train with batch_norm="freeze"'):
+        make("auto")
+    make("freeze")
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    x, target = np.ones((50, 3), np.float32), np.zeros((50, 3), np.float32)
+    assert module(x, target) > 1.5 * module.eval()(x, target), "half of the elements are doubled"
+    assert_same({"s": state.parameters["s"].grad}, {"s": -np.array(state.parameters["b"].grad)})
+
+
 def test_outputs_inside_of_an_operator(tmp_path: Path) -> None:
     operators = library(BILINEAR, own_Bilinear=BILINEAR_GRADIENT)
     with pytest.raises(ortrain.InvalidArgumentError) as error:

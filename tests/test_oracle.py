@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,3 +142,33 @@ def test_our_training_models_of_every_opset(network: str, oracle: Path, tmp_path
         for parameter, outcome in outcomes.items():
             there, scale = found[name]["outcomes"][parameter], np.abs(outcome).max()
             np.testing.assert_allclose(there, outcome, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=name)
+
+
+def test_operators_and_gradients_of_ones_own_train_there(oracle: Path, tmp_path: Path) -> None:
+    """Artifacts that were made with a library hold plain nodes."""
+    examples = TESTS.parent / "examples"
+    feeds = {
+        "custom_operator": {"x": np.linspace(-2, 2, 16), "target": np.sin(np.linspace(-6, 6, 16))},
+        "custom_gradient": {"x": np.random.default_rng(0).random((8, 64)), "labels": np.arange(8)},
+    }
+    wanted = {}
+    for name, given in feeds.items():
+        folder = tmp_path / name
+        runpy.run_path(str(examples / f"{name}.py"))["main"](folder)
+        arrays = {
+            key: value if key == "labels" else value.astype(np.float32).reshape(len(value), -1)
+            for key, value in given.items()
+        }
+        np.savez(folder / "feeds.npz", **arrays)
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+        result = module(*[arrays[key] for key in module.input_names()])
+        loss = result[0] if isinstance(result, tuple) else result
+        wanted[name] = (float(loss), {key: np.array(parameter.grad) for key, parameter in state.parameters})
+    script = TESTS / "oracle" / "one_step.py"
+    found = json.loads(in_environment(oracle, script, *[str(tmp_path / name) for name in wanted]))
+    for name, (loss, gradients) in wanted.items():
+        np.testing.assert_allclose(found[name]["loss"], loss, rtol=LOSS_TOLERANCE, err_msg=name)
+        for key, gradient in gradients.items():
+            there, scale = found[name]["outcomes"][key], np.abs(gradient).max()
+            np.testing.assert_allclose(there, gradient, rtol=0, atol=GRADIENT_TOLERANCE * scale, err_msg=key)

@@ -18,7 +18,8 @@ for folder in map(Path, sys.argv[1:]):
     state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
     module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
     with np.load(folder / "feeds.npz") as feeds:
-        loss = float(module(*[feeds[name] for name in module.input_names()]))
+        results = module(*[feeds[name] for name in module.input_names()])
+    loss = float(results[0] if isinstance(results, list | tuple) else results)
     outcomes = {name: p.grad if p.requires_grad else p.data for name, p in state.parameters}
     found[folder.name] = {"loss": loss, "outcomes": {name: array.tolist() for name, array in outcomes.items()}}
 print(json.dumps(found))
