@@ -135,6 +135,17 @@ def test_what_cannot_be_written_out(change: tuple[str, str], sentence: str) -> N
     assert str(error.value) == f"the model: {sentence}"
 
 
+def test_calls_within_calls_have_an_end() -> None:
+    made = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "net" : 1]> net (float[n] x) => (float[n] y) { y = net.F0 (x) }'
+    )
+    for k in range(20_000):
+        node = onnx.helper.make_node(f"F{k + 1}", ["x"], ["y"], domain="net")
+        made.functions.append(onnx.helper.make_function("net", f"F{k}", ["x"], ["y"], [node], made.opset_import))
+    with pytest.raises(ortrain.InvalidModelError, match="in calls of functions and subgraphs more than 100 deep"):
+        ortrain.InferenceSession(made)
+
+
 def test_types_are_found_through_calls() -> None:
     session = ortrain.InferenceSession(model())
     assert [value.shape for value in session.get_outputs()] == [["n", 3]]

@@ -22,6 +22,9 @@ const MOST_NODES: usize = 1 << 18;
 /// How many bytes of names and attributes may be repeated, payloads of tensors (which are shared) aside.
 const MOST_BYTES: usize = 1 << 30;
 
+/// How deep calls and subgraphs may lie in each other.
+const MOST_DEPTH: usize = 100;
+
 /// Domain, name and overload of a function.
 type Key = (String, String, String);
 
@@ -128,6 +131,7 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
         imported: Vec::new(),
         names: HashSet::new(),
         calls: Vec::new(),
+        depth: 0,
         nodes: 0,
         bytes: 0,
     };
@@ -182,6 +186,8 @@ struct Inliner<'a> {
     names: HashSet<String>,
     /// The calls that are being written out.
     calls: Vec<Key>,
+    /// How many nodes lie around the one that is looked at.
+    depth: usize,
     nodes: usize,
     bytes: usize,
 }
@@ -226,7 +232,18 @@ impl<'a> Inliner<'a> {
     }
 
     /// A node, or what it calls.
-    fn one(&mut self, mut node: NodeProto) -> Result<Vec<NodeProto>, Error> {
+    fn one(&mut self, node: NodeProto) -> Result<Vec<NodeProto>, Error> {
+        if self.depth == MOST_DEPTH {
+            let reason = format!("it lies in calls of functions and subgraphs more than {MOST_DEPTH} deep");
+            return Err(Error::Call { node: call_label(&node), reason });
+        }
+        self.depth += 1;
+        let nodes = self.looked_into(node)?;
+        self.depth -= 1;
+        Ok(nodes)
+    }
+
+    fn looked_into(&mut self, mut node: NodeProto) -> Result<Vec<NodeProto>, Error> {
         for attribute in &mut node.attribute {
             for graph in attribute.g.iter_mut().map(AsMut::as_mut).chain(&mut attribute.graphs) {
                 self.in_graph(graph)?;
@@ -765,6 +782,22 @@ mod tests {
         older.opset_import[0].version = 11;
         let message = inlined(model(vec![call(&["a"], &["c"])], vec![older])).expect_err("another version");
         assert!(message.contains("uses Softmax of version 11"), "{message}");
+    }
+
+    #[test]
+    fn depth_has_an_end() {
+        let chain = |length: usize| {
+            let functions = (0..length).map(|k| {
+                let next = format!("F{}", k + 1);
+                let last = node("Relu", "", &["x"], &["y"]);
+                let call = if k + 1 == length { last } else { node(&next, "own", &["x"], &["y"]) };
+                function(&format!("F{k}"), &["x"], &["y"], vec![call])
+            });
+            inlined(model(vec![node("F0", "own", &["a"], &["b"])], functions.collect()))
+        };
+        assert_eq!(chain(99).expect("not too deep"), ["b=Relu(a)"]);
+        let message = chain(20_000).expect_err("too deep");
+        assert!(message.contains("more than 100 deep"), "{message}");
     }
 
     #[test]
