@@ -544,6 +544,46 @@ def test_functions_of_a_library_cannot_be_recursive() -> None:
         ortrain.InferenceSession(parsed(CALL), operators=operators)
 
 
+def test_functions_of_model_and_library_call_each_other() -> None:
+    """The model's calls the library's, and the library's one that only the model has."""
+    model = parsed(CALL)
+    model.functions.append(function("Two (x, w) => (y) { y = own.Middle (x, w) }"))
+    model.functions.append(function("Last (x, w) => (y) { y = Mul (x, w) }"))
+    operators = library("Middle (x, w) => (y) { y = own.Last (x, w) }")
+    assert ortrain.InferenceSession(model, operators=operators).run(None, {"x": np.ones(3)})[0] == 6.0
+    operators = library("Middle (x, w) => (y) { y = own.Two (x, w) }")
+    with pytest.raises(ortrain.InvalidModelError, match=r'"(Two|Middle)" of domain "own" calls itself'):
+        ortrain.InferenceSession(model, operators=operators)
+
+
+def test_what_is_written_out_has_an_end(tmp_path: Path) -> None:
+    """Of functions of both, and of gradients."""
+
+    def tenfold(name: str, called: str) -> str:
+        calls = "\n".join(f"t{k} = {called} (x)" for k in range(10))
+        return f"{name} (x) => (y) {{ {calls} \n y = Relu (x) }}"
+
+    model = parsed("net (float[n] x) => (float[n] y) { y = own.F0 (x) }")
+    for k in range(0, 8, 2):
+        model.functions.append(function(tenfold(f"F{k}", f"own.F{k + 1}")))
+    operators = library(*[tenfold(f"F{k}", f"own.F{k + 1}" if k < 7 else "Relu") for k in range(1, 8, 2)])
+    with pytest.raises(ortrain.InvalidModelError, match="have more than 262144 nodes or take more than"):
+        ortrain.InferenceSession(model, operators=operators)
+
+    chain = "\n".join(f"h{k + 1} = Tanh (h{k})" for k in range(600))
+    model = parsed(f"""
+net (float[n] x) => (float loss) <float[2] w = {{1.0, 2.0}}> {{
+    h0 = Mul (x, w)
+    {chain}
+    loss = ReduceSum <keepdims: int = 0> (h600)
+}}""")
+    steps = "\n".join(f"d{k + 1} = Identity (d{k})" for k in range(600))
+    long = library(Tanh=f"G (x, y, dy) => (dx) {{ d0 = Identity (dy) \n {steps} \n dx = Identity (d600) }}")
+    assert ortrain.InferenceSession(model, operators=long).run(None, {"x": np.zeros(2, np.float32)})[0] == 0
+    with pytest.raises(ortrain.InvalidModelError, match="have more than 262144 nodes or take more than"):
+        gradients(model, long, tmp_path, x=np.zeros(2, np.float32))
+
+
 def test_a_gradient_may_call_its_operator(tmp_path: Path) -> None:
     """It is no recursion: that call is not differentiated."""
     own = "G (x, w, y, dy) => (dx, dw) { dx = own.Two (dy, w) \n dw = own.Two (dy, x) }"

@@ -4,14 +4,14 @@
 use libfuzzer_sys::fuzz_target;
 use ortrain_graph::{DType, Graph, Shape, Tensor, ValueType, byte_length};
 use ortrain_onnx::{ExternalData, LoadedModel};
-use ortrain_ops::{Role, Specialiser, passes};
+use ortrain_ops::{OperatorLibrary, Role, Specialiser, passes};
 
 /// Inputs of more bytes than this are not made.
 const LARGEST_INPUT: usize = 1 << 16;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(mut model) = LoadedModel::from_bytes(data.to_vec(), ExternalData::none()) else { return };
-    if passes::functions::inline_functions(&mut model.proto).is_err() {
+    if passes::functions::inline_functions(&mut model.proto, &OperatorLibrary::default()).is_err() {
         return;
     }
     let Ok(mut graph) = Graph::from_model(&model) else { return };
