@@ -61,6 +61,16 @@ pub struct Value {
     pub constant: Option<Tensor>,
     /// Its elements, where they are sizes of axes (a vector or scalar of int64 computed from shapes).
     pub sizes: Option<Vec<Dim>>,
+    /// Its content, if a node makes it of nothing. It is no initializer.
+    pub made: Option<Tensor>,
+}
+
+impl Value {
+    /// Its content, if that is known.
+    #[must_use]
+    pub fn content(&self) -> Option<&Tensor> {
+        self.constant.as_ref().or(self.made.as_ref())
+    }
 }
 
 /// Inputs or outputs of a node; `None` is an optional one that is left out.
@@ -216,7 +226,7 @@ impl Graph {
         let name = self.unused_name(hint);
         let id = ValueId(self.values.len() as u32);
         self.names.insert(name.clone(), id);
-        self.values.push(Value { name, ty, constant: None, sizes: None });
+        self.values.push(Value { name, ty, constant: None, sizes: None, made: None });
         id
     }
 
@@ -343,7 +353,7 @@ impl Patch {
     /// A new value. `name` is a hint, used as it is.
     pub fn add_value(&mut self, name: &str, ty: ValueType) -> ValueId {
         let id = ValueId(self.base + self.values.len() as u32);
-        self.values.push(Value { name: name.into(), ty, constant: None, sizes: None });
+        self.values.push(Value { name: name.into(), ty, constant: None, sizes: None, made: None });
         id
     }
 

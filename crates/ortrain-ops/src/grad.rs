@@ -108,7 +108,7 @@ impl Grad<'_> {
     /// The content of a value, if it is constant.
     #[must_use]
     pub fn constant_of(&self, value: ValueId) -> Option<&Tensor> {
-        self.graph.value(value).constant.as_ref()
+        self.graph.value(value).content()
     }
 
     /// A new constant.

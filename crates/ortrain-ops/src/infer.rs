@@ -21,6 +21,7 @@ pub(crate) fn as_sizes(numbers: Vec<i64>) -> Option<Vec<Dim>> {
 pub(crate) struct Inferred {
     pub(crate) ty: ValueType,
     pub(crate) sizes: Option<Vec<Dim>>,
+    pub(crate) made: Option<Tensor>,
 }
 
 /// One node while types and shapes are inferred. Shapes may be symbolic or unknown.
@@ -175,7 +176,7 @@ impl<'a> Infer<'a> {
     /// The content of input `k`, if it is constant.
     #[must_use]
     pub fn constant(&self, k: usize) -> Option<&'a Tensor> {
-        self.graph.value(self.node.inputs.get(k).copied().flatten()?).constant.as_ref()
+        self.graph.value(self.node.inputs.get(k).copied().flatten()?).content()
     }
 
     /// The integers of input `k`, if they are constant.
@@ -195,14 +196,20 @@ impl<'a> Infer<'a> {
         if let Some(sizes) = &value.sizes {
             return Some(sizes.clone());
         }
-        let ints = value.constant.as_ref()?.to_i64()?;
-        as_sizes(ints)
+        as_sizes(value.content()?.to_i64()?)
     }
 
     /// Says the type of output `k`. `None`: not even the rank is known.
     pub fn output(&mut self, k: usize, dtype: DType, shape: Option<Shape>) {
         if let Some(entry) = self.outputs.get_mut(k) {
             entry.ty = ValueType::Tensor(dtype, shape);
+        }
+    }
+
+    /// Says the content of output `k`, which depends on nothing.
+    pub fn output_content(&mut self, k: usize, content: &Tensor) {
+        if let Some(entry) = self.outputs.get_mut(k) {
+            entry.made = Some(content.clone());
         }
     }
 

@@ -87,7 +87,7 @@ impl<'a> Rewrite<'a> {
     /// The content of a value, if it is constant.
     #[must_use]
     pub fn constant_of(&self, value: ValueId) -> Option<&Tensor> {
-        self.patch.value(self.graph, value).constant.as_ref()
+        self.patch.value(self.graph, value).content()
     }
 
     /// The node that makes a value, if one of the graph does.

@@ -254,9 +254,7 @@ fn drop_stack(
         }
     }
     if !certain {
-        return Err(OpError::unsupported(format!(
-            "sizes {own} and {from} leave open whether the product broadcasts; give the axes the same name or numbers"
-        )));
+        return cx.sum_to(product, value, product);
     }
     let mut value_grad = product;
     if !axes.is_empty() {

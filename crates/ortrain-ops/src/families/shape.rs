@@ -413,6 +413,7 @@ impl Op for Constant {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(0, 0, 1)?;
         cx.output(0, self.value.dtype(), Some(Shape::known(self.value.dims())));
+        cx.output_content(0, &self.value);
         if self.value.dtype() == DType::I64 && self.value.dims().len() <= 1 {
             cx.output_sizes(0, as_sizes(self.value.to_i64().unwrap_or_default()));
         }

@@ -41,6 +41,7 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         let value = graph.value_mut(id);
         value.ty = merged;
         value.sizes = inferred.sizes;
+        value.made = inferred.made;
     }
     Ok(())
 }
