@@ -44,13 +44,13 @@ impl Graph {
     /// # Errors
     /// When its payload cannot be read or contradicts its shape and type.
     pub fn tensor_from_proto(model: &LoadedModel, proto: &TensorProto) -> Result<Tensor, GraphError> {
-        let dims = tensor_dims(proto)?;
-        let data = model.tensor_payload(proto)?;
         let dtype = DType::from_onnx(proto.data_type).ok_or_else(|| GraphError::UnsupportedType {
             value: proto.name.clone(),
             found: format!("{}{:?}", type_name(proto.data_type), proto.dims),
             users: Vec::new(),
         })?;
+        let dims = tensor_dims(proto)?;
+        let data = model.tensor_payload(proto)?;
         Tensor::new(dtype, dims, data)
             .map_err(|source| GraphError::Tensor { name: proto.name.clone(), source })
     }

@@ -29,6 +29,7 @@ use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
 use crate::constants::{lift_from_subgraphs, make_initializers};
 use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::module::graph_of;
+use crate::tail;
 use crate::{Error, ModelSource, Result};
 
 /// Which statistics BatchNormalization uses in training.
@@ -387,9 +388,12 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let label = model.label("the model");
     let mut forward = self_contained(&label, model.load_for_gradients()?)?;
     let opset = opset_of(&forward.proto);
-    let statistics = updated_statistics(&label, &mut forward, &options)?;
+    let needed = needed_values(message_graph(&label, &mut forward.proto)?, &options);
+    let needed: Vec<&str> = needed.iter().map(String::as_str).collect();
+    let statistics = updated_statistics(&label, &mut forward, &options, &needed)?;
     let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
-    let computable = make_initializers(&label, &mut forward, &wanted, &statistics)?;
+    let computable = make_initializers(&label, &mut forward, &wanted, &statistics, &needed)?;
+    let tail = tail::cut(message_graph(&label, &mut forward.proto)?, &needed);
     let parameters = choose(&label, &forward, &options, &computable, &statistics)?;
 
     // The forward model's own types say what the loss's target looks like.
@@ -447,6 +451,7 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
         graph.node = nodes;
     }
     if let Some(graph) = &mut eval_model.graph {
+        tail.put_back(graph);
         for_inference(graph);
     }
     let optimizer_model = match (&options.optimizer_model, options.optimizer) {
@@ -476,6 +481,23 @@ fn check_outputs(graph: &GraphProto, outputs: &[String]) -> Result<()> {
              output of the operator's function"
         ))),
     }
+}
+
+/// The values of the model that the loss and the other outputs are made of.
+fn needed_values(graph: &GraphProto, options: &ArtifactOptions) -> Vec<String> {
+    let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    let mut values = options.additional_output_names.clone();
+    if options.losses.is_empty() {
+        values.extend(outputs.first().cloned());
+    }
+    for term in &options.losses {
+        values.extend(term.scores.iter().chain(&term.target).cloned());
+        if term.scores.is_none() {
+            let named = &options.loss_input_names;
+            values.extend(if named.is_empty() { &outputs } else { named }.iter().cloned());
+        }
+    }
+    values
 }
 
 /// An error in what was put on a model, with what may be the reason: its outputs are not what a loss is made of.
@@ -569,8 +591,9 @@ fn updated_statistics(
     label: &str,
     model: &mut LoadedModel,
     options: &ArtifactOptions,
+    needed: &[&str],
 ) -> Result<Vec<String>> {
-    let graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
+    let graph = tail::graph_for(label, model, needed)?;
     let found = running_statistics(&graph, options.batch_norm, &options.trained())
         .map_err(|source| Error::model(label, source))?;
     let inner: Vec<&str> =

@@ -11,6 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::export::free_names_of;
 use crate::runners::Runners;
+use crate::tail;
 use crate::{Error, Result, default_backend};
 
 /// The values of a graph that nodes compute from constants alone, without the constants themselves.
@@ -26,7 +27,8 @@ fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
 }
 
 /// Makes initializers of those of `wanted` that nodes compute from constants alone. The values are computed now; nodes and
-/// initializers that only they needed are gone. Returns the names of all values that could have been wanted.
+/// initializers that only they needed are gone. Returns the names of all values that could have been wanted. Of what `needed`
+/// does not depend on, the model may hold what nobody here can run.
 ///
 /// Those of `independent` that are computed from each other (copies, as some exporters write equal values) go ways of
 /// their own.
@@ -38,8 +40,9 @@ pub(crate) fn make_initializers(
     model: &mut LoadedModel,
     wanted: &FxHashSet<&str>,
     independent: &[String],
+    needed: &[&str],
 ) -> Result<FxHashSet<Arc<str>>> {
-    let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
+    let mut graph = tail::graph_for(label, model, needed)?;
     let computed = computed_constants(&graph);
     let computable = computed.iter().map(|&id| graph.value(id).name.clone()).collect();
     // The order of the nodes, so that results do not depend on the order of the names.

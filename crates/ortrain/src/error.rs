@@ -121,6 +121,18 @@ pub enum Error {
         /// The shape of the value.
         found_dims: Vec<usize>,
     },
+    /// The model's results need operators that nobody here knows, although there are values that do not.
+    #[error(
+        "{source}; a loss of what is computed without them can be trained: name the values it compares ({}) in \
+         loss_input_names",
+        .values.join(", ")
+    )]
+    TrainableWithout {
+        /// The error for the whole model.
+        source: Box<Error>,
+        /// Values that those operators take, in quotes.
+        values: Vec<String>,
+    },
     /// A file does not have the parameters of the state.
     #[error(
         "{} does not have the parameters of the state: {}; without strict, what fits is loaded", path.display(),
@@ -291,7 +303,7 @@ impl Error {
                 }
                 _ => ErrorKind::InvalidModel,
             },
-            Error::Unsupported(_) => ErrorKind::NotImplemented,
+            Error::Unsupported(_) | Error::TrainableWithout { .. } => ErrorKind::NotImplemented,
             Error::Onnx(_) | Error::Mismatch { .. } | Error::WrongModel { .. } => ErrorKind::InvalidModel,
             Error::Model { source, .. } => of_ops(source, ErrorKind::InvalidModel),
             Error::Shapes(source) => of_ops(source, ErrorKind::InvalidArgument),

@@ -31,25 +31,7 @@ pub(crate) fn inference_model(
     }
     graph.output = infos;
 
-    // Nodes are in topological order in a valid message, but nobody has checked: go on until nothing more is needed.
-    let mut needed: FxHashSet<String> = outputs.iter().map(|&name| name.to_owned()).collect();
-    let mut keep = vec![false; graph.node.len()];
-    loop {
-        let before = needed.len();
-        for (index, node) in graph.node.iter().enumerate().rev() {
-            if !keep[index] && node.output.iter().any(|output| !output.is_empty() && needed.contains(output))
-            {
-                keep[index] = true;
-                needed.extend(node.input.iter().filter(|input| !input.is_empty()).cloned());
-                for attribute in &node.attribute {
-                    free_names_of(attribute, &mut needed);
-                }
-            }
-        }
-        if needed.len() == before {
-            break;
-        }
-    }
+    let (keep, needed) = needed_by(graph, outputs);
     let mut kept = keep.into_iter();
     graph.node.retain(|_| kept.next() == Some(true));
     graph.initializer.retain(|tensor| needed.contains(&tensor.name));
@@ -72,6 +54,29 @@ pub(crate) fn inference_model(
     graph.value_info.retain(|info| made.contains(info.name.as_str()));
     graph.quantization_annotation.retain(|annotation| needed.contains(&annotation.tensor_name));
     Ok(message.with_proto(proto))
+}
+
+/// For each node of a graph whether one of the values needs it, and the names of all that is needed.
+pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHashSet<String>) {
+    // Nodes are in topological order in a valid message, but nobody has checked: go on until nothing more is needed.
+    let mut needed: FxHashSet<String> = values.iter().map(|&name| name.to_owned()).collect();
+    let mut keep = vec![false; graph.node.len()];
+    loop {
+        let before = needed.len();
+        for (index, node) in graph.node.iter().enumerate().rev() {
+            if !keep[index] && node.output.iter().any(|output| !output.is_empty() && needed.contains(output))
+            {
+                keep[index] = true;
+                needed.extend(node.input.iter().filter(|input| !input.is_empty()).cloned());
+                for attribute in &node.attribute {
+                    free_names_of(attribute, &mut needed);
+                }
+            }
+        }
+        if needed.len() == before {
+            return (keep, needed);
+        }
+    }
 }
 
 /// Adds the names that a subgraph uses; those it makes itself do no harm.

@@ -12,6 +12,7 @@ use ortrain_ops::passes::{
 use rustc_hash::FxHashMap;
 
 use crate::artifacts::inferred;
+use crate::tail;
 use crate::{Error, ModelSource, Result};
 
 /// What becomes of a constant of a model in training.
@@ -147,6 +148,14 @@ pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
 
 /// [`inspect`] for a model that was read already, for gradients.
 pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Inspection> {
+    let outputs = tail::outputs(model);
+    let values = match scope {
+        Scope::Outputs => outputs,
+        Scope::FirstOutput => outputs.into_iter().take(1).collect(),
+        Scope::Values(names) => names.iter().map(String::as_str).collect(),
+    };
+    let shorter = tail::without(model, &values);
+    let model = shorter.as_ref().unwrap_or(model);
     // What a constant is for, its nodes say; the gradients may be the user's.
     let kept = model.proto.graph.as_ref().is_some_and(keeps_nodes);
     let written_out = kept.then(|| {
@@ -155,8 +164,8 @@ pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) ->
         model
     });
     let plain = written_out.as_ref().unwrap_or(model);
-    let raw = Graph::from_model(plain).map_err(|source| Error::graph(label, source))?;
-    let graph = inferred(label, plain)?;
+    let raw = Graph::from_model(plain).map_err(|source| tail::advised(Error::graph(label, source), plain))?;
+    let graph = inferred(label, plain).map_err(|error| tail::advised(error, plain))?;
 
     let uses = uses(&graph);
     let mut parameters = Vec::new();

@@ -86,6 +86,7 @@ mod scheduler;
 mod session;
 mod source;
 mod state;
+mod tail;
 mod training_session;
 
 pub use backend::{backend, default_backend};

@@ -21,6 +21,7 @@ use crate::outputs::{Fill, check_destinations};
 use crate::profile::Collector;
 use crate::runners::Runners;
 use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
+use crate::tail;
 use crate::{
     CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
     ValueInfo, default_backend, export,
@@ -153,7 +154,9 @@ pub struct Module {
 
 /// Reads a model into a graph of the newest versions.
 pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
-    let mut graph = Graph::from_model(model).map_err(|source| Error::graph(label, source))?;
+    let shorter = tail::without(model, &tail::outputs(model));
+    let mut graph =
+        Graph::from_model(shorter.as_ref().unwrap_or(model)).map_err(|source| Error::graph(label, source))?;
     upgrade(&mut graph).map_err(|source| Error::model(label, source))?;
     Ok(graph)
 }

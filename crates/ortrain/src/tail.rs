@@ -1,0 +1,188 @@
+//! What of a model only makes something of its results that nobody here can compute: names of classes, maps of
+//! probabilities. Training does without it, and so do runs that do not ask for it; what is edited as a message keeps it.
+
+use ortrain_graph::{DType, Graph, GraphError};
+use ortrain_onnx::proto::TensorProto;
+use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfoProto};
+use ortrain_ops::Registry;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::export::{free_names_of, needed_by};
+use crate::module::graph_of;
+use crate::{Error, Result};
+
+/// How many values a message names.
+const SHOWN: usize = 5;
+
+/// What was taken from a graph.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    nodes: Vec<NodeProto>,
+    initializers: Vec<TensorProto>,
+    outputs: Vec<ValueInfoProto>,
+}
+
+impl Tail {
+    /// Behind all other nodes, of which none needs these. Results that were outputs are only declared.
+    pub(crate) fn put_back(self, graph: &mut GraphProto) {
+        graph.node.extend(self.nodes);
+        graph.initializer.extend(self.initializers);
+        graph.value_info.extend(self.outputs);
+    }
+}
+
+/// Takes from a graph whatever none of `values` needs and nobody here can run: nodes of unknown operators, those that go
+/// on from there, and constants of types that are not numbers.
+pub(crate) fn cut(graph: &mut GraphProto, values: &[&str]) -> Tail {
+    match superfluous(graph, values) {
+        Some(found) => take(graph, &found),
+        None => Tail::default(),
+    }
+}
+
+/// The model without what `values` do not need and nobody here can run, be it an output; `None` where that is nothing.
+pub(crate) fn without(model: &LoadedModel, values: &[&str]) -> Option<LoadedModel> {
+    let found = superfluous(model.proto.graph.as_ref()?, values)?;
+    let mut proto = model.proto.clone();
+    take(proto.graph.as_mut()?, &found);
+    Some(model.with_proto(proto))
+}
+
+/// The names of a message's outputs.
+pub(crate) fn outputs(model: &LoadedModel) -> Vec<&str> {
+    model.proto.graph.iter().flat_map(|graph| &graph.output).map(|info| info.name.as_str()).collect()
+}
+
+/// The graph of a model, as it is written, without what `values` do not need and nobody here can run.
+///
+/// # Errors
+/// When it contradicts itself, or when `values` need what nobody here can run.
+pub(crate) fn graph_for(label: &str, model: &LoadedModel, values: &[&str]) -> Result<Graph> {
+    let shorter = without(model, values);
+    let model = shorter.as_ref().unwrap_or(model);
+    if model.proto.graph.as_ref().is_some_and(|graph| out_of_reach(graph).contains(&true)) {
+        graph_of(label, model).map_err(|error| advised(error, model))?;
+    }
+    Graph::from_model(model).map_err(|source| Error::graph(label, source))
+}
+
+/// An error about operators or types that are not there says what could be trained without them, if there is such a
+/// thing.
+pub(crate) fn advised(error: Error, model: &LoadedModel) -> Error {
+    let unknown = match &error {
+        Error::Model { source, .. } => matches!(**source, ortrain_ops::Error::UnknownOperators { .. }),
+        Error::Graph { source, .. } => matches!(**source, GraphError::UnsupportedType { .. }),
+        _ => false,
+    };
+    let Some(graph) = model.proto.graph.as_ref().filter(|_| unknown) else { return error };
+    let behind = out_of_reach(graph);
+    let made: FxHashSet<&str> = graph
+        .node
+        .iter()
+        .zip(&behind)
+        .filter(|(_, behind)| !**behind)
+        .flat_map(|(node, _)| node.output.iter().map(String::as_str))
+        .collect();
+    let mut values: Vec<String> = Vec::new();
+    for (node, _) in graph.node.iter().zip(&behind).filter(|(_, behind)| **behind) {
+        for name in node.input.iter().filter(|name| !name.is_empty() && made.contains(name.as_str())) {
+            let shown = format!("{name:?}");
+            if values.len() < SHOWN && !values.contains(&shown) {
+                values.push(shown);
+            }
+        }
+    }
+    if values.is_empty() { error } else { Error::TrainableWithout { source: Box::new(error), values } }
+}
+
+/// What is to be taken from a graph.
+struct Superfluous {
+    nodes: Vec<bool>,
+    initializers: FxHashSet<String>,
+}
+
+fn superfluous(graph: &GraphProto, values: &[&str]) -> Option<Superfluous> {
+    let mut nodes = out_of_reach(graph);
+    if !nodes.contains(&true) && graph.initializer.iter().all(is_numbers) {
+        return None;
+    }
+    let (needed, names) = needed_by(graph, values);
+    nodes.iter_mut().zip(needed).for_each(|(node, needed)| *node &= !needed);
+    let mut used = names;
+    for (node, _) in graph.node.iter().zip(&nodes).filter(|(_, taken)| !**taken) {
+        inputs_of(node, &mut used);
+    }
+    let initializers: FxHashSet<String> = graph
+        .initializer
+        .iter()
+        .filter(|tensor| !is_numbers(tensor) && !used.contains(&tensor.name))
+        .map(|tensor| tensor.name.clone())
+        .collect();
+    (nodes.contains(&true) || !initializers.is_empty()).then_some(Superfluous { nodes, initializers })
+}
+
+fn take(graph: &mut GraphProto, found: &Superfluous) -> Tail {
+    let mut flags = found.nodes.iter();
+    let nodes: Vec<NodeProto> = graph.node.extract_if(.., |_| flags.next() == Some(&true)).collect();
+    let made: FxHashSet<&str> =
+        nodes.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
+    let outputs = graph.output.extract_if(.., |info| made.contains(info.name.as_str())).collect();
+    let foreign = |tensor: &mut TensorProto| found.initializers.contains(&tensor.name);
+    let initializers = graph.initializer.extract_if(.., foreign).collect();
+    Tail { nodes, initializers, outputs }
+}
+
+/// For each node, whether it, or one that it depends on, is nothing that can be run here.
+fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
+    let mut found: Vec<bool> = graph.node.iter().map(|node| !is_known(node)).collect();
+    let texts: FxHashSet<&str> = graph
+        .initializer
+        .iter()
+        .filter(|tensor| !is_numbers(tensor))
+        .map(|tensor| tensor.name.as_str())
+        .collect();
+    if !found.contains(&true) && texts.is_empty() {
+        return found;
+    }
+    let mut users: FxHashMap<String, Vec<usize>> = FxHashMap::default();
+    for (index, node) in graph.node.iter().enumerate() {
+        let mut names = FxHashSet::default();
+        inputs_of(node, &mut names);
+        found[index] |= names.iter().any(|name| texts.contains(name.as_str()));
+        for name in names {
+            users.entry(name).or_default().push(index);
+        }
+    }
+    let mut rest: Vec<usize> = (0..found.len()).filter(|&index| found[index]).collect();
+    while let Some(index) = rest.pop() {
+        for user in graph.node[index].output.iter().filter_map(|name| users.get(name)).flatten() {
+            if !std::mem::replace(&mut found[*user], true) {
+                rest.push(*user);
+            }
+        }
+    }
+    found
+}
+
+/// Adds the names of the values that a node uses, also within its subgraphs.
+fn inputs_of(node: &NodeProto, names: &mut FxHashSet<String>) {
+    names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
+    node.attribute.iter().for_each(|attribute| free_names_of(attribute, names));
+}
+
+fn is_known(node: &NodeProto) -> bool {
+    let domain = if node.domain == "ai.onnx" { "" } else { &node.domain };
+    Registry::standard().find(domain, &node.op_type).is_some() && node.attribute.iter().all(is_readable)
+}
+
+fn is_readable(attribute: &AttributeProto) -> bool {
+    attribute.t.iter().all(|tensor| is_numbers(tensor))
+        && attribute
+            .g
+            .iter()
+            .all(|graph| graph.node.iter().all(is_known) && graph.initializer.iter().all(is_numbers))
+}
+
+fn is_numbers(tensor: &TensorProto) -> bool {
+    DType::from_onnx(tensor.data_type).is_some()
+}
