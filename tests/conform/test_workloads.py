@@ -1,4 +1,4 @@
-"""Transformers of the comparison (benches/) in jax, in an environment of its own: losses and gradients are ours."""
+"""What is compared in benches/, in jax, in an environment of its own: losses and gradients are ours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRADIENT_TOLERANCE = 1e-3
 NO_GRADIENT = 1e-6
 
 
-@pytest.mark.parametrize("name", ["bert_mini", "gpt2_small6"])
+@pytest.mark.parametrize("name", ["lstm", "bert_mini", "gpt2_small6"])
 def test_trains_as_jax(name: str, tmp_path: Path) -> None:
     workloads.write(name, tmp_path, STEPS)
     environments.in_environment(environments.jax(), TESTS / "in_jax" / "train_workload.py", str(tmp_path), str(STEPS))

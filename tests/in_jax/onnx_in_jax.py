@@ -105,6 +105,38 @@ def _layer_norm(a: dict[str, Any], x: Any, scale: Any, bias: Any) -> Any:
     return (x - mean) / jnp.sqrt(var + epsilon) * scale + bias
 
 
+def _gather(a: dict[str, Any], x: Any, indices: Any) -> Any:
+    # Sizes stay NumPy's, as above.
+    if isinstance(x, np.ndarray) and isinstance(indices, np.ndarray):
+        return np.asarray(np.take(x, indices, a.pop("axis", 0)))
+    return jnp.take(x, indices, a.pop("axis", 0))
+
+
+def _slice(_: dict[str, Any], x: Any, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray) -> Any:
+    parts = [slice(None)] * x.ndim
+    for start, end, axis in zip(starts, ends, axes, strict=True):
+        parts[axis] = slice(int(start), int(end))
+    return x[tuple(parts)]
+
+
+def _lstm(a: dict[str, Any], x: Any, w: Any, r: Any, b: Any, lengths: None, h: Any, c: Any) -> Any:
+    """One direction, without peepholes, all steps for every sequence; the hidden values of all steps."""
+    assert lengths is None
+    size = a.pop("hidden_size")
+    assert w.shape[0] == 1
+    weights, recurrent, bias = w[0], r[0], b[0, : 4 * size] + b[0, 4 * size :]
+
+    def step(carried: Any, row: Any) -> Any:
+        h, c = carried
+        i, o, f, g = jnp.split(row @ weights.T + h @ recurrent.T + bias, 4, axis=1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    _, y = lax.scan(step, (h[0].astype(x.dtype), c[0].astype(x.dtype)), x)
+    return y[:, None]
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "Add": lambda _, x, y: x + y,
     "Clip": lambda _, x, low, high: jnp.clip(x, low, high),
@@ -115,9 +147,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Div": lambda _, x, y: x / y,
     "Erf": lambda _, x: jax.scipy.special.erf(x),
     "Flatten": _flatten,
-    "Gather": lambda a, x, indices: jnp.take(x, indices, a.pop("axis", 0)),
+    "Expand": lambda _, x, shape: jnp.broadcast_to(x, [int(size) for size in shape]),
+    "Gather": _gather,
     "Gemm": _gemm,
     "GlobalAveragePool": lambda _, x: x.mean(tuple(range(2, x.ndim)), keepdims=True),
+    "LSTM": _lstm,
     "LayerNormalization": _layer_norm,
     "MatMul": lambda _, x, y: x @ y,
     "MaxPool": _max_pool,
@@ -126,6 +160,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Relu": lambda _, x: jnp.maximum(x, 0),
     "Reshape": _reshape,
     "Resize": _resize,
+    "Shape": lambda _, x: np.asarray(x.shape),
+    "Slice": _slice,
+    "Squeeze": lambda _, x, axes: jnp.squeeze(x, tuple(int(axis) for axis in axes)),
     "Softmax": lambda a, x: jax.nn.softmax(x, a.pop("axis", -1)),
     "Tanh": lambda _, x: jnp.tanh(x),
     "Transpose": lambda a, x: jnp.transpose(x, a.pop("perm", None)),
