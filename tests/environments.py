@@ -61,6 +61,11 @@ def jax() -> Path:
     return environment("jax", TESTS / "in_jax" / "requirements.txt", (3, 13))
 
 
+def torch() -> Path:
+    """The interpreter with PyTorch, some 6 GB."""
+    return environment("torch", TESTS / "in_torch" / "requirements.txt", (3, 13))
+
+
 def in_environment(python: Path, script: Path, *arguments: str) -> str:
     """The last line that a script prints in an environment, and in nothing of ours."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}

@@ -1,0 +1,116 @@
+"""What both of PyTorch's exporters wrote (tests/in_torch) trains here as there: the same losses and gradients."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import environments
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+import ortrain
+from ortrain import artifacts, onnxblock
+from ortrain.api import CheckpointState, Module, Optimizer
+
+TESTS = Path(__file__).parent.parent
+sys.path.append(str(TESTS / "in_torch"))
+import cases  # noqa: E402
+
+# As in in_torch/train.py.
+RATES = {"SGD": 0.02, "AdamW": 2e-3}
+OPTIMIZERS = {"SGD": artifacts.OptimType.SGD, "AdamW": onnxblock.optim.AdamW(eps=1e-12, weight_decay=0.0)}
+# Relative to each loss, and of gradients the largest difference, relative to the largest of all: float32 here, float64
+# there.
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
+# Of outputs, relative to the largest.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that torch's process writes, some minutes long."""
+    folder = tmp_path_factory.mktemp("torch")
+    environments.in_environment(environments.torch(), TESTS / "in_torch" / "train.py", str(folder))
+    return folder
+
+
+class Elements:
+    """Elements of parameters, found by their values: exporters transpose, reorder, split and join tensors."""
+
+    def __init__(self, record: dict[str, np.ndarray]) -> None:
+        names = [key.removeprefix("value/") for key in record if key.startswith("value/")]
+        values = np.concatenate([record[f"value/{name}"].ravel() for name in names])
+        gradients = np.concatenate([record[f"gradient/{name}"].ravel() for name in names])
+        self.values, first, counts = np.unique(values, return_index=True, return_counts=True)
+        # What is there twice cannot be told apart; there are a handful at most.
+        self.gradients = np.where(counts == 1, gradients[first], np.nan)
+        self.largest, self.count = float(np.abs(gradients).max()), len(values)
+
+    def has(self, tensor: np.ndarray) -> bool:
+        """Whether all elements are those of parameters."""
+        return tensor.dtype == np.float32 and tensor.size > 0 and bool(np.isin(tensor, self.values).all())
+
+    def gradient(self, tensor: np.ndarray) -> np.ndarray:
+        """torch's gradient for each element."""
+        return self.gradients[np.searchsorted(self.values, tensor)]
+
+
+@pytest.mark.parametrize("case", cases.cases(), ids=str)
+def test_trains_as_torch(case: cases.Case, exported: Path, tmp_path: Path) -> None:
+    """Losses of all steps, gradients of the first; what was trained runs in onnxruntime as here.
+
+    Where the exporter made other weights of the network's, the losses fall.
+    """
+    folder = exported / str(case)
+    assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
+    with np.load(exported / f"{case.net}.npz") as stored:
+        record = dict(stored)
+    x, target, elements = record["x"], record["target"], Elements(record)
+    model = onnx.load(folder / "model.onnx")
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    trained = {name: value for name, value in constants.items() if elements.has(value)}
+    if case.changed:
+        trained = {name: value for name, value in constants.items() if value.dtype == np.float32 and value.ndim > 0}
+    artifacts.generate_artifacts(
+        folder / "model.onnx",
+        requires_grad=list(trained),
+        loss=artifacts.LossType.MSELoss,
+        optimizer=OPTIMIZERS[case.optimizer],
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(RATES[case.optimizer])
+    losses, far, compared = [], 0.0, 0
+    for step in range(len(record["losses"])):
+        losses.append(float(module(x, target)))
+        if step == 0 and not case.changed:
+            for name, value in trained.items():
+                apart = np.abs(state.parameters[name].grad - elements.gradient(value))
+                assert np.isfinite(state.parameters[name].grad).all()
+                compared += int(np.isfinite(apart).sum())
+                far = max(far, float(np.nanmax(apart)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    apart = np.abs(np.asarray(losses) - record["losses"]) / np.abs(record["losses"])
+    largest = elements.largest
+    print(f"{case}: losses {apart.max():.1e}, {compared} of {elements.count} gradients {far / largest:.1e}")
+    if case.changed:
+        assert np.all(np.diff(losses) < 0), losses
+    else:
+        assert apart.max() <= LOSS_TOLERANCE, (losses, record["losses"])
+        assert far <= GRADIENT_TOLERANCE * largest
+        assert compared >= 0.99 * elements.count
+
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["y"])
+    feeds = {model.graph.input[0].name: x}
+    theirs = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    (want,) = theirs.run(None, feeds)
+    (got,) = ortrain.InferenceSession(tmp_path / "trained.onnx").run(None, feeds)
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= TOLERANCE * np.abs(want).max()
