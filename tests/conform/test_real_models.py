@@ -39,7 +39,7 @@ def archives(folder: Path) -> list[Path]:
         names = [f"{package}-{version}", f"{package.replace('-', '_')}-{version}"]
         there = [path for name in names for path in folder.glob(f"{name}*")]
         if not there:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
             command += ["--disable-pip-version-check", "--dest", str(folder), f"{package}=={version}"]
             variables = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
             subprocess.run(command, env=variables, check=True)

@@ -526,3 +526,38 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .upgrade(upgrade_transposed),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::ValueType;
+
+    use super::*;
+    use crate::passes::infer::infer;
+    use crate::testing::{add, check_gradients, f64s, graph, spread};
+
+    /// One gradient graph for stacks of two and of one matrix: it finds out which factor was broadcast when it runs.
+    #[test]
+    fn a_factor_that_may_be_broadcast() {
+        for (m, n) in [(2, 2), (1, 2), (2, 1), (1, 1)] {
+            let inputs = [spread(&[m, 3, 2], 1), spread(&[4, n, 2, 3], 2)];
+            let (mut product, ids) = graph(&[&inputs[0], &inputs[1]]);
+            let shapes = [
+                vec![Dim::symbol("m"), Dim::Known(3), Dim::Known(2)],
+                vec![Dim::symbol("k"), Dim::symbol("n"), Dim::Known(2), Dim::Known(3)],
+            ];
+            for (&id, shape) in ids.iter().zip(shapes) {
+                product.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(shape.into_iter().collect()));
+            }
+            let given = [Some(ids[0]), Some(ids[1])];
+            add(&mut product, ("", "MatMul"), "y", &given, 1, Attrs::new());
+            infer(&mut product).expect("valid");
+            check_gradients(&product, &inputs, &[0, 1], &[0]);
+        }
+        // A vector is no stack.
+        let inputs = [f64s(&[2], &[0.5, -1.0]), spread(&[2, 2, 3], 3)];
+        let (mut product, ids) = graph(&[&inputs[0], &inputs[1]]);
+        add(&mut product, ("", "MatMul"), "y", &[Some(ids[0]), Some(ids[1])], 1, Attrs::new());
+        infer(&mut product).expect("valid");
+        check_gradients(&product, &inputs, &[0, 1], &[0]);
+    }
+}

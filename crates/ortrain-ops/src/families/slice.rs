@@ -305,7 +305,29 @@ pub(crate) fn definitions() -> Vec<Definition> {
 
 #[cfg(test)]
 mod tests {
+    use ortrain_graph::ValueType;
+
     use super::*;
+    use crate::passes::infer::infer;
+    use crate::testing::{add, graph, spread};
+
+    /// As torch's exporter writes them, be it -1.
+    #[test]
+    fn bounds_of_constant_nodes_are_known() {
+        let x = spread(&[5, 3], 1);
+        let (mut part, ids) = graph(&[&x]);
+        let mut ports = vec![Some(ids[0])];
+        for (name, value) in [("starts", -4), ("ends", -1), ("axes", -2), ("steps", 2)] {
+            let value = Attrs::new().with("value", Tensor::i64(&[1], &[value]));
+            ports.push(Some(add(&mut part, ("", "Constant"), name, &[], 1, value)[0]));
+        }
+        part.outputs.clear();
+        let y = add(&mut part, ("", "Slice"), "y", &ports, 1, Attrs::new())[0];
+        infer(&mut part).expect("valid");
+        assert_eq!(part.value(y).ty, ValueType::tensor(DType::F64, &[2, 3]));
+        // A node makes them: they are no initializers.
+        assert!(part.to_proto().initializer.is_empty());
+    }
 
     /// What Python's slicing gives for the same bounds.
     #[test]
