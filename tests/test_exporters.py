@@ -26,7 +26,7 @@ TRAINED = [name for name in MODELS if name not in ATTRIBUTES]
 # there.
 REFUSED = {
     False: "the model uses operators that are not supported: ai.onnx.ml:ArrayFeatureExtractor (",
-    True: '"classes" has type tensor of element type 8, which is not supported; tensors of numbers',
+    True: '"classes" has type string[3], which is not supported (node ',
 }
 STEPS, LEARNING_RATE = 20, 5e-4
 # Of outputs, relative to the largest: float32 sums in another order.
