@@ -99,6 +99,10 @@ fix: build/wheel.stamp ## rustfmt and ruff, in place
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+.PHONY: operators
+operators: build/wheel.stamp ## docs/operators.md, from what the operators say of themselves
+	$(BIN)/python tests/operators_page.py
+
 .PHONY: clean
 clean: ## remove environments and build/ (not target/)
 	rm -rf build $(VENV) $(DEMO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import ortrain
 import ortrain._inspect
 from ortrain import artifacts, onnxblock
 from ortrain.__main__ import main
-from ortrain.api import CheckpointState
+from ortrain.api import CheckpointState, Module
 from ortrain.artifacts import LossType
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +96,11 @@ def test_what_stands_in_the_way(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     found = ortrain.inspect(model)
     assert found.obstacle is not None
     assert 'node "up" (ConvTranspose)' in found.obstacle
-    assert str(found).endswith(f"it cannot be trained as it is: {found.obstacle}\n")
+    (obstacle,) = found.obstacles
+    assert (obstacle.node, obstacle.operator) == ('node "up" (ConvTranspose)', "ConvTranspose")
+    assert found.obstacle == f"the model: {obstacle.what}"
+    assert obstacle.fix.startswith('leave out of requires_grad what is trained through it ("w"), or give the inputs')
+    assert str(found).endswith(f"it cannot be trained as it is:\n  {obstacle.what}\n    what helps: {obstacle.fix}\n")
     with pytest.raises(ortrain.UnsupportedError) as error:
         artifacts.generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
     assert str(error.value) == found.obstacle
@@ -181,3 +186,302 @@ def test_patterns_of_nothing(tmp_path: Path) -> None:
             CONVNET, lambda _: False, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path
         )
     assert not list(tmp_path.iterdir())
+
+
+def with_mean(path: Path) -> onnx.ModelProto:
+    """A model whose only output is the mean of its first one."""
+    model = onnx.load(path)
+    output = model.graph.output[0].name
+    model.graph.node.append(helper.make_node("ReduceMean", [output], ["mean"], keepdims=0))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, []))
+    return model
+
+
+@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("name", ["perceptron", "convnet"])
+def test_a_step_takes_what_is_said(name: str, rows: int, tmp_path: Path) -> None:
+    path = ROOT / "examples" / f"{name}.onnx"
+    step = ortrain.inspect(path, batch_size=rows).step
+    assert step is not None
+    artifacts.generate_artifacts(with_mean(path), artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    x = np.zeros(step.inputs["x"], np.float32)
+    module.lazy_reset_grad()
+    module(x)
+    memory = module.memory()
+    assert (step.parameters, step.gradients) == (memory.parameters, memory.gradients)
+    assert (step.work, step.scratch) == (memory.work, memory.scratch)
+    assert step.total == memory.total + step.moments + step.constants
+    module.lazy_reset_grad()
+    profile = module.profile(x, steps=1)
+    assert step.training_flops == sum(instruction.flops for instruction in profile.instructions)
+    module.eval()
+    profile = module.profile(x, steps=1)
+    assert step.forward_flops == sum(instruction.flops for instruction in profile.instructions)
+
+
+def made(nodes: list[NodeProto], inputs: dict[str, Any], outputs: Sequence[str], *weights: TensorProto) -> Any:
+    """A model of floats."""
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        list(weights),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_everything_that_is_wrong_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    node = helper.make_node
+    model = made(
+        [
+            node("MatMul", ["x", "w"], ["a"], "product"),
+            node("Unheard", ["a"], ["b"], "one"),
+            node("OfNobody", ["a"], ["c"], "other", domain="of.mine"),
+            node("Add", ["b", "c"], ["d"], "after"),
+            node("Relu", ["x", "x"], ["e"], "twice"),
+            node("Add", ["d", "e"], ["y"], "last"),
+        ],
+        {"x": ["n", 3]},
+        ["y"],
+        constant("w", np.ones((3, 3))),
+    )
+    found = ortrain.inspect(model)
+    assert [obstacle.operator for obstacle in found.obstacles] == ["Unheard", "of.mine:OfNobody", "Relu"]
+    assert [obstacle.node for obstacle in found.obstacles] == [None, None, 'node "twice" (Relu)']
+    assert "takes 1 inputs" in found.obstacles[2].what
+    assert all(obstacle.fix for obstacle in found.obstacles)
+    assert found.names("trained") == ["w"]
+    assert found.obstacle is not None
+    with pytest.raises(ortrain.UnsupportedError) as error:
+        artifacts.generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
+    assert str(error.value) == found.obstacle
+    assert "Unheard" in found.obstacle
+    assert "OfNobody" in found.obstacle
+    onnx.save(model, tmp_path / "model.onnx")
+    assert main(["inspect", str(tmp_path / "model.onnx"), "--json"]) == 1
+    assert [obstacle["operator"] for obstacle in json.loads(capsys.readouterr().out)["obstacles"]][0] == "Unheard"
+
+
+def test_every_node_that_cannot_be_differentiated() -> None:
+    up = [
+        helper.make_node("ConvTranspose", [of, weight], [result], name, output_shape=[8, 8])
+        for of, weight, result, name in [("x", "v", "a", "first"), ("a", "w", "b", "second"), ("x", "u", "c", "third")]
+    ]
+    weights = [constant(name, np.ones((1, 1, 2, 2))) for name in "uvw"]
+    model = made([*up, helper.make_node("Add", ["b", "c"], ["y"])], {"x": ["n", 1, "h", "k"]}, ["y"], *weights)
+    found = ortrain.inspect(model)
+    assert sorted(str(obstacle.node) for obstacle in found.obstacles) == [
+        'node "first" (ConvTranspose)',
+        'node "third" (ConvTranspose)',
+    ]
+    # With sizes it is none.
+    fixed = made([*up, helper.make_node("Add", ["b", "c"], ["y"])], {"x": [2, 1, 4, 4]}, ["y"], *weights)
+    assert ortrain.inspect(fixed).obstacles == []
+    assert ortrain.inspect(fixed).step is not None
+
+
+def test_where_the_gradient_stops() -> None:
+    node = helper.make_node
+    model = made(
+        [
+            node("Round", ["table"], ["whole"], "round"),
+            node("Mul", ["x", "whole"], ["scaled"], "scale"),
+            node("Greater", ["scaled", "limit"], ["above"], "compare"),
+            node("Where", ["above", "scaled", "shift"], ["y"], "choose"),
+        ],
+        {"x": ["n", 3]},
+        ["y"],
+        constant("table", np.ones(3)),
+        constant("limit", np.ones(3)),
+        constant("shift", np.ones(3)),
+    )
+    found = ortrain.inspect(model)
+    assert found.obstacles == []
+    assert found.names("trained") == ["shift"]
+    assert [(stop.node, stop.operator, stop.parameters) for stop in found.stops] == [
+        ('node "round" (Round)', "Round", ["table"]),
+        ('node "compare" (Greater)', "Greater", ["limit"]),
+    ]
+    assert found.stops[0].reason == "its derivative is zero almost everywhere"
+    assert found.stops[1].reason == "its result is bool, and only floats have gradients"
+    assert '  node "round" (Round): its derivative is zero' in str(found)
+
+
+def test_steps_on_the_host_and_sizes_that_are_not_known() -> None:
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"], "product"),
+        node("NonZero", ["h"], ["where"], "places"),
+        node("Transpose", ["where"], ["rows"], "turn"),
+        node("GatherND", ["h", "rows"], ["some"], "gather"),
+    ]
+    model = made(nodes, {"x": ["n", "k"]}, ["some"], constant("w", np.ones((3, 3))))
+    found = ortrain.inspect(model, batch_size=4)
+    assert [(note.node, note.operator) for note in found.host_steps] == [('node "places" (NonZero)', "NonZero")]
+    assert found.step is None
+    assert found.open_inputs == {"x": "float32[n, k]"}
+    assert "of x: float32[n, k]\n" in str(found)
+    step = ortrain.inspect(model, shapes={"x": [4, 3]}).step
+    assert step is not None
+    assert step.inputs == {"x": (4, 3)}
+    assert step.training_flops > 0
+    assert "programs behind functions on the host" in step.without[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"batch_size": 0}, ortrain.InvalidArgumentError, "a batch has one row or more"),
+        ({"batch_size": -3}, ortrain.InvalidArgumentError, "batch_size is -3"),
+        ({"batch_size": 1 << 70}, ortrain.InvalidArgumentError, "batch_size is 1180591620717411303424"),
+        ({"batch_size": 1 << 62}, ortrain.InvalidArgumentError, 'input "x"'),
+        ({"batch_size": True}, TypeError, "batch_size"),
+        ({"batch_size": "8"}, TypeError, "batch_size"),
+        ({"batch_size": 2.5}, TypeError, "batch_size"),
+        ({"shapes": {"z": [1]}}, ortrain.InvalidArgumentError, 'no input "z"'),
+        ({"shapes": {"x": [8]}}, ortrain.InvalidArgumentError, "its rank differs"),
+        ({"shapes": {"x": [8, 63]}}, ortrain.InvalidArgumentError, "at axis 1"),
+        ({"shapes": {"x": [-8, 64]}}, ortrain.InvalidArgumentError, "is -8"),
+        ({"shapes": {"x": "8,64"}}, TypeError, "list of sizes"),
+        ({"shapes": {"x": 8}}, TypeError, "list of sizes"),
+        ({"shapes": {"x": [8, 64]}, "batch_size": 4}, ortrain.InvalidArgumentError, "batch is 8 by input"),
+    ],
+)
+def test_sizes_that_make_no_sense(arguments: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        ortrain.inspect(ROOT / "examples" / "perceptron.onnx", **arguments)
+
+
+def test_a_batch_of_a_fixed_size() -> None:
+    model = made([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], constant("w", np.ones((3, 3))))
+    step = ortrain.inspect(model).step
+    assert step is not None
+    assert step.inputs == {"x": (2, 3)}
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"no input of the model has an open first axis"):
+        ortrain.inspect(model, batch_size=2)
+
+
+def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(ROOT / "examples" / "perceptron.onnx")
+    assert main(["inspect", path, "--batch-size", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"]["inputs"] == {"x": [8, 64]}
+    assert main(["inspect", path, "--shape", "x=8,64"]) == 0
+    assert "one step on x[8, 64]\n  FLOPs, forward  " in capsys.readouterr().out
+    assert main(["inspect", path, "--shape", "x=8"]) == 1
+    assert "its rank differs" in capsys.readouterr().err
+    assert main(["inspect", path, "--batch-size", "0"]) == 1
+    assert "one row or more" in capsys.readouterr().err
+
+
+def in_a_body(kind: str, inside: bool) -> onnx.ModelProto:
+    """Weights ``u`` (an initializer) and ``v`` (of a Constant node) in the subgraphs of a node, or beside it."""
+    node, declare = helper.make_node, helper.make_tensor_value_info
+    generator = np.random.default_rng(5)
+    u, v = (constant(name, generator.standard_normal((3, 3)) / 2) for name in "uv")
+    holder = node("Constant", [], ["v"], "hold", value=v)
+    holder.attribute[0].t.name = "value"
+    within = ([u], [holder]) if inside else ([], [])
+    outside = ([], []) if inside else ([u], [holder])
+
+    def body(given: str, result: str, inputs: list[Any], outputs: list[Any], extra: list[NodeProto], last: str) -> Any:
+        nodes = [
+            *(within[1] if last == "v" else []),
+            *extra,
+            node("MatMul", [given, "u" if last == "u" else "v"], [f"{result}_product"]),
+            node("Tanh", [f"{result}_product"], [result]),
+        ]
+        return helper.make_graph(nodes, f"body_{last}", inputs, outputs, within[0] if last == "u" else [])
+
+    row, number = [2, 3], TensorProto.FLOAT
+    if kind == "If":
+        branches = {
+            name: body("x", f"of_{weight}", [], [declare(f"of_{weight}", number, row)], [], weight)
+            for name, weight in (("then_branch", "u"), ("else_branch", "v"))
+        }
+        before = [
+            node("ReduceSum", ["x"], ["all"], keepdims=0),
+            node("Greater", ["all", "zero"], ["positive"]),
+        ]
+        nodes = [*before, node("If", ["positive"], ["y"], "control", **branches)]
+    else:
+        both = [
+            node("MatMul", ["state", "u"], ["first"]),
+            node("Tanh", ["first"], ["second"]),
+            node("MatMul", ["second", "v"], ["next"]),
+        ]
+        if kind == "Loop":
+            inputs = [
+                declare("i", TensorProto.INT64, []),
+                declare("go", TensorProto.BOOL, []),
+                declare("state", number, row),
+            ]
+            outputs = [declare("go_on", TensorProto.BOOL, []), declare("next", number, row)]
+            graph = helper.make_graph(
+                [*within[1], *both, node("Identity", ["go"], ["go_on"])], "body", inputs, outputs, within[0]
+            )
+            nodes = [node("Loop", ["three", "", "x"], ["y"], "control", body=graph)]
+        else:
+            inputs = [declare("state", number, row), declare("slice", number, [3])]
+            outputs = [declare("sum", number, row)]
+            graph = helper.make_graph(
+                [*within[1], *both, node("Add", ["next", "slice"], ["sum"])], "body", inputs, outputs, within[0]
+            )
+            nodes = [node("Scan", ["x", "x"], ["y"], "control", body=graph, num_scan_inputs=1)]
+    return made(
+        [*outside[1], *nodes],
+        {"x": row},
+        ["y"],
+        *outside[0],
+        constant("zero", 0.0),
+        constant("three", 3, np.int64),
+    )
+
+
+@pytest.mark.parametrize("kind", ["If", "Loop", "Scan"])
+def test_weights_in_subgraphs(kind: str, tmp_path: Path) -> None:
+    """They are trained like weights beside the node, to the same numbers."""
+    found = ortrain.inspect(in_a_body(kind, True))
+    assert sorted(found.names("trained")) == ["u", "v"]
+    assert [(note.node, note.operator) for note in found.control_flow] == [(f'node "control" ({kind})', kind)]
+    assert found.step is not None
+    results = []
+    for inside in (True, False):
+        folder = tmp_path / str(inside)
+        folder.mkdir()
+        model = in_a_body(kind, inside)
+        artifacts.generate_artifacts(
+            model, loss=LossType.MSELoss, optimizer=artifacts.OptimType.SGD, artifact_directory=folder
+        )
+        assert trained(folder) == (["u", "v"], [])
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+        optimizer = ortrain.api.Optimizer(folder / "optimizer_model.onnx", module)
+        x = np.linspace(-1, 1.5, 6, dtype=np.float32).reshape(2, 3)
+        losses = []
+        for step in range(4):
+            losses.append(module(x if step % 2 else -x, np.ones((2, 3), np.float32)))
+            optimizer.step()
+            module.lazy_reset_grad()
+        results.append((losses, [parameter.data.copy() for _, parameter in state.parameters]))
+        assert any(np.any(parameter.grad) for _, parameter in state.parameters)
+    for first, second in zip(*results, strict=True):
+        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+def test_one_name_for_several_weights_of_subgraphs() -> None:
+    """Only what has a name of its own can be a parameter."""
+    model = in_a_body("If", True)
+    for attribute in model.graph.node[2].attribute:
+        for tensor in attribute.g.initializer:
+            tensor.name = "w"
+        for node in attribute.g.node:
+            node.input[:] = ["w" if name in "uv" else name for name in node.input]
+            node.output[:] = ["w" if name == "v" else name for name in node.output]
+    found = ortrain.inspect(model)
+    assert found.names("trained") == []
+    assert found.obstacles == []

@@ -8,8 +8,9 @@
 :class:`InferenceSession`     run a model
 :class:`OperatorLibrary`      operators and gradients of one's own, for all of these
 :mod:`ortrain.backend`        the same behind the interface that ONNX has for its tests; needs ``onnx``
-``python -m ortrain inspect`` say what of a model would be trained, what would not, and why
+``python -m ortrain inspect`` say what of a model would be trained, what stands in the way, what a step takes
 ``python -m ortrain dump``    print what becomes of a model, stage by stage
+:func:`operators`             every operator: versions, types, gradient, how it runs
 ============================  =========================================================================
 
 Names and meanings follow ``onnxruntime.training``; every difference is listed in ``docs/migrating.md``. NumPy is
@@ -41,7 +42,8 @@ True
 
 from ortrain import api, artifacts, session
 from ortrain._dump import dump
-from ortrain._inspect import Inspection, ParameterInfo, inspect
+from ortrain._catalogue import OperatorInfo, operators
+from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
 from ortrain._operators import OperatorLibrary
 from ortrain._ortrain import __version__
 from ortrain.errors import (
@@ -56,6 +58,7 @@ from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptio
 from ortrain.ortvalue import OrtValue
 
 __all__ = [
+    "GradientStop",
     "InferenceSession",
     "Inspection",
     "InvalidArgumentError",
@@ -64,17 +67,22 @@ __all__ = [
     "ModelMetadata",
     "NoSuchFileError",
     "NodeArg",
+    "NodeNote",
+    "Obstacle",
+    "OperatorInfo",
     "OperatorLibrary",
     "OrtValue",
     "OrtrainError",
     "ParameterInfo",
     "RunOptions",
     "SessionOptions",
+    "StepCost",
     "UnsupportedError",
     "__version__",
     "api",
     "artifacts",
     "dump",
     "inspect",
+    "operators",
     "session",
 ]

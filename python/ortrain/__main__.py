@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ortrain import OrtrainError, dump, inspect
+from ortrain import OrtrainError, dump, inspect, operators
 
 
 def _shape(text: str) -> tuple[str, list[int]]:
@@ -17,6 +17,17 @@ def _shape(text: str) -> tuple[str, list[int]]:
     if not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=2,3")
     return name, []
+
+
+def _operators() -> str:
+    lines = [("domain", "operator", "gradient", "runs as", "versions")]
+    for info in operators():
+        versions = ", ".join(map(str, info.versions))
+        inputs = ", ".join(map(str, info.gradient_inputs))
+        lines.append((info.domain, info.name, f"{info.gradient} {inputs}".rstrip(), info.runs, versions))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "".join(f"{line.rstrip()}\n" for line in padded)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,7 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=2,3",
         help="the sizes of an input; may be repeated",
     )
-    command = commands.add_parser("inspect", help="say what would be trained, what would not, and why")
+    command = commands.add_parser(
+        "inspect", help="say what would be trained, what stands in the way, what a step takes"
+    )
     command.add_argument("model", metavar="MODEL", help="an .onnx file")
     command.add_argument(
         "--loss-input",
@@ -48,11 +61,26 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME",
         help="a value that the loss is made of, if not the model's outputs; may be repeated",
     )
+    command.add_argument("--batch-size", type=int, metavar="N", help="plan a step for this size of open first axes")
+    command.add_argument(
+        "--shape",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME=2,3",
+        help="plan a step for these sizes of an input; may be repeated",
+    )
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    commands.add_parser("operators", help="list the operators, what they take, pass back, and how they run")
     options = parser.parse_args(arguments)
     try:
+        if options.command == "operators":
+            print(_operators(), end="")
+            return 0
         if options.command == "inspect":
-            found = inspect(options.model, options.loss_input)
-            print(found, end="")
+            shapes = dict(options.shape)
+            found = inspect(options.model, options.loss_input, batch_size=options.batch_size, shapes=shapes)
+            print(found.to_json() if options.json else found, end="\n" if options.json else "")
             return 0 if found.obstacle is None else 1
         print(dump(options.model, options.stage, dict(options.shape)), end="")
     except OrtrainError as error:

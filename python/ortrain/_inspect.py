@@ -1,16 +1,19 @@
-"""What of a model would be trained."""
+"""What of a model would be trained, what stands in the way, and what a step takes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ortrain import _ortrain
 from ortrain._operators import OperatorLibrary, Source, with_operators
 from ortrain._sources import ModelLike, model_source
+from ortrain.errors import InvalidArgumentError
 
-__all__ = ["Inspection", "ParameterInfo", "inspect"]
+__all__ = ["GradientStop", "Inspection", "NodeNote", "Obstacle", "ParameterInfo", "StepCost", "inspect"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,120 @@ class ParameterInfo:
 
 
 @dataclass(frozen=True)
+class Obstacle:
+    """What stands in the way of training a model.
+
+    >>> import ortrain
+    >>> from onnx import TensorProto, helper
+    >>> y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    >>> graph = helper.make_graph([helper.make_node("Unheard", [], ["y"])], "graph", [], [y])
+    >>> found = ortrain.inspect(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    >>> found.obstacles[0].operator
+    'Unheard'
+    >>> found.obstacles[0].fix.split(":")[0]
+    'make the model without it'
+    """
+
+    node: str | None
+    """The node, as messages name it, if it is one."""
+    operator: str | None
+    """Its operator."""
+    what: str
+    """What is wrong."""
+    fix: str
+    """What helps."""
+
+
+@dataclass(frozen=True)
+class GradientStop:
+    """A node through which no gradient goes back.
+
+    >>> import ortrain
+    >>> ortrain.inspect("examples/convnet.onnx").stops  # a gradient reaches everything
+    []
+    """
+
+    node: str
+    """The node, as messages name it."""
+    operator: str
+    """Its operator."""
+    reason: str
+    """Why."""
+    parameters: list[str]
+    """The constants that are not trained for it: no gradient reaches them on another way."""
+    fix: str
+    """What helps, if it should not be so."""
+
+
+@dataclass(frozen=True)
+class NodeNote:
+    """A node that does not run as a part of one program.
+
+    >>> import ortrain
+    >>> ortrain.inspect("examples/convnet.onnx").host_steps  # a step is one program
+    []
+    """
+
+    node: str
+    """The node, as messages name it."""
+    operator: str
+    """Its operator."""
+    what: str
+    """What becomes of it."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a training step computes and takes, planned but not run.
+
+    The loss is the sum of the means of the values that it is to be made of, so a real one takes a little more.
+
+    >>> import ortrain
+    >>> step = ortrain.inspect("examples/perceptron.onnx", batch_size=32).step
+    >>> step.inputs
+    {'x': (32, 64)}
+    >>> step.parameters, step.gradients, step.moments
+    (29184, 29184, 58368)
+    >>> step.training_flops > 2 * step.forward_flops
+    True
+    """
+
+    inputs: dict[str, tuple[int, ...]]
+    """The shapes of the inputs."""
+    forward_flops: int
+    """Floating-point operations of a forward run; a multiply-add is two."""
+    training_flops: int
+    """Those of a training step: forward and backward."""
+    parameters: int
+    """Bytes of the parameters, frozen ones and running statistics among them."""
+    gradients: int
+    """Bytes of the gradients."""
+    moments: int
+    """Bytes of the moments that AdamW keeps."""
+    constants: int
+    """Bytes of constants of the program."""
+    work: int
+    """Bytes of inputs, activations and everything between: the arena of a training step."""
+    scratch: int
+    """Bytes that kernels use."""
+    forward_work: int
+    """Bytes of the arena of a forward run."""
+    without: list[str]
+    """What the numbers do not have: parts of the model that are planned while it runs."""
+
+    @property
+    def total(self) -> int:
+        """The peak of a training step with AdamW, in bytes.
+
+        >>> import ortrain
+        >>> small, large = (ortrain.inspect("examples/perceptron.onnx", batch_size=rows).step for rows in (32, 256))
+        >>> small.total < large.total
+        True
+        """
+        return self.parameters + self.gradients + self.moments + self.constants + self.work + self.scratch
+
+
+@dataclass(frozen=True)
 class Inspection:
     """What :func:`inspect` found. ``str`` of it is a report.
 
@@ -52,14 +169,28 @@ class Inspection:
       fc2.bias: float32[10]: it is a weight of node "fc2" (Gemm)
     statistics, in the checkpoint but not trained: 0 tensors, 0 elements
     not trained: 0 tensors, 0 elements
+    a step can be planned when sizes are given (batch_size, shapes) of x: float32[batch, 64]
     <BLANKLINE>
     """
 
     parameters: list[ParameterInfo]
-    """The initializers of the model, in its order, then the values of its Constant nodes."""
+    """The initializers of the model, in its order, those of subgraphs last, then the values of its Constant nodes."""
     obstacle: str | None
     """Why the model cannot be trained as it is, if it cannot: the error that making artifacts would give."""
+    obstacles: list[Obstacle]
+    """Everything that stands in the way, with what helps."""
+    stops: list[GradientStop]
+    """Nodes between constants and the loss through which no gradient goes back. That may well be meant so."""
+    host_steps: list[NodeNote]
+    """Nodes that run on the host."""
+    control_flow: list[NodeNote]
+    """Nodes that choose or repeat subgraphs."""
+    open_inputs: dict[str, str]
+    """Inputs whose shapes must be said before a step can be planned, with their types."""
+    step: StepCost | None
+    """What a training step computes and takes, if all shapes are known."""
     _text: str = field(repr=False)
+    _json: str = field(repr=False)
 
     def names(self, role: Literal["trained", "statistic", "constant"]) -> list[str]:
         """The names of a role, in the model's order.
@@ -70,6 +201,15 @@ class Inspection:
         """
         return [info.name for info in self.parameters if info.role == role]
 
+    def to_json(self) -> str:
+        """Everything, as JSON.
+
+        >>> import json, ortrain
+        >>> json.loads(ortrain.inspect("examples/perceptron.onnx").to_json())["parameters"][1]["shape"]
+        [96]
+        """
+        return self._json
+
     def __str__(self) -> str:
         return self._text
 
@@ -78,21 +218,27 @@ def inspect(
     model: ModelLike,
     loss_input_names: Sequence[str] | None = None,
     *,
+    batch_size: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     operators: OperatorLibrary | None = None,
 ) -> Inspection:
-    """Say which constants of a model would be trained, which would not, and why. Nothing is written.
+    """Say what of a model would be trained, what stands in the way, and what a step takes. Nothing is written.
 
     Trained are floats that reach the loss through operators with a gradient: initializers and the values of Constant
-    nodes. Running statistics are not, nor are single numbers in arithmetic (an epsilon, an exponent, a scale).
+    nodes, in subgraphs too. Running statistics are not, nor are single numbers in arithmetic (an epsilon, an exponent,
+    a scale). A model with operators that nobody knows, or with nodes that are wrong, is reported as far as it goes.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
+        batch_size: the size of first axes of inputs that are open, to plan a step for it.
+        shapes: shapes of inputs, by name, for the same purpose. A step is planned if all shapes are known with these.
         operators: operators and gradients of one's own.
 
     Raises:
         InvalidModelError, UnsupportedError: if the model cannot be read.
-        InvalidArgumentError: if a value is not there.
+        InvalidArgumentError: if a value or an input is not there, or ``batch_size`` or ``shapes`` do not fit the model.
+        TypeError: for arguments of other types.
 
     >>> import ortrain
     >>> found = ortrain.inspect("examples/convnet.onnx")
@@ -102,15 +248,60 @@ def inspect(
     ['block1.mean', 'block1.var']
     >>> found.parameters[0].reason
     'it is a weight of node "block1.conv" (Conv)'
+    >>> ortrain.inspect("examples/convnet.onnx", batch_size=32).step.total < 16 << 20
+    True
 
     """
     if isinstance(loss_input_names, str):
         raise TypeError("loss_input_names is a list of names, not one name")
-    return inspection(with_operators(model_source(model), operators), list(loss_input_names or []))
+    sizes = [(str(name), _sizes(name, dims)) for name, dims in (shapes or {}).items()]
+    rows = None if batch_size is None else _size("batch_size", batch_size)
+    source = with_operators(model_source(model), operators)
+    return inspection(source, list(loss_input_names or []), strict=False, batch_size=rows, shapes=sizes)
 
 
-def inspection(source: Source, values: Sequence[str], *, first_output: bool = False) -> Inspection:
-    """As :func:`inspect`; ``first_output`` leaves out all outputs but one."""
-    found, obstacle, text = _ortrain.inspect(source, values, first_output)
-    infos = [ParameterInfo(name, dtype, tuple(shape), role, reason) for name, dtype, shape, role, reason in found]
-    return Inspection(infos, obstacle, text)
+def _size(what: str, size: object) -> int:
+    """A size that can be one of an axis."""
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
+        raise TypeError(f"{what} is a number of elements, not {size!r}")
+    number = operator.index(size)
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgumentError(f"{what} is {number}, which is no number of elements")
+    return number
+
+
+def _sizes(name: str, dims: object) -> list[int]:
+    if isinstance(dims, str) or not isinstance(dims, Iterable):
+        raise TypeError(f"the shape of input {name!r} is a list of sizes, not {dims!r}")
+    return [_size(f"a size of input {name!r}", size) for size in dims]
+
+
+def inspection(
+    source: Source,
+    values: Sequence[str],
+    *,
+    first_output: bool = False,
+    strict: bool = True,
+    batch_size: int | None = None,
+    shapes: Sequence[tuple[str, Sequence[int]]] = (),
+) -> Inspection:
+    """As :func:`inspect`; ``first_output`` leaves out all outputs but one, ``strict`` raises for wrong operators."""
+    json_text, text = _ortrain.inspect(
+        source, values, first_output, strict=strict, batch_size=batch_size, shapes=shapes
+    )
+    found = json.loads(json_text)
+    step = found["step"]
+    if step is not None:
+        step = StepCost(**step | {"inputs": {name: tuple(dims) for name, dims in step["inputs"].items()}})
+    return Inspection(
+        parameters=[ParameterInfo(**info | {"shape": tuple(info["shape"])}) for info in found["parameters"]],
+        obstacle=found["obstacle"],
+        obstacles=[Obstacle(**obstacle) for obstacle in found["obstacles"]],
+        stops=[GradientStop(**stop) for stop in found["stops"]],
+        host_steps=[NodeNote(**note) for note in found["host_steps"]],
+        control_flow=[NodeNote(**note) for note in found["control_flow"]],
+        open_inputs=found["open_inputs"],
+        step=step,
+        _text=text,
+        _json=json_text,
+    )

@@ -24,6 +24,7 @@ __all__ = [
     "generate_artifacts",
     "inspect",
     "loss_fragment",
+    "operators",
     "optimizer_model",
     "save_checkpoint",
     "training_models",
@@ -245,7 +246,27 @@ def save_checkpoint(trainable: str | bytes, frozen: str | bytes, path: str, only
 def checkpoint_initializers(path: str) -> bytes:
     """A model that holds the parameters as initializers."""
 
+def operators() -> list[
+    tuple[
+        str,
+        str,
+        bool,
+        list[int],
+        Literal["row", "instructions", "decomposition", "host", "control flow"],
+        tuple[Literal["full", "partial", "zero", "none"], list[int]],
+        list[list[str]],
+        bool,
+    ]
+]:
+    """The fields of :class:`ortrain.OperatorInfo` of each."""
+
 def inspect(
-    model: Source, values: Sequence[str], first_output: bool
-) -> tuple[list[tuple[str, str, list[int], Literal["trained", "statistic", "constant"], str]], str | None, str]:
-    """The fields of :class:`ortrain.ParameterInfo` of each, the obstacle, and the report."""
+    model: Source,
+    values: Sequence[str],
+    first_output: bool,
+    *,
+    strict: bool,
+    batch_size: int | None,
+    shapes: Sequence[tuple[str, Sequence[int]]],
+) -> tuple[str, str]:
+    """The report as JSON and as text. ``strict``: what is wrong with the operators of the model is an error."""

@@ -9,6 +9,7 @@ use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 /// One application of an operator, its attributes read.
@@ -148,6 +149,9 @@ pub type BuildFn = fn(&Graph, &Node) -> Result<Box<dyn Op>, OpError>;
 /// Rewrites a node of an older version, or into one.
 pub type RewriteFn = fn(&mut Rewrite<'_>) -> Result<(), OpError>;
 
+/// Makes a node that an operator accepts, in its newest version. Without inputs: they are found by trying.
+pub type SampleFn = fn(&Definition) -> Sample;
+
 /// The definition of an operator.
 pub struct Definition {
     /// The domain; empty for `ai.onnx`.
@@ -177,6 +181,12 @@ pub struct Definition {
     pub weights: &'static [usize],
     /// Inputs that are statistics of what training has seen.
     pub statistics: &'static [usize],
+    /// Whether it is a row of the table of element-wise operators.
+    pub row: bool,
+    /// Whether every node is rewritten as others when a model is read. The last version is one that no model has.
+    pub rewritten: bool,
+    /// A node that the operator accepts, where it is not found by trying.
+    pub sample: Option<SampleFn>,
 }
 
 impl Definition {
@@ -202,7 +212,31 @@ impl Definition {
             later_types: &[],
             weights: &[],
             statistics: &[],
+            row: false,
+            rewritten: false,
+            sample: None,
         }
+    }
+
+    /// As a row of the table of element-wise operators.
+    #[must_use]
+    pub const fn row(mut self) -> Definition {
+        self.row = true;
+        self
+    }
+
+    /// As an operator that is read as others, always.
+    #[must_use]
+    pub const fn rewritten(mut self, rewrite: RewriteFn) -> Definition {
+        self.rewritten = true;
+        self.upgrade(rewrite)
+    }
+
+    /// With a node that the operator accepts, for [`Definition::facts`].
+    #[must_use]
+    pub const fn sample(mut self, sample: SampleFn) -> Definition {
+        self.sample = Some(sample);
+        self
     }
 
     /// As an operator that ONNX Runtime adds to a domain of ONNX.

@@ -14,7 +14,7 @@ use crate::{Error, OpError, build};
 mod losses;
 mod modes;
 
-pub use losses::{Loss, LossSettings, LossTerm, Reduction, append_loss, append_sum};
+pub use losses::{Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum};
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
 
 const MICROSOFT: &str = "com.microsoft";

@@ -9,8 +9,8 @@ use ortrain::artifacts::{
     Reduction, generate,
 };
 use ortrain::{
-    Backend, Bytes, Error, FunctionProto, ModelSource, ModuleOptions, ParameterInfo, ParameterRole, Scope,
-    SessionOptions, Stage, Value, blocks,
+    Backend, Bytes, DType, Error, FunctionProto, Gradient, InspectOptions, ModelSource, ModuleOptions,
+    OperatorInfo, Runs, Scope, SessionOptions, Stage, Value, blocks,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -378,33 +378,69 @@ pub(crate) fn generate_artifacts(
     py.detach(|| generate(model.0, options)?.write(directory, prefix)).map_err(raise)
 }
 
-/// A parameter as Python takes it: name, type, shape, role, reason.
-type Described = (String, String, Vec<usize>, &'static str, String);
-
-/// What of a model would be trained: its constants, what stands in the way, and both as text.
+/// What is known of a model: its report as JSON and as text. `strict`: what is wrong with its operators is an error.
 #[pyfunction]
+#[pyo3(signature = (model, values, first_output, *, strict, batch_size, shapes))]
 pub(crate) fn inspect(
     py: Python<'_>,
     model: Source,
     values: Vec<String>,
     first_output: bool,
-) -> PyResult<(Vec<Described>, Option<String>, String)> {
+    strict: bool,
+    batch_size: Option<usize>,
+    shapes: Vec<(String, Vec<usize>)>,
+) -> PyResult<(String, String)> {
     let scope = match (values.is_empty(), first_output) {
         (false, _) => Scope::Values(values),
         (true, true) => Scope::FirstOutput,
         (true, false) => Scope::Outputs,
     };
-    let found = py.detach(|| ortrain::inspect(model.0, &scope)).map_err(raise)?;
-    let text = found.to_string();
-    let described = |info: ParameterInfo| {
-        let role = match info.role {
-            ParameterRole::Trained => "trained",
-            ParameterRole::Statistic => "statistic",
-            ParameterRole::Constant => "constant",
+    let mut options = InspectOptions::default();
+    options.batch_size = batch_size;
+    options.shapes = shapes;
+    let found = py.detach(|| match strict {
+        true => ortrain::inspect_strictly(model.0, &scope),
+        false => ortrain::inspect_with(model.0, &scope, &options),
+    });
+    let found = found.map_err(raise)?;
+    Ok((found.to_json(), found.to_string()))
+}
+
+/// Every operator: domain, name, whether ONNX has it, versions, how it runs, what it passes back (and to which inputs, if
+/// not to all), the types of its inputs, and whether there may be any number of these.
+#[pyfunction]
+#[allow(clippy::type_complexity, reason = "the fields of a record")]
+pub(crate) fn operators(
+    py: Python<'_>,
+) -> Vec<(
+    &'static str,
+    &'static str,
+    bool,
+    &'static [i64],
+    &'static str,
+    (&'static str, Vec<usize>),
+    Vec<Vec<&'static str>>,
+    bool,
+)> {
+    let described = |info: OperatorInfo| {
+        let runs = match info.runs {
+            Runs::Row => "row",
+            Runs::Instructions => "instructions",
+            Runs::Decomposition => "decomposition",
+            Runs::Host => "host",
+            Runs::ControlFlow => "control flow",
         };
-        (info.name, info.dtype.to_string(), info.dims, role, info.reason)
+        let gradient = match info.gradient {
+            Gradient::Full => ("full", Vec::new()),
+            Gradient::Partial(inputs) => ("partial", inputs),
+            Gradient::Zero => ("zero", Vec::new()),
+            Gradient::None => ("none", Vec::new()),
+        };
+        let names = |types: Vec<DType>| types.into_iter().map(DType::name).collect();
+        let types = info.types.into_iter().map(names).collect();
+        (info.domain, info.name, info.standard, info.versions, runs, gradient, types, info.variadic)
     };
-    Ok((found.parameters.into_iter().map(described).collect(), found.obstacle, text))
+    py.detach(ortrain::operators).into_iter().map(described).collect()
 }
 
 /// One stage of a model as text.

@@ -26,7 +26,7 @@ use ortrain_ops::training::{
 use rustc_hash::FxHashSet;
 
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
-use crate::constants::{lift_from_subgraphs, make_initializers};
+use crate::constants::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
 use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::module::graph_of;
 use crate::tail;
@@ -386,18 +386,31 @@ impl Artifacts {
 #[allow(clippy::needless_pass_by_value, reason = "options are made for one call")]
 pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifacts> {
     let label = model.label("the model");
-    let mut forward = self_contained(&label, model.load_for_gradients()?)?;
+    generate_loaded(&label, model.load_for_gradients()?, &options)
+}
+
+/// [`generate`] for a model that was read already.
+pub(crate) fn generate_loaded(
+    label: &str,
+    model: LoadedModel,
+    options: &ArtifactOptions,
+) -> Result<Artifacts> {
+    let mut forward = self_contained(label, model)?;
+    let inner = constants_of_subgraphs(&forward.proto);
+    let inner: Vec<&str> =
+        options.parameters().filter(|name| inner.iter().any(|inner| inner == name)).collect();
+    lift_from_subgraphs(label, &mut forward.proto, &inner)?;
     let opset = opset_of(&forward.proto);
-    let needed = needed_values(message_graph(&label, &mut forward.proto)?, &options);
+    let needed = needed_values(message_graph(label, &mut forward.proto)?, options);
     let needed: Vec<&str> = needed.iter().map(String::as_str).collect();
-    let statistics = updated_statistics(&label, &mut forward, &options, &needed)?;
+    let statistics = updated_statistics(label, &mut forward, options, &needed)?;
     let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
-    let computable = make_initializers(&label, &mut forward, &wanted, &statistics, &needed)?;
-    let tail = tail::cut(message_graph(&label, &mut forward.proto)?, &needed);
-    let parameters = choose(&label, &forward, &options, &computable, &statistics)?;
+    let computable = make_initializers(label, &mut forward, &wanted, &statistics, &needed)?;
+    let tail = tail::cut(message_graph(label, &mut forward.proto)?, &needed);
+    let parameters = choose(label, &forward, options, &computable, &statistics)?;
 
     // The forward model's own types say what the loss's target looks like.
-    let typed = inferred(&label, &forward)?;
+    let typed = inferred(label, &forward)?;
     if let Some(name) =
         typed.inputs.iter().map(|&id| typed.name_of(id)).find(|name| parameter_of_gradient(name).is_some())
     {
@@ -406,10 +419,10 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
         )));
     }
     let mut names = Names::new();
-    let graph = message_graph(&label, &mut forward.proto)?;
+    let graph = message_graph(label, &mut forward.proto)?;
     let loss = match options.losses.is_empty() {
-        true => first_output(&label, graph, &options)?,
-        false => append_losses(&label, graph, &mut names, &typed, &options, opset)?,
+        true => first_output(label, graph, options)?,
+        false => append_losses(label, graph, &mut names, &typed, options, opset)?,
     };
     let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let outputs: Vec<String> =
@@ -419,7 +432,7 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let mut values: Vec<(Arc<str>, bool, Tensor)> = Vec::new();
     for tensor in &graph.initializer {
         if let Some(requires_grad) = parameters.kind(&tensor.name) {
-            let source = |source| Error::graph(&label, source);
+            let source = |source| Error::graph(label, source);
             let value = Graph::tensor_from_proto(
                 &LoadedModel::from_proto(ModelProto::default(), Default::default()),
                 tensor,
@@ -436,16 +449,16 @@ pub fn generate(model: ModelSource, options: ArtifactOptions) -> Result<Artifact
     let kept = keeps_nodes(graph).then(|| graph.node.clone());
     write_out_nodes(graph);
     let typed =
-        inferred(&label, &forward).map_err(|error| about_the_outputs(error, &forward_outputs, &options))?;
-    set_outputs(&label, &mut forward.proto, &typed, &outputs)?;
+        inferred(label, &forward).map_err(|error| about_the_outputs(error, &forward_outputs, options))?;
+    set_outputs(label, &mut forward.proto, &typed, &outputs)?;
 
     let mut plain = None;
     if let Some(nodes) = kept {
-        let graph = message_graph(&label, &mut forward.proto)?;
+        let graph = message_graph(label, &mut forward.proto)?;
         plain = Some(std::mem::replace(&mut graph.node, nodes));
         check_outputs(graph, &outputs)?;
     }
-    let training_model = training_model(&label, &forward, &outputs, &values, opset, &options)?;
+    let training_model = training_model(label, &forward, &outputs, &values, opset, options)?;
     let mut eval_model = forward.proto;
     if let (Some(nodes), Some(graph)) = (plain, &mut eval_model.graph) {
         graph.node = nodes;

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Graph, Tensor, ValueId, tensor_to_proto};
+use ortrain_graph::{DType, Graph, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::proto::TensorProto;
-use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
-use ortrain_ops::passes::{functions::write_out, infer::infer, versions::upgrade};
+use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, ModelProto, NodeProto};
+use ortrain_ops::passes::{
+    functions::{is_custom_gradient, write_out},
+    infer::infer,
+    versions::upgrade,
+};
 use ortrain_program::{Entry, Scalars, Workspace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -68,6 +72,58 @@ pub(crate) fn make_initializers(
         message.value_info.retain(|info| !names.iter().any(|name| **name == info.name));
     }
     Ok(computable)
+}
+
+/// The floats of subgraphs that can be parameters, for [`lift_from_subgraphs`] can bring them to the main graph: constants
+/// whose names mean nothing else anywhere.
+pub(crate) fn constants_of_subgraphs(model: &ModelProto) -> Vec<String> {
+    let Some(graph) = &model.graph else { return Vec::new() };
+    let mut found = Vec::new();
+    let mut defined: FxHashMap<&str, usize> = FxHashMap::default();
+    visit(graph, true, &mut found, &mut defined);
+    found.retain(|name| defined.get(name) == Some(&1));
+    found.into_iter().map(str::to_owned).collect()
+}
+
+/// Finds the constant floats of the subgraphs of a graph, and counts how often each name is given to something.
+fn visit<'a>(
+    graph: &'a GraphProto,
+    outermost: bool,
+    found: &mut Vec<&'a str>,
+    defined: &mut FxHashMap<&'a str, usize>,
+) {
+    let is_float = |tensor: &TensorProto| DType::from_onnx(tensor.data_type).is_some_and(DType::is_float);
+    let names = graph.initializer.iter().map(|tensor| tensor.name.as_str());
+    let inputs = graph.input.iter().map(|info| info.name.as_str());
+    let inputs = inputs.filter(|name| !graph.initializer.iter().any(|tensor| tensor.name == *name));
+    let outputs = graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str));
+    for name in names.chain(inputs).chain(outputs).filter(|name| !name.is_empty()) {
+        *defined.entry(name).or_default() += 1;
+    }
+    if !outermost {
+        let initializers = graph.initializer.iter().filter(|tensor| is_float(tensor));
+        found.extend(initializers.map(|tensor| tensor.name.as_str()));
+    }
+    // What a node with a gradient of the user's is made of is nobody else's.
+    for node in graph.node.iter().filter(|node| !is_custom_gradient(node)) {
+        // A constant is a node that holds its value, and nothing else.
+        let holds = |attribute: &AttributeProto| match attribute.name.as_str() {
+            "value" => attribute.t.as_deref().is_some_and(is_float),
+            "value_float" | "value_floats" => true,
+            _ => false,
+        };
+        if let (false, true, [output], [attribute]) =
+            (outermost, node.input.is_empty(), node.output.as_slice(), node.attribute.as_slice())
+            && holds(attribute)
+        {
+            found.push(output);
+        }
+        for attribute in &node.attribute {
+            for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
+                visit(subgraph, false, found, defined);
+            }
+        }
+    }
 }
 
 /// Brings constants of subgraphs to the main graph, so that they can be parameters: initializers, and what nodes without

@@ -1,19 +1,21 @@
 //! What of a model would be trained, what would not, and why, before anything is written.
 
-use std::fmt;
-
 use ortrain_graph::{DType, Graph, Node, ValueId, ValueType};
 use ortrain_onnx::LoadedModel;
-use ortrain_ops::Registry;
 use ortrain_ops::passes::{
-    differentiate::backpropagate,
+    differentiate::{cuts, depends_on, gradients_known},
     functions::{keeps_nodes, write_out_nodes},
+    infer::infer_known,
+    versions::upgrade_known,
 };
+use ortrain_ops::{Definition, Placement, Registry, build};
 use rustc_hash::FxHashMap;
 
 use crate::artifacts::inferred;
+use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
+use crate::step_cost::{plan, shapes};
 use crate::tail;
-use crate::{Error, ModelSource, Result};
+use crate::{Error, InspectOptions, ModelSource, Result, StepCost};
 
 /// What becomes of a constant of a model in training.
 ///
@@ -35,6 +37,22 @@ pub enum ParameterRole {
     Statistic,
     /// It stays in the models as it is.
     Constant,
+}
+
+impl ParameterRole {
+    /// Its name, as reports have it.
+    ///
+    /// ```
+    /// assert_eq!(ortrain::ParameterRole::Trained.name(), "trained");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            ParameterRole::Trained => "trained",
+            ParameterRole::Statistic => "statistic",
+            ParameterRole::Constant => "constant",
+        }
+    }
 }
 
 /// A constant of a model.
@@ -64,6 +82,87 @@ pub struct ParameterInfo {
     pub reason: String,
 }
 
+/// What stands in the way of training a model.
+///
+/// ```
+/// use ortrain::{ModelProto, ModelSource, Obstacle, Scope, inspect};
+///
+/// # fn unknown() -> ModelProto {
+/// #     use ortrain::GraphProto;
+/// #     use ortrain_onnx::{NodeProto, OperatorSetIdProto};
+/// #     let node = NodeProto { op_type: "Unheard".into(), output: vec!["y".into()], ..NodeProto::default() };
+/// #     let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 17 }];
+/// #     let graph = Some(GraphProto { node: vec![node], ..GraphProto::default() });
+/// #     ModelProto { graph, opset_import, ..ModelProto::default() }
+/// # }
+/// // A model with an operator that nobody knows.
+/// let found = inspect(ModelSource::from_proto(&unknown())?, &Scope::Outputs)?;
+/// let Obstacle { operator, what, fix, .. } = &found.obstacles[0];
+/// assert_eq!(operator.as_deref(), Some("Unheard"));
+/// assert!(what.contains("not supported") && fix.contains("operators"));
+/// # Ok::<(), ortrain::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Obstacle {
+    /// The node, as messages name it, if it is one.
+    pub node: Option<String>,
+    /// Its operator.
+    pub operator: Option<String>,
+    /// What is wrong.
+    pub what: String,
+    /// What helps.
+    pub fix: String,
+}
+
+/// A node through which no gradient goes back.
+///
+/// ```
+/// use ortrain::{GradientStop, Scope, inspect};
+///
+/// # let convnet = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/convnet.onnx");
+/// let found = inspect(convnet.into(), &Scope::Outputs)?;
+/// let nodes: Vec<&str> = found.stops.iter().map(|stop: &GradientStop| stop.node.as_str()).collect();
+/// assert!(nodes.is_empty(), "a gradient reaches everything");
+/// # Ok::<(), ortrain::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GradientStop {
+    /// The node, as messages name it.
+    pub node: String,
+    /// Its operator.
+    pub operator: String,
+    /// Why.
+    pub reason: String,
+    /// The constants that are not trained for it: no gradient reaches them on another way.
+    pub parameters: Vec<String>,
+    /// What helps, if it should not be so.
+    pub fix: String,
+}
+
+/// A node that does not run as a part of one program.
+///
+/// ```
+/// use ortrain::{NodeNote, Scope, inspect};
+///
+/// # let convnet = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/convnet.onnx");
+/// let found = inspect(convnet.into(), &Scope::Outputs)?;
+/// let notes: Vec<&NodeNote> = found.host_steps.iter().chain(&found.control_flow).collect();
+/// assert!(notes.is_empty(), "a step is one program");
+/// # Ok::<(), ortrain::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeNote {
+    /// The node, as messages name it.
+    pub node: String,
+    /// Its operator.
+    pub operator: String,
+    /// What becomes of it.
+    pub what: String,
+}
+
 /// What is known of a model before it is trained.
 ///
 /// The text of an inspection is a report:
@@ -77,12 +176,25 @@ pub struct ParameterInfo {
 /// assert!(found.to_string().starts_with("trained: 4 tensors, 7210 elements\n"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Inspection {
-    /// The initializers of the model, in its order, then the values of its Constant nodes.
+    /// The initializers of the model, in its order, those of subgraphs last, then the values of Constant nodes.
     pub parameters: Vec<ParameterInfo>,
     /// Why the model cannot be trained as it is, if it cannot: the error that making artifacts would give.
     pub obstacle: Option<String>,
+    /// Everything that stands in the way, with what helps.
+    pub obstacles: Vec<Obstacle>,
+    /// Nodes between constants and the loss through which no gradient goes back. That may well be meant so.
+    pub stops: Vec<GradientStop>,
+    /// Nodes that run on the host.
+    pub host_steps: Vec<NodeNote>,
+    /// Nodes that choose or repeat subgraphs.
+    pub control_flow: Vec<NodeNote>,
+    /// Inputs whose shapes must be said before a step can be planned, each with its type.
+    pub open_inputs: Vec<(String, String)>,
+    /// What a training step computes and takes, if all shapes are known.
+    pub step: Option<StepCost>,
 }
 
 impl Inspection {
@@ -140,79 +252,324 @@ pub enum Scope {
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read, or a value of the scope is not there.
+/// When the model cannot be read, or a value of the scope is not there. What is wrong with its operators is in the report.
 pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
+    inspect_with(model, scope, &InspectOptions::default())
+}
+
+/// As [`inspect`], and plans a training step for inputs of these shapes. The plan is that of a [`Module`](crate::Module).
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{InspectOptions, Scope, inspect_with};
+///
+/// let open = inspect_with(setup::MODEL.into(), &Scope::Outputs, &InspectOptions::default())?;
+/// assert_eq!(open.open_inputs, [("x".to_owned(), "float32[batch, 64]".to_owned())]);
+/// let options = InspectOptions::default().shape("x", &[8, 64]);
+/// let found = inspect_with(setup::MODEL.into(), &Scope::Outputs, &options)?;
+/// println!("{} bytes", found.step.unwrap().total());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`inspect`], and when the shapes do not fit the model.
+pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions) -> Result<Inspection> {
+    let label = model.label("the model");
+    let model = model.load_for_gradients()?;
+    let Looked { mut inspection, graph, values, .. } = look(&label, &model, scope)?;
+    let shapes = shapes(&label, &graph, options)?;
+    for (name, dims) in &shapes {
+        if dims.is_none() {
+            let ty = graph.find(name).map_or_else(String::new, |id| graph.value(id).ty.to_string());
+            inspection.open_inputs.push((name.clone(), ty));
+        }
+    }
+    let shapes: Option<Vec<(String, Vec<usize>)>> =
+        shapes.into_iter().map(|(name, dims)| Some((name, dims?))).collect();
+    if let (Some(shapes), true) = (shapes, inspection.obstacles.is_empty() && !values.is_empty()) {
+        match plan(&label, model, &inspection, &values, shapes) {
+            Ok((step, scheduled)) => {
+                for note in &mut inspection.control_flow {
+                    if !scheduled.contains(&note.node) {
+                        note.what =
+                            "it leaves no trace: its branch is known, or its iterations are written out"
+                                .into();
+                    }
+                }
+                inspection.step = Some(step);
+            }
+            Err(error) => {
+                let text = error.to_string();
+                inspection.obstacles.push(match &error {
+                    Error::Model { source, .. } | Error::Shapes(source) => obstacle(source, &label),
+                    _ => Obstacle { node: None, operator: None, what: text.clone(), fix: OTHERWISE.into() },
+                });
+                inspection.obstacle = Some(text);
+            }
+        }
+    }
+    Ok(inspection)
+}
+
+/// [`inspect`] for a model that was read already, of which nothing is planned. What is wrong with its operators is an
+/// error.
+///
+/// # Errors
+/// As [`inspect`].
+pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Inspection> {
+    let looked = look(label, model, scope)?;
+    looked.failure.map_or(Ok(looked.inspection), Err)
+}
+
+/// As [`inspect`], but what is wrong with the operators of the model is an error.
+///
+/// # Errors
+/// As [`inspect`].
+#[doc(hidden)]
+pub fn inspect_strictly(model: ModelSource, scope: &Scope) -> Result<Inspection> {
     let label = model.label("the model");
     inspect_loaded(&label, &model.load_for_gradients()?, scope)
 }
 
-/// [`inspect`] for a model that was read already, for gradients.
-pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Inspection> {
+/// What helps where nothing better is known.
+const OTHERWISE: &str = "change the model so that this does not hold";
+
+/// What a look at a model finds.
+struct Looked {
+    inspection: Inspection,
+    /// Why the model cannot be read at all.
+    failure: Option<Error>,
+    graph: Graph,
+    /// The floats that the loss is to be made of.
+    values: Vec<(String, ValueType)>,
+}
+
+/// Everything but a plan.
+fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
+    // What lies behind the values that are asked for does not matter.
     let outputs = tail::outputs(model);
-    let values = match scope {
+    let asked = match scope {
         Scope::Outputs => outputs,
         Scope::FirstOutput => outputs.into_iter().take(1).collect(),
         Scope::Values(names) => names.iter().map(String::as_str).collect(),
     };
-    let shorter = tail::without(model, &values);
+    let shorter = tail::without(model, &asked);
     let model = shorter.as_ref().unwrap_or(model);
+    // Constants of subgraphs are parameters like others.
+    let inner = constants_of_subgraphs(&model.proto);
+    let lifted = if inner.is_empty() {
+        None
+    } else {
+        let mut proto = model.proto.clone();
+        let names: Vec<&str> = inner.iter().map(String::as_str).collect();
+        lift_from_subgraphs(label, &mut proto, &names)?;
+        Some(model.with_proto(proto))
+    };
+    let model = lifted.as_ref().unwrap_or(model);
     // What a constant is for, its nodes say; the gradients may be the user's.
-    let kept = model.proto.graph.as_ref().is_some_and(keeps_nodes);
-    let written_out = kept.then(|| {
+    let own_gradients = model.proto.graph.as_ref().is_some_and(keeps_nodes);
+    let written_out = own_gradients.then(|| {
         let mut model = model.clone();
         model.proto.graph.as_mut().map(write_out_nodes);
         model
     });
     let plain = written_out.as_ref().unwrap_or(model);
     let raw = Graph::from_model(plain).map_err(|source| tail::advised(Error::graph(label, source), plain))?;
-    let graph = inferred(label, plain).map_err(|error| tail::advised(error, plain))?;
+    let mut graph = raw.clone();
+    let mut wrong = upgrade_known(&mut graph);
+    wrong.extend(infer_known(&mut graph));
+    let failure = match wrong.first() {
+        None => None,
+        Some(first) => {
+            let strict = inferred(label, plain).err();
+            Some(tail::advised(strict.unwrap_or_else(|| Error::model(label, first.clone())), plain))
+        }
+    };
+    let whole = graph.clone();
+    if own_gradients && failure.is_none() {
+        graph = inferred(label, model)?;
+    }
+    let seeds = seeds(&mut graph, scope)?;
+    let values: Vec<(String, ValueType)> =
+        seeds.iter().map(|&(id, _)| (graph.name_of(id).to_owned(), graph.value(id).ty.clone())).collect();
 
-    let uses = uses(&graph);
-    let mut parameters = Vec::new();
-    let mut wanted: Vec<usize> = Vec::new();
+    let mut uses = FxHashMap::default();
+    find_uses(&whole, &mut |id| Some(id), &mut uses);
+    let mut inspection = Inspection::default();
+    let mut wanted: Vec<(usize, ValueId)> = Vec::new();
     for name in constants(&raw) {
-        let Some(id) = graph.find(&name) else { continue };
+        let Some(id) = whole.find(&name) else { continue };
         // Of what is no tensor of known size (a string, a sparse one) nothing can be trained.
-        let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { continue };
+        let ValueType::Tensor(dtype, Some(shape)) = &whole.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
         let dtype = *dtype;
-        let (role, reason) = role(&graph, uses.get(&id).map_or(&[][..], Vec::as_slice), dtype, &dims);
-        if role == ParameterRole::Trained {
-            wanted.push(parameters.len());
-        }
-        parameters.push(ParameterInfo { name, dtype, dims, role, reason });
-    }
-
-    let constant = |info: &mut ParameterInfo, reason: &str| {
-        info.role = ParameterRole::Constant;
-        info.reason = reason.into();
-    };
-    let mut graph = if kept { inferred(label, model)? } else { graph };
-    let seeds = seeds(&mut graph, scope)?;
-    // What is made inside of a call with a gradient of the user's is no value of its own.
-    let mut targets: Vec<ValueId> = Vec::new();
-    wanted.retain(|&at| match graph.find(&parameters[at].name) {
-        Some(id) => {
-            targets.push(id);
-            true
-        }
-        None => {
-            constant(&mut parameters[at], "it is part of an operator with a gradient of its own");
-            false
-        }
-    });
-    let mut obstacle = None;
-    match backpropagate(&mut graph, &seeds, &targets) {
-        Ok(gradients) => {
-            for (&at, gradient) in wanted.iter().zip(gradients) {
-                if gradient.is_none() {
-                    constant(&mut parameters[at], "no gradient of the loss reaches it");
-                }
+        let (mut role, mut reason) = role(uses.get(&id).map_or(&[][..], Vec::as_slice), dtype, &dims);
+        match graph.find(&name) {
+            _ if role != ParameterRole::Trained => {}
+            Some(id) => wanted.push((inspection.parameters.len(), id)),
+            // What is made inside of a call with a gradient of the user's is no value of its own.
+            None => {
+                role = ParameterRole::Constant;
+                reason = "it is part of an operator with a gradient of its own".into();
             }
         }
-        Err(error) => obstacle = Some(Error::model(label, error).to_string()),
+        inspection.parameters.push(ParameterInfo { name, dtype, dims, role, reason });
     }
-    Ok(Inspection { parameters, obstacle })
+    notes(&whole, &mut inspection);
+    inspection.obstacles = wrong.iter().map(|error| obstacle(error, label)).collect();
+    inspection.obstacle = failure.as_ref().map(ToString::to_string);
+    if failure.is_none() {
+        gradients(label, graph, &seeds, &wanted, &mut inspection);
+    }
+    Ok(Looked { inspection, failure, graph: whole, values })
+}
+
+/// Which constants a gradient reaches, and where it stops.
+fn gradients(
+    label: &str,
+    mut graph: Graph,
+    seeds: &[(ValueId, ValueId)],
+    wanted: &[(usize, ValueId)],
+    inspection: &mut Inspection,
+) {
+    let targets: Vec<ValueId> = wanted.iter().map(|&(_, id)| id).collect();
+    let to: Vec<ValueId> = seeds.iter().map(|&(id, _)| id).collect();
+    let names = |graph: &Graph, ids: &[ValueId]| -> Vec<String> {
+        ids.iter().map(|&id| graph.name_of(id).to_owned()).collect()
+    };
+    let mut cut = Vec::new();
+    for index in cuts(&graph, &to, &targets) {
+        let node = &graph.nodes[index];
+        let types: Vec<DType> = node.present_outputs().filter_map(|id| graph.value(id).ty.dtype()).collect();
+        let reason = match types.iter().find(|dtype| !dtype.is_float()) {
+            Some(dtype) if !types.iter().any(|dtype| dtype.is_float()) => {
+                format!("its result is {dtype}, and only floats have gradients")
+            }
+            _ => "its derivative is zero almost everywhere".to_owned(),
+        };
+        let before = names(&graph, &depends_on(&graph, index, &targets));
+        cut.push((graph.node_label(node), node.op_label(), reason, before));
+    }
+    let (found, stops) = match gradients_known(&mut graph, seeds, &targets) {
+        Ok(known) => known,
+        Err(error) => {
+            inspection.obstacles.push(obstacle(&error, label));
+            inspection.obstacle = Some(Error::model(label, error).to_string());
+            return;
+        }
+    };
+    // Those that an error keeps from a gradient would be trained without it.
+    let mut kept: Vec<ValueId> = Vec::new();
+    for stop in stops {
+        let before = names(&graph, &stop.targets);
+        match stop.error {
+            Some(error) => {
+                kept.extend(&stop.targets);
+                let mut found = obstacle(&error, label);
+                let quoted: Vec<String> = before.iter().map(|name| format!("{name:?}")).collect();
+                found.fix =
+                    format!("leave out of requires_grad what is trained through it ({})", quoted.join(", "));
+                if stop.open {
+                    found.fix += ", or give the inputs of the model fixed sizes, which it may need";
+                }
+                found.fix += ", or give it a gradient of your own (docs/extending.md)";
+                inspection.obstacles.push(found);
+                if inspection.obstacle.is_none() {
+                    inspection.obstacle = Some(Error::model(label, error).to_string());
+                }
+            }
+            None if cut.iter().any(|(node, ..)| *node == stop.node) => {}
+            None => {
+                let reason = "it passes no gradient to what it is given".to_owned();
+                cut.push((stop.node, stop.operator, reason, before));
+            }
+        }
+    }
+    for (&(at, id), found) in wanted.iter().zip(found) {
+        if !found && !kept.contains(&id) {
+            inspection.parameters[at].role = ParameterRole::Constant;
+            inspection.parameters[at].reason = "no gradient of the loss reaches it".into();
+        }
+    }
+    for (node, operator, reason, mut parameters) in cut {
+        parameters.retain(|name| {
+            let mut infos = inspection.parameters.iter();
+            infos.any(|info| info.name == *name && info.role == ParameterRole::Constant)
+        });
+        let fix =
+            "nothing if it is meant so; else give it a gradient of your own (docs/extending.md), or make the \
+                   loss of values before it (loss_input_names)"
+                .to_owned();
+        inspection.stops.push(GradientStop { node, operator, reason, parameters, fix });
+    }
+}
+
+/// An error as a report has it.
+fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
+    use ortrain_ops::{Error as Wrong, OpError};
+
+    let (mut node, mut operator) = (None, None);
+    let fix = match error {
+        Wrong::UnknownOperators { list } => {
+            operator = list.first().and_then(|text| text.split(" (").next()).map(str::to_owned);
+            "make the model without it: `python -m ortrain operators` lists the operators there are; or say \
+             what it is made of, as a function of the model or of an operator library (docs/extending.md)"
+                .to_owned()
+        }
+        Wrong::Opset { least, newest, .. } => format!(
+            "convert the model to an opset from {least} to {newest}, as onnx.version_converter does, or export it anew"
+        ),
+        Wrong::TooOld { least, .. } => {
+            format!("raise the opset of the model: onnx.version_converter.convert_version(model, {least})")
+        }
+        Wrong::Node { node: of, source, .. } => {
+            node = Some(of.clone());
+            operator = of.rsplit(" (").next().and_then(|text| text.strip_suffix(')')).map(str::to_owned);
+            match source {
+                OpError::Unsupported(_) => {
+                    "do without what it asks for: export the model without it, or use another operator"
+                        .to_owned()
+                }
+                OpError::Program(_) => "make the shapes smaller".to_owned(),
+                _ => format!(
+                    "correct the node; onnx.checker.check_model(model, full_check=True) says more of {label}"
+                ),
+            }
+        }
+        Wrong::Function { .. } | Wrong::Call { .. } => {
+            "correct the function or the call, or write it out: onnx.inliner.inline_local_functions(model)"
+                .to_owned()
+        }
+        _ => OTHERWISE.to_owned(),
+    };
+    Obstacle { node, operator, what: error.to_string(), fix }
+}
+
+/// Notes the nodes that are more than a part of a program.
+fn notes(graph: &Graph, inspection: &mut Inspection) {
+    for node in &graph.nodes {
+        for (_, subgraph) in Graph::subgraphs(node) {
+            notes(subgraph, inspection);
+        }
+        let computed =
+            !node.inputs.is_empty() && node.present_inputs().all(|id| graph.value(id).constant.is_some());
+        let Some(op) = build(graph, node).ok().filter(|_| !computed) else { continue };
+        let note = |what: &str| NodeNote {
+            node: graph.node_label(node),
+            operator: node.op_label(),
+            what: what.to_owned(),
+        };
+        match op.placement() {
+            Placement::Program => {}
+            Placement::Host(_) => inspection.host_steps.push(note(
+                "it is a function on the host, behind which programs are made when the shapes of its results are known",
+            )),
+            Placement::If { .. } => inspection.control_flow.push(note("one of its branches is run")),
+            Placement::Repeat(_) => {
+                inspection.control_flow.push(note("its body is run again and again, not written out"));
+            }
+        }
+    }
 }
 
 /// The values that gradients come from, each with a gradient of its own.
@@ -250,31 +607,49 @@ fn constants(graph: &Graph) -> Vec<String> {
     initializers.chain(made).map(|id| graph.name_of(id).to_owned()).filter(|name| !name.is_empty()).collect()
 }
 
-/// A node that uses a value, and at which input.
-type Use = (usize, usize);
-
-fn uses(graph: &Graph) -> FxHashMap<ValueId, Vec<Use>> {
-    let mut uses: FxHashMap<ValueId, Vec<Use>> = FxHashMap::default();
-    for (index, node) in graph.nodes.iter().enumerate() {
-        for (k, id) in node.inputs.iter().enumerate() {
-            if let Some(id) = id {
-                uses.entry(*id).or_default().push((index, k));
-            }
-        }
-    }
-    uses
+/// A node that uses a value.
+struct Use {
+    /// The node, as messages name it.
+    node: String,
+    definition: Option<&'static Definition>,
+    /// At which input.
+    input: usize,
 }
 
-fn role(graph: &Graph, uses: &[Use], dtype: DType, dims: &[usize]) -> (ParameterRole, String) {
-    let definition = |node: &Node| Registry::standard().find(&node.domain, &node.op);
-    let of = |found: fn(&ortrain_ops::Definition) -> &'static [usize]| {
-        uses.iter().find(|&&(index, k)| {
-            definition(&graph.nodes[index]).is_some_and(|definition| found(definition).contains(&k))
-        })
+/// Finds who uses the values of a graph, in its subgraphs too. `outer` says which value of the main graph one of this graph
+/// is.
+fn find_uses(
+    graph: &Graph,
+    outer: &mut dyn FnMut(ValueId) -> Option<ValueId>,
+    uses: &mut FxHashMap<ValueId, Vec<Use>>,
+) {
+    for node in &graph.nodes {
+        let subgraphs: Vec<&Graph> = Graph::subgraphs(node).map(|(_, subgraph)| subgraph).collect();
+        let own = if subgraphs.is_empty() { node.inputs.len() } else { node.inputs.len() - node.captures };
+        for (input, id) in node.inputs[..own].iter().enumerate() {
+            if let Some(id) = id.and_then(&mut *outer) {
+                let definition = Registry::standard().find(&node.domain, &node.op);
+                uses.entry(id).or_default().push(Use { node: graph.node_label(node), definition, input });
+            }
+        }
+        for subgraph in subgraphs {
+            // What is captured comes last on both sides.
+            let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { continue };
+            let captured: FxHashMap<ValueId, ValueId> = (subgraph.inputs[formal..].iter())
+                .zip(&node.inputs[own..])
+                .filter_map(|(&inner, port)| Some((inner, outer((*port)?)?)))
+                .collect();
+            find_uses(subgraph, &mut |id| captured.get(&id).copied(), uses);
+        }
+    }
+}
+
+fn role(uses: &[Use], dtype: DType, dims: &[usize]) -> (ParameterRole, String) {
+    let of = |found: fn(&Definition) -> &'static [usize]| {
+        uses.iter().find(|used| used.definition.is_some_and(|known| found(known).contains(&used.input)))
     };
-    if let Some(&(index, _)) = of(|definition| definition.statistics) {
-        let node = graph.node_label(&graph.nodes[index]);
-        return (ParameterRole::Statistic, format!("it is a running statistic of {node}"));
+    if let Some(used) = of(|definition| definition.statistics) {
+        return (ParameterRole::Statistic, format!("it is a running statistic of {}", used.node));
     }
     let constant = |reason: String| (ParameterRole::Constant, reason);
     if uses.is_empty() {
@@ -287,41 +662,14 @@ fn role(graph: &Graph, uses: &[Use], dtype: DType, dims: &[usize]) -> (Parameter
     let elements: usize = dims.iter().product();
     let names = || {
         // Uses are in the order of the nodes.
-        let mut nodes: Vec<usize> = uses.iter().map(|&(index, _)| index).collect();
+        let mut nodes: Vec<&str> = uses.iter().map(|used| used.node.as_str()).collect();
         nodes.dedup();
         let rest = nodes.len() - 1;
-        let first = graph.node_label(&graph.nodes[nodes[0]]);
-        if rest == 0 { first } else { format!("{first} and {rest} more") }
+        if rest == 0 { nodes[0].to_owned() } else { format!("{} and {rest} more", nodes[0]) }
     };
     match weight {
-        Some(&(index, _)) => {
-            let node = graph.node_label(&graph.nodes[index]);
-            (ParameterRole::Trained, format!("it is a weight of {node}"))
-        }
+        Some(used) => (ParameterRole::Trained, format!("it is a weight of {}", used.node)),
         None if elements == 1 => constant(format!("it is a single number in {}", names())),
         None => (ParameterRole::Trained, format!("its floats go into {}", names())),
-    }
-}
-
-impl fmt::Display for Inspection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let titles = [
-            (ParameterRole::Trained, "trained"),
-            (ParameterRole::Statistic, "statistics, in the checkpoint but not trained"),
-            (ParameterRole::Constant, "not trained"),
-        ];
-        for (role, title) in titles {
-            let found: Vec<&ParameterInfo> =
-                self.parameters.iter().filter(|info| info.role == role).collect();
-            let elements: usize = found.iter().map(|info| info.dims.iter().product::<usize>()).sum();
-            writeln!(f, "{title}: {} tensors, {elements} elements", found.len())?;
-            for ParameterInfo { name, dtype, dims, reason, .. } in found {
-                writeln!(f, "  {name}: {dtype}{dims:?}: {reason}")?;
-            }
-        }
-        match &self.obstacle {
-            Some(reason) => writeln!(f, "it cannot be trained as it is: {reason}"),
-            None => Ok(()),
-        }
     }
 }

@@ -69,6 +69,7 @@ pub mod artifacts;
 mod backend;
 mod binding;
 pub mod blocks;
+mod catalogue;
 mod constants;
 mod dump;
 mod error;
@@ -81,20 +82,27 @@ mod operators;
 mod optimizer;
 mod outputs;
 mod profile;
+mod report;
 mod runners;
 mod scheduler;
 mod session;
 mod source;
 mod state;
+mod step_cost;
 mod tail;
 mod training_session;
 
 pub use backend::{backend, default_backend};
+pub use catalogue::{OperatorInfo, operators};
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::LoadReport;
 pub use inputs::ValueInfo;
-pub use inspect::{Inspection, ParameterInfo, ParameterRole, Scope, inspect};
+#[doc(hidden)]
+pub use inspect::inspect_strictly;
+pub use inspect::{
+    GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope, inspect, inspect_with,
+};
 pub use module::{MemoryUse, Module, ModuleOptions};
 pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
@@ -104,6 +112,7 @@ pub use scheduler::LinearLRScheduler;
 pub use session::{InferenceSession, ModelMeta, SessionOptions, Value};
 pub use source::ModelSource;
 pub use state::{CheckpointState, ParameterView, PlaneLayout, StateLayout, TensorLayout};
+pub use step_cost::{InspectOptions, StepCost};
 pub use training_session::{DetachedSession, TrainingSession};
 
 // What values are made of, what backends run, and what files hold.
@@ -200,6 +209,27 @@ pub use ortrain_graph::Dim;
 /// ```
 #[doc(inline)]
 pub use ortrain_graph::Tensor;
+/// What an operator passes back to its inputs.
+///
+/// ```
+/// use ortrain::{Gradient, operators};
+///
+/// let of = |name| operators().into_iter().find(|operator| operator.name == name).unwrap().gradient;
+/// assert_eq!(of("OneHot"), Gradient::Partial(vec![2]));
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::Gradient;
+/// How the nodes of an operator run.
+///
+/// ```
+/// use ortrain::{Runs, operators};
+///
+/// let hosts: Vec<&str> =
+///     operators().iter().filter(|operator| operator.runs == Runs::Host).map(|operator| operator.name).collect();
+/// assert!(hosts.contains(&"NonZero"));
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::Runs;
 
 /// An attribute of a node, as its message.
 ///

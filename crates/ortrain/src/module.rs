@@ -12,7 +12,7 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
     Backend, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, ITERATION_LIMIT, LargeBuffer,
-    Memory, MemoryNeed, OverLimit, RunError, Scalars, Workspace,
+    Memory, MemoryNeed, OverLimit, RunError, Scalars, Schedule, Workspace,
 };
 
 use crate::binding::{self, bind, is_gradient};
@@ -513,6 +513,15 @@ impl Module {
         };
         phase.signature.check(inputs)?;
         Ok(phase.runners.runner(&self.work, inputs)?.need(&self.work))
+    }
+
+    /// What a step on inputs of these shapes is and takes, without a step.
+    pub(crate) fn planned(&self, dims: &[&[usize]], training: bool) -> Result<(Arc<Schedule>, MemoryNeed)> {
+        let phase = match training {
+            true => &self.train,
+            false => self.eval.as_ref().ok_or_else(|| no_eval_model("an evaluation step"))?,
+        };
+        phase.runners.planned(&self.work, dims)
     }
 
     /// Runs steps and says where their time goes: instruction by instruction, beside what the machine could do at most.

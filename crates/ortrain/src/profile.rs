@@ -420,7 +420,7 @@ impl Profile {
 }
 
 /// A text as a string of JSON.
-fn json(text: &str) -> String {
+pub(crate) fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for c in text.chars() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_graph::{Graph, Tensor};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, Memory, Runner, Scalars, Schedule, Workspace,
+    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Runner, Scalars, Schedule, Workspace,
 };
 use smallvec::SmallVec;
 
@@ -55,6 +55,14 @@ impl Runners {
             })
             .collect();
         self.specialiser.schedule(&tensors).map_err(|source| Error::Shapes(Box::new(source)))
+    }
+
+    /// What a run on inputs of these shapes is and takes, without running it.
+    pub(crate) fn planned(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
+        let schedule = self.specialiser.schedule_of_shapes(dims);
+        let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?;
+        let need = Runner::new(self.backend.clone(), schedule.clone())?.need(work);
+        Ok((schedule, need))
     }
 
     /// Runs on checked inputs. Allocates only for shapes that are new, and where a schedule is more than one program.

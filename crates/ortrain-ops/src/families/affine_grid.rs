@@ -5,7 +5,7 @@
 //! sum over the columns of the matrices, computed in float32 at least. An axis of size 1 is at 0 if corners are aligned, as in
 //! PyTorch (the standard's reference divides by zero there).
 
-use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use super::norm::wide;
 use super::sizes::{
@@ -14,6 +14,7 @@ use super::sizes::{
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const THETA: usize = 0;
@@ -135,7 +136,13 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "AffineGrid", &[20], build).composition(decompose).downgrade(downgrade)]
+    vec![Definition::new("", "AffineGrid", &[20], build).composition(decompose).downgrade(downgrade).sample(
+        |_| {
+            let (theta, size) =
+                (ValueType::tensor(DType::F32, &[1, 2, 3]), ValueType::tensor(DType::I64, &[4]));
+            Sample { inputs: vec![Some(theta), Some(size)], ..Sample::default() }
+        },
+    )]
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 use crate::spell::spell;
 
@@ -635,8 +636,9 @@ pub(crate) fn build_unrunnable(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpErr
 pub(crate) fn definitions() -> Vec<Definition> {
     let mut all: Vec<Definition> = rows()
         .map(|row| {
-            let definition = Definition::new(row.domain, row.name, row.since, build);
+            let definition = Definition::new(row.domain, row.name, row.since, build).row();
             match row.name {
+                "BitShift" => definition.sample(|_| Sample::of(Attrs::new().with("direction", "LEFT"))),
                 "Gelu" => definition.downgrade(downgrade_gelu),
                 "PRelu" => definition.weights(&[1]),
                 "Sign" => definition.downgrade(downgrade_sign),
@@ -655,7 +657,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     // Read as Gelu of ai.onnx; "since 1, 2" makes every one of them an old version.
     for name in ["Gelu", "FastGelu", "BiasGelu"] {
         let definition = Definition::new("com.microsoft", name, &[1, 2], build_unrunnable);
-        all.push(definition.upgrade(upgrade_microsoft_gelu));
+        all.push(definition.rewritten(upgrade_microsoft_gelu));
     }
     all
 }

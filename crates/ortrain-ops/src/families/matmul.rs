@@ -523,7 +523,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("com.microsoft", "FusedMatMul", &[1], build_fused).decompose(decompose_fused),
         // "Since 1, 2" makes every one an old version.
         Definition::new("com.microsoft", "TransposeMatMul", &[1, 2], build_unrunnable)
-            .upgrade(upgrade_transposed),
+            .rewritten(upgrade_transposed),
     ]
 }
 

@@ -7,7 +7,7 @@
 //! of the input that its window covers, or with `count_include_pad` by those of the padded input.
 
 use ortrain_expr::{BinaryOp, SlidingAxes, Strides, Type, WindowPass, WindowShape};
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{BufferId, Step, Window};
 
 use crate::OpError;
@@ -15,6 +15,7 @@ use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 
@@ -536,6 +537,11 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// What a window must say, along one axis.
+fn a_window(_: &Definition) -> Sample {
+    Sample::of(Attrs::new().with("kernel_shape", vec![2i64]))
+}
+
 pub(crate) fn definitions() -> Vec<Definition> {
     const BFLOAT16: &[(i64, &[DType])] = &[(22, &[DType::BF16])];
     let [lp, global_lp] = lp::definitions().map(|definition| definition.later_types(BFLOAT16));
@@ -543,9 +549,11 @@ pub(crate) fn definitions() -> Vec<Definition> {
         lp,
         global_lp,
         Definition::new("", "MaxPool", &[1, 8, 10, 11, 12, 22], build_max)
+            .sample(a_window)
             .downgrade(downgrade)
             .later_types(&[(12, &[DType::I8, DType::U8]), (22, &[DType::BF16])]),
         Definition::new("", "AveragePool", &[7, 10, 11, 19, 22], build_average)
+            .sample(a_window)
             .downgrade(downgrade)
             .later_types(BFLOAT16),
         Definition::new("", "GlobalMaxPool", &[1, 22], build_global_max).later_types(BFLOAT16),
@@ -553,9 +561,14 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .composition(decompose_global_average)
             .later_types(BFLOAT16),
         Definition::new("", "MaxPoolGrad", &[9], build_max_grad)
+            .sample(a_window)
             .extension()
             .composition(spelling::decompose_max_grad),
         Definition::new("", "AveragePoolGrad", &[9], build_average_grad)
+            .sample(|definition| {
+                let of = |size| ValueType::tensor(DType::F32, &[1, 1, size]);
+                Sample { inputs: vec![Some(of(1))], output: Some(of(2)), ..a_window(definition) }
+            })
             .extension()
             .declared_shape()
             .composition(spelling::decompose_average_grad),

@@ -373,7 +373,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "ScatterElements", &[11, 13, 16, 18], build).downgrade(downgrade),
         Definition::new("", "ScatterND", &[11, 13, 16, 18], build).downgrade(downgrade),
         // Deprecated in 11, from when on nothing but the other name is written.
-        Definition::new("", "Scatter", &[9, 11], build_unrunnable).upgrade(upgrade_old_name),
+        Definition::new("", "Scatter", &[9, 11], build_unrunnable).rewritten(upgrade_old_name),
     ]
 }
 

@@ -14,6 +14,7 @@ use crate::grad::Grad;
 use crate::infer::{Infer, OPEN, as_sizes, broadcast, normalize_axes, normalize_axis};
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
+use crate::probe::Sample;
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
 
 /// The same elements under another shape.
@@ -746,6 +747,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Size", &[1, 13, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Size))),
         Definition::new("", "Identity", &[1, 13, 14, 16, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Identity))),
         Definition::new("", "Constant", &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25], build_constant)
+            .sample(|_| Sample::of(Attrs::new().with("value_float", 1.0f32)))
             .downgrade(downgrade_constant),
         Definition::new("", "ConstantOfShape", &[9, 20, 21, 23, 24, 25], build_constant_of_shape)
             .downgrade(downgrade_constant_of_shape),

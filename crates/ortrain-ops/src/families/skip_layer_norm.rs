@@ -9,7 +9,7 @@
 //! They are compositions of sums, Gather, LayerNormalization and SimplifiedLayerNormalization; every float has a
 //! gradient, the sum that is a result among them.
 
-use ortrain_graph::{Attrs, DType, Dim, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Node, Shape, Tensor, ValueId, ValueType};
 
 use super::layer_norm::check_broadcasts;
 use super::norm::cast;
@@ -17,6 +17,7 @@ use super::sizes::{Size, dtype_of, part_between, size_of, summed, vector};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const MICROSOFT: &str = "com.microsoft";
@@ -262,6 +263,13 @@ pub(crate) fn definitions() -> Vec<Definition> {
         skip(SKIP).weights(&[2, 3, 4]),
         skip(SIMPLIFIED).weights(&[2, 3]),
         Definition::new(MICROSOFT, EMBED, &[1], |_, _| Ok(Box::new(Embed)))
+            .sample(|_| {
+                let ty = |dtype, dims: &[usize]| Some(ValueType::tensor(dtype, dims));
+                let mut inputs = vec![ty(DType::I32, &[2, 2]); OF_TOKENS];
+                inputs.resize(SCALE, ty(DType::F32, &[2, 2]));
+                inputs.resize(SHIFT + 1, ty(DType::F32, &[2]));
+                Sample { inputs, ..Sample::default() }
+            })
             .composition(decompose_embed)
             .weights(&[OF_TOKENS, OF_POSITIONS, OF_SEGMENTS, SCALE, SHIFT]),
     ]

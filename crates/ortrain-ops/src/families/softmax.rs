@@ -229,8 +229,9 @@ pub(crate) fn definitions() -> Vec<Definition> {
     let gradients = ["SoftmaxGrad_13", "LogSoftmaxGrad_13"]
         .map(|name| Definition::new("com.microsoft", name, &[1], build_grad).composition(decompose_grad));
     // "Since 1, 2" makes every one of them an old version, to be read as one of the above.
-    let matrix_forms = ["SoftmaxGrad", "LogSoftmaxGrad"]
-        .map(|name| Definition::new("com.microsoft", name, &[1, 2], build_unrunnable).upgrade(upgrade_grad));
+    let matrix_forms = ["SoftmaxGrad", "LogSoftmaxGrad"].map(|name| {
+        Definition::new("com.microsoft", name, &[1, 2], build_unrunnable).rewritten(upgrade_grad)
+    });
     forward.into_iter().chain(gradients).chain(matrix_forms).collect()
 }
 

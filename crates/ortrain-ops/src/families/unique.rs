@@ -178,7 +178,7 @@ const NEVER: i64 = i64::MAX;
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Compress", &[9, 11, 28, NEVER], build_unrunnable).upgrade(read_compress),
+        Definition::new("", "Compress", &[9, 11, 28, NEVER], build_unrunnable).rewritten(read_compress),
         Definition::new("", "Unique", &[11, 28], build),
     ]
 }

@@ -49,6 +49,67 @@ pub fn backpropagate(
     seeds: &[(ValueId, ValueId)],
     targets: &[ValueId],
 ) -> Result<Vec<Option<ValueId>>, Error> {
+    propagate(graph, seeds, targets, None)
+}
+
+/// A node that passes no gradient back.
+#[derive(Clone, Debug)]
+pub struct Stop {
+    /// The node, as messages name it.
+    pub node: String,
+    /// Its operator.
+    pub operator: String,
+    /// Why: `None` where its derivative is zero, or it does not say.
+    pub error: Option<Error>,
+    /// What it has no gradient for.
+    pub targets: Vec<ValueId>,
+    /// Whether sizes of its inputs are not known.
+    pub open: bool,
+}
+
+/// As [`backpropagate`], as far as it goes: which targets get a gradient, and the nodes that pass none back, last ones
+/// first. The graph is of no use afterwards.
+///
+/// # Errors
+/// When a composition on the path cannot be written as its parts.
+pub fn gradients_known(
+    graph: &mut Graph,
+    seeds: &[(ValueId, ValueId)],
+    targets: &[ValueId],
+) -> Result<(Vec<bool>, Vec<Stop>), Error> {
+    let mut stops = Vec::new();
+    let found = propagate(graph, seeds, targets, Some(&mut stops))?;
+    Ok((found.iter().map(Option::is_some).collect(), stops))
+}
+
+/// Whether a gradient may go back through a node to one of these inputs: floats come out of it, and its derivative is not
+/// zero everywhere.
+fn passes_back(graph: &Graph, node: &Node, inputs: impl IntoIterator<Item = ValueId>) -> bool {
+    let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
+    let flat = crate::families::has_zero_derivative(&node.domain, &node.op);
+    floats && inputs.into_iter().any(|input| has_gradient_of(node, input).unwrap_or(!flat))
+}
+
+/// The targets that a node depends on by ways on which a gradient may come back.
+#[must_use]
+pub fn depends_on(graph: &Graph, index: usize, targets: &[ValueId]) -> Vec<ValueId> {
+    let mut before: FxHashSet<ValueId> = graph.nodes[index].present_inputs().collect();
+    for node in graph.nodes[..index].iter().rev() {
+        if node.present_outputs().any(|id| before.contains(&id))
+            && passes_back(graph, node, node.present_inputs())
+        {
+            before.extend(node.present_inputs());
+        }
+    }
+    targets.iter().copied().filter(|id| before.contains(id)).collect()
+}
+
+fn propagate(
+    graph: &mut Graph,
+    seeds: &[(ValueId, ValueId)],
+    targets: &[ValueId],
+    mut stops: Option<&mut Vec<Stop>>,
+) -> Result<Vec<Option<ValueId>>, Error> {
     let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
     decompose_on_path(graph, seeds, targets)?;
     let forward = graph.nodes.len();
@@ -79,6 +140,7 @@ pub fn backpropagate(
             .map(|port| port.and_then(|id| total(graph, &mut added, &mut arriving, &mut named, id)))
             .collect();
         let op = build(graph, &node)?;
+        let before = added.len();
         let label = if node.name.is_empty() { node.op.to_string() } else { node.name.to_string() };
         let mut cx = Grad {
             graph,
@@ -91,7 +153,25 @@ pub fn backpropagate(
         };
         let outcome = op.grad(&mut cx);
         let input_grads = std::mem::take(&mut cx.input_grads);
-        outcome.map_err(|source| Error::at(graph, &graph.nodes[index], with_remedy(source)))?;
+        let none = wanted.iter().zip(&input_grads).all(|(&wanted, given)| !wanted || given.is_none());
+        let outcome = outcome.map_err(|source| Error::at(graph, &graph.nodes[index], with_remedy(source)));
+        match (outcome, stops.as_deref_mut()) {
+            (Err(error), None) => return Err(error),
+            (outcome, Some(stops)) if none || outcome.is_err() => {
+                added.truncate(before);
+                stops.push(Stop {
+                    node: graph.node_label(&node),
+                    operator: node.op_label(),
+                    error: outcome.err(),
+                    targets: depends_on(graph, index, targets),
+                    open: node
+                        .present_inputs()
+                        .any(|id| graph.value(id).ty.shape().and_then(Shape::concrete).is_none()),
+                });
+                continue;
+            }
+            _ => {}
+        }
         for ((port, gradient), wanted) in node.inputs.iter().zip(input_grads).zip(wanted) {
             if let (Some(id), Some(gradient), true) = (port, gradient, wanted) {
                 arriving.entry(*id).or_default().push(gradient);
@@ -119,8 +199,10 @@ pub fn backpropagate(
         }));
     }
     graph.nodes.extend(added);
-    // Forward nodes may have been asked for more outputs, so their types come first.
-    crate::passes::infer::infer(graph)?;
+    if stops.is_none() {
+        // Forward nodes may have been asked for more outputs, so their types come first.
+        crate::passes::infer::infer(graph)?;
+    }
     Ok(results)
 }
 
@@ -218,6 +300,39 @@ fn with_remedy(error: OpError) -> OpError {
 /// What helps where there is no gradient.
 const REMEDY: &str = "a gradient of your own can be added (docs/extending.md)";
 
+/// The values that some others are computed from, these included.
+fn needed_by(graph: &Graph, values: &[ValueId]) -> FxHashSet<ValueId> {
+    let mut needed: FxHashSet<ValueId> = values.iter().copied().collect();
+    for node in graph.nodes.iter().rev() {
+        if node.present_outputs().any(|output| needed.contains(&output)) {
+            needed.extend(node.present_inputs());
+        }
+    }
+    needed
+}
+
+/// The nodes between some values and what is computed from them that end the path of a gradient: their results are no
+/// floats, or their derivative is zero.
+#[must_use]
+pub fn cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
+    let needed = needed_by(graph, to);
+    let mut reached: FxHashSet<ValueId> = from.iter().copied().collect();
+    let mut cuts = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let inputs: Vec<ValueId> = node.present_inputs().filter(|input| reached.contains(input)).collect();
+        let leads_on = node.present_outputs().any(|output| needed.contains(&output));
+        if inputs.is_empty() || !leads_on {
+            continue;
+        }
+        if passes_back(graph, node, inputs) {
+            reached.extend(node.present_outputs());
+        } else {
+            cuts.push(index);
+        }
+    }
+    cuts
+}
+
 /// Why no gradient arrives at a target.
 fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
     let users: Vec<&Node> =
@@ -229,37 +344,15 @@ fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
     } else if users.is_empty() {
         format!("no node that {:?} needs uses it", graph.name_of(loss))
     } else {
-        // The last nodes on the way that depend on it but pass nothing back.
-        let mut reached: FxHashSet<ValueId> = [target].into_iter().collect();
-        let mut needed: FxHashSet<ValueId> = [loss].into_iter().collect();
-        for node in graph.nodes.iter().rev() {
-            if node.present_outputs().any(|output| needed.contains(&output)) {
-                needed.extend(node.present_inputs());
-            }
-        }
+        let needed = needed_by(graph, &[loss]);
         if !needed.contains(&target) {
             return Error::NoPath {
                 value,
                 reason: format!("{:?} does not depend on it", graph.name_of(loss)),
             };
         }
-        let mut cuts = Vec::new();
-        for node in &graph.nodes {
-            let mut inputs = node.present_inputs().filter(|input| reached.contains(input)).peekable();
-            let depends = inputs.peek().is_some();
-            let leads_on = node.present_outputs().any(|output| needed.contains(&output));
-            if !depends || !leads_on {
-                continue;
-            }
-            let floats =
-                node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
-            let flat = crate::families::has_zero_derivative(&node.domain, &node.op);
-            if floats && inputs.any(|input| has_gradient_of(node, input).unwrap_or(!flat)) {
-                reached.extend(node.present_outputs());
-            } else {
-                cuts.push(graph.node_label(node));
-            }
-        }
+        let cuts = cuts(graph, &[loss], &[target]);
+        let cuts: Vec<String> = cuts.into_iter().map(|index| graph.node_label(&graph.nodes[index])).collect();
         if cuts.is_empty() {
             let users: Vec<String> = users.iter().map(|node| graph.node_label(node)).collect();
             let users = users.join(", ");

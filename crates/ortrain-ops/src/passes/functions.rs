@@ -93,7 +93,9 @@ pub fn write_out(graph: &mut Graph) -> Result<(), Error> {
     custom_gradient::write_out(graph)
 }
 
-fn is_custom_gradient(node: &NodeProto) -> bool {
+/// Whether a node is kept together with a gradient of the user's.
+#[must_use]
+pub fn is_custom_gradient(node: &NodeProto) -> bool {
     node.domain == custom_gradient::DOMAIN && node.op_type == custom_gradient::NAME
 }
 

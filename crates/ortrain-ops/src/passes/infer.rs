@@ -1,9 +1,10 @@
 //! Types and shapes of every value.
 
 use ortrain_graph::{Attr, Graph, ValueId, ValueType};
+use rustc_hash::FxHashSet;
 
 use crate::infer::Infer;
-use crate::registry::build;
+use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
 /// Infers the types and shapes of all values, in order. What a file declares is checked against what is inferred.
@@ -15,6 +16,31 @@ pub fn infer(graph: &mut Graph) -> Result<(), Error> {
         infer_node(graph, index)?;
     }
     Ok(())
+}
+
+/// As [`infer`], as far as it goes: what depends on a node that nobody knows, or that is wrong, is passed over where it
+/// cannot be told. Returns everything that is wrong, an error for each node.
+pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
+    let mut errors = Vec::new();
+    let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
+    for index in 0..graph.nodes.len() {
+        let node = &graph.nodes[index];
+        let known = Registry::standard().find(&node.domain, &node.op).is_some();
+        let doubted = node.present_inputs().any(|id| doubtful.contains(&id));
+        let outcome = if known { infer_node(graph, index) } else { Ok(()) };
+        let untyped = |id: &ValueId| matches!(graph.value(*id).ty, ValueType::Unknown);
+        match outcome {
+            Ok(()) if known && !doubted => {}
+            Ok(()) => doubtful.extend(graph.nodes[index].present_outputs().filter(untyped)),
+            Err(error) => {
+                doubtful.extend(graph.nodes[index].present_outputs());
+                if !doubted {
+                    errors.push(error);
+                }
+            }
+        }
+    }
+    errors
 }
 
 pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {

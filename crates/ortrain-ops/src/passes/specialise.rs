@@ -24,6 +24,9 @@ use crate::{Error, OpError};
 /// How many specialisations are kept; the one not used for longest goes first.
 const KEPT: usize = 32;
 
+/// How many values of an input are made up where shapes depend on them.
+const MOST_ZEROS: usize = 1 << 16;
+
 /// Values that stay the same in a loop are put into planes if they have more elements than this: a plane costs more than
 /// handing a few numbers to each iteration.
 const LARGEST_PASSED: usize = 16;
@@ -134,16 +137,41 @@ impl Specialiser {
         if let Some(schedule) = self.cached(&dims, &|k| inputs[k].data()) {
             return Ok(schedule);
         }
+        self.made(&dims, &|k| Ok(inputs[k].clone()))
+    }
+
+    /// The schedule for user inputs of these shapes, without the inputs: where values reach a shape they are zeros.
+    ///
+    /// # Errors
+    /// As [`Specialiser::schedule`], and where that would take many values.
+    pub fn schedule_of_shapes(&self, dims: &[&[usize]]) -> Result<Arc<Schedule>, Error> {
+        if let Some(schedule) = self.cached(dims, &|_| &[]) {
+            return Ok(schedule);
+        }
+        self.made(dims, &|k| {
+            let id = self.user_inputs().nth(k).expect("there is a shape for each input");
+            let dtype = self.graph.value(id).ty.dtype().unwrap_or(DType::I64);
+            let few = dims[k].iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
+            let zeros =
+                few.filter(|&count| count <= MOST_ZEROS).map(|_| Tensor::zeros(dtype, dims[k].to_vec()));
+            let what = || format!("the shapes depend on the values of input {:?}", self.graph.name_of(id));
+            zeros.and_then(Result::ok).ok_or_else(|| Error::Graph(what()))
+        })
+    }
+
+    fn made(
+        &self,
+        dims: &[&[usize]],
+        input: &dyn Fn(usize) -> Result<Tensor, Error>,
+    ) -> Result<Arc<Schedule>, Error> {
         loop {
             let wanted = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let key: Vec<InputKey> = inputs
-                .iter()
-                .enumerate()
-                .map(|(k, tensor)| InputKey {
-                    dims: tensor.dims().to_vec(),
-                    value: wanted.contains(&k).then(|| tensor.clone()),
+            let key: Vec<InputKey> = (dims.iter().enumerate())
+                .map(|(k, dims)| {
+                    let value = wanted.contains(&k).then(|| input(k)).transpose()?;
+                    Ok(InputKey { dims: dims.to_vec(), value })
                 })
-                .collect();
+                .collect::<Result<_, Error>>()?;
             let known: Vec<Option<Known<'_>>> =
                 key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
             match compile(&self.graph, &self.roles, &known, self.unrolled_nodes)? {

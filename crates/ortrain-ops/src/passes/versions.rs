@@ -14,35 +14,55 @@ use crate::{Error, OpError};
 /// # Errors
 /// All unknown operators at once; a set of operators that is too old or too new; a node that cannot be rewritten.
 pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
+    check_opset(graph)?;
+    let unknown = unknown_operators(graph);
+    if !unknown.is_empty() {
+        return Err(Error::UnknownOperators { list: unknown });
+    }
     let opsets = graph.opsets.clone();
-    match opsets.get("") {
+    let mut errors = Vec::new();
+    upgrade_nodes(graph, &opsets, &mut errors);
+    graph.opsets.insert(String::new(), NEWEST_OPSET);
+    errors.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// As [`upgrade`], as far as it goes: nodes that nobody knows, and nodes that cannot be rewritten, stay as they are.
+/// Returns everything that is wrong: an error for each unknown operator and each such node.
+pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
+    if let Err(error) = check_opset(graph) {
+        return vec![error];
+    }
+    let one = |operator| Error::UnknownOperators { list: vec![operator] };
+    let mut errors: Vec<Error> = unknown_operators(graph).into_iter().map(one).collect();
+    let opsets = graph.opsets.clone();
+    upgrade_nodes(graph, &opsets, &mut errors);
+    graph.opsets.insert(String::new(), NEWEST_OPSET);
+    errors
+}
+
+fn check_opset(graph: &Graph) -> Result<(), Error> {
+    match graph.opsets.get("") {
         Some(&found) if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&found) => {
-            return Err(Error::Opset {
-                domain: "ai.onnx".into(),
-                found,
-                least: OLDEST_OPSET,
-                newest: NEWEST_OPSET,
-            });
+            Err(Error::Opset { domain: "ai.onnx".into(), found, least: OLDEST_OPSET, newest: NEWEST_OPSET })
         }
         None if uses_standard(graph) => {
             let message = "it imports no version of operator set \"ai.onnx\", whose operators it uses";
-            return Err(Error::Graph(message.into()));
+            Err(Error::Graph(message.into()))
         }
-        _ => {}
+        _ => Ok(()),
     }
+}
+
+/// The operators that nobody knows, with the nodes that use them.
+fn unknown_operators(graph: &Graph) -> Vec<String> {
     let mut unknown = BTreeMap::new();
     collect_unknown(graph, &mut unknown);
-    if !unknown.is_empty() {
-        let list = unknown.into_iter().map(|(op, nodes): (String, Vec<String>)| {
-            let shown: Vec<&str> = nodes.iter().take(5).map(String::as_str).collect();
-            let rest = if nodes.len() > 5 { format!(" and {} more", nodes.len() - 5) } else { String::new() };
-            format!("{op} ({}{rest})", shown.join(", "))
-        });
-        return Err(Error::UnknownOperators { list: list.collect() });
-    }
-    upgrade_nodes(graph, &opsets)?;
-    graph.opsets.insert(String::new(), NEWEST_OPSET);
-    Ok(())
+    let list = unknown.into_iter().map(|(op, nodes): (String, Vec<String>)| {
+        let shown: Vec<&str> = nodes.iter().take(5).map(String::as_str).collect();
+        let rest = if nodes.len() > 5 { format!(" and {} more", nodes.len() - 5) } else { String::new() };
+        format!("{op} ({}{rest})", shown.join(", "))
+    });
+    list.collect()
 }
 
 /// Whether operators of `ai.onnx` are used, in subgraphs too.
@@ -68,29 +88,38 @@ fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
     }
 }
 
-fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>) -> Result<(), Error> {
+fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut Vec<Error>) {
     let mut index = 0;
     while index < graph.nodes.len() {
         for attr in graph.nodes[index].attrs.0.values_mut() {
             if let Attr::Graph(subgraph) = attr {
-                upgrade_nodes(subgraph, opsets)?;
+                upgrade_nodes(subgraph, opsets, errors);
             }
         }
         let node = graph.nodes[index].clone();
-        let definition =
-            Registry::standard().find(&node.domain, &node.op).expect("unknown ones were refused");
+        // Who is not known was named already.
+        let Some(definition) = Registry::standard().find(&node.domain, &node.op) else {
+            index += 1;
+            continue;
+        };
         let version = opsets.get(&*node.domain).copied().unwrap_or(1);
         let Some(&since) = definition.since.iter().rev().find(|&&since| since <= version) else {
             let least = definition.since[0];
             let message =
                 format!("the model uses opset {version}, but the operator exists from opset {least} on");
-            return Err(Error::at(graph, &node, OpError::Invalid(message)));
+            errors.push(Error::at(graph, &node, OpError::Invalid(message)));
+            index += 1;
+            continue;
         };
         let newest = *definition.since.last().expect("a definition has versions");
         match definition.upgrade {
             Some(rewrite) if since < newest => {
                 let mut rw = Rewrite::new(graph, &node, since);
-                rewrite(&mut rw).map_err(|source| Error::at(graph, &node, source))?;
+                if let Err(source) = rewrite(&mut rw) {
+                    errors.push(Error::at(graph, &node, source));
+                    index += 1;
+                    continue;
+                }
                 let patch = rw.into_patch();
                 // An empty patch: the node is right as it stands.
                 let count = patch.nodes.len();
@@ -102,7 +131,6 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>) -> Result<()
             _ => index += 1,
         }
     }
-    Ok(())
 }
 
 /// Writes every node for version `target` of `ai.onnx`. Types must have been inferred.

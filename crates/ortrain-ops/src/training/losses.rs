@@ -393,6 +393,29 @@ impl Append<'_> {
     }
 }
 
+/// Appends one float that depends on all of these floats, in any version: the sum of their means. Returns its name. It
+/// stands for a loss where none is known yet.
+pub fn append_stand_in(graph: &mut GraphProto, values: &[(String, ValueType)]) -> Option<String> {
+    let is_scalar = |ty: &ValueType| ty.shape().is_some_and(|shape| shape.rank() == 0);
+    let mut names = Names::new();
+    let mut append = Append { graph, names: &mut names };
+    let mut sum: Option<String> = None;
+    for (name, ty) in values {
+        let mut term = name.clone();
+        if ty.dtype() != Some(DType::F32) {
+            term = append.node("Cast", &[&term], vec![int("to", i64::from(DType::F32.to_onnx()))]);
+        }
+        if !is_scalar(ty) {
+            term = append.node("ReduceMean", &[&term], vec![int("keepdims", 0)]);
+        }
+        sum = Some(match sum {
+            None => term,
+            Some(sum) => append.node("Add", &[&sum, &term], vec![]),
+        });
+    }
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use ortrain_graph::Dim;

@@ -12,7 +12,7 @@
 //! the meaning of and the CPU kernels of ONNX Runtime do not take; rotation inside of the operator; caches that past and
 //! present share, which are for generating.
 
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use super::scores::{Heads, Offset, Scale, Scores, Window, merged};
 use super::{alike, check_mask, differ};
@@ -24,6 +24,7 @@ use crate::families::sizes::{
 };
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const MICROSOFT: &str = "com.microsoft";
@@ -784,9 +785,19 @@ fn build_multi_head(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(super) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new(MICROSOFT, super::ATTENTION, &[1], build_attention)
+            .sample(|_| {
+                let [input, weights, bias] =
+                    [&[2, 2, 2][..], &[2, 6], &[6]].map(|dims| Some(ValueType::tensor(DType::F32, dims)));
+                let attrs = Attrs::new().with("num_heads", 1i64);
+                Sample { inputs: vec![input, weights, bias], ..Sample::of(attrs) }
+            })
             .composition(decompose_attention)
             .weights(&[WEIGHTS, BIAS]),
         Definition::new(MICROSOFT, MULTI_HEAD, &[1], build_multi_head)
+            .sample(|_| {
+                let matrices = Some(ValueType::tensor(DType::F32, &[2, 2, 2]));
+                Sample { inputs: vec![matrices; 3], ..Sample::of(Attrs::new().with("num_heads", 1i64)) }
+            })
             .composition(decompose_multi_head)
             .weights(&[BIASES]),
     ]

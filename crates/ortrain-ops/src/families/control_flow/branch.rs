@@ -6,14 +6,15 @@
 //!
 //! The gradient of an If is an If with the same condition. Its branches compute the forward branch again, as far
 //! as they need it, and then the gradients of the captured values; a branch that does not use one gives zeros.
-//! Numbers drawn at random come out the same, for they depend on names that the copy keeps. Weights that are constants
-//! of a branch are not captured and are not trained.
+//! Numbers drawn at random come out the same, for they depend on names that the copy keeps. Only captured values
+//! get gradients: weights that are constants of a branch are brought outside before they are trained.
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
 use super::{
-    forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates, zeros_like,
+    copied, forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates,
+    zeros_like,
 };
 use crate::OpError;
 use crate::grad::Grad;
@@ -21,6 +22,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
 use crate::passes::differentiate::backpropagate;
 use crate::passes::infer::infer;
+use crate::probe::Sample;
 
 const THEN: &str = "then_branch";
 const ELSE: &str = "else_branch";
@@ -213,7 +215,23 @@ fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "If", &[1, 11, 13, 16, 19, 21, 23, 24, 25], build)]
+    vec![Definition::new("", "If", &[1, 11, 13, 16, 19, 21, 23, 24, 25], build).sample(|_| {
+        let [number, condition] = [DType::F32, DType::Bool].map(|dtype| ValueType::tensor(dtype, &[]));
+        let branch = |name: &str| {
+            let mut graph = Graph::new(name);
+            let given = graph.add_value("given", number.clone());
+            graph.inputs.push(given);
+            let copy = copied(&mut graph, given);
+            graph.outputs.push(copy);
+            graph
+        };
+        Sample {
+            attrs: Attrs::new().with(THEN, branch(THEN)).with(ELSE, branch(ELSE)),
+            inputs: vec![Some(condition), Some(number.clone())],
+            captures: 1,
+            output: None,
+        }
+    })]
 }
 
 #[cfg(test)]

@@ -33,6 +33,13 @@ fn in_subgraph(error: crate::Error) -> OpError {
     OpError::Subgraph(Box::new(error))
 }
 
+/// A copy of a value, made by a node.
+fn copied(graph: &mut Graph, id: ValueId) -> ValueId {
+    let copy = graph.add_value("copy", ValueType::Unknown);
+    graph.nodes.push(Node::new("", "Identity", &[Some(id)], &[Some(copy)], Attrs::new()));
+    copy
+}
+
 /// A subgraph of a node.
 pub(super) fn subgraph<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph, OpError> {
     Ok(Attrs::required(attribute, node.attrs.graph(attribute)?)?)

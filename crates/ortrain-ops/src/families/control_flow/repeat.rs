@@ -18,7 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::branch::either;
 use super::{
-    BODY, forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates,
+    BODY, copied, forget_folded, in_subgraph, is_used, subgraph, type_captures, type_nodes, without_updates,
     zeros_like,
 };
 use crate::OpError;
@@ -28,6 +28,7 @@ use crate::op::{Definition, Op, Placement, Repetition};
 use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent};
 use crate::passes::infer::{infer, merge};
 use crate::passes::unroll::known_count;
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 /// How often a body is typed while what it carries changes its type. Bodies within bodies are typed as often each, so the
@@ -821,8 +822,29 @@ fn downgrade_scan(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(super) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Loop", &[1, 11, 13, 16, 19, 21, 23, 24, 25], build_loop),
+        Definition::new("", "Loop", &[1, 11, 13, 16, 19, 21, 23, 24, 25], build_loop).sample(|_| {
+            let [count, condition, number] =
+                [DType::I64, DType::Bool, DType::F32].map(|dtype| ValueType::tensor(dtype, &[]));
+            let mut body = Graph::new(BODY);
+            body.inputs = (["iteration", "condition", "carried"].iter().zip([&count, &condition, &number]))
+                .map(|(name, ty)| body.add_value(name, ty.clone()))
+                .collect();
+            let given = body.inputs.clone();
+            body.outputs = given[1..].iter().map(|&id| copied(&mut body, id)).collect();
+            let inputs = [count, condition, number].map(Some).to_vec();
+            Sample { inputs, ..Sample::of(Attrs::new().with(BODY, body)) }
+        }),
         Definition::new("", "Scan", &[8, 9, 11, 16, 19, 21, 23, 24, 25], build_scan)
+            .sample(|_| {
+                let number = ValueType::tensor(DType::F32, &[]);
+                let mut body = Graph::new(BODY);
+                let slice = body.add_value("slice", number);
+                body.inputs.push(slice);
+                let copy = copied(&mut body, slice);
+                body.outputs.push(copy);
+                let attrs = Attrs::new().with(BODY, body).with("num_scan_inputs", 1i64);
+                Sample { inputs: vec![Some(ValueType::tensor(DType::F32, &[2]))], ..Sample::of(attrs) }
+            })
             .upgrade(super::scan_8::upgrade)
             .downgrade(downgrade_scan),
     ]

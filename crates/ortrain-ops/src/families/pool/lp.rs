@@ -142,7 +142,7 @@ fn build_global(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(super) fn definitions() -> [Definition; 2] {
     [
-        Definition::new("", "LpPool", &[2, 11, 18, 22], build).composition(decompose),
+        Definition::new("", "LpPool", &[2, 11, 18, 22], build).sample(super::a_window).composition(decompose),
         Definition::new("", "GlobalLpPool", &[2, 22], build_global).composition(decompose_global),
     ]
 }

@@ -320,7 +320,7 @@ fn build_upsample(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Resize", &[10, 11, 13, 18, 19], build).upgrade(upgrade).downgrade(downgrade),
-        Definition::new("", "Upsample", &[7, 9, 10], build_upsample).upgrade(upgrade_upsample),
+        Definition::new("", "Upsample", &[7, 9, 10], build_upsample).rewritten(upgrade_upsample),
         Definition::new("com.microsoft", "ResizeGrad", &[1], build_grad).composition(decompose),
     ]
 }

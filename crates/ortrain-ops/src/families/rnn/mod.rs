@@ -25,7 +25,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use ortrain_graph::{DType, Dim, Graph, Node, Shape};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueType};
 
 use self::activation::{Activation, Clipped};
 use crate::OpError;
@@ -33,6 +33,7 @@ use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
+use crate::probe::Sample;
 
 const MICROSOFT: &str = "com.microsoft";
 
@@ -506,6 +507,32 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(RecurrentGrad { attributes: Attributes::read(node)? }))
 }
 
+/// What a net must say where its weights have no shape.
+fn a_width(_: &Definition) -> Sample {
+    Sample::of(Attrs::new().with("hidden_size", 2i64))
+}
+
+/// The gradient of a net of two steps, two sequences, inputs and states of two numbers.
+fn a_gradient(definition: &Definition) -> Sample {
+    let kind = match definition.name {
+        "RNNGrad" => Kind::Rnn,
+        "GRUGrad" => Kind::Gru,
+        _ => Kind::Lstm,
+    };
+    let (at, rows) = (GradInputs::of(kind), 2 * kind.gates());
+    let dims = |k: usize| match k {
+        X => vec![2, 2, 2],
+        W | R => vec![1, rows, 2],
+        k if at.biases == Some(k) => vec![1, 2 * rows],
+        k if at.peepholes == Some(k) => vec![1, 6],
+        k if at.kept.contains(&k) && k + 1 == at.kept.end => vec![2, 1, 2, rows],
+        k if k == at.hidden || k == at.arriving || at.kept.contains(&k) => vec![2, 1, 2, 2],
+        _ => vec![1, 2, 2],
+    };
+    let ty = |k| (k != at.lengths).then(|| ValueType::tensor(DType::F32, &dims(k)));
+    Sample { inputs: (0..at.count()).map(ty).collect(), ..a_width(definition) }
+}
+
 pub(crate) fn definitions() -> Vec<Definition> {
     const WEIGHTS: &[usize] = &[W, R, B, P];
     const BFLOAT16: &[(i64, &[DType])] = &[(22, &[DType::BF16])];
@@ -514,12 +541,16 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .decompose(direction::decompose)
             .composition_where(direction::is_composition)
             .weights(WEIGHTS)
+            .sample(a_width)
             .later_types(BFLOAT16)
     });
     let training = ["GRUTraining", "LSTMTraining"]
-        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS))
+        .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS).sample(a_width))
         .map(|definition| definition.composition(plain::decompose_training));
-    let gradients = ["RNNGrad", "GRUGrad", "LSTMGrad"]
-        .map(|name| Definition::new(MICROSOFT, name, &[1], build_grad).composition(plain::decompose_grad));
+    let gradients = ["RNNGrad", "GRUGrad", "LSTMGrad"].map(|name| {
+        Definition::new(MICROSOFT, name, &[1], build_grad)
+            .composition(plain::decompose_grad)
+            .sample(a_gradient)
+    });
     plain.into_iter().chain(training).chain(gradients).collect()
 }

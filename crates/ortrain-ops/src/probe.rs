@@ -1,0 +1,493 @@
+//! What an operator takes, what it passes back and what it becomes: found out by asking it, so that nobody has to write
+//! it down beside the code.
+//!
+//! A node of the operator is made up: attributes that it misses are given, and inputs are tried until it accepts them.
+//! Where no such node is found, the definition gives one.
+
+use ortrain_graph::{Attr, AttrError, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+
+use crate::op::{Definition, Placement};
+use crate::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
+use crate::registry::{NEWEST_OPSET, build};
+use crate::{Error, OpError};
+
+/// How the nodes of an operator run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Runs {
+    /// As an expression of each element: a row of a table, which says gradient and instruction.
+    Row,
+    /// As instructions of its own.
+    Instructions,
+    /// As other operators.
+    Decomposition,
+    /// As a function on the host: the shapes of its results depend on values.
+    Host,
+    /// As schedules that are chosen or repeated.
+    ControlFlow,
+}
+
+/// What an operator passes back to its inputs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gradient {
+    /// Gradients to every input of floats.
+    Full,
+    /// Gradients to these inputs of floats, to others none.
+    Partial(Vec<usize>),
+    /// None, for it is zero almost everywhere.
+    Zero,
+    /// None: it has no floats to pass them to or from, or is part of training itself.
+    None,
+}
+
+/// What is known of an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// How it runs.
+    pub runs: Runs,
+    /// What it passes back.
+    pub gradient: Gradient,
+    /// For each input, the element types that it takes.
+    pub types: Vec<Vec<DType>>,
+    /// Whether it takes any number of inputs.
+    pub variadic: bool,
+}
+
+/// A node that an operator accepts.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Its attributes.
+    pub attrs: Attrs,
+    /// The types of its inputs; `None` where one is left out.
+    pub inputs: Vec<Option<ValueType>>,
+    /// How many of the inputs are captured by subgraphs.
+    pub captures: usize,
+    /// The type that is declared for its output, if that must be.
+    pub output: Option<ValueType>,
+}
+
+impl Sample {
+    /// A node with these attributes, whose inputs are found by trying.
+    #[must_use]
+    pub fn of(attrs: Attrs) -> Sample {
+        Sample { attrs, ..Sample::default() }
+    }
+}
+
+/// Most inputs that are tried.
+const MOST_INPUTS: usize = 16;
+
+/// Most needed inputs.
+const MOST_NEEDED: usize = 6;
+
+/// Most attributes that are made up.
+const MOST_ATTRIBUTES: usize = 8;
+
+/// The ranks that are tried.
+const RANKS: [usize; 5] = [2, 3, 4, 1, 0];
+
+/// The types that are tried for an input while a node is looked for; the last is to leave it out.
+fn choices() -> [Option<ValueType>; 6] {
+    let of = |dtype| Some(ValueType::Tensor(dtype, None));
+    let sequence = Some(ValueType::Sequence(DType::F32));
+    [of(DType::F32), of(DType::I64), of(DType::Bool), of(DType::I32), sequence, None]
+}
+
+/// An attribute of a kind.
+fn made_up(kind: &str) -> Option<Attr> {
+    Some(match kind {
+        "INT" => Attr::Int(1),
+        "FLOAT" => Attr::Float(1.0),
+        "STRING" => Attr::String(String::new()),
+        "INTS" => Attr::Ints(vec![1]),
+        "FLOATS" => Attr::Floats(vec![1.0]),
+        "TENSOR" => Attr::Tensor(Tensor::scalar(DType::F32, 1.0)),
+        _ => return None,
+    })
+}
+
+/// With another element type.
+fn with_dtype(ty: &ValueType, dtype: DType) -> ValueType {
+    match ty {
+        ValueType::Tensor(_, shape) => ValueType::Tensor(dtype, shape.clone()),
+        ValueType::Sequence(_) => ValueType::Sequence(dtype),
+        ValueType::Unknown => ValueType::Unknown,
+    }
+}
+
+/// Nodes of one operator.
+struct Probe<'a> {
+    definition: &'a Definition,
+    /// The version of its set that they are written in.
+    version: i64,
+    outputs: usize,
+}
+
+impl Probe<'_> {
+    /// A graph of one node, and the values of its inputs.
+    fn graph(&self, sample: &Sample) -> Result<(Graph, Vec<Option<ValueId>>), Error> {
+        let mut graph = Graph::new("probe");
+        graph.opsets.insert(String::new(), NEWEST_OPSET);
+        graph.opsets.insert("com.microsoft".into(), 1);
+        graph.opsets.insert(self.definition.domain.to_owned(), self.version);
+        let ids: Vec<Option<ValueId>> = (sample.inputs.iter().enumerate())
+            .map(|(k, ty)| ty.as_ref().map(|ty| graph.add_value(&format!("x{k}"), ty.clone())))
+            .collect();
+        graph.inputs = ids.iter().copied().flatten().collect();
+        let declared = sample.output.clone().unwrap_or_default();
+        let outputs: Vec<Option<ValueId>> =
+            (0..self.outputs).map(|k| Some(graph.add_value(&format!("y{k}"), declared.clone()))).collect();
+        graph.outputs = outputs.iter().copied().flatten().collect();
+        let definition = self.definition;
+        let mut node = Node::new(definition.domain, definition.name, &ids, &outputs, sample.attrs.clone());
+        node.captures = sample.captures;
+        graph.nodes.push(node);
+        if definition.since.last() != Some(&self.version) {
+            upgrade(&mut graph)?;
+        }
+        infer(&mut graph)?;
+        Ok((graph, ids))
+    }
+
+    /// The same; attributes that the node misses are made up.
+    fn accepted(&self, sample: &mut Sample) -> Option<(Graph, Vec<Option<ValueId>>)> {
+        for _ in 0..=MOST_ATTRIBUTES {
+            let error = match self.graph(sample) {
+                Ok(found) => return Some(found),
+                Err(Error::Node { source: OpError::Attr(error), .. }) => error,
+                Err(_) => return None,
+            };
+            let (name, attr) = match error {
+                AttrError::Missing { name } => (name, made_up("INT")),
+                AttrError::WrongKind { name, expected, .. } => (name, made_up(expected)),
+                _ => return None,
+            };
+            sample.attrs.0.insert(name, attr?);
+        }
+        None
+    }
+
+    /// A node with as few inputs as it accepts.
+    fn least(&self) -> Option<Sample> {
+        let mut given = self.definition.sample.map(|sample| sample(self.definition)).unwrap_or_default();
+        if !given.inputs.is_empty() {
+            return self.accepted(&mut given).map(|_| given);
+        }
+        let choices = choices();
+        for count in 0..=MOST_NEEDED {
+            let mut digits = vec![0; count];
+            loop {
+                let inputs = digits.iter().map(|&digit: &usize| choices[digit].clone()).collect();
+                let mut sample = Sample { inputs, ..given.clone() };
+                if self.accepted(&mut sample).is_some() {
+                    return Some(sample);
+                }
+                let Some(at) = digits.iter().rposition(|&digit| digit + 1 < choices.len()) else { break };
+                digits[at] += 1;
+                digits[at + 1..].fill(0);
+            }
+        }
+        None
+    }
+
+    /// The same node with all further inputs that it accepts.
+    fn most(&self, least: &Sample) -> Sample {
+        let mut sample = least.clone();
+        let mut kept = sample.inputs.len();
+        // What is captured by subgraphs comes last.
+        while sample.captures == 0 && sample.inputs.len() < MOST_INPUTS {
+            let next = choices().into_iter().find_map(|choice| {
+                let mut longer = sample.clone();
+                longer.inputs.push(choice);
+                self.accepted(&mut longer).map(|_| longer)
+            });
+            let Some(longer) = next else { break };
+            sample = longer;
+            if sample.inputs.last().is_some_and(Option::is_some) {
+                kept = sample.inputs.len();
+            }
+        }
+        sample.inputs.truncate(kept);
+        sample
+    }
+
+    /// The element types that input `k` takes, other inputs of its type changed with it where they must be.
+    fn types(&self, sample: &Sample, k: usize) -> Vec<DType> {
+        let Some(Some(own)) = sample.inputs.get(k) else { return Vec::new() };
+        let alike: Vec<usize> = (0..sample.inputs.len())
+            .filter(|&j| sample.inputs[j].as_ref().is_some_and(|ty| ty.dtype() == own.dtype()))
+            .collect();
+        let mut groups = vec![vec![k], alike.clone()];
+        groups.extend(alike.iter().filter(|&&j| j != k).map(|&j| vec![k, j]));
+        // A number among the attributes may be an element type that depends on that of the input.
+        let numbers = sample.attrs.0.iter().filter(|(_, attr)| matches!(attr, Attr::Int(_)));
+        let mut attrs = vec![sample.attrs.clone()];
+        for (name, _) in numbers {
+            let of = |dtype: DType| sample.attrs.clone().with(name, i64::from(dtype.to_onnx()));
+            attrs.extend(DType::ALL.map(of));
+        }
+        let accepts = |dtype: DType| {
+            groups.iter().any(|group| {
+                let mut changed = sample.clone();
+                for &j in group {
+                    changed.inputs[j] = changed.inputs[j].as_ref().map(|ty| with_dtype(ty, dtype));
+                }
+                attrs.iter().any(|attrs| {
+                    changed.attrs.clone_from(attrs);
+                    self.accepted(&mut changed.clone()).is_some()
+                })
+            })
+        };
+        DType::ALL.into_iter().filter(|&dtype| accepts(dtype)).collect()
+    }
+
+    /// The inputs that a node passes gradients to, if it can be differentiated.
+    fn passes_back(&self, sample: &Sample, constants: bool) -> Option<Vec<usize>> {
+        let (mut graph, ids) = self.accepted(&mut sample.clone())?;
+        if constants {
+            for id in ids.iter().copied().flatten() {
+                let value = graph.value_mut(id);
+                if let ValueType::Tensor(DType::I64, Some(shape)) = &value.ty
+                    && let Some(dims) = shape.concrete()
+                {
+                    value.constant = Some(Tensor::filled(DType::I64, &dims, 1.0));
+                }
+            }
+            infer(&mut graph).ok()?;
+        }
+        let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
+        let mut seeds = Vec::new();
+        for output in graph.outputs.clone() {
+            if is_float(&graph, output) {
+                let ty = graph.value(output).ty.clone();
+                seeds.push((output, graph.add_value("dy", ty)));
+            }
+        }
+        let wanted: Vec<usize> =
+            (0..ids.len()).filter(|&k| ids[k].is_some_and(|id| is_float(&graph, id))).collect();
+        let targets: Vec<ValueId> = wanted.iter().filter_map(|&k| ids[k]).collect();
+        let found = backpropagate(&mut graph, &seeds, &targets).ok()?;
+        Some(wanted.into_iter().zip(found).filter(|(_, found)| found.is_some()).map(|(k, _)| k).collect())
+    }
+
+    /// The inputs that get gradients from a node like this one, with the ranks that suit it best.
+    fn differentiable(&self, least: &Sample, most: &Sample) -> Option<Vec<usize>> {
+        let mut best: Option<Best> = None;
+        // With as few inputs as can be differentiated,
+        let mut count = least.inputs.len();
+        while best.is_none() && count <= most.inputs.len() {
+            best = self.best_ranks(most, count);
+            count += 1;
+        }
+        let mut best = best?;
+        // and then further inputs one by one.
+        for k in best.sample.inputs.len()..most.inputs.len() {
+            let mut next: Option<Best> = None;
+            for (size, rank) in sizes_and_ranks() {
+                let mut sample = best.sample.clone();
+                sample.inputs.push(most.inputs[k].as_ref().map(|ty| size.of_rank(ty, rank)));
+                self.better(&mut next, sample, best.constants);
+            }
+            match next {
+                Some(next) => {
+                    let before = std::mem::take(&mut best.given);
+                    best = next;
+                    // An input that is there may take the place of another.
+                    best.given.extend(before);
+                    best.given.sort_unstable();
+                    best.given.dedup();
+                }
+                None => best.sample.inputs.push(None),
+            }
+        }
+        Some(best.given)
+    }
+
+    /// The ranks of the first inputs with which most of them get gradients.
+    fn best_ranks(&self, most: &Sample, count: usize) -> Option<Best> {
+        let mut fewer = most.clone();
+        fewer.inputs.truncate(count);
+        let is_float =
+            |ty: &Option<ValueType>| ty.as_ref().and_then(ValueType::dtype).is_some_and(DType::is_float);
+        let floats = fewer.inputs.iter().filter(|ty| is_float(ty)).count();
+        let is_open = |k: &usize| matches!(fewer.inputs[*k], Some(ValueType::Tensor(_, None)));
+        let open: Vec<usize> = (0..count).filter(is_open).collect();
+        if open.len() > MOST_NEEDED {
+            return None;
+        }
+        let mut best: Option<Best> = None;
+        for constants in [false, true] {
+            for size in &SIZES {
+                let mut digits = vec![0; open.len()];
+                loop {
+                    let mut sample = fewer.clone();
+                    for (&k, &digit) in open.iter().zip(&digits) {
+                        sample.inputs[k] = sample.inputs[k].as_ref().map(|ty| size.of_rank(ty, RANKS[digit]));
+                    }
+                    self.better(&mut best, sample, constants);
+                    if best.as_ref().is_some_and(|best| best.given.len() == floats) {
+                        return best;
+                    }
+                    let Some(at) = digits.iter().rposition(|&digit| digit + 1 < RANKS.len()) else { break };
+                    digits[at] += 1;
+                    digits[at + 1..].fill(0);
+                }
+            }
+            if best.is_some() {
+                break;
+            }
+        }
+        best
+    }
+
+    /// Keeps a node if it passes gradients to more inputs.
+    fn better(&self, best: &mut Option<Best>, sample: Sample, constants: bool) {
+        if let Some(given) = self.passes_back(&sample, constants)
+            && best.as_ref().is_none_or(|best| given.len() > best.given.len())
+        {
+            *best = Some(Best { sample, constants, given });
+        }
+    }
+}
+
+/// The node that passes gradients to most inputs so far.
+struct Best {
+    sample: Sample,
+    /// Whether its indices are constants.
+    constants: bool,
+    given: Vec<usize>,
+}
+
+/// The size of all axes.
+#[derive(Clone, Copy)]
+enum Size {
+    Symbol,
+    Known(usize),
+}
+
+/// The sizes that are tried.
+const SIZES: [Size; 4] = [Size::Symbol, Size::Known(2), Size::Known(1), Size::Known(4)];
+
+fn sizes_and_ranks() -> impl Iterator<Item = (Size, usize)> {
+    SIZES.into_iter().flat_map(|size| RANKS.map(|rank| (size, rank)))
+}
+
+impl Size {
+    /// A type with a rank, if it has none yet.
+    fn of_rank(self, ty: &ValueType, rank: usize) -> ValueType {
+        let dim = match self {
+            Size::Symbol => Dim::symbol("n"),
+            Size::Known(size) => Dim::Known(size),
+        };
+        match ty {
+            ValueType::Tensor(dtype, None) => {
+                ValueType::Tensor(*dtype, Some((0..rank).map(|_| dim.clone()).collect::<Shape>()))
+            }
+            ty => ty.clone(),
+        }
+    }
+}
+
+impl Definition {
+    /// The versions that models may have.
+    #[must_use]
+    pub fn versions(&self) -> &'static [i64] {
+        match self.since.iter().position(|&version| self.domain.is_empty() && version > NEWEST_OPSET) {
+            Some(end) => &self.since[..end],
+            None if self.rewritten => &self.since[..self.since.len() - 1],
+            None => self.since,
+        }
+    }
+
+    /// What is known of the operator; `None` if no node is found that it accepts.
+    #[must_use]
+    pub fn facts(&self) -> Option<Facts> {
+        let version = *self.versions().last()?;
+        let (probe, least) = (1..=4).find_map(|outputs| {
+            let probe = Probe { definition: self, version, outputs };
+            probe.least().map(|least| (probe, least))
+        })?;
+        // Nobody checks the inputs of a node that is rewritten anyway.
+        let most = if self.rewritten { least.clone() } else { probe.most(&least) };
+        let variadic = most.captures == 0 && most.inputs.len() == MOST_INPUTS;
+        let own = most.inputs.len() - most.captures;
+        let mut types: Vec<Vec<DType>> = (0..own).map(|k| probe.types(&most, k)).collect();
+        if variadic {
+            types.truncate(least.inputs.len().max(1));
+        }
+        let (graph, _) = probe.accepted(&mut most.clone())?;
+        let runs = if self.rewritten {
+            Runs::Decomposition
+        } else if self.row {
+            Runs::Row
+        } else if (self.composition)(&graph.nodes[0]) {
+            Runs::Decomposition
+        } else {
+            match build(&graph, &graph.nodes[0]).ok()?.placement() {
+                Placement::Program => Runs::Instructions,
+                Placement::Host(_) => Runs::Host,
+                Placement::If { .. } | Placement::Repeat(_) => Runs::ControlFlow,
+            }
+        };
+        let found = probe.differentiable(&least, &most).unwrap_or_default();
+        let floats =
+            |k: &usize| types.get(*k).is_some_and(|types| types.iter().any(|dtype| dtype.is_float()));
+        let all: Vec<usize> = (0..own).filter(floats).collect();
+        let gradient = if found.iter().any(|&k| k >= own) || (!found.is_empty() && (variadic || found == all))
+        {
+            Gradient::Full
+        } else if !found.is_empty() {
+            Gradient::Partial(found)
+        } else if crate::families::has_zero_derivative(self.domain, self.name) {
+            Gradient::Zero
+        } else {
+            Gradient::None
+        };
+        Some(Facts { runs, gradient, types, variadic })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Registry;
+
+    fn facts(name: &str) -> Facts {
+        Registry::standard().find("", name).and_then(Definition::facts).expect("it is known")
+    }
+
+    #[test]
+    fn something_is_known_of_every_operator() {
+        let all = Registry::standard().all();
+        let unknown: Vec<&str> = all
+            .iter()
+            .filter(|definition| definition.facts().is_none())
+            .map(|definition| definition.name)
+            .collect();
+        assert!(unknown.is_empty(), "give a sample of {unknown:?}");
+    }
+
+    #[test]
+    fn what_is_known_is_right() {
+        let floats = vec![DType::F32, DType::F16, DType::F64, DType::BF16];
+        let conv = facts("Conv");
+        assert_eq!((conv.runs, conv.gradient), (Runs::Instructions, Gradient::Full));
+        assert_eq!(conv.types, vec![floats.clone(); 3]);
+        let gather = facts("Gather");
+        assert_eq!(gather.types, [DType::ALL.to_vec(), vec![DType::I32, DType::I64]]);
+        assert_eq!(facts("Floor").gradient, Gradient::Zero);
+        assert_eq!(facts("Shape").gradient, Gradient::None);
+        assert_eq!(facts("Dropout").gradient, Gradient::Partial(vec![0]));
+        let sum = facts("Sum");
+        assert_eq!((sum.runs, sum.variadic, sum.types), (Runs::Row, true, vec![floats]));
+        assert_eq!(facts("SwiGLU").runs, Runs::Decomposition);
+        assert_eq!(facts("Scatter").runs, Runs::Decomposition);
+        assert_eq!(facts("NonZero").runs, Runs::Host);
+        for name in ["If", "Loop", "Scan"] {
+            assert_eq!(
+                (facts(name).runs, facts(name).gradient),
+                (Runs::ControlFlow, Gradient::Full),
+                "{name}"
+            );
+        }
+    }
+}

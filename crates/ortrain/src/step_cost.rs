@@ -1,0 +1,311 @@
+//! What a training step computes and takes, planned before there are artifacts.
+
+use std::sync::Arc;
+
+use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType, byte_length};
+use ortrain_onnx::{LoadedModel, ValueInfoProto};
+use ortrain_ops::training::append_stand_in;
+use ortrain_program::{Code, Entry, Program, Schedule, Segment};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::artifacts::{ArtifactOptions, generate_loaded, message_graph};
+use crate::tail;
+use crate::{CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptions, ParameterRole, Result};
+
+/// What a training step computes and takes, planned but not run. The loss is the sum of the means of the values that it
+/// is to be made of, so a real one takes a little more.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{InspectOptions, Scope, StepCost, inspect_with};
+///
+/// let options = InspectOptions::default().batch_size(32);
+/// let found = inspect_with(setup::MODEL.into(), &Scope::Outputs, &options)?;
+/// let step: StepCost = found.step.unwrap();
+/// assert_eq!(step.inputs, [("x".to_owned(), vec![32, 64])]);
+/// assert!(step.training_flops > 2 * step.forward_flops);
+/// assert_eq!(step.moments, 2 * step.gradients);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StepCost {
+    /// The shapes of the inputs.
+    pub inputs: Vec<(String, Vec<usize>)>,
+    /// Floating-point operations of a forward run; a multiply-add is two.
+    pub forward_flops: u64,
+    /// Those of a training step: forward and backward.
+    pub training_flops: u64,
+    /// Bytes of the parameters, frozen ones and running statistics among them.
+    pub parameters: usize,
+    /// Bytes of the gradients.
+    pub gradients: usize,
+    /// Bytes of the moments that AdamW keeps.
+    pub moments: usize,
+    /// Bytes of constants of the program.
+    pub constants: usize,
+    /// Bytes of inputs, activations and everything between: the arena of a training step.
+    pub work: usize,
+    /// Bytes that kernels use.
+    pub scratch: usize,
+    /// Bytes of the arena of a forward run.
+    pub forward_work: usize,
+    /// What the numbers do not have: parts of the model that are planned while it runs, as sentences.
+    pub without: Vec<String>,
+}
+
+impl StepCost {
+    /// The peak of a training step with AdamW, in bytes.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{InspectOptions, Scope, inspect_with};
+    ///
+    /// let peak = |rows| {
+    ///     let options = InspectOptions::default().batch_size(rows);
+    ///     let found = inspect_with(setup::MODEL.into(), &Scope::Outputs, &options)?;
+    ///     Ok::<usize, ortrain::Error>(found.step.unwrap().total())
+    /// };
+    /// assert!(peak(256)? > peak(32)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn total(&self) -> usize {
+        let parts = [self.parameters, self.gradients, self.moments, self.constants, self.work, self.scratch];
+        parts.into_iter().fold(0, usize::saturating_add)
+    }
+}
+
+/// For which inputs a training step is planned.
+///
+/// ```
+/// use ortrain::InspectOptions;
+///
+/// let options = InspectOptions::default().batch_size(8).shape("tokens", &[8, 128]);
+/// assert_eq!(options.shapes, [("tokens".to_owned(), vec![8, 128])]);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InspectOptions {
+    /// The size of first axes that are open.
+    pub batch_size: Option<usize>,
+    /// The shapes of inputs, by name.
+    pub shapes: Vec<(String, Vec<usize>)>,
+}
+
+impl InspectOptions {
+    /// With this size of first axes that are open.
+    ///
+    /// ```
+    /// use ortrain::InspectOptions;
+    ///
+    /// assert_eq!(InspectOptions::default().batch_size(8).batch_size, Some(8));
+    /// ```
+    #[must_use]
+    pub fn batch_size(mut self, rows: usize) -> InspectOptions {
+        self.batch_size = Some(rows);
+        self
+    }
+
+    /// With this shape of an input.
+    ///
+    /// ```
+    /// use ortrain::InspectOptions;
+    ///
+    /// assert_eq!(InspectOptions::default().shape("x", &[8, 3]).shapes.len(), 1);
+    /// ```
+    #[must_use]
+    pub fn shape(mut self, name: &str, dims: &[usize]) -> InspectOptions {
+        self.shapes.push((name.to_owned(), dims.to_vec()));
+        self
+    }
+}
+
+/// The shapes of the inputs, as far as they are known.
+pub(crate) fn shapes(
+    label: &str,
+    graph: &Graph,
+    options: &InspectOptions,
+) -> Result<Vec<(String, Option<Vec<usize>>)>> {
+    let wrong = |text: String| Err(Error::Argument(text));
+    let inputs: Vec<ValueId> =
+        graph.inputs.iter().copied().filter(|&id| graph.value(id).constant.is_none()).collect();
+    let described = || {
+        let all = inputs.iter().map(|&id| format!("{}: {}", graph.name_of(id), graph.value(id).ty));
+        all.collect::<Vec<_>>().join(", ")
+    };
+    let mut symbols: FxHashMap<&Dim, (usize, String)> = FxHashMap::default();
+    for (name, given) in &options.shapes {
+        let Some(&id) = inputs.iter().find(|&&id| graph.name_of(id) == name) else {
+            return wrong(format!(
+                "{label} has no input {name:?}, whose shape is given; it has {}",
+                described()
+            ));
+        };
+        let ValueType::Tensor(dtype, declared) = &graph.value(id).ty else {
+            return wrong(format!("input {name:?} is no tensor, so it has no shape"));
+        };
+        byte_length(*dtype, given).map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
+        let Some(declared) = declared else { continue };
+        let ty = &graph.value(id).ty;
+        if declared.rank() != given.len() {
+            return wrong(format!(
+                "input {name:?} is {ty}, so the shape {given:?} does not fit: its rank differs"
+            ));
+        }
+        for (axis, (dim, &size)) in declared.iter().zip(given).enumerate() {
+            if dim.known().is_some_and(|known| known != size) {
+                return wrong(format!(
+                    "input {name:?} is {ty}, so the shape {given:?} does not fit at axis {axis}"
+                ));
+            }
+            if dim.known().is_none()
+                && let Some((other, from)) = symbols.insert(dim, (size, format!("input {name:?}")))
+                && other != size
+            {
+                return wrong(format!(
+                    "{dim} is {other} by {from}, but {size} by the shape of input {name:?}"
+                ));
+            }
+        }
+    }
+    if let Some(rows) = options.batch_size {
+        if rows == 0 {
+            return wrong("batch_size is 0; a batch has one row or more".into());
+        }
+        let first = |id: &ValueId| graph.value(*id).ty.shape().and_then(|shape| shape.first());
+        let open: Vec<&Dim> = inputs.iter().filter_map(first).filter(|dim| dim.known().is_none()).collect();
+        if open.is_empty() {
+            return wrong(format!(
+                "batch_size is {rows}, but no input of {label} has an open first axis; it has {}",
+                described()
+            ));
+        }
+        for dim in open {
+            match symbols.get(dim) {
+                Some((size, from)) if *size != rows => {
+                    return wrong(format!("batch_size is {rows}, but {dim} is {size} by {from}"));
+                }
+                Some(_) => {}
+                None => drop(symbols.insert(dim, (rows, "batch_size".into()))),
+            }
+        }
+    }
+    let mut all = Vec::with_capacity(inputs.len());
+    for &id in &inputs {
+        let name = graph.name_of(id);
+        let given = options.shapes.iter().find(|(known, _)| known == name).map(|(_, dims)| dims.clone());
+        let size = |dim: &Dim| dim.known().or_else(|| symbols.get(dim).map(|&(size, _)| size));
+        let inferred = || graph.value(id).ty.shape()?.iter().map(size).collect::<Option<Vec<usize>>>();
+        all.push((name.to_owned(), given.or_else(inferred)));
+    }
+    for (name, dims) in &all {
+        let dtype = graph.find(name).and_then(|id| graph.value(id).ty.dtype()).unwrap_or(DType::F32);
+        if let Some(dims) = dims {
+            byte_length(dtype, dims).map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
+        }
+    }
+    Ok(all)
+}
+
+/// Plans a step as a [`Module`] does, with a loss that stands for the one to come. Also the nodes that are segments of
+/// their own.
+pub(crate) fn plan(
+    label: &str,
+    mut model: LoadedModel,
+    inspection: &Inspection,
+    values: &[(String, ValueType)],
+    inputs: Vec<(String, Vec<usize>)>,
+) -> Result<(StepCost, FxHashSet<String>)> {
+    let asked: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+    if let Some(shorter) = tail::without(&model, &asked) {
+        model = shorter;
+    }
+    let graph = message_graph(label, &mut model.proto)?;
+    let loss = append_stand_in(graph, values).expect("there is a value");
+    let declared = ValueInfoProto { name: loss.clone(), ..ValueInfoProto::default() };
+    let known = graph.output.iter().find(|info| info.name == loss).cloned();
+    graph.output = vec![known.unwrap_or(declared)];
+    let requires_grad = inspection.names(ParameterRole::Trained).map(str::to_owned).collect();
+    let options = ArtifactOptions { requires_grad, ..ArtifactOptions::default() };
+    let made = generate_loaded(label, model, &options)?;
+    let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
+    let (train, eval) =
+        (ModelSource::from_proto(&made.training_model)?, ModelSource::from_proto(&made.eval_model)?);
+    let module = Module::new(train, &mut state, Some(eval), ModuleOptions::default())?;
+
+    let find = |name: &str| {
+        let found = inputs.iter().find(|(known, _)| known == name);
+        found.map(|(_, dims)| dims.as_slice()).ok_or_else(|| {
+            Error::Argument(format!("the training model has an input {name:?} that the model does not have"))
+        })
+    };
+    let dims =
+        |training| module.input_names(training).iter().map(|name| find(name)).collect::<Result<Vec<_>>>();
+    let (forward, forward_need) = module.planned(&dims(false)?, false)?;
+    let (step, need) = module.planned(&dims(true)?, true)?;
+    let mut parts = Parts::default();
+    parts.add(&step);
+    let mut without = Vec::new();
+    if parts.late > 0 {
+        without.push(format!(
+            "{} programs behind functions on the host, which are made during a run",
+            parts.late
+        ));
+    }
+    if parts.repeats > 0 {
+        without.push("iterations of loops but one each".to_owned());
+    }
+    let flops = |schedule: &Schedule| {
+        let of = |program: &Arc<Program>| program.cost(Entry::Overwrite).flops;
+        schedule.programs().into_iter().map(of).fold(0u64, u64::saturating_add)
+    };
+    let held = module.memory();
+    let cost = StepCost {
+        forward_flops: flops(&forward),
+        training_flops: flops(&step),
+        parameters: held.parameters,
+        gradients: held.gradients,
+        moments: held.gradients.saturating_mul(2),
+        constants: need.constants,
+        work: need.work,
+        scratch: need.scratch,
+        forward_work: forward_need.work,
+        without,
+        inputs,
+    };
+    parts.add(&forward);
+    Ok((cost, parts.labels))
+}
+
+/// What a schedule is made of beside programs.
+#[derive(Default)]
+struct Parts {
+    /// The nodes that are segments of their own.
+    labels: FxHashSet<String>,
+    /// Programs that are made during a run.
+    late: usize,
+    repeats: usize,
+}
+
+impl Parts {
+    fn add(&mut self, schedule: &Schedule) {
+        for segment in &schedule.segments {
+            match &segment.segment {
+                Segment::Program(Code::Ready(..)) => {}
+                Segment::Program(Code::Late(_)) => self.late += 1,
+                Segment::Host(_, label) => drop(self.labels.insert(label.to_string())),
+                Segment::If(branches, label) => {
+                    self.labels.insert(label.to_string());
+                    self.add(&branches.then_branch);
+                    self.add(&branches.else_branch);
+                }
+                Segment::Repeat(repeat, label) => {
+                    self.labels.insert(label.to_string());
+                    self.repeats += 1;
+                    self.add(&repeat.body);
+                }
+            }
+        }
+    }
+}
