@@ -857,7 +857,14 @@ def remembering(w: Words, x: str) -> str:
     kernels, bias = weight("kernels", 2, 1, 3), weight("bias", 2)
     past = w.node("CausalConvWithState", [line, kernels, bias], "first", "left", activation="silu")
     again = w.node("CausalConvWithState", [past, kernels, bias, "left"], "second", "right")
-    return w.node("MatMul", [w.node("Reshape", [again, w.ints([-1, 8])]), weight("out", 8, CLASSES)])
+    # Positions last: heads of two elements.
+    rows = w.node("Transpose", [w.node("Concat", [past, again], axis=1)], perm=[0, 2, 1])
+    decay, beta = (w.node("MatMul", [rows, weight(name, 4, 1)]) for name in ("decay", "beta"))
+    decay, beta = w.node("Log", [w.node("Sigmoid", [decay])]), w.node("Sigmoid", [beta])
+    heads = {"q_num_heads": 2, "kv_num_heads": 1, "update_rule": "gated_delta"}
+    keys, known = (w.node("MatMul", [rows, weight(name, 4, 2)]) for name in ("keys", "known"))
+    seen = w.node("LinearAttention", [rows, keys, known, "", decay, beta], "seen", "state", **heads)
+    return w.node("MatMul", [w.node("Reshape", [seen, w.ints([-1, 16])]), weight("out", 16, CLASSES)])
 
 
 # What can be trained, and the oldest opset with all its operators.

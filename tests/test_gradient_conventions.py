@@ -27,9 +27,9 @@ TOLERANCE = 1e-12
 DIFFERENCES, STEP, TOLERANCE_OF_DIFFERENCES = "differences", 1e-6, 1e-7
 
 # What says nothing that a row could hold (sums, 6; how checks are made, 7), and what is not among the operators:
-# pooling of regions, MaxUnpool and DeformConv (46, 47, 48), linear attention (66), sequences (112), quantisation
-# (120, 121), random generators (123). Weights inside branches (111) are in test_inspect.py.
-WITHOUT_ROWS = {6, 7, 46, 47, 48, 66, 111, 112, 120, 121, 123}
+# pooling of regions, MaxUnpool and DeformConv (46, 47, 48), sequences (112), quantisation (120, 121), random
+# generators (123). Weights inside branches (111) are in test_inspect.py.
+WITHOUT_ROWS = {6, 7, 46, 47, 48, 111, 112, 120, 121, 123}
 CONVENTIONS = {
     *range(1, 8),
     *range(10, 18),
@@ -1104,6 +1104,43 @@ for mode in ("linear", "cubic"):
             np.linspace(0.5, 1, 6).reshape(1, 1, 2, 3),
             DIFFERENCES,
         )
+
+# A past state gets a gradient, and the present one passes one on.
+row(
+    "C66 LinearAttention",
+    node(
+        "LinearAttention",
+        "q k v past decay beta",
+        "y present",
+        q_num_heads=2,
+        kv_num_heads=1,
+        update_rule="gated_delta",
+    ),
+    {
+        "q": np.linspace(-1, 1, 12).reshape(1, 3, 4),
+        "k": np.linspace(0.3, -0.8, 6).reshape(1, 3, 2),
+        "v": np.linspace(-0.5, 0.9, 9).reshape(1, 3, 3),
+        "past": np.linspace(1, -1, 6).reshape(1, 1, 2, 3),
+        "decay": np.linspace(-0.9, 0.1, 3).reshape(1, 3, 1),
+        "beta": np.linspace(0.2, 0.8, 3).reshape(1, 3, 1),
+    },
+    {"y": np.linspace(0.5, 1.5, 18).reshape(1, 3, 6), "present": np.linspace(-1, 1, 6).reshape(1, 1, 2, 3)},
+    DIFFERENCES,
+    opset=27,
+)
+row(
+    "C66 CausalConvWithState",
+    node("CausalConvWithState", "x w b past", "y present", activation="silu"),
+    {
+        "x": np.linspace(-1, 1, 6).reshape(1, 2, 3),
+        "w": np.linspace(0.4, -0.7, 8).reshape(2, 1, 4),
+        "b": np.asarray([0.3, -0.2]),
+        "past": np.linspace(0.8, -0.5, 6).reshape(1, 2, 3),
+    },
+    {"y": np.linspace(0.5, 1.5, 6).reshape(1, 2, 3), "present": np.linspace(-1, 1, 6).reshape(1, 2, 3)},
+    DIFFERENCES,
+    opset=27,
+)
 
 # The conjugate transform, without the division that the inverse has.
 row(

@@ -339,6 +339,24 @@ def causal_convolutions(opset: int) -> Iterator[Case]:
             yield several(opset, op, inputs[:count], kinds, activation=activation)
 
 
+def linear_attention(opset: int) -> Iterator[Case]:
+    rows = [values(np.float32, 2, 3, width, seed=width) for width in (8, 4, 6)]
+    past, rates = values(np.float32, 2, 2, 2, 3), values(np.float32, 2, 3, 2, low=-2, high=0)
+    given = {
+        "linear": [*rows, past],
+        "gated": [*rows, past, rates],
+        "delta": [*rows, past, "", np.exp(rates)],
+        "gated_delta": [*rows, past, rates, np.exp(rates)],
+    }
+    for rule, inputs in given.items():
+        w = Words(opset)
+        present = {f"x{k}": array for k, array in enumerate(inputs) if not isinstance(array, str)}
+        names = [f"x{k}" if f"x{k}" in present else "" for k in range(len(inputs))]
+        w.node("LinearAttention", names, "y", "state", q_num_heads=4, kv_num_heads=2, update_rule=rule, scale=0.5)
+        # Sums over positions of what is added up for every one.
+        yield Case(w, present, {"y": np.float32, "state": np.float32}, tolerance=1e-4)
+
+
 def transforms(opset: int) -> Iterator[Case]:
     real, complex_ = values(np.float32, 2, 5, 1), values(np.float32, 2, 5, 2)
     length = np.asarray(4, np.int64)
@@ -1020,6 +1038,7 @@ CASES: dict[str, Callable[[int], Iterator[Case]]] = {
     "GridSample": sampled,
     "DFT": transforms,
     "CausalConvWithState": causal_convolutions,
+    "LinearAttention": linear_attention,
     **{op: lambda opset, op=op: activation(op, opset) for op in WITH_ATTRIBUTES},
     **{op: lambda opset, op=op: pooling(op, opset) for op in ("MaxPool", "AveragePool")},
     **{op: lambda opset, op=op: global_pooling(op, opset) for op in ("GlobalMaxPool", "GlobalAveragePool")},

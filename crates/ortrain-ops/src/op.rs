@@ -85,6 +85,8 @@ pub enum Need {
 pub enum Placement {
     /// As instructions of a program.
     Program,
+    /// As what it is made of, parts of which do not run in a program: it is written out before programs are made.
+    Composition,
     /// As a function on the host: the shapes of its results depend on values.
     Host(Arc<dyn HostFunction>),
     /// As one of two schedules, made of the subgraphs in these attributes, chosen by the first input.

@@ -28,9 +28,11 @@ mod gather;
 mod gather_elements;
 mod grid_sample;
 mod layer_norm;
+mod linear_attention;
 mod loss;
 mod lrn;
 mod matmul;
+mod non_max_suppression;
 mod nonzero;
 pub(crate) mod norm;
 mod normalize;
@@ -87,9 +89,11 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     gather_elements::definitions,
     grid_sample::definitions,
     layer_norm::definitions,
+    linear_attention::definitions,
     loss::definitions,
     lrn::definitions,
     matmul::definitions,
+    non_max_suppression::definitions,
     nonzero::definitions,
     norm::definitions,
     normalize::definitions,

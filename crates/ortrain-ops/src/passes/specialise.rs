@@ -12,6 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::lower::{Lower, POSITIONS, PlanePart, Values};
 use crate::op::{Need, Op, Placement, Repetition};
+use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
 use crate::passes::infer::infer_node;
 use crate::passes::unroll::{
@@ -311,6 +312,11 @@ fn compile(
             inline_branch(&mut graph, index, if holds { then_branch } else { else_branch })?;
             continue;
         }
+        if matches!(placement, Placement::Composition) {
+            infer_node(&mut graph, index)?;
+            decompose_node(&mut graph, index)?.expect("a composition is made of something");
+            continue;
+        }
         if let Placement::Repeat(repetition) = &placement {
             // What it carries and scans tells how often it runs, so its types come first.
             infer_node(&mut graph, index)?;
@@ -340,6 +346,7 @@ fn compile(
             Placement::Program => Kind::Program,
             Placement::Host(_) => Kind::Host,
             Placement::If { .. } | Placement::Repeat(_) => Kind::Control,
+            Placement::Composition => unreachable!("written out above"),
         };
         let mut open = !outputs.iter().all(|&id| concrete(id));
         if kind == Kind::Program && !any_late {
@@ -645,7 +652,7 @@ impl SegmentMaker<'_> {
                 (inputs, outputs, Segment::If(branches, label))
             }
             Placement::Repeat(repetition) => self.repeat(node, &repetition, label)?,
-            Placement::Program => unreachable!("programs are made of groups"),
+            Placement::Program | Placement::Composition => unreachable!("programs are made of groups"),
         };
         self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
         Ok(())

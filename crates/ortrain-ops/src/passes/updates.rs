@@ -59,7 +59,7 @@ fn lift(graph: &mut Graph, newest: &mut Newest) {
                 lift_branches(graph, index, [then_branch, else_branch], newest);
             }
             Placement::Repeat(repetition) => lift_body(graph, index, &repetition, newest),
-            Placement::Program | Placement::Host(_) => {}
+            Placement::Program | Placement::Composition | Placement::Host(_) => {}
         }
     }
 }

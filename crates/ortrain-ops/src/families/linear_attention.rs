@@ -1,0 +1,466 @@
+//! Attention that remembers sums instead of keys: `LinearAttention`.
+//!
+//! LinearAttention-27 of ONNX (<https://onnx.ai/onnx/operators/onnx__LinearAttention.html>). A state of one matrix for each
+//! head is carried from position to position: it fades (`gated`), what it gives for the key is taken out of the value
+//! (`delta`), and the product of key and value is added; the query is multiplied by what comes out. Query heads may share a
+//! head of keys and values. `chunk_size`, a hint, changes nothing. The state is computed in float32 at least.
+//!
+//! It is a composition around a Scan. So everything has a gradient, the past state, too.
+//!
+//! Limits: the ranks of the inputs must be known.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+
+use super::norm::wide;
+use super::sizes::{Size, apply, as_number, cast, dtype_of, number, over, reshaped, size_of, times, vector};
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op, Placement};
+use crate::rewrite::Rewrite;
+
+const QUERY: usize = 0;
+const KEY: usize = 1;
+const VALUE: usize = 2;
+const PAST: usize = 3;
+const DECAY: usize = 4;
+const BETA: usize = 5;
+
+struct LinearAttention {
+    query_heads: usize,
+    heads: usize,
+    gated: bool,
+    delta: bool,
+    /// What the results are multiplied by; `None`: by the size of a key, to the power of -1/2.
+    scale: Option<f32>,
+}
+
+impl LinearAttention {
+    fn read(node: &Node) -> Result<LinearAttention, OpError> {
+        let attrs = &node.attrs;
+        let heads = |name: &'static str| {
+            let count = Attrs::required(name, attrs.int(name)?)?;
+            usize::try_from(count)
+                .ok()
+                .filter(|&count| count > 0)
+                .ok_or_else(|| OpError::invalid(format!("{name} is {count}; it must be positive")))
+        };
+        let (query_heads, heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
+        if query_heads % heads != 0 {
+            return Err(OpError::invalid(format!(
+                "{query_heads} query heads cannot share {heads} heads of keys and values evenly"
+            )));
+        }
+        let (gated, delta) = match attrs.string("update_rule")?.unwrap_or("gated_delta") {
+            "linear" => (false, false),
+            "gated" => (true, false),
+            "delta" => (false, true),
+            "gated_delta" => (true, true),
+            other => {
+                return Err(OpError::invalid(format!(
+                    "update_rule {other:?} is not defined; linear, gated, delta and gated_delta are"
+                )));
+            }
+        };
+        let scale = attrs.float("scale")?.filter(|&scale| scale != 0.0);
+        Ok(LinearAttention { query_heads, heads, gated, delta, scale })
+    }
+}
+
+impl Op for LinearAttention {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 6, 2)?;
+        let dtype = cx.dtype_where(QUERY, "a float type", DType::is_float)?;
+        cx.same_dtype([QUERY, KEY, VALUE, DECAY, BETA])?;
+        for (k, wanted, name) in [(DECAY, self.gated, "decay"), (BETA, self.delta, "beta")] {
+            if cx.has(k) != wanted {
+                let what = if wanted { "needs" } else { "has no" };
+                return Err(OpError::invalid(format!("its update_rule {what} {name}, input {k}")));
+            }
+        }
+        let state = match cx.has(PAST) {
+            true => cx.dtype_where(PAST, "a float type", DType::is_float)?,
+            false => dtype,
+        };
+        let wrong = |k: usize, shape: &Shape, wanted: &str| {
+            OpError::invalid(format!("input {k} has shape {shape}; {wanted} is needed"))
+        };
+        let [batch, length] = [0, 1].map(|axis| {
+            let found = [QUERY, KEY, VALUE].into_iter().filter_map(|k| cx.shape(k)?.get(axis).cloned());
+            found.max_by_key(|dim| dim.known().is_some())
+        });
+        let fits = |dim: &Dim, wanted: Option<&Dim>| match (dim.known(), wanted.and_then(Dim::known)) {
+            (Some(a), Some(b)) => a == b,
+            _ => true,
+        };
+        // The size of a head of an input that packs some.
+        let packed = |k: usize, heads: usize| {
+            let Some(shape) = cx.shape(k) else { return Ok(None) };
+            if shape.rank() != 3 || !fits(&shape[0], batch.as_ref()) || !fits(&shape[1], length.as_ref()) {
+                return Err(wrong(k, shape, "[batch, length, heads * size], alike for all,"));
+            }
+            match shape[2].known() {
+                Some(width) if width % heads != 0 => {
+                    Err(wrong(k, shape, &format!("a last axis of {heads} heads of one size")))
+                }
+                width => Ok(width.map(|width| width / heads)),
+            }
+        };
+        let (of_query, of_key) = (packed(QUERY, self.query_heads)?, packed(KEY, self.heads)?);
+        let (of_value, of_decay) = (packed(VALUE, self.heads)?, packed(DECAY, self.heads)?);
+        packed(BETA, 1)?;
+        let size = of_query.or(of_key);
+        if let (Some(a), Some(b)) = (of_query, of_key)
+            && a != b
+        {
+            return Err(OpError::invalid(format!(
+                "heads of queries are of size {a}, but those of keys of size {b}"
+            )));
+        }
+        if let (Some(found), Some(size), Some(shape)) = (of_decay, size, cx.shape(DECAY))
+            && found != 1
+            && found != size
+        {
+            return Err(wrong(DECAY, shape, "one number for each head, or each element of a key,"));
+        }
+        if let Some(shape) = cx.shape(BETA)
+            && shape[2].known().is_some_and(|count| count != 1 && count != self.heads)
+        {
+            return Err(wrong(BETA, shape, "one number, or one for each head,"));
+        }
+        let known =
+            |size: Option<usize>, axis: usize| size.map_or_else(|| cx.unknown_dim(1, axis), Dim::Known);
+        let wanted: Shape = [
+            batch.clone().unwrap_or_else(|| cx.unknown_dim(1, 0)),
+            Dim::Known(self.heads),
+            known(size, 2),
+            known(of_value, 3),
+        ]
+        .into_iter()
+        .collect();
+        if let Some(past) = cx.shape(PAST)
+            && (past.rank() != 4
+                || past.iter().zip(wanted.iter()).any(|(dim, wanted)| !fits(dim, Some(wanted))))
+        {
+            return Err(wrong(PAST, past, &wanted.to_string()));
+        }
+        let width = of_value.map_or_else(|| cx.unknown_dim(0, 2), |size| Dim::Known(size * self.query_heads));
+        let shape = batch.zip(length).map(|(batch, length)| [batch, length, width].into_iter().collect());
+        cx.output(0, dtype, shape);
+        cx.output(1, state, Some(wanted));
+        Ok(())
+    }
+
+    fn placement(&self) -> Placement {
+        Placement::Composition
+    }
+}
+
+/// One position: the state and what belongs to the position become the next state and the result.
+fn step(op: &LinearAttention) -> Graph {
+    let mut body = Graph::new("position");
+    let names = ["state", "query", "key", "key_down", "value"].into_iter();
+    let names = names.chain(op.gated.then_some("decay")).chain(op.delta.then_some("beta"));
+    let inputs: Vec<ValueId> = names.map(|name| body.add_value(name, ValueType::Unknown)).collect();
+    let add = |body: &mut Graph, op: &str, name: &str, inputs: [ValueId; 2]| {
+        let made = body.add_value(name, ValueType::Unknown);
+        body.nodes.push(Node::new("", op, &inputs.map(Some), &[Some(made)], Attrs::new()));
+        made
+    };
+    let [mut state, query, key, key_down, mut value] = [0, 1, 2, 3, 4].map(|k| inputs[k]);
+    if op.gated {
+        state = add(&mut body, "Mul", "faded", [state, inputs[5]]);
+    }
+    if op.delta {
+        let known = add(&mut body, "MatMul", "known", [key, state]);
+        let news = add(&mut body, "Sub", "news", [value, known]);
+        value = add(&mut body, "Mul", "rated", [news, inputs[inputs.len() - 1]]);
+    }
+    let product = add(&mut body, "Mul", "product", [key_down, value]);
+    let next = add(&mut body, "Add", "next", [state, product]);
+    let result = add(&mut body, "MatMul", "result", [query, next]);
+    body.inputs = inputs;
+    body.outputs = vec![next, result];
+    body
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = LinearAttention::read(rw.node())?;
+    let (query, key, value) = (rw.required(QUERY)?, rw.required(KEY)?, rw.required(VALUE)?);
+    let dtype = dtype_of(rw, query, "the queries")?;
+    let ty = wide(dtype);
+    let (query_heads, heads) = (Size::Number(op.query_heads as i64), Size::Number(op.heads as i64));
+    let group = Size::Number((op.query_heads / op.heads) as i64);
+    let head_size = |rw: &mut Rewrite<'_>, value: ValueId, heads: Size| {
+        let width = size_of(rw, value, 2);
+        over(rw, width, heads)
+    };
+    let (size, of_value) = (head_size(rw, query, query_heads), head_size(rw, value, heads));
+    let one = Size::Number(1);
+    let seen = |rw: &mut Rewrite<'_>, value: ValueId, last: [Size; 3]| {
+        let value = reshaped(rw, value, &[Size::Kept, Size::Kept, last[0], last[1], last[2]]);
+        cast(rw, value, dtype, ty)
+    };
+    // `[batch, length, heads, rows, columns]`.
+    let mut scanned = vec![
+        seen(rw, query, [heads, group, size]),
+        seen(rw, key, [heads, one, size]),
+        seen(rw, key, [heads, size, one]),
+        seen(rw, value, [heads, one, of_value]),
+    ];
+    if let Some(decay) = rw.input(DECAY) {
+        let rows = head_size(rw, decay, heads);
+        let decay = seen(rw, decay, [heads, rows, one]);
+        scanned.push(apply(rw, "Exp", &[decay]));
+    }
+    if let Some(beta) = rw.input(BETA) {
+        let heads = size_of(rw, beta, 2);
+        scanned.push(seen(rw, beta, [heads, one, one]));
+    }
+    let (state, state_dtype) = match rw.input(PAST) {
+        Some(past) => {
+            let state_dtype = dtype_of(rw, past, "the past state")?;
+            (cast(rw, past, state_dtype, ty), state_dtype)
+        }
+        None => {
+            let batch = size_of(rw, query, 0);
+            let shape = vector(rw, &[batch, heads, size, of_value]);
+            let zero = Attrs::new().with("value", Tensor::filled(ty, &[1], 0.0));
+            (rw.add("ConstantOfShape", &[shape], zero), dtype)
+        }
+    };
+    let count = scanned.len();
+    let attrs = Attrs::new()
+        .with("num_scan_inputs", count as i64)
+        .with("scan_input_axes", vec![1i64; count])
+        .with("scan_output_axes", vec![1i64])
+        .with("body", step(&op));
+    let inputs: Vec<Option<ValueId>> = std::iter::once(state).chain(scanned).map(Some).collect();
+    let made = rw.add_node("", "Scan", &inputs, 2, attrs);
+    let scale = match (op.scale, size) {
+        (Some(scale), _) => number(rw, ty, f64::from(scale)),
+        (None, Size::Number(size)) => number(rw, ty, 1.0 / (size as f64).sqrt()),
+        (None, size) => {
+            let size = as_number(rw, size, ty);
+            let (root, one) = (apply(rw, "Sqrt", &[size]), number(rw, ty, 1.0));
+            apply(rw, "Div", &[one, root])
+        }
+    };
+    let result = apply(rw, "Mul", &[made[1], scale]);
+    let result = cast(rw, result, ty, dtype);
+    let width = times(rw, query_heads, of_value);
+    let result = reshaped(rw, result, &[Size::Kept, Size::Kept, width]);
+    rw.output(0, result);
+    if rw.has_output(1) {
+        let present = cast(rw, made[0], ty, state_dtype);
+        rw.output(1, present);
+    }
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(LinearAttention::read(node)?))
+}
+
+/// Before opset 27 it is written as what it is made of.
+fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.version() < 27 { decompose(rw) } else { Ok(()) }
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "LinearAttention", &[27], build).composition(decompose).downgrade(downgrade)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, graph,
+        one_node, run, run_node, spread, typed,
+    };
+
+    const OP: (&str, &str) = ("", "LinearAttention");
+    const RULES: [&str; 4] = ["linear", "gated", "delta", "gated_delta"];
+    const BATCH: usize = 2;
+    const LENGTH: usize = 3;
+    const QUERY_HEADS: usize = 4;
+    const HEADS: usize = 2;
+    const SIZE: usize = 3;
+    const OF_VALUE: usize = 2;
+
+    fn attrs(rule: &str) -> Attrs {
+        Attrs::new()
+            .with("q_num_heads", QUERY_HEADS as i64)
+            .with("kv_num_heads", HEADS as i64)
+            .with("update_rule", rule)
+    }
+
+    /// The inputs of a rule; `fine`: decays for each element of a key, and a rate for each head.
+    fn inputs(rule: &str, past: bool, fine: bool) -> [Option<Tensor>; 6] {
+        let packed = |width: usize, seed: u32| spread(&[BATCH, LENGTH, width], seed);
+        [
+            Some(packed(QUERY_HEADS * SIZE, 1)),
+            Some(packed(HEADS * SIZE, 2)),
+            Some(packed(HEADS * OF_VALUE, 3)),
+            past.then(|| spread(&[BATCH, HEADS, SIZE, OF_VALUE], 4)),
+            rule.starts_with("gated").then(|| packed(if fine { HEADS * SIZE } else { HEADS }, 5)),
+            rule.ends_with("delta").then(|| packed(if fine { HEADS } else { 1 }, 6)),
+        ]
+    }
+
+    /// By the definition, position by position.
+    fn expected(given: &[Option<Tensor>; 6], scale: f64) -> [Tensor; 2] {
+        let elements = |k: usize| given[k].as_ref().map(Tensor::to_f64);
+        let [query, key, value] = [0, 1, 2].map(|k| elements(k).expect("there"));
+        let (decay, beta) = (elements(DECAY), elements(BETA));
+        let states = BATCH * HEADS * SIZE * OF_VALUE;
+        let mut state = elements(PAST).unwrap_or_else(|| vec![0.0; states]);
+        let mut result = vec![0.0; BATCH * LENGTH * QUERY_HEADS * OF_VALUE];
+        for b in 0..BATCH {
+            for t in 0..LENGTH {
+                let row = b * LENGTH + t;
+                for h in 0..HEADS {
+                    let at = |i: usize, j: usize| ((b * HEADS + h) * SIZE + i) * OF_VALUE + j;
+                    let key = &key[(row * HEADS + h) * SIZE..][..SIZE];
+                    let mut value = value[(row * HEADS + h) * OF_VALUE..][..OF_VALUE].to_vec();
+                    if let Some(decay) = &decay {
+                        let each = decay.len() / (BATCH * LENGTH * HEADS);
+                        for i in 0..SIZE {
+                            let rate = decay[(row * HEADS + h) * each + i % each];
+                            for j in 0..OF_VALUE {
+                                state[at(i, j)] *= rate.exp();
+                            }
+                        }
+                    }
+                    if let Some(beta) = &beta {
+                        let count = beta.len() / (BATCH * LENGTH);
+                        for j in 0..OF_VALUE {
+                            let known: f64 = (0..SIZE).map(|i| key[i] * state[at(i, j)]).sum();
+                            value[j] = (value[j] - known) * beta[row * count + h % count];
+                        }
+                    }
+                    for i in 0..SIZE {
+                        for j in 0..OF_VALUE {
+                            state[at(i, j)] += key[i] * value[j];
+                        }
+                    }
+                    for g in 0..QUERY_HEADS / HEADS {
+                        let head = h * (QUERY_HEADS / HEADS) + g;
+                        let query = &query[(row * QUERY_HEADS + head) * SIZE..][..SIZE];
+                        for j in 0..OF_VALUE {
+                            let sum: f64 = (0..SIZE).map(|i| query[i] * state[at(i, j)]).sum();
+                            result[(row * QUERY_HEADS + head) * OF_VALUE + j] = scale * sum;
+                        }
+                    }
+                }
+            }
+        }
+        let shape = [BATCH, LENGTH, QUERY_HEADS * OF_VALUE];
+        [f64s(&shape, &result), f64s(&[BATCH, HEADS, SIZE, OF_VALUE], &state)]
+    }
+
+    #[test]
+    fn every_rule_and_its_gradients() {
+        for rule in RULES {
+            for (past, fine) in [(false, false), (true, true)] {
+                let given = inputs(rule, past, fine);
+                let ports: Vec<Option<&Tensor>> = given.iter().map(Option::as_ref).collect();
+                let (attrs, scale) = match fine {
+                    true => (attrs(rule).with("scale", 0.5f32), 0.5),
+                    false => (attrs(rule), 1.0 / (SIZE as f64).sqrt()),
+                };
+                let graph = one_node(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
+                let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
+                for (got, want) in run(&graph, &inputs).expect("it runs").iter().zip(&expected(&given, scale))
+                {
+                    assert_close(got, want, 1e-13);
+                }
+                let all: Vec<usize> = (0..inputs.len()).collect();
+                check_gradients(&graph, &inputs, &all, &[0, 1]);
+                check_decomposition(&graph, &inputs, 0.0);
+                assert_eq!(check_downgrade(&graph, &inputs, 27).nodes.len(), 1);
+                check_downgrade(&graph, &inputs, 11);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_found_out_when_it_runs() {
+        let given = inputs("gated_delta", true, false);
+        let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
+        let (mut symbolic, ids) = graph(&inputs.iter().collect::<Vec<_>>());
+        for (k, &id) in ids.iter().enumerate() {
+            let names: &[&str] = match k {
+                PAST => &["n", "h", "k", "v"],
+                0 => &["n", "t", "q"],
+                DECAY => &["n", "t", "d"],
+                BETA => &["n", "t", "b"],
+                _ => &["n", "t", if k == KEY { "w" } else { "x" }],
+            };
+            let shape = names.iter().map(|name| Dim::symbol(name)).collect();
+            symbolic.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(shape));
+        }
+        let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
+        add(&mut symbolic, OP, "y", &ports, 2, attrs("gated_delta"));
+        crate::passes::infer::infer(&mut symbolic).expect("valid");
+        let want = expected(&given, 1.0 / (SIZE as f64).sqrt());
+        for (got, want) in run(&symbolic, &inputs).expect("it runs").iter().zip(&want) {
+            assert_close(got, want, 1e-13);
+        }
+        check_gradients(&symbolic, &inputs, &[0, 1, 2, 3, 4, 5], &[0]);
+    }
+
+    #[test]
+    fn a_state_of_another_type() {
+        let given = inputs("gated_delta", true, true);
+        let mut narrow = given.clone().map(|tensor| tensor.map(|tensor| typed(&tensor, DType::F16)));
+        narrow[PAST] = given[PAST].as_ref().map(|past| typed(past, DType::F32));
+        let ports: Vec<Option<&Tensor>> = narrow.iter().map(Option::as_ref).collect();
+        let got = run_node(OP, &ports, 2, attrs("gated_delta")).expect("it runs");
+        assert_eq!([got[0].dtype(), got[1].dtype()], [DType::F16, DType::F32]);
+        let wide = narrow.clone().map(|tensor| tensor.map(|tensor| typed(&tensor, DType::F64)));
+        let want = expected(&wide, 1.0 / (SIZE as f64).sqrt());
+        assert_close(&got[1], &typed(&want[1], DType::F32), 1e-5);
+        assert_close(&got[0], &typed(&want[0], DType::F16), 2e-3);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let with = |name: &str, value: i64| attrs("linear").with(name, value);
+        let shaped = |k: usize, dims: &[usize]| {
+            let mut given = inputs("gated_delta", true, true);
+            given[k] = Some(spread(dims, 1));
+            given
+        };
+        for (given, attrs, message) in [
+            (inputs("linear", false, false), with("q_num_heads", 3), "3 query heads cannot share 2 heads"),
+            (
+                inputs("linear", false, false),
+                with("kv_num_heads", 0),
+                "kv_num_heads is 0; it must be positive",
+            ),
+            (inputs("linear", false, false), attrs("square"), "update_rule \"square\" is not defined"),
+            (inputs("linear", false, false), attrs("gated"), "its update_rule needs decay, input 4"),
+            (inputs("delta", false, false), attrs("linear"), "its update_rule has no beta, input 5"),
+            (
+                shaped(KEY, &[2, 3, 8]),
+                attrs("gated_delta"),
+                "queries are of size 3, but those of keys of size 4",
+            ),
+            (shaped(KEY, &[2, 4, 6]), attrs("gated_delta"), "[batch, length, heads * size], alike for all"),
+            (shaped(VALUE, &[2, 3, 5]), attrs("gated_delta"), "a last axis of 2 heads of one size"),
+            (shaped(PAST, &[2, 2, 3, 3]), attrs("gated_delta"), "[2, 2, 3, 2] is needed"),
+            (
+                shaped(DECAY, &[2, 3, 4]),
+                attrs("gated_delta"),
+                "one number for each head, or each element of a key",
+            ),
+            (shaped(BETA, &[2, 3, 3]), attrs("gated_delta"), "one number, or one for each head"),
+        ] {
+            let ports: Vec<Option<&Tensor>> = given.iter().map(Option::as_ref).collect();
+            let failure = run_node(OP, &ports, 2, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

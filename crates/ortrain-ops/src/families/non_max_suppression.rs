@@ -1,0 +1,224 @@
+//! The best of the boxes that overlap: `NonMaxSuppression`.
+//!
+//! NonMaxSuppression-10 and 11 of ONNX (<https://onnx.ai/onnx/operators/onnx__NonMaxSuppression.html>). For each image and each
+//! class boxes are chosen by their score, the highest first and, of equal ones, the one with the lower index, unless they
+//! overlap with one that was chosen by more than `iou_threshold`. How many there are depends on values, so it runs on the
+//! host. Scores that are no number are not chosen. Indices have no gradient.
+
+use std::sync::Arc;
+
+use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
+use ortrain_program::HostFunction;
+
+use crate::OpError;
+use crate::grad::Grad;
+use crate::infer::Infer;
+use crate::op::{Definition, Op, Placement};
+
+const BOXES: usize = 0;
+const SCORES: usize = 1;
+const MOST: usize = 2;
+const OVERLAP: usize = 3;
+const LEAST_SCORE: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct NonMaxSuppression {
+    /// Whether boxes are given by their centers and sizes rather than by two corners.
+    centered: bool,
+    /// Which inputs are there.
+    present: [bool; 5],
+}
+
+impl Op for NonMaxSuppression {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 5, 1)?;
+        for k in [BOXES, SCORES, OVERLAP, LEAST_SCORE] {
+            if cx.has(k) {
+                cx.dtype_where(k, "float32", |dtype| dtype == DType::F32)?;
+            }
+        }
+        if cx.has(MOST) {
+            cx.dtype_where(MOST, "int64", |dtype| dtype == DType::I64)?;
+        }
+        if let (Some(boxes), Some(scores)) = (cx.shape(BOXES), cx.shape(SCORES)) {
+            let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            let fits = boxes.rank() == 3
+                && scores.rank() == 3
+                && boxes[2].known().is_none_or(|size| size == 4)
+                && !differ(&boxes[0], &scores[0])
+                && !differ(&boxes[1], &scores[2]);
+            if !fits {
+                return Err(OpError::invalid(format!(
+                    "boxes have shape {boxes} and scores {scores}; [images, boxes, 4] and [images, classes, boxes] are needed"
+                )));
+            }
+        }
+        let shape: Shape = [cx.unknown_dim(0, 0), Dim::Known(3)].into_iter().collect();
+        cx.output(0, DType::I64, Some(shape));
+        Ok(())
+    }
+
+    fn grad(&self, _: &mut Grad<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn placement(&self) -> Placement {
+        Placement::Host(Arc::new(*self))
+    }
+}
+
+/// A box: where it begins and ends along both axes.
+type Sides = [[f32; 2]; 2];
+
+impl NonMaxSuppression {
+    fn sides(&self, numbers: &[f64]) -> Sides {
+        let n = |k: usize| numbers[k] as f32;
+        if self.centered {
+            let side = |middle: f32, size: f32| [middle - size / 2.0, middle + size / 2.0];
+            return [side(n(0), n(2)), side(n(1), n(3))];
+        }
+        // Any two corners that face each other.
+        let side = |a: f32, b: f32| if a >= b { [b, a] } else { [a, b] };
+        [side(n(1), n(3)), side(n(0), n(2))]
+    }
+}
+
+/// The share of what two boxes cover that both cover.
+fn overlap(a: &Sides, b: &Sides) -> f32 {
+    let mut both = 1.0;
+    for axis in 0..2 {
+        let shared = a[axis][1].min(b[axis][1]) - a[axis][0].max(b[axis][0]);
+        if shared <= 0.0 {
+            return 0.0;
+        }
+        both *= shared;
+    }
+    let area = |sides: &Sides| (sides[0][1] - sides[0][0]) * (sides[1][1] - sides[1][0]);
+    let (of_a, of_b) = (area(a), area(b));
+    let any = of_a + of_b - both;
+    if of_a <= 0.0 || of_b <= 0.0 || any <= 0.0 { 0.0 } else { both / any }
+}
+
+impl HostFunction for NonMaxSuppression {
+    fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        let mut given = inputs.iter();
+        let all: Vec<Option<&Tensor>> =
+            self.present.iter().map(|&present| if present { given.next() } else { None }).collect();
+        let (Some(boxes), Some(scores)) = (all[BOXES], all[SCORES]) else {
+            return Err("boxes and scores are needed".into());
+        };
+        let (&[images, count, 4], &[other_images, classes, other_count]) = (boxes.dims(), scores.dims())
+        else {
+            return Err(format!("boxes have shape {:?} and scores {:?}", boxes.dims(), scores.dims()));
+        };
+        if (images, count) != (other_images, other_count) {
+            return Err(format!("boxes have shape {:?} and scores {:?}", boxes.dims(), scores.dims()));
+        }
+        let number = |k: usize| all[k].and_then(|tensor| tensor.to_f64().first().copied());
+        let most = number(MOST).unwrap_or(0.0).max(0.0) as usize;
+        let most_overlap = number(OVERLAP).unwrap_or(0.0) as f32;
+        let least = number(LEAST_SCORE);
+        let (boxes, scores) = (boxes.to_f64(), scores.to_f64());
+        let mut chosen = Vec::new();
+        for image in 0..images {
+            let sides: Vec<Sides> = boxes[image * count * 4..][..count * 4]
+                .chunks(4)
+                .map(|numbers| self.sides(numbers))
+                .collect();
+            for class in 0..classes {
+                let scores = &scores[(image * classes + class) * count..][..count];
+                let counts = |&k: &usize| !scores[k].is_nan() && least.is_none_or(|least| scores[k] > least);
+                let mut order: Vec<usize> = (0..count).filter(counts).collect();
+                // A stable sort: of equal ones the first comes first.
+                order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+                let mut own: Vec<usize> = Vec::new();
+                for k in order {
+                    if own.len() == most {
+                        break;
+                    }
+                    if !own.iter().any(|&other| overlap(&sides[k], &sides[other]) > most_overlap) {
+                        own.push(k);
+                    }
+                }
+                chosen.extend(own.into_iter().flat_map(|k| [image as i64, class as i64, k as i64]));
+            }
+        }
+        Ok(vec![Tensor::i64(&[chosen.len() / 3, 3], &chosen)])
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let centered = match node.attrs.int("center_point_box")?.unwrap_or(0) {
+        0 => false,
+        1 => true,
+        other => return Err(OpError::invalid(format!("center_point_box is {other}; 0 and 1 are defined"))),
+    };
+    let present = [0, 1, 2, 3, 4].map(|k| node.inputs.get(k).copied().flatten().is_some());
+    Ok(Box::new(NonMaxSuppression { centered, present }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("", "NonMaxSuppression", &[10, 11], build)]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::Attrs;
+
+    use super::*;
+    use crate::testing::{Failure, run_node};
+
+    const OP: (&str, &str) = ("", "NonMaxSuppression");
+
+    fn chosen(boxes: &[f32], scores: &[f32], limits: [Option<f32>; 3], attrs: Attrs) -> Vec<i64> {
+        let boxes = Tensor::f32(&[1, boxes.len() / 4, 4], boxes);
+        let scores = Tensor::f32(&[1, 1, scores.len()], scores);
+        let most = limits[0].map(|most| Tensor::i64(&[1], &[most as i64]));
+        let [overlap, least] =
+            [limits[1], limits[2]].map(|limit| limit.map(|limit| Tensor::f32(&[1], &[limit])));
+        let ports = [Some(&boxes), Some(&scores), most.as_ref(), overlap.as_ref(), least.as_ref()];
+        let got = run_node(OP, &ports, 1, attrs).expect("it runs").remove(0);
+        assert_eq!(got.dims()[1], 3);
+        got.to_i64().expect("integers").chunks(3).map(|row| row[2]).collect()
+    }
+
+    #[test]
+    fn the_best_of_those_that_overlap() {
+        let boxes = [0., 0., 2., 2., 0., 1., 2., 3., 2., 2., 0., 0., 5., 5., 6., 6.];
+        let scores = [0.5, 0.9, 0.5, 0.1];
+        let some = |most: f32, overlap: f32| [Some(most), Some(overlap), None];
+        // Box 2 is box 0 by its other corners.
+        assert_eq!(chosen(&boxes, &scores, some(9.0, 0.5), Attrs::new()), [1, 0, 3]);
+        assert_eq!(chosen(&boxes, &scores, some(9.0, 0.2), Attrs::new()), [1, 3]);
+        assert_eq!(chosen(&boxes, &scores, some(2.0, 1.0), Attrs::new()), [1, 0]);
+        assert_eq!(chosen(&boxes, &scores, [Some(9.0), None, Some(0.1)], Attrs::new()), [1]);
+        assert!(chosen(&boxes, &scores, [None, Some(0.5), None], Attrs::new()).is_empty());
+        let centered = [1., 1., 2., 2., 2., 1., 2., 2., 9., 9., 1., 1.];
+        let attrs = Attrs::new().with("center_point_box", 1i64);
+        assert_eq!(chosen(&centered, &[0.5, 0.9, f32::NAN], some(9.0, 0.2), attrs), [1]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for (boxes, scores, attrs, message) in [
+            (
+                vec![1, 2, 3],
+                vec![1, 1, 2],
+                Attrs::new(),
+                "[images, boxes, 4] and [images, classes, boxes] are needed",
+            ),
+            (vec![1, 2, 4], vec![1, 1, 3], Attrs::new(), "are needed"),
+            (
+                vec![1, 2, 4],
+                vec![1, 1, 2],
+                Attrs::new().with("center_point_box", 2i64),
+                "center_point_box is 2",
+            ),
+        ] {
+            let [boxes, scores] = [boxes, scores].map(|dims| Tensor::filled(DType::F32, &dims, 1.0));
+            let failure = run_node(OP, &[Some(&boxes), Some(&scores)], 1, attrs).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}
