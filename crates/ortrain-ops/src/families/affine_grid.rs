@@ -46,6 +46,9 @@ impl Op for AffineGrid {
         if let Some(bad) = cx.ints(SIZE).and_then(|sizes| sizes.into_iter().find(|&size| size < 0)) {
             return Err(OpError::invalid(format!("{bad} is not a size")));
         }
+        if let Some(shape) = cx.shape(SIZE).filter(|shape| shape.rank() != 1) {
+            return Err(OpError::invalid(format!("input 1 has shape {shape}; a list of sizes is needed")));
+        }
         let Some(theta) = cx.shape(THETA) else {
             cx.output(0, dtype, None);
             return Ok(());

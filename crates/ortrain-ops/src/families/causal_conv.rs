@@ -47,6 +47,9 @@ impl Op for CausalConv {
         if x.is_some_and(|x| x.rank() != 3) || weight.is_some_and(|weight| weight.rank() != 3) {
             return Err(wrong("[N, C, length] and [C, 1, k] are needed"));
         }
+        if cx.shape(BIAS).is_some_and(|bias| bias.rank() != 1) {
+            return Err(wrong("the bias must be [C]"));
+        }
         let known = |shape: Option<&Shape>, axis: usize| shape.and_then(|shape| shape.get(axis)?.known());
         let kernel = known(weight, 2);
         if known(weight, 1).is_some_and(|size| size != 1) || kernel == Some(0) {

@@ -86,6 +86,11 @@ impl Op for Dft {
             if cx.has(k) {
                 cx.dtype_where(k, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
             }
+            if let Some(shape) = cx.shape(k)
+                && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
+            {
+                return Err(OpError::invalid(format!("input {k} has shape {shape}; one number is needed")));
+            }
         }
         let length = cx.constant(LENGTH).and_then(single);
         if let Some(bad) = length.filter(|&length| length < 1) {
@@ -470,6 +475,16 @@ mod tests {
             let ports = [Some(&narrow), Some(&inputs[1]), Some(&axis)];
             let got = run_node(OP, &ports, 1, case.attrs()).expect("it runs").remove(0);
             assert_close(&got, &typed(&case.expected(&typed(&narrow, DType::F64)), dtype), tolerance);
+        }
+    }
+
+    #[test]
+    fn lists_are_no_lengths() {
+        let (x, list) = (spread(&[2, 3, 2], 1), Tensor::i64(&[2], &[3, 3]));
+        for ports in [[Some(&x), Some(&list), None], [Some(&x), None, Some(&list)]] {
+            let failure = run_node(OP, &ports, 1, Attrs::new()).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
+            assert!(error.to_string().contains("has shape [2]; one number is needed"), "{error}");
         }
     }
 

@@ -155,14 +155,16 @@ impl Op for LinearAttention {
     }
 }
 
-/// One position: the state and what belongs to the position become the next state and the result.
-fn step(op: &LinearAttention) -> Graph {
+/// One position: the state and what belongs to the position become the next state and the result. `prefix` is what names
+/// begin with: none of them may stand outside.
+fn step(op: &LinearAttention, prefix: &str) -> Graph {
     let mut body = Graph::new("position");
     let names = ["state", "query", "key", "key_down", "value"].into_iter();
     let names = names.chain(op.gated.then_some("decay")).chain(op.delta.then_some("beta"));
-    let inputs: Vec<ValueId> = names.map(|name| body.add_value(name, ValueType::Unknown)).collect();
+    let named = |name: &str| format!("{prefix}/{name}");
+    let inputs: Vec<ValueId> = names.map(|name| body.add_value(&named(name), ValueType::Unknown)).collect();
     let add = |body: &mut Graph, op: &str, name: &str, inputs: [ValueId; 2]| {
-        let made = body.add_value(name, ValueType::Unknown);
+        let made = body.add_value(&named(name), ValueType::Unknown);
         body.nodes.push(Node::new("", op, &inputs.map(Some), &[Some(made)], Attrs::new()));
         made
     };
@@ -229,11 +231,13 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     };
     let count = scanned.len();
+    let first = rw.node().present_outputs().next();
+    let prefix = first.map_or_else(String::new, |id| rw.patch().0.name_of(id).to_owned());
     let attrs = Attrs::new()
         .with("num_scan_inputs", count as i64)
         .with("scan_input_axes", vec![1i64; count])
         .with("scan_output_axes", vec![1i64])
-        .with("body", step(&op));
+        .with("body", step(&op, &prefix));
     let inputs: Vec<Option<ValueId>> = std::iter::once(state).chain(scanned).map(Some).collect();
     let made = rw.add_node("", "Scan", &inputs, 2, attrs);
     let scale = match (op.scale, size) {

@@ -40,6 +40,14 @@ impl Op for NonMaxSuppression {
         if cx.has(MOST) {
             cx.dtype_where(MOST, "int64", |dtype| dtype == DType::I64)?;
         }
+        for k in [MOST, OVERLAP, LEAST_SCORE] {
+            // Without elements they are left out, so to say.
+            if let Some(shape) = cx.shape(k)
+                && shape.iter().any(|dim| dim.known().is_some_and(|size| size > 1))
+            {
+                return Err(OpError::invalid(format!("input {k} has shape {shape}; one number is needed")));
+            }
+        }
         if let (Some(boxes), Some(scores)) = (cx.shape(BOXES), cx.shape(SCORES)) {
             let differ = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
             let fits = boxes.rank() == 3
