@@ -54,10 +54,12 @@ impl Registry {
         })
     }
 
-    /// Every definition, sorted by domain and name.
+    /// Every definition of what files may hold, sorted by domain and name.
     #[must_use]
     pub fn all(&self) -> Vec<&Definition> {
-        let mut all: Vec<&Definition> = self.by_domain.values().flat_map(FxHashMap::values).collect();
+        let of_files =
+            self.by_domain.iter().filter(|&(&domain, _)| domain != families::custom_gradient::DOMAIN);
+        let mut all: Vec<&Definition> = of_files.flat_map(|(_, definitions)| definitions.values()).collect();
         all.sort_by_key(|definition| (definition.domain, definition.name));
         all
     }
