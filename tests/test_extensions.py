@@ -323,7 +323,7 @@ def test_a_net_of_binary_weights_trains(tmp_path: Path) -> None:
 def test_every_reader_takes_a_library() -> None:
     model, operators = binary_net()
     with pytest.raises(ortrain.UnsupportedError) as refused:
-        ortrain.inspect(model)
+        ortrain.InferenceSession(model)
     assert str(refused.value) == (
         'the model: the model uses operators that are not supported: own:Hard (the one that makes "bent"); an operator '
         "can be added as a function of ONNX (docs/extending.md)"
@@ -645,6 +645,20 @@ net (float[n, 3] x) => (float[n, 3] y)
     x, target = np.ones((50, 3), np.float32), np.zeros((50, 3), np.float32)
     assert module(x, target) > 1.5 * module.eval()(x, target), "half of the elements are doubled"
     assert_same({"s": state.parameters["s"].grad}, {"s": -np.array(state.parameters["b"].grad)})
+
+
+def test_what_lies_behind_the_loss_is_kept_as_it_is(tmp_path: Path) -> None:
+    model = parsed("""
+net (double[n] x) => (double loss, double[n] named) <double[3] w = {1.0, 2.0, 3.0}> {
+    y = Mul (x, w)
+    loss = ReduceSum <keepdims: int = 0> (y)
+    strange = own.Nobody (y)
+    named = Sign (strange)
+}""")
+    straight = library(Sign="Straight (x, y, dy) => (dx) { dx = Identity (dy) }")
+    artifacts.generate_artifacts(model, ["w"], artifact_directory=tmp_path, operators=straight)
+    for file in ("training_model.onnx", "eval_model.onnx"):
+        assert "CustomGradient" not in {node.op_type for node in onnx.load(tmp_path / file).graph.node}
 
 
 def test_outputs_inside_of_an_operator(tmp_path: Path) -> None:

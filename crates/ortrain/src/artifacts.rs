@@ -465,6 +465,7 @@ pub(crate) fn generate_loaded(
     }
     if let Some(graph) = &mut eval_model.graph {
         tail.put_back(graph);
+        write_out_nodes(graph);
         for_inference(graph);
     }
     let optimizer_model = match (&options.optimizer_model, options.optimizer) {
