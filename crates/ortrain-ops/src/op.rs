@@ -170,7 +170,9 @@ pub struct Definition {
     pub downgrade: Option<RewriteFn>,
     /// Rewrites a node as other operators, in the newest version.
     pub decompose: Option<RewriteFn>,
-    /// Whether a node is nothing but its decomposition: then it is differentiated as that.
+    /// Whether it has instructions of its own, or runs as its decomposition.
+    pub has_instructions: bool,
+    /// Whether a node is differentiated as its decomposition.
     pub composition: fn(&Node) -> bool,
     /// Whether ONNX does not have the operator although it lies in a domain of ONNX: training graphs of ONNX Runtime
     /// hold such. Where plain ONNX is wanted it is written as its decomposition.
@@ -208,6 +210,7 @@ impl Definition {
             upgrade: None,
             downgrade: None,
             decompose: None,
+            has_instructions: true,
             composition: |_| false,
             extension: false,
             declared_shape: false,
@@ -305,11 +308,18 @@ impl Definition {
 
     /// As nothing but a decomposition: gradient, lowering and every backend follow.
     #[must_use]
-    pub const fn composition(self, rewrite: RewriteFn) -> Definition {
+    pub const fn composition(mut self, rewrite: RewriteFn) -> Definition {
+        self.has_instructions = false;
+        self.differentiated_as(rewrite)
+    }
+
+    /// With a decomposition that every node is differentiated as, whereas it runs as instructions of its own.
+    #[must_use]
+    pub const fn differentiated_as(self, rewrite: RewriteFn) -> Definition {
         self.decompose(rewrite).composition_where(|_| true)
     }
 
-    /// With nodes that are nothing but their decomposition.
+    /// With nodes that are differentiated as their decomposition.
     #[must_use]
     pub const fn composition_where(mut self, holds: fn(&Node) -> bool) -> Definition {
         self.composition = holds;

@@ -419,11 +419,12 @@ impl Definition {
             Runs::Decomposition
         } else if self.row {
             Runs::Row
-        } else if (self.composition)(&graph.nodes[0]) {
+        } else if !self.has_instructions {
             Runs::Decomposition
         } else {
             match build(&graph, &graph.nodes[0]).ok()?.placement() {
                 Placement::Program => Runs::Instructions,
+                Placement::Composition => Runs::Decomposition,
                 Placement::Host(_) => Runs::Host,
                 Placement::If { .. } | Placement::Repeat(_) => Runs::ControlFlow,
             }

@@ -392,7 +392,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "ConvTranspose", &[1, 11, 22], build)
             .later_types(&[(22, &[DType::BF16])])
             .weights(&[1, 2]),
-        Definition::new("com.microsoft", "ConvTransposeGrad", &[1], build_grad).composition(decompose_grad),
+        Definition::new("com.microsoft", "ConvTransposeGrad", &[1], build_grad)
+            .differentiated_as(decompose_grad),
     ]
 }
 

@@ -379,7 +379,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Dropout", &[7, 10, 12, 13, 22], build).upgrade(upgrade).downgrade(downgrade),
         Definition::new("com.microsoft", "DropoutGrad", &[1], |_, _| Ok(Box::new(DropoutGrad)))
-            .composition(decompose_grad),
+            .differentiated_as(decompose_grad),
     ]
 }
 

@@ -329,7 +329,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("com.microsoft", "GatherGrad", &[1], |_, node| {
             Ok(Box::new(GatherGrad { axis: node.attrs.int("axis")?.unwrap_or(0) }))
         })
-        .composition(decompose_grad),
+        .differentiated_as(decompose_grad),
     ]
 }
 

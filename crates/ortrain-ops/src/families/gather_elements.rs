@@ -384,8 +384,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "GatherElements", &[11, 13], build_elements),
         Definition::new("", "GatherND", &[11, 12, 13], build_nd),
         Definition::new(MICROSOFT, "GatherElementsGrad", &[1], build_elements_grad)
-            .composition(decompose_elements),
-        Definition::new(MICROSOFT, "GatherNDGrad", &[1], build_nd_grad).composition(decompose_slices),
+            .differentiated_as(decompose_elements),
+        Definition::new(MICROSOFT, "GatherNDGrad", &[1], build_nd_grad).differentiated_as(decompose_slices),
     ]
 }
 

@@ -636,7 +636,7 @@ fn sum_to_scale(
 
 pub(crate) fn definitions() -> Vec<Definition> {
     let gradients = [LAYER_GRAD, SIMPLIFIED_GRAD]
-        .map(|name| Definition::new(MICROSOFT, name, &[1], build_grad).composition(decompose_grad));
+        .map(|name| Definition::new(MICROSOFT, name, &[1], build_grad).differentiated_as(decompose_grad));
     let forward = [
         // ONNX Runtime has it in the domain of ONNX from version 1 on.
         Definition::new("", LAYER, &[1, 17], build)

@@ -664,8 +664,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "SoftmaxCrossEntropyLoss", &[12, 13], build),
         likelihood::definition(),
         microsoft("SoftmaxCrossEntropyLossInternal", build).decompose(decompose_internal),
-        microsoft("SoftmaxCrossEntropyLossGrad", build_grad).composition(decompose_grad),
-        microsoft("SoftmaxCrossEntropyLossInternalGrad", build_grad).composition(decompose_grad),
+        microsoft("SoftmaxCrossEntropyLossGrad", build_grad).differentiated_as(decompose_grad),
+        microsoft("SoftmaxCrossEntropyLossInternalGrad", build_grad).differentiated_as(decompose_grad),
     ]
 }
 

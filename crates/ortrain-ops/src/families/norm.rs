@@ -737,7 +737,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .decompose(decompose_internal)
             .composition_where(has_saved),
         Definition::new(MICROSOFT, GRADIENT, &[1], |_, _| Ok(Box::new(BatchNormGrad)))
-            .composition(decompose_grad),
+            .differentiated_as(decompose_grad),
     ]
 }
 

@@ -563,7 +563,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "MaxPoolGrad", &[9], build_max_grad)
             .sample(a_window)
             .extension()
-            .composition(spelling::decompose_max_grad),
+            .differentiated_as(spelling::decompose_max_grad),
         Definition::new("", "AveragePoolGrad", &[9], build_average_grad)
             .sample(|definition| {
                 let of = |size| ValueType::tensor(DType::F32, &[1, 1, size]);
@@ -571,7 +571,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             })
             .extension()
             .declared_shape()
-            .composition(spelling::decompose_average_grad),
+            .differentiated_as(spelling::decompose_average_grad),
     ]
 }
 

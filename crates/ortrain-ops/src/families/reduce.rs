@@ -653,7 +653,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         others("ReduceMax", EXTREMES, |_, node| reduce(node, Kind::Max)),
         others("ReduceMin", EXTREMES, |_, node| reduce(node, Kind::Min)),
         Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum)
-            .composition(decompose_sum_training),
+            .differentiated_as(decompose_sum_training),
         Definition::new("com.microsoft", "Scale", &[1], build_scale).decompose(decompose_scale),
     ]
 }

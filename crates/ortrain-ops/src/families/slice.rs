@@ -299,7 +299,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Slice", &[1, 10, 11, 13], build)
             .upgrade(upgrade_slice)
             .downgrade(downgrade_slice),
-        Definition::new("com.microsoft", "SliceGrad", &[1], build).composition(decompose_slice_grad),
+        Definition::new("com.microsoft", "SliceGrad", &[1], build).differentiated_as(decompose_slice_grad),
     ]
 }
 

@@ -226,8 +226,9 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     let forward = ["Softmax", "LogSoftmax"]
         .map(|name| Definition::new("", name, &[1, 11, 13], build).upgrade(upgrade).downgrade(downgrade));
-    let gradients = ["SoftmaxGrad_13", "LogSoftmaxGrad_13"]
-        .map(|name| Definition::new("com.microsoft", name, &[1], build_grad).composition(decompose_grad));
+    let gradients = ["SoftmaxGrad_13", "LogSoftmaxGrad_13"].map(|name| {
+        Definition::new("com.microsoft", name, &[1], build_grad).differentiated_as(decompose_grad)
+    });
     // "Since 1, 2" makes every one of them an old version, to be read as one of the above.
     let matrix_forms = ["SoftmaxGrad", "LogSoftmaxGrad"].map(|name| {
         Definition::new("com.microsoft", name, &[1, 2], build_unrunnable).rewritten(upgrade_grad)

@@ -321,6 +321,6 @@ pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Resize", &[10, 11, 13, 18, 19], build).upgrade(upgrade).downgrade(downgrade),
         Definition::new("", "Upsample", &[7, 9, 10], build_upsample).rewritten(upgrade_upsample),
-        Definition::new("com.microsoft", "ResizeGrad", &[1], build_grad).composition(decompose),
+        Definition::new("com.microsoft", "ResizeGrad", &[1], build_grad).differentiated_as(decompose),
     ]
 }

@@ -546,10 +546,10 @@ pub(crate) fn definitions() -> Vec<Definition> {
     });
     let training = ["GRUTraining", "LSTMTraining"]
         .map(|name| Definition::new(MICROSOFT, name, &[1], build).weights(WEIGHTS).sample(a_width))
-        .map(|definition| definition.composition(plain::decompose_training));
+        .map(|definition| definition.differentiated_as(plain::decompose_training));
     let gradients = ["RNNGrad", "GRUGrad", "LSTMGrad"].map(|name| {
         Definition::new(MICROSOFT, name, &[1], build_grad)
-            .composition(plain::decompose_grad)
+            .differentiated_as(plain::decompose_grad)
             .sample(a_gradient)
     });
     plain.into_iter().chain(training).chain(gradients).collect()
