@@ -13,7 +13,7 @@ use ortrain_ops::passes::{
 use ortrain_program::{Entry, Scalars, Workspace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::export::free_names_of;
+use crate::export::inputs_of;
 use crate::runners::Runners;
 use crate::tail;
 use crate::{Error, Result, default_backend};
@@ -242,8 +242,8 @@ fn remove_makers(graph: &mut GraphProto, names: &[Arc<str>]) {
     let mut uses: FxHashMap<String, usize> = FxHashMap::default();
     let mut inputs: Vec<FxHashSet<String>> = Vec::with_capacity(graph.node.len());
     for (index, node) in graph.node.iter().enumerate() {
-        let mut of_node: FxHashSet<String> = node.input.iter().cloned().collect();
-        node.attribute.iter().for_each(|attribute| free_names_of(attribute, &mut of_node));
+        let mut of_node = FxHashSet::default();
+        inputs_of(node, &mut of_node);
         for name in &of_node {
             *uses.entry(name.clone()).or_default() += 1;
         }

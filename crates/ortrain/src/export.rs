@@ -2,8 +2,8 @@
 
 use indexmap::IndexSet;
 use ortrain_graph::{Graph, tensor_to_proto};
-use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, ValueInfoProto};
-use rustc_hash::FxHashSet;
+use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfoProto};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{CheckpointState, Error, Result};
 
@@ -58,25 +58,33 @@ pub(crate) fn inference_model(
 
 /// For each node of a graph whether one of the values needs it, and the names of all that is needed.
 pub(crate) fn needed_by(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHashSet<String>) {
-    // Nodes are in topological order in a valid message, but nobody has checked: go on until nothing more is needed.
-    let mut needed: FxHashSet<String> = values.iter().map(|&name| name.to_owned()).collect();
-    let mut keep = vec![false; graph.node.len()];
-    loop {
-        let before = needed.len();
-        for (index, node) in graph.node.iter().enumerate().rev() {
-            if !keep[index] && node.output.iter().any(|output| !output.is_empty() && needed.contains(output))
-            {
-                keep[index] = true;
-                needed.extend(node.input.iter().filter(|input| !input.is_empty()).cloned());
-                for attribute in &node.attribute {
-                    free_names_of(attribute, &mut needed);
-                }
-            }
-        }
-        if needed.len() == before {
-            return (keep, needed);
-        }
+    let mut makers: FxHashMap<&str, usize> = FxHashMap::default();
+    for (index, node) in graph.node.iter().enumerate() {
+        makers.extend(node.output.iter().filter(|name| !name.is_empty()).map(|name| (name.as_str(), index)));
     }
+    let mut needed: FxHashSet<String> = FxHashSet::default();
+    let mut keep = vec![false; graph.node.len()];
+    let mut rest: FxHashSet<String> = values.iter().map(|&name| name.to_owned()).collect();
+    // Nodes need not be in topological order: nobody has checked.
+    while !rest.is_empty() {
+        let mut next = FxHashSet::default();
+        for name in rest {
+            if let Some(&index) = makers.get(name.as_str())
+                && !std::mem::replace(&mut keep[index], true)
+            {
+                inputs_of(&graph.node[index], &mut next);
+            }
+            needed.insert(name);
+        }
+        rest = next;
+    }
+    (keep, needed)
+}
+
+/// Adds the names of the values that a node uses, also within its subgraphs.
+pub(crate) fn inputs_of(node: &NodeProto, names: &mut FxHashSet<String>) {
+    names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
+    node.attribute.iter().for_each(|attribute| free_names_of(attribute, names));
 }
 
 /// Adds the names that a subgraph uses; those it makes itself do no harm.
@@ -90,7 +98,7 @@ fn free_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
     names.extend(graph.output.iter().map(|info| info.name.clone()));
 }
 
-pub(crate) fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
+fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
     attribute.g.iter().for_each(|graph| free_names(graph, names));
     attribute.graphs.iter().for_each(|graph| free_names(graph, names));
 }

@@ -7,7 +7,7 @@ use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfo
 use ortrain_ops::Registry;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::export::{free_names_of, needed_by};
+use crate::export::{inputs_of, needed_by};
 use crate::module::graph_of;
 use crate::{Error, Result};
 
@@ -162,12 +162,6 @@ fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
         }
     }
     found
-}
-
-/// Adds the names of the values that a node uses, also within its subgraphs.
-fn inputs_of(node: &NodeProto, names: &mut FxHashSet<String>) {
-    names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
-    node.attribute.iter().for_each(|attribute| free_names_of(attribute, names));
 }
 
 fn is_known(node: &NodeProto) -> bool {
