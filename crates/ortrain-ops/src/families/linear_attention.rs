@@ -16,6 +16,7 @@ use super::sizes::{Size, apply, as_number, cast, dtype_of, number, over, reshape
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
+use crate::probe::Sample;
 use crate::rewrite::Rewrite;
 
 const QUERY: usize = 0;
@@ -271,7 +272,17 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "LinearAttention", &[27], build).composition(decompose).downgrade(downgrade)]
+    vec![
+        Definition::new("", "LinearAttention", &[27], build)
+            .composition(decompose)
+            .downgrade(downgrade)
+            .sample(|_| {
+                let of = |dims: &[usize]| Some(ValueType::tensor(DType::F32, dims));
+                let (rows, state, rates) = (of(&[1, 2, 2]), of(&[1, 1, 2, 2]), of(&[1, 2, 1]));
+                let inputs = vec![rows.clone(), rows.clone(), rows, state, rates.clone(), rates];
+                Sample { inputs, ..Sample::default() }
+            }),
+    ]
 }
 
 #[cfg(test)]
