@@ -565,9 +565,6 @@ fn notes(graph: &Graph, inspection: &mut Inspection) {
                 "it is a function on the host, behind which programs are made when the shapes of its results are known",
             )),
             Placement::If { .. } => inspection.control_flow.push(note("one of its branches is run")),
-            Placement::Composition => {
-                inspection.control_flow.push(note("it is made of other operators, some of which do not run in a program"));
-            }
             Placement::Repeat(_) => {
                 inspection.control_flow.push(note("its body is run again and again, not written out"));
             }
