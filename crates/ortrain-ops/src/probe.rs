@@ -79,6 +79,9 @@ const MOST_INPUTS: usize = 16;
 /// Most needed inputs.
 const MOST_NEEDED: usize = 6;
 
+/// Most outputs that are tried.
+const MOST_OUTPUTS: usize = 8;
+
 /// Most attributes that are made up.
 const MOST_ATTRIBUTES: usize = 8;
 
@@ -115,6 +118,7 @@ fn with_dtype(ty: &ValueType, dtype: DType) -> ValueType {
 }
 
 /// Nodes of one operator.
+#[derive(Clone, Copy)]
 struct Probe<'a> {
     definition: &'a Definition,
     /// The version of its set that they are written in.
@@ -429,7 +433,15 @@ impl Definition {
                 Placement::If { .. } | Placement::Repeat(_) => Runs::ControlFlow,
             }
         };
-        let found = probe.differentiable(&least, &most).unwrap_or_default();
+        let mut found = probe.differentiable(&least, &most).unwrap_or_default();
+        // Some inputs matter to further outputs alone.
+        let wider = (probe.outputs + 1..=MOST_OUTPUTS).rev().map(|outputs| Probe { outputs, ..probe });
+        let wider = wider.into_iter().find(|wider| wider.accepted(&mut most.clone()).is_some());
+        if let Some(wider) = wider {
+            found.extend(wider.differentiable(&least, &most).unwrap_or_default());
+            found.sort_unstable();
+            found.dedup();
+        }
         let floats =
             |k: &usize| types.get(*k).is_some_and(|types| types.iter().any(|dtype| dtype.is_float()));
         let all: Vec<usize> = (0..own).filter(floats).collect();
@@ -438,6 +450,9 @@ impl Definition {
             Gradient::Full
         } else if !found.is_empty() {
             Gradient::Partial(found)
+        } else if !all.is_empty() && (self.composition)(&graph.nodes[0]) {
+            // That of its parts, whose shapes were not met.
+            Gradient::Full
         } else if crate::families::has_zero_derivative(self.domain, self.name) {
             Gradient::Zero
         } else {
