@@ -41,8 +41,8 @@ True
 """
 
 from ortrain import api, artifacts, session
-from ortrain._dump import dump
 from ortrain._catalogue import OperatorInfo, operators
+from ortrain._dump import dump
 from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
 from ortrain._operators import OperatorLibrary
 from ortrain._ortrain import __version__
