@@ -89,10 +89,11 @@ pub struct ParameterInfo {
 ///
 /// # fn unknown() -> ModelProto {
 /// #     use ortrain::GraphProto;
-/// #     use ortrain_onnx::{NodeProto, OperatorSetIdProto};
+/// #     use ortrain_onnx::{NodeProto, OperatorSetIdProto, ValueInfoProto};
+/// #     let output = vec![ValueInfoProto { name: "y".into(), ..ValueInfoProto::default() }];
 /// #     let node = NodeProto { op_type: "Unheard".into(), output: vec!["y".into()], ..NodeProto::default() };
 /// #     let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: 17 }];
-/// #     let graph = Some(GraphProto { node: vec![node], ..GraphProto::default() });
+/// #     let graph = Some(GraphProto { node: vec![node], output, ..GraphProto::default() });
 /// #     ModelProto { graph, opset_import, ..ModelProto::default() }
 /// # }
 /// // A model with an operator that nobody knows.
