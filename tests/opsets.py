@@ -832,7 +832,7 @@ def likely(w: Words, x: str) -> str:
 
 
 def located(w: Words, x: str) -> str:
-    """Images looked at where matrices say, blocks, frequencies and a determinant, in the words of opset 20."""
+    """Images looked at where matrices say, blocks and a determinant, in the words of opset 20."""
     weight = lambda name, *shape: w.weight(parameter(name, *shape), name)  # noqa: E731
     images = w.node("Reshape", [w.node("MatMul", [x, weight("w", FEATURES, 16)]), w.ints([-1, 1, 4, 4])])
     matrices = w.node("Tanh", [w.node("MatMul", [x, weight("b1", FEATURES, 6)])])
@@ -845,9 +845,16 @@ def located(w: Words, x: str) -> str:
     columns = w.node("Reshape", [w.node("Add", [seen, wave]), w.ints([-1, 4, 4])])
     square = w.node("Col2Im", [columns, w.ints([3, 3]), w.ints([2, 2])])
     volume = w.unsqueeze(w.node("Det", [w.node("Add", [square, weight("b2", 3, 3)])]), [2])
-    parts = w.node("DFT", [w.unsqueeze(square, [4]), "", w.weight(2, dtype=np.int64)], onesided=1)
-    flat = [w.node("Reshape", [part, w.ints([-1, size])]) for part, size in ((volume, 1), (parts, 12))]
-    return w.node("MatMul", [w.node("Concat", flat, axis=1), weight("out", 13, CLASSES)])
+    flat = [w.node("Reshape", [part, w.ints([-1, size])]) for part, size in ((volume, 1), (square, 9))]
+    return w.node("MatMul", [w.node("Concat", flat, axis=1), weight("out", 10, CLASSES)])
+
+
+def transformed(w: Words, x: str) -> str:
+    """Frequencies. (1.19.2 has no kernels for Cos and Sin of float64, which they are made of.)"""
+    rows = w.node("MatMul", [x, w.weight(parameter("w", FEATURES, 6), "w")])
+    parts = w.node("DFT", [w.unsqueeze(rows, [2]), "", w.weight(1, dtype=np.int64)], onesided=1)
+    flat = w.node("Reshape", [parts, w.ints([-1, 8])])
+    return w.node("MatMul", [flat, w.weight(parameter("out", 8, CLASSES), "out")])
 
 
 def remembering(w: Words, x: str) -> str:
@@ -911,8 +918,11 @@ NETWORKS: dict[str, tuple[Callable[[Words, str], str], int]] = {
     "lately_computed": (lately_computed, 28),
     "likely": (likely, 12),
     "located": (located, 20),
+    "transformed": (transformed, 20),
     "remembering": (remembering, 27),
 }
+# Networks whose training models 1.19.2 has no kernels for.
+NOT_IN_THE_REFERENCE = ("transformed",)
 # Networks that are not told how many features there are.
 UNSIZED = ("pooled_unsized",)
 # Networks whose operators mean something else from an opset on.

@@ -324,6 +324,14 @@ pub(crate) fn inspect_loaded(label: &str, model: &LoadedModel, scope: &Scope) ->
 
 /// As [`inspect`], but what is wrong with the operators of the model is an error.
 ///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{Scope, inspect_strictly};
+///
+/// assert!(inspect_strictly(setup::MODEL.into(), &Scope::Outputs)?.obstacles.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As [`inspect`].
 #[doc(hidden)]

@@ -39,11 +39,13 @@ def _inferred(model: onnx.ModelProto, names: list[str]) -> list[onnx.ValueInfoPr
     """Declarations of values, as far as their types follow from the model."""
     try:
         source = with_operators(model.SerializeToString(), current().operators)
-        found = onnx.ModelProto.FromString(_ortrain.declarations(source, names))
+        found = list(onnx.ModelProto.FromString(_ortrain.declarations(source, names)).graph.value_info)
     except UnsupportedError:
-        # A model may have nodes that only onnxruntime runs. Of those of the standard `onnx` knows the types.
-        found = onnx.shape_inference.infer_shapes(model)
-    return list(found.graph.value_info)
+        found = []
+    if set(names) <= {entry.name for entry in found}:
+        return found
+    # A model may have nodes that only onnxruntime runs. Of those of the standard `onnx` knows the types.
+    return list(onnx.shape_inference.infer_shapes(model).graph.value_info)
 
 
 class ForwardBlock(Block):

@@ -202,6 +202,46 @@ impl BatchNorm {
         self.apply(cx, axes, mean, factor)
     }
 
+    /// The gradient of the data through the statistics of the batch that are kept for the gradient: the mean m, whose
+    /// slope is 1 / n, and r = 1 / sqrt(variance + epsilon), whose slope is -r^3 * (x - m) / n.
+    fn grad_saved(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
+        let arriving = [cx.output_grad(3), cx.output_grad(4)];
+        if !cx.wants(0) || arriving == [None, None] {
+            return Ok(None);
+        }
+        let x = cx.input(0)?;
+        let rank = cx.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
+        let (narrow, statistics) = (cx.dtype(x)?, cx.dtype(cx.input(3)?)?);
+        let spread = |cx: &mut Grad<'_>, value: ValueId| {
+            let value = cast(cx, value, statistics, narrow);
+            across(cx, value, rank)
+        };
+        let none = Attrs::new;
+        let mean = cx.output(3, ADDED_OUTPUTS[2]);
+        let (all, channels) = (cx.add("Size", &[x], none()), cx.add("Size", &[mean], none()));
+        let count = cx.add("Div", &[all, channels], none());
+        let count = cx.add("Cast", &[count], none().with("to", i64::from(narrow.to_onnx())));
+        let mean = spread(cx, mean);
+        let centred = cx.add("Sub", &[x, mean], none());
+        let mut parts = Vec::new();
+        if let Some(of_mean) = arriving[0] {
+            let of_mean = spread(cx, of_mean);
+            let shape = cx.shape_of(x);
+            parts.push(cx.add("Expand", &[of_mean, shape], none()));
+        }
+        if let Some(of_inverse) = arriving[1] {
+            let inverse = cx.output(4, ADDED_OUTPUTS[3]);
+            let square = cx.add("Mul", &[inverse, inverse], none());
+            let cube = cx.add("Mul", &[square, inverse], none());
+            let factor = cx.add("Mul", &[of_inverse, cube], none());
+            let factor = spread(cx, factor);
+            let part = cx.add("Mul", &[factor, centred], none());
+            parts.push(cx.add("Neg", &[part], none()));
+        }
+        let sum = if parts.len() == 1 { parts[0] } else { cx.add("Add", &parts, none()) };
+        Ok(Some(cx.add("Div", &[sum, count], none())))
+    }
+
     /// The gradient where mean and variance are given.
     fn grad_inference(&self, cx: &mut Grad<'_>, g: ValueId) -> Result<(), OpError> {
         let [x, scale, mean, var] = [cx.input(0)?, cx.input(1)?, cx.input(3)?, cx.input(4)?];
@@ -359,19 +399,29 @@ impl Op for BatchNorm {
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
-        let Some(g) = cx.output_grad(0) else { return Ok(()) };
+        let arriving = cx.output_grad(0);
         if !self.training {
-            return self.grad_inference(cx, g);
+            return arriving.map_or(Ok(()), |g| self.grad_inference(cx, g));
         }
-        cx.change_node(|graph, index| make_internal(graph, index, ""));
-        let saved = [cx.output(3, ADDED_OUTPUTS[2]), cx.output(4, ADDED_OUTPUTS[3])];
-        let inputs = [g, cx.input(0)?, cx.input(1)?, saved[0], saved[1]].map(Some);
-        let attrs = Attrs::new().with("epsilon", self.epsilon as f32);
-        let gradients = cx.add_node(MICROSOFT, GRADIENT, &inputs, 3, attrs);
-        for (k, gradient) in gradients.into_iter().enumerate() {
-            if cx.wants(k) {
-                cx.give(k, gradient);
+        let mut of_x = self.grad_saved(cx)?;
+        if let Some(g) = arriving {
+            cx.change_node(|graph, index| make_internal(graph, index, ""));
+            let saved = [cx.output(3, ADDED_OUTPUTS[2]), cx.output(4, ADDED_OUTPUTS[3])];
+            let inputs = [g, cx.input(0)?, cx.input(1)?, saved[0], saved[1]].map(Some);
+            let attrs = Attrs::new().with("epsilon", self.epsilon as f32);
+            let gradients = cx.add_node(MICROSOFT, GRADIENT, &inputs, 3, attrs);
+            of_x = Some(match of_x {
+                Some(other) => cx.add("Add", &[gradients[0], other], Attrs::new()),
+                None => gradients[0],
+            });
+            for k in [1, 2] {
+                if cx.wants(k) {
+                    cx.give(k, gradients[k]);
+                }
             }
+        }
+        if let Some(of_x) = of_x.filter(|_| cx.wants(0)) {
+            cx.give(0, of_x);
         }
         Ok(())
     }
@@ -641,52 +691,68 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// [`BatchNormInternal`](INTERNAL) as BatchNormalization, or, where the statistics of the batch are asked for, as itself
-/// without them and nodes that compute them: gradients that arrive at them pass on. In BatchNormalization, what it
-/// updates are results like any other.
+/// [`BatchNormInternal`](INTERNAL) in operators of `ai.onnx`. What it updates are results like any other there.
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs = rw.attrs().clone();
     let training = attrs.int("training_mode")?.unwrap_or(1);
     let ports: Vec<Option<ValueId>> = (0..5).map(|k| rw.input(k)).collect();
-    let alone = !has_saved(rw.node());
-    let (domain, op) = if alone { ("", "BatchNormalization") } else { (MICROSOFT, INTERNAL) };
-    let outputs = if training == 0 { 1 } else { 3 };
-    let results = rw.add_node(domain, op, &ports, outputs, attrs.clone().with("training_mode", training));
-    for (k, value) in results.into_iter().enumerate() {
-        rw.output(k, value);
-    }
-    if alone {
+    if training == 0 || !(rw.has_output(3) || rw.has_output(4)) {
+        let outputs = if training == 0 { 1 } else { 3 };
+        let attrs = attrs.with("training_mode", training);
+        let results = rw.add_node("", "BatchNormalization", &ports, outputs, attrs);
+        for (k, value) in results.into_iter().enumerate() {
+            rw.output(k, value);
+        }
         return Ok(());
     }
-    let [x, old_mean] = [rw.required(0)?, rw.required(3)?];
+    let [x, scale, bias, old_mean, old_var] =
+        [rw.required(0)?, rw.required(1)?, rw.required(2)?, rw.required(3)?, rw.required(4)?];
     let rank = rw.shape(x).map(Shape::rank).ok_or_else(no_rank)?;
     let dtype = |value| rw.dtype(value).ok_or_else(|| OpError::invalid("the type of an input is not known"));
-    let (narrow, statistics) = (dtype(x)?, dtype(old_mean)?);
+    let (narrow, scale_ty, statistics_ty) = (dtype(x)?, dtype(scale)?, dtype(old_mean)?);
     let epsilon = attrs.float("epsilon")?.unwrap_or(1e-5);
+    let momentum = f64::from(attrs.float("momentum")?.unwrap_or(0.9));
+    let none = Attrs::new;
     let (mean, var) = spell_statistics(rw.patch().1, x, rank);
+    let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
+    let shifted = rw.add("Add", &[var, epsilon], none());
+    let root = rw.add("Sqrt", &[shifted], none());
+    let centred = rw.add("Sub", &[x, mean], none());
+    let normal = rw.add("Div", &[centred, root], none());
+    let mut parameter = |value: ValueId| {
+        let value = cast(rw.patch().1, value, scale_ty, narrow);
+        across(rw.patch().1, value, rank)
+    };
+    let (scale, bias) = (parameter(scale), parameter(bias));
+    let scaled = rw.add("Mul", &[normal, scale], none());
+    let y = rw.add("Add", &[scaled, bias], none());
+    rw.output(0, y);
     let of_channels = |rw: &mut Rewrite<'_>, value: ValueId| {
         let value = if rank == 1 { value } else { squeeze(rw, value, rank) };
-        cast(rw.patch().1, value, narrow, statistics)
+        cast(rw.patch().1, value, narrow, statistics_ty)
     };
+    for (k, batch, old) in [(1, mean, old_mean), (2, var, old_var)] {
+        if !rw.has_output(k) {
+            continue;
+        }
+        let batch = of_channels(rw, batch);
+        let keep = rw.constant("momentum", Tensor::scalar(statistics_ty, momentum));
+        let take = rw.constant("rest", Tensor::scalar(statistics_ty, 1.0 - momentum));
+        let (kept, taken) = (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
+        let new = rw.add("Add", &[kept, taken], none());
+        rw.output(k, new);
+    }
     if rw.has_output(3) {
         let saved = of_channels(rw, mean);
         rw.output(3, saved);
     }
     if rw.has_output(4) {
-        let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
-        let shifted = rw.add("Add", &[var, epsilon], Attrs::new());
-        let root = rw.add("Sqrt", &[shifted], Attrs::new());
         let one = rw.constant("one", Tensor::scalar(narrow, 1.0));
-        let inverse = rw.add("Div", &[one, root], Attrs::new());
+        let inverse = rw.add("Div", &[one, root], none());
         let saved = of_channels(rw, inverse);
         rw.output(4, saved);
     }
     Ok(())
-}
-
-/// Whether the statistics of the batch are outputs of a node.
-fn has_saved(node: &Node) -> bool {
-    node.outputs.iter().skip(3).any(Option::is_some)
 }
 
 /// [`BatchNormalizationGrad`](GRADIENT) in operators of `ai.onnx`.
@@ -733,9 +799,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .statistics(&[3, 4])
             .upgrade(upgrade)
             .downgrade(downgrade),
-        Definition::new(MICROSOFT, INTERNAL, &[1], build)
-            .decompose(decompose_internal)
-            .composition_where(has_saved),
+        Definition::new(MICROSOFT, INTERNAL, &[1], build).decompose(decompose_internal),
         Definition::new(MICROSOFT, GRADIENT, &[1], |_, _| Ok(Box::new(BatchNormGrad)))
             .differentiated_as(decompose_grad),
     ]
