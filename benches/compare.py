@@ -1,58 +1,60 @@
-"""ortrain's training step beside that of other libraries, in one run.
+"""ortrain's training step beside that of other libraries, in one run: time, memory, cold start, losses.
 
     make compare                                  all workloads, with the release wheel
     make compare ARGUMENTS="mlp --rounds 5"
     python benches/compare.py --help
 
 A step is forward, cross-entropy, backward, AdamW and the reset of the gradients, in float32, from the same weights on
-the same batches. Every library runs in a process and an environment of its own, made on the first run. The processes
-take turns of about half a second; a ratio is the median over rounds of (median step of ours / median step of theirs) of
-one round, as milliseconds of different minutes say little on a shared machine. Below 1, ours is faster. The first
-losses and gradients are compared too: a fast step that computes something else is worth nothing, and the run fails.
+the same batches (of adamw_25m the optimizer's part alone is timed). Every library runs in a process and an environment
+of its own, made on the first run. The processes take turns of about half a second; a ratio is the median over rounds of
+(median step of ours / median step of theirs) of one round, as milliseconds of different minutes say little on a shared
+machine. Below 1, ours is faster. The first losses and gradients are compared too: a fast step that computes something
+else is worth nothing, and the run fails. docs/performance.md says what the columns mean.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import report
 import workloads
+from report import Limits, Measured, Startup, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 import environments  # noqa: E402  (found in tests/)
 
 PEERS = Path(__file__).resolve().parent / "peers"
-# The loss of the first step is that of the same weights: what differs is the order of float32 sums.
-FIRST_TOLERANCE = 2e-5
-# The norm of each parameter's gradient in the first step, relative to itself or to a share of the largest one: a bias
-# in front of a normalization has no gradient but rounding.
-GRADIENT_TOLERANCE, GRADIENT_FLOOR = 1e-2, 1e-3
-# Then the optimizer turns rounding into steps: AdamW moves a weight by about the learning rate, however small its
-# gradient is. On mobilenetv2_96 the fifth losses of float32 and float64 differ by half a percent.
-LATER_TOLERANCE = 3e-2
-FIRST_LOSSES, BATCHES = 5, 16
-# What a step is to take at most, measured by that of onnxruntime-training.
-AIMS = {
-    "mlp_tiny": 0.70,
-    "mlp": 0.63,
-    "lenet": 0.33,
-    "mobilenetv2_96": 0.32,
-    "resnet18_224": 0.50,
-    "lstm": 0.06,
-    "bert_mini": 0.43,
-    "gpt2_small6": 0.54,
-}
+RESULTS = Path(__file__).resolve().parent / "results"
+# Steps whose losses are compared, each on a batch of its own.
+FIRST_LOSSES = 20
+# Steps in which memory is watched: after the second nothing is new.
+WATCHED_STEPS = 4
+# Seconds between two looks at a process's memory.
+LOOK = 1e-3
+
+
+def without_images(workload: str) -> bool:
+    """Whether there is no layout of images to choose."""
+    return not workload.startswith(("lenet", "mobilenet", "resnet"))
+
+
+def with_frozen_statistics(workload: str) -> bool:
+    """Whether onnxruntime-training computes another function: it takes the statistics of the batch all the same."""
+    return workload == "mobilenetv2_224_head"
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,48 @@ class Peer:
     """A library that takes part: a script under peers/ that speaks the protocol of turns.py, and where it runs."""
 
     name: str
-    script: str
-    arguments: tuple[str, ...]
+    serve: tuple[str, ...]
+    """The script and its first arguments; the folder of the workload, its own and the threads follow."""
     python: Callable[[], Path]
     """The interpreter of its environment, which is made if it is not there."""
+    make: tuple[str, ...] = ()
+    """The same of what it does beforehand, to its own folder."""
+    stays_out: Callable[[str], bool] = lambda _: False
+    """Of which workloads."""
+
+    def command(self, what: tuple[str, ...], *arguments: object) -> list[str]:
+        """A command line."""
+        return [str(self.python()), str(PEERS / what[0]), *what[1:], *map(str, arguments)]
 
 
-OURS = Peer("ortrain", "on_device.py", ("ortrain",), lambda: Path(sys.executable))
-REFERENCE = Peer("onnxruntime-training", "on_device.py", ("onnxruntime",), environments.oracle)
-OTHERS = {peer.name: peer for peer in [REFERENCE, Peer("jax", "with_jax.py", (), environments.jax)]}
+def on_device(name: str, short: str, python: Callable[[], Path], **more: Any) -> Peer:
+    """A peer with the on-device API."""
+    return Peer(name, ("on_device.py", short, "serve"), python, make=("on_device.py", short, "make"), **more)
+
+
+def torch(name: str, variant: str, **more: Any) -> Peer:
+    """A variant of PyTorch."""
+    return Peer(name, ("with_torch.py", variant), environments.torch, **more)
+
+
+OURS = on_device("ortrain", "ortrain", lambda: Path(sys.executable))
+OTHERS = {
+    peer.name: peer
+    for peer in [
+        on_device("onnxruntime-training", "onnxruntime", environments.oracle, stays_out=with_frozen_statistics),
+        torch("torch", "eager"),
+        torch("torch-channels-last", "channels-last", stays_out=without_images),
+        torch("torch-compile", "compile"),
+        torch("torch-bf16", "bf16"),
+        Peer("jax", ("with_jax.py",), environments.jax),
+    ]
+}
+DEFAULT = ["onnxruntime-training", "torch", "torch-channels-last", "jax"]
+
+
+def told() -> dict[str, str]:
+    """The environment of a peer. Thread counts are told to the libraries; what it says must not get between."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OMP_"))}
 
 
 class Process:
@@ -76,16 +111,19 @@ class Process:
 
     def __init__(self, peer: Peer, folder: Path, threads: int) -> None:
         self.peer = peer
-        self._log = folder / "log.txt"
-        # Thread counts are told to the libraries; what the environment says must not get between.
-        variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OMP_"))}
-        arguments = [*peer.arguments, str(folder), str(threads), str(FIRST_LOSSES)]
-        command = [str(peer.python()), str(PEERS / peer.script), *arguments]
+        own = folder / peer.name
+        self._log = own / "log.txt"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                peer.command(peer.serve, folder, own, threads),
+                env=told(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
-        self.facts: dict[str, Any] = self._heard()
+        self._heard()
+        self.pid = self._process.pid
 
     def _heard(self) -> Any:
         assert self._process.stdout is not None
@@ -94,12 +132,20 @@ class Process:
             raise RuntimeError(f"{self.peer.name} ended: {self._log.read_text()[-4000:]}")
         return json.loads(line)
 
+    def _ask(self, what: str) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        return self._heard()
+
+    def begin(self, first: int, gradients: bool = False) -> dict[str, Any]:
+        """Let it create its session and make so many steps; what it says of itself and of them."""
+        facts: dict[str, Any] = self._ask(json.dumps({"first": first, "gradients": gradients}))
+        return facts
+
     def turn(self, seconds: float) -> list[float]:
         """Let it run; the seconds of each of its steps."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-        times: list[float] = self._heard()
+        times: list[float] = self._ask(str(seconds))
         return times
 
     def end(self) -> None:
@@ -109,99 +155,135 @@ class Process:
         self._process.wait(timeout=60)
 
 
-@dataclass
-class Result:
-    """A workload in ours and in another library."""
+class Watch:
+    """The memory of a process while this is entered, from the operating system.
 
-    workload: str
-    peer: str
-    version: str
-    ours_ms: float
-    theirs_ms: float
-    ratio: float
-    ratios: list[float]
-    aim: float | None
-    ours_losses: list[float]
-    theirs_losses: list[float]
-    gradient_distance: float
-    ours_rounds_ms: list[float] = field(default_factory=list)
-    theirs_rounds_ms: list[float] = field(default_factory=list)
+    `anonymous` is the peak of RssAnon (pages that belong to no file) over what it was in the beginning, from a look
+    every millisecond; `resident` is that of all pages, which the system itself keeps. None where it cannot be known.
+    """
 
-    def distances(self) -> list[float]:
-        """How far the first losses lie apart, relative to theirs."""
-        pairs = zip(self.ours_losses, self.theirs_losses, strict=True)
-        return [abs(ours - theirs) / max(abs(theirs), 1e-12) for ours, theirs in pairs]
+    def __init__(self, pid: int) -> None:
+        self.anonymous: int | None = None
+        self.resident: int | None = None
+        self._folder = Path(f"/proc/{pid}")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
 
-    def agrees(self) -> bool:
-        """Whether both computed the same thing. Not-a-number agrees with nothing."""
-        first, *later = self.distances()
-        return (
-            first <= FIRST_TOLERANCE
-            and self.gradient_distance <= GRADIENT_TOLERANCE
-            and all(distance <= LATER_TOLERANCE for distance in later)
-        )
+    def __enter__(self) -> Watch:
+        if (self._folder / "statm").exists():
+            self._start, self._peak = self._now(), 0
+            try:
+                # The peak of the resident set is from now on that of what follows.
+                (self._folder / "clear_refs").write_text("5")
+                self._resident_start = self._status("VmRSS")
+            except OSError:
+                self._resident_start = 0
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+            self.anonymous = max(self._peak - self._start, 0)
+            if self._resident_start:
+                self.resident = max(self._status("VmHWM") - self._resident_start, 0)
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK):
+            self._peak = max(self._peak, self._now())
+
+    def _now(self) -> int:
+        """Resident pages that are not shared with files: what `status` calls RssAnon, and quicker to read."""
+        _, resident, shared, *_ = (self._folder / "statm").read_text().split()
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+    def _status(self, key: str) -> int:
+        for line in (self._folder / "status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+        return 0
 
 
-def gradient_distance(ours: dict[str, float], theirs: dict[str, float]) -> float:
-    """The largest difference of norms, infinite where a gradient is missing or not a number."""
-    if ours.keys() != theirs.keys():
-        return float("inf")
-    floor = GRADIENT_FLOOR * max(theirs.values())
-    distances = [abs(ours[name] - norm) / max(norm, floor) for name, norm in theirs.items()]
-    return max(distances) if all(map(math.isfinite, distances)) else float("inf")
+def prepare(workload: str, peers: Sequence[Peer], folder: Path) -> None:
+    """Write the workload to a folder, and to the peers' own within it what they make of it."""
+    workloads.write(workload, folder, FIRST_LOSSES)
+    for peer in peers:
+        own = folder / peer.name
+        own.mkdir(exist_ok=True)
+        if peer.make:
+            command = peer.command(peer.make, folder, own)
+            done = subprocess.run(command, env=told(), capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise RuntimeError(f"{peer.name} cannot prepare {workload}: {done.stderr[-4000:]}")
 
 
-def compare(
-    workload: str, peers: Sequence[Peer], threads: int, rounds: int, seconds: float, folder: Path
-) -> list[Result]:
+def start(peer: Peer, folder: Path, threads: int, repeats: int) -> Startup:
+    """Start a peer some times, its files being in the page cache; the memory is that of the first time."""
+    found = Startup()
+    for repeat in range(repeats):
+        process = Process(peer, folder, threads)
+        try:
+            if repeat == 0:
+                with Watch(process.pid) as watch:
+                    facts = process.begin(WATCHED_STEPS)
+                found.anonymous, found.resident = watch.anonymous, watch.resident
+            else:
+                facts = process.begin(1)
+        finally:
+            process.end()
+        found.seconds.append(facts["seconds"])
+    return found
+
+
+def limits(folder: Path, threads: int) -> Limits:
+    """What the machine can do at the moment."""
+    command = [sys.executable, str(PEERS / "limits.py"), str(folder), str(folder / OURS.name), str(threads)]
+    done = subprocess.run(command, env=told(), capture_output=True, text=True, check=True)
+    return Limits(**json.loads(done.stdout))
+
+
+def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -> Workload:
     """Let ours and the others take turns on a workload."""
-    processes = []
+    everybody = [OURS, *(peer for peer in peers if not peer.stays_out(workload))]
+    folder: Path = options.folder / workload
+    prepare(workload, everybody, folder)
+    startups = [start(peer, folder, options.threads, options.starts) for peer in everybody]
+    able = [limits(options.folder / "limits", options.threads)]
+    processes: list[Process] = []
     try:
-        for peer in [OURS, *peers]:
-            place = folder / workload / peer.name
-            workloads.write(workload, place, BATCHES)
-            processes.append(Process(peer, place, threads))
+        facts = []
+        for peer in everybody:
+            processes.append(Process(peer, folder, options.threads))
+            facts.append(processes[-1].begin(FIRST_LOSSES, gradients=True))
         for process in processes:
-            process.turn(seconds / 2)  # warm, and asleep again before the first turn that counts
+            process.turn(options.seconds / 2)  # warm, and asleep again before the first turn that counts
         medians: list[list[float]] = [[] for _ in processes]
-        for number in range(rounds):
+        for number in range(options.rounds):
             # Nobody is always the one that comes after a certain other.
             order = range(len(processes)) if number % 2 == 0 else reversed(range(len(processes)))
             for index in order:
-                medians[index].append(statistics.median(processes[index].turn(seconds)))
+                medians[index].append(statistics.median(processes[index].turn(options.seconds)))
     finally:
         for process in processes:
             process.end()
-    ours = processes[0]
-    results = []
-    for process, theirs in zip(processes[1:], medians[1:], strict=True):
-        ratios = [a / b for a, b in zip(medians[0], theirs, strict=True)]
-        results.append(
-            Result(
-                workload=workload,
-                peer=process.peer.name,
-                version=process.facts["version"],
-                ours_ms=statistics.median(medians[0]) * 1e3,
-                theirs_ms=statistics.median(theirs) * 1e3,
-                ratio=statistics.median(ratios),
-                ratios=ratios,
-                aim=AIMS.get(workload) if process.peer is REFERENCE else None,
-                ours_losses=ours.facts["losses"],
-                theirs_losses=process.facts["losses"],
-                gradient_distance=gradient_distance(ours.facts["gradients"], process.facts["gradients"]),
-                ours_rounds_ms=[value * 1e3 for value in medians[0]],
-                theirs_rounds_ms=[value * 1e3 for value in theirs],
-            )
-        )
-    return results
+    able.append(limits(options.folder / "limits", options.threads))
+    measured = [
+        Measured(peer.name, about["version"], rounds, about["losses"], about["gradients"], startup)
+        for peer, about, rounds, startup in zip(everybody, facts, medians, startups, strict=True)
+    ]
+    # What the machine did once, it can do.
+    best = Limits(max(limit.flops for limit in able), max(limit.bandwidth for limit in able))
+    return Workload(workload, workloads.about(workload), best, measured[0], measured[1:])
 
 
-def machine() -> dict[str, Any]:
+def machine(threads: int) -> dict[str, Any]:
     """Where this was measured."""
     about: dict[str, Any] = {
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
+        "threads": threads,
         "python": platform.python_version(),
     }
     try:
@@ -212,91 +294,71 @@ def machine() -> dict[str, Any]:
         about["processor"] = pairs.get("model name", about["processor"])
         about["instructions"] = [name for name in interesting if name in flags]
         about["load"] = os.getloadavg()
+        kibibytes = Path("/proc/meminfo").read_text().split()[1]
+        about["memory"] = f"{int(kibibytes) / (1 << 20):.0f} GiB"
+        for cache in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index[0-9]")):
+            kind = (cache / "type").read_text().strip()
+            if kind != "Instruction":
+                about[f"L{(cache / 'level').read_text().strip()}"] = (cache / "size").read_text().strip()
     except OSError:
         pass
     return about
 
 
-HEADER = ("workload", "ours ms", "theirs ms", "ratio", "rounds", "aim", "first loss, gradients, later losses")
-
-
-def row(result: Result) -> tuple[str, ...]:
-    """A line of the table."""
-    return (
-        result.workload,
-        f"{result.ours_ms:.2f}",
-        f"{result.theirs_ms:.2f}",
-        f"{result.ratio:.2f}",
-        f"{min(result.ratios):.2f}-{max(result.ratios):.2f}",
-        "" if result.aim is None else f"{result.aim:.2f}",
-        f"{'agree' if result.agrees() else 'DIFFER'}: {result.distances()[0]:.0e}, {result.gradient_distance:.0e}, "
-        f"{max(result.distances()[1:]):.0e}",
-    )
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in rows]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def main() -> None:
-    """Print a table for every peer; fail where losses differ or a ratio is too large."""
+    """Print tables, write them; fail where losses differ or an aim that was asked for is missed."""
     parser = argparse.ArgumentParser(description="ortrain's training step beside that of other libraries.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(workloads.NAMES)} (all)")
-    parser.add_argument("--peers", nargs="+", choices=list(OTHERS), default=[REFERENCE.name], help="(the first)")
+    names = ", ".join(OTHERS)
+    parser.add_argument("--peers", nargs="+", choices=list(OTHERS), metavar="PEER", default=DEFAULT, help=f"of {names}")
     parser.add_argument("--threads", type=int, default=2, help="for every library (2)")
     parser.add_argument("--rounds", type=int, default=15, help="in which each has a turn (15)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn (0.5)")
+    parser.add_argument("--starts", type=int, default=3, help="for memory and cold start, of which the best counts (3)")
     parser.add_argument("--at-most", type=float, metavar="RATIO", help="fail if a ratio is larger")
+    parser.add_argument("--aims", action="store_true", help="fail if an aim is missed")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="for artifacts and logs")
-    parser.add_argument("--json", type=Path, help="where the numbers go (FOLDER/results.json)")
+    parser.add_argument("--json", type=Path, help="where the numbers go (FOLDER/results.json); a table lies beside")
+    parser.add_argument("--save", metavar="NAME", help="write both to benches/results/NAME.json and .md instead")
     options = parser.parse_args()
     for name in options.workloads:
         if name not in workloads.NAMES:
             parser.error(f"there is no workload {name!r}; there are {', '.join(workloads.NAMES)}")
 
-    where = machine()
-    load = where.get("load", ["?"])[0]
-    print(f"{where['processor']}, {where['cores']} cores, load {load}; {options.threads} threads")
-    results: list[Result] = []
+    options.folder.mkdir(parents=True, exist_ok=True)
+    prepare(report.SMALLEST, [OURS], options.folder / "limits")
+    peers = [OTHERS[peer] for peer in options.peers]
+    run = report.Run(
+        machine=machine(options.threads),
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        rounds=options.rounds,
+        seconds=options.seconds,
+    )
+    begin = time.monotonic()
     for name in options.workloads or workloads.NAMES:
-        found = compare(
-            name,
-            [OTHERS[peer] for peer in options.peers],
-            options.threads,
-            options.rounds,
-            options.seconds,
-            options.folder,
-        )
-        results += found
-        for result in found:
-            print(f"{name}: {result.ratio:.2f} of {result.peer} {result.version}", flush=True)
-            for who, losses in (("ortrain", result.ours_losses), (result.peer, result.theirs_losses)):
-                print(f"  first losses {who:<21} {' '.join(f'{loss:.6f}' for loss in losses)}", flush=True)
-    for peer in options.peers:
-        lines = [row(result) for result in results if result.peer == peer]
-        print(f"\nortrain beside {peer}: median milliseconds of a step; ratio below 1: ours is faster")
-        print(table([HEADER, *lines]))
-
-    path = options.json or options.folder / "results.json"
+        found = compare(name, peers, options)
+        run.workloads.append(found)
+        minutes = (time.monotonic() - begin) / 60
+        print(f"{name} ({minutes:.0f} min)", *(f"{found.ratio(other):.2f} of {other.peer}" for other in found.others))
+        for who in (found.ours, *found.others):
+            print(f"  first losses {who.peer:<21} {' '.join(f'{loss:.6f}' for loss in who.losses[:5])}", flush=True)
+    text = report.text(run)
+    print(f"\n{text}")
+    path = RESULTS / f"{options.save}.json" if options.save else options.json or options.folder / "results.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    run = {
-        "machine": where,
-        "threads": options.threads,
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-        "precision": "float32",
-        "optimizer": "AdamW, adam_mode 1",
-        "results": [asdict(result) for result in results],
-    }
-    path.write_text(json.dumps(run, indent=1) + "\n")
-    print(f"\nall numbers: {path}")
-    wrong = [f"{result.workload}: losses or gradients differ" for result in results if not result.agrees()]
+    path.write_text(json.dumps(report.as_json(run), indent=1) + "\n")
+    path.with_suffix(".md").write_text(text)
+    print(f"all numbers: {path}")
+    wrong = report.disagreements(run)
     if options.at_most is not None:
-        slow = [result for result in results if not result.ratio <= options.at_most]
-        wrong += [f"{result.workload}: {result.ratio:.2f} is more than {options.at_most}" for result in slow]
+        wrong += [
+            f"{found.name}: {found.ratio(other):.2f} of {other.peer} is more than {options.at_most}"
+            for found in run.workloads
+            for other in found.others
+            if not found.ratio(other) <= options.at_most
+        ]
+    if options.aims:
+        wrong += report.missed(run)
     if wrong:
         sys.exit("; ".join(wrong))
 

@@ -17,10 +17,24 @@ import onnx
 from onnx import numpy_helper
 
 FOLDER = Path(__file__).resolve().parent / "workloads"
-NAMES = ("mlp_tiny", "mlp", "lenet", "mobilenetv2_96", "resnet18_224", "lstm", "bert_mini", "gpt2_small6")
+NAMES = (
+    "mlp_tiny",
+    "mlp",
+    "lenet",
+    "mobilenetv2_96",
+    "mobilenetv2_224",
+    "mobilenetv2_224_head",
+    "resnet18_224",
+    "bert_mini",
+    "bert_mini_lora8",
+    "bert_base",
+    "gpt2_small6",
+    "lstm",
+    "adamw_25m",
+)
 SEED = 20260
-# What every library trains with: AdamW in the variant that onnxruntime-training has (adam_mode 1).
-LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
+# What every library trains with: AdamW as PyTorch has it, which ONNX's operator calls adam_mode 0.
+LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, ADAM_MODE = 1e-3, (0.9, 0.999), 1e-8, 0.01, 0
 # Tables of embeddings are drawn smaller.
 SMALL, EMBEDDINGS = 0.02, ("tok", "pos")
 
@@ -71,19 +85,31 @@ def batch(name: str, index: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(name: str, folder: Path, batches: int) -> None:
-    """What a peer needs: `forward.onnx`, `batches.npz` (x0, labels0, x1, ...) and `settings.json`."""
+    """What a peer needs.
+
+    `forward.onnx`; the same in two parts, `graph.onnx` without initializers and `weights.npz`; `batches.npz` (x0,
+    labels0, x1, ...) and `settings.json`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(load(name), folder / "forward.onnx")
+    model = load(name)
+    onnx.save(model, folder / "forward.onnx")
+    weights: dict[str, np.ndarray] = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    np.savez(folder / "weights.npz", **weights)  # type: ignore[arg-type]
+    del model.graph.initializer[:]
+    onnx.save(model, folder / "graph.onnx")
     arrays: dict[str, np.ndarray] = {}
     for index in range(batches):
         arrays[f"x{index}"], arrays[f"labels{index}"] = batch(name, index)
     np.savez(folder / "batches.npz", **arrays)  # type: ignore[arg-type]
+    facts = about(name)
     settings = {
-        "trainable": about(name)["trainable_names"],
+        "trainable": facts["trainable_names"],
+        "only_optimizer": facts["only"] == "optimizer",
         "batches": batches,
         "learning_rate": LEARNING_RATE,
         "betas": BETAS,
         "epsilon": EPSILON,
         "weight_decay": WEIGHT_DECAY,
+        "adam_mode": ADAM_MODE,
     }
     (folder / "settings.json").write_text(json.dumps(settings))

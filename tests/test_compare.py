@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benches"))
+import report  # noqa: E402
 import workloads  # noqa: E402
 
 # Checksums of one weight and of the first batch, so that numbers of different years are numbers of the same thing.
@@ -22,10 +24,15 @@ CHECKSUMS = {
     "mlp": ("net.0.weight", 3163971504, 1863637176, 4200808068),
     "lenet": ("c2.weight", 1751442089, 1863637176, 4200808068),
     "mobilenetv2_96": ("features.0.weight", 275632032, 1357939769, 3499238677),
+    "mobilenetv2_224": ("features.0.weight", 275632032, 4035020692, 3492214959),
+    "mobilenetv2_224_head": ("features.0.weight", 275632032, 4035020692, 3492214959),
     "resnet18_224": ("stem.0.weight", 1004655667, 4035020692, 3492214959),
-    "lstm": ("rnn.weight_hh_l0", 543829391, 3043570103, 3302063475),
     "bert_mini": ("blocks.0.att.q.weight", 4021678008, 4127398298, 3067789604),
+    "bert_mini_lora8": ("blocks.0.att.q.lora_a", 2503961074, 4127398298, 3067789604),
+    "bert_base": ("blocks.0.att.q.weight", 3044407498, 2790617663, 2390350426),
     "gpt2_small6": ("blocks.0.att.q.weight", 754245191, 3759117160, 2027035289),
+    "lstm": ("rnn.weight_hh_l0", 543829391, 3043570103, 3302063475),
+    "adamw_25m": ("net.0.weight", 2095338384, 2948701369, 954739711),
 }
 
 
@@ -40,18 +47,84 @@ def test_weights_and_batches_are_always_the_same(name: str) -> None:
     assert [zlib.crc32(np.ascontiguousarray(array).tobytes()) for array in (values[weight], data, labels)] == wanted
 
 
-def test_a_comparison_in_small(tmp_path: Path) -> None:
-    """Ours and the reference start from the same losses; the report says so, and by what."""
-    command = [sys.executable, ROOT / "benches" / "compare.py", "mlp", "--rounds", "2", "--seconds", "0.01"]
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run in small wrote; ours and the reference start from the same losses."""
+    folder = tmp_path_factory.mktemp("comparison")
+    command = [sys.executable, ROOT / "benches" / "compare.py", "mlp", "--peers", "onnxruntime-training"]
+    few = ["--rounds", "2", "--seconds", "0.01", "--starts", "1"]
     done = subprocess.run(
-        [*command, "--folder", tmp_path, "--json", tmp_path / "found.json"], capture_output=True, text=True, check=False
+        [*command, *few, "--folder", folder, "--json", folder / "found.json"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "agree" in done.stdout
-    run = json.loads((tmp_path / "found.json").read_text())
-    assert run["machine"]["cores"] >= 1
-    (result,) = run["results"]
-    assert result["workload"] == "mlp"
-    assert result["version"] == "1.19.2"
-    assert len(result["ratios"]) == 2
-    assert result["ours_losses"][-1] != result["ours_losses"][0]
+    assert (folder / "found.md").read_text() in done.stdout
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+def test_a_comparison_in_small(comparison: dict[str, Any]) -> None:
+    assert comparison["machine"]["cores"] >= 1
+    (found,) = comparison["workloads"]
+    assert found["name"] == "mlp"
+    ours, (other,) = found["ours"], found["others"]
+    assert other["version"] == "1.19.2"
+    assert other["agrees"]
+    assert len(other["ratios"]) == 2
+    assert len(set(ours["losses"])) == len(ours["losses"]) == 20
+    assert max(other["loss_distances"]) < 1e-4
+    assert found["limits"]["flops"] > 0
+    (start,) = ours["startup"]["seconds"]
+    assert start.keys() == {"import", "create", "first_step"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is Linux's to tell")
+def test_memory_is_that_of_the_operating_system(comparison: dict[str, Any]) -> None:
+    """No less than the floor, but for what the first look missed; and not the gigabytes of the other one."""
+    (found,) = comparison["workloads"]
+    for who in (found["ours"], *found["others"]):
+        assert 0.9 * found["memory_floor"] < who["startup"]["anonymous"] < 2 * found["memory_floor"] + 64e6
+
+
+def measured(peer: str, rounds: list[float], losses: list[float] | None = None) -> report.Measured:
+    startup = report.Startup([{"import": 0.02, "create": 0.05, "first_step": 0.001}], 10_000_000, 11_000_000)
+    return report.Measured(peer, "1", rounds, losses or [2.0] * 20, {"w": 1.0}, startup)
+
+
+def found(ours: report.Measured, *others: report.Measured, name: str = "mlp") -> report.Workload:
+    return report.Workload(name, workloads.about(name), report.Limits(1e11, 1e10), ours, list(others))
+
+
+def test_ratios_are_those_of_rounds() -> None:
+    """A slow minute is slow for both."""
+    ours, theirs = measured("ortrain", [1.0, 2.0, 10.0]), measured("torch", [2.0, 4.0, 20.0])
+    assert found(ours, theirs).ratio(theirs) == 0.5
+
+
+def test_means_are_geometric_and_leave_the_smallest_out() -> None:
+    run = report.Run({}, "", 1, 1.0)
+    for name, step in (("mlp_tiny", 0.01), ("mlp", 0.5), ("lenet", 2.0)):
+        run.workloads.append(found(measured("ortrain", [step]), measured("torch", [1.0]), name=name))
+    every, some = report.means(run, "torch")
+    assert every == pytest.approx(0.01 ** (1 / 3))
+    assert some == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict"), [(0.63, "yes"), (0.65, "tie"), (0.67, "NO")], ids=["reached", "tied", "missed"]
+)
+def test_an_aim(step: float, verdict: str) -> None:
+    run = report.Run({"processor": "one", "cores": 1, "threads": 1}, "2000-01-01", 1, 1.0)
+    run.workloads.append(found(measured("ortrain", [step]), measured("onnxruntime-training", [1.0])))
+    assert bool(report.missed(run)) == (verdict == "NO")
+    (row,) = [line for line in report.text(run).splitlines() if line.startswith("| mlp") and " 0.63 " in line]
+    assert f"| {verdict} " in row
+
+
+@pytest.mark.parametrize("losses", [[2.1] * 20, [2.0, 2.2, *[2.0] * 18], [2.0, float("nan"), *[2.0] * 18]])
+def test_another_function_is_not_agreed_with(losses: list[float]) -> None:
+    ours, theirs = measured("ortrain", [1.0], losses), measured("torch", [1.0])
+    assert not report.agree(ours, theirs)
+    assert report.agree(theirs, theirs)

@@ -1,9 +1,10 @@
 """Peers with the on-device API: ortrain and onnxruntime-training, each in its own environment.
 
-    python on_device.py ortrain|onnxruntime FOLDER THREADS FIRST_LOSSES
+    python on_device.py ortrain|onnxruntime make FOLDER OWN
+    python on_device.py ortrain|onnxruntime serve FOLDER OWN THREADS
 
-Both make their own artifacts from the forward model, in the folder, which must be theirs. Needs NumPy, `onnx` and the
-library.
+`make` writes the artifacts for the workload in FOLDER (see workloads.write) to OWN; it needs `onnx`. `serve` takes
+turns (see turns.py), and imports nothing but NumPy and the library.
 """
 
 from __future__ import annotations
@@ -17,100 +18,134 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from turns import Turns
+from turns import Session, Turns
 
 
-def ortrain(folder: Path, settings: dict[str, Any], threads: int) -> tuple[Any, Any, dict[str, Any]]:
-    """The API, session options, facts; the artifacts lie in the folder."""
-    library = importlib.import_module("ortrain")
-    library.artifacts.generate_artifacts(
+def make_ours(folder: Path, own: Path, settings: dict[str, Any]) -> None:
+    """The artifacts of ortrain."""
+    artifacts = importlib.import_module("ortrain.artifacts")
+    artifacts.generate_artifacts(
         folder / "forward.onnx",
         requires_grad=settings["trainable"],
-        loss=library.artifacts.LossType.CrossEntropyLoss,
-        optimizer=library.artifacts.OptimType.AdamW,
-        artifact_directory=folder,
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=own,
     )
-    # The settings of the optimizer are attributes of its one node.
-    path = folder / "optimizer_model.onnx"
-    model = onnx.load(path)
-    (node,) = [node for node in model.graph.node if node.op_type == "AdamWOptimizer"]
-    values = {
-        "alpha": settings["betas"][0],
-        "beta": settings["betas"][1],
-        "epsilon": settings["epsilon"],
-        "weight_decay": settings["weight_decay"],
-    }
-    for attribute in node.attribute:
-        if attribute.name in values:
-            attribute.f = values.pop(attribute.name)
-    assert not values, values
-    onnx.save(model, path)
-    options = library.SessionOptions()
-    options.intra_op_num_threads = threads
-    return importlib.import_module("ortrain.api"), options, {"library": "ortrain", "version": library.__version__}
+    set_optimizer(own / "optimizer_model.onnx", settings)
 
 
-def onnxruntime(folder: Path, settings: dict[str, Any], threads: int) -> tuple[Any, Any, dict[str, Any]]:
-    """The same for onnxruntime-training, with the artifacts that it makes itself."""
-    # Two of its sub-packages import PyTorch; on-device training uses neither.
-    for name in ("optim", "amp"):
-        sys.modules.setdefault(f"onnxruntime.training.{name}", types.ModuleType(name))
-    library = importlib.import_module("onnxruntime")
+def make_theirs(folder: Path, own: Path, settings: dict[str, Any]) -> None:
+    """The artifacts of onnxruntime-training, made by itself."""
+    import onnx
+
+    without_torch()
     artifacts = importlib.import_module("onnxruntime.training.artifacts")
-    blocks = importlib.import_module("onnxruntime.training.onnxblock")
     # It differentiates a LayerNormalization only if mean and inverse deviation are among its outputs.
     model = onnx.load(folder / "forward.onnx")
     for node in model.graph.node:
         if node.op_type == "LayerNormalization":
             node.output.extend(f"{node.output[0]}_statistic{k}" for k in range(len(node.output), 3))
-    onnx.save(model, folder / "forward.onnx")
+    onnx.save(model, own / "forward.onnx")
     artifacts.generate_artifacts(
-        str(folder / "forward.onnx"),
+        str(own / "forward.onnx"),
         requires_grad=settings["trainable"],
         loss=artifacts.LossType.CrossEntropyLoss,
-        optimizer=blocks.optim.AdamW(
-            betas=tuple(settings["betas"]), eps=settings["epsilon"], weight_decay=settings["weight_decay"]
-        ),
-        artifact_directory=folder,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=own,
     )
-    options = library.SessionOptions()
-    options.intra_op_num_threads = threads
+    set_optimizer(own / "optimizer_model.onnx", settings)
+
+
+def set_optimizer(path: Path, settings: dict[str, Any]) -> None:
+    """The constants of the optimizer, and its formula, are attributes of its one node."""
+    import onnx
+
+    model = onnx.load(path)
+    (node,) = [node for node in model.graph.node if node.op_type == "AdamWOptimizer"]
+    floats = {
+        "alpha": settings["betas"][0],
+        "beta": settings["betas"][1],
+        "epsilon": settings["epsilon"],
+        "weight_decay": settings["weight_decay"],
+    }
+    integers = {"adam_mode": settings["adam_mode"], "correct_bias": 1}
+    for attribute in node.attribute:
+        if attribute.name in floats:
+            attribute.f = floats.pop(attribute.name)
+        if attribute.name in integers:
+            attribute.i = integers.pop(attribute.name)
+    assert not floats, floats
+    assert not integers, integers
+    onnx.save(model, path)
+
+
+def without_torch() -> None:
+    """Two sub-packages of onnxruntime-training import PyTorch; on-device training uses neither."""
+    for name in ("optim", "amp"):
+        sys.modules.setdefault(f"onnxruntime.training.{name}", types.ModuleType(name))
+
+
+def import_ours() -> tuple[Any, Any, dict[str, Any]]:
+    """The library, its API, and what it is."""
+    library = importlib.import_module("ortrain")
+    return library, importlib.import_module("ortrain.api"), {"library": "ortrain", "version": library.__version__}
+
+
+def import_theirs() -> tuple[Any, Any, dict[str, Any]]:
+    """The same of onnxruntime-training."""
+    without_torch()
+    library = importlib.import_module("onnxruntime")
     facts = {"library": "onnxruntime-training-cpu", "version": library.__version__}
-    return importlib.import_module("onnxruntime.training.api"), options, facts
+    return library, importlib.import_module("onnxruntime.training.api"), facts
 
 
-LIBRARIES: dict[str, Callable[[Path, dict[str, Any], int], tuple[Any, Any, dict[str, Any]]]] = {
-    "ortrain": ortrain,
-    "onnxruntime": onnxruntime,
+MAKE: dict[str, Callable[[Path, Path, dict[str, Any]], None]] = {"ortrain": make_ours, "onnxruntime": make_theirs}
+IMPORT: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
+    "ortrain": import_ours,
+    "onnxruntime": import_theirs,
 }
 
 
-def main() -> None:
-    """Prepare, then take turns."""
+def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, Any]) -> None:
+    """Take turns."""
     turns = Turns()
-    folder, threads, first = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    settings = json.loads((folder / "settings.json").read_text())
-    api, options, facts = LIBRARIES[sys.argv[1]](folder, settings, threads)
-    state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
-    # No eval model: onnxruntime-training makes one that does not load where a BatchNormalization is in training mode.
-    module = api.Module(str(folder / "training_model.onnx"), state, session_options=options)
-    optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
-    optimizer.set_learning_rate(settings["learning_rate"])
+    with turns.timed("import"):
+        library, api, facts = IMPORT[who]()
     with np.load(folder / "batches.npz") as stored:
         batches = [(stored[f"x{index}"], stored[f"labels{index}"]) for index in range(settings["batches"])]
 
-    def step(number: int) -> float:
-        loss = module(*batches[number % len(batches)])
-        optimizer.step()
-        module.lazy_reset_grad()
-        return float(loss)
+    def create(_: bool) -> Session:
+        options = library.SessionOptions()
+        options.intra_op_num_threads = threads
+        state = api.CheckpointState.load_checkpoint(str(own / "checkpoint"))
+        # No eval model: onnxruntime-training makes one that does not load where a BatchNormalization is in training
+        # mode.
+        module = api.Module(str(own / "training_model.onnx"), state, session_options=options)
+        optimizer = api.Optimizer(str(own / "optimizer_model.onnx"), module)
+        optimizer.set_learning_rate(settings["learning_rate"])
 
-    def gradients() -> dict[str, float]:
-        """Those of the last step: the optimizer leaves them, and the reset waits for the next step."""
-        return {name: float(np.linalg.norm(state.parameters[name].grad)) for name in settings["trainable"]}
+        def step(number: int) -> float:
+            module.lazy_reset_grad()
+            loss = module(*batches[number % len(batches)])
+            optimizer.step()
+            return float(loss)
 
-    turns.serve(step, gradients, first, facts)
+        def gradients() -> dict[str, float]:
+            return {name: float(np.linalg.norm(state.parameters[name].grad)) for name in settings["trainable"]}
+
+        return Session(step, gradients, optimizer.step if settings["only_optimizer"] else None)
+
+    turns.serve(create, facts)
+
+
+def main() -> None:
+    """As the arguments say."""
+    who, what, folder, own, *rest = sys.argv[1:]
+    settings = json.loads((Path(folder) / "settings.json").read_text())
+    if what == "make":
+        MAKE[who](Path(folder), Path(own), settings)
+    else:
+        serve(who, Path(folder), Path(own), int(rest[0]), settings)
 
 
 if __name__ == "__main__":

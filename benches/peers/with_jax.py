@@ -1,6 +1,6 @@
 """jax as a peer: the same graph, interpreted once and compiled as a whole.
 
-Arguments: FOLDER THREADS FIRST_LOSSES.
+python with_jax.py FOLDER OWN THREADS
 """
 
 from __future__ import annotations
@@ -11,65 +11,91 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import onnx
-from onnx import numpy_helper
-from turns import Turns
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "in_jax"))
-from onnx_in_jax import adamw, cross_entropy, forward
+from turns import Session, Turns
 
 
 def main() -> None:
     """Prepare, then take turns."""
     turns = Turns()
-    folder, threads, first = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, threads = Path(sys.argv[1]), int(sys.argv[3])
     # It takes as many threads as there are cores, and knows no other number.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    with turns.timed("import"):
+        import jax
+        import jax.numpy as jnp
+    import onnx
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "in_jax"))
+    from onnx_in_jax import adamw, cross_entropy, forward
+
     settings = json.loads((folder / "settings.json").read_text())
-    model = onnx.load(folder / "forward.onnx")
-    constants: dict[str, Any] = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    weights = {name: constants.pop(name) for name in settings["trainable"]}
-    statistics: dict[str, Any] = {}
-    for node in model.graph.node:
-        if node.op_type == "BatchNormalization":
-            statistics |= {name: constants.pop(name) for name in node.input[3:]}
-    rate, betas = settings["learning_rate"], tuple(settings["betas"])
+    model = onnx.load(folder / "graph.onnx")
+    rate, betas, mode = settings["learning_rate"], tuple(settings["betas"]), settings["adam_mode"]
     epsilon, decay = settings["epsilon"], settings["weight_decay"]
-
-    def loss_of(weights: Any, statistics: Any, x: Any, labels: Any) -> Any:
-        scores, after = forward(model, {**constants, **weights}, x, statistics)
-        return cross_entropy(scores, labels), after
-
-    def stepped(weights: Any, moments: Any, statistics: Any, number: Any, x: Any, labels: Any) -> Any:
-        (loss, statistics), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights, statistics, x, labels)
-        updated, after = {}, {}
-        for name, weight in weights.items():
-            found = adamw(number, rate, betas, epsilon, decay, weight, gradients[name], *moments[name])
-            updated[name], after[name] = found[0], found[1:]
-        norms = {name: jnp.linalg.norm(gradient) for name, gradient in gradients.items()}
-        return (updated, after, statistics), loss, norms
-
-    compiled = jax.jit(stepped, donate_argnums=(0, 1, 2))
-    moments = {name: (jnp.zeros_like(weight), jnp.zeros_like(weight)) for name, weight in weights.items()}
-    state = jax.tree.map(jnp.asarray, (weights, moments, statistics))
-    norms: dict[str, Any] = {}
     with np.load(folder / "batches.npz") as stored:
         batches = [(stored[f"x{index}"], stored[f"labels{index}"]) for index in range(settings["batches"])]
 
-    def step(number: int) -> float:
-        nonlocal state, norms
-        state, loss, norms = compiled(*state, np.float32(number + 1), *batches[number % len(batches)])
-        # All of the step, not the loss alone.
-        jax.block_until_ready(state)
-        return float(loss)
+    def create(gradients: bool) -> Session:
+        with np.load(folder / "weights.npz") as stored:
+            constants = {name: stored[name] for name in stored.files}
+        weights = {name: constants.pop(name) for name in settings["trainable"]}
+        statistics: dict[str, Any] = {}
+        for node in model.graph.node:
+            if node.op_type == "BatchNormalization" and not weights.keys().isdisjoint(node.input[1:3]):
+                statistics |= {name: constants.pop(name) for name in node.input[3:]}
+        # Integers are sizes, which jax wants to know; the others are arguments, not constants that it would fold.
+        known = {name: value for name, value in constants.items() if value.dtype.kind != "f"}
+        frozen = {name: jnp.asarray(value) for name, value in constants.items() if name not in known}
 
-    def gradients() -> dict[str, float]:
-        return {name: float(norm) for name, norm in norms.items()}
+        def loss_of(weights: Any, statistics: Any, frozen: Any, x: Any, labels: Any) -> Any:
+            scores, after = forward(model, {**known, **frozen, **weights}, x, statistics)
+            return cross_entropy(scores, labels), after
 
-    turns.serve(step, gradients, first, {"library": "jax", "version": jax.__version__})
+        def updated(weights: Any, moments: Any, gradients: Any, number: Any) -> tuple[Any, Any]:
+            after, kept = {}, {}
+            for name, weight in weights.items():
+                m, v = moments[name]
+                found = adamw(number, rate, betas, epsilon, decay, weight, gradients[name], m, v, mode)
+                after[name], kept[name] = found[0], found[1:]
+            return after, kept
+
+        def stepped(weights: Any, moments: Any, statistics: Any, frozen: Any, number: Any, x: Any, labels: Any) -> Any:
+            (loss, statistics), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+                weights, statistics, frozen, x, labels
+            )
+            weights, moments = updated(weights, moments, gradients, number)
+            return (weights, moments, statistics), loss, gradients if settings["only_optimizer"] else {}
+
+        def norms(*arguments: Any) -> Any:
+            return jax.tree.map(jnp.linalg.norm, jax.grad(loss_of, has_aux=True)(*arguments)[0])
+
+        compiled = jax.jit(stepped, donate_argnums=(0, 1, 2))
+        optimized = jax.jit(updated, donate_argnums=(0, 1))
+        moments = {name: (jnp.zeros_like(weight), jnp.zeros_like(weight)) for name, weight in weights.items()}
+        state = jax.tree.map(jnp.asarray, (weights, moments, statistics))
+        del weights, constants, moments
+        kept: Any = {}
+        first: dict[str, float] = {}
+        if gradients:
+            found = jax.jit(norms)(state[0], state[2], frozen, *batches[0])
+            first = {name: float(norm) for name, norm in found.items()}
+
+        def step(number: int) -> float:
+            nonlocal state, kept
+            state, loss, kept = compiled(*state, frozen, np.float32(number + 1), *batches[number % len(batches)])
+            # All of the step, not the loss alone.
+            jax.block_until_ready(state)
+            return float(loss)
+
+        def optimize() -> None:
+            nonlocal state
+            weights, moments = optimized(state[0], state[1], kept, np.float32(settings["batches"]))
+            state = jax.block_until_ready((weights, moments, state[2]))
+
+        return Session(step, lambda: first, optimize if settings["only_optimizer"] else None)
+
+    turns.serve(create, {"library": "jax", "version": jax.__version__})
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_trains_as_jax(name: str, tmp_path: Path) -> None:
     workloads.write(name, tmp_path, STEPS)
     environments.in_environment(environments.jax(), TESTS / "in_jax" / "train_workload.py", str(tmp_path), str(STEPS))
     settings: dict[str, Any] = json.loads((tmp_path / "settings.json").read_text())
-    on_device.ortrain(tmp_path, settings, threads=2)
+    on_device.make_ours(tmp_path, tmp_path, settings)
     api: Any = importlib.import_module("ortrain.api")
     state = api.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = api.Module(tmp_path / "training_model.onnx", state)

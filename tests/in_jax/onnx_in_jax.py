@@ -171,13 +171,19 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 def _batch_norm(node: NodeProto, a: dict[str, Any], values: Values, statistics: Values) -> Any:
-    """Normalised by the statistics of the batch, with the biased variance; the running ones move towards them."""
+    """Normalised by the statistics of the batch, with the biased variance; the running ones move towards them.
+
+    Running ones that are not among `statistics` stay as they are, and are what is normalised by.
+    """
     x, scale, bias = (values[name] for name in node.input[:3])
     a.pop("training_mode", None)
     axes, momentum, epsilon = (0, *range(2, x.ndim)), a.pop("momentum", 0.9), a.pop("epsilon", 1e-5)
-    mean, var = x.mean(axes), x.var(axes)
-    for name, batch in zip(node.input[3:], (mean, var), strict=True):
-        statistics[name] = statistics[name] * momentum + batch * (1 - momentum)
+    if statistics.keys().isdisjoint(node.input[3:]):
+        mean, var = (values[name] for name in node.input[3:])
+    else:
+        mean, var = x.mean(axes), x.var(axes)
+        for name, batch in zip(node.input[3:], (mean, var), strict=True):
+            statistics[name] = statistics[name] * momentum + batch * (1 - momentum)
     shape = (1, -1, *[1] * (x.ndim - 2))
     normal = (x - mean.reshape(shape)) / jnp.sqrt(var.reshape(shape) + epsilon)
     return normal * scale.reshape(shape) + bias.reshape(shape)
@@ -211,10 +217,21 @@ LOSSES = {"CrossEntropyLoss": cross_entropy, "BCEWithLogitsLoss": bce_with_logit
 
 
 def adamw(
-    step: int, rate: float, betas: tuple[float, float], epsilon: float, decay: float, w: Any, g: Any, m: Any, v: Any
+    step: Any,
+    rate: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    decay: float,
+    w: Any,
+    g: Any,
+    m: Any,
+    v: Any,
+    mode: int = 1,
 ) -> tuple[Any, Any, Any]:
-    """A step (the first is 1) of AdamW as onnxruntime-training has it in adam_mode 1."""
+    """A step (the first is 1) of AdamW: adam_mode 1 as onnxruntime-training makes it, 0 as torch has it."""
     m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
-    corrected = rate * (1 - betas[1] ** step) ** 0.5 / (1 - betas[0] ** step)
-    w = w - corrected * m / (jnp.sqrt(v) + epsilon)
+    first, second = 1 - betas[0] ** step, 1 - betas[1] ** step
+    if mode == 0:
+        return w - rate * decay * w - rate / first * m / (jnp.sqrt(v) / second**0.5 + epsilon), m, v
+    w = w - rate * second**0.5 / first * m / (jnp.sqrt(v) + epsilon)
     return w - rate * decay * w, m, v

@@ -47,6 +47,7 @@ def main() -> None:
                 weight,
                 gradients[name],
                 *moments[name],
+                mode=settings["adam_mode"],
             )
         return updated, after, loss, gradients
 

@@ -1,0 +1,357 @@
+"""What a comparison found, and how it is told: tables, JSON, what is wrong."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import aims
+
+SMALLEST = "mlp_tiny"
+# The loss of the first step is that of the same weights: what differs is the order of float32 sums.
+FIRST_TOLERANCE = 2e-5
+# The norm of each parameter's gradient in the first step, relative to itself or to a share of the largest one: a bias
+# in front of a normalization has no gradient but rounding.
+GRADIENT_TOLERANCE, GRADIENT_FLOOR = 1e-2, 1e-3
+# Then the optimizer turns rounding into steps: AdamW moves a weight by about the learning rate, however small its
+# gradient is. Where batches of a few images are normalized, losses of later steps lie apart between any two libraries.
+# Beyond this they do not compute the same thing.
+LATER_STEPS, LATER_TOLERANCE = 5, 3e-2
+# bfloat16 has eight bits.
+LESS_EXACT, LESS_EXACT_FIRST, LESS_EXACT_GRADIENT = "torch-bf16", 2e-2, 0.3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the machine, with the threads of the run: operations and bytes per second."""
+
+    flops: float
+    bandwidth: float
+
+
+@dataclass
+class Startup:
+    """What it takes until a first step is done."""
+
+    seconds: list[dict[str, float]] = field(default_factory=list)
+    """Of each start, `import` (beyond NumPy), `create` and `first_step`."""
+    anonymous: int | None = None
+    """Peak of RssAnon over the state after the import, in bytes."""
+    resident: int | None = None
+    """The same of all resident pages, files among them."""
+
+    def best(self, what: str) -> float | None:
+        """The least time."""
+        return min((seconds[what] for seconds in self.seconds), default=None)
+
+
+@dataclass
+class Measured:
+    """A library on a workload."""
+
+    peer: str
+    version: str
+    rounds: list[float]
+    """The median step of each round, in seconds."""
+    losses: list[float]
+    gradients: dict[str, float]
+    startup: Startup
+
+    def step(self) -> float:
+        """Seconds."""
+        return statistics.median(self.rounds)
+
+
+@dataclass
+class Workload:
+    """What was measured on a workload."""
+
+    name: str
+    about: dict[str, Any]
+    limits: Limits
+    ours: Measured
+    others: list[Measured]
+
+    def ratios(self, other: Measured) -> list[float]:
+        """Ours by theirs, round by round."""
+        return [a / b for a, b in zip(self.ours.rounds, other.rounds, strict=True)]
+
+    def ratio(self, other: Measured) -> float:
+        """The median of them."""
+        return statistics.median(self.ratios(other))
+
+    def share(self, who: Measured) -> float:
+        """Of what the machine can do: the least time for the arithmetic and the traffic of a step, by that taken."""
+        # Where the optimizer alone is timed, it reads weight, gradient and moments, and writes all but the gradient.
+        flops, moved = float(self.about["flops_step"]), float(self.about["min_bytes"])
+        if self.about["only"] == "optimizer":
+            flops, moved = 0.0, 7 * 4.0 * self.about["trainable"]
+        return (flops / self.limits.flops + moved / self.limits.bandwidth) / who.step()
+
+    def other(self, name: str) -> Measured | None:
+        """A peer's part."""
+        return next((other for other in self.others if other.peer == name), None)
+
+
+@dataclass
+class Run:
+    """All of it."""
+
+    machine: dict[str, Any]
+    date: str
+    rounds: int
+    seconds: float
+    workloads: list[Workload] = field(default_factory=list)
+
+    def peers(self) -> list[str]:
+        """The names of those who took part."""
+        return list(dict.fromkeys(other.peer for found in self.workloads for other in found.others))
+
+
+def distances(one: Measured, other: Measured) -> list[float]:
+    """How far the first losses lie apart, relative to the other's; infinite where one is not a number."""
+    pairs = zip(one.losses, other.losses, strict=True)
+    found = [abs(a - b) / max(abs(b), 1e-12) for a, b in pairs]
+    return [distance if math.isfinite(distance) else math.inf for distance in found]
+
+
+def gradient_distance(ours: dict[str, float], theirs: dict[str, float]) -> float:
+    """The largest difference of norms, infinite where a gradient is missing or not a number."""
+    if ours.keys() != theirs.keys():
+        return math.inf
+    floor = GRADIENT_FLOOR * max(theirs.values())
+    found = [abs(ours[name] - norm) / max(norm, floor) for name, norm in theirs.items()]
+    return max(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def agree(ours: Measured, theirs: Measured) -> bool:
+    """Whether both computed the same thing."""
+    first, *later = distances(ours, theirs)
+    less = theirs.peer == LESS_EXACT
+    return (
+        first <= (LESS_EXACT_FIRST if less else FIRST_TOLERANCE)
+        and gradient_distance(ours.gradients, theirs.gradients) <= (LESS_EXACT_GRADIENT if less else GRADIENT_TOLERANCE)
+        and (less or max(later[: LATER_STEPS - 1]) <= LATER_TOLERANCE)
+    )
+
+
+def disagreements(run: Run) -> list[str]:
+    """Who did not compute what ours did."""
+    return [
+        f"{found.name}: losses or gradients differ from those of {other.peer}"
+        for found in run.workloads
+        for other in found.others
+        if not agree(found.ours, other)
+    ]
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of ratios."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def means(run: Run, peer: str) -> tuple[float | None, float | None]:
+    """The geometric mean of the ratios to a peer, and that without the smallest workload."""
+    ratios = {found.name: found.ratio(other) for found in run.workloads for other in found.others if other.peer == peer}
+    some = [ratio for name, ratio in ratios.items() if name != SMALLEST]
+    return geometric_mean(list(ratios.values())) if ratios else None, geometric_mean(some) if some else None
+
+
+def missed(run: Run) -> list[str]:
+    """The aims that were not reached, but for ties."""
+    lines = []
+    for found in run.workloads:
+        for other in found.others:
+            aim = aims.time(found.name, other.peer)
+            if aim is not None and aims.verdict(found.ratio(other), aim, aims.tie(other.peer)) == "NO":
+                lines.append(f"{found.name}: {found.ratio(other):.2f} of {other.peer}, the aim is {aim:.2f}")
+        memory = aims.memory(found.name, found.about)
+        if found.ours.startup.anonymous is not None and found.ours.startup.anonymous > memory:
+            lines.append(f"{found.name}: {found.ours.startup.anonymous / 1e6:.0f} MB, the aim is {memory / 1e6:.0f}")
+        lines += [
+            f"{found.name}: {what} takes {seconds:.3f} s, the aim is {aim:.3f}"
+            for what, seconds, aim in cold(found)
+            if seconds > aim
+        ]
+    _, mean = means(run, "torch")
+    if mean is not None and aims.verdict(mean, aims.MEAN_AGAINST_TORCH, aims.TIE_WITH_TORCH) == "NO":
+        lines.append(f"geometric mean of the ratios to torch {mean:.2f}, the aim is {aims.MEAN_AGAINST_TORCH:.2f}")
+    return lines
+
+
+def cold(found: Workload) -> list[tuple[str, float, float]]:
+    """What of our start has an aim: its name, seconds, and the aim."""
+    wanted = {"import": aims.IMPORT, "create": aims.CREATE, "first_step": aims.FIRST_STEP.get(found.name)}
+    best = {what: found.ours.startup.best(what) for what in wanted}
+    return [
+        (what, best[what] or 0.0, aim) for what, aim in wanted.items() if aim is not None and best[what] is not None
+    ]
+
+
+Row = tuple[str, ...]
+
+
+def table(header: Row, rows: Sequence[Row]) -> str:
+    """Markdown whose columns line up."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, tuple("-" * width for width in widths), *rows]
+    padded = (
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+        for cells in lines
+    )
+    return "\n".join(padded) + "\n"
+
+
+def number(value: float | None, how: str) -> str:
+    """A number, or nothing."""
+    return "" if value is None else f"{value:{how}}"
+
+
+def times(run: Run) -> str:
+    """Steps."""
+    rows = []
+    for found in run.workloads:
+        for other in found.others:
+            ratio, ratios, aim = found.ratio(other), found.ratios(other), aims.time(found.name, other.peer)
+            rows.append(
+                (
+                    found.name,
+                    other.peer,
+                    f"{found.ours.step() * 1e3:.3f}",
+                    f"{other.step() * 1e3:.3f}",
+                    f"{ratio:.2f}",
+                    f"{min(ratios):.2f}-{max(ratios):.2f}",
+                    number(aim, ".2f"),
+                    "" if aim is None else aims.verdict(ratio, aim, aims.tie(other.peer)),
+                    f"{found.share(found.ours):.0%}",
+                    f"{found.share(other):.0%}",
+                )
+            )
+    header = ("workload", "beside", "ours ms", "theirs ms", "ratio", "rounds", "aim", "met", "ours of bound", "theirs")
+    return table(header, rows)
+
+
+def mean_lines(run: Run) -> str:
+    """The geometric means."""
+    lines = []
+    for peer in run.peers():
+        every, some = means(run, peer)
+        lines.append(f"- {peer}: {number(every, '.2f')}; without {SMALLEST} {number(some, '.2f')}")
+    return "\n".join(lines) + "\n"
+
+
+def memory(run: Run) -> str:
+    """Peaks."""
+    peers = run.peers()
+
+    def megabytes(who: Measured | None) -> str:
+        return number(None if who is None or who.startup.anonymous is None else who.startup.anonymous / 1e6, ".0f")
+
+    rows = []
+    for found in run.workloads:
+        aim, ours = aims.memory(found.name, found.about), found.ours.startup
+        met = "" if ours.anonymous is None else aims.verdict(ours.anonymous, aim)
+        resident = number(None if ours.resident is None else ours.resident / 1e6, ".0f")
+        cells = [f"{aims.floor(found.about) / 1e6:.0f}", megabytes(found.ours), f"{aim / 1e6:.0f}", met, resident]
+        rows.append((found.name, *cells, *(megabytes(found.other(peer)) for peer in peers)))
+    return table(("workload", "floor", "ours", "aim", "met", "ours with files", *peers), rows)
+
+
+def starts(run: Run) -> str:
+    """Cold starts."""
+
+    def cell(who: Measured) -> Row:
+        return tuple(number(who.startup.best(what), ".3f") for what in ("import", "create", "first_step"))
+
+    rows = []
+    for found in run.workloads:
+        met = [aims.verdict(seconds, aim) for _, seconds, aim in cold(found)]
+        verdict = "" if not met else "NO" if "NO" in met else "yes"
+        rows.append((found.name, found.ours.peer, *cell(found.ours), verdict))
+        rows += [(found.name, other.peer, *cell(other), "") for other in found.others]
+    return table(("workload", "library", "import", "create", "first step", "met"), rows)
+
+
+def losses(run: Run) -> str:
+    """How far the first losses and gradients lie apart: ours from each, and the others from one another."""
+    rows = []
+    for found in run.workloads:
+        for other in found.others:
+            apart = distances(found.ours, other)
+            exact = sum(distance <= aims.LOSSES for distance in apart)
+            rows.append(
+                (
+                    found.name,
+                    f"ortrain, {other.peer}",
+                    "agree" if agree(found.ours, other) else "DIFFER",
+                    f"{apart[0]:.0e}",
+                    f"{gradient_distance(found.ours.gradients, other.gradients):.0e}",
+                    f"{max(apart):.0e}",
+                    f"{exact} of {len(apart)}",
+                )
+            )
+        for index, one in enumerate(found.others):
+            for other in found.others[index + 1 :]:
+                apart = distances(one, other)
+                exact = sum(distance <= aims.LOSSES for distance in apart)
+                both = f"{one.peer}, {other.peer}"
+                cells = (f"{apart[0]:.0e}", f"{gradient_distance(one.gradients, other.gradients):.0e}")
+                rows.append((found.name, both, "", *cells, f"{max(apart):.0e}", f"{exact} of {len(apart)}"))
+    header = ("workload", "between", "", "first loss", "gradients", "worst loss", f"within {aims.LOSSES:.0e}")
+    return table(header, rows)
+
+
+def text(run: Run) -> str:
+    """The report, in Markdown."""
+    about = dict(run.machine)
+    processor, cores, threads = about.pop("processor"), about.pop("cores"), about.pop("threads")
+    flops = max(found.limits.flops for found in run.workloads) / 1e9
+    bandwidth = max(found.limits.bandwidth for found in run.workloads) / 1e9
+    versions = {who.peer: who.version for found in run.workloads for who in (found.ours, *found.others)}
+    facts = [
+        f"{key} {', '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for key, value in about.items()
+    ]
+    parts: list[tuple[str, Callable[[Run], str]]] = [
+        ("Milliseconds of a step", times),
+        ("Geometric means of the ratios", mean_lines),
+        ("Memory: peak over the state after the import, MB", memory),
+        ("Cold start: seconds", starts),
+        ("First losses and gradients: relative distances", losses),
+    ]
+    lines = [
+        f"# {processor}, {cores} cores, {threads} threads, {run.date}\n",
+        f"{'; '.join(facts)}.",
+        f"Limits: {flops:.0f} GFLOP/s in float32, {bandwidth:.1f} GB/s beyond the caches.",
+        f"{', '.join(f'{peer} {version}' for peer, version in versions.items())}.",
+        f"{run.rounds} rounds of {run.seconds} s; float32; AdamW in adam_mode 0. Ratios below 1: ours is faster.\n",
+    ]
+    return "\n".join(lines) + "".join(f"\n## {title}\n\n{part(run)}" for title, part in parts)
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """All numbers, and what was made of them."""
+    found = asdict(run)
+    for cells, workload in zip(found["workloads"], run.workloads, strict=True):
+        cells["ours"]["share"] = workload.share(workload.ours)
+        cells["memory_floor"] = aims.floor(workload.about)
+        cells["memory_aim"] = aims.memory(workload.name, workload.about)
+        cells["about"].pop("trainable_names")
+        for their, other in zip(cells["others"], workload.others, strict=True):
+            their |= {
+                "share": workload.share(other),
+                "ratios": workload.ratios(other),
+                "ratio": workload.ratio(other),
+                "aim": aims.time(workload.name, other.peer),
+                "loss_distances": distances(workload.ours, other),
+                "gradient_distance": gradient_distance(workload.ours.gradients, other.gradients),
+                "agrees": agree(workload.ours, other),
+            }
+            del their["gradients"]
+        del cells["ours"]["gradients"]
+    found["means"] = {peer: means(run, peer) for peer in run.peers()}
+    found["precision"], found["optimizer"] = "float32", "AdamW, adam_mode 0"
+    return found
