@@ -259,18 +259,21 @@ def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -
         for process in processes:
             process.turn(options.seconds / 2)  # warm, and asleep again before the first turn that counts
         medians: list[list[float]] = [[] for _ in processes]
+        least = [float("inf") for _ in processes]
         for number in range(options.rounds):
             # Nobody is always the one that comes after a certain other.
             order = range(len(processes)) if number % 2 == 0 else reversed(range(len(processes)))
             for index in order:
-                medians[index].append(statistics.median(processes[index].turn(options.seconds)))
+                times = processes[index].turn(options.seconds)
+                medians[index].append(statistics.median(times))
+                least[index] = min(least[index], *times)
     finally:
         for process in processes:
             process.end()
     able.append(limits(options.folder / "limits", options.threads))
     measured = [
-        Measured(peer.name, about["version"], rounds, about["losses"], about["gradients"], startup)
-        for peer, about, rounds, startup in zip(everybody, facts, medians, startups, strict=True)
+        Measured(peer.name, about["version"], rounds, fastest, about["losses"], about["gradients"], startup)
+        for peer, about, rounds, fastest, startup in zip(everybody, facts, medians, least, startups, strict=True)
     ]
     # What the machine did once, it can do.
     best = Limits(max(limit.flops for limit in able), max(limit.bandwidth for limit in able))

@@ -56,6 +56,8 @@ class Measured:
     version: str
     rounds: list[float]
     """The median step of each round, in seconds."""
+    least: float
+    """The fastest step of all."""
     losses: list[float]
     gradients: dict[str, float]
     startup: Startup
@@ -224,13 +226,26 @@ def times(run: Run) -> str:
                     f"{other.step() * 1e3:.3f}",
                     f"{ratio:.2f}",
                     f"{min(ratios):.2f}-{max(ratios):.2f}",
+                    f"{found.ours.least / other.least:.2f}",
                     number(aim, ".2f"),
                     "" if aim is None else aims.verdict(ratio, aim, aims.tie(other.peer)),
                     f"{found.share(found.ours):.0%}",
                     f"{found.share(other):.0%}",
                 )
             )
-    header = ("workload", "beside", "ours ms", "theirs ms", "ratio", "rounds", "aim", "met", "ours of bound", "theirs")
+    header = (
+        "workload",
+        "beside",
+        "ours ms",
+        "theirs ms",
+        "ratio",
+        "rounds",
+        "fastest",
+        "aim",
+        "met",
+        "ours of bound",
+        "theirs",
+    )
     return table(header, rows)
 
 

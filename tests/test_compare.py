@@ -90,7 +90,7 @@ def test_memory_is_that_of_the_operating_system(comparison: dict[str, Any]) -> N
 
 def measured(peer: str, rounds: list[float], losses: list[float] | None = None) -> report.Measured:
     startup = report.Startup([{"import": 0.02, "create": 0.05, "first_step": 0.001}], 10_000_000, 11_000_000)
-    return report.Measured(peer, "1", rounds, losses or [2.0] * 20, {"w": 1.0}, startup)
+    return report.Measured(peer, "1", rounds, min(rounds), losses or [2.0] * 20, {"w": 1.0}, startup)
 
 
 def found(ours: report.Measured, *others: report.Measured, name: str = "mlp") -> report.Workload:
