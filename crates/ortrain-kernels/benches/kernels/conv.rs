@@ -1,6 +1,8 @@
 //! Convolutions and the gradients of their operands.
 
-use ortrain_expr::{Access, Builder, ConvPass, ConvShape, DType, Nest, SlidingAxis, Type};
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Nest, SlidingAxis, Type,
+};
 use ortrain_kernels::{ConvDesc, ConvKernel};
 
 use crate::case::{Buffers, Case, SCALARS};
@@ -16,6 +18,19 @@ struct Layer {
     stride: usize,
     pad: usize,
     dilation: usize,
+}
+
+/// What becomes of the result in a network.
+#[derive(Clone, Copy, PartialEq)]
+enum Tail {
+    /// It is stored.
+    Plain,
+    /// A bias for each channel, then the positive part.
+    Bias,
+    /// Kept where another tensor is between 0 and 6.
+    Mask,
+    /// Kept where another tensor, moved and scaled channel by channel, is between 0 and 6.
+    Norm,
 }
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -48,6 +63,9 @@ pub(crate) fn cases() -> Vec<Case> {
         layer("mobilenet", 8, [1, 96, 576], 6, 1, 1, 0),
         layer("mobilenet", 8, [1, 960, 160], 3, 1, 1, 0),
         layer("mobilenet", 8, [1, 320, 1280], 3, 1, 1, 0),
+        layer("mobilenet", 8, [1, 32, 16], 48, 1, 1, 0),
+        layer("mobilenet", 8, [1, 96, 16], 48, 1, 1, 0),
+        layer("mobilenet", 8, [1, 960, 320], 3, 1, 1, 0),
         depthwise("depthwise", 32, 48, 1),
         depthwise("depthwise", 96, 48, 2),
         depthwise("depthwise", 144, 24, 1),
@@ -63,10 +81,67 @@ pub(crate) fn cases() -> Vec<Case> {
         layer("patches", 2, [1, 3, 192], 224, 16, 16, 0),
     ];
     let passes = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
-    layers.iter().flat_map(|&layer| passes.map(|pass| case(layer, pass))).collect()
+    let plain = layers.iter().flat_map(|&layer| passes.map(|pass| case(layer, pass, Tail::Plain)));
+    // As networks have them.
+    let tails = [
+        (layer("lenet", 64, [1, 1, 16], 28, 5, 1, 2), ConvPass::Output, Tail::Bias),
+        (layer("lenet", 64, [1, 16, 32], 14, 5, 1, 0), ConvPass::Output, Tail::Bias),
+        (layer("mobilenet", 8, [1, 32, 16], 48, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
+        (layer("mobilenet", 8, [1, 96, 24], 24, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
+        (layer("mobilenet", 8, [1, 144, 24], 24, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
+        (layer("mobilenet", 8, [1, 192, 32], 12, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
+        (layer("mobilenet", 8, [1, 576, 96], 6, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
+        (layer("mobilenet", 8, [1, 960, 160], 3, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
+        (layer("mobilenet", 8, [1, 960, 320], 3, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
+        (depthwise("depthwise", 32, 48, 1), ConvPass::InputGradient, Tail::Norm),
+        (depthwise("depthwise", 96, 48, 2), ConvPass::InputGradient, Tail::Norm),
+        (depthwise("depthwise", 144, 24, 1), ConvPass::InputGradient, Tail::Norm),
+        (depthwise("depthwise", 192, 12, 1), ConvPass::InputGradient, Tail::Norm),
+        (depthwise("depthwise", 960, 3, 1), ConvPass::InputGradient, Tail::Mask),
+    ];
+    plain.chain(tails.map(|(layer, pass, tail)| case(layer, pass, tail))).collect()
 }
 
-fn case(layer: Layer, pass: ConvPass) -> Case {
+fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
+    let [_, _, dims] = shape.operands();
+    let plane = Access::contiguous(DType::F32, &dims);
+    let channel = Access {
+        dtype: DType::F32,
+        offset: 0,
+        strides: (0..dims.len()).map(|axis| isize::from(axis == 1)).collect(),
+        len: dims[1],
+    };
+    let mut b = Builder::new();
+    let result = b.load(0, Type::F32);
+    let (zero, six) = (b.constant(Type::F32, 0.0), b.constant(Type::F32, 6.0));
+    let (value, others) = match tail {
+        Tail::Plain => (result, vec![]),
+        Tail::Bias => {
+            let bias = b.load(1, Type::F32);
+            let sum = b.add(result, bias);
+            (b.binary(BinaryOp::Max, sum, zero), vec![channel])
+        }
+        Tail::Mask | Tail::Norm => {
+            let mut other = b.load(1, Type::F32);
+            let mut others = vec![plane.clone()];
+            if tail == Tail::Norm {
+                let [mean, scale, shift] = [2, 3, 4].map(|slot| b.load(slot, Type::F32));
+                other = b.binary(BinaryOp::Sub, other, mean);
+                other = b.mul(other, scale);
+                other = b.add(other, shift);
+                others.extend([channel.clone(), channel.clone(), channel]);
+            }
+            let (below, above) =
+                (b.compare(CompareOp::Le, other, six), b.compare(CompareOp::Le, zero, other));
+            let both = b.binary(BinaryOp::And, above, below);
+            (b.select(both, result, zero), others)
+        }
+    };
+    let loads = std::iter::once(plane.clone()).chain(others).collect();
+    Nest { dims, inner: 0, loads, expr: b.finish(&[value]), reductions: Vec::new(), stores: vec![plane] }
+}
+
+fn case(layer: Layer, pass: ConvPass, tail: Tail) -> Case {
     let Layer {
         name,
         batch,
@@ -86,7 +161,10 @@ fn case(layer: Layer, pass: ConvPass) -> Case {
         .flat_map(|o| (0..kernel).map(move |k| (o, k)))
         .filter(|&(o, k)| axis.input_at(o, k).is_some())
         .count();
-    let bytes = shape.operands().map(|dims| dims.iter().product::<usize>() * 4);
+    let nest = epilogue(&shape, tail);
+    let [a, b, _] = shape.operands().map(|dims| dims.iter().product::<usize>() * 4);
+    let others = nest.loads[1..].iter().chain(&nest.stores).map(|access| access.len * 4);
+    let bytes: Vec<usize> = [a, b].into_iter().chain(others).collect();
     let letter = match pass {
         ConvPass::Output => "y",
         ConvPass::InputGradient => "dx",
@@ -97,25 +175,20 @@ fn case(layer: Layer, pass: ConvPass) -> Case {
     } else {
         format!("{channels_in}-{channels_out}")
     };
+    let with = match tail {
+        Tail::Plain => "",
+        Tail::Bias => " +bias",
+        Tail::Mask => " +mask",
+        Tail::Norm => " +norm",
+    };
     Case {
-        name: format!("conv {letter} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}"),
+        name: format!("conv {letter} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}{with}"),
         flops: 2.0 * (batch * groups * channels_in * channels_out * inside * inside) as f64,
         rate: 1.0,
         bytes: bytes.iter().sum::<usize>() as f64,
         compile: Box::new(move |isa, threads| {
-            let [_, _, dims] = shape.operands();
-            let mut b = Builder::new();
-            let result = b.load(0, Type::F32);
-            let plane = Access::contiguous(DType::F32, &dims);
-            let epilogue = Nest {
-                dims,
-                inner: 0,
-                loads: vec![plane.clone()],
-                expr: b.finish(&[result]),
-                reductions: Vec::new(),
-                stores: vec![plane],
-            };
-            let desc = ConvDesc { shape: shape.clone(), a: DType::F32, b: DType::F32, epilogue };
+            let desc =
+                ConvDesc { shape: shape.clone(), a: DType::F32, b: DType::F32, epilogue: nest.clone() };
             let kernel = ConvKernel::new(&desc, isa).expect("a good description");
             let mut buffers = Buffers::new(&bytes, kernel.scratch_bytes(threads));
             Box::new(move |pool| {

@@ -118,7 +118,7 @@ impl<T: Real> Depthwise<T> {
         let all = shape.batch.saturating_mul(channels).saturating_mul(positions);
         let wanted = (all / GRAIN).clamp(1, PLENTY).div_ceil((shape.batch * blocks.count).max(1));
         let parts = Cut::new(channels, 1, wanted);
-        let mut layout = Layout { each: finish.tape.frame, ..Layout::default() };
+        let mut layout = Layout { each: finish.frame, ..Layout::default() };
         layout.strips = layout.room::<T>(patches.strip.elements * sources * planes);
         layout.weights = layout.room::<T>(taps * sources * parts.most());
         layout.block = layout.room::<T>(planes * blocks.most * count + NARROW);
@@ -406,7 +406,7 @@ impl<T: Real> DepthwiseFilter<T> {
         let cols = if blocks.split() { blocks.most } else { patches.cols.count };
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let in_place = cols.is_multiple_of(LANES) && !blocks.split() && desc.a == real;
-        let mut layout = Layout { each: finish.tape.frame, ..Layout::default() };
+        let mut layout = Layout { each: finish.frame, ..Layout::default() };
         layout.strips = layout.room::<T>(patches.strip.elements);
         layout.block = layout.room::<T>(blocks.most / cols * cols.next_multiple_of(LANES));
         layout.weights = layout.room::<T>(many * taps * LANES);

@@ -151,7 +151,7 @@ impl<T: Real> FilterGradient<T> {
             pitch,
             step_rows: most_rows,
             step_channels: most_channels,
-            each: finish.tape.frame,
+            each: finish.frame,
             ..Layout::default()
         };
         let mut room = |elements: usize| {

@@ -3,15 +3,26 @@
 use ortrain_expr::{ConvPass, DType, Inst, OutOfRange, Type};
 
 use super::ConvDesc;
+use super::copy::lines;
 use crate::gemm::micro::Real;
 use crate::isa::Isa;
-use crate::tape::{Drive, Failure, Plan, Site, Tape};
+use crate::tape::{ALIGN, Drive, Failure, Plan, Site, Tape};
 use crate::views::{Parts, RunScalars};
+
+/// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
+/// then. Shorter ones go together, several channels at a time.
+const LONG: usize = 192;
 
 /// The result as rows: `images × channels` planes of `plane` adjacent elements.
 #[derive(Debug)]
 pub(super) struct Finish {
     pub(super) tape: Tape,
+    /// Bytes of a worker's frame: that of the tape, then a line of short planes.
+    pub(super) frame: usize,
+    /// Whether the tape runs along planes, not along the whole result.
+    long: bool,
+    /// What is computed with.
+    real: DType,
     /// Channels of an image (rows of a filter's gradient).
     pub(super) channels: usize,
     /// Elements of a plane (of a row).
@@ -47,13 +58,16 @@ impl Finish {
         if nest.loads.first().is_none_or(|load| load.dtype != real) {
             return Err(format!("load 0 of the epilogue is the result, of type {real}"));
         }
-        let along: Vec<usize> = (0..dims.len()).collect();
-        let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &along, product: true };
-        let tape = Tape::new(&plan, isa)?;
-        let (channels, plane) = match desc.shape.pass {
-            ConvPass::Output | ConvPass::InputGradient => (dims[1], dims[2..].iter().product()),
-            ConvPass::FilterGradient => (dims[0], dims[1..].iter().product()),
+        let of_plane = match desc.shape.pass {
+            ConvPass::Output | ConvPass::InputGradient => 2,
+            ConvPass::FilterGradient => 1,
         };
+        let (channels, plane) = (dims[of_plane - 1], dims[of_plane..].iter().product());
+        let long = plane >= LONG;
+        let axes: Vec<usize> = (0..dims.len()).collect();
+        let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
+        let plan = Plan { nest, drive: Drive::Map, outside, along, product: true };
+        let tape = Tape::new(&plan, isa)?;
         let mut direct = None;
         if let ([store], [_]) = (nest.stores.as_slice(), nest.loads.as_slice()) {
             let (inst, ty) = nest.expr.insts()[usize::from(nest.expr.outputs()[0].0)];
@@ -68,7 +82,9 @@ impl Finish {
                 direct = Some(store.offset as isize);
             }
         }
-        Ok(Finish { tape, channels, plane, direct, store: 1 + nest.loads.len() })
+        let line = if long || direct.is_some() { 0 } else { tape.tile.max(LONG) * T::BYTES };
+        let frame = tape.frame + line.next_multiple_of(ALIGN);
+        Ok(Finish { tape, frame, long, real, channels, plane, direct, store: 1 + nest.loads.len() })
     }
 
     /// Whether the result is stored as it is, so that blocks are not needed.
@@ -104,7 +120,7 @@ impl Finish {
     /// Before the first task of a run.
     ///
     /// # Safety
-    /// The workers' pieces start with the tape's frame.
+    /// The workers' pieces start with a frame.
     pub(super) unsafe fn open(&self, parts: Parts) {
         for worker in 0..parts.workers {
             // SAFETY: a frame starts with a failure.
@@ -137,7 +153,6 @@ impl Finish {
         step: usize,
     ) {
         let tape = &self.tape;
-        let (first, count) = (self.linear(rect.image, rect.channels.0, rect.places.0), rect.places.1);
         if self.is_direct() {
             // SAFETY: the caller's contract.
             unsafe { self.copy(bases, rect, block, step) };
@@ -151,23 +166,41 @@ impl Finish {
             frame,
             product: product.cast(),
         };
-        let run = |first: usize, count: usize, mut product: *const T| {
+        let run = |outside: usize, first: usize, count: usize, mut product: *const T| {
             let mut start = first;
             while start < first + count {
                 let n = tape.tile.min(first + count - start);
                 // SAFETY: the caller's contract.
-                unsafe { site(product).run(&tape.stages[0].body, 0, start, n) };
+                unsafe { site(product).run(&tape.stages[0].body, outside, start, n) };
                 start += n;
                 product = product.wrapping_add(n);
             }
         };
         // SAFETY: the caller's contract; these operations load from index zero only, and the space has one.
         unsafe { site(std::ptr::null()).run(&tape.once, 0, 0, tape.tile) };
-        if count == self.plane && step == count {
-            run(first, rect.channels.1 * count, block);
+        let Rect { image, channels: (channel, channels), places: (place, count) } = rect;
+        let first = self.linear(image, channel, place);
+        if self.long {
+            for c in 0..channels {
+                run(image * self.channels + channel + c, place, count, block.wrapping_add(c * step));
+            }
+        } else if count < self.plane {
+            for c in 0..channels {
+                run(0, first + c * self.plane, count, block.wrapping_add(c * step));
+            }
+        } else if step == count {
+            run(0, first, channels * count, block);
         } else {
-            for c in 0..rect.channels.1 {
-                run(first + c * self.plane, count, block.wrapping_add(c * step));
+            let at_once = (tape.tile / count).max(1);
+            for c in (0..channels).step_by(at_once) {
+                let channels = at_once.min(channels - c);
+                // SAFETY: the caller's contract; the frame has room for so many values.
+                unsafe {
+                    let line = frame.add(tape.frame).cast::<T>();
+                    let from = block.wrapping_add(c * step).cast();
+                    lines(tape.isa, self.real, from, (step, 0), channels, (0, count), line, count);
+                    run(0, first + c * count, channels * count, line.cast_const());
+                }
             }
         }
     }

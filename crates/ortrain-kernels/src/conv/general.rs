@@ -49,7 +49,7 @@ impl<T: Real> General<T> {
         let cols = COLUMNS.min(n.next_multiple_of(micro.nr)).max(micro.nr);
         let depth = k.min(DEPTH);
         let elements = (rows + cols) * depth + rows * cols;
-        let bytes = finish.tape.frame + (elements * T::BYTES).next_multiple_of(ALIGN);
+        let bytes = finish.frame + (elements * T::BYTES).next_multiple_of(ALIGN);
         General {
             shape: shape.clone(),
             dtypes: [desc.a, desc.b],
@@ -208,7 +208,7 @@ impl<T: Real + Send + Sync> Engine for General<T> {
             let frame = parts.of(worker);
             // SAFETY: the layout made by `new`; the operands' elements are inside their tensors.
             unsafe {
-                let a = frame.add(self.finish.tape.frame).cast::<T>();
+                let a = frame.add(self.finish.frame).cast::<T>();
                 let b = a.add(self.rows * self.k.min(DEPTH));
                 let c = b.add(self.cols * self.k.min(DEPTH));
                 if self.k == 0 {

@@ -109,7 +109,7 @@ impl<T: Real> Lanes<T> {
         let ends = (0..places[2]).map(|place| list.partition_point(|product| product[0] <= place) as u32);
         let ends = ends.collect();
         let products = list.iter().map(|&[_, a, b]| (a as u32, b as u32)).collect();
-        let mut layout = Layout { each: finish.tape.frame, ..Layout::default() };
+        let mut layout = Layout { each: finish.frame, ..Layout::default() };
         let mut room = |places: usize| {
             let at = layout.each;
             layout.each += (places * LANES * T::BYTES).next_multiple_of(ALIGN);

@@ -30,6 +30,10 @@ use crate::views::{Bases, Parts, RunScalars, Scratch};
 pub(super) const DEPTH: usize = 256;
 /// Columns of a block.
 const COLUMNS: usize = 256;
+/// Elements of a block's packed panels, where more columns fit.
+const PANELS: usize = 64 << 10;
+/// Images from which on a block holds whole ones.
+const FEW_IMAGES: usize = 8;
 /// Elements of a block of the result, all phases and their interleaved form together.
 const BLOCK: usize = 256 << 10;
 /// Elements of the strips that are filled at a time.
@@ -168,13 +172,19 @@ impl<T: Real> Product<T> {
         } else {
             let least = (2 * nr).max(if single { 0 } else { patches.cols.count.min(COLUMNS) });
             rows = Cut::at_most(m, height, (BLOCK / copies / least).max(height));
-            let most = (BLOCK / copies / rows.most().max(1)).clamp(nr, COLUMNS) / nr * nr;
+            let deepest = patches.phases.iter().map(|phase| phase.taps.len() * channels).max();
+            let columns = (PANELS / deepest.unwrap_or(1).clamp(1, DEPTH)).clamp(COLUMNS, 4 * COLUMNS);
+            let most = (BLOCK / copies / rows.most().max(1)).clamp(nr, columns) / nr * nr;
+            // Whole images: what lies side by side is read and written in one go.
+            let images = single && patches.batch >= FEW_IMAGES && patches.positions() <= most;
             let unit = match (single, patches.aligned) {
+                _ if images => Unit::Any(patches.positions().max(1)),
                 (true, true) => Unit::Any(nr),
                 (true, false) => Unit::Within(nr),
                 (false, _) => Unit::Rows(nr),
             };
-            blocks = Blocks::new(n, patches.cols.count, unit, most, wanted.div_ceil(groups.max(1)));
+            let wanted = wanted.div_ceil(groups.max(1)).min(n.div_ceil(2 * nr).max(1));
+            blocks = Blocks::new(n, patches.cols.count, unit, most, wanted);
         }
         let cols = blocks.most.next_multiple_of(nr);
         patches.lay_out(blocks.most, blocks.split(), false);
@@ -222,7 +232,7 @@ impl<T: Real> Product<T> {
 
         let pitch = cols + 16;
         let phase = rows.most() * pitch;
-        let mut layout = Layout { pitch, phase, each: finish.tape.frame, ..Layout::default() };
+        let mut layout = Layout { pitch, phase, each: finish.frame, ..Layout::default() };
         let mut room = |bytes: usize| {
             let at = layout.each;
             layout.each += bytes.next_multiple_of(ALIGN);
@@ -449,7 +459,7 @@ impl<T: Real> Product<T> {
         worker: usize,
     ) {
         let &Product { layout: Layout { pitch, .. }, height, .. } = self;
-        let Micro { mr, nr, run, .. } = self.micro;
+        let Micro { mr, nr, run, half } = self.micro;
         let scratch = parts.of(worker);
         let depth = step.depth();
         let plane = self.finish.plane;
@@ -482,6 +492,7 @@ impl<T: Real> Product<T> {
                 let there = nr.min(end - col);
                 let (image, place) = (col / plane.max(1), col % plane.max(1));
                 let whole = there == nr && place + nr <= plane;
+                let run = half.filter(|_| there <= nr / 2).unwrap_or(run);
                 for (i, row) in (row..row_end).step_by(height).enumerate() {
                     let count = height.min(row_end - row);
                     let run = run[count - 1];

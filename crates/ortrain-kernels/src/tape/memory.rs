@@ -152,12 +152,7 @@ impl<S: Stored> Work for Load<'_, S> {
                             to.add(i).write(from.add(i).read_unaligned().decode());
                         }
                     }
-                    0 => {
-                        let value = from.read_unaligned().decode();
-                        for i in 0..len {
-                            to.add(i).write(value);
-                        }
-                    }
+                    0 => fill(to, from.read_unaligned().decode(), len),
                     _ => {
                         for i in 0..len {
                             let from = from.wrapping_offset(i as isize * stride);
@@ -173,6 +168,28 @@ impl<S: Stored> Work for Load<'_, S> {
             // SAFETY: `d` has room for `n`; the first `filled` are there, and the next `more` do not overlap them.
             unsafe { std::ptr::copy_nonoverlapping(self.d, self.d.add(filled), more) };
             filled += more;
+        }
+    }
+}
+
+/// Writes a value so many times. Short pieces are common: planes of a few elements.
+///
+/// # Safety
+/// `to` has room for them.
+#[inline(always)]
+unsafe fn fill<T: Copy>(to: *mut T, value: T, len: usize) {
+    const WIDE: usize = 8;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if len < WIDE {
+            for i in 0..len {
+                to.add(i).write(value);
+            }
+            return;
+        }
+        // The last vector ends with the piece, and may overlap the one before.
+        for i in (0..len).step_by(WIDE) {
+            to.add(i.min(len - WIDE)).cast::<[T; WIDE]>().write_unaligned([value; WIDE]);
         }
     }
 }

@@ -350,6 +350,10 @@ fn an_epilogue_has_everything_a_nest_has() {
         (2, [3, 2, 4], square(20, 3, 1, 1)),
         (2, [19, 1, 1], square(9, 3, 2, 1)),
         (2, [19, 1, 1], square(12, 3, 1, 1)),
+        // Whole images, of long planes and of short ones; short planes that lie apart in a block.
+        (9, [1, 20, 15], square(15, 1, 1, 0)),
+        (17, [1, 3, 9], square(7, 3, 1, 1)),
+        (8, [1, 40, 70], square(6, 1, 1, 0)),
     ] {
         for pass in PASSES {
             let desc = with_everything(shape(pass, batch, channels, &axes));
