@@ -1,6 +1,6 @@
 //! Products of matrices.
 
-use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, Type};
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, Type, UnaryOp};
 use ortrain_kernels::{GemmDesc, GemmKernel};
 
 use crate::case::{Buffers, Case, SCALARS};
@@ -13,8 +13,24 @@ struct Product {
     dtype: DType,
     /// One B for the whole batch.
     shared: bool,
-    /// Bias and Relu behind the product.
-    epilogue: bool,
+    after: After,
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum After {
+    /// It is stored.
+    Nothing,
+    /// It is stored transposed, as gradients of weights that are used transposed are.
+    Turn,
+    /// It is added, transposed, to what is there.
+    TurnAndAdd,
+    /// Bias and Relu.
+    Relu,
+    /// Bias and what went around the layer.
+    Residual,
+    /// Bias and Gelu, with what its gradient needs.
+    Gelu,
 }
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -22,7 +38,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let nt = (false, true);
     let tn = (true, false);
     let plain = |what: &str, dims: [usize; 4], transposed| {
-        case(what, Product { dims, transposed, dtype: DType::F32, shared: false, epilogue: false })
+        case(what, Product { dims, transposed, dtype: DType::F32, shared: false, after: After::Nothing })
     };
     let mut cases = Vec::new();
     for size in [64, 128, 256, 512, 1024] {
@@ -37,7 +53,7 @@ pub(crate) fn cases() -> Vec<Case> {
         transposed: nn,
         dtype: DType::F64,
         shared: false,
-        epilogue: false,
+        after: After::Nothing,
     };
     cases.push(case("square", double));
     // A perceptron of 784-512-256-10 at batch 64: forward, gradient of the input, gradient of the weight.
@@ -47,7 +63,7 @@ pub(crate) fn cases() -> Vec<Case> {
             transposed: nt,
             dtype: DType::F32,
             shared: false,
-            epilogue: true,
+            after: After::Relu,
         };
         cases.push(case("mlp forward", product));
         cases.push(plain("mlp input gradient", [1, 64, inputs, outputs], nn));
@@ -73,17 +89,60 @@ pub(crate) fn cases() -> Vec<Case> {
         transposed: nn,
         dtype: DType::F32,
         shared: true,
-        epilogue: false,
+        after: After::Nothing,
     };
     cases.push(case("one B", product));
     cases.push(plain("pointwise", [8, 96, 576, 24], nn));
     cases.push(plain("pointwise", [8, 320, 9, 960], nn));
     cases.push(plain("pointwise", [4, 512, 49, 512], nn));
+    cases.extend(layers());
+    cases
+}
+
+/// Products of networks, as their programs have them.
+fn layers() -> Vec<Case> {
+    let layer = |what: &str, dims: [usize; 4], transposed: (bool, bool), after| {
+        let shared = dims[0] > 1;
+        case(what, Product { dims, transposed, dtype: DType::F32, shared, after })
+    };
+    let (nn, nt, tn) = ((false, false), (false, true), (true, false));
+    let mut cases = Vec::new();
+    for (what, batch, length, width) in [("bert_mini", 8, 128, 256), ("gpt2_small6", 4, 256, 384)] {
+        let (tokens, wide) = (batch * length, 4 * width);
+        let name = |part: &str| format!("{what} {part}");
+        cases.push(layer(&name("in"), [batch, length, width, width], nt, After::Nothing));
+        cases.push(layer(&name("out"), [batch, length, width, width], nt, After::Residual));
+        cases.push(layer(&name("up"), [batch, length, wide, width], nt, After::Gelu));
+        cases.push(layer(&name("down"), [batch, length, width, wide], nt, After::Residual));
+        cases.push(layer(&name("in, to input"), [batch, length, width, width], nn, After::Nothing));
+        cases.push(layer(&name("down, to input"), [batch, length, wide, width], nn, After::Nothing));
+        cases.push(layer(&name("up, to input"), [batch, length, width, wide], nn, After::Nothing));
+        cases.push(layer(&name("in, to weight"), [1, width, width, tokens], tn, After::Turn));
+        cases.push(layer(&name("up, to weight"), [1, width, wide, tokens], tn, After::Turn));
+        cases.push(layer(&name("down, to weight"), [1, wide, width, tokens], tn, After::Turn));
+        cases.push(layer(&name("down, to weight, adding"), [1, wide, width, tokens], tn, After::TurnAndAdd));
+    }
+    cases.push(layer("gpt2_small6 words", [4, 256, 8000, 384], nt, After::Nothing));
+    cases.push(layer("gpt2_small6 words, to input", [4, 256, 384, 8000], nn, After::Nothing));
+    cases.push(layer("gpt2_small6 words, to weight", [1, 384, 8000, 1024], tn, After::Turn));
+    cases.push(layer("bert_base down", [2, 128, 768, 3072], nt, After::Residual));
+    cases.push(layer("bert_base down, to weight", [1, 3072, 768, 256], tn, After::Turn));
+    for (inputs, outputs) in [(800, 120), (120, 84), (84, 10)] {
+        cases.push(layer("lenet forward", [1, 64, outputs, inputs], nt, After::Relu));
+        cases.push(layer("lenet, to input", [1, 64, inputs, outputs], nn, After::Nothing));
+        cases.push(layer("lenet, to weight", [1, outputs, inputs, 64], tn, After::Nothing));
+    }
+    cases.push(layer("lstm inputs", [1, 1024, 1024, 128], nt, After::Relu));
+    cases.push(layer("lstm to inputs", [1, 1024, 128, 1024], nn, After::Nothing));
+    cases.push(layer("lstm to weight", [1, 1024, 128, 1024], tn, After::Nothing));
+    cases.push(layer("lstm to weight", [1, 1024, 256, 1008], tn, After::Nothing));
+    cases.push(layer("lstm step", [1, 16, 1024, 256], nt, After::Nothing));
+    cases.push(layer("lstm step back", [1, 16, 256, 1024], nn, After::Nothing));
     cases
 }
 
 fn case(what: &str, product: Product) -> Case {
-    let Product { dims: [batch, m, n, k], transposed: (ta, tb), dtype, shared, epilogue } = product;
+    let Product { dims: [batch, m, n, k], transposed: (ta, tb), dtype, shared, after } = product;
     let letter = |transposed| if transposed { 'T' } else { 'N' };
     let size = dtype.size();
     let b_elements = if shared { k * n } else { batch * k * n };
@@ -101,16 +160,17 @@ fn case(what: &str, product: Product) -> Case {
                 k,
                 a: operand(dtype, [batch, m, k], ta, false),
                 b: operand(dtype, [batch, k, n], tb, shared),
-                epilogue: nest(dtype, [batch, m, n], epilogue),
+                epilogue: nest(dtype, [batch, m, n], after),
             };
             let kernel = GemmKernel::new(&desc, isa).expect("a good description");
-            let bias = if epilogue { n * size } else { 0 };
-            let sizes = [bytes[0], bytes[1], bias, bytes[2]];
+            let Nest { loads, stores, .. } = &desc.epilogue;
+            let others = loads[1..].iter().chain(stores).map(|access| access.len * access.dtype.size());
+            let sizes: Vec<usize> = bytes[..2].iter().copied().chain(others).collect();
             let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
             Box::new(move |pool| {
                 let mut bases = buffers.bases();
-                if !epilogue {
-                    bases.remove(2);
+                if after == After::TurnAndAdd {
+                    bases[3] = bases[2];
                 }
                 // SAFETY: buffers are as long as the accesses say, and belong to this case.
                 let result = unsafe { kernel.run(&bases, SCALARS, pool, buffers.scratch()) };
@@ -133,24 +193,57 @@ fn operand(dtype: DType, dims: [usize; 3], transposed: bool, shared: bool) -> Ac
     access
 }
 
-/// The product as it is, or with bias and Relu.
-fn nest(dtype: DType, dims: [usize; 3], epilogue: bool) -> Nest {
+fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
+    let ty = Type::of(dtype);
     let mut b = Builder::new();
-    let mut result = b.load(0, Type::of(dtype));
-    let mut loads = vec![Access::contiguous(dtype, &dims)];
-    if epilogue {
+    let mut result = b.load(0, ty);
+    let plain = Access::contiguous(dtype, &dims);
+    let mut loads = vec![plain.clone()];
+    let mut stores = vec![plain];
+    let mut others = Vec::new();
+    if matches!(after, After::Relu | After::Residual | After::Gelu) {
         loads.push(Access::broadcast(dtype, &[dims[2]], &dims));
-        let bias = b.load(1, Type::of(dtype));
-        let sum = b.add(result, bias);
-        let zero = b.constant(Type::of(dtype), 0.0);
-        result = b.binary(BinaryOp::Max, sum, zero);
+        let bias = b.load(1, ty);
+        result = b.add(result, bias);
     }
+    match after {
+        After::Nothing => {}
+        After::Turn | After::TurnAndAdd => {
+            stores = vec![operand(dtype, dims, true, false)];
+            if after == After::TurnAndAdd {
+                loads.push(stores[0].clone());
+                let old = b.load(1, ty);
+                result = b.add(old, result);
+            }
+        }
+        After::Relu => {
+            let zero = b.constant(ty, 0.0);
+            result = b.binary(BinaryOp::Max, result, zero);
+        }
+        After::Residual => {
+            loads.push(stores[0].clone());
+            let around = b.load(2, ty);
+            result = b.add(around, result);
+        }
+        After::Gelu => {
+            let [root, one, half] = [2f64.sqrt(), 1.0, 0.5].map(|value| b.constant(ty, value));
+            let x = result;
+            let scaled = b.binary(BinaryOp::Div, x, root);
+            let erf = b.unary(UnaryOp::Erf, scaled);
+            let twice = b.add(erf, one);
+            let product = b.mul(x, twice);
+            result = b.mul(product, half);
+            others = vec![x, twice];
+            stores = vec![stores[0].clone(); 3];
+        }
+    }
+    others.push(result);
     Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
         loads,
-        expr: b.finish(&[result]),
+        expr: b.finish(&others),
         reductions: Vec::new(),
-        stores: vec![Access::contiguous(dtype, &dims)],
+        stores,
     }
 }

@@ -124,6 +124,8 @@ impl Few {
 /// A or B.
 #[derive(Debug)]
 pub(super) struct Operand {
+    /// Its place among the buffers.
+    pub(super) slot: usize,
     pub(super) dtype: DType,
     pub(super) offset: isize,
     pub(super) batch: Walk,
@@ -136,16 +138,17 @@ pub(super) struct Operand {
 }
 
 impl Operand {
+    /// Operand `slot` of a product over `nest`, whose lines are those of the axes `lines` and follow each other evenly.
+    /// `across` is the last of them and `along` the axis of k, as the access has them.
     fn new(
-        access: &Access,
+        (access, slot): (&Access, usize),
         nest: &Nest,
-        rows: usize,
-        columns: usize,
-        across: usize,
+        k: usize,
+        outside: &[usize],
+        (across, along): (usize, usize),
     ) -> Result<Operand, String> {
-        let axes = nest.dims.len() - 2;
         let mut dims = nest.dims.clone();
-        (dims[axes], dims[axes + 1]) = (rows, columns);
+        dims[along] = k;
         if access.strides.len() != dims.len() {
             return Err(format!("strides {:?} for {} axes", access.strides, dims.len()));
         }
@@ -154,16 +157,67 @@ impl Operand {
         {
             return Err(format!("elements {low}..={high} of a buffer of {}", access.len));
         }
-        let batch = nest.dims[..axes].iter().copied().zip(access.strides.iter().copied());
+        let batch = outside.iter().map(|&axis| (nest.dims[axis], access.strides[axis]));
         Ok(Operand {
+            slot,
             dtype: access.dtype,
             offset: access.offset as isize,
             batch: Walk::new(batch)?,
-            line: access.strides[axes + across],
-            depth: access.strides[axes + 1 - across],
+            line: access.strides[across],
+            depth: access.strides[along],
             way: Way::There,
             at: 0,
         })
+    }
+}
+
+/// Which axes of the epilogue are gone through from outside, and which are the rows and columns of one product.
+///
+/// Where results lie side by side along m, the product is turned: `Cᵀ = Bᵀ·Aᵀ`. Batch axes that only one operand has,
+/// and that go on evenly where its lines end, are more lines of it.
+struct Axes {
+    turned: bool,
+    outside: Vec<usize>,
+    rows: Vec<usize>,
+    cols: Vec<usize>,
+}
+
+impl Axes {
+    fn new(desc: &GemmDesc) -> Axes {
+        let nest = &desc.epilogue;
+        let axes = nest.dims.len() - 2;
+        let (m, n) = (axes, axes + 1);
+        let adjacent = |store: &Access, along: usize, other: usize| {
+            store.strides.get(along) == Some(&1) && store.strides.get(other) != Some(&1)
+        };
+        let turned = nest.dims[m] > 1
+            && !nest.stores.is_empty()
+            && nest.stores.iter().all(|store| adjacent(store, m, n));
+        let mut found = Axes { turned, outside: (0..axes).collect(), rows: vec![m], cols: vec![n] };
+        while let Some(&axis) = found.outside.last() {
+            // The strides of both operands and of the results along the axis, and what an even step would be.
+            let stays = |access: &Access| access.strides.get(axis) == Some(&0);
+            let evenly = |access: &Access, lines: &[usize]| {
+                let (first, dims) = (lines[0], &nest.dims[lines[0]..]);
+                let even = access.strides.get(first).map(|&step| step * dims[0] as isize);
+                even.is_some() && access.strides.get(axis).copied() == even
+            };
+            let grows = |own: &Access, other: &Access, lines: &[usize]| {
+                stays(other) && evenly(own, lines) && nest.stores.iter().all(|store| evenly(store, lines))
+            };
+            if grows(&desc.a, &desc.b, &found.rows) {
+                found.rows.insert(0, axis);
+            } else if grows(&desc.b, &desc.a, &found.cols) {
+                found.cols.insert(0, axis);
+            } else {
+                break;
+            }
+            found.outside.pop();
+        }
+        if turned {
+            std::mem::swap(&mut found.rows, &mut found.cols);
+        }
+        found
     }
 }
 
@@ -188,15 +242,17 @@ impl Shape {
         if nest.loads.first().is_none_or(|load| load.dtype != real) {
             return Err(format!("load 0 of the epilogue is the product, of type {real}"));
         }
-        let (batch_dims, m, n, k) = (&nest.dims[..axes], nest.dims[axes], nest.dims[axes + 1], desc.k);
-        let outside: Vec<usize> = (0..axes).collect();
-        let plan =
-            Plan { nest, drive: Drive::Map, outside: &outside, along: &[axes, axes + 1], product: true };
+        let Axes { turned, outside, rows, cols } = Axes::new(desc);
+        let k = desc.k;
+        let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();
+        let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
+        let along = [rows.as_slice(), &cols].concat();
+        let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &along, product: true };
         let tape = Tape::new(&plan, isa)?;
-        let batch: usize = batch_dims.iter().product();
-        let mut a = Operand::new(&desc.a, nest, m, k, 0)?;
-        let mut b = Operand::new(&desc.b, nest, k, n, 1)?;
-        let mut direct = direct(nest, axes)?;
+        let of_a = Operand::new((&desc.a, 0), nest, k, &outside, (axes, axes + 1))?;
+        let of_b = Operand::new((&desc.b, 1), nest, k, &outside, (axes + 1, axes))?;
+        let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };
+        let mut direct = direct(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
 
         let few = if T::dots(isa).is_some() { Few::of((m, n, k), real, &a, &b) } else { None };
         let thin = few.is_none()
@@ -433,19 +489,19 @@ impl Kept {
 }
 
 /// Where to store straight to, if the epilogue is nothing but a store of the product.
-fn direct(nest: &Nest, axes: usize) -> Result<Option<Direct>, String> {
+fn direct(nest: &Nest, outside: &[usize], (row, col): (usize, usize)) -> Result<Option<Direct>, String> {
     let [store] = nest.stores.as_slice() else { return Ok(None) };
     let product = nest.expr.outputs()[0];
     let (inst, ty) = nest.expr.insts()[usize::from(product.0)];
     let plain = inst == Inst::Load(0)
         && ty == Type::of(nest.loads[0].dtype)
         && store.dtype == nest.loads[0].dtype
-        && (store.strides[axes + 1] == 1 || nest.dims[axes + 1] == 1)
+        && (store.strides[col] == 1 || nest.dims[col] == 1)
         && nest.loads.len() == 1
         && !nest.expr.can_fail();
     if !plain {
         return Ok(None);
     }
-    let batch = nest.dims[..axes].iter().copied().zip(store.strides.iter().copied());
-    Ok(Some(Direct { offset: store.offset as isize, batch: Walk::new(batch)?, row: store.strides[axes] }))
+    let batch = outside.iter().map(|&axis| (nest.dims[axis], store.strides[axis]));
+    Ok(Some(Direct { offset: store.offset as isize, batch: Walk::new(batch)?, row: store.strides[row] }))
 }

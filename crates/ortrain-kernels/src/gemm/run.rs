@@ -113,7 +113,7 @@ impl<T: Real> Product<T> {
                 for p in (0..k).step_by(depth) {
                     let n = depth.min(k - p);
                     let block = Block {
-                        at: element(b, bases.0[1], copy, first + start, p),
+                        at: element(b, bases.0[b.slot], copy, first + start, p),
                         line_step: b.line,
                         depth_step: b.depth,
                         lines,
@@ -183,14 +183,14 @@ impl<T: Real> Product<T> {
             let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
             let key = (a.offset + a.batch.offset(task.batch), rows.0, 0);
             if *kept != key {
-                let at = element(a, task.bases[0], task.batch, rows.0, 0);
+                let at = element(a, task.bases[a.slot], task.batch, rows.0, 0);
                 let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
                 pack(tape.isa, a.dtype, lines, 1, packed);
                 *kept = key;
             }
             let thin = Thin {
                 a: packed.cast_const(),
-                b: element(b, task.bases[1], task.batch, cols.0, 0),
+                b: element(b, task.bases[b.slot], task.batch, cols.0, 0),
                 line: b.line,
                 depth: b.depth,
                 rows: rows.1,
@@ -213,11 +213,11 @@ impl<T: Real> Product<T> {
     unsafe fn multiply_lines(&self, task: &Task<'_, T>, few: Few, dots: Dots<T>) {
         let Shape { depth, ref tape, ref a, ref b, .. } = self.shape;
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
-        let (operand, other, lines, others, base, other_base, line_step, other_step) = match few {
-            Few::A => (a, b, rows, cols, task.bases[0], task.bases[1], c_row, 1),
-            Few::B => (b, a, cols, rows, task.bases[1], task.bases[0], 1, c_row),
+        let (operand, other, lines, others, line_step, other_step) = match few {
+            Few::A => (a, b, rows, cols, c_row, 1),
+            Few::B => (b, a, cols, rows, 1, c_row),
         };
-        let first = element(operand, base, task.batch, lines.0, depths.0);
+        let first = element(operand, task.bases[operand.slot], task.batch, lines.0, depths.0);
         let (mut at, mut line) = (first.cast::<T>(), operand.line);
         // SAFETY: the caller's contract, and the layout made by `Shape::new`.
         unsafe {
@@ -244,7 +244,8 @@ impl<T: Real> Product<T> {
                 while j < others.1 {
                     let whole = others.1 - j >= dots.width;
                     let run = if whole { dots.many } else { dots.one };
-                    let line_of_other = element(other, other_base, task.batch, others.0 + j, depths.0 + p);
+                    let line_of_other =
+                        element(other, task.bases[other.slot], task.batch, others.0 + j, depths.0 + p);
                     for i in (0..lines.1).step_by(run.len()) {
                         let count = run.len().min(lines.1 - i);
                         let c = c.wrapping_offset(i as isize * line_step + j as isize * other_step);
@@ -288,8 +289,8 @@ impl<T: Real> Product<T> {
             let n = (*depth).min(end - p);
             // SAFETY: the caller's contract.
             unsafe {
-                let a = self.prepare(task, a, task.bases[0], rows, (p, n), &mut kept.a, self.micro.mr);
-                let b = self.prepare(task, b, task.bases[1], cols, (p, n), &mut kept.b, self.micro.nr);
+                let a = self.prepare(task, a, rows, (p, n), &mut kept.a, self.micro.mr);
+                let b = self.prepare(task, b, cols, (p, n), &mut kept.b, self.micro.nr);
                 self.panels(task, a, b, n, p > depths.0);
             }
         }
@@ -300,13 +301,13 @@ impl<T: Real> Product<T> {
         &self,
         task: &Task<'_, T>,
         operand: &Operand,
-        base: *mut u8,
         (first, lines): (usize, usize),
         (depth, n): (usize, usize),
         kept: &mut Key,
         panel: usize,
     ) -> Lines<T> {
-        let Operand { dtype, line, depth: step, .. } = *operand;
+        let Operand { slot, dtype, line, depth: step, .. } = *operand;
+        let base = task.bases[slot];
         let isa = self.shape.tape.isa;
         let block = |first, lines, depth, n| Block {
             at: element(operand, base, task.batch, first, depth),

@@ -249,6 +249,40 @@ fn one_matrix_may_serve_a_batch() {
     }
 }
 
+#[test]
+fn results_may_lie_transposed() {
+    let mut random = Random(4);
+    for (batch, m, n, k) in
+        [(1, 1, 9, 5), (1, 40, 1, 70), (1, 33, 70, 20), (2, 130, 45, 300), (1, 60, 50, 2100)]
+    {
+        let sizes = Sizes { batch, m, n, k };
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut desc = plain(sizes, DType::F32, ta, tb);
+            desc.epilogue.stores[0].strides = strides([m * n, 1, m]);
+            check(&desc, &mut random, &format!("{sizes:?} {ta} {tb}"));
+        }
+    }
+}
+
+#[test]
+fn a_batch_may_be_lines_of_one_operand() {
+    let mut random = Random(5);
+    for (batch, m, n, k) in [(3, 7, 40, 30), (4, 100, 33, 90), (2, 30, 200, 600)] {
+        let sizes = Sizes { batch, m, n, k };
+        // Rows follow each other in A and C, or columns in B and C; C as it is, transposed, and of one batch in a row.
+        let lies = [[m * n, n, 1], [m * n, 1, m], [m, 1, batch * m], [n, batch * n, 1]];
+        for (c, shared_b) in lies.into_iter().flat_map(|c| [(c, true), (c, false)]) {
+            for dtype in [DType::F32, DType::F16] {
+                let mut desc = plain(sizes, dtype, false, true);
+                let shared = if shared_b { &mut desc.b } else { &mut desc.a };
+                shared.strides[0] = 0;
+                desc.epilogue.stores[0].strides = strides(c);
+                check(&desc, &mut random, &format!("{sizes:?} {dtype} {c:?} {shared_b}"));
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
