@@ -30,6 +30,42 @@ pub const ATAN_MAX_ULP: u32 = 1;
 /// Largest error of `pow`, in ULP.
 pub const POW_MAX_ULP: u32 = 1;
 
+/// Coefficients of `exp`: of r² and higher powers, the highest first.
+pub(crate) const EXP: [f32; 5] = [1.392_692_7e-3, 8.363_774e-3, 4.166_655e-2, 1.666_657_3e-1, 0.5];
+/// Coefficients of `log`, in even powers of s.
+pub(crate) const LOG: [f32; 4] = [2.333_681e-1, 2.855_058_7e-1, 4.000_012_4e-1, 6.666_666_7e-1];
+/// The bits of sqrt(1/2), from which mantissas of `log` count.
+pub(crate) const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
+/// Coefficients of `tanh` for arguments of magnitudes below [`TANH_SMALL`], in even powers.
+pub(crate) const TANH: [f32; 5] =
+    [-6.096_714_2e-3, 2.099_717_9e-2, -5.385_091e-2, 1.333_277e-1, -3.333_332_9e-1];
+pub(crate) const TANH_SMALL: f32 = 0.625;
+/// Coefficients of `erf` for arguments of magnitudes below [`ERF_SMALL`], in even powers.
+pub(crate) const ERF: [f32; 7] = [
+    8.334_719e-5,
+    -8.134_709e-4,
+    5.200_368_6e-3,
+    -2.685_915_1e-2,
+    1.128_369_15e-1,
+    -3.761_263_4e-1,
+    1.283_791_7e-1,
+];
+pub(crate) const ERF_SMALL: f32 = 0.925;
+/// Coefficients of `-log(1 - erf)` for the others.
+pub(crate) const ERF_LARGE: [f32; 9] = [
+    -1.660_596_3e-6,
+    4.649_336_3e-5,
+    -6.002_250_2e-4,
+    4.774_377_5e-3,
+    -2.645_941_5e-2,
+    1.101_405_6e-1,
+    6.317_695e-1,
+    1.130_261_8,
+    -3.259_053_6e-4,
+];
+/// From here on the result of `erf` rounds to 1.
+pub(crate) const ERF_END: f32 = 3.95;
+
 /// `coefficients`, highest power first, by Horner's rule.
 #[inline(always)]
 fn polynomial<L: Level, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
@@ -56,10 +92,10 @@ fn exp2_int(n: i32) -> f32 {
 }
 
 /// Adding and subtracting it rounds a small float to the nearest integer; its low bits then hold that integer.
-const ROUND: f32 = 12_582_912.0;
+pub(crate) const ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts; the first has few enough bits that its product with a small integer is exact.
-const LN2_HIGH: f32 = 0.693_359_375;
-const LN2_LOW: f32 = -2.121_944_4e-4;
+pub(crate) const LN2_HIGH: f32 = 0.693_359_375;
+pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// Natural exponential.
 #[inline(always)]
@@ -71,7 +107,7 @@ pub(crate) fn exp<L: Level>(x: f32) -> f32 {
     let n = rounded - ROUND;
     let r = L::mul_add(n, -LN2_HIGH, clamped);
     let r = L::mul_add(n, -LN2_LOW, r);
-    let q = polynomial::<L, 5>(r, [1.392_692_7e-3, 8.363_774e-3, 4.166_655e-2, 1.666_657_3e-1, 0.5]);
+    let q = polynomial::<L, 5>(r, EXP);
     let p = L::mul_add(q, r * r, r) + 1.0;
     // 2^n in two steps: n runs from -150 to 129, and subnormal results must be rounded once.
     let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
@@ -82,7 +118,6 @@ pub(crate) fn exp<L: Level>(x: f32) -> f32 {
 /// Splits a positive, finite `x` into `m` in [sqrt(1/2), sqrt(2)) and an exponent.
 #[inline(always)]
 fn split(x: f32) -> (f32, f32) {
-    const SQRT_HALF_BITS: u32 = 0x3f35_04f3;
     let subnormal = x < f32::MIN_POSITIVE;
     let scaled = if subnormal { x * 16_777_216.0 } else { x };
     let correction = if subnormal { -24.0 } else { 0.0 };
@@ -99,7 +134,7 @@ pub(crate) fn log<L: Level>(x: f32) -> f32 {
     let f = m - 1.0;
     let s = f / (2.0 + f);
     let z = s * s;
-    let r = z * polynomial::<L, 4>(z, [2.333_681e-1, 2.855_058_7e-1, 4.000_012_4e-1, 6.666_666_7e-1]);
+    let r = z * polynomial::<L, 4>(z, LOG);
     let half_square = 0.5 * f * f;
     // log(1 + f) = f - f²/2 + s (f²/2 + R): small terms first.
     let low = L::mul_add(k, LN2_LOW, s * (half_square + r));
@@ -115,14 +150,11 @@ pub(crate) fn log<L: Level>(x: f32) -> f32 {
 pub(crate) fn tanh<L: Level>(x: f32) -> f32 {
     let t = x.abs();
     let z = x * x;
-    let p = polynomial::<L, 5>(
-        z,
-        [-6.096_714_2e-3, 2.099_717_9e-2, -5.385_091e-2, 1.333_277e-1, -3.333_332_9e-1],
-    );
+    let p = polynomial::<L, 5>(z, TANH);
     let small = L::mul_add(p * z, x, x);
     let large = 1.0 - 2.0 / (exp::<L>(t + t) + 1.0);
     // The sign of zero gets lost in the sum.
-    (if t < 0.625 { small } else { large }).copysign(x)
+    (if t < TANH_SMALL { small } else { large }).copysign(x)
 }
 
 /// `1 / (1 + exp(-x))`.
@@ -140,38 +172,14 @@ pub(crate) fn sigmoid<L: Level>(x: f32) -> f32 {
 pub(crate) fn erf<L: Level>(x: f32) -> f32 {
     let t = x.abs();
     let z = x * x;
-    let p = polynomial::<L, 7>(
-        z,
-        [
-            8.334_719e-5,
-            -8.134_709e-4,
-            5.200_368_6e-3,
-            -2.685_915_1e-2,
-            1.128_369_15e-1,
-            -3.761_263_4e-1,
-            1.283_791_7e-1,
-        ],
-    );
+    let p = polynomial::<L, 7>(z, ERF);
     let small = L::mul_add(p, x, x);
-    // From 3.95 on the result rounds to 1. The comparison lets NaN through.
-    let clamped = if t > 3.95 { 3.95 } else { t };
-    let g = polynomial::<L, 9>(
-        clamped,
-        [
-            -1.660_596_3e-6,
-            4.649_336_3e-5,
-            -6.002_250_2e-4,
-            4.774_377_5e-3,
-            -2.645_941_5e-2,
-            1.101_405_6e-1,
-            6.317_695e-1,
-            1.130_261_8,
-            -3.259_053_6e-4,
-        ],
-    );
+    // The comparison lets NaN through.
+    let clamped = if t > ERF_END { ERF_END } else { t };
+    let g = polynomial::<L, 9>(clamped, ERF_LARGE);
     let large = 1.0 - exp::<L>(-g);
     // The sign of zero gets lost in the sum.
-    (if t < 0.925 { small } else { large }).copysign(x)
+    (if t < ERF_SMALL { small } else { large }).copysign(x)
 }
 
 /// `1 / sqrt(x)`.

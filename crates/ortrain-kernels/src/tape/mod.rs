@@ -5,6 +5,7 @@
 //! operands allow, and computed on one value instead of a tile where it is the same all along.
 
 pub(crate) mod memory;
+mod native;
 pub(crate) mod number;
 pub(crate) mod ops;
 pub(crate) mod walk;
@@ -14,9 +15,12 @@ use ortrain_expr::{
     UnaryOp,
 };
 
+use rustc_hash::FxHashMap;
+
 use crate::RunScalars;
 use crate::isa::Isa;
 use memory::{Reach, width};
+use native::{Context, Group, Native};
 
 /// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
 /// read where callers have them ([`Size::There`]) carry the bit [`THERE`] and the number of the load instead.
@@ -65,6 +69,8 @@ enum Kind {
     Fold(ReduceOp, Type),
     /// Combines a tile with another, element by element.
     Accumulate(ReduceOp, Type),
+    /// Several operations as one function: which one.
+    Native(u16),
 }
 
 /// How a tape is driven.
@@ -127,6 +133,7 @@ pub(crate) struct Tape {
     pub(crate) stages: Vec<Stage>,
     /// What is stored once per outer index.
     pub(crate) post: Vec<Op>,
+    natives: Vec<Native>,
     /// Indices of a tile, at most.
     pub(crate) tile: usize,
     /// No tile reaches over a multiple of this: up to there what is read lies side by side.
@@ -145,6 +152,8 @@ pub(crate) const ALIGN: usize = 64;
 const CACHE: usize = 24 * 1024;
 /// Bytes of tile registers up to which a whole row is kept between the stages instead of being computed again.
 const FUSED: usize = 96 * 1024;
+/// Bytes of 16 partial results.
+const LANES: usize = 64;
 const MAX_TILE: usize = 1024;
 const MIN_TILE: usize = 64;
 
@@ -302,6 +311,7 @@ impl Site<'_> {
                         (*d.cast::<Chain>()).push(op, ty, partial);
                     }
                     Kind::Accumulate(op, ty) => ops::accumulate(isa, op, ty, a, d, n),
+                    Kind::Native(k) => self.tape.natives[usize::from(k)].run(self, outside, start, n),
                 }
             }
         }
@@ -409,10 +419,13 @@ enum Size {
     Tile(Type),
     /// A [`Chain`].
     Chain,
+    /// 16 partial results of a fold.
+    Lanes,
     /// None: what is read lies side by side elsewhere, at this place.
     There(Place),
 }
 
+#[derive(Clone)]
 struct Draft<'a> {
     plan: &'a Plan<'a>,
     expr: &'a Expr,
@@ -428,6 +441,9 @@ struct Draft<'a> {
     totals: Vec<Vec<Total>>,
     /// Type and register of each reduction's result.
     reduced: Vec<Option<(Type, Place)>>,
+    groups: Vec<Group>,
+    /// Work per element, in additions.
+    cost: usize,
 }
 
 impl Tape {
@@ -445,8 +461,8 @@ impl Tape {
         if plan.drive == Drive::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
             let draft = Draft::new(plan, &loads, &stores, usize::MAX, true)?;
             let tile = along.next_multiple_of(16).max(16);
-            let tape = draft.place(isa, tile);
-            if tape.frame <= FUSED || along <= MIN_TILE {
+            if draft.bytes(tile) <= FUSED || along <= MIN_TILE {
+                let tape = draft.finish(isa, &stores, tile);
                 return Ok(Tape { loads, stores, index, ..tape });
             }
         }
@@ -461,7 +477,7 @@ impl Tape {
         // The size of a frame tells how many bytes one index of a tile takes.
         let per_index = (draft.bytes(2 * MIN_TILE) - draft.bytes(MIN_TILE)).div_ceil(MIN_TILE).max(1);
         let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
-        let tape = draft.place(isa, tile.min(along.next_multiple_of(16).max(16)));
+        let tape = draft.finish(isa, &stores, tile.min(along.next_multiple_of(16).max(16)));
         Ok(Tape { loads, stores, index, ..tape })
     }
 }
@@ -490,6 +506,8 @@ impl<'a> Draft<'a> {
             splat: vec![None; count],
             totals: Vec::new(),
             reduced: vec![None; nest.reductions.len()],
+            groups: Vec::new(),
+            cost: 0,
         };
 
         for &(inst, _) in expr.insts() {
@@ -553,6 +571,9 @@ impl<'a> Draft<'a> {
                 draft.forget(Section::Body(stage));
             }
         }
+        let bodies = draft.lists.iter().filter(|(section, _)| matches!(section, Section::Body(_)));
+        let work = bodies.flat_map(|(_, list)| list).filter(|op| !op.one).map(|op| op.kind.cost());
+        draft.cost = work.sum::<usize>().max(1);
         Ok(draft)
     }
 
@@ -783,6 +804,116 @@ impl<'a> Draft<'a> {
         Ok((section, Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0], ones: [false; 3] }))
     }
 
+    /// The tape, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
+    fn finish(self, isa: Isa, stores: &[Reach], tile: usize) -> Tape {
+        let mut grouped = self.clone();
+        grouped.make_groups(isa, stores);
+        // The system may refuse memory for code.
+        grouped.place(isa, tile).unwrap_or_else(|| self.place(isa, tile).expect("no groups"))
+    }
+
+    /// Makes groups of what machine code can do.
+    fn make_groups(&mut self, isa: Isa, stores: &[Reach]) {
+        let mut readers: FxHashMap<Place, usize> = FxHashMap::default();
+        let mut constants: FxHashMap<Place, u64> = FxHashMap::default();
+        for op in self.lists.iter().flat_map(|(_, list)| list) {
+            for place in &op.a[..op.kind.operands()] {
+                *readers.entry(*place).or_default() += 1;
+            }
+            if let Kind::Const(bits) = op.kind {
+                constants.insert(op.d, bits);
+            }
+        }
+        for index in 0..self.lists.len() {
+            let list = std::mem::take(&mut self.lists[index].1);
+            let list = self.group(isa, stores, list, &readers, &constants);
+            self.lists[index].1 = list;
+        }
+    }
+
+    /// Groups the operations of a list: as many as can go together do.
+    fn group(
+        &mut self,
+        isa: Isa,
+        stores: &[Reach],
+        list: Vec<Op>,
+        readers: &FxHashMap<Place, usize>,
+        constants: &FxHashMap<Place, u64>,
+    ) -> Vec<Op> {
+        let sizes: Vec<Size> = self.registers.iter().map(|(size, _)| *size).collect();
+        let context = Context {
+            isa,
+            sizes: &|place| sizes[place as usize],
+            constants,
+            stores,
+            readers,
+            piece: self.piece,
+        };
+        let is_store = |op: &Op| matches!(op.kind, Kind::Store(_));
+        let (stores, mut rest): (Vec<Op>, Vec<Op>) = list.into_iter().partition(is_store);
+        let mut missing: Vec<Place> =
+            rest.iter().filter(|op| op.kind.makes()).map(|op| op.d).collect();
+        let ready = |op: &Op, missing: &[Place]| {
+            op.a[..op.kind.operands()].iter().all(|place| !missing.contains(place))
+        };
+        let mut done = Vec::new();
+        let mut group: Vec<Op> = Vec::new();
+        while !rest.is_empty() {
+            let mut later = Vec::new();
+            for op in rest {
+                if !native::takes(&op, &context) && ready(&op, &missing) {
+                    missing.retain(|&place| place != op.d);
+                    done.push(op);
+                } else {
+                    later.push(op);
+                }
+            }
+            rest = Vec::new();
+            for op in later {
+                if native::takes(&op, &context) && ready(&op, &missing) {
+                    missing.retain(|&place| place != op.d || !op.kind.makes());
+                    group.push(op);
+                } else {
+                    rest.push(op);
+                }
+            }
+            if !rest.is_empty() {
+                self.close(std::mem::take(&mut group), &context, &mut done);
+            }
+        }
+        // Everything is read before anything is stored.
+        let (together, apart): (Vec<Op>, Vec<Op>) =
+            stores.into_iter().partition(|op| native::takes(op, &context));
+        group.extend(together);
+        self.close(group, &context, &mut done);
+        done.extend(apart);
+        done
+    }
+
+    /// Makes a function of some operations, or of both halves of them, or leaves them as they are.
+    fn close(&mut self, list: Vec<Op>, context: &Context<'_>, done: &mut Vec<Op>) {
+        if list.is_empty() {
+            return;
+        }
+        let registers = &mut self.registers;
+        let lanes_of = || {
+            registers.push((Size::Lanes, Section::Once));
+            (registers.len() - 1) as Place
+        };
+        if let Some(group) = Group::new(&list, context, lanes_of) {
+            let kind = Kind::Native(self.groups.len() as u16);
+            self.groups.push(group);
+            done.push(Op { kind, one: false, d: 0, a: [0; 3], ones: [false; 3] });
+        } else if list.len() == 1 {
+            done.extend(list);
+        } else {
+            let mut first = list;
+            let second = first.split_off(first.len() / 2);
+            self.close(first, context, done);
+            self.close(second, context, done);
+        }
+    }
+
     /// Drops the values that were made in a section.
     fn forget(&mut self, section: Section) {
         for place in self.value.iter_mut().chain(&mut self.splat) {
@@ -802,8 +933,17 @@ impl<'a> Draft<'a> {
             let end = position + list.len();
             for op in list {
                 position += 1;
-                first[op.d as usize].get_or_insert(position);
-                for place in op.a.into_iter().chain([op.d]) {
+                let (reads, writes) = match op.kind {
+                    Kind::Native(k) => {
+                        let group = &self.groups[usize::from(k)];
+                        (group.reads(), group.writes())
+                    }
+                    _ => (op.a.as_slice(), std::slice::from_ref(&op.d)),
+                };
+                for &place in writes {
+                    first[place as usize].get_or_insert(position);
+                }
+                for &place in reads.iter().chain(writes) {
                     let place = place as usize;
                     // What comes from outside a loop must live until the loop ends.
                     let looped = matches!(section, Section::Body(_)) && self.registers[place].1 != *section;
@@ -854,6 +994,7 @@ impl<'a> Draft<'a> {
             Size::One => 8,
             Size::Tile(_) | Size::There(_) => 0,
             Size::Chain => size_of::<Chain>(),
+            Size::Lanes => LANES,
         });
         (size_of::<Failure>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
     }
@@ -862,8 +1003,8 @@ impl<'a> Draft<'a> {
         self.fixed_bytes() + self.slots().1 * self.slot_bytes(tile)
     }
 
-    /// Gives every register its bytes. The accesses are left out.
-    fn place(self, isa: Isa, tile: usize) -> Tape {
+    /// Gives every register its bytes. The accesses are left out. `None` if groups get no memory for their code.
+    fn place(self, isa: Isa, tile: usize) -> Option<Tape> {
         let frame = self.bytes(tile);
         let (slots, _) = self.slots();
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
@@ -884,11 +1025,16 @@ impl<'a> Draft<'a> {
                         fixed += size_of::<Chain>();
                         fixed - size_of::<Chain>()
                     }
+                    Size::Lanes => {
+                        fixed += LANES;
+                        fixed - LANES
+                    }
                 };
                 place as Place
             })
             .collect();
         let place = |place: Place| places.get(place as usize).copied().unwrap_or(0);
+        let natives = self.groups.iter().map(|group| group.compile(&place)).collect::<Option<_>>()?;
         let mut tape = Tape {
             isa,
             loads: Vec::new(),
@@ -897,19 +1043,17 @@ impl<'a> Draft<'a> {
             once: Vec::new(),
             stages: vec![Stage::default(); self.totals.len()],
             post: Vec::new(),
+            natives,
             tile,
             piece: self.piece,
             frame,
             can_fail: self.expr.can_fail(),
-            cost: 0,
+            cost: self.cost,
         };
         for (section, mut list) in self.lists {
             for op in &mut list {
                 op.d = place(op.d);
                 op.a = op.a.map(place);
-                if matches!(section, Section::Body(_)) && !op.one {
-                    tape.cost += op.kind.cost();
-                }
             }
             match section {
                 Section::Once => tape.once = list,
@@ -924,12 +1068,33 @@ impl<'a> Draft<'a> {
                 .map(|total| Total { state: place(total.state), result: place(total.result), ..total })
                 .collect();
         }
-        tape.cost = tape.cost.max(1);
-        tape
+        Some(tape)
     }
 }
 
 impl Kind {
+    /// How many registers it reads.
+    fn operands(self) -> usize {
+        match self {
+            Kind::Const(_) | Kind::Run(_) | Kind::Coordinate { .. } | Kind::Load(_) | Kind::Native(_) => 0,
+            Kind::Copy(_)
+            | Kind::LoadAt(_)
+            | Kind::Unary(..)
+            | Kind::Convert(..)
+            | Kind::Splat(_)
+            | Kind::Store(_)
+            | Kind::Fold(..)
+            | Kind::Accumulate(..) => 1,
+            Kind::Binary(..) | Kind::Compare(..) | Kind::Guard(_) => 2,
+            Kind::Select(_) | Kind::Random => 3,
+        }
+    }
+
+    /// Whether its result register is new.
+    fn makes(self) -> bool {
+        !matches!(self, Kind::Store(_) | Kind::Fold(..) | Kind::Accumulate(..))
+    }
+
     /// Rough work per element, in additions.
     fn cost(self) -> usize {
         match self {

@@ -584,7 +584,7 @@ pub(crate) unsafe fn random(
 /// Partial results of a reduction inside a tile: so many independent chains, joined as a tree.
 const LANES: usize = 16;
 /// As many as keep the adders busy, where a tile has enough values for it.
-const MANY_LANES: usize = 64;
+const MANY_LANES: usize = 2 * LANES;
 
 struct Fold<T: Copy, F> {
     values: Values<T, false>,
@@ -664,6 +664,25 @@ pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mu
         // SAFETY: the caller's contract.
         unsafe { *d.cast::<T>() = total }
     });
+}
+
+/// Joins partial results, as [`fold`] does at its end.
+pub(crate) fn join_lanes(isa: Isa, op: ReduceOp, lanes: [f32; LANES]) -> f32 {
+    struct Join<F>([f32; LANES], PhantomData<F>);
+    impl<F: Function2<A = f32, Out = f32>> Work for Join<F> {
+        type Out = f32;
+        #[inline(always)]
+        fn work<L: Level>(mut self) -> f32 {
+            halve::<L, F>(&mut self.0, 1);
+            self.0[0]
+        }
+    }
+    match op {
+        ReduceOp::Sum => isa.run(Join::<Add<f32>>(lanes, PhantomData)),
+        ReduceOp::Prod => isa.run(Join::<Mul<f32>>(lanes, PhantomData)),
+        ReduceOp::Max => isa.run(Join::<Max<f32>>(lanes, PhantomData)),
+        ReduceOp::Min => isa.run(Join::<Min<f32>>(lanes, PhantomData)),
+    }
 }
 
 /// `d = d op b`, element by element.

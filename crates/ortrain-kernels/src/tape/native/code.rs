@@ -1,0 +1,325 @@
+//! From operations of a tape to a group, and from a group to a function.
+
+use std::fmt;
+
+use memmap2::{Mmap, MmapMut};
+use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::emit::{POINTERS, ROUND, emit};
+use super::lanes::{Effect, Lane, Lanes, Value};
+use crate::isa::{Isa, Kind as Level};
+use crate::tape::memory::Reach;
+use crate::tape::{Chain, Kind, Op, PRODUCT, Place, Site, Size, THERE, ops};
+
+/// What a function finds at a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pointer {
+    Product,
+    Load(u16),
+    Store(u16),
+}
+
+/// Operations that become one function, before registers of the tape have their bytes.
+#[derive(Clone, Debug)]
+pub(in crate::tape) struct Group {
+    lanes: Lanes,
+    pointers: Vec<Pointer>,
+    /// Of each fold: where its partial results are chained.
+    chains: Vec<(ReduceOp, Place)>,
+    /// Registers of the tape.
+    reads: Vec<Place>,
+    writes: Vec<Place>,
+    wide: bool,
+}
+
+/// What a group must know of the tape that it is made of.
+pub(in crate::tape) struct Context<'a> {
+    pub(in crate::tape) isa: Isa,
+    /// Of every register.
+    pub(in crate::tape) sizes: &'a dyn Fn(Place) -> Size,
+    /// The bits of registers that hold a constant.
+    pub(in crate::tape) constants: &'a FxHashMap<Place, u64>,
+    pub(in crate::tape) stores: &'a [Reach],
+    /// How often each register is read, by all operations of the tape.
+    pub(in crate::tape) readers: &'a FxHashMap<Place, usize>,
+    /// Up to where what is read lies side by side.
+    pub(in crate::tape) piece: usize,
+}
+
+/// Whether a group may have an operation.
+pub(in crate::tape) fn takes(op: &Op, context: &Context<'_>) -> bool {
+    if op.one || context.isa == Isa::PORTABLE {
+        return false;
+    }
+    match op.kind {
+        Kind::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Atan | UnaryOp::Not, _) => false,
+        Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => false,
+        Kind::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ty) => ty == Type::Bool,
+        Kind::Unary(_, ty)
+        | Kind::Binary(_, ty)
+        | Kind::Compare(_, ty)
+        | Kind::Select(ty)
+        | Kind::Copy(ty)
+        | Kind::Splat(ty)
+        | Kind::Fold(_, ty)
+        | Kind::Accumulate(_, ty) => ty == Type::F32,
+        Kind::Convert(from, to) => {
+            matches!((from, to), (Type::Bool, Type::F32) | (Type::F32, Type::Bool))
+        }
+        Kind::Store(slot) => {
+            let store = &context.stores[usize::from(slot)];
+            let whole = store.piece().is_some_and(|piece| piece.is_multiple_of(context.piece));
+            whole && store.dtype == DType::F32
+        }
+        _ => false,
+    }
+}
+
+impl Group {
+    /// The group of some operations, all of which [it takes](takes), in an order in which they may run; `lanes_of` makes
+    /// a register of the tape for the lanes of a fold. `None` if there are too few machine registers.
+    pub(in crate::tape) fn new(
+        list: &[Op],
+        context: &Context<'_>,
+        mut lanes_of: impl FnMut() -> Place,
+    ) -> Option<Group> {
+        let wide = context.isa.kind() == Level::Avx512;
+        let mut making = Making {
+            context,
+            group: Group {
+                lanes: Lanes::new(wide),
+                pointers: Vec::new(),
+                chains: Vec::new(),
+                reads: Vec::new(),
+                writes: Vec::new(),
+                wide,
+            },
+            values: FxHashMap::default(),
+            inside: FxHashMap::default(),
+        };
+        for op in list {
+            making.add(op, &mut lanes_of)?;
+        }
+        // What others read goes to the tape's registers; last, as an operation may load and store the same register.
+        for op in list {
+            let Some(&value) = making.values.get(&op.d) else { continue };
+            let all = context.readers.get(&op.d).copied().unwrap_or(0);
+            if all > making.inside.get(&op.d).copied().unwrap_or(0) {
+                making.write(op.d, value);
+            }
+        }
+        let group = making.group;
+        let feasible = group.pointers.len() <= POINTERS && emit(&group.lanes, wide, &|_| 0).is_some();
+        feasible.then_some(group)
+    }
+
+    /// Registers of the tape that it reads.
+    pub(in crate::tape) fn reads(&self) -> &[Place] {
+        &self.reads
+    }
+
+    /// Registers of the tape that it writes.
+    pub(in crate::tape) fn writes(&self) -> &[Place] {
+        &self.writes
+    }
+
+    /// The function, where `place` says at which byte of the frame a register lies. `None` if the system has no memory
+    /// for code.
+    pub(in crate::tape) fn compile(&self, place: &dyn Fn(Place) -> Place) -> Option<Native> {
+        let code = emit(&self.lanes, self.wide, place)?;
+        let mut memory = MmapMut::map_anon(code.len()).ok()?;
+        memory.copy_from_slice(&code);
+        let folds = self.chains.iter().zip(&self.lanes.folds);
+        Some(Native {
+            memory: memory.make_exec().ok()?,
+            pointers: self.pointers.iter().copied().collect(),
+            folds: folds.map(|(&(op, chain), fold)| (op, place(fold.place), place(chain))).collect(),
+        })
+    }
+}
+
+/// A group while it is made.
+struct Making<'a> {
+    context: &'a Context<'a>,
+    group: Group,
+    /// Of the tape's registers that are operands or results.
+    values: FxHashMap<Place, Value>,
+    /// How often the group reads a register.
+    inside: FxHashMap<Place, usize>,
+}
+
+impl Making<'_> {
+    fn operand(&mut self, place: Place) -> Value {
+        *self.inside.entry(place).or_default() += 1;
+        if let Some(&value) = self.values.get(&place) {
+            return value;
+        }
+        let lane = match (self.context.sizes)(place) {
+            Size::There(there) => {
+                let pointer =
+                    if there == PRODUCT { Pointer::Product } else { Pointer::Load((there & !THERE) as u16) };
+                Lane::There(self.pointer(pointer))
+            }
+            Size::One => match self.context.constants.get(&place) {
+                Some(&bits) => Lane::Constant(bits as u32),
+                None => {
+                    self.read(place);
+                    Lane::One(place)
+                }
+            },
+            Size::Tile(Type::Bool) => {
+                self.read(place);
+                Lane::Truths(place)
+            }
+            Size::Tile(_) | Size::Chain | Size::Lanes => {
+                self.read(place);
+                Lane::Tile(place)
+            }
+        };
+        let value = self.group.lanes.push(lane);
+        self.values.insert(place, value);
+        value
+    }
+
+    fn read(&mut self, place: Place) {
+        if !self.group.reads.contains(&place) {
+            self.group.reads.push(place);
+        }
+    }
+
+    fn write(&mut self, place: Place, value: Value) {
+        if self.group.writes.contains(&place) {
+            return;
+        }
+        self.group.writes.push(place);
+        let effect = match (self.context.sizes)(place) {
+            Size::Tile(Type::Bool) => Effect::Truths(place, value),
+            _ => Effect::Tile(place, value),
+        };
+        self.group.lanes.effects.push(effect);
+    }
+
+    fn pointer(&mut self, pointer: Pointer) -> u8 {
+        let pointers = &mut self.group.pointers;
+        let known = pointers.iter().position(|&other| other == pointer);
+        let number = known.unwrap_or_else(|| {
+            pointers.push(pointer);
+            pointers.len() - 1
+        });
+        // More than a byte holds are refused later on.
+        number.min(255) as u8
+    }
+
+    fn add(&mut self, op: &Op, lanes_of: &mut impl FnMut() -> Place) -> Option<()> {
+        let a = self.operand(op.a[0]);
+        let result = match op.kind {
+            Kind::Copy(_) | Kind::Splat(_) => a,
+            Kind::Unary(unary, _) => self.group.lanes.unary(unary, a)?,
+            Kind::Binary(binary, ty) => {
+                let b = self.operand(op.a[1]);
+                let lanes = &mut self.group.lanes;
+                if ty == Type::Bool { lanes.logic(binary, a, b)? } else { lanes.binary(binary, a, b)? }
+            }
+            Kind::Compare(compare, _) => {
+                let b = self.operand(op.a[1]);
+                self.group.lanes.compare(compare, a, b)
+            }
+            Kind::Select(_) => {
+                let (b, c) = (self.operand(op.a[1]), self.operand(op.a[2]));
+                self.group.lanes.choose(a, b, c)
+            }
+            Kind::Convert(Type::Bool, _) => self.group.lanes.number_of_truth(a),
+            Kind::Convert(..) => self.group.lanes.truth(a),
+            Kind::Fold(reduce, _) => {
+                let place = lanes_of();
+                self.group.lanes.fold(reduce, place, a);
+                self.group.chains.push((reduce, op.d));
+                self.group.writes.extend([place, op.d]);
+                return Some(());
+            }
+            Kind::Accumulate(reduce, _) => {
+                let old = self.group.lanes.push(Lane::Tile(op.d));
+                self.read(op.d);
+                let sum = self.group.lanes.reduce(reduce, old, a);
+                self.write(op.d, sum);
+                return Some(());
+            }
+            Kind::Store(slot) => {
+                let pointer = self.pointer(Pointer::Store(slot));
+                self.group.lanes.effects.push(Effect::There(pointer, a));
+                return Some(());
+            }
+            other => unreachable!("{other:?} is not for groups"),
+        };
+        self.values.insert(op.d, result);
+        Some(())
+    }
+}
+
+/// A group as a function.
+pub(in crate::tape) struct Native {
+    memory: Mmap,
+    pointers: SmallVec<[Pointer; 8]>,
+    /// Operation, its lanes, and the chain that its partial results go to.
+    folds: SmallVec<[(ReduceOp, Place, Place); 2]>,
+}
+
+impl fmt::Debug for Native {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Native").field("bytes", &self.memory.len()).finish_non_exhaustive()
+    }
+}
+
+/// (frame, pointers, number of indices, words of the incomplete end).
+type Function = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
+
+/// Words of all ones, then of zeros: from the right place on, the mask of any incomplete end.
+static WORDS: [i32; 2 * ROUND] = {
+    let mut words = [0; 2 * ROUND];
+    let mut i = 0;
+    while i < ROUND {
+        words[i] = -1;
+        i += 1;
+    }
+    words
+};
+
+impl Native {
+    /// Runs it over the indices (`outside`, `start..start + n`).
+    ///
+    /// # Safety
+    /// The contract of [`Site::run`].
+    #[inline]
+    pub(in crate::tape) unsafe fn run(&self, site: &Site<'_>, outside: usize, start: usize, n: usize) {
+        let tape = site.tape;
+        let mut table = [std::ptr::null::<u8>(); POINTERS];
+        for (at, pointer) in table.iter_mut().zip(&self.pointers) {
+            *at = match *pointer {
+                Pointer::Product => site.product,
+                Pointer::Load(slot) => {
+                    let slot = usize::from(slot);
+                    tape.loads[slot].at(site.bases[slot], outside, start)
+                }
+                Pointer::Store(slot) => {
+                    let slot = usize::from(slot);
+                    tape.stores[slot].at(site.bases[tape.loads.len() + slot], outside, start)
+                }
+            };
+        }
+        let words = WORDS[ROUND - n % ROUND..].as_ptr();
+        // SAFETY: the memory holds a function of this type, made for this tape's frame. It reads and writes registers of
+        // the frame up to the next multiple of 16 indices, for which they have room, and callers' memory at the `n`
+        // indices, which is there by the contract.
+        unsafe {
+            let function: Function = std::mem::transmute(self.memory.as_ptr());
+            function(site.frame, table.as_ptr(), n, words);
+            for &(op, lanes, chain) in &self.folds {
+                let lanes = site.at::<[f32; ROUND]>(lanes).read_unaligned();
+                let partial = ops::join_lanes(tape.isa, op, lanes);
+                (*site.at::<Chain>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));
+            }
+        }
+    }
+}
