@@ -449,6 +449,16 @@ struct Draft<'a> {
 impl Tape {
     /// Compiles an expression.
     pub(crate) fn new(plan: &Plan<'_>, isa: Isa) -> Result<Tape, String> {
+        Tape::compile(plan, isa, true)
+    }
+
+    /// The same without machine code.
+    #[cfg(test)]
+    fn without_code(plan: &Plan<'_>, isa: Isa) -> Result<Tape, String> {
+        Tape::compile(plan, isa, false)
+    }
+
+    fn compile(plan: &Plan<'_>, isa: Isa, code: bool) -> Result<Tape, String> {
         let nest = plan.nest;
         check(nest, plan.product)?;
         let reach = |access: &Access| Reach::new(access, &nest.dims, plan.outside, plan.along);
@@ -462,7 +472,7 @@ impl Tape {
             let draft = Draft::new(plan, &loads, &stores, usize::MAX, true)?;
             let tile = along.next_multiple_of(16).max(16);
             if draft.bytes(tile) <= FUSED || along <= MIN_TILE {
-                let tape = draft.finish(isa, &stores, tile);
+                let tape = draft.finish(isa, code, &stores, tile);
                 return Ok(Tape { loads, stores, index, ..tape });
             }
         }
@@ -477,7 +487,7 @@ impl Tape {
         // The size of a frame tells how many bytes one index of a tile takes.
         let per_index = (draft.bytes(2 * MIN_TILE) - draft.bytes(MIN_TILE)).div_ceil(MIN_TILE).max(1);
         let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
-        let tape = draft.finish(isa, &stores, tile.min(along.next_multiple_of(16).max(16)));
+        let tape = draft.finish(isa, code, &stores, tile.min(along.next_multiple_of(16).max(16)));
         Ok(Tape { loads, stores, index, ..tape })
     }
 }
@@ -805,9 +815,11 @@ impl<'a> Draft<'a> {
     }
 
     /// The tape, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
-    fn finish(self, isa: Isa, stores: &[Reach], tile: usize) -> Tape {
+    fn finish(self, isa: Isa, code: bool, stores: &[Reach], tile: usize) -> Tape {
         let mut grouped = self.clone();
-        grouped.make_groups(isa, stores);
+        if code {
+            grouped.make_groups(isa, stores);
+        }
         // The system may refuse memory for code.
         grouped.place(isa, tile).unwrap_or_else(|| self.place(isa, tile).expect("no groups"))
     }
@@ -851,8 +863,7 @@ impl<'a> Draft<'a> {
         };
         let is_store = |op: &Op| matches!(op.kind, Kind::Store(_));
         let (stores, mut rest): (Vec<Op>, Vec<Op>) = list.into_iter().partition(is_store);
-        let mut missing: Vec<Place> =
-            rest.iter().filter(|op| op.kind.makes()).map(|op| op.d).collect();
+        let mut missing: Vec<Place> = rest.iter().filter(|op| op.kind.makes()).map(|op| op.d).collect();
         let ready = |op: &Op, missing: &[Place]| {
             op.a[..op.kind.operands()].iter().all(|place| !missing.contains(place))
         };

@@ -213,7 +213,12 @@ impl Assembler {
 
     /// `to = memory at base + displacement`.
     pub(super) fn load(&mut self, to: Gpr, base: Gpr, displacement: i32) {
-        self.bytes.extend([0x48 | (to >> 3) << 2 | base >> 3, 0x8b, 0x80 | (to & 7) << 3 | 4, 0x20 | base & 7]);
+        self.bytes.extend([
+            0x48 | (to >> 3) << 2 | base >> 3,
+            0x8b,
+            0x80 | (to & 7) << 3 | 4,
+            0x20 | base & 7,
+        ]);
         self.bytes.extend(displacement.to_le_bytes());
     }
 

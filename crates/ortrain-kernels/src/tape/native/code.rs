@@ -54,8 +54,8 @@ pub(in crate::tape) fn takes(op: &Op, context: &Context<'_>) -> bool {
         return false;
     }
     match op.kind {
-        Kind::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Atan | UnaryOp::Not, _) => false,
-        Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => false,
+        Kind::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Atan | UnaryOp::Not, _)
+        | Kind::Binary(BinaryOp::Pow | BinaryOp::Rem, _) => false,
         Kind::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ty) => ty == Type::Bool,
         Kind::Unary(_, ty)
         | Kind::Binary(_, ty)

@@ -569,7 +569,13 @@ impl<'a> Body<'a> {
                 self.release(a);
                 self.give_back([new]);
                 let register = self.allocate()?;
-                asm.vector(SHIFT, code, register, Rm::Register(from), Extra { immediate: Some(count), ..plain });
+                asm.vector(
+                    SHIFT,
+                    code,
+                    register,
+                    Rm::Register(from),
+                    Extra { immediate: Some(count), ..plain },
+                );
                 register
             }
             Lane::MulAdd(a, b, c) => self.mul_add(asm, [a, b, c])?,

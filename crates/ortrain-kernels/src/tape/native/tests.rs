@@ -1,0 +1,329 @@
+//! With and without machine code, results have the same bits.
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, DType, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp,
+};
+use proptest::prelude::*;
+
+use crate::RunScalars;
+use crate::isa::Isa;
+use crate::tape::{Chain, Drive, Failure, Kind, Plan, Site, Tape};
+
+/// Lengths around those of vectors, rounds and two rounds, and one of several tiles. A single element is one value, and
+/// nothing for tiles.
+const LENGTHS: [usize; 12] = [2, 7, 8, 15, 16, 17, 33, 63, 64, 65, 200, 2500];
+
+const UNARY: [UnaryOp; 11] = [
+    UnaryOp::Neg,
+    UnaryOp::Abs,
+    UnaryOp::Sign,
+    UnaryOp::Floor,
+    UnaryOp::Exp,
+    UnaryOp::Log,
+    UnaryOp::Sqrt,
+    UnaryOp::Rsqrt,
+    UnaryOp::Erf,
+    UnaryOp::Tanh,
+    UnaryOp::Sigmoid,
+];
+const BINARY: [BinaryOp; 6] =
+    [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Min, BinaryOp::Max];
+
+fn levels() -> Vec<Isa> {
+    Isa::available().into_iter().filter(|&isa| isa != Isa::PORTABLE).collect()
+}
+
+/// Whether all of a tape's operations on tiles are machine code.
+fn is_code(tape: &Tape) -> bool {
+    let natives =
+        |list: &[crate::tape::Op]| list.iter().all(|op| op.one || matches!(op.kind, Kind::Native(_)));
+    tape.stages.iter().all(|stage| natives(&stage.body))
+}
+
+/// The stores, and the bits of the totals, of a nest over one axis that is run as one row.
+fn run(tape: &Tape, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<Vec<f32>>, Vec<u64>) {
+    // More room on both sides, to see that nothing else is touched.
+    const MARK: f32 = 12345.0;
+    let mut loads = loads.to_vec();
+    let mut results: Vec<Vec<f32>> = (0..stores).map(|_| vec![MARK; n + 32]).collect();
+    let mut bases: Vec<*mut u8> = loads.iter_mut().map(|load| load.as_mut_ptr().cast()).collect();
+    // SAFETY: there are 16 elements before.
+    bases.extend(results.iter_mut().map(|store| unsafe { store.as_mut_ptr().add(16) }.cast::<u8>()));
+    let mut frame = vec![0u128; tape.frame.div_ceil(16) + 4];
+    let at = frame.as_mut_ptr().cast::<u8>();
+    let at = at.wrapping_add(at.align_offset(64));
+    let scalars = RunScalars { seed: 1, train_step: 2 };
+    let site = Site { tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
+    let mut totals = Vec::new();
+    // SAFETY: the frame has the tape's size; the buffers have `n` elements; what operations need has run.
+    unsafe {
+        at.cast::<Failure>().write(Failure::NONE);
+        site.run(&tape.once, 0, 0, tape.tile);
+        for stage in &tape.stages {
+            site.run(&stage.pre, 0, 0, tape.tile.min(n));
+            for total in &stage.totals {
+                (*site.at::<Chain>(total.state)).reset();
+            }
+            for (start, count) in tape.tiles(0, n) {
+                site.run(&stage.body, 0, start, count);
+            }
+            for total in &stage.totals {
+                let result = (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                site.at::<u64>(total.result).write(result);
+                totals.push(result);
+            }
+        }
+        site.run(&tape.post, 0, 0, 1);
+    }
+    for store in &results {
+        let outside = store[..16].iter().chain(&store[16 + n..]);
+        assert!(outside.into_iter().all(|&value| value == MARK), "written outside of {n} elements");
+    }
+    (results.into_iter().map(|store| store[16..16 + n].to_vec()).collect(), totals)
+}
+
+/// Compares a nest with and without machine code at every level; says whether there was code for all of it.
+fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
+    let n = nest.dims[0];
+    let mut all = true;
+    for isa in levels() {
+        let drive = if nest.inner == 0 { Drive::Map } else { Drive::Row };
+        let plan = Plan { nest, drive, outside: &[], along: &[0], product: false };
+        let (tape, plain) =
+            (Tape::new(&plan, isa).expect("good"), Tape::without_code(&plan, isa).expect("good"));
+        assert!(
+            !plain.stages.iter().any(|stage| stage.body.iter().any(|op| matches!(op.kind, Kind::Native(_))))
+        );
+        all &= is_code(&tape);
+        let (found, totals) = run(&tape, loads, nest.stores.len(), n);
+        let (wanted, wanted_totals) = run(&plain, loads, nest.stores.len(), n);
+        for (k, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            for (i, (a, b)) in found.iter().zip(wanted).enumerate() {
+                let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(same, "{what}, {isa}, {n} elements: result {k}[{i}] is {a:e}, without code {b:e}");
+            }
+        }
+        for (k, (a, b)) in totals.iter().zip(&wanted_totals).enumerate() {
+            let [a, b] = [a, b].map(|&bits| f32::from_bits(bits as u32));
+            assert!(
+                a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(),
+                "{what}, {isa}: total {k} {a:e}, {b:e}"
+            );
+        }
+    }
+    all
+}
+
+/// Every kind of number, and many of middling size.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    const SPECIAL: [f32; 16] = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MIN_POSITIVE,
+        1e-45,
+        -1e-40,
+        f32::MAX,
+        f32::MIN,
+        88.9,
+        -103.5,
+        0.925,
+        0.625,
+    ];
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state
+    };
+    let mut number = || {
+        let bits = next();
+        match bits % 8 {
+            0 => SPECIAL[(bits >> 8) as usize % SPECIAL.len()],
+            1 => f32::from_bits(next()),
+            _ => (next() as f32 / u32::MAX as f32 - 0.5) * 12.0,
+        }
+    };
+    (0..n).map(|_| number()).collect()
+}
+
+fn nest(n: usize, loads: usize, build: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>) -> Nest {
+    let mut b = Builder::new();
+    let x: Vec<Reg> = (0..loads).map(|slot| b.load(slot, Type::F32)).collect();
+    let outputs = build(&mut b, &x);
+    let plane = Access::contiguous(DType::F32, &[n]);
+    Nest {
+        dims: [n].into_iter().collect(),
+        inner: 0,
+        loads: vec![plane.clone(); loads],
+        stores: vec![plane; outputs.len()],
+        expr: b.finish(&outputs),
+        reductions: Vec::new(),
+    }
+}
+
+#[test]
+fn every_operation() {
+    for n in LENGTHS {
+        let loads = [numbers(n, 1), numbers(n, 2), numbers(n, 3)];
+        for op in UNARY {
+            let nest = nest(n, 1, |b, x| vec![b.unary(op, x[0])]);
+            assert!(check(&nest, &loads[..1], &format!("{op:?}")), "no code for {op:?}");
+        }
+        for op in BINARY {
+            let two = nest(n, 2, |b, x| vec![b.binary(op, x[0], x[1])]);
+            assert!(check(&two, &loads[..2], &format!("{op:?}")), "no code for {op:?}");
+            for constant in [0.0, -0.0, 1.5, f64::NAN] {
+                let right = nest(n, 1, |b, x| {
+                    let constant = b.constant(Type::F32, constant);
+                    vec![b.binary(op, x[0], constant), b.binary(op, constant, x[0])]
+                });
+                assert!(check(&right, &loads[..1], &format!("{op:?} with {constant}")));
+            }
+        }
+        for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
+            for join in [BinaryOp::And, BinaryOp::Or, BinaryOp::Xor] {
+                let nest = nest(n, 3, |b, x| {
+                    let one = b.compare(op, x[0], x[1]);
+                    let other = b.compare(op, x[1], x[2]);
+                    let both = b.binary(join, one, other);
+                    vec![b.select(both, x[0], x[2]), b.convert(both, Type::F32)]
+                });
+                assert!(check(&nest, &loads, &format!("{op:?} {join:?}")), "no code for {op:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn truths_go_in_and_out_of_the_frame() {
+    for n in LENGTHS {
+        let loads = [numbers(n, 4), numbers(n, 5)];
+        // Sines are no group's, so what they are chosen by leaves a group and comes back to another.
+        let nest = nest(n, 2, |b, x| {
+            let test = b.compare(CompareOp::Lt, x[0], x[1]);
+            let chosen = b.select(test, x[0], x[1]);
+            let sine = b.unary(UnaryOp::Sin, chosen);
+            let not = b.unary(UnaryOp::Not, test);
+            let again = b.select(not, sine, x[0]);
+            vec![b.add(again, chosen)]
+        });
+        assert!(!check(&nest, &loads, "truths"));
+    }
+}
+
+#[test]
+fn folds() {
+    for n in LENGTHS {
+        for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
+            for loads in [vec![numbers(n, 6)], vec![numbers(n, 7).iter().map(|x| x.sin()).collect()]] {
+                let mut b = Builder::new();
+                let x = b.load(0, Type::F32);
+                let square = b.mul(x, x);
+                let (first, second) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
+                let shifted = b.sub(x, first);
+                let result = b.mul(shifted, second);
+                let (expr, values) = b.finish_keeping(&[result], &[x, square]);
+                let plane = Access::contiguous(DType::F32, &[n]);
+                let nest = Nest {
+                    dims: [n].into_iter().collect(),
+                    inner: 1,
+                    loads: vec![plane.clone()],
+                    stores: vec![plane],
+                    expr,
+                    reductions: values.into_iter().map(|value| Reduction { op, value }).collect(),
+                };
+                assert!(check(&nest, &loads, &format!("fold {op:?}")), "no code for {op:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_values_than_registers() {
+    // A sum whose terms are all made before the first is added.
+    let n = 100;
+    for terms in [10, 40, 100] {
+        let nest = nest(n, 2, |b, x| {
+            let terms: Vec<Reg> = (0..terms)
+                .map(|k| {
+                    let factor = b.constant(Type::F32, f64::from(k) + 0.5);
+                    let product = b.mul(x[0], factor);
+                    b.unary(UnaryOp::Abs, product)
+                })
+                .collect();
+            let sum = terms.iter().copied().reduce(|a, c| b.add(a, c)).expect("some");
+            // And each once more, from the last one on.
+            let again = terms.iter().rev().fold(sum, |a, &c| {
+                let product = b.mul(a, x[1]);
+                b.sub(c, product)
+            });
+            vec![again]
+        });
+        check(&nest, &[numbers(n, 8), numbers(n, 9)], &format!("{terms} terms"));
+    }
+}
+
+#[test]
+fn more_buffers_than_pointers() {
+    let (n, count) = (50, 60);
+    let nest = nest(n, count, |b, x| {
+        let sum = x.iter().copied().reduce(|a, c| b.add(a, c)).expect("some");
+        x.iter().take(30).map(|&x| b.mul(x, sum)).collect()
+    });
+    let loads: Vec<Vec<f32>> = (0..count).map(|seed| numbers(n, seed as u32)).collect();
+    check(&nest, &loads, "many buffers");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Expressions at random, whose values are used several times.
+    #[test]
+    fn random_expressions(
+        steps in prop::collection::vec((0u8..24, any::<u16>(), any::<u16>(), any::<u16>()), 1..40),
+        n in 1usize..150,
+        seed in any::<u32>(),
+    ) {
+        let nest = nest(n, 3, |b, x| {
+            let mut values = x.to_vec();
+            let mut truths: Vec<Reg> = vec![b.compare(CompareOp::Lt, x[0], x[1])];
+            for (what, i, j, k) in steps {
+                let value = |index: u16, values: &[Reg]| values[usize::from(index) % values.len()];
+                let (p, q) = (value(i, &values), value(j, &values));
+                match what {
+                    0..11 => values.push(b.unary(UNARY[usize::from(what)], p)),
+                    11..17 => values.push(b.binary(BINARY[usize::from(what) - 11], p, q)),
+                    17 => truths.push(b.compare(CompareOp::Le, p, q)),
+                    18 => {
+                        let (one, other) = (value(i, &truths), value(j, &truths));
+                        truths.push(b.binary(BinaryOp::Xor, one, other));
+                    }
+                    19 => {
+                        let truth = value(k, &truths);
+                        values.push(b.select(truth, p, q));
+                    }
+                    20 => {
+                        let truth = value(i, &truths);
+                        values.push(b.convert(truth, Type::F32));
+                    }
+                    21 => values.push(b.constant(Type::F32, f64::from(i) / 1000.0)),
+                    22 => values.push(b.unary(UnaryOp::Sin, p)),
+                    _ => {
+                        let product = b.mul(p, q);
+                        let third = value(k, &values);
+                        values.push(b.add(product, third));
+                    }
+                }
+            }
+            let last = values.len() - 1;
+            vec![values[last], values[last / 2], values[last / 3]]
+        });
+        check(&nest, &[numbers(n, seed), numbers(n, seed ^ 1), numbers(n, seed ^ 2)], "random");
+    }
+}
