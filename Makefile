@@ -39,12 +39,13 @@ demo: build/demo.stamp ## train a convolution network on handwritten digits, wit
 test: fmt lint rust doctest pytest stubs types ruff demo ## everything that CI runs
 
 .PHONY: bench
-bench: build/demo.stamp ## kernels beside what the machine allows; import and step times of the release wheel
+bench: build/demo.stamp ## what the machine allows; kernels beside it; import and step times of the release wheel
+	cargo bench --package ortrain-kernels --bench limits
 	cargo bench --package ortrain-kernels --bench kernels
 	$(DEMO)/bin/python benches/steps.py
 
 .PHONY: compare
-compare: build/demo.stamp ## the release wheel's step beside onnxruntime-training's; ARGUMENTS="mlp --rounds 5"
+compare: build/demo.stamp ## the release wheel's step, memory and start beside onnxruntime-training's, PyTorch's and jax's; ARGUMENTS="mlp --rounds 5"
 	$(DEMO)/bin/python benches/compare.py $(ARGUMENTS)
 
 .PHONY: conform

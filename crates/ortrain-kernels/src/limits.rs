@@ -23,6 +23,8 @@ pub struct Limits {
 
 /// Working set that counts as beyond the caches: more would take too long to measure and too much memory to ask for.
 const FAR: usize = 192 << 20;
+/// Multiply-adds of a chain in a round, which takes a tenth of a millisecond.
+const ROUNDS: usize = 25_000;
 /// Time that one measurement goes on for, after which the best round counts.
 const PATIENCE: Duration = Duration::from_millis(40);
 impl Limits {
@@ -44,7 +46,6 @@ impl Limits {
 /// round, after so much time.
 #[must_use]
 pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
-    const ROUNDS: usize = 25_000;
     let threads = pool.num_threads();
     let (lanes, burst): (usize, fn()) = match isa.kind() {
         Kind::Portable => (portable::LANES, || portable::multiply_add(ROUNDS)),
@@ -57,6 +58,22 @@ pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
     };
     let work = (2 * ROUNDS * CHAINS * lanes * threads) as f64;
     work / best(patience, || pool.run(threads, threads, &|_, _| burst()))
+}
+
+/// The same of products of bfloat16 that are summed in f32, by the vector units; `None` where they have none (AVX-512
+/// BF16). AMX is not looked at.
+#[must_use]
+pub fn bf16_flops(pool: &Pool, patience: Duration) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+        let threads = pool.num_threads();
+        let work = (2 * ROUNDS * CHAINS * 2 * avx512::LANES * threads) as f64;
+        // SAFETY: the machine has what it needs.
+        let burst = || unsafe { avx512::multiply_add_bf16(ROUNDS) };
+        return Some(work / best(patience, || pool.run(threads, threads, &|_, _| burst())));
+    }
+    let _ = (pool, patience);
+    None
 }
 
 /// Bytes per second of `a = b + c · s` over a working set of so many bytes, all threads of the pool together: each
@@ -133,5 +150,11 @@ mod tests {
             let flops_bound = limits.seconds(limits.flops, 0.0);
             assert!((flops_bound - 1.0).abs() < 1e-9, "as many operations as in one second take one");
         }
+    }
+
+    #[test]
+    fn bfloat16_is_no_slower_than_nothing() {
+        let rate = bf16_flops(&Pool::new(2), Duration::from_millis(5));
+        assert!(rate.is_none_or(|rate| rate.is_finite() && rate > 1e6), "{rate:?}");
     }
 }

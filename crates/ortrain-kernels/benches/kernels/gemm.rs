@@ -82,6 +82,8 @@ pub(crate) fn cases() -> Vec<Case> {
     // Heads of attention; the same weights over a batch; 1x1 convolutions.
     cases.push(plain("heads", [32, 128, 128, 64], nt));
     cases.push(plain("heads", [32, 128, 64, 128], nn));
+    cases.push(plain("heads", [24, 256, 256, 64], nt));
+    cases.push(plain("heads", [24, 256, 64, 256], nn));
     cases.push(plain("tiny", [256, 16, 16, 16], nn));
     cases.push(plain("tiny", [1, 8, 8, 8], nn));
     let product = Product {
@@ -127,6 +129,9 @@ fn layers() -> Vec<Case> {
     cases.push(layer("gpt2_small6 words, to weight", [1, 384, 8000, 1024], tn, After::Turn));
     cases.push(layer("bert_base down", [2, 128, 768, 3072], nt, After::Residual));
     cases.push(layer("bert_base down, to weight", [1, 3072, 768, 256], tn, After::Turn));
+    for (m, n, k, transposed) in [(1024, 8, 256, nn), (1024, 256, 8, nn), (256, 8, 1024, tn)] {
+        cases.push(layer("bert_mini_lora8", [1, m, n, k], transposed, After::Nothing));
+    }
     for (inputs, outputs) in [(800, 120), (120, 84), (84, 10)] {
         cases.push(layer("lenet forward", [1, 64, outputs, inputs], nt, After::Relu));
         cases.push(layer("lenet, to input", [1, 64, inputs, outputs], nn, After::Nothing));

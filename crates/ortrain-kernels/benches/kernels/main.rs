@@ -13,6 +13,7 @@ mod case;
 mod conv;
 mod gemm;
 mod nests;
+mod rows;
 mod window;
 
 use std::time::{Duration, Instant};
@@ -28,7 +29,10 @@ const ROUND: Duration = Duration::from_millis(6);
 const SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
 
 fn cases() -> Vec<Case> {
-    [gemm::cases(), conv::cases(), window::cases(), nests::cases()].into_iter().flatten().collect()
+    [gemm::cases(), conv::cases(), window::cases(), nests::cases(), rows::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn main() {

@@ -28,6 +28,7 @@ pub(crate) fn cases() -> Vec<Case> {
     for elements in [400_000, 25_000_000] {
         cases.push(adamw(elements));
     }
+    // The last is the attention of bert_mini: rows of all heads.
     for dims in [[64, 10], [1024, 1024], [4096, 128]] {
         cases.push(softmax(dims));
         cases.push(sum("row sums", dims, 1));
@@ -38,11 +39,15 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(channels([4, 64, 56 * 56]));
     cases.push(scatter([1, 30_000, 1024, 768]));
     cases.push(scatter([64, 1000, 64, 1]));
+    // The gradients of the tables of bert_mini, bert_base and gpt2_small6.
+    cases.push(scatter([1, 8192, 1024, 256]));
+    cases.push(scatter([1, 30_522, 256, 768]));
+    cases.push(scatter([1, 8000, 1024, 384]));
     cases
 }
 
 /// A nest; with `in_place` its stores go to its first loads.
-fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case {
+pub(crate) fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case {
     let sizes: Vec<usize> = nest.loads.iter().chain(&nest.stores).map(|a| a.len * a.dtype.size()).collect();
     Case {
         name,

@@ -1,6 +1,6 @@
 //! AVX-512 with byte, word, double-word and vector-length extensions: x86-64 servers since 2017 (Intel) and 2022 (AMD).
 
-use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps};
+use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_set1_ps};
 use std::hint::black_box;
 
 use super::{CHAINS, Level, Work};
@@ -61,6 +61,24 @@ pub(crate) unsafe fn multiply_add(rounds: usize) {
     for _ in 0..rounds {
         for sum in &mut sums {
             *sum = _mm512_fmadd_ps(*sum, x, y);
+        }
+    }
+    black_box(sums);
+}
+
+/// The same of products of pairs of bfloat16, summed in f32: `rounds * CHAINS` of them, each 32 multiply-adds.
+///
+/// # Safety
+/// The machine must have AVX-512 F and BF16.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) unsafe fn multiply_add_bf16(rounds: usize) {
+    let (a, b) = black_box((_mm512_set1_ps(0.5), _mm512_set1_ps(0.25)));
+    let (x, y) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
+    let mut sums = [a; CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, x, y);
         }
     }
     black_box(sums);

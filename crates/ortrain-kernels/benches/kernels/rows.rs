@@ -1,0 +1,280 @@
+//! What works along rows or down channels: norms and their gradients, cross-entropy, rows that indices name.
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, DType, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp,
+};
+
+use crate::case::Case;
+use crate::nests;
+
+const F32: DType = DType::F32;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    // bert_mini, bert_base and gpt2_small6: tokens of all sequences, width.
+    for dims in [[1024, 256], [256, 768], [1024, 384]] {
+        cases.push(layer_norm(dims));
+        cases.push(layer_norm_gradient(dims));
+        cases.push(layer_norm_weights(dims));
+    }
+    // mobilenetv2_96, mobilenetv2_224 and resnet18_224: batch, channels, places.
+    for dims in [[8, 96, 576], [4, 96, 12_544], [4, 64, 12_544], [4, 960, 49]] {
+        cases.push(batch_norm(dims));
+        cases.push(batch_norm_sums(dims));
+        cases.push(batch_norm_gradient(dims));
+    }
+    // mlp, the heads of bert_mini (rows are those of softmax over scores), gpt2_small6.
+    for dims in [[64, 10], [1024, 8000]] {
+        cases.push(cross_entropy(dims));
+        cases.push(cross_entropy_gradient(dims));
+    }
+    // Embeddings: indices, rows of the table, width.
+    cases.push(gather([1024, 8192, 256]));
+    cases.push(gather([256, 30_522, 768]));
+    cases.push(gather([1024, 8000, 384]));
+    cases
+}
+
+/// A nest under construction: what it loads is said where it is used.
+struct Body {
+    b: Builder,
+    dims: Vec<usize>,
+    loads: Vec<Access>,
+    reductions: Vec<(ReduceOp, Reg)>,
+}
+
+impl Body {
+    fn new(dims: &[usize]) -> Body {
+        Body { b: Builder::new(), dims: dims.to_vec(), loads: Vec::new(), reductions: Vec::new() }
+    }
+
+    fn load(&mut self, access: Access) -> Reg {
+        let ty = Type::of(access.dtype);
+        self.loads.push(access);
+        self.b.load(self.loads.len() - 1, ty)
+    }
+
+    /// A buffer of all elements.
+    fn plane(&mut self) -> Reg {
+        let access = Access::contiguous(F32, &self.dims);
+        self.load(access)
+    }
+
+    /// A buffer with an element per place of some axes.
+    fn along(&mut self, axes: &[usize], dtype: DType) -> Reg {
+        let access = self.kept(axes, dtype);
+        self.load(access)
+    }
+
+    fn kept(&self, axes: &[usize], dtype: DType) -> Access {
+        let own: Vec<usize> =
+            (0..self.dims.len()).map(|axis| if axes.contains(&axis) { self.dims[axis] } else { 1 }).collect();
+        Access::broadcast(dtype, &own, &self.dims)
+    }
+
+    fn number(&mut self, value: f64) -> Reg {
+        self.b.constant(Type::F32, value)
+    }
+
+    fn reduce(&mut self, op: ReduceOp, value: Reg) -> Reg {
+        self.reductions.push((op, value));
+        self.b.reduced(self.reductions.len() - 1, Type::F32)
+    }
+
+    fn mean(&mut self, value: Reg, count: usize) -> Reg {
+        let sum = self.reduce(ReduceOp::Sum, value);
+        let part = self.number(1.0 / count as f64);
+        self.b.mul(sum, part)
+    }
+
+    /// The finished case, with `inner` reduced axes; `work` is its arithmetic per element.
+    fn case(self, name: &str, work: f64, inner: usize, outputs: &[(Reg, Access)]) -> Case {
+        let elements: usize = self.dims.iter().product();
+        let results: Vec<Reg> = outputs.iter().map(|output| output.0).collect();
+        let values: Vec<Reg> = self.reductions.iter().map(|reduction| reduction.1).collect();
+        let (expr, values) = self.b.finish_keeping(&results, &values);
+        let nest = Nest {
+            inner,
+            loads: self.loads,
+            expr,
+            reductions: self
+                .reductions
+                .iter()
+                .zip(values)
+                .map(|(&(op, _), value)| Reduction { op, value })
+                .collect(),
+            stores: outputs.iter().map(|output| output.1.clone()).collect(),
+            dims: self.dims.into_iter().collect(),
+        };
+        nests::case(name.to_owned(), work * elements as f64, nest, false)
+    }
+}
+
+/// Name and sizes.
+fn named(what: &str, dims: &[usize]) -> String {
+    let sizes: Vec<String> = dims.iter().map(usize::to_string).collect();
+    format!("nest {what} {}", sizes.join("x"))
+}
+
+fn layer_norm(dims: [usize; 2]) -> Case {
+    let mut body = Body::new(&dims);
+    let (x, scale, bias) = (body.plane(), body.along(&[1], F32), body.along(&[1], F32));
+    let mean = body.mean(x, dims[1]);
+    let distance = body.b.sub(x, mean);
+    let square = body.b.mul(distance, distance);
+    let variance = body.mean(square, dims[1]);
+    let epsilon = body.number(1e-5);
+    let variance = body.b.add(variance, epsilon);
+    let inverse = body.b.unary(UnaryOp::Rsqrt, variance);
+    let normal = body.b.mul(distance, inverse);
+    let scaled = body.b.mul(normal, scale);
+    let y = body.b.add(scaled, bias);
+    let plane = Access::contiguous(F32, &dims);
+    body.case(&named("layer norm", &dims), 8.0, 1, &[(y, plane)])
+}
+
+/// The gradient of what was normalized.
+fn layer_norm_gradient(dims: [usize; 2]) -> Case {
+    let mut body = Body::new(&dims);
+    let (x, dy, scale) = (body.plane(), body.plane(), body.along(&[1], F32));
+    let (mean, inverse) = (body.along(&[0], F32), body.along(&[0], F32));
+    let distance = body.b.sub(x, mean);
+    let normal = body.b.mul(distance, inverse);
+    let g = body.b.mul(dy, scale);
+    let along = body.b.mul(g, normal);
+    let (flat, tilt) = (body.mean(g, dims[1]), body.mean(along, dims[1]));
+    let tilted = body.b.mul(normal, tilt);
+    let rest = body.b.sub(g, flat);
+    let rest = body.b.sub(rest, tilted);
+    let dx = body.b.mul(rest, inverse);
+    let plane = Access::contiguous(F32, &dims);
+    body.case(&named("layer norm gradient", &dims), 9.0, 1, &[(dx, plane)])
+}
+
+/// The gradients of scale and bias: sums over rows.
+fn layer_norm_weights([rows, width]: [usize; 2]) -> Case {
+    let dims = [width, rows];
+    let mut body = Body::new(&dims);
+    let mut turned = Access::contiguous(F32, &[rows, width]);
+    turned.strides.reverse();
+    let (x, dy) = (body.load(turned.clone()), body.load(turned));
+    let (mean, inverse) = (body.along(&[1], F32), body.along(&[1], F32));
+    let distance = body.b.sub(x, mean);
+    let normal = body.b.mul(distance, inverse);
+    let along = body.b.mul(dy, normal);
+    let (bias, scale) = (body.reduce(ReduceOp::Sum, dy), body.reduce(ReduceOp::Sum, along));
+    let store = body.kept(&[0], F32);
+    body.case(&named("layer norm weights", &[rows, width]), 5.0, 1, &[(scale, store.clone()), (bias, store)])
+}
+
+/// The normalization itself, its statistics being known, and Relu.
+fn batch_norm(dims: [usize; 3]) -> Case {
+    let mut body = Body::new(&dims);
+    let (x, scale, shift) = (body.plane(), body.along(&[1], F32), body.along(&[1], F32));
+    let scaled = body.b.mul(x, scale);
+    let sum = body.b.add(scaled, shift);
+    let zero = body.number(0.0);
+    let y = body.b.binary(BinaryOp::Max, sum, zero);
+    let plane = Access::contiguous(F32, &dims);
+    body.case(&named("batch norm and relu", &dims), 3.0, 0, &[(y, plane)])
+}
+
+/// The gradients of scale and bias behind Relu: sums of each channel.
+fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
+    let dims = [channels, batch, places];
+    let mut body = Body::new(&dims);
+    let mut image = Access::contiguous(F32, &[batch, channels, places]);
+    image.strides.swap(0, 1);
+    let (x, dy, y) = (body.load(image.clone()), body.load(image.clone()), body.load(image));
+    let (mean, inverse) = (body.along(&[0], F32), body.along(&[0], F32));
+    let zero = body.number(0.0);
+    let passes = body.b.compare(CompareOp::Lt, zero, y);
+    let g = body.b.select(passes, dy, zero);
+    let distance = body.b.sub(x, mean);
+    let normal = body.b.mul(distance, inverse);
+    let along = body.b.mul(g, normal);
+    let (bias, scale) = (body.reduce(ReduceOp::Sum, g), body.reduce(ReduceOp::Sum, along));
+    let store = body.kept(&[0], F32);
+    let name = named("batch norm and relu weights", &[batch, channels, places]);
+    body.case(&name, 6.0, 2, &[(scale, store.clone()), (bias, store)])
+}
+
+/// The gradient of what was normalized, behind Relu, from those sums.
+fn batch_norm_gradient(dims: [usize; 3]) -> Case {
+    let mut body = Body::new(&dims);
+    let (x, dy, y) = (body.plane(), body.plane(), body.plane());
+    let [a, b, c] = [(); 3].map(|()| body.along(&[1], F32));
+    let zero = body.number(0.0);
+    let passes = body.b.compare(CompareOp::Lt, zero, y);
+    let g = body.b.select(passes, dy, zero);
+    let g = body.b.mul(g, a);
+    let tilted = body.b.mul(x, b);
+    let sum = body.b.add(g, tilted);
+    let dx = body.b.add(sum, c);
+    let plane = Access::contiguous(F32, &dims);
+    body.case(&named("batch norm and relu gradient", &dims), 5.0, 0, &[(dx, plane)])
+}
+
+/// The loss of each row, and the logarithm of its sum of exponentials.
+fn cross_entropy(dims: [usize; 2]) -> Case {
+    let mut body = Body::new(&dims);
+    let (x, label) = (body.plane(), body.along(&[0], DType::I64));
+    let most = body.reduce(ReduceOp::Max, x);
+    let shifted = body.b.sub(x, most);
+    let e = body.b.unary(UnaryOp::Exp, shifted);
+    let total = body.reduce(ReduceOp::Sum, e);
+    let place = body.b.coordinate(1);
+    let its = body.b.compare(CompareOp::Eq, place, label);
+    let zero = body.number(0.0);
+    let picked = body.b.select(its, x, zero);
+    let score = body.reduce(ReduceOp::Sum, picked);
+    let log = body.b.unary(UnaryOp::Log, total);
+    let log = body.b.add(log, most);
+    let loss = body.b.sub(log, score);
+    let store = body.kept(&[0], F32);
+    body.case(&named("cross-entropy", &dims), 25.0, 1, &[(loss, store.clone()), (log, store)])
+}
+
+/// Shares, less one for the label.
+fn cross_entropy_gradient(dims: [usize; 2]) -> Case {
+    let mut body = Body::new(&dims);
+    let (x, log, label) = (body.plane(), body.along(&[0], F32), body.along(&[0], DType::I64));
+    let shifted = body.b.sub(x, log);
+    let share = body.b.unary(UnaryOp::Exp, shifted);
+    let place = body.b.coordinate(1);
+    let its = body.b.compare(CompareOp::Eq, place, label);
+    let (one, zero) = (body.number(1.0), body.number(0.0));
+    let less = body.b.select(its, one, zero);
+    let rest = body.b.sub(share, less);
+    let part = body.number(1.0 / dims[0] as f64);
+    let dx = body.b.mul(rest, part);
+    let plane = Access::contiguous(F32, &dims);
+    body.case(&named("cross-entropy gradient", &dims), 24.0, 0, &[(dx, plane)])
+}
+
+/// Rows of a table. Indices are made from floats, so that they lie inside without a table of their own.
+fn gather([count, rows, width]: [usize; 3]) -> Case {
+    let dims = [count, width];
+    let mut body = Body::new(&dims);
+    let where_ = body.along(&[0], F32);
+    // Floats lie between a half and three halves.
+    let (half, size) = (body.number(0.5), body.number(rows as f64 * 0.999));
+    let share = body.b.sub(where_, half);
+    let place = body.b.mul(share, size);
+    let row = body.b.convert(place, Type::I64);
+    let row = body.b.guard(row, rows as i64);
+    let (step, column) = (body.b.int(width as i64), body.b.coordinate(1));
+    let start = body.b.mul(row, step);
+    let index = body.b.add(start, column);
+    let mut table = Access::contiguous(F32, &dims);
+    // It is reached by its index alone.
+    table.strides.fill(0);
+    table.len = rows * width;
+    body.loads.push(table);
+    let value = body.b.load_at(1, index, Type::F32);
+    let plane = Access::contiguous(F32, &dims);
+    let mut case = body.case(&format!("nest gather {count} of {rows}x{width}"), 0.0, 0, &[(value, plane)]);
+    // Only the rows that are named are read.
+    case.bytes = (4 * (2 * count * width + count)) as f64;
+    case
+}

@@ -1,0 +1,40 @@
+//! What the machine can do at most: `cargo bench -p ortrain-kernels --bench limits`.
+//!
+//! For one thread and for as many as there are cores: multiply-adds in f32 at every instruction-set level, in bfloat16
+//! where the vector units have it, and the bandwidth of working sets from the second-level cache to memory (all threads
+//! together; a set is shared between them). `THREADS=1,2` lists other numbers of threads. Each is the best of its rounds.
+#![allow(clippy::print_stdout, reason = "it is what the program is for")]
+
+use std::time::Duration;
+
+use ortrain_kernels::{Isa, Pool, limits};
+
+/// Time that a rate is measured for.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// Working sets, in KiB.
+const SETS: [usize; 7] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 192 << 10, 512 << 10];
+
+fn main() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match std::env::var("THREADS") {
+        Ok(list) => list.split(',').filter_map(|n| n.parse().ok()).collect(),
+        Err(_) if cores > 1 => vec![1, cores],
+        Err(_) => vec![1],
+    };
+    for threads in threads {
+        let pool = Pool::new(threads);
+        println!("{threads} thread(s)");
+        for isa in Isa::available() {
+            let rate = limits::flops(isa, &pool, PATIENCE);
+            println!("  f32 multiply-adds, {:8} {:>10.0} GFLOP/s", isa.name(), rate / 1e9);
+        }
+        match limits::bf16_flops(&pool, PATIENCE) {
+            Some(rate) => println!("  bfloat16 multiply-adds      {:>10.0} GFLOP/s", rate / 1e9),
+            None => println!("  bfloat16 multiply-adds            none"),
+        }
+        for kibibytes in SETS {
+            let rate = limits::bandwidth(Isa::detect(), &pool, kibibytes << 10);
+            println!("  bandwidth in {kibibytes:>6} KiB    {:>12.1} GB/s", rate / 1e9);
+        }
+    }
+}
