@@ -10,7 +10,7 @@ use ortrain_expr::Reg;
 
 use super::steps::{
     Lengths, Matrix, Sizes, factor, given_state, input_gradients, input_products, load_state, lower_nothing,
-    or_zero, output, product, product_with_states, temp, where_held,
+    or_zero, output, product, product_with_states, spaced, temp, turned, where_held,
 };
 use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
 use crate::OpError;
@@ -72,6 +72,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     let products = input_products(cx, &sizes, Some((B, parts)))?;
     let bias = cx.has(B).then(|| Matrix::broadcast(cx.input(B)).at_column(sizes.rows));
     let r = Matrix::rows(cx.input(R), hidden);
+    let r = turned(cx, r, &sizes)?;
     let mut state = given_state(cx, H0, &sizes);
     if sizes.steps == 0 {
         return lower_nothing(cx, &[1], &[state], &sizes);
@@ -81,11 +82,14 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     for step in 0..sizes.steps {
         let row = step * batch;
         let is_last = step + 1 == sizes.steps;
-        let next = (!is_last).then(|| factor(cx, "hidden", batch, hidden));
+        let seen = all.map(|all| all.at_row(row));
+        // A state that is a result as it is needs no place of its own.
+        let kept_state = seen.filter(|_| !lengths.are_given());
+        let new_state = (!is_last && kept_state.is_none()).then(|| factor(cx, "hidden", batch, hidden));
         let values = [
-            next.map(|next| (next, Value::State)),
+            new_state.map(|next| (next, Value::State)),
             last.filter(|_| is_last).map(|last| (last, Value::State)),
-            all.map(|all| (all.at_row(row), Value::Seen)),
+            seen.map(|seen| (seen, Value::Seen)),
         ];
         let targets = Targets {
             values: values.into_iter().flatten().collect(),
@@ -97,7 +101,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             let recurrent = match state {
                 Some(h) => {
                     let sums = temp(cx, "gates", batch, sizes.rows);
-                    product(cx, (batch, sizes.rows, hidden), h, r.transposed(), |cx, nest, mut value| {
+                    product(cx, (batch, sizes.rows, hidden), h, r, |cx, nest, mut value| {
                         if let Some(bias) = bias {
                             let bias = bias.load(cx, nest);
                             value = nest.b.add(value, bias);
@@ -146,14 +150,14 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             match state {
                 Some(h) => {
                     let shape = (batch, 2 * hidden, hidden);
-                    product(cx, shape, h, r.transposed(), |cx, nest, value| apply(cx, nest, value))?;
+                    product(cx, shape, h, r, |cx, nest, value| apply(cx, nest, value))?;
                     let mut nest = cx.nest(&[batch, hidden], 0);
                     let reset = gates.at_column(RESET * hidden).load(cx, &mut nest);
                     let before = h.load(cx, &mut nest);
                     let value = nest.b.mul(reset, before);
                     reset_state.store(cx, &mut nest, value);
                     cx.step(nest.map())?;
-                    let r = r.at_row(NEW * hidden).transposed();
+                    let r = r.at_column(NEW * hidden);
                     product(cx, (batch, hidden, hidden), reset_state, r, |cx, nest, value| {
                         finish(cx, nest, value);
                     })?;
@@ -170,7 +174,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                 }
             }
         }
-        state = next;
+        state = kept_state.or(new_state);
     }
     Ok(())
 }
@@ -223,14 +227,14 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
 
     // The gradients of what the gates' activations are applied to, and of what the state is multiplied with: they differ
     // in the new gate where the reset gate stands behind the product.
-    let of_input = factor(cx, "of_gates", sizes.all(), sizes.rows);
+    let of_input = spaced(cx, "of_gates", sizes.all(), sizes.rows);
     let of_state =
-        if own.linear_before_reset { factor(cx, "of_products", sizes.all(), sizes.rows) } else { of_input };
+        if own.linear_before_reset { spaced(cx, "of_products", sizes.all(), sizes.rows) } else { of_input };
     for step in (0..sizes.steps).rev() {
         let row = step * batch;
         let result =
             if step > 0 { Some(temp(cx, "of_hidden", batch, hidden)) } else { output(cx, 4, hidden) };
-        let of_step = factor(cx, "of_products_of_step", batch, sizes.rows);
+        let of_step = of_state.at_row(row);
         let kept_part = temp(cx, "of_hidden_kept", batch, hidden);
         let mut nest = cx.nest(&[batch, hidden], 0);
         let mut g = load_state(cx, &mut nest, of_next);
@@ -257,7 +261,6 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         let (of_z, of_new) = (or_zero(&mut nest, held, of_z), or_zero(&mut nest, held, of_new));
         of_input.at_row(row).at_column(Z * hidden).store(cx, &mut nest, of_z);
         of_input.at_row(row).at_column(NEW * hidden).store(cx, &mut nest, of_new);
-        of_step.at_column(Z * hidden).store(cx, &mut nest, of_z);
         kept_part.store(cx, &mut nest, kept);
         let gate_slope = |nest: &mut NestBuilder, of_reset: Reg, reset: Reg| {
             let slope = own.gate(0).slope(&mut nest.b, reset);
@@ -277,9 +280,6 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             let of_taken = nest.b.mul(of_new, reset);
             of_input.at_row(row).at_column(RESET * hidden).store(cx, &mut nest, of_reset);
             for (gate, value) in [(Z, of_z), (RESET, of_reset), (NEW, of_taken)] {
-                of_state.at_row(row).at_column(gate * hidden).store(cx, &mut nest, value);
-            }
-            for (gate, value) in [(RESET, of_reset), (NEW, of_taken)] {
                 of_step.at_column(gate * hidden).store(cx, &mut nest, value);
             }
             cx.step(nest.map())?;
@@ -290,29 +290,26 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
                 })?;
             }
         } else {
-            of_step.at_column(NEW * hidden).store(cx, &mut nest, of_new);
+            // A factor of its own: the product stores beside what it would read.
+            let new_gate = factor(cx, "of_new_gate", batch, hidden);
+            new_gate.store(cx, &mut nest, of_new);
             cx.step(nest.map())?;
             // The gradient of r * h: one part goes to r, the other to h.
-            let gates = factor(cx, "of_gates_of_step", batch, 2 * hidden);
             let sums = temp(cx, "of_hidden_reset", batch, hidden);
             let new_weights = r.at_row(NEW * hidden);
-            let new_gate = of_step.at_column(NEW * hidden);
             product(cx, (batch, hidden, hidden), new_gate, new_weights, |cx, nest, value| {
                 let reset = all_gates.at_row(row).at_column(RESET * hidden).load(cx, nest);
                 let before = load_state(cx, nest, before_step(step));
                 let of_reset = nest.b.mul(value, before);
                 let of_reset = gate_slope(nest, of_reset, reset);
-                of_input.at_row(row).at_column(RESET * hidden).store(cx, nest, of_reset);
-                gates.at_column(RESET * hidden).store(cx, nest, of_reset);
-                let of_z = of_step.at_column(Z * hidden).load(cx, nest);
-                gates.at_column(Z * hidden).store(cx, nest, of_z);
+                of_step.at_column(RESET * hidden).store(cx, nest, of_reset);
                 let through = nest.b.mul(value, reset);
                 let kept = kept_part.load(cx, nest);
                 let sum = nest.b.add(kept, through);
                 sums.store(cx, nest, sum);
             })?;
             if let Some(result) = result {
-                product(cx, (batch, hidden, 2 * hidden), gates, r, |cx, nest, value| {
+                product(cx, (batch, hidden, 2 * hidden), of_step, r, |cx, nest, value| {
                     let value = finish(cx, nest, value, sums);
                     result.store(cx, nest, value);
                 })?;

@@ -8,9 +8,10 @@
 
 use super::steps::{
     Lengths, Matrix, Sizes, column_sums, factor, given_state, input_gradients, input_products, load_state,
-    lower_nothing, or_zero, output, product, product_with_states, temp, where_held, zeros,
+    lower_nothing, or_zero, output, product, product_with_states, spaced, temp, turned, where_held, wide,
+    zeros,
 };
-use super::{Attributes, B, C0, GradInputs, H0, Kind, LENGTHS, P, R};
+use super::{Attributes, B, C0, GradInputs, H0, Kind, LENGTHS, P, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
@@ -29,6 +30,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     let products = input_products(cx, &sizes, Some((B, &[0, sizes.rows])))?;
     let r = Matrix::rows(cx.input(R), hidden);
+    let r = turned(cx, r, &sizes)?;
     let peepholes = cx.has(P).then(|| Matrix::broadcast(cx.input(P)));
     let (mut h, mut c) = (given_state(cx, H0, &sizes), given_state(cx, C0, &sizes));
     if sizes.steps == 0 {
@@ -43,7 +45,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         let arguments = match h {
             Some(h) => {
                 let sums = temp(cx, "gates", batch, sizes.rows);
-                product(cx, (batch, sizes.rows, hidden), h, r.transposed(), |cx, nest, value| {
+                product(cx, (batch, sizes.rows, hidden), h, r, |cx, nest, value| {
                     let given = products.at_row(row).load(cx, nest);
                     let sum = nest.b.add(given, value);
                     sums.store(cx, nest, sum);
@@ -52,7 +54,12 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             }
             None => products.at_row(row),
         };
-        let next = (!is_last).then(|| (factor(cx, "hidden", batch, hidden), temp(cx, "cell", batch, hidden)));
+        let [all_h, all_c] = results.map(|all| all.map(|all| all.at_row(row)));
+        // States that are results as they are need no place of their own.
+        let kept_h = all_h.filter(|_| !lengths.are_given());
+        let kept_c = all_c.filter(|_| wide(cx) == cx.dtype(X));
+        let new_h = (!is_last && kept_h.is_none()).then(|| factor(cx, "hidden", batch, hidden));
+        let new_c = (!is_last && kept_c.is_none()).then(|| temp(cx, "cell", batch, hidden));
         let mut nest = cx.nest(&[batch, hidden], 0);
         let before = (load_state(cx, &mut nest, h), load_state(cx, &mut nest, c));
         let argument = |cx: &mut Lower<'_>, nest: &mut NestBuilder, gate: usize, cell| {
@@ -89,11 +96,10 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         let after =
             (where_held(&mut nest, held, value, before.0), where_held(&mut nest, held, cell, before.1));
         let value = or_zero(&mut nest, held, value);
-        let [all_h, all_c] = results.map(|all| all.map(|all| all.at_row(row)));
         let [final_h, final_c] = finals.map(|last| last.filter(|_| is_last));
         for (target, value) in [
-            (next.map(|(h, _)| h), after.0),
-            (next.map(|(_, c)| c), after.1),
+            (new_h, after.0),
+            (new_c, after.1),
             (final_h, after.0),
             (final_c, after.1),
             (all_h, value),
@@ -109,7 +115,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             }
         }
         cx.step(nest.map())?;
-        (h, c) = (next.map(|(h, _)| h), next.map(|(_, c)| c));
+        (h, c) = (kept_h.or(new_h), kept_c.or(new_c));
     }
     Ok(())
 }
@@ -134,10 +140,9 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     let mut of_h = given_state(cx, at.arriving + 1, &sizes);
     let mut of_c = given_state(cx, at.arriving + 2, &sizes);
     // The gradients of what the gates' activations are applied to.
-    let gates = factor(cx, "of_gates", sizes.all(), sizes.rows);
+    let gates = spaced(cx, "of_gates", sizes.all(), sizes.rows);
     for step in (0..sizes.steps).rev() {
         let row = step * batch;
-        let step_gates = factor(cx, "of_gates_of_step", batch, sizes.rows);
         let [before_h, before_c] = if step > 0 {
             [4, 5].map(|_| Some(temp(cx, "of_state", batch, hidden)))
         } else {
@@ -197,9 +202,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         let held = lengths.hold(cx, &mut nest, step);
         for (gate, value) in [(I, of_i), (O, of_o), (F, of_f), (C, of_g)] {
             let value = or_zero(&mut nest, held, value);
-            for target in [step_gates, gates.at_row(row)] {
-                target.at_column(gate * hidden).store(cx, &mut nest, value);
-            }
+            gates.at_row(row).at_column(gate * hidden).store(cx, &mut nest, value);
         }
         if let Some(target) = before_c {
             let value = where_held(&mut nest, held, of_last, of_cell);
@@ -207,7 +210,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         }
         cx.step(nest.map())?;
         if let Some(target) = before_h {
-            product(cx, (batch, hidden, sizes.rows), step_gates, r, |cx, nest, value| {
+            product(cx, (batch, hidden, sizes.rows), gates.at_row(row), r, |cx, nest, value| {
                 let held = lengths.hold(cx, nest, step);
                 let after = load_state(cx, nest, of_h);
                 let value = where_held(nest, held, value, after);
@@ -254,7 +257,7 @@ fn peephole_gradients(
         let mut sum: Option<Matrix> = None;
         for (index, &(gate, state, rows)) in parts.iter().enumerate() {
             let to = if index + 1 == parts.len() { target } else { temp(cx, "first_step", 1, hidden) };
-            column_sums(cx, (rows, hidden), to, sum, |cx, nest| {
+            column_sums(cx, (rows, hidden), &[to], sum, |cx, nest| {
                 let (gate, state) = (gate.transposed().load(cx, nest), state.transposed().load(cx, nest));
                 nest.b.mul(gate, state)
             })?;

@@ -2,7 +2,7 @@
 
 use super::steps::{
     Lengths, Matrix, Sizes, factor, given_state, input_gradients, input_products, load_state, lower_nothing,
-    or_zero, output, product, product_with_states, temp, where_held,
+    or_zero, output, product, product_with_states, spaced, temp, turned, where_held,
 };
 use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
 use crate::OpError;
@@ -13,6 +13,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     let products = input_products(cx, &sizes, Some((B, &[0, sizes.rows])))?;
     let r = Matrix::rows(cx.input(R), sizes.hidden);
+    let r = turned(cx, r, &sizes)?;
     let mut state = given_state(cx, H0, &sizes);
     if sizes.steps == 0 {
         return lower_nothing(cx, &[1], &[state], &sizes);
@@ -40,7 +41,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         };
         match state {
             Some(h) => {
-                product(cx, (sizes.batch, sizes.hidden, sizes.hidden), h, r.transposed(), finish)?;
+                product(cx, (sizes.batch, sizes.hidden, sizes.hidden), h, r, finish)?;
             }
             None => {
                 let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
@@ -64,10 +65,9 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     let of_all = given_state(cx, at.arriving, &sizes);
     let mut of_next = given_state(cx, at.arriving + 1, &sizes);
     // The gradient of what the activation is applied to.
-    let gates = factor(cx, "gates", sizes.all(), sizes.rows);
+    let gates = spaced(cx, "gates", sizes.all(), sizes.rows);
     for step in (0..sizes.steps).rev() {
         let row = step * sizes.batch;
-        let own_gates = factor(cx, "gates_of_step", sizes.batch, sizes.rows);
         let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
         let mut g = load_state(cx, &mut nest, of_next);
         if let Some(of_all) = of_all {
@@ -79,7 +79,6 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         let gate = nest.b.mul(g, slope);
         let held = lengths.hold(cx, &mut nest, step);
         let gate = or_zero(&mut nest, held, gate);
-        own_gates.store(cx, &mut nest, gate);
         gates.at_row(row).store(cx, &mut nest, gate);
         cx.step(nest.map())?;
         let result = if step > 0 {
@@ -89,7 +88,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         };
         if let Some(result) = result {
             let shape = (sizes.batch, sizes.hidden, sizes.rows);
-            product(cx, shape, own_gates, r, |cx, nest, value| {
+            product(cx, shape, gates.at_row(row), r, |cx, nest, value| {
                 let held = lengths.hold(cx, nest, step);
                 let after = load_state(cx, nest, of_next);
                 let value = where_held(nest, held, value, after);

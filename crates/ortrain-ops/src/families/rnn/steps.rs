@@ -1,7 +1,7 @@
 //! What the nets' lowerings share: matrices within buffers, products, states, and the gradients of weights.
 
 use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Type};
-use ortrain_graph::DType;
+use ortrain_graph::{DType, Tensor};
 use ortrain_program::BufferId;
 
 use super::{Kind, R, X};
@@ -32,7 +32,7 @@ impl Sizes {
 }
 
 /// A matrix in a buffer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Matrix {
     buffer: BufferId,
     offset: usize,
@@ -87,6 +87,26 @@ pub(super) fn wide(cx: &Lower<'_>) -> DType {
     if cx.dtype(X) == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
+/// Elements between the end of a row and the next, of matrices that are multiplied step by step: rows a multiple of a
+/// page apart get into each other's way in the caches.
+const GAP: usize = 16;
+
+/// Steps and rows of a batch from which the weights of the state are turned, so that products read them as they lie.
+const TURNED: (usize, usize) = (16, 9);
+
+/// The transpose of the weights of the state, `[hidden, rows]`: a matrix of its own where it is used often enough.
+pub(super) fn turned(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Matrix, OpError> {
+    if sizes.steps < TURNED.0 || sizes.batch < TURNED.1 {
+        return Ok(r.transposed());
+    }
+    let result = spaced(cx, "turned_weights", sizes.hidden, sizes.rows);
+    let mut nest = cx.nest(&[sizes.hidden, sizes.rows], 0);
+    let value = r.transposed().load(cx, &mut nest);
+    result.store(cx, &mut nest, value);
+    cx.step(nest.map())?;
+    Ok(result)
+}
+
 /// A matrix of something in between, of the type that is computed in.
 pub(super) fn temp(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
     let dtype = wide(cx);
@@ -97,6 +117,11 @@ pub(super) fn temp(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) ->
 pub(super) fn factor(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
     let dtype = cx.dtype(X);
     Matrix::rows(cx.temp(name, dtype, rows * width), width)
+}
+
+/// The same with a gap behind each row.
+pub(super) fn spaced(cx: &mut Lower<'_>, name: &str, rows: usize, width: usize) -> Matrix {
+    factor(cx, name, rows, width + GAP)
 }
 
 /// Emits `a b` (of `m x k` and `k x n`), of which `finish` makes the results.
@@ -127,6 +152,11 @@ impl Lengths {
         }
         cx.guard_up_to(input, sizes.steps)?;
         Ok(Lengths(Some(cx.input(input))))
+    }
+
+    /// Whether there are any.
+    pub(super) fn are_given(self) -> bool {
+        self.0.is_some()
     }
 
     /// Whether a step lies within a row's sequence, in a nest over `[batch, ..]`; `None`: it does in every row.
@@ -164,9 +194,11 @@ pub(super) fn load_state(cx: &Lower<'_>, nest: &mut NestBuilder, state: Option<M
     }
 }
 
-/// A state that is given as an input.
+/// A state that is given as an input, unless it is known to be zero.
 pub(super) fn given_state(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Option<Matrix> {
-    cx.has(input).then(|| Matrix::rows(cx.input(input), sizes.hidden))
+    let is_zero = |state: &Tensor| state.to_f64().into_iter().all(|value| value == 0.0);
+    let is_given = cx.has(input) && !cx.constant(input).is_some_and(is_zero);
+    is_given.then(|| Matrix::rows(cx.input(input), sizes.hidden))
 }
 
 /// An output of rows of `width` elements, if it is used.
@@ -285,8 +317,15 @@ pub(super) fn input_gradients(
         })?;
     }
     if let Some(result) = output(cx, 3, 2 * sizes.rows) {
-        for (column, gradient) in [(0, of_input), (sizes.rows, of_state)] {
-            column_sums(cx, (sizes.all(), sizes.rows), result.at_column(column), None, |cx, nest| {
+        let (of_w, of_r) = (result, result.at_column(sizes.rows));
+        // Both biases are added to the same sums, unless a gate stands between them.
+        let parts: &[(Matrix, &[Matrix])] = if of_input == of_state {
+            &[(of_input, &[of_w, of_r])]
+        } else {
+            &[(of_input, &[of_w]), (of_state, &[of_r])]
+        };
+        for &(gradient, targets) in parts {
+            column_sums(cx, (sizes.all(), sizes.rows), targets, None, |cx, nest| {
                 gradient.transposed().load(cx, nest)
             })?;
         }
@@ -294,11 +333,12 @@ pub(super) fn input_gradients(
     Ok(())
 }
 
-/// Emits sums over the rows of what `term` computes in a nest over `[columns, rows]`, on top of a sum made before.
+/// Emits sums over the rows of what `term` computes in a nest over `[columns, rows]`, on top of a sum made before. All
+/// of the results are the same.
 pub(super) fn column_sums<'a>(
     cx: &mut Lower<'a>,
     (rows, columns): (usize, usize),
-    result: Matrix,
+    results: &[Matrix],
     before: Option<Matrix>,
     term: impl FnOnce(&mut Lower<'a>, &mut NestBuilder) -> Reg,
 ) -> Result<(), OpError> {
@@ -309,6 +349,8 @@ pub(super) fn column_sums<'a>(
         let before = Matrix { strides: [before.strides[1], 0], ..before }.load(cx, &mut nest);
         sum = nest.b.add(before, sum);
     }
-    Matrix { strides: [result.strides[1], 0], ..result }.store(cx, &mut nest, sum);
+    for &result in results {
+        Matrix { strides: [result.strides[1], 0], ..result }.store(cx, &mut nest, sum);
+    }
     cx.step(nest.reduction())
 }
