@@ -268,6 +268,8 @@ impl ProgramBuilder {
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
+        fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
+        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         fuse::fuse(&mut self.instructions, &self.buffers, &inputs, &outputs);
         self.planned(inputs, outputs)
     }

@@ -10,6 +10,7 @@
 //! Every pass goes over the instructions once, in order, so the same program is always fused in the same way.
 
 mod embed;
+mod late_sums;
 mod lives;
 mod order;
 mod splice;
@@ -27,6 +28,7 @@ use crate::builder::align;
 use crate::cost::{is_gathered, weight};
 use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, Step, is_work};
 use embed::Embedding;
+pub(crate) use late_sums::sum_late;
 use lives::Lives;
 pub(crate) use order::{order, remove_unused};
 pub(crate) use splice::with_constants;

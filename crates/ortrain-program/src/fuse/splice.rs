@@ -28,14 +28,14 @@ fn reloaded(b: &mut Builder, value: Reg, stored: DType, ty: Type) -> Reg {
 }
 
 /// Whether both accesses reach the same elements over a space.
-fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
+pub(super) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
     a.offset == b.offset
         && a.dtype == b.dtype
         && dims.iter().zip(a.strides.iter().zip(&b.strides)).all(|(&dim, (x, y))| dim == 1 || x == y)
 }
 
 /// Whether an access surely reaches another element at every point.
-fn is_injective(access: &Access, dims: &[usize]) -> bool {
+pub(super) fn is_injective(access: &Access, dims: &[usize]) -> bool {
     let axes = dims.iter().zip(&access.strides).filter(|&(&dim, _)| dim > 1);
     let mut axes: Vec<(usize, usize)> = axes.map(|(&dim, &stride)| (stride.unsigned_abs(), dim)).collect();
     axes.sort_unstable();

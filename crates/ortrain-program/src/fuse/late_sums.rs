@@ -1,0 +1,164 @@
+//! Sums at given rows that go straight to where they are gathered.
+//!
+//! The gradient of an embedding is zeros with sums at a few rows, and it is added to what was gathered before. Said like
+//! that it takes three passes over all rows. Here the sums go past every map that does nothing but add their target to
+//! something, and are made in the result of that map: only rows that are used are touched.
+
+use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
+
+use super::splice::{is_injective, same, with_constants};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScatterAdd, Step, is_work};
+
+/// Moves sums behind the maps that read their targets, one map after the other.
+pub(crate) fn sum_late(
+    instructions: &mut Vec<Instruction>,
+    buffers: &[Buffer],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) {
+    let mut at = 0;
+    while at < instructions.len() {
+        if let Some(moved) = moved(instructions, buffers, inputs, outputs, at) {
+            *instructions = moved;
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// The instructions with the sums at `at` behind the maps that read them, if that is all that becomes of them.
+fn moved(
+    instructions: &[Instruction],
+    buffers: &[Buffer],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+    at: usize,
+) -> Option<Vec<Instruction>> {
+    let Instruction { step: Step::ScatterAdd(sums), entries, .. } = &instructions[at] else { return None };
+    let target = sums.target;
+    let buffer = |id: BufferId| &buffers[id.0 as usize];
+    let in_a_plane = |id: BufferId| matches!(buffer(id).place, Place::Plane(..));
+    if !is_work(buffers, target)
+        || !matches!(buffer(target).dtype, DType::F32 | DType::F64)
+        || inputs.contains(&target)
+        || outputs.contains(&target)
+        || in_a_plane(sums.source)
+        || in_a_plane(sums.index)
+        // The source is needed for longer, and the target no more: that must be no loss.
+        || buffer(sums.source).bytes() > buffer(target).bytes()
+    {
+        return None;
+    }
+    let mut starts_at_zero = true;
+    let mut seen = Entries::NONE;
+    let mut readers: Vec<usize> = Vec::new();
+    for (index, other) in instructions.iter().enumerate().filter(|&(index, _)| index != at) {
+        if other.step.writes().contains(&target) {
+            if index > at {
+                return None;
+            }
+            starts_at_zero &= matches!(&other.step, Step::Map(map) if is_zero(map));
+        }
+        if other.step.reads().contains(&target) {
+            let Step::Map(map) = &other.step else { return None };
+            let goes_along =
+                entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
+            if index < at || !goes_along || !only_adds(map, target, buffers) {
+                return None;
+            }
+            seen = seen.or(other.entries);
+            readers.push(index);
+        }
+    }
+    let between = &instructions[at + 1..=*readers.last()?];
+    if between.iter().any(|other| other.step.writes().iter().any(|id| [sums.source, sums.index].contains(id)))
+    {
+        return None;
+    }
+    let mut result = Vec::with_capacity(instructions.len() + readers.len());
+    for (index, instruction) in instructions.iter().enumerate() {
+        match &instruction.step {
+            _ if index == at => {}
+            Step::Map(map) if readers.contains(&index) => {
+                let rest = if starts_at_zero { without(map, target)? } else { Some(map.clone()) };
+                result.extend(rest.map(|map| Instruction { step: Step::Map(map), ..instruction.clone() }));
+                let step = Step::ScatterAdd(ScatterAdd { target: map.writes[0], ..sums.clone() });
+                let (entries, node) = (instruction.entries, instructions[at].node.clone());
+                result.push(Instruction { step, entries, node });
+            }
+            _ => result.push(instruction.clone()),
+        }
+    }
+    Some(result)
+}
+
+/// Whether a map fills its results with zeros.
+fn is_zero(map: &Loop) -> bool {
+    let expr = &map.nest.expr;
+    let zero = |reg: &Reg| match expr.insts()[usize::from(reg.0)].0 {
+        Inst::Const(value) => value.to_f64() == 0.0,
+        _ => false,
+    };
+    expr.outputs().iter().all(zero)
+}
+
+/// The load that reads a buffer, if it is one.
+fn load_of(map: &Loop, id: BufferId) -> Option<usize> {
+    let mut slots = (0..map.reads.len()).filter(|&slot| map.reads[slot] == id);
+    slots.next().filter(|_| slots.next().is_none())
+}
+
+/// Whether a map stores, element by element, a buffer or the sum of it and something else.
+fn only_adds(map: &Loop, target: BufferId, buffers: &[Buffer]) -> bool {
+    let (Some(slot), &[to], [store]) =
+        (load_of(map, target), map.writes.as_slice(), map.nest.stores.as_slice())
+    else {
+        return false;
+    };
+    let (load, dims, expr) = (&map.nest.loads[slot], &map.nest.dims, &map.nest.expr);
+    let (from, to) = (&buffers[target.0 as usize], &buffers[to.0 as usize]);
+    let elements: usize = dims.iter().product();
+    if !same(load, store, dims)
+        || !is_injective(load, dims)
+        || elements != from.len
+        || (from.len, from.dtype) != (to.len, to.dtype)
+        || expr.can_fail()
+    {
+        return false;
+    }
+    let reads = |inst: &Inst| matches!(*inst, Inst::Load(s) | Inst::LoadAt(s, _) if usize::from(s) == slot);
+    let depends = |reg: Reg| {
+        let needed = expr.needed_by(&[reg]);
+        expr.insts().iter().zip(needed).any(|((inst, _), needed)| needed && reads(inst))
+    };
+    let mut reg = expr.outputs()[0];
+    loop {
+        match expr.insts()[usize::from(reg.0)] {
+            (Inst::Load(s), ty) => return usize::from(s) == slot && ty == Type::of(from.dtype),
+            (Inst::Binary(BinaryOp::Add, a, b), _) => {
+                reg = match (depends(a), depends(b)) {
+                    (true, false) => a,
+                    (false, true) => b,
+                    _ => return false,
+                };
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// A map that reads zeros, without them. Nothing is left of one that would store what is there already. The outer
+/// `None`: it cannot be said.
+fn without(map: &Loop, zeros: BufferId) -> Option<Option<Loop>> {
+    let is_zeros = |id: &BufferId| (*id == zeros).then_some(Scalar::F64(0.0));
+    let rest = with_constants(map, 0, &map.reads.iter().map(is_zeros).collect::<Vec<_>>())?;
+    let nest = &rest.nest;
+    let stays = match nest.expr.insts()[usize::from(nest.expr.outputs()[0].0)] {
+        (Inst::Load(slot), _) => {
+            let slot = usize::from(slot);
+            rest.reads[slot] == rest.writes[0] && same(&nest.loads[slot], &nest.stores[0], &nest.dims)
+        }
+        _ => false,
+    };
+    Some((!stays).then_some(rest))
+}
