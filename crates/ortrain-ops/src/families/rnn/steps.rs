@@ -92,7 +92,7 @@ pub(super) fn wide(cx: &Lower<'_>) -> DType {
 const GAP: usize = 16;
 
 /// Steps and rows of a batch from which the weights of the state are turned, so that products read them as they lie.
-const TURNED: (usize, usize) = (16, 9);
+pub(super) const TURNED: (usize, usize) = (16, 9);
 
 /// The transpose of the weights of the state, `[hidden, rows]`: a matrix of its own where it is used often enough.
 pub(super) fn turned(cx: &mut Lower<'_>, r: Matrix, sizes: &Sizes) -> Result<Matrix, OpError> {

@@ -1,5 +1,6 @@
 use ortrain_graph::{Attr, Attrs, DType, Graph, Tensor};
 
+use super::steps::TURNED;
 use super::{Attributes, Kind};
 use crate::NEWEST_OPSET;
 use crate::testing::{
@@ -61,7 +62,7 @@ impl Case {
     }
 
     fn with_lengths(mut self, lengths: &[i64]) -> Case {
-        self.inputs[4] = Some(typed(&Tensor::i64(&[BATCH], lengths), DType::I32));
+        self.inputs[4] = Some(typed(&Tensor::i64(&[lengths.len()], lengths), DType::I32));
         self
     }
 
@@ -428,6 +429,55 @@ fn a_single_step_and_none() {
             }
             let every: Vec<usize> = (0..case.outputs()).collect();
             check_gradients(&graph, &case.given(), &case.targets()[1..], &every);
+        }
+    }
+}
+
+/// Rows of a batch, from the axis in the middle.
+fn rows_of(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
+    let &[first, batch, last] = tensor.dims() else { panic!("three axes") };
+    let elements = tensor.to_f64();
+    let row = |k: usize, row: usize| &elements[(k * batch + row) * last..][..last];
+    let some: Vec<f64> =
+        (0..first).flat_map(|k| rows.clone().flat_map(move |r| row(k, r))).copied().collect();
+    f64s(&[first, rows.len(), last], &some)
+}
+
+/// Of long sequences in large batches the weights of the state are turned; of few rows at a time they are not.
+#[test]
+fn turned_weights_give_the_same() {
+    let (steps, batch, few) = (TURNED.0 + 1, 4 * TURNED.1, TURNED.1 - 1);
+    let gru = Case::new(Kind::Gru).with("linear_before_reset", 1i64);
+    for (case, with_lengths) in [Case::new(Kind::Rnn), Case::new(Kind::Gru), gru, Case::new(Kind::Lstm)]
+        .into_iter()
+        .flat_map(|case| [(case.clone(), false), (case, true)])
+    {
+        let lengths: Vec<i64> = (0..batch).map(|row| (row % (steps + 1)) as i64).collect();
+        let mut whole = case.with_biases();
+        whole.inputs[0] = Some(spread(&[steps, batch, INPUT], 1));
+        for k in whole.kind.states() {
+            whole.inputs[k] = Some(spread(&[1, batch, HIDDEN], 5 + k as u32));
+        }
+        if with_lengths {
+            whole = whole.with_lengths(&lengths);
+        }
+        let want = run(&whole.graph(), &whole.given()).expect("it runs");
+        for start in (0..batch).step_by(few) {
+            let rows = start..(start + few).min(batch);
+            let mut part = whole.clone();
+            for k in std::iter::once(0).chain(whole.kind.states()) {
+                part.inputs[k] = whole.inputs[k].as_ref().map(|tensor| rows_of(tensor, rows.clone()));
+            }
+            if with_lengths {
+                part = part.with_lengths(&lengths[rows.clone()]);
+            }
+            let got = run(&part.graph(), &part.given()).expect("it runs");
+            for (got, want) in got.iter().zip(&want) {
+                let dims: Vec<usize> = want.dims().iter().copied().filter(|&dim| dim != 1).collect();
+                let dims = if dims.len() == 2 { vec![1, dims[0], dims[1]] } else { dims };
+                let want = rows_of(&f64s(&dims, &want.to_f64()), rows.clone());
+                assert_close(&f64s(want.dims(), &got.to_f64()), &want, ROUNDING);
+            }
         }
     }
 }
