@@ -871,7 +871,7 @@ impl<'a> Draft<'a> {
         let mut group: Vec<Op> = Vec::new();
         while !rest.is_empty() {
             let mut later = Vec::new();
-            for op in rest {
+            for op in std::mem::take(&mut rest) {
                 if !native::takes(&op, &context) && ready(&op, &missing) {
                     missing.retain(|&place| place != op.d);
                     done.push(op);
@@ -879,13 +879,20 @@ impl<'a> Draft<'a> {
                     later.push(op);
                 }
             }
-            rest = Vec::new();
-            for op in later {
-                if native::takes(&op, &context) && ready(&op, &missing) {
-                    missing.retain(|&place| place != op.d || !op.kind.makes());
-                    group.push(op);
-                } else {
-                    rest.push(op);
+            // Of single values first, which tiles may need; never both in one function.
+            for one in [true, false] {
+                rest = Vec::new();
+                for op in std::mem::take(&mut later) {
+                    if op.one == one && native::takes(&op, &context) && ready(&op, &missing) {
+                        missing.retain(|&place| place != op.d || !op.kind.makes());
+                        group.push(op);
+                    } else {
+                        rest.push(op);
+                    }
+                }
+                if one {
+                    self.close(std::mem::take(&mut group), &context, &mut done);
+                    later = std::mem::take(&mut rest);
                 }
             }
             if !rest.is_empty() {
@@ -914,7 +921,7 @@ impl<'a> Draft<'a> {
         if let Some(group) = Group::new(&list, context, lanes_of) {
             let kind = Kind::Native(self.groups.len() as u16);
             self.groups.push(group);
-            done.push(Op { kind, one: false, d: 0, a: [0; 3], ones: [false; 3] });
+            done.push(Op { kind, one: list[0].one, d: 0, a: [0; 3], ones: [false; 3] });
         } else if list.len() == 1 {
             done.extend(list);
         } else {

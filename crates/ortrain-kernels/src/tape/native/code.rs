@@ -50,7 +50,11 @@ pub(in crate::tape) struct Context<'a> {
 
 /// Whether a group may have an operation.
 pub(in crate::tape) fn takes(op: &Op, context: &Context<'_>) -> bool {
-    if op.one || context.isa == Isa::PORTABLE {
+    if context.isa == Isa::PORTABLE {
+        return false;
+    }
+    // Of values that are the same for all indices, those that are numbers.
+    if op.one && !matches!(op.kind, Kind::Unary(..) | Kind::Binary(_, Type::F32)) {
         return false;
     }
     match op.kind {
@@ -196,6 +200,7 @@ impl Making<'_> {
         self.group.writes.push(place);
         let effect = match (self.context.sizes)(place) {
             Size::Tile(Type::Bool) => Effect::Truths(place, value),
+            Size::One => Effect::One(place, value),
             _ => Effect::Tile(place, value),
         };
         self.group.lanes.effects.push(effect);

@@ -35,6 +35,7 @@ const END: u8 = 1;
 const MOVE: Opcode = opcode(0, 1, 0x28);
 const LOAD: Opcode = opcode(0, 1, 0x10);
 const STORE: Opcode = opcode(0, 1, 0x11);
+const STORE_ONE: Opcode = opcode(2, 1, 0x11);
 const MASKED_LOAD: Opcode = opcode(1, 2, 0x2c);
 const MASKED_STORE: Opcode = opcode(1, 2, 0x2e);
 const BROADCAST: Opcode = opcode(1, 2, 0x18);
@@ -704,6 +705,11 @@ impl<'a> Body<'a> {
         let (register, new) = self.register(asm, value)?;
         match effect {
             Effect::Tile(place, _) => asm.vector(STORE, register, 0, self.in_frame(place, 2), plain),
+            Effect::One(place, _) => {
+                let to =
+                    Rm::Memory { base: FRAME, scale: None, displacement: (self.plan.place)(place) as i32 };
+                asm.vector_of(Length::Bits128, STORE_ONE, register, 0, to, plain);
+            }
             Effect::There(pointer, _) => {
                 let to = self.there(asm, pointer);
                 match (self.end, wide) {

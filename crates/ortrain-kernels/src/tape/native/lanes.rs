@@ -90,6 +90,8 @@ pub(super) enum Set {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Effect {
     Tile(Place, Value),
+    /// Of a single index.
+    One(Place, Value),
     Truths(Place, Value),
     There(u8, Value),
     /// What a fold comes to.
@@ -108,6 +110,7 @@ impl Effect {
     pub(super) fn value(self) -> Value {
         match self {
             Effect::Tile(_, value)
+            | Effect::One(_, value)
             | Effect::Truths(_, value)
             | Effect::There(_, value)
             | Effect::Sum(_, value) => value,
