@@ -95,6 +95,7 @@ OTHERS = {
         torch("torch-channels-last", "channels-last", stays_out=without_images),
         torch("torch-compile", "compile"),
         torch("torch-bf16", "bf16"),
+        torch("torch-bf16-channels-last", "bf16+channels-last", stays_out=without_images),
         Peer("jax", ("with_jax.py",), environments.jax),
     ]
 }
