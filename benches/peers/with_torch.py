@@ -65,7 +65,7 @@ def main() -> None:
                 loss = F.cross_entropy(forward(x), labels)
             loss.backward()
             optimizer.step()
-            return float(loss)
+            return float(loss.item())
 
         def gradients() -> dict[str, float]:
             return {name: float(weights[name].grad.norm()) for name in settings["trainable"]}
