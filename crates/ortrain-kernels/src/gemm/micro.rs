@@ -1,5 +1,7 @@
 //! What a micro-kernel is.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use crate::isa::prefetch;
 use crate::isa::{Isa, Kind, Level};
 use crate::tape::number::Number;
 
@@ -65,6 +67,12 @@ macro_rules! micro_kernel {
             // SAFETY: the caller's contract: all elements named by the strides are there.
             unsafe {
                 let mut sums = [[$zero(); V]; M];
+                // The results are there when the sums are made.
+                for i in 0..M {
+                    (0..V).for_each(|v| {
+                        prefetch(c.wrapping_offset(i as isize * c_row).wrapping_add(v * $lanes))
+                    });
+                }
                 for _ in 0..k {
                     let mut line = [$zero(); V];
                     for (v, line) in line.iter_mut().enumerate() {
@@ -91,10 +99,14 @@ macro_rules! micro_kernel {
     };
 }
 
-/// A micro-kernel of dot products, of `M` lines with `N` lines.
+/// A micro-kernel of dot products, of `M` lines with `N` lines, `$width` at most. `$join` adds up the lanes of so many
+/// sums, as trees, each to the first lane of its share of a register.
 #[cfg(target_arch = "x86_64")]
 macro_rules! dots_kernel {
-    ($name:ident, $features:literal, $t:ty, $lanes:literal, $zero:ident, $load:ident, $store:ident, $fma:ident) => {
+    (
+        $name:ident, $features:literal, $t:ty, $lanes:literal, $width:literal,
+        $zero:ident, $load:ident, $store:ident, $fma:ident, $join:ident
+    ) => {
         /// # Safety
         /// The contract of [`super::micro::RunDots`].
         #[target_feature(enable = $features)]
@@ -125,26 +137,32 @@ macro_rules! dots_kernel {
                         }
                     }
                 }
-                for (i, sums) in sums.into_iter().enumerate() {
-                    let a = a.wrapping_offset(i as isize * a_line);
-                    for (j, sum) in sums.into_iter().enumerate() {
-                        let b = b.wrapping_offset(j as isize * b_line);
+                if whole < k {
+                    let rest = |line: *const $t| {
                         let mut lanes: [$t; $lanes] = [0.0; $lanes];
-                        $store(lanes.as_mut_ptr(), sum);
-                        for p in whole..k {
-                            let (x, y) = (a.wrapping_add(p), b.wrapping_add(p));
-                            let lane = &mut lanes[p - whole];
-                            *lane = x.read_unaligned().mul_add(y.read_unaligned(), *lane);
+                        (whole..k).for_each(|p| lanes[p - whole] = line.add(p).read_unaligned());
+                        $load(lanes.as_ptr())
+                    };
+                    let mut lines = [$zero(); N];
+                    for (j, line) in lines.iter_mut().enumerate() {
+                        *line = rest(b.wrapping_offset(j as isize * b_line));
+                    }
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let x = rest(a.wrapping_offset(i as isize * a_line));
+                        for (sum, &y) in sums.iter_mut().zip(&lines) {
+                            *sum = $fma(x, y, *sum);
                         }
-                        let mut width = $lanes / 2;
-                        while width > 0 {
-                            for lane in 0..width {
-                                lanes[lane] += lanes[lane + width];
-                            }
-                            width /= 2;
-                        }
+                    }
+                }
+                for (i, sums) in sums.into_iter().enumerate() {
+                    let mut some = [$zero(); $width];
+                    some[..N].copy_from_slice(&sums);
+                    let mut lanes: [$t; $lanes] = [0.0; $lanes];
+                    $store(lanes.as_mut_ptr(), $join(some));
+                    for j in 0..N {
+                        let sum = lanes[j * $lanes / $width];
                         let c = c.wrapping_offset(i as isize * c_row + j as isize * c_col);
-                        c.write_unaligned(if add { c.read_unaligned() + lanes[0] } else { lanes[0] });
+                        c.write_unaligned(if add { c.read_unaligned() + sum } else { sum });
                     }
                 }
             }
@@ -158,7 +176,6 @@ macro_rules! rows {
     ($name:ident, $v:literal, $($m:literal)*) => { &[$($name::<$m, $v>),*] };
 }
 
-#[cfg(target_arch = "x86_64")]
 /// The functions of a micro-kernel of dot products.
 #[cfg(target_arch = "x86_64")]
 macro_rules! dots {

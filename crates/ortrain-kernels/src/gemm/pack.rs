@@ -5,7 +5,7 @@ use std::any::TypeId;
 use ortrain_expr::DType;
 
 use super::micro::Real;
-use crate::isa::{Isa, Level, Work};
+use crate::isa::{Isa, Level, Work, prefetch};
 use crate::tape::number::{Brain, Half, Stored};
 
 /// A block of a matrix as packing sees it: `lines` run across the panels (rows of A, columns of B), `depth` is k.
@@ -29,6 +29,8 @@ struct Pack<S: Stored> {
 /// Depths of which lines that lie side by side are copied for all panels, before the next ones: whole cache lines are
 /// read in order.
 const SLICE: usize = 8;
+/// Elements of a line that are asked for ahead.
+const AHEAD: usize = 64;
 
 impl<S: Stored> Pack<S> {
     /// Lines from line `first` on at depth `p`.
@@ -47,6 +49,9 @@ impl<S: Stored> Pack<S> {
             for slice in (0..depth).step_by(SLICE) {
                 for first in (0..whole).step_by(PANEL) {
                     for p in slice..depth.min(slice + SLICE) {
+                        // Lines of the next slice: a page apart, they are nothing that the machine expects.
+                        let ahead = self.from(first, p + SLICE);
+                        (0..PANEL).step_by(64 / size_of::<S>()).for_each(|i| prefetch(ahead.wrapping_add(i)));
                         // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
                         // room for whole panels (contract of `pack`).
                         unsafe {
@@ -58,7 +63,8 @@ impl<S: Stored> Pack<S> {
             }
         } else {
             for first in (0..whole).step_by(PANEL) {
-                let turned = if depth_step == 1 { self.turn::<L, PANEL>(first, to(first, 0)) } else { 0 };
+                let turned =
+                    if depth_step == 1 { self.turn::<L, PANEL>((first, PANEL), to(first, 0)) } else { 0 };
                 for p in turned..depth {
                     for i in 0..PANEL {
                         // SAFETY: as above.
@@ -83,35 +89,44 @@ impl<S: Stored> Pack<S> {
             if line_step == 1 {
                 (0..depth).for_each(|p| (0..rest).for_each(|i| one(i, p)));
             } else {
-                (0..rest).for_each(|i| (0..depth).for_each(|p| one(i, p)));
+                let turned =
+                    if depth_step == 1 { self.turn::<L, PANEL>((whole, rest), to(whole, 0)) } else { 0 };
+                (0..rest).for_each(|i| (turned..depth).for_each(|p| one(i, p)));
             }
         }
     }
 
-    /// Packs a whole panel whose depths lie side by side in little squares; returns how many depths that are.
+    /// Packs lines of a panel whose depths lie side by side in little squares; returns how many depths that are.
     #[inline(always)]
-    fn turn<L: Level, const PANEL: usize>(&self, first: usize, to: *mut S::Computed) -> usize {
+    fn turn<L: Level, const PANEL: usize>(
+        &self,
+        (first, lines): (usize, usize),
+        to: *mut S::Computed,
+    ) -> usize {
         let Block { line_step, depth, .. } = self.block;
         // SAFETY: as in `panels`: squares lie in the block and in the panel; the last ones of a panel may overlap.
         unsafe {
-            if TypeId::of::<S>() == TypeId::of::<f32>() && PANEL >= 8 {
-                let whole = depth - depth % 8;
-                for p in (0..whole).step_by(8) {
-                    for i in (0..PANEL).step_by(8) {
-                        let i = i.min(PANEL - 8);
+            if TypeId::of::<S>() == TypeId::of::<f32>() && PANEL > 4 {
+                let whole = depth - depth % 16;
+                for p in (0..whole).step_by(16) {
+                    for i in (0..lines).step_by(16) {
                         let to = to.add(p * PANEL + i).cast::<f32>();
-                        L::turn8(self.from(first + i, p).cast(), line_step, to, PANEL);
+                        let count = (lines - i).min(16);
+                        for line in i..i + count {
+                            prefetch(self.from(first + line, p + AHEAD));
+                        }
+                        L::turn16(self.from(first + i, p).cast(), line_step, to, PANEL, count);
                     }
                 }
                 return whole;
             }
-            if PANEL < 4 {
+            if lines < 4 {
                 return 0;
             }
             let whole = depth - depth % 4;
             for p in (0..whole).step_by(4) {
-                for i in (0..PANEL).step_by(4) {
-                    let i = i.min(PANEL - 4);
+                for i in (0..lines).step_by(4) {
+                    let i = i.min(lines - 4);
                     turn4(self.from(first + i, p), line_step, to.add(p * PANEL + i), PANEL);
                 }
             }

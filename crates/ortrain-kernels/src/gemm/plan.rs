@@ -15,12 +15,15 @@ const DEPTH: usize = 256;
 const ROW_PANELS: usize = 16;
 /// Columns of a block.
 const COLUMNS: usize = 256;
-/// Bytes up to which an operand's packed block is kept over all of k: half of a second-level cache.
-const KEEP: usize = 1 << 20;
+/// Columns of a block where A, too long to be kept, would be packed again for the next ones.
+const MANY_COLUMNS: usize = 1024;
+/// Bytes up to which an operand's packed block is kept over all of k: packed once, it may lie behind the second-level
+/// cache.
+const KEEP: usize = 2 << 20;
 /// Bytes of B that are packed at a time for all threads.
 const SHARED: usize = 8 << 20;
 /// Multiplications of a block that make it worth a task of its own.
-const GRAIN: usize = 1 << 19;
+const GRAIN: usize = 1 << 18;
 /// Tasks that are plenty for any number of cores.
 const PLENTY: usize = 16;
 /// Fewer tasks than this are too few.
@@ -260,10 +263,25 @@ impl Shape {
             && (b.line == 1 || b.depth == 1)
             && (m * T::BYTES).saturating_mul(k) <= KEEP;
         let small = batch * m * n <= SMALL && k >= LONG;
+        let keeps = |lines: usize, depths: usize| (lines * T::BYTES).saturating_mul(depths) <= KEEP;
+        let mut cut = Cut::new(batch, m, n, k, (mr, nr));
+        if !thin && small && cut.tasks() < cut.wanted {
+            cut.parts =
+                (cut.wanted / cut.tasks().max(1)).min(k / LONG).min(PARTIAL / (batch * m * n).max(1)).max(1);
+        }
+        if cut.parts == 1 {
+            let panels = few.is_none() && !thin;
+            if panels && !keeps(cut.rows.div_ceil(2), k) {
+                cut.cols = even(n, MANY_COLUMNS, nr);
+                cut.refine(true, false);
+            } else {
+                cut.refine(!thin && few != Some(Few::A), few != Some(Few::B));
+            }
+        }
         // Of few long sums, a chunk of both operands stays in the first-level cache.
         let most = if few.is_some() {
             2 * DEPTH
-        } else if small {
+        } else if cut.parts > 1 {
             (CACHE / ((m + n) * T::BYTES).max(1)).clamp(DEPTH / 4, DEPTH)
         } else {
             DEPTH
@@ -271,15 +289,6 @@ impl Shape {
         let chunks = k.div_ceil(most).max(1);
         let depth = k.div_ceil(chunks).next_multiple_of(8).max(8);
         let chunks = k.div_ceil(depth).max(1);
-
-        let mut cut = Cut::new(batch, m, n, k, (mr, nr));
-        if !thin && small && cut.tasks() < cut.wanted {
-            cut.parts =
-                (cut.wanted / cut.tasks().max(1)).min(k / LONG).min(PARTIAL / (batch * m * n).max(1)).max(1);
-        }
-        if cut.parts == 1 {
-            cut.refine(!thin && few != Some(Few::A), few != Some(Few::B));
-        }
         let part = chunks.div_ceil(cut.parts) * depth;
         let parts = k.div_ceil(part).max(1);
         let Cut { rows, cols, .. } = cut;
@@ -298,9 +307,9 @@ impl Shape {
                 n.next_multiple_of(cols).max(cols)
             }
             None => {
-                let keeps = |lines: usize| (lines * T::BYTES).saturating_mul(part.min(k)) <= KEEP;
                 let blocks = Blocks { m, n, k, batch, rows, cols, bytes: T::BYTES };
-                blocks.ways((mr, nr), real, (&mut a, keeps(rows)), (&mut b, keeps(cols)))
+                let part = part.min(k);
+                blocks.ways((mr, nr), real, (&mut a, keeps(rows, part)), (&mut b, keeps(cols, part)))
             }
         };
         // What is packed again for every block of the other is gone through slowly.
@@ -327,7 +336,8 @@ impl Shape {
         if thin {
             a.at = room(m * k);
         } else {
-            for (operand, lines) in [(&mut a, rows), (&mut b, cols)] {
+            for (operand, lines) in [(&mut a, rows.next_multiple_of(mr)), (&mut b, cols.next_multiple_of(nr))]
+            {
                 operand.at = match operand.way {
                     Way::Own { whole: true } => room(lines * part.min(k)),
                     Way::Own { whole: false } => room(lines * depth.min(k)),
@@ -436,7 +446,7 @@ impl Cut {
         Cut {
             sizes: [batch, m, n],
             units: (mr, nr),
-            rows: even(m, mr * ROW_PANELS, mr),
+            rows: even(m, mr * ROW_PANELS, 1),
             cols: even(n, COLUMNS, nr),
             parts: 1,
             wanted: (work / GRAIN).clamp(1, PLENTY),
@@ -449,15 +459,16 @@ impl Cut {
     }
 
     /// Smaller blocks, until there are as many as wanted: none that make much of their operands' traffic unless there
-    /// would be all too few.
+    /// would be all too few. Rows of a block are no whole panels: blocks of equal work matter more than a short panel.
     fn refine(&mut self, along_rows: bool, along_cols: bool) {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
         while self.tasks() < self.wanted {
             let few = self.tasks() < self.wanted.min(FEW_TASKS);
-            let (rows, cols) = (even(m, self.rows.div_ceil(2), mr), even(n, self.cols.div_ceil(2), nr));
-            let split_rows = along_rows && rows < self.rows && (rows >= 4 * mr || few);
+            let (rows, cols) = (even(m, self.rows.div_ceil(2), 1), even(n, self.cols.div_ceil(2), nr));
+            let split_rows = along_rows && rows < self.rows && (rows >= 4 * mr || few && 2 * rows >= mr);
             let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || few);
-            if split_cols && (self.cols > 2 * self.rows || !split_rows || cols >= 2 * nr && rows < 4 * mr) {
+            // Where rows are few, blocks of columns are packed by who multiplies them.
+            if split_cols && (self.cols > 2 * self.rows || !split_rows || rows < 4 * mr) {
                 self.cols = cols;
             } else if split_rows {
                 self.rows = rows;

@@ -1,6 +1,6 @@
 //! AVX-512 with byte, word, double-word and vector-length extensions: x86-64 servers since 2017 (Intel) and 2022 (AMD).
 
-use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_set1_ps};
+use std::arch::x86_64::*;
 use std::hint::black_box;
 
 use super::{CHAINS, Level, Work};
@@ -36,6 +36,12 @@ impl Level for Avx512 {
     unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
         // SAFETY: the caller's contract, and code of this level runs where the level is.
         unsafe { super::avx2::turn8(from, from_step, to, to_step) }
+    }
+
+    #[inline(always)]
+    unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
+        // SAFETY: as above.
+        unsafe { turn16(from, from_step, to, to_step, lines) }
     }
 }
 
@@ -82,4 +88,46 @@ pub(crate) unsafe fn multiply_add_bf16(rounds: usize) {
         }
     }
     black_box(sums);
+}
+
+/// See [`Level::turn16`].
+///
+/// # Safety
+/// Its contract, and the machine must have AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
+    // Lines that are not there are read as the last one, and not written.
+    let line = |i: usize| {
+        // SAFETY: the caller's contract.
+        unsafe { _mm512_loadu_ps(from.wrapping_offset(i.min(lines - 1) as isize * from_step)) }
+    };
+    let mut rows: [__m512; 16] = std::array::from_fn(line);
+    // Squares of 2×2, then of 4×4, inside each quarter of the registers; then the quarters themselves.
+    for pair in rows.chunks_exact_mut(2) {
+        (pair[0], pair[1]) = (_mm512_unpacklo_ps(pair[0], pair[1]), _mm512_unpackhi_ps(pair[0], pair[1]));
+    }
+    for four in rows.chunks_exact_mut(4) {
+        let [a, b, c, d] = [four[0], four[1], four[2], four[3]];
+        four[0] = _mm512_shuffle_ps::<0x44>(a, c);
+        four[1] = _mm512_shuffle_ps::<0xee>(a, c);
+        four[2] = _mm512_shuffle_ps::<0x44>(b, d);
+        four[3] = _mm512_shuffle_ps::<0xee>(b, d);
+    }
+    let mask = u16::MAX >> (16 - lines);
+    for q in 0..4 {
+        let [a, b, c, d] = [rows[q], rows[4 + q], rows[8 + q], rows[12 + q]];
+        let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+        let (even2, odd2) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+        let turned = [
+            _mm512_shuffle_f32x4::<0x88>(even, even2),
+            _mm512_shuffle_f32x4::<0x88>(odd, odd2),
+            _mm512_shuffle_f32x4::<0xdd>(even, even2),
+            _mm512_shuffle_f32x4::<0xdd>(odd, odd2),
+        ];
+        for (quarter, turned) in turned.into_iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe { _mm512_mask_storeu_ps(to.wrapping_add((4 * quarter + q) * to_step), mask, turned) };
+        }
+    }
 }

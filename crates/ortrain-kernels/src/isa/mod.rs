@@ -132,6 +132,42 @@ pub(crate) trait Level: Copy {
     /// # Safety
     /// The elements are there, and those of `to` may be written.
     unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize);
+    /// Turns `lines` lines of 16, at least one and at most 16: lines `from_step` apart become lines `to_step` apart, of
+    /// which nothing behind the first `lines` elements is written.
+    ///
+    /// # Safety
+    /// As [`Level::turn8`].
+    #[inline(always)]
+    unsafe fn turn16(from: *const f32, from_step: isize, to: *mut f32, to_step: usize, lines: usize) {
+        let line = |i: usize| from.wrapping_offset(i as isize * from_step);
+        // SAFETY: the caller's contract; the last squares may overlap.
+        unsafe {
+            if lines >= 8 {
+                for p in [0, 8] {
+                    for i in [0, lines - 8] {
+                        Self::turn8(line(i).wrapping_add(p), from_step, to.add(p * to_step + i), to_step);
+                    }
+                }
+            } else {
+                for i in 0..lines {
+                    (0..16).for_each(|p| to.add(p * to_step + i).write(line(i).add(p).read_unaligned()));
+                }
+            }
+        }
+    }
+}
+
+/// Asks for the cache line at an address that will be read soon, if there is one.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; no address is wrong.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Work whose body is compiled for each level. `work` must be `#[inline(always)]`.
