@@ -12,8 +12,10 @@ use crate::pool::Pool;
 use crate::tape::{Failure, Site};
 use crate::views::{Bases, Parts, RunScalars};
 
-/// Elements that one task packs for all, about.
-const PACK: usize = 1 << 15;
+/// Elements that one task packs for all, at least and at most, about.
+const PACK: (usize, usize) = (1 << 13, 1 << 15);
+/// Tasks that packing for all is cut into, if these are not too large or too small.
+const PIECES: usize = 8;
 /// Elements of partial results that one task adds up, about.
 const COMBINE: usize = 1 << 15;
 
@@ -101,26 +103,26 @@ impl<T: Real> Product<T> {
         let nr = self.micro.nr;
         let padded = cols.next_multiple_of(nr);
         let copies = if b.batch.stays() { 1 } else { batch };
-        let some = (PACK / k.max(1)).next_multiple_of(nr).clamp(nr, padded);
-        let groups = padded.div_ceil(some);
-        pool.run(copies * groups, parts.workers, &|task, _| {
+        // Pieces as wide as they can be: where columns are adjacent, those of a piece are read in a row.
+        let piece = (copies * padded * k / PIECES).clamp(PACK.0, PACK.1);
+        let some = (piece / depth.min(k.max(1))).next_multiple_of(nr).clamp(nr, padded);
+        let (chunks, groups) = (k.div_ceil(depth), padded.div_ceil(some));
+        pool.run(copies * chunks * groups, parts.workers, &|task, _| {
             let bases = &{ *bases };
-            let (copy, group) = (task / groups, task % groups);
+            let (copy, chunk, group) = (task / groups / chunks, task / groups % chunks, task % groups);
             let (start, lines) = (group * some, some.min(cols - group * some));
+            let (p, n) = (chunk * depth, depth.min(k - chunk * depth));
+            let block = Block {
+                at: element(b, bases.0[b.slot], copy, first + start, p),
+                line_step: b.line,
+                depth_step: b.depth,
+                lines,
+                depth: n,
+            };
             // SAFETY: the layout made by `Shape::new`; tasks have distinct panels.
             unsafe {
                 let to = parts.shared().add(b.at).cast::<T>().add(copy * padded * k);
-                for p in (0..k).step_by(depth) {
-                    let n = depth.min(k - p);
-                    let block = Block {
-                        at: element(b, bases.0[b.slot], copy, first + start, p),
-                        line_step: b.line,
-                        depth_step: b.depth,
-                        lines,
-                        depth: n,
-                    };
-                    pack(self.shape.tape.isa, b.dtype, block, nr, to.add(p * padded + start * n));
-                }
+                pack(self.shape.tape.isa, b.dtype, block, nr, to.add(p * padded + start * n));
             }
         });
     }
