@@ -97,6 +97,9 @@ class Module:
     def memory(self) -> tuple[int, int, int, int]:
         """Bytes of parameters, gradients, arena and scratch."""
 
+    def memory_of(self, inputs: Sequence[OrtValue], training: bool) -> tuple[int, int, int, int]:
+        """The same of a step on these inputs."""
+
     def step(self, inputs: Sequence[OrtValue], training: bool) -> list[OrtValue]: ...
     def lazy_reset_grad(self) -> None: ...
     def input_names(self, training: bool) -> list[str]: ...

@@ -14,6 +14,7 @@ mod fuse;
 mod memory;
 mod plan;
 mod program;
+mod recompute;
 pub mod reference;
 mod repeat;
 mod schedule;

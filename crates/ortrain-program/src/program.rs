@@ -290,6 +290,39 @@ impl Step {
         }
     }
 
+    /// Puts other buffers in place of those that it reads and of those that it writes.
+    pub(crate) fn rename(
+        &mut self,
+        read: &impl Fn(BufferId) -> BufferId,
+        write: &impl Fn(BufferId) -> BufferId,
+    ) {
+        let all = |l: &mut Loop| {
+            l.reads.iter_mut().for_each(|id| *id = read(*id));
+            l.writes.iter_mut().for_each(|id| *id = write(*id));
+        };
+        match self {
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => all(l),
+            Step::MatMul(m) => {
+                (m.a, m.b) = (read(m.a), read(m.b));
+                all(&mut m.epilogue);
+            }
+            Step::Conv(c) => {
+                (c.a, c.b) = (read(c.a), read(c.b));
+                all(&mut c.epilogue);
+            }
+            Step::Window(w) => {
+                (w.source, w.target) = (read(w.source), write(w.target));
+                let reads_index = w.shape.pass == WindowPass::MaxGradient;
+                w.index = w.index.map(|id| if reads_index { read(id) } else { write(id) });
+            }
+            Step::ScatterAdd(s) => {
+                (s.source, s.index) = (read(s.source), read(s.index));
+                // Read and written at once: no other buffer can take its place for one of both alone.
+                s.target = read(write(s.target));
+            }
+        }
+    }
+
     /// Its element-wise part.
     #[must_use]
     pub fn nest(&self) -> Option<&Nest> {

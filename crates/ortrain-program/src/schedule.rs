@@ -293,6 +293,32 @@ impl Runner {
         Ok(Runner { schedule, backend, prepared })
     }
 
+    /// As [`Runner::new`], and within the limit of a workspace where that is possible: what a program would take beyond
+    /// it is computed again instead of kept ([`Program::within`]). Results have the same bits.
+    ///
+    /// # Errors
+    /// As [`Runner::new`].
+    pub fn within(
+        backend: Arc<dyn Backend>,
+        schedule: Arc<Schedule>,
+        work: &Workspace,
+    ) -> Result<Runner, UnsupportedOnBackend> {
+        let runner = Runner::new(backend.clone(), schedule)?;
+        let mut fitted = (*runner.schedule).clone();
+        let mut changed = false;
+        for (node, prepared) in fitted.segments.iter_mut().zip(&runner.prepared) {
+            if let (Segment::Program(Code::Ready(program, _)), Prepared::Program(executable)) =
+                (&mut node.segment, prepared)
+                && let Err(RunError::OverLimit(over)) = work.check(program, executable.scratch_bytes(), 0)
+            {
+                let excess = over.need.total() - over.limit;
+                *program = Arc::new(program.within(program.work_bytes.saturating_sub(excess)));
+                changed = true;
+            }
+        }
+        if changed { Runner::new(backend, Arc::new(fitted)) } else { Ok(runner) }
+    }
+
     /// What it runs.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {

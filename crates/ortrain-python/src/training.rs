@@ -108,6 +108,21 @@ impl Module {
         Ok((memory.parameters, memory.gradients, memory.work, memory.scratch))
     }
 
+    /// The same of a step on these inputs, without making it.
+    fn memory_of(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Bound<'_, OrtValue>>,
+        training: bool,
+    ) -> PyResult<(usize, usize, usize, usize)> {
+        let inputs = tensors(&inputs);
+        self.with(py, |module, _| {
+            let need = module.memory_need(&given(&inputs), training)?;
+            let memory = module.memory();
+            Ok((memory.parameters, memory.gradients, need.work, need.scratch))
+        })
+    }
+
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |module, _| {
             module.lazy_reset_grad();

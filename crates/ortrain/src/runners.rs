@@ -61,7 +61,7 @@ impl Runners {
     pub(crate) fn planned(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
         let schedule = self.specialiser.schedule_of_shapes(dims);
         let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?;
-        let need = Runner::new(self.backend.clone(), schedule.clone())?.need(work);
+        let need = Runner::within(self.backend.clone(), schedule.clone(), work)?.need(work);
         Ok((schedule, need))
     }
 
@@ -86,10 +86,10 @@ impl Runners {
         match self.compiled.iter().position(|(known, _)| Arc::ptr_eq(known, &schedule)) {
             Some(at) => self.compiled[at..].rotate_left(1),
             None => {
-                for program in schedule.programs() {
+                let runner = Runner::within(self.backend.clone(), schedule.clone(), work)?;
+                for program in runner.schedule().programs() {
                     work.check(program, 0, 0)?;
                 }
-                let runner = Runner::new(self.backend.clone(), schedule.clone())?;
                 if self.compiled.len() == KEPT {
                     self.compiled.remove(0);
                 }

@@ -92,7 +92,8 @@ class Module:
 
         Raises:
             InvalidArgumentError: for inputs of wrong number, name, type or shape, and labels that are no classes.
-            MemoryLimitError: if the step would take more than ``memory_limit``.
+            MemoryLimitError: if the step would take more than ``memory_limit``, even if values are computed again
+                instead of kept.
 
         >>> loss = module(x, labels)
         >>> loss.shape, loss.dtype
@@ -145,15 +146,27 @@ class Module:
         inputs = [native_value(value) for value in self._in_order(user_inputs, named_inputs)]
         return Profile(self._native.profile(inputs, self.training, steps, warmup))
 
-    def memory(self) -> MemoryUse:
+    def memory(self, *user_inputs: Any, **named_inputs: Any) -> MemoryUse:
         """The bytes that the module holds now: after a step, all that the step took.
 
+        With inputs, those that a step of the current mode on them would take, which is not made. Under a
+        ``memory_limit`` that is what is left once values are computed again instead of kept; results are the same bits.
+
+        Raises:
+            InvalidArgumentError: for inputs, as of a call.
+
+        >>> before = module.memory(x, labels)
         >>> _ = module(x, labels)
-        >>> memory = module.memory()
-        >>> memory.parameters == memory.gradients
+        >>> module.memory() == before
         True
+        >>> before.parameters == before.gradients
+        True
+
         """
-        return MemoryUse(*self._native.memory())
+        if not user_inputs and not named_inputs:
+            return MemoryUse(*self._native.memory())
+        inputs = [native_value(value) for value in self._in_order(user_inputs, named_inputs)]
+        return MemoryUse(*self._native.memory_of(inputs, self.training))
 
     def train(self, mode: bool = True) -> Module:
         """Let calls run the training model (or, with ``False``, the eval model).

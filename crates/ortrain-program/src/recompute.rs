@@ -1,0 +1,480 @@
+//! Less memory for more time: values are dropped and computed again before they are needed next.
+//!
+//! The instructions of a fused program stay what they are; some run twice. Which ones is decided greedily: at the place
+//! where most is alive, the value goes whose absence lowers what is alive above the goal most for the seconds that making
+//! it again takes (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost", choose by position instead). An
+//! instruction that runs twice gives the same bits twice, so results do not depend on the limit. Where what it reads is
+//! gone by then, what made that may run again with it.
+
+use smallvec::SmallVec;
+
+use crate::builder::align;
+use crate::cost::cost;
+use crate::{Buffer, BufferId, Cost, Entries, Instruction, Place, Program, is_work, plan};
+
+/// What a machine does in a second, roughly: only the ratio of the two decides.
+const FLOPS: f64 = 1e11;
+const BYTES: f64 = 2e10;
+/// Values that are tried at a time, and generations of what makes them that run again with it.
+const CANDIDATES: usize = 12;
+const DEPTHS: [usize; 4] = [0, 1, 2, 4];
+/// Attempts to meet a goal that packing makes harder than what is alive says.
+const ATTEMPTS: usize = 8;
+
+impl Program {
+    /// This program with a work arena of at most `bytes`, or as near to that as recomputation gets.
+    #[must_use]
+    pub fn within(&self, bytes: usize) -> Program {
+        let mut work = Recomputation::new(self);
+        let mut best: Option<(usize, Vec<Buffer>, Vec<Instruction>)> = None;
+        let mut smallest = self.work_bytes;
+        // What is alive is more than the arena, as results may take the place of operands.
+        let mut goal = work.peak() as f64 * (bytes as f64 / self.work_bytes.max(1) as f64);
+        for _ in 0..ATTEMPTS {
+            if smallest <= bytes {
+                break;
+            }
+            let reached = work.lower(goal as i64);
+            let (mut buffers, instructions) = work.result();
+            let planned = plan::plan(&mut buffers, &instructions, &self.inputs, &self.outputs);
+            let Ok(planned) = planned else { break };
+            if planned < smallest {
+                smallest = planned;
+                best = Some((planned, buffers, instructions));
+            }
+            if !reached {
+                break;
+            }
+            goal *= (bytes as f64 / planned as f64).min(0.99);
+        }
+        let (work_bytes, buffers, instructions) =
+            best.unwrap_or_else(|| (self.work_bytes, self.buffers.clone(), self.instructions.clone()));
+        let constants = crate::Memory::new(self.constants.len());
+        constants.write(0, &self.constants.to_vec(0, self.constants.len()));
+        Program {
+            buffers,
+            instructions,
+            constants,
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            work_bytes,
+            planes: self.planes.clone(),
+        }
+    }
+}
+
+/// An instruction, or a copy of one, with the values that it takes and makes.
+#[derive(Clone, Debug)]
+struct Entry {
+    /// Its place in the program as it was.
+    origin: usize,
+    reads: SmallVec<[Value; 8]>,
+    writes: SmallVec<[Value; 2]>,
+    is_copy: bool,
+}
+
+/// The number of a value in a work buffer. Those from the number of buffers on are made again.
+type Value = usize;
+
+/// Whether and how instructions of the program may run again.
+struct Origin {
+    /// Seconds that it takes, roughly.
+    seconds: f64,
+    /// It gives the same again, wherever it stands, and makes nothing but work buffers that nobody else writes.
+    repeats: bool,
+    /// Up to where the planes that it reads stay as they are.
+    until: usize,
+}
+
+/// What is decided: entries in order, and of each value what it is a copy of.
+#[derive(Clone)]
+struct Order {
+    entries: Vec<Entry>,
+    roots: Vec<Value>,
+}
+
+/// Where each value is needed first and last, and what is alive at each entry.
+struct Lives {
+    spans: Vec<Option<(usize, usize)>>,
+    alive: Vec<i64>,
+}
+
+struct Recomputation<'a> {
+    program: &'a Program,
+    origins: Vec<Origin>,
+    /// Bytes of each buffer in the work arena; of others, none.
+    sizes: Vec<i64>,
+    /// Given from outside, or wanted there.
+    inputs: Vec<bool>,
+    outputs: Vec<bool>,
+    order: Order,
+}
+
+impl<'a> Recomputation<'a> {
+    fn new(program: &'a Program) -> Recomputation<'a> {
+        let work = |id: &BufferId| is_work(&program.buffers, *id);
+        let values = |ids: Vec<BufferId>| ids.into_iter().filter(work).map(|id| id.0 as usize);
+        let entry = |(origin, instruction): (usize, &Instruction)| {
+            let (mut reads, mut writes): (SmallVec<[Value; 8]>, SmallVec<[Value; 2]>) =
+                (values(instruction.step.reads()).collect(), values(instruction.step.writes()).collect());
+            reads.sort_unstable();
+            reads.dedup();
+            writes.sort_unstable();
+            writes.dedup();
+            Entry { origin, reads, writes, is_copy: false }
+        };
+        let entries: Vec<Entry> = program.instructions.iter().enumerate().map(entry).collect();
+        let flags = |ids: &[BufferId]| {
+            let mut flags = vec![false; program.buffers.len()];
+            ids.iter().for_each(|id| flags[id.0 as usize] = true);
+            flags
+        };
+        let size = |buffer: &Buffer| match buffer.place {
+            Place::Work(_) => i64::try_from(align(buffer.bytes())).unwrap_or(i64::MAX >> 16),
+            _ => 0,
+        };
+        let mut work = Recomputation {
+            program,
+            origins: Vec::new(),
+            sizes: program.buffers.iter().map(size).collect(),
+            inputs: flags(&program.inputs),
+            outputs: flags(&program.outputs),
+            order: Order { entries, roots: (0..program.buffers.len()).collect() },
+        };
+        let mut writers = vec![0; program.buffers.len()];
+        work.order.entries.iter().flat_map(|entry| &entry.writes).for_each(|&value| writers[value] += 1);
+        work.origins = (0..program.instructions.len()).map(|at| work.origin(at, &writers)).collect();
+        work
+    }
+
+    fn origin(&self, at: usize, writers: &[usize]) -> Origin {
+        let Program { buffers, instructions, .. } = self.program;
+        let Instruction { step, entries, .. } = &instructions[at];
+        let Cost { flops, bytes } = cost(step, buffers);
+        let entry = &self.order.entries[at];
+        let own = step.writes().into_iter().all(|id| is_work(buffers, id))
+            && entry.writes.iter().all(|&value| writers[value] == 1 && !self.outputs[value]);
+        // Inputs, and what is made once.
+        let steady = entry.reads.iter().all(|&value| writers[value] == usize::from(!self.inputs[value]));
+        let planes: Vec<&Buffer> = step
+            .reads()
+            .into_iter()
+            .map(|id| &buffers[id.0 as usize])
+            .filter(|buffer| matches!(buffer.place, Place::Plane(..)))
+            .collect();
+        let changes = |later: &Instruction| {
+            let written = later.step.writes();
+            written.iter().any(|id| planes.iter().any(|plane| overlap(plane, &buffers[id.0 as usize])))
+        };
+        let until =
+            (at..instructions.len()).find(|&later| !planes.is_empty() && changes(&instructions[later]));
+        Origin {
+            seconds: flops as f64 / FLOPS + bytes as f64 / BYTES,
+            repeats: own && steady && *entries == Entries::ALL && !step.can_fail(),
+            until: until.unwrap_or(usize::MAX),
+        }
+    }
+
+    fn size(&self, order: &Order, value: Value) -> i64 {
+        self.sizes[order.roots[value]]
+    }
+
+    fn lives(&self, order: &Order) -> Lives {
+        let mut spans: Vec<Option<(usize, usize)>> = vec![None; order.roots.len()];
+        let count = order.entries.len();
+        let mut touch = |value: Value, at: usize| {
+            let span = spans[value].get_or_insert((at, at));
+            *span = (span.0.min(at), span.1.max(at));
+        };
+        for value in 0..self.inputs.len() {
+            if self.inputs[value] {
+                touch(value, 0);
+            }
+            if self.outputs[value] {
+                touch(value, count.saturating_sub(1));
+            }
+        }
+        for (at, entry) in order.entries.iter().enumerate() {
+            entry.reads.iter().chain(&entry.writes).for_each(|&value| touch(value, at));
+        }
+        let mut change = vec![0i64; count + 1];
+        for (value, span) in spans.iter().enumerate() {
+            if let Some((first, last)) = *span {
+                change[first] += self.size(order, value);
+                change[last + 1] -= self.size(order, value);
+            }
+        }
+        let mut sum = 0;
+        let alive = change[..count].iter().map(|change| {
+            sum += change;
+            sum
+        });
+        Lives { alive: alive.collect(), spans }
+    }
+
+    fn peak(&self) -> i64 {
+        self.lives(&self.order).alive.into_iter().max().unwrap_or(0)
+    }
+
+    /// Lets instructions run again until no more than `goal` bytes are alive anywhere; says whether that was possible.
+    fn lower(&mut self, goal: i64) -> bool {
+        loop {
+            let lives = self.lives(&self.order);
+            let above = |alive: &[i64]| alive.iter().map(|&alive| (alive - goal).max(0)).sum::<i64>();
+            let excess = above(&lives.alive);
+            let Some(peak) = (0..lives.alive.len()).max_by_key(|&at| lives.alive[at]) else { return true };
+            if excess == 0 {
+                return true;
+            }
+            let mut best: Option<(f64, Order)> = None;
+            for (value, to) in self.candidates(&lives, peak) {
+                for depth in DEPTHS {
+                    let mut order = self.order.clone();
+                    let seconds = self.make_again(&mut order, &lives, value, to, depth);
+                    let less = excess - above(&self.lives(&order).alive);
+                    let gain = less as f64 / seconds.max(1e-9);
+                    // Of equal gains the first, so that the same program always becomes the same.
+                    if less > 0 && best.as_ref().is_none_or(|(most, _)| gain > *most) {
+                        best = Some((gain, order));
+                    }
+                }
+            }
+            let Some((_, order)) = best else { return false };
+            self.order = order;
+        }
+    }
+
+    /// Values that nothing uses at the peak, but something later, with the place of that: those that free most for what
+    /// making them again takes.
+    fn candidates(&self, lives: &Lives, peak: usize) -> Vec<(Value, usize)> {
+        let entries = &self.order.entries;
+        let mut found: Vec<(f64, Value, usize)> = Vec::new();
+        for (at, entry) in entries.iter().enumerate().take(peak) {
+            let origin = &self.origins[entry.origin];
+            for &value in &entry.writes {
+                let reads = |at: &usize| entries[*at].reads.contains(&value);
+                let alive = lives.spans[value].is_some_and(|(_, last)| last > peak);
+                if !origin.repeats || !alive || reads(&peak) {
+                    continue;
+                }
+                let Some(to) = (peak + 1..entries.len()).find(reads) else { continue };
+                debug_assert!(at < to);
+                found.push((self.size(&self.order, value) as f64 / origin.seconds.max(1e-9), value, to));
+            }
+        }
+        found.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        found.truncate(CANDIDATES);
+        found.into_iter().map(|(_, value, to)| (value, to)).collect()
+    }
+
+    /// Puts copies of what makes a value before entry `to`, and of up to `depth` generations of what that needs and is
+    /// gone by then; whoever comes after reads the copies. Returns the seconds that it costs.
+    fn make_again(&self, order: &mut Order, lives: &Lives, value: Value, to: usize, depth: usize) -> f64 {
+        let maker = |order: &Order, value: Value| {
+            order.entries[..to].iter().rposition(|entry| entry.writes.contains(&value))
+        };
+        let mut places: Vec<usize> = maker(order, value).into_iter().collect();
+        let mut generation = places.clone();
+        for _ in 0..depth {
+            let gone: Vec<Value> = generation
+                .iter()
+                .flat_map(|&at| order.entries[at].reads.clone())
+                .filter(|&read| self.version(order, lives, read, to).1 < to)
+                .collect();
+            generation = gone
+                .into_iter()
+                .filter_map(|read| maker(order, read))
+                .filter(|&at| self.origins[order.entries[at].origin].repeats && !places.contains(&at))
+                .collect();
+            generation.sort_unstable();
+            generation.dedup();
+            places.extend(&generation);
+        }
+        places.sort_unstable();
+        let still = |at: &usize| {
+            let until = self.origins[order.entries[*at].origin].until;
+            order.entries[..to].iter().all(|entry| entry.is_copy || entry.origin < until)
+        };
+        if !places.iter().all(still) {
+            return f64::INFINITY;
+        }
+
+        let mut seconds = 0.0;
+        let mut new: Vec<(Value, Value)> = Vec::new();
+        let mut copies = Vec::new();
+        for at in places {
+            let Entry { origin, reads, writes, .. } = order.entries[at].clone();
+            let reads = reads
+                .into_iter()
+                .map(|read| {
+                    let root = order.roots[read];
+                    let known = new.iter().find(|(other, _)| *other == root);
+                    known.map_or_else(|| self.version(order, lives, read, to).0, |pair| pair.1)
+                })
+                .collect();
+            let writes = writes
+                .into_iter()
+                .map(|write| {
+                    let root = order.roots[write];
+                    order.roots.push(root);
+                    new.push((root, order.roots.len() - 1));
+                    order.roots.len() - 1
+                })
+                .collect();
+            seconds += self.origins[origin].seconds;
+            copies.push(Entry { origin, reads, writes, is_copy: true });
+        }
+        for entry in &mut order.entries[to..] {
+            for read in &mut entry.reads {
+                if let Some(pair) = new.iter().find(|(root, _)| *root == order.roots[*read]) {
+                    *read = pair.1;
+                }
+            }
+        }
+        order.entries.splice(to..to, copies);
+        // Copies that stood there for later readers are of no more use.
+        loop {
+            let mut read = vec![false; order.roots.len()];
+            order.entries.iter().flat_map(|entry| &entry.reads).for_each(|&value| read[value] = true);
+            let before = order.entries.len();
+            order.entries.retain(|entry| {
+                let useful = !entry.is_copy || entry.writes.iter().any(|&value| read[value]);
+                if !useful {
+                    seconds -= self.origins[entry.origin].seconds;
+                }
+                useful
+            });
+            if order.entries.len() == before {
+                return seconds;
+            }
+        }
+    }
+
+    /// The version of a value that lives longest among those made before an entry, and how long it lives.
+    fn version(&self, order: &Order, lives: &Lives, value: Value, to: usize) -> (Value, usize) {
+        let root = order.roots[value];
+        let versions = lives.spans.iter().enumerate().filter_map(|(other, span)| {
+            let (first, last) = (*span)?;
+            (order.roots[other] == root && first < to).then_some((other, last))
+        });
+        versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))
+    }
+
+    /// Buffers and instructions as decided.
+    fn result(&self) -> (Vec<Buffer>, Vec<Instruction>) {
+        let Program { buffers, instructions, .. } = self.program;
+        let Order { entries, roots } = &self.order;
+        let buffers = roots.iter().map(|&root| buffers[root].clone()).collect();
+        let made = |entry: &Entry| {
+            let mut instruction = instructions[entry.origin].clone();
+            let version = |values: &[Value], id: BufferId| {
+                let found = values.iter().find(|&&value| roots[value] == id.0 as usize);
+                found.map_or(id, |&value| BufferId(value as u32))
+            };
+            instruction.step.rename(&|id| version(&entry.reads, id), &|id| version(&entry.writes, id));
+            instruction
+        };
+        (buffers, entries.iter().map(made).collect())
+    }
+}
+
+/// Whether two buffers have bytes of a plane in common.
+fn overlap(a: &Buffer, b: &Buffer) -> bool {
+    match (a.place, b.place) {
+        (Place::Plane(plane, from), Place::Plane(other, start)) => {
+            plane == other && from < start + b.bytes() && start < from + a.bytes()
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ortrain_expr::{Access, Builder, DType, Nest, Type, UnaryOp};
+
+    use super::*;
+    use crate::{Backend, Bindings, Entry as Way, Loop, ProgramBuilder, Reference, Scalars, Step, Workspace};
+
+    const N: usize = 1000;
+
+    /// A chain of functions going up, each of whose results is needed again on the way down.
+    fn up_and_down(depth: usize) -> Program {
+        let node: Arc<str> = "node".into();
+        let mut b = ProgramBuilder::new();
+        let plane = Access::contiguous(DType::F32, &[N]);
+        let map = |b: &mut ProgramBuilder, reads: &[BufferId], label: String| {
+            let mut e = Builder::new();
+            let x: Vec<_> = (0..reads.len()).map(|slot| e.load(slot, Type::F32)).collect();
+            let product = if x.len() == 2 { e.mul(x[0], x[1]) } else { x[0] };
+            let y = e.unary(UnaryOp::Tanh, product);
+            let write = b.work(&label, DType::F32, N);
+            let nest = Nest {
+                dims: [N].into_iter().collect(),
+                inner: 0,
+                loads: vec![plane.clone(); reads.len()],
+                expr: e.finish(&[y]),
+                reductions: Vec::new(),
+                stores: vec![plane.clone()],
+            };
+            let step = Step::Map(Loop { nest, reads: reads.to_vec(), writes: vec![write] });
+            b.step(step, Entries::ALL, &node).unwrap();
+            write
+        };
+        let x = b.work("x", DType::F32, N);
+        let mut made = vec![x];
+        for k in 0..depth {
+            let last = *made.last().unwrap();
+            made.push(map(&mut b, &[last], format!("up {k}")));
+        }
+        let mut y = *made.last().unwrap();
+        for (k, &value) in made.iter().enumerate().rev() {
+            y = map(&mut b, &[y, value], format!("down {k}"));
+        }
+        b.finish_unfused(vec![x], vec![y]).unwrap()
+    }
+
+    fn run(program: &Program) -> Vec<u8> {
+        let program = Arc::new(program.within(usize::MAX));
+        let executable = Reference.compile(program.clone()).unwrap();
+        let mut work = Workspace::new();
+        work.prepare(&program, executable.scratch_bytes(), 0).unwrap();
+        let place = |id: BufferId| match program.buffer(id).place {
+            Place::Work(offset) => offset,
+            other => panic!("{other:?}"),
+        };
+        let x: Vec<u8> = (0..N).flat_map(|i| (i as f32 / 300.0 - 1.5).to_le_bytes()).collect();
+        work.arena().write(place(program.inputs[0]), &x);
+        let scalars = Scalars { seed: 0, train_step: 0 };
+        executable.run(&Bindings { planes: &[] }, &mut work, Way::Overwrite, scalars).unwrap();
+        work.arena().to_vec(place(program.outputs[0]), 4 * N)
+    }
+
+    #[test]
+    fn a_limit_is_kept_and_changes_no_bit() {
+        let whole = up_and_down(24);
+        let want = run(&whole);
+        let mut steps = whole.instructions.len();
+        for percent in [100, 80, 60, 45] {
+            let bytes = whole.work_bytes * percent / 100;
+            let less = whole.within(bytes);
+            assert!(less.work_bytes <= bytes, "{percent} %: {} of {bytes} bytes", less.work_bytes);
+            assert!(less.instructions.len() >= steps, "less memory for less work");
+            steps = less.instructions.len();
+            assert_eq!(run(&less), want, "{percent} %");
+        }
+        assert!(steps > whole.instructions.len());
+        // The same again.
+        let [one, other] = [0, 0].map(|_| whole.within(whole.work_bytes / 2).to_string());
+        assert_eq!(one, other);
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_approached() {
+        let whole = up_and_down(6);
+        let least = whole.within(0);
+        assert!(least.work_bytes < whole.work_bytes);
+        assert_eq!(run(&least), run(&whole));
+    }
+}
