@@ -138,7 +138,60 @@ pub(super) struct Rows<'a, T> {
     pub(super) to: *mut T,
 }
 
+/// Up to sixteen elements of a row that lie near each other, whatever the segments they are in.
+#[derive(Clone, Copy)]
+struct Pick {
+    from: isize,
+    to: u32,
+    /// How many there are, and where, counted from `from`.
+    len: u32,
+    index: [u32; WIDE],
+}
+
+/// Elements that a pick sees.
+const NEAR: usize = 2 * WIDE;
+/// Picks of a row, at most.
+const MOST_PICKS: usize = 80;
+
 impl<T: Real> Rows<'_, T> {
+    /// The same rows as picks; how many, if that is less work.
+    #[inline(always)]
+    fn picks(&self, picks: &mut [Pick; MOST_PICKS]) -> Option<usize> {
+        let mut pick = Pick { from: 0, to: 0, len: 0, index: [0; WIDE] };
+        let (mut count, mut vectors) = (0, 0);
+        for segment in self.segments {
+            vectors += segment.len.div_ceil(WIDE as u32) as usize;
+            for i in 0..segment.len {
+                let (from, to) = (segment.from + i as isize, segment.to + i);
+                let near = from >= pick.from && from < pick.from + NEAR as isize;
+                if pick.len == WIDE as u32 || !near || to != pick.to + pick.len {
+                    if pick.len > 0 {
+                        *picks.get_mut(count)? = pick;
+                        count += 1;
+                    }
+                    pick = Pick { from, to, len: 0, index: [0; WIDE] };
+                }
+                pick.index[pick.len as usize] = (from - pick.from) as u32;
+                pick.len += 1;
+            }
+        }
+        *picks.get_mut(count)? = pick;
+        count += 1;
+        // About what a segment takes: three vectors.
+        (2 * count < 3 * self.segments.len() + vectors).then_some(count)
+    }
+
+    /// One row, of picks. Reads [`NEAR`] elements from each one's first.
+    #[inline(always)]
+    unsafe fn picked<L: Level>(&self, picks: &[Pick], from: *const T, to: *mut T) {
+        for pick in picks {
+            let (from, to) = (from.wrapping_offset(pick.from), to.wrapping_add(pick.to as usize));
+            // SAFETY: the caller's contract; picks are made for f32 alone.
+            unsafe { L::pick(from.cast(), &pick.index, to.cast()) };
+        }
+        self.finish(to);
+    }
+
     /// One row. `EXACT`: touches nothing but what it copies.
     #[inline(always)]
     unsafe fn row<const EXACT: bool>(&self, from: *const T, to: *mut T) {
@@ -160,6 +213,12 @@ impl<T: Real> Rows<'_, T> {
                 }
             }
         }
+        self.finish(to);
+    }
+
+    /// Zeroes the end of a row.
+    #[inline(always)]
+    fn finish(&self, to: *mut T) {
         let (at, count) = self.tail;
         for i in at..at + count {
             // SAFETY: the row has these elements.
@@ -172,15 +231,20 @@ impl<T: Real> Work for Rows<'_, T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let reach = self.segments.iter().map(|segment| {
-            segment.from as usize
-                + (segment.len as usize).next_multiple_of(if segment.len as usize > NARROW {
-                    WIDE
-                } else {
-                    NARROW
-                })
-        });
-        let reach = reach.max().unwrap_or(0);
+        let mut picks = [Pick { from: 0, to: 0, len: 0, index: [0; WIDE] }; MOST_PICKS];
+        let picked = if L::PICKS && TypeId::of::<T>() == TypeId::of::<f32>() && !self.segments.is_empty() {
+            self.picks(&mut picks).unwrap_or(0)
+        } else {
+            0
+        };
+        let picks = &picks[..picked];
+        let reach = if picked > 0 {
+            picks.iter().map(|pick| pick.from as usize + NEAR).max()
+        } else {
+            let vectors = |len: usize| len.next_multiple_of(if len > NARROW { WIDE } else { NARROW });
+            self.segments.iter().map(|segment| segment.from as usize + vectors(segment.len as usize)).max()
+        };
+        let reach = reach.unwrap_or(0);
         let count = self.channels * self.taps.len();
         let (mut channel, mut tap) = (0, 0);
         for row in 0..count {
@@ -189,10 +253,12 @@ impl<T: Real> Work for Rows<'_, T> {
             let to = self.to.wrapping_add(row * self.pitch);
             // SAFETY: by the contract of `rows` segments lie inside the strip or the tensor.
             unsafe {
-                if offset as usize + reach <= self.limit {
-                    self.row::<false>(from, to);
-                } else {
+                if offset as usize + reach > self.limit {
                     self.row::<true>(from, to);
+                } else if picked > 0 {
+                    self.picked::<L>(picks, from, to);
+                } else {
+                    self.row::<false>(from, to);
                 }
             }
             if self.taps_inside {
@@ -215,7 +281,7 @@ impl<T: Real> Work for Rows<'_, T> {
 /// # Safety
 /// Segments lie inside the strips or planes, and after the last row there is room for [`SLACK`] elements more.
 pub(super) unsafe fn rows<T: Real>(isa: Isa, rows: Rows<'_, T>) {
-    const { assert!(WIDE <= SLACK) };
+    const { assert!(WIDE <= SLACK && NEAR <= SLACK) };
     isa.run(rows);
 }
 

@@ -91,7 +91,7 @@ impl<T: Real> FilterGradient<T> {
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient<T>> {
         let shape = &desc.shape;
         let micro = T::micro(isa);
-        let Micro { mr, nr, .. } = micro;
+        let Micro { mr, nr, half, .. } = micro;
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let mut patches = Patches::new(shape, desc.b == real)?;
         let (groups, m, c) = (shape.groups, shape.channels_out, shape.channels_in);
@@ -102,7 +102,9 @@ impl<T: Real> FilterGradient<T> {
             return None;
         }
         let alive = patches.phases[0].taps.len();
-        let cost = |rows: usize, columns: usize| 10 * rows * columns.div_ceil(nr) + 4 * columns;
+        let narrow = if half.is_some() { nr / 2 } else { nr };
+        let cost =
+            |rows: usize, columns: usize| 10 * rows * columns.div_ceil(narrow) * narrow / nr + 4 * columns;
         let wide = cost(c * alive, m) <= cost(m, c * alive);
 
         // Positions that are gone through at a time.
@@ -332,10 +334,11 @@ impl<T: Real> FilterGradient<T> {
         to: *mut T,
         add: bool,
     ) {
-        let Micro { mr, nr, run, .. } = self.micro;
+        let Micro { mr, nr, run, half } = self.micro;
         let pitch = self.layout.pitch;
         let height = m.div_ceil(m.div_ceil(mr));
         for j in (0..n).step_by(nr) {
+            let run = half.filter(|_| n - j <= nr / 2).unwrap_or(run);
             for i in (0..m).step_by(height) {
                 let run = run[height.min(m - i) - 1];
                 let a = a.wrapping_offset(i as isize * a_step);

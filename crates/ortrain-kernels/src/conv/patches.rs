@@ -147,7 +147,7 @@ pub(super) struct Piece {
 const MOST_PHASES: usize = 256;
 
 /// Zeros and elements beyond the end that copying in whole vectors may touch.
-pub(super) const SLACK: usize = 16;
+pub(super) const SLACK: usize = 32;
 
 impl Axis {
     /// An axis that is not there.

@@ -43,6 +43,27 @@ impl Level for Avx512 {
         // SAFETY: as above.
         unsafe { turn16(from, from_step, to, to_step, lines) }
     }
+
+    const PICKS: bool = true;
+
+    #[inline(always)]
+    unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { pick(from, index, to) }
+    }
+}
+
+/// # Safety
+/// As [`Level::pick`], and the machine must have AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let index = _mm512_loadu_epi32(index.as_ptr().cast());
+        let (low, high) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+        _mm512_storeu_ps(to, _mm512_permutex2var_ps(low, index, high));
+    }
 }
 
 /// Enters the level.

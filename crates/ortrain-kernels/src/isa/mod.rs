@@ -155,6 +155,20 @@ pub(crate) trait Level: Copy {
             }
         }
     }
+
+    /// Whether [`Level::pick`] is quicker than copying piece by piece.
+    const PICKS: bool = false;
+    /// Copies sixteen of the thirty-two elements at `from`.
+    ///
+    /// # Safety
+    /// They are there, indices are less than thirty-two, and sixteen elements at `to` may be written.
+    #[inline(always)]
+    unsafe fn pick(from: *const f32, index: &[u32; 16], to: *mut f32) {
+        for (i, &index) in index.iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe { to.add(i).write_unaligned(from.add(index as usize).read_unaligned()) };
+        }
+    }
 }
 
 /// Asks for the cache line at an address that will be read soon, if there is one.
