@@ -313,18 +313,22 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        const ROWS: usize = 4;
+        const MANY: usize = 8;
+        const FEW: usize = 4;
         let Correlate { taps, plane, count, step, rows, cols } = self;
-        let whole = rows - rows % ROWS;
+        let (many, few) = (rows - rows % MANY, rows - rows % FEW);
         for i in 0..count {
             let (weights, from, to) = plane(i);
             let plane = Plane { taps, weights, from, step, rows, cols, to };
             // SAFETY: the contract of the struct's fields, made by `Depthwise::task`.
             unsafe {
-                for y in (0..whole).step_by(ROWS) {
-                    plane.rows::<L, ROWS>(y);
+                for y in (0..many).step_by(MANY) {
+                    plane.rows::<L, MANY>(y);
                 }
-                for y in whole..rows {
+                for y in (many..few).step_by(FEW) {
+                    plane.rows::<L, FEW>(y);
+                }
+                for y in few..rows {
                     plane.rows::<L, 1>(y);
                 }
             }

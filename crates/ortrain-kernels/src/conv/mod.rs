@@ -7,6 +7,7 @@
 mod copy;
 mod cut;
 mod depthwise;
+mod direct;
 mod filter;
 mod finish;
 mod general;
@@ -14,6 +15,7 @@ mod interleave;
 mod lanes;
 mod patches;
 mod product;
+mod tiles;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +27,7 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::views::{RunScalars, Scratch};
 use depthwise::{Depthwise, DepthwiseFilter};
+use direct::Direct;
 use filter::FilterGradient;
 use finish::Finish;
 use general::General;
@@ -147,6 +150,7 @@ fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn En
     let engine = Lanes::<T>::new(desc, isa, &finish).map(boxed).or_else(|| match desc.shape.pass {
         ConvPass::Output | ConvPass::InputGradient => Depthwise::<T>::new(desc, isa, &finish)
             .map(boxed)
+            .or_else(|| if T::BYTES == 4 { Direct::new(desc, isa, &finish).map(boxed) } else { None })
             .or_else(|| Product::<T>::new(desc, isa, &finish).map(boxed)),
         ConvPass::FilterGradient => DepthwiseFilter::<T>::new(desc, isa, &finish)
             .map(boxed)

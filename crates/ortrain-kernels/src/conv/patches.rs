@@ -47,6 +47,14 @@ pub(super) struct Phase {
     along: Vec<Vec<isize>>,
 }
 
+impl Phase {
+    /// How far from a position's row a tap looks, in elements.
+    pub(super) fn row_offset(&self, tap: usize) -> isize {
+        let along = &self.along[tap];
+        along[along.len() - 2]
+    }
+}
+
 /// A tensor `[batch, channels, axes..]` seen through windows.
 #[derive(Clone, Debug)]
 pub(super) struct Patches {

@@ -188,6 +188,11 @@ fn layers_of_networks() {
         // Sums over so many positions are made in parts.
         (9, [1, 9, 20], square(14, 3, 1, 1)),
         (9, [1, 2, 6], square(14, 5, 1, 2)),
+        // Few channels of wide rows: vectors beyond a row, several blocks of an image, rows and columns apart.
+        (2, [1, 5, 16], square(28, 5, 1, 2)),
+        (1, [1, 3, 24], square(47, 3, 1, 1)),
+        (2, [1, 4, 8], [axis(40, 3, 2, 2, [3, 1]), axis(31, 5, 1, 1, [0, 2])]),
+        (1, [1, 8, 16], [axis(1, 1, 1, 1, [0, 0]), axis(130, 7, 1, 1, [3, 3])]),
         // Two tasks, of 15 and 14 channels: two steps of 8 and one of 14.
         (1, [1, 29, 16], square(16, 3, 1, 1)),
         (3, [2, 20, 17], square(20, 1, 1, 0)),

@@ -1,0 +1,271 @@
+//! The output, and the gradient of the input, where few channels share what a window sees: nothing is packed.
+//!
+//! What some rows of positions see of all channels is copied into strips. There a vector of consecutive positions of a
+//! row is read under each tap where it lies, and multiplied with the weights of a few channels of the result at once.
+//! Packing would take as long as multiplying. Rows of a window that lie in the padding are left out.
+
+use std::sync::Arc;
+
+use ortrain_expr::{ConvPass, DType, OutOfRange};
+
+use super::copy::fill;
+use super::cut::{Blocks, Unit};
+use super::finish::{Finish, Rect};
+use super::patches::Patches;
+use super::product::{PLENTY, STRIPS};
+use super::tiles::{Tiles, VECTORS};
+use super::{ConvDesc, Engine};
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::tape::ALIGN;
+use crate::views::{Bases, Parts, RunScalars, Scratch};
+
+/// Elements of a block of the result.
+const BLOCK: usize = 64 << 10;
+/// What packing a vector costs, in multiplications of a vector.
+const PACKING: usize = 8;
+/// Channels of the result from which on this may be the better way.
+const CHANNELS: usize = 4;
+
+pub(super) struct Direct {
+    finish: Arc<Finish>,
+    isa: Isa,
+    tiles: Tiles,
+    patches: Patches,
+    dtypes: [DType; 2],
+    /// Channels of the result, and of a sum.
+    m: usize,
+    channels: usize,
+    /// Steps through the filter: from row to row, and from channel to channel.
+    filter: [usize; 2],
+    /// Blocks of an image's positions: whole rows.
+    blocks: Blocks,
+    /// Terms of a sum, in order: their offsets in the strips, channels and elements of a filter's plane.
+    offsets: Vec<u32>,
+    terms: Vec<(usize, usize)>,
+    /// Rows of windows: how far each is from its position's row, and where its terms begin.
+    rows: Vec<(isize, usize)>,
+    layout: Layout,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    strips: usize,
+    strip_bytes: usize,
+    block: usize,
+    each: usize,
+    shared: usize,
+    /// Elements from row to row of a block.
+    pitch: usize,
+}
+
+impl Direct {
+    /// `None` if another way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Direct> {
+        const BYTES: usize = size_of::<f32>();
+        let shape = &desc.shape;
+        let tiles = Tiles::new(isa);
+        let mut patches = Patches::new(shape, false)?;
+        let [phase] = patches.phases.as_slice() else { return None };
+        let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
+        let plane = shape.channels_in * taps;
+        let (m, channels, filter) = match shape.pass {
+            ConvPass::Output => (shape.channels_out, shape.channels_in, [plane, taps]),
+            ConvPass::InputGradient => (shape.channels_in, shape.channels_out, [taps, plane]),
+            ConvPass::FilterGradient => return None,
+        };
+        let plain = patches.rows.spread * patches.cols.spread == 1 && patches.outer.is_empty();
+        let several = phase.taps.len() > 1 && shape.groups == 1 && m >= CHANNELS && channels > 0;
+        if !plain || !several || desc.b != DType::F32 || patches.positions() == 0 {
+            return None;
+        }
+        // Lanes and rows that are not there against packing.
+        let cols = patches.cols.count;
+        let spent = m.next_multiple_of(tiles.rows).saturating_mul(cols.next_multiple_of(tiles.lanes));
+        if spent > (m + PACKING).saturating_mul(cols) || m.saturating_mul(cols) > 2 * BLOCK {
+            return None;
+        }
+
+        let rows = (BLOCK / (m * cols)).max(1);
+        let wanted = PLENTY.div_ceil(patches.batch.max(1));
+        let blocks = Blocks::new(patches.positions(), cols, Unit::Rows(1), rows * cols, wanted);
+        patches.lay_out(blocks.most, blocks.split(), true);
+        let elements = patches.strip.elements;
+        if blocks.split() || channels.saturating_mul(elements) > STRIPS {
+            return None;
+        }
+
+        // Terms in the order of the rows of windows, so that some may be left out at either end.
+        let phase = &patches.phases[0];
+        let mut order: Vec<usize> = (0..phase.taps.len()).collect();
+        order.sort_by_key(|&tap| phase.row_offset(tap));
+        let (mut offsets, mut terms, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+        for taps in order.chunk_by(|&a, &b| phase.row_offset(a) == phase.row_offset(b)) {
+            rows.push((phase.row_offset(taps[0]), offsets.len()));
+            for channel in 0..channels {
+                for &tap in taps {
+                    let offset = channel * elements + phase.offsets[tap] as usize;
+                    offsets.push(u32::try_from(offset).ok()?);
+                    terms.push((channel, phase.taps[tap]));
+                }
+            }
+        }
+
+        let mut layout = Layout { each: finish.frame, pitch: blocks.most + tiles.lanes, ..Layout::default() };
+        layout.strip_bytes = channels * elements * BYTES;
+        let mut room = |bytes: usize| {
+            let at = layout.each;
+            layout.each += bytes.next_multiple_of(ALIGN);
+            at
+        };
+        layout.strips = room(layout.strip_bytes);
+        layout.block = room(m.next_multiple_of(tiles.rows) * layout.pitch * BYTES);
+        let weights = m.next_multiple_of(tiles.rows) * offsets.len();
+        layout.shared = (weights * BYTES).next_multiple_of(ALIGN);
+        Some(Direct {
+            finish: Arc::clone(finish),
+            isa,
+            tiles,
+            patches,
+            dtypes: [desc.a, desc.b],
+            m,
+            channels,
+            filter,
+            blocks,
+            offsets,
+            terms,
+            rows,
+            layout,
+        })
+    }
+
+    /// Packs the weights of a tile's rows, zero where there is no row.
+    unsafe fn pack(&self, filter: *const f32, tile: usize, to: *mut f32) {
+        let height = self.tiles.rows;
+        let [line, plane] = self.filter;
+        for (k, &(channel, tap)) in self.terms.iter().enumerate() {
+            for i in 0..height {
+                let row = tile * height + i;
+                // SAFETY: the caller's contract: elements of the filter, and room for a tile.
+                unsafe {
+                    let weight = if row < self.m {
+                        filter.add(row * line + channel * plane + tap).read_unaligned()
+                    } else {
+                        0.0
+                    };
+                    to.add(k * height + i).write(weight);
+                }
+            }
+        }
+    }
+
+    /// The terms that some rows of positions see something with.
+    fn terms(&self, first: usize, last: usize) -> (usize, usize) {
+        let axis = &self.patches.rows;
+        let [first, last] = [first, last].map(|row| (row * axis.step) as isize);
+        let at = |row: usize| self.rows.get(row).map_or(self.offsets.len(), |&(_, begin)| begin);
+        let begin = self.rows.partition_point(|&(offset, _)| last + offset < 0);
+        let end = self.rows.partition_point(|&(offset, _)| first + offset < axis.source as isize);
+        (at(begin), at(end.max(begin)))
+    }
+
+    /// One task: a block of positions of an image.
+    unsafe fn task(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        image: usize,
+        (begin, end): (usize, usize),
+        parts: Parts,
+        worker: usize,
+    ) {
+        let Direct { patches, layout, tiles, .. } = self;
+        let (cols, lanes) = (patches.cols.count, tiles.lanes);
+        let (row, rows) = (begin / cols, (end - begin) / cols);
+        let start = image * patches.positions();
+        let scratch = parts.of(worker);
+        // SAFETY: the layout made by `new`, and the caller's contract. A vector that goes beyond its row is stored before
+        // the next row, or into the room at the end of a line.
+        unsafe {
+            let strips = scratch.add(layout.strips).cast::<f32>();
+            strips.cast::<u8>().write_bytes(0, layout.strip_bytes);
+            let from = bases[0].cast_const();
+            fill(
+                self.isa,
+                self.dtypes[0],
+                patches,
+                (start + begin, start + end),
+                from,
+                self.channels,
+                strips,
+            );
+            let block = scratch.add(layout.block).cast::<f32>();
+            let weights = parts.shared().cast::<f32>().cast_const();
+            let across = cols.div_ceil(lanes);
+            let vector = |i: usize| (i / across, i % across * lanes);
+            for first in (0..rows * across).step_by(VECTORS) {
+                let count = VECTORS.min(rows * across - first);
+                let (mut froms, mut places) = ([strips.cast_const(); VECTORS], [0; VECTORS]);
+                for (v, (from, place)) in froms.iter_mut().zip(&mut places).take(count).enumerate() {
+                    let (y, x) = vector(first + v);
+                    *from = strips.add(y * patches.strip.row_step + x);
+                    *place = y * cols + x;
+                }
+                let (low, high) = self.terms(row + vector(first).0, row + vector(first + count - 1).0);
+                for tile in 0..self.m.div_ceil(tiles.rows) {
+                    tiles.run[count - 1](
+                        high - low,
+                        self.offsets.as_ptr().add(low),
+                        weights.add((tile * self.offsets.len() + low) * tiles.rows),
+                        froms.as_ptr(),
+                        places.as_ptr(),
+                        block.add(tile * tiles.rows * layout.pitch),
+                        layout.pitch,
+                    );
+                }
+            }
+            let rect = Rect { image, channels: (0, self.m), places: (begin, end - begin) };
+            self.finish.run(bases, scalars, scratch, rect, block.cast_const(), layout.pitch);
+        }
+    }
+}
+
+impl Engine for Direct {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (self.layout.shared, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let parts = scratch.part(self.layout.shared, self.layout.each, pool);
+        let bases = Bases(bases);
+        // SAFETY: the layout made by `new`; tasks have blocks of their own.
+        unsafe { self.finish.open(parts) };
+        pool.run(self.m.div_ceil(self.tiles.rows), parts.workers, &|tile, _| {
+            let filter = { bases }.0[1].cast::<f32>().cast_const();
+            // SAFETY: as above.
+            unsafe {
+                let to = parts.shared().cast::<f32>().add(tile * self.offsets.len() * self.tiles.rows);
+                self.pack(filter, tile, to);
+            }
+        });
+        pool.run(self.patches.batch * self.blocks.count, parts.workers, &|task, worker| {
+            let bases = &{ bases };
+            let (block, image) = (task % self.blocks.count, task / self.blocks.count);
+            // SAFETY: as above; the weights are packed.
+            unsafe { self.task(bases.0, scalars, image, self.blocks.block(block), parts, worker) };
+        });
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}

@@ -1,0 +1,150 @@
+//! Micro-kernels that read what windows see where it lies, vector by vector, instead of from packed panels.
+
+use crate::isa::{Isa, Kind};
+
+/// Multiplies the weights of a few rows with a few vectors, keeping the sums in registers.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles {
+    /// Rows, and elements of a vector.
+    pub(super) rows: usize,
+    pub(super) lanes: usize,
+    /// Functions for 1, 2, ... vectors.
+    pub(super) run: &'static [Run],
+}
+
+/// (How long sums are; for each of their terms its offset and the weights of all rows; where each vector starts at
+/// offset zero; where it goes in the result; the result, and its step by row.) Sums are made in order.
+///
+/// # Safety
+/// The elements are valid for reads, those of the result for writes; the machine has the level.
+pub(super) type Run =
+    unsafe fn(usize, *const u32, *const f32, *const *const f32, *const usize, *mut f32, usize);
+
+/// The most vectors that a function takes.
+pub(super) const VECTORS: usize = 3;
+
+impl Tiles {
+    pub(super) fn new(isa: Isa) -> Tiles {
+        match isa.kind() {
+            Kind::Portable => {
+                Tiles { rows: 4, lanes: LANES, run: &[portable::<1>, portable::<2>, portable::<3>] }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Tiles { rows: 4, lanes: 8, run: &[x86::avx2::<1>, x86::avx2::<2>, x86::avx2::<3>] },
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => {
+                Tiles { rows: 8, lanes: 16, run: &[x86::avx512::<1>, x86::avx512::<2>, x86::avx512::<3>] }
+            }
+        }
+    }
+}
+
+/// Elements of a vector of the portable kernel.
+const LANES: usize = 8;
+
+/// # Safety
+/// The contract of [`Run`].
+unsafe fn portable<const V: usize>(
+    count: usize,
+    offsets: *const u32,
+    weights: *const f32,
+    from: *const *const f32,
+    places: *const usize,
+    to: *mut f32,
+    step: usize,
+) {
+    const ROWS: usize = 4;
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut sums = [[[0f32; LANES]; V]; ROWS];
+        for k in 0..count {
+            let offset = offsets.add(k).read() as usize;
+            let line: [[f32; LANES]; V] =
+                std::array::from_fn(|v| (*from.add(v)).add(offset).cast::<[f32; LANES]>().read_unaligned());
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let weight = weights.add(k * ROWS + row).read();
+                for (sums, line) in sums.iter_mut().zip(&line) {
+                    for (sum, seen) in sums.iter_mut().zip(line) {
+                        *sum += weight * seen;
+                    }
+                }
+            }
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (v, sums) in sums.into_iter().enumerate() {
+                to.add(row * step + *places.add(v)).cast::<[f32; LANES]>().write_unaligned(sums);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    macro_rules! tile {
+        (
+            $name:ident, $features:literal, $rows:literal,
+            $zero:ident, $load:ident, $store:ident, $set:ident, $fma:ident
+        ) => {
+            /// # Safety
+            /// The contract of [`super::Run`].
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $name<const V: usize>(
+                count: usize,
+                offsets: *const u32,
+                mut weights: *const f32,
+                from: *const *const f32,
+                places: *const usize,
+                to: *mut f32,
+                step: usize,
+            ) {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let from: [*const f32; V] = std::array::from_fn(|v| from.add(v).read());
+                    let mut sums = [[$zero(); V]; $rows];
+                    for k in 0..count {
+                        let offset = offsets.add(k).read() as usize;
+                        let mut line = [$zero(); V];
+                        for (line, from) in line.iter_mut().zip(from) {
+                            *line = $load(from.add(offset));
+                        }
+                        for (row, sums) in sums.iter_mut().enumerate() {
+                            let weight = $set(weights.add(row).read());
+                            for (sum, &seen) in sums.iter_mut().zip(&line) {
+                                *sum = $fma(weight, seen, *sum);
+                            }
+                        }
+                        weights = weights.add($rows);
+                    }
+                    for (row, sums) in sums.into_iter().enumerate() {
+                        for (v, sum) in sums.into_iter().enumerate() {
+                            $store(to.add(row * step + *places.add(v)), sum);
+                        }
+                    }
+                }
+            }
+        };
+    }
+
+    tile!(
+        avx2,
+        "avx2,fma",
+        4,
+        _mm256_setzero_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps
+    );
+    tile!(
+        avx512,
+        "avx512f",
+        8,
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps
+    );
+}
