@@ -2,7 +2,7 @@
 //!
 //! Every pass is a product of matrices, one for each group of channels, of which one operand (or both) is a tensor seen
 //! through sliding windows: an element of the tensor occurs in it as often as windows cover it. That matrix is never
-//! made as a whole: its panels are packed when they are needed.
+//! made as a whole: its panels are packed when they are needed, or its rows are read where they lie.
 
 mod copy;
 mod cut;
@@ -142,6 +142,7 @@ impl ConvKernel {
     }
 }
 
+/// The engine for a shape: the first of these that fits and is not worse than those that follow.
 fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn Engine>, String> {
     let finish = Arc::new(Finish::new::<T>(desc, isa)?);
     fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
