@@ -9,8 +9,12 @@ use crate::isa::Isa;
 use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Drive, Plan, Tape};
 
-/// Depth of a chunk: a panel of B of that depth stays in the first-level cache, beside a panel of A.
-const DEPTH: usize = 256;
+/// Depth of a chunk: a panel of A of that depth stays in the first-level cache, past which one of B streams.
+const DEPTH: usize = 384;
+/// Depth of a chunk of dot products.
+const FEW_DEPTH: usize = 512;
+/// Depths of a chunk of few long sums, at least and at most.
+const LONG_DEPTHS: (usize, usize) = (64, 256);
 /// Panels of A in a block: together with a panel of B they stay in the second-level cache.
 const ROW_PANELS: usize = 16;
 /// Columns of a block.
@@ -280,9 +284,9 @@ impl Shape {
         }
         // Of few long sums, a chunk of both operands stays in the first-level cache.
         let most = if few.is_some() {
-            2 * DEPTH
+            FEW_DEPTH
         } else if cut.parts > 1 {
-            (CACHE / ((m + n) * T::BYTES).max(1)).clamp(DEPTH / 4, DEPTH)
+            (CACHE / ((m + n) * T::BYTES).max(1)).clamp(LONG_DEPTHS.0, LONG_DEPTHS.1)
         } else {
             DEPTH
         };
