@@ -5,6 +5,7 @@
 //! - [`NestKernel`] runs an [`ortrain_expr::Nest`]: maps, and reductions along rows or down columns.
 //! - [`GemmKernel`] multiplies matrices, with a nest over the finished product as its epilogue.
 //! - [`ConvKernel`] convolves, or makes the gradients of a convolution's operands, with an epilogue of the same kind.
+//! - [`AttentionKernel`] weighs values by the softmax of scores, or makes the gradients, and keeps no scores.
 //! - [`WindowKernel`] pools: the largest or the sum under sliding windows, and their gradients.
 //! - [`ScatterKernel`] adds rows into the rows that indices name.
 //! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
@@ -20,6 +21,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("registers and constants are laid out for little-endian machines");
 
+mod attention;
 mod conv;
 mod gemm;
 mod isa;
@@ -32,6 +34,7 @@ pub mod vecmath;
 mod views;
 mod window;
 
+pub use attention::{AttentionDesc, AttentionKernel, AttentionPass};
 pub use conv::{ConvDesc, ConvKernel};
 pub use gemm::{GemmDesc, GemmKernel};
 pub use isa::Isa;

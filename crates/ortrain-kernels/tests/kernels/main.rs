@@ -1,6 +1,7 @@
 //! Kernels against the reference semantics of expressions, on every instruction-set level of this machine.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
+mod attention;
 mod common;
 mod conv;
 mod gemm;

@@ -1,0 +1,104 @@
+//! Products with a packed right factor.
+
+use crate::gemm::micro::{Micro, Real};
+use crate::isa::{Isa, Level, Work};
+
+/// Depths that are gone through at a time: a panel of the right factor stays in the first-level cache.
+const DEPTH: usize = 256;
+
+/// A matrix that is read where it lies.
+#[derive(Clone, Copy)]
+pub(super) struct Left<T> {
+    pub(super) at: *const T,
+    /// Steps from row to row and along the depth.
+    pub(super) row: isize,
+    pub(super) depth: isize,
+}
+
+impl<T> Left<T> {
+    /// The transposed matrix.
+    pub(super) fn turned(self) -> Left<T> {
+        Left { row: self.depth, depth: self.row, ..self }
+    }
+}
+
+/// A product `C = A·B`, or `C += A·B`.
+pub(super) struct Product<T> {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) depth: usize,
+    pub(super) a: Left<T>,
+    /// B in panels of the micro-kernel's columns.
+    pub(super) b: *const T,
+    /// C, row-major, of `cols` columns.
+    pub(super) c: *mut T,
+    pub(super) add: bool,
+    /// Room for one block of the micro-kernel.
+    pub(super) corner: *mut T,
+}
+
+impl<T: Real> Product<T> {
+    /// # Safety
+    /// A, B and C have the elements that the sizes name; C and the corner may be written, and overlap nothing. `micro`
+    /// is of a level that the machine has.
+    pub(super) unsafe fn run(&self, isa: Isa, micro: Micro<T>) {
+        let &Product { rows, cols, depth, a, b, c, add, corner } = self;
+        let Micro { mr, nr, run: whole, half } = micro;
+        let height = rows.div_ceil(rows.div_ceil(mr));
+        for p in (0..depth).step_by(DEPTH) {
+            let n = DEPTH.min(depth - p);
+            let add = add || p > 0;
+            for j in (0..cols).step_by(nr) {
+                let there = nr.min(cols - j);
+                let (run, columns) = match half {
+                    Some(half) if 2 * there <= nr => (half, nr / 2),
+                    _ => (whole, nr),
+                };
+                let b = b.wrapping_add(j * depth + p * nr);
+                for i in (0..rows).step_by(height) {
+                    let count = height.min(rows - i);
+                    let a_at = a.at.wrapping_offset(i as isize * a.row + p as isize * a.depth);
+                    let to = c.wrapping_add(i * cols + j);
+                    // SAFETY: rows before `rows` are there, panels of B are padded, and what is narrower than a panel
+                    // goes by way of the corner.
+                    unsafe {
+                        let run = run[count - 1];
+                        if there == columns {
+                            run(n, a_at, a.row, a.depth, b, nr as isize, to, cols as isize, add);
+                        } else {
+                            run(n, a_at, a.row, a.depth, b, nr as isize, corner, nr as isize, false);
+                            isa.run(Spill { from: corner, pitch: nr, to, cols, size: (count, there), add });
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Brings the part of a narrow block that is there to where it belongs.
+struct Spill<T> {
+    from: *const T,
+    pitch: usize,
+    to: *mut T,
+    cols: usize,
+    size: (usize, usize),
+    add: bool,
+}
+
+impl<T: Real> Work for Spill<T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        for i in 0..self.size.0 {
+            for j in 0..self.size.1 {
+                // SAFETY: both blocks have these elements, and belong to this worker.
+                unsafe {
+                    let value = self.from.add(i * self.pitch + j).read();
+                    let to = self.to.add(i * self.cols + j);
+                    to.write(if self.add { to.read().plus(value) } else { value });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,476 @@
+//! Attention against sums in f64.
+
+use ortrain_expr::{
+    Access, Builder, CompareOp, DType, Evaluation, Inst, Mode, Nest, Reg, RunScalar, Scalar, Strides, Type,
+};
+use ortrain_kernels::{AttentionDesc, AttentionKernel, AttentionPass, Isa, Pool};
+
+use crate::common::*;
+
+/// Sizes: batch, heads, queries, keys, elements of a query, elements of a value.
+type Sizes = [usize; 6];
+
+/// What is done to the scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Scores {
+    Plain,
+    Scaled,
+    /// A mask for each key of each element of the batch, -inf in places.
+    Keys,
+    /// A mask for each pair, added after scaling, that leaves some queries nothing.
+    Pairs,
+    /// Later keys are not seen.
+    Causal,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    sizes: Sizes,
+    dtype: DType,
+    scores: Scores,
+    /// Weights are dropped.
+    dropped: bool,
+    /// Heads lie between positions and elements.
+    interleaved: bool,
+    /// All heads of an element of the batch have the same keys and values.
+    shared: bool,
+}
+
+/// A tensor `[batch, heads, lines, elements]`.
+fn operand(case: Case, lines: usize, elements: usize, shared: bool) -> Access {
+    let [batch, heads, ..] = case.sizes;
+    let own = if shared { 1 } else { heads };
+    let strides: [usize; 4] = if case.interleaved {
+        [lines * own * elements, elements, own * elements, 1]
+    } else {
+        [own * lines * elements, lines * elements, elements, 1]
+    };
+    let mut strides: Strides = strides.into_iter().map(|stride| stride as isize).collect();
+    if shared {
+        strides[1] = 0;
+    }
+    Access { dtype: case.dtype, offset: 0, strides, len: batch * own * lines * elements }
+}
+
+/// A nest over `dims` whose first loads (`given` of them) and, where `store` is missing, whose store have no buffer.
+fn nest(
+    dtype: DType,
+    dims: &[usize],
+    given: usize,
+    loads: Vec<Access>,
+    store: Option<Access>,
+    f: impl FnOnce(&mut Builder, &[Reg]) -> Reg,
+) -> Nest {
+    let whole = Access::contiguous(dtype, dims);
+    let loads = [vec![whole.clone(); given], loads].concat();
+    let mut b = Builder::new();
+    let regs: Vec<Reg> =
+        loads.iter().enumerate().map(|(slot, load)| b.load(slot, Type::of(load.dtype))).collect();
+    let result = f(&mut b, &regs);
+    Nest {
+        dims: dims.iter().copied().collect(),
+        inner: 0,
+        loads,
+        expr: b.finish(&[result]),
+        reductions: Vec::new(),
+        stores: vec![store.unwrap_or(whole)],
+    }
+}
+
+/// Twice the value or nothing, at random.
+fn dropped(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
+    let ty = b.ty(x);
+    let mut index = b.int(0);
+    for (axis, &size) in dims.iter().enumerate() {
+        let (size, here) = (b.int(size as i64), b.coordinate(axis));
+        let scaled = b.mul(index, size);
+        index = b.add(scaled, here);
+    }
+    let index = b.convert(index, Type::U64);
+    let key = b.run_scalar(RunScalar::Seed);
+    let stream = b.push(Inst::Const(Scalar::U64(7)), Type::U64);
+    let bits = b.push(Inst::Random(key, stream, index), Type::U32);
+    let half = b.push(Inst::Const(Scalar::U32(1 << 31)), Type::U32);
+    let keep = b.compare(CompareOp::Lt, bits, half);
+    let (two, zero) = (b.constant(ty, 2.0), b.constant(ty, 0.0));
+    let doubled = b.mul(x, two);
+    b.select(keep, doubled, zero)
+}
+
+impl Case {
+    fn scores(self) -> Nest {
+        let [batch, heads, queries, keys, size, _] = self.sizes;
+        let dims = [batch, heads, queries, keys];
+        let factor = 1.0 / (size as f64).sqrt();
+        let ty = Type::of(self.dtype);
+        let mask = match self.scores {
+            Scores::Keys => vec![Access::broadcast(self.dtype, &[batch, 1, 1, keys], &dims)],
+            Scores::Pairs => vec![Access::broadcast(self.dtype, &[queries, keys], &dims)],
+            _ => Vec::new(),
+        };
+        nest(self.dtype, &dims, 1, mask, None, |b, regs| {
+            let c = b.constant(ty, factor);
+            match self.scores {
+                Scores::Plain => regs[0],
+                Scores::Scaled => b.mul(regs[0], c),
+                Scores::Keys | Scores::Pairs => {
+                    let scaled = b.mul(regs[0], c);
+                    b.add(scaled, regs[1])
+                }
+                Scores::Causal => {
+                    let (i, j) = (b.coordinate(2), b.coordinate(3));
+                    let seen = b.compare(CompareOp::Le, j, i);
+                    let never = b.constant(ty, f64::NEG_INFINITY);
+                    b.select(seen, regs[0], never)
+                }
+            }
+        })
+    }
+
+    fn scores_gradient(self) -> Nest {
+        let [batch, heads, queries, keys, size, _] = self.sizes;
+        let ty = Type::of(self.dtype);
+        nest(self.dtype, &[batch, heads, queries, keys], 1, Vec::new(), None, |b, regs| {
+            let c = b.constant(ty, 1.0 / (size as f64).sqrt());
+            match self.scores {
+                Scores::Plain => regs[0],
+                Scores::Causal => {
+                    let (i, j) = (b.coordinate(2), b.coordinate(3));
+                    let seen = b.compare(CompareOp::Le, j, i);
+                    let zero = b.constant(ty, 0.0);
+                    b.select(seen, regs[0], zero)
+                }
+                _ => b.mul(regs[0], c),
+            }
+        })
+    }
+
+    fn weights(self, given: usize) -> Nest {
+        let [batch, heads, queries, keys, ..] = self.sizes;
+        let dims = [batch, heads, queries, keys];
+        nest(self.dtype, &dims, given, Vec::new(), None, |b, regs| {
+            if self.dropped { dropped(b, &dims, regs[0]) } else { regs[0] }
+        })
+    }
+
+    /// The epilogue of a result that lies as the operands do.
+    fn result(self, lines: usize, elements: usize) -> Nest {
+        let [batch, heads, ..] = self.sizes;
+        let store = operand(self, lines, elements, false);
+        nest(self.dtype, &[batch, heads, lines, elements], 1, Vec::new(), Some(store), |_, regs| regs[0])
+    }
+
+    fn desc(self, backward: bool) -> AttentionDesc {
+        let [_, _, queries, keys, size, width] = self.sizes;
+        let pass = if backward {
+            AttentionPass::Gradients {
+                given: operand(self, queries, width, false),
+                weights: self.weights(2),
+                scores: self.scores_gradient(),
+                q: Some(self.result(queries, size)),
+                k: Some(self.result(keys, size)),
+                v: Some(self.result(keys, width)),
+            }
+        } else {
+            AttentionPass::Output(self.result(queries, width))
+        };
+        AttentionDesc {
+            size,
+            width,
+            q: operand(self, queries, size, false),
+            k: operand(self, keys, size, self.shared),
+            v: operand(self, keys, width, self.shared),
+            scores: self.scores(),
+            weights: self.weights(1),
+            pass,
+        }
+    }
+
+    fn inputs(self, random: &mut Random) -> Vec<Vec<u8>> {
+        let [batch, _, queries, keys, size, width] = self.sizes;
+        let desc = self.desc(true);
+        let given = operand(self, queries, width, false);
+        let mut tensor = |len: usize, factor: f64| -> Vec<u8> {
+            let mut bytes = vec![0; len * self.dtype.size()];
+            (0..len).for_each(|i| put(&mut bytes, self.dtype, i, Scalar::F64(factor * random.unit())));
+            bytes
+        };
+        // Without a scale, scores must not all go to one key.
+        let mut inputs = vec![
+            tensor(desc.q.len, (size as f64).powf(-0.25)),
+            tensor(desc.k.len, 1.0),
+            tensor(desc.v.len, 1.0),
+            tensor(given.len, 1.0),
+        ];
+        let masked = |hidden: &dyn Fn(usize) -> bool, len: usize| {
+            let mut bytes = vec![0; len * self.dtype.size()];
+            for i in 0..len {
+                let value = if hidden(i) { f64::NEG_INFINITY } else { (i % 5) as f64 * 0.25 };
+                put(&mut bytes, self.dtype, i, Scalar::F64(value));
+            }
+            bytes
+        };
+        match self.scores {
+            Scores::Keys => inputs.push(masked(&|i| keys > 1 && i % keys % 3 == 2, batch * keys)),
+            Scores::Pairs => inputs.push(masked(
+                &|i| i / keys % 4 == 3 || (i % keys + i / keys) % 3 == 1 && keys > 2,
+                queries * keys,
+            )),
+            _ => {}
+        }
+        inputs
+    }
+}
+
+/// One point of a nest over scores.
+struct Here<'a> {
+    nest: &'a Nest,
+    given: &'a [f64],
+    mask: Option<&'a Vec<u8>>,
+    index: &'a [usize],
+}
+
+impl Evaluation for Here<'_> {
+    fn load(&mut self, slot: usize) -> Scalar {
+        let access = &self.nest.loads[slot];
+        if let Some(&given) = self.given.get(slot) {
+            return Scalar::F64(given);
+        }
+        let at: isize = access.strides.iter().zip(self.index).map(|(&s, &i)| s * i as isize).sum();
+        get(self.mask.expect("there is a mask"), access.dtype, at as usize)
+    }
+
+    fn load_at(&mut self, _: usize, _: i64) -> Scalar {
+        unreachable!("nothing is gathered")
+    }
+
+    fn coordinate(&mut self, axis: usize) -> i64 {
+        self.index[axis] as i64
+    }
+
+    fn run_scalar(&mut self, scalar: RunScalar) -> u64 {
+        match scalar {
+            RunScalar::Seed => SCALARS.seed,
+            RunScalar::TrainStep => SCALARS.train_step,
+        }
+    }
+
+    fn reduced(&mut self, _: usize) -> Scalar {
+        unreachable!("nothing is reduced")
+    }
+}
+
+/// Output and gradients of Q, K and V in f64, as the operands lie.
+fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
+    let [batch, heads, queries, keys, size, width] = case.sizes;
+    let desc = case.desc(true);
+    let AttentionPass::Gradients { given, weights, scores, .. } = &desc.pass else { unreachable!() };
+    let element = |access: &Access, k: usize, index: [usize; 4]| {
+        let at: isize = access.strides.iter().zip(index).map(|(&s, i)| s * i as isize).sum();
+        get(&inputs[k], case.dtype, at as usize).to_f64()
+    };
+    let result = |lines, elements| operand(case, lines, elements, false);
+    let place = |access: &Access, index: [usize; 4]| -> usize {
+        access.strides.iter().zip(index).map(|(&s, i)| s as usize * i).sum()
+    };
+    let (o_at, q_at, k_at, v_at) =
+        (result(queries, width), result(queries, size), result(keys, size), result(keys, width));
+    let mut results =
+        [vec![0.0; o_at.len], vec![0.0; q_at.len], vec![0.0; k_at.len], vec![0.0; v_at.len]];
+    for b in 0..batch {
+        for h in 0..heads {
+            for i in 0..queries {
+                let value = |nest: &Nest, given: &[f64], j: usize| {
+                    let mut at = Here { nest, given, mask: inputs.get(4), index: &[b, h, i, j] };
+                    nest.expr.evaluate(Mode::Widened, &mut at).unwrap()[0].to_f64()
+                };
+                let dot = |j: usize| {
+                    (0..size).map(|l| element(&desc.q, 0, [b, h, i, l]) * element(&desc.k, 1, [b, h, j, l])).sum()
+                };
+                let scored: Vec<f64> = (0..keys).map(|j| value(&desc.scores, &[dot(j)], j)).collect();
+                let most = scored.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let powers: Vec<f64> = scored.iter().map(|score| (score - most).exp()).collect();
+                let sum: f64 = powers.iter().sum();
+                let softmax: Vec<f64> = powers.iter().map(|power| power / sum).collect();
+                let used: Vec<f64> = (0..keys).map(|j| value(&desc.weights, &[softmax[j]], j)).collect();
+                for d in 0..width {
+                    let to = &mut results[0][place(&o_at, [b, h, i, d])];
+                    *to = (0..keys).map(|j| used[j] * element(&desc.v, 2, [b, h, j, d])).sum();
+                }
+                let back: Vec<f64> = (0..keys)
+                    .map(|j| {
+                        let terms =
+                            (0..width).map(|d| element(given, 3, [b, h, i, d]) * element(&desc.v, 2, [b, h, j, d]));
+                        value(weights, &[terms.sum(), softmax[j]], j)
+                    })
+                    .collect();
+                let total: f64 = back.iter().zip(&softmax).map(|(g, p)| g * p).sum();
+                for j in 0..keys {
+                    let score = value(scores, &[softmax[j] * (back[j] - total)], j);
+                    for l in 0..size {
+                        results[1][place(&q_at, [b, h, i, l])] += score * element(&desc.k, 1, [b, h, j, l]);
+                        results[2][place(&k_at, [b, h, j, l])] += score * element(&desc.q, 0, [b, h, i, l]);
+                    }
+                    for d in 0..width {
+                        results[3][place(&v_at, [b, h, j, d])] += used[j] * element(given, 3, [b, h, i, d]);
+                    }
+                }
+            }
+        }
+    }
+    results
+}
+
+/// Runs a kernel on buffers in its order; `masks` says how often the mask is among them.
+fn run(desc: &AttentionDesc, isa: Isa, threads: usize, inputs: &[Vec<u8>], outs: &[usize]) -> Vec<Vec<u8>> {
+    let kernel = AttentionKernel::new(desc, isa).unwrap();
+    let pool = Pool::new(threads);
+    let mut memory = Memory::new(kernel.scratch_bytes(threads));
+    let mut inputs = inputs.to_vec();
+    let mut outs: Vec<Vec<u8>> = outs.iter().map(|&bytes| vec![0xa5; bytes]).collect();
+    let bases: Vec<*mut u8> = inputs.iter_mut().chain(&mut outs).map(Vec::as_mut_ptr).collect();
+    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) };
+    outs
+}
+
+fn check(case: Case) {
+    let mut random = Random(case.sizes.iter().fold(11, |sum, &size| sum * 31 + size as u64));
+    let inputs = case.inputs(&mut random);
+    let want = expected(case, &inputs);
+    let (relative, absolute) = if case.dtype == DType::F64 { (1e-11, 1e-12) } else { (2e-4, 2e-5) };
+    let bytes = |values: &[f64]| {
+        let mut bytes = vec![0; values.len() * 8];
+        values.iter().enumerate().for_each(|(i, &value)| put(&mut bytes, DType::F64, i, Scalar::F64(value)));
+        bytes
+    };
+    let widened = |got: &[u8]| -> Vec<u8> {
+        let len = got.len() / case.dtype.size();
+        bytes(&(0..len).map(|i| get(got, case.dtype, i).to_f64()).collect::<Vec<_>>())
+    };
+    let sizes: Vec<usize> = want.iter().map(|values| values.len() * case.dtype.size()).collect();
+    let (forward, backward) = (case.desc(false), case.desc(true));
+    // The mask follows the operands; the gradient is an operand of the second pass alone.
+    let mut operands = inputs.clone();
+    operands.remove(3);
+    for isa in Isa::available() {
+        let what = format!("{case:?} at {isa}");
+        let output = run(&forward, isa, 1, &operands, &sizes[..1]);
+        let gradients = run(&backward, isa, 1, &inputs, &sizes[1..]);
+        assert_eq!(output, run(&forward, isa, 2, &operands, &sizes[..1]), "{what}: two threads");
+        assert_eq!(gradients, run(&backward, isa, 2, &inputs, &sizes[1..]), "{what}: two threads");
+        for (k, (got, want)) in output.iter().chain(&gradients).zip(&want).enumerate() {
+            let what = format!("result {k} of {what}");
+            assert_close(DType::F64, &widened(got), &bytes(want), relative, absolute, &what);
+        }
+    }
+}
+
+const PLAIN: Case = Case {
+    sizes: [1, 1, 1, 1, 1, 1],
+    dtype: DType::F32,
+    scores: Scores::Scaled,
+    dropped: false,
+    interleaved: true,
+    shared: false,
+};
+
+#[test]
+fn odd_sizes() {
+    let lengths = [(1, 1), (7, 7), (33, 33), (129, 129), (1, 33), (33, 1), (7, 129), (129, 7)];
+    for (queries, keys) in lengths {
+        for (size, width) in [(3, 3), (16, 16), (64, 64), (80, 80), (16, 5), (33, 64)] {
+            check(Case { sizes: [1, 2, queries, keys, size, width], ..PLAIN });
+        }
+    }
+}
+
+#[test]
+fn masks_and_dropout() {
+    for scores in [Scores::Plain, Scores::Scaled, Scores::Keys, Scores::Pairs, Scores::Causal] {
+        for dropped in [false, true] {
+            for (interleaved, shared) in [(true, false), (false, true)] {
+                for dtype in [DType::F32, DType::F64] {
+                    let sizes = [2, 3, 9, 35, 8, 12];
+                    check(Case { sizes, dtype, scores, dropped, interleaved, shared });
+                }
+            }
+        }
+    }
+}
+
+/// Few heads: queries are parted, and so are sums of the gradients of keys and values. Many: they are grouped.
+#[test]
+fn few_heads_and_many() {
+    for scores in [Scores::Scaled, Scores::Pairs] {
+        check(Case { sizes: [1, 1, 500, 260, 20, 36], scores, ..PLAIN });
+        check(Case { sizes: [1, 3, 130, 140, 64, 64], scores, dropped: true, ..PLAIN });
+        check(Case { sizes: [30, 5, 5, 6, 4, 4], scores, dropped: true, ..PLAIN });
+    }
+    check(Case { sizes: [1, 1, 1, 2000, 8, 8], ..PLAIN });
+}
+
+#[test]
+fn what_is_not_a_number_flows_to_its_query_and_no_other() {
+    let case = Case { sizes: [1, 2, 9, 40, 8, 8], scores: Scores::Scaled, ..PLAIN };
+    let mut inputs = case.inputs(&mut Random(3));
+    let desc = case.desc(false);
+    let broken = 4 * desc.q.strides[2] as usize;
+    put(&mut inputs[0], case.dtype, broken, Scalar::F64(f64::NAN));
+    let want = expected(case, &inputs);
+    inputs.remove(3);
+    for isa in Isa::available() {
+        let output = run(&desc, isa, 1, &inputs, &[want[0].len() * 4]);
+        let nan: Vec<bool> = floats(&output[0]).iter().map(|value| value.is_nan()).collect();
+        let expected: Vec<bool> = want[0].iter().map(|value| value.is_nan()).collect();
+        assert_eq!(nan, expected, "{isa}");
+        assert_eq!(nan.iter().filter(|&&nan| nan).count(), 8);
+    }
+}
+
+#[test]
+fn only_what_is_wanted() {
+    let case = Case { sizes: [1, 2, 9, 40, 8, 8], dropped: true, ..PLAIN };
+    let inputs = case.inputs(&mut Random(5));
+    let all = case.desc(true);
+    let sizes: Vec<usize> = expected(case, &inputs)[1..].iter().map(|values| values.len() * 4).collect();
+    for isa in Isa::available() {
+        let whole = run(&all, isa, 1, &inputs, &sizes);
+        for wanted in 0..8 {
+            let mut desc = all.clone();
+            let AttentionPass::Gradients { q, k, v, .. } = &mut desc.pass else { unreachable!() };
+            let mut bytes = Vec::new();
+            for (bit, result) in [q, k, v].into_iter().enumerate() {
+                if wanted >> bit & 1 == 0 {
+                    *result = None;
+                } else {
+                    bytes.push(bit);
+                }
+            }
+            let outs: Vec<usize> = bytes.iter().map(|&bit| sizes[bit]).collect();
+            let some = run(&desc, isa, 1, &inputs, &outs);
+            for (got, bit) in some.iter().zip(bytes) {
+                assert_eq!(*got, whole[bit], "gradient {bit} at {isa}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let good = Case { sizes: [2, 3, 9, 35, 8, 12], ..PLAIN }.desc(true);
+    let refused = |change: &dyn Fn(&mut AttentionDesc)| {
+        let mut desc = good.clone();
+        change(&mut desc);
+        AttentionKernel::new(&desc, Isa::PORTABLE).unwrap_err()
+    };
+    assert!(AttentionKernel::new(&good, Isa::PORTABLE).is_ok());
+    refused(&|desc| desc.q.dtype = DType::F16);
+    refused(&|desc| desc.k.dtype = DType::F64);
+    refused(&|desc| desc.size = 9);
+    refused(&|desc| desc.width = 0);
+    refused(&|desc| desc.v.offset = 1);
+    refused(&|desc| desc.scores.inner = 1);
+    refused(&|desc| desc.scores.stores[0].strides[3] = 2);
+    refused(&|desc| desc.weights.dims[2] = 8);
+}
