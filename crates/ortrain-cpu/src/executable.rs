@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
-    ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc,
-    ScatterKernel, Scratch, WindowDesc, WindowKernel,
+    AttentionDesc, AttentionKernel, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel, Pool,
+    RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
 };
 use ortrain_program::{
-    Bindings, Entry, Executable, Instruction, Observer, Program, RunError, Scalars, Step,
-    UnsupportedOnBackend, Workspace,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Program,
+    RunError, Scalars, Step, UnsupportedOnBackend, Workspace,
 };
 
 use crate::addresses::Addresses;
@@ -21,6 +21,7 @@ enum Kernel {
     Nest(Box<NestKernel>),
     MatMul(GemmKernel),
     Conv(ConvKernel),
+    Attention(AttentionKernel, Vec<BufferId>),
     Window(Box<WindowKernel>),
     Scatter(ScatterKernel),
 }
@@ -46,6 +47,8 @@ impl Kernel {
                 let desc = ConvDesc { shape: c.shape.clone(), a, b, epilogue: c.epilogue.nest.clone() };
                 ConvKernel::new(&desc, isa).map(Kernel::Conv)
             }
+            Step::Attention(a) => AttentionKernel::new(&description(a), isa)
+                .map(|kernel| Kernel::Attention(kernel, a.buffers())),
             Step::Window(w) => {
                 let dtype = program.buffer(w.target).dtype;
                 let desc = WindowDesc { shape: w.shape.clone(), dtype, index: w.index.is_some() };
@@ -70,9 +73,38 @@ impl Kernel {
             Kernel::Nest(kernel) => kernel.scratch_bytes(threads),
             Kernel::MatMul(kernel) => kernel.scratch_bytes(threads),
             Kernel::Conv(kernel) => kernel.scratch_bytes(threads),
+            Kernel::Attention(kernel, _) => kernel.scratch_bytes(threads),
             Kernel::Window(kernel) => kernel.scratch_bytes(threads),
             Kernel::Scatter(_) => 0,
         }
+    }
+}
+
+/// What a kernel is to know of an attention.
+fn description(a: &Attention) -> AttentionDesc {
+    let pass = match &a.pass {
+        AttentionPass::Output(output) => ortrain_kernels::AttentionPass::Output(output.nest.clone()),
+        AttentionPass::Gradients(g) => {
+            let [q, k, v] = [&g.q, &g.k, &g.v].map(|result| result.as_ref().map(|l| l.nest.clone()));
+            ortrain_kernels::AttentionPass::Gradients {
+                given: g.given.access.clone(),
+                weights: g.weights.nest.clone(),
+                scores: g.scores.nest.clone(),
+                q,
+                k,
+                v,
+            }
+        }
+    };
+    AttentionDesc {
+        size: a.size,
+        width: a.width,
+        q: a.q.access.clone(),
+        k: a.k.access.clone(),
+        v: a.v.access.clone(),
+        scores: a.scores.nest.clone(),
+        weights: a.weights.nest.clone(),
+        pass,
     }
 }
 
@@ -135,6 +167,12 @@ impl CpuExecutable {
                 let bases = addresses.all(buffers.chain(epilogue));
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::Attention(kernel, buffers), Step::Attention(_)) => {
+                let bases = addresses.all(buffers.iter().copied());
+                // SAFETY: as said above.
+                unsafe { kernel.run(&bases, scalars, pool, scratch) };
+                Ok(())
             }
             (Kernel::Window(kernel), Step::Window(w)) => {
                 let [source, target] = [w.source, w.target].map(|id| addresses.of(id));

@@ -161,6 +161,7 @@ impl ProgramBuilder {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => (&l.nest, &l.reads, &l.writes, 0),
             Step::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
             Step::Conv(c) => (&c.epilogue.nest, &c.epilogue.reads, &c.epilogue.writes, 1),
+            Step::Attention(a) => return a.fault(&self.buffers),
             Step::Window(w) => return self.window_fault(w),
             Step::ScatterAdd(s) => {
                 let need = |id: BufferId, len: usize| {
@@ -269,6 +270,7 @@ impl ProgramBuilder {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
         fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
+        fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         fuse::fuse(&mut self.instructions, &self.buffers, &inputs, &outputs);
         self.planned(inputs, outputs)

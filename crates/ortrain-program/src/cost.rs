@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, BinaryOp, Inst, Nest, SlidingAxis, Type, UnaryOp, WindowPass};
 use smallvec::SmallVec;
 
-use crate::{Buffer, BufferId, Loop, Program, Step};
+use crate::{AttentionPass, Buffer, BufferId, Loop, Program, Step};
 
 /// The work of an instruction, whoever runs it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +59,29 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             let channels = count([s.batch, s.groups, s.channels_in, s.channels_out]);
             let products = s.axes.iter().map(pairs).fold(channels, u64::saturating_mul);
             flops = products.saturating_mul(2).saturating_add(nest_flops(&c.epilogue.nest));
+        }
+        Step::Attention(a) => {
+            let with = |dims: [usize; 2]| a.batch.iter().copied().chain(dims).collect::<SmallVec<[_; 6]>>();
+            for (operand, sizes) in a.operands() {
+                traffic.read(operand.buffer, reached(&operand.access, &with(sizes)));
+            }
+            for part in a.parts() {
+                traffic.part(part.part, part.given, part.stores);
+                flops = flops.saturating_add(nest_flops(&part.part.nest));
+            }
+            let scores = count(with([a.queries, a.keys]));
+            // Products: two for the output; for gradients the scores again, and what is wanted. Then the softmax.
+            let (sizes, widths, others) = match &a.pass {
+                AttentionPass::Output(_) => (1, 1, 5),
+                AttentionPass::Gradients(g) => {
+                    let (q, k, v) = (g.q.is_some(), g.k.is_some(), g.v.is_some());
+                    let back = u64::from(q || k);
+                    (1 + u64::from(q) + u64::from(k), u64::from(v) + back, 5 + 4 * back)
+                }
+            };
+            let products = (sizes * a.size as u64).saturating_add(widths * a.width as u64);
+            let each = products.saturating_mul(2).saturating_add(others);
+            flops = flops.saturating_add(scores.saturating_mul(each));
         }
         Step::Window(w) => {
             traffic.read(w.source, u64::MAX);
@@ -140,6 +163,11 @@ impl<'a> Traffic<'a> {
     }
 
     fn nest(&mut self, l: &Loop, virtual_loads: usize) {
+        self.part(l, virtual_loads, true);
+    }
+
+    /// A nest whose first loads, and whose stores unless they are `stored`, have no buffers.
+    fn part(&mut self, l: &Loop, virtual_loads: usize, stored: bool) {
         let dims = &l.nest.dims;
         if l.nest.outer_dims().contains(&0) {
             return;
@@ -153,7 +181,7 @@ impl<'a> Traffic<'a> {
                 self.read(id, reached);
             }
         }
-        for (access, &id) in l.nest.stores.iter().zip(&l.writes) {
+        for (access, &id) in l.nest.stores.iter().zip(&l.writes).filter(|_| stored) {
             self.write(id, reached(access, dims));
         }
     }
@@ -286,7 +314,7 @@ pub(crate) fn weight(step: &Step, buffers: &[Buffer]) -> u64 {
         Step::MatMul(m) => Passes::of(&m.epilogue.nest).weight(&m.epilogue, buffers, 1),
         Step::Conv(c) => Passes::of(&c.epilogue.nest).weight(&c.epilogue, buffers, 1),
         // Fusion leaves these as they are.
-        Step::Window(_) | Step::ScatterAdd(_) => 0,
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => 0,
     };
     START.saturating_add(cost(step, buffers).bytes).saturating_add(extra)
 }

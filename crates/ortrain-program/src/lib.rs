@@ -7,6 +7,7 @@
 //! - [`Backend`], [`Executable`]: what runs a program. [`Reference`] is the slow and obvious one.
 #![forbid(unsafe_code)]
 
+mod attention;
 mod backend;
 mod builder;
 mod cost;
@@ -19,6 +20,7 @@ pub mod reference;
 mod repeat;
 mod schedule;
 
+pub use attention::{Attention, AttentionGradients, AttentionPass, Operand};
 pub use backend::{
     Backend, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MemoryNeed, Observer, OverLimit,
     RunError, Scalars, UnsupportedOnBackend, Workspace,

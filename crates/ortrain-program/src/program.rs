@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, SlidingAxis, WindowPass, WindowShape};
 
-use crate::Cost;
+use crate::{Attention, Cost};
 
 /// A buffer of a [`Program`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -212,6 +212,8 @@ pub enum Step {
     MatMul(Box<MatMul>),
     /// Convolution with an epilogue.
     Conv(Box<Conv>),
+    /// Attention or its gradients, with epilogues.
+    Attention(Box<Attention>),
     /// Pooling.
     Window(Window),
     /// Sums at given rows.
@@ -228,6 +230,7 @@ impl Step {
             Step::Col(_) => "Col",
             Step::MatMul(_) => "MatMul",
             Step::Conv(_) => "Conv",
+            Step::Attention(_) => "Attention",
             Step::Window(_) => "Window",
             Step::ScatterAdd(_) => "ScatterAdd",
         }
@@ -245,6 +248,10 @@ impl Step {
             Step::Conv(c) => {
                 let [a, b, _] = c.shape.operands();
                 format!("{:?} {:?} x {:?}", c.shape.pass, a.as_slice(), b.as_slice())
+            }
+            Step::Attention(a) => {
+                let Attention { batch, queries, keys, size, width, .. } = &**a;
+                format!("{:?} {queries}x{keys} of {size} and {width}", batch.as_slice())
             }
             Step::Window(w) => {
                 let sizes =
@@ -267,6 +274,7 @@ impl Step {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => l.reads.clone(),
             Step::MatMul(m) => [m.a, m.b].into_iter().chain(m.epilogue.reads[1..].iter().copied()).collect(),
             Step::Conv(c) => [c.a, c.b].into_iter().chain(c.epilogue.reads[1..].iter().copied()).collect(),
+            Step::Attention(a) => a.reads(),
             Step::Window(w) => match w.shape.pass {
                 WindowPass::MaxGradient => [w.source].into_iter().chain(w.index).collect(),
                 WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => vec![w.source],
@@ -282,6 +290,7 @@ impl Step {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => l.writes.clone(),
             Step::MatMul(m) => m.epilogue.writes.clone(),
             Step::Conv(c) => c.epilogue.writes.clone(),
+            Step::Attention(a) => a.writes(),
             Step::Window(w) => match w.shape.pass {
                 WindowPass::Max => [w.target].into_iter().chain(w.index).collect(),
                 WindowPass::MaxGradient | WindowPass::Sum | WindowPass::SumGradient => vec![w.target],
@@ -310,6 +319,7 @@ impl Step {
                 (c.a, c.b) = (read(c.a), read(c.b));
                 all(&mut c.epilogue);
             }
+            Step::Attention(a) => a.rename(read, write),
             Step::Window(w) => {
                 (w.source, w.target) = (read(w.source), write(w.target));
                 let reads_index = w.shape.pass == WindowPass::MaxGradient;
@@ -323,14 +333,14 @@ impl Step {
         }
     }
 
-    /// Its element-wise part.
+    /// Its element-wise part, if it has one and not several.
     #[must_use]
     pub fn nest(&self) -> Option<&Nest> {
         match self {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => Some(&l.nest),
             Step::MatMul(m) => Some(&m.epilogue.nest),
             Step::Conv(c) => Some(&c.epilogue.nest),
-            Step::Window(_) | Step::ScatterAdd(_) => None,
+            Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => None,
         }
     }
 
@@ -469,6 +479,11 @@ impl fmt::Display for Program {
                     writeln!(f, "        reduce {i}: {:?} of %{}", reduction.op, reduction.value.0)?;
                 }
                 writeln!(f, "        {}", nest.expr)?;
+            }
+            if let Step::Attention(attention) = &instruction.step {
+                for part in attention.parts() {
+                    writeln!(f, "        {}: {}", part.name, part.part.nest.expr)?;
+                }
             }
         }
         Ok(())

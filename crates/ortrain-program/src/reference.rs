@@ -10,8 +10,9 @@ use ortrain_expr::{
 };
 
 use crate::{
-    Backend, Bindings, Buffer, BufferId, Conv, Entry, Executable, Loop, MatMul, Observer, OutOfMemory, Place,
-    Program, RunError, Scalars, ScatterAdd, Step, UnsupportedOnBackend, Window, Workspace,
+    Attention, AttentionPass, Backend, Bindings, Buffer, BufferId, Conv, Entry, Executable, Loop, MatMul,
+    Observer, Operand, OutOfMemory, Place, Program, RunError, Scalars, ScatterAdd, Step,
+    UnsupportedOnBackend, Window, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -149,8 +150,8 @@ struct Point<'a> {
     nest: &'a Nest,
     buffers: &'a [Vec<Scalar>],
     reads: &'a [BufferId],
-    /// Load 0, where it is a product that no buffer holds.
-    product: Option<Scalar>,
+    /// The first loads, where no buffer holds them: a product.
+    given: &'a [Scalar],
     index: &'a [usize],
     reduced: &'a [Scalar],
     scalars: Scalars,
@@ -163,9 +164,9 @@ fn position(access: &Access, index: &[usize]) -> usize {
 
 impl Evaluation for Point<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
-        match self.product {
-            Some(product) if slot == 0 => product,
-            _ => self.buffers[self.reads[slot].0 as usize][position(&self.nest.loads[slot], self.index)],
+        match self.given.get(slot) {
+            Some(&given) => given,
+            None => self.buffers[self.reads[slot].0 as usize][position(&self.nest.loads[slot], self.index)],
         }
     }
 
@@ -268,6 +269,7 @@ impl<'a> Run<'a> {
                 Step::Map(l) | Step::Row(l) | Step::Col(l) => self.nest(l, |_, _| None),
                 Step::MatMul(m) => self.matmul(m),
                 Step::Conv(c) => self.conv(c),
+                Step::Attention(a) => self.attention(a),
                 Step::Window(w) => {
                     self.window(w);
                     Ok(())
@@ -311,7 +313,8 @@ impl<'a> Run<'a> {
                 let mut at_inner = vec![0; inner.len()];
                 while !inner.contains(&0) {
                     let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
-                    let mut point = self.point(l, &index, &reduced, product(self, &index));
+                    let given = product(self, &index);
+                    let mut point = self.point(l, &index, &reduced, given.as_slice());
                     let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
                     outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
                     total = combine(reduction.op, total, regs[usize::from(reduction.value.0)]);
@@ -348,7 +351,8 @@ impl<'a> Run<'a> {
                         needed.iter_mut().zip(guard).for_each(|(all, one)| *all |= one);
                     }
                 }
-                let mut point = self.point(l, &index, &reduced, product(self, &index));
+                let given = product(self, &index);
+                let mut point = self.point(l, &index, &reduced, given.as_slice());
                 let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
                 outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
                 for (k, &wanted) in stores.iter().enumerate() {
@@ -377,16 +381,105 @@ impl<'a> Run<'a> {
         l: &'b Loop,
         index: &'b [usize],
         reduced: &'b [Scalar],
-        product: Option<Scalar>,
+        given: &'b [Scalar],
     ) -> Point<'b> {
         Point {
             nest: &l.nest,
             buffers: &self.buffers,
             reads: &l.reads,
-            product,
+            given,
             index,
             reduced,
             scalars: self.scalars,
+        }
+    }
+
+    /// What a nest without reductions makes of given values at a point.
+    fn value(&self, l: &Loop, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
+        let mut point = self.point(l, index, &[], given);
+        Ok(l.nest.expr.evaluate(self.mode, &mut point)?[0])
+    }
+
+    /// An element of an operand, in the type that it is computed in.
+    fn element(&self, operand: &Operand, index: &[usize], [line, element]: [usize; 2], ty: Type) -> Scalar {
+        let index: Vec<usize> = index.iter().copied().chain([line, element]).collect();
+        self.buffers[operand.buffer.0 as usize][position(&operand.access, &index)].convert(ty)
+    }
+
+    fn attention(&mut self, a: &Attention) -> Result<(), OutOfRange> {
+        let &Attention { queries, keys, size, width, .. } = a;
+        let ty = match Type::of(a.q.access.dtype) {
+            Type::F32 if self.mode == Mode::Widened => Type::F64,
+            ty => ty,
+        };
+        let zero = Scalar::from_f64(ty, 0.0);
+        let mul = |x: Scalar, y: Scalar| Scalar::binary(ortrain_expr::BinaryOp::Mul, x, y);
+        let sub = |x: Scalar, y: Scalar| Scalar::binary(ortrain_expr::BinaryOp::Sub, x, y);
+        let sum = |terms: &mut dyn Iterator<Item = Scalar>| {
+            terms.fold(zero, |total, term| combine(ReduceOp::Sum, total, term))
+        };
+        let heads: usize = a.batch.iter().product();
+        let mut output = vec![zero; heads * queries * width];
+        let (mut of_q, mut of_k) = (vec![zero; heads * queries * size], vec![zero; heads * keys * size]);
+        let mut of_v = vec![zero; heads * keys * width];
+        let mut index = vec![0; a.batch.len()];
+        for head in 0..heads {
+            for i in 0..queries {
+                let at = |j: usize| index.iter().copied().chain([i, j]).collect::<Vec<usize>>();
+                let dot = |j: usize| {
+                    let q = |l: usize| self.element(&a.q, &index, [i, l], ty);
+                    sum(&mut (0..size).map(|l| mul(q(l), self.element(&a.k, &index, [j, l], ty))))
+                };
+                let scores = (0..keys).map(|j| self.value(&a.scores, &at(j), &[dot(j)]));
+                let scores = scores.collect::<Result<Vec<Scalar>, _>>()?;
+                let largest = neutral(ReduceOp::Max, ty);
+                let largest = scores.iter().fold(largest, |most, &score| combine(ReduceOp::Max, most, score));
+                let power = |&score: &Scalar| Scalar::unary(ortrain_expr::UnaryOp::Exp, sub(score, largest));
+                let powers: Vec<Scalar> = scores.iter().map(power).collect();
+                let total = sum(&mut powers.iter().copied());
+                let share = |&power: &Scalar| Scalar::binary(ortrain_expr::BinaryOp::Div, power, total);
+                let softmax: Vec<Scalar> = powers.iter().map(share).collect();
+                let weights = (0..keys).map(|j| self.value(&a.weights, &at(j), &[softmax[j]]));
+                let weights = weights.collect::<Result<Vec<Scalar>, _>>()?;
+                let value = |j: usize, d: usize| self.element(&a.v, &index, [j, d], ty);
+                let AttentionPass::Gradients(gradients) = &a.pass else {
+                    for d in 0..width {
+                        output[(head * queries + i) * width + d] =
+                            sum(&mut (0..keys).map(|j| mul(weights[j], value(j, d))));
+                    }
+                    continue;
+                };
+                let given = |d: usize| self.element(&gradients.given, &index, [i, d], ty);
+                let back = (0..keys).map(|j| {
+                    let of_weight = sum(&mut (0..width).map(|d| mul(given(d), value(j, d))));
+                    self.value(&gradients.weights, &at(j), &[of_weight, softmax[j]])
+                });
+                let back = back.collect::<Result<Vec<Scalar>, _>>()?;
+                let total = sum(&mut (0..keys).map(|j| mul(back[j], softmax[j])));
+                for j in 0..keys {
+                    let of_score = mul(softmax[j], sub(back[j], total));
+                    let of_product = self.value(&gradients.scores, &at(j), &[of_score])?;
+                    let add = |to: &mut Scalar, x, y| *to = combine(ReduceOp::Sum, *to, mul(x, y));
+                    for l in 0..size {
+                        let (q, k) = ((head * queries + i) * size + l, (head * keys + j) * size + l);
+                        add(&mut of_q[q], of_product, self.element(&a.k, &index, [j, l], ty));
+                        add(&mut of_k[k], of_product, self.element(&a.q, &index, [i, l], ty));
+                    }
+                    for d in 0..width {
+                        add(&mut of_v[(head * keys + j) * width + d], weights[j], given(d));
+                    }
+                }
+            }
+            advance(&mut index, &a.batch);
+        }
+        let mut finish =
+            |l: &Loop, sums: &[Scalar]| self.nest(l, |_, index| Some(sums[flat(&l.nest.dims, index)]));
+        match &a.pass {
+            AttentionPass::Output(l) => finish(l, &output),
+            AttentionPass::Gradients(gradients) => {
+                let results = [(&gradients.q, of_q), (&gradients.k, of_k), (&gradients.v, of_v)];
+                results.iter().try_for_each(|(l, sums)| l.as_ref().map_or(Ok(()), |l| finish(l, sums)))
+            }
         }
     }
 

@@ -361,7 +361,8 @@ impl Making<'_> {
     fn pointwise(&mut self, nest: &Nest, given: usize, scalable: bool) -> Result<Pointwise, String> {
         let whole = Access::contiguous(self.real, &nest.dims);
         let ends = nest.loads.iter().take(given).chain(&nest.stores);
-        let gathers = |&(inst, _): &(Inst, Type)| matches!(inst, Inst::LoadAt(slot, _) if usize::from(slot) < given);
+        let gathers =
+            |&(inst, _): &(Inst, Type)| matches!(inst, Inst::LoadAt(slot, _) if usize::from(slot) < given);
         if nest.stores.len() != 1
             || ends.into_iter().any(|access| *access != whole)
             || nest.expr.insts().iter().any(gathers)
@@ -427,15 +428,16 @@ impl<T: Computed> Kernel<T> {
         let scores = making.pointwise(&desc.scores, 1, true)?;
         let weights = making.pointwise(&desc.weights, 1, false)?;
         let pass = match (&desc.pass, given) {
-            (AttentionPass::Output(nest), _) => Pass::Output(making.taped(nest, [queries, width], 1, false)?),
+            (AttentionPass::Output(nest), _) => {
+                Pass::Output(making.taped(nest, [queries, width], 1, false)?)
+            }
             (AttentionPass::Gradients { weights, scores, q, k, v, .. }, Some(given)) => {
                 let weights = making.pointwise(weights, 2, false)?;
                 let scores = making.pointwise(scores, 1, true)?;
                 let mut result = |nest: &Option<Nest>, lines, elements| {
                     nest.as_ref().map(|nest| making.taped(nest, [lines, elements], 1, false)).transpose()
                 };
-                let (q, k, v) =
-                    (result(q, queries, size)?, result(k, keys, size)?, result(v, keys, width)?);
+                let (q, k, v) = (result(q, queries, size)?, result(k, keys, size)?, result(v, keys, width)?);
                 Pass::Gradients(Box::new(Gradients { given, weights, scores, q, k, v }))
             }
             (AttentionPass::Gradients { .. }, None) => unreachable!("the given gradient was made above"),

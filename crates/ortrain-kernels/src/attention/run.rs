@@ -2,7 +2,7 @@
 
 use super::product::{Left, Product};
 use super::rows::{Softmax, SoftmaxGradient};
-use super::{Cut, Engine, Computed, Gradients, Kernel, MOST_BUFFERS, Operand, Pass, Pointwise, Taped};
+use super::{Computed, Cut, Engine, Gradients, Kernel, MOST_BUFFERS, Operand, Pass, Pointwise, Taped};
 use crate::gemm::pack::{Block, pack};
 use crate::isa::{Level, Work};
 use crate::pool::Pool;

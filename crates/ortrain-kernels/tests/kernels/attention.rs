@@ -275,8 +275,7 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     };
     let (o_at, q_at, k_at, v_at) =
         (result(queries, width), result(queries, size), result(keys, size), result(keys, width));
-    let mut results =
-        [vec![0.0; o_at.len], vec![0.0; q_at.len], vec![0.0; k_at.len], vec![0.0; v_at.len]];
+    let mut results = [vec![0.0; o_at.len], vec![0.0; q_at.len], vec![0.0; k_at.len], vec![0.0; v_at.len]];
     for b in 0..batch {
         for h in 0..heads {
             for i in 0..queries {
@@ -285,7 +284,9 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
                     nest.expr.evaluate(Mode::Widened, &mut at).unwrap()[0].to_f64()
                 };
                 let dot = |j: usize| {
-                    (0..size).map(|l| element(&desc.q, 0, [b, h, i, l]) * element(&desc.k, 1, [b, h, j, l])).sum()
+                    (0..size)
+                        .map(|l| element(&desc.q, 0, [b, h, i, l]) * element(&desc.k, 1, [b, h, j, l]))
+                        .sum()
                 };
                 let scored: Vec<f64> = (0..keys).map(|j| value(&desc.scores, &[dot(j)], j)).collect();
                 let most = scored.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -299,8 +300,8 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
                 }
                 let back: Vec<f64> = (0..keys)
                     .map(|j| {
-                        let terms =
-                            (0..width).map(|d| element(given, 3, [b, h, i, d]) * element(&desc.v, 2, [b, h, j, d]));
+                        let terms = (0..width)
+                            .map(|d| element(given, 3, [b, h, i, d]) * element(&desc.v, 2, [b, h, j, d]));
                         value(weights, &[terms.sum(), softmax[j]], j)
                     })
                     .collect();

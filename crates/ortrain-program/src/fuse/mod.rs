@@ -9,6 +9,7 @@
 //!
 //! Every pass goes over the instructions once, in order, so the same program is always fused in the same way.
 
+mod attention;
 mod embed;
 mod late_sums;
 mod lives;
@@ -27,6 +28,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::builder::align;
 use crate::cost::{is_gathered, weight};
 use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, Step, is_work};
+pub(crate) use attention::fuse_attention;
 use embed::Embedding;
 pub(crate) use late_sums::sum_late;
 use lives::Lives;
@@ -59,7 +61,7 @@ pub(crate) fn loop_of(step: &Step) -> Option<(&Loop, usize)> {
         Step::Map(l) | Step::Row(l) | Step::Col(l) => Some((l, 0)),
         Step::MatMul(m) => Some((&m.epilogue, 1)),
         Step::Conv(c) => Some((&c.epilogue, 1)),
-        Step::Window(_) | Step::ScatterAdd(_) => None,
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => None,
     }
 }
 
@@ -71,7 +73,7 @@ pub(crate) fn with_loop(step: &Step, l: Loop) -> Step {
         Step::Col(_) => Step::Col(l),
         Step::MatMul(m) => Step::MatMul(Box::new(MatMul { epilogue: l, ..(**m).clone() })),
         Step::Conv(c) => Step::Conv(Box::new(Conv { epilogue: l, ..(**c).clone() })),
-        Step::Window(_) | Step::ScatterAdd(_) => unreachable!("it has no nest"),
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => unreachable!("it has no single nest"),
     }
 }
 
@@ -86,7 +88,7 @@ pub(crate) fn factors(step: &Step) -> SmallVec<[BufferId; 2]> {
         Step::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
         Step::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
         Step::Map(_) | Step::Row(_) | Step::Col(_) => SmallVec::new(),
-        Step::Window(_) | Step::ScatterAdd(_) => step.reads().into_iter().collect(),
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => step.reads().into_iter().collect(),
     }
 }
 

@@ -1,0 +1,611 @@
+//! Attention, recognised from what it is made of: a product, element-wise maps, the softmax of rows, maps again, and a
+//! product with that. Its gradients are another six instructions of the same kinds. Where nobody else looks at a value in
+//! between, one instruction takes the place of all that make the output, and one that of all that make gradients.
+
+use std::collections::BTreeSet;
+
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, Nest, ReduceOp, Reg, Type, UnaryOp};
+
+use super::embed::Embedding;
+use super::splice::{Link, append, inline, same};
+use super::{Change, Fusion, joined};
+use crate::{
+    Attention, AttentionGradients, AttentionPass, Buffer, BufferId, Entries, Instruction, Loop, MatMul,
+    Operand, Step,
+};
+
+/// Maps between two instructions, at most.
+const MOST_MAPS: usize = 8;
+
+/// Replaces attentions. What is not needed any more is left to be dropped.
+pub(crate) fn fuse_attention(
+    instructions: &mut Vec<Instruction>,
+    buffers: &[Buffer],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) {
+    if !instructions.iter().any(|instruction| softmax(&instruction.step).is_some()) {
+        return;
+    }
+    let mut work = Fusion::new(std::mem::take(instructions), buffers, inputs, outputs);
+    for at in 0..work.slots.len() {
+        if let Some(found) = work.attention(at) {
+            work.put_all(found);
+        }
+    }
+    instructions.extend(work.slots.into_iter().flatten());
+}
+
+/// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
+fn rows(step: &Step) -> Option<(&Loop, usize)> {
+    let Step::Row(l) = step else { return None };
+    let &[keys] = l.nest.inner_dims() else { return None };
+    let accesses = || l.nest.loads.iter().chain(&l.nest.stores);
+    let dtype = l.nest.stores.first()?.dtype;
+    let whole = Access::contiguous(dtype, &l.nest.dims);
+    let fits = matches!(dtype, DType::F32 | DType::F64)
+        && accesses().all(|access| access.len == whole.len && same(access, &whole, &l.nest.dims));
+    (fits && l.writes.len() == 1).then_some((l, keys))
+}
+
+/// The operands of a binary operation.
+fn operands(nest: &Nest, reg: Reg, op: BinaryOp) -> Option<[Reg; 2]> {
+    match nest.expr.insts()[usize::from(reg.0)].0 {
+        Inst::Binary(found, a, b) if found == op => Some([a, b]),
+        _ => None,
+    }
+}
+
+fn is(nest: &Nest, reg: Reg, inst: Inst) -> bool {
+    nest.expr.insts()[usize::from(reg.0)].0 == inst
+}
+
+/// The softmax of rows: what it reads, what it writes, and the elements of a row.
+fn softmax(step: &Step) -> Option<(BufferId, BufferId, usize)> {
+    let (l, keys) = rows(step)?;
+    let nest = &l.nest;
+    let ([from], [most, sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
+    let [power, total] = operands(nest, nest.expr.outputs()[0], BinaryOp::Div)?;
+    let Inst::Unary(UnaryOp::Exp, shifted) = nest.expr.insts()[usize::from(power.0)].0 else { return None };
+    let [x, largest] = operands(nest, shifted, BinaryOp::Sub)?;
+    let fits = (most.op, sum.op) == (ReduceOp::Max, ReduceOp::Sum)
+        && (most.value, sum.value) == (x, power)
+        && is(nest, x, Inst::Load(0))
+        && is(nest, largest, Inst::Reduced(0))
+        && is(nest, total, Inst::Reduced(1))
+        && nest.expr.ty(x) == Type::of(nest.loads[0].dtype);
+    fits.then(|| (*from, l.writes[0], keys))
+}
+
+/// The gradient of the softmax `y` of rows: the gradient that it reads, and the one that it writes.
+fn softmax_gradient(step: &Step, y: BufferId) -> Option<(BufferId, BufferId)> {
+    let (l, _) = rows(step)?;
+    let nest = &l.nest;
+    let (&[a, b], [sum]) = (l.reads.as_slice(), nest.reductions.as_slice()) else { return None };
+    let (given, slots) = match () {
+        () if b == y && a != y => (a, [0, 1]),
+        () if a == y && b != y => (b, [1, 0]),
+        () => return None,
+    };
+    let [g_load, y_load] = slots.map(Inst::Load);
+    let either = |found: [Reg; 2], x: &dyn Fn(Reg) -> bool, y: &dyn Fn(Reg) -> bool| {
+        x(found[0]) && y(found[1]) || x(found[1]) && y(found[0])
+    };
+    let (is_g, is_y) = (|reg: Reg| is(nest, reg, g_load), |reg: Reg| is(nest, reg, y_load));
+    let rest = |reg: Reg| {
+        operands(nest, reg, BinaryOp::Sub).is_some_and(|[g, s]| is_g(g) && is(nest, s, Inst::Reduced(0)))
+    };
+    let fits = sum.op == ReduceOp::Sum
+        && either(operands(nest, sum.value, BinaryOp::Mul)?, &is_g, &is_y)
+        && either(operands(nest, nest.expr.outputs()[0], BinaryOp::Mul)?, &is_y, &rest);
+    fits.then(|| (given, l.writes[0]))
+}
+
+/// An access with its last two axes exchanged.
+fn turned(access: &Access) -> Access {
+    let mut access = access.clone();
+    let axes = access.strides.len();
+    access.strides.swap(axes - 2, axes - 1);
+    access
+}
+
+/// A loop over a space whose last two axes are exchanged.
+fn turned_loop(l: &Loop) -> Loop {
+    let axes = l.nest.dims.len();
+    let mut nest = l.nest.clone();
+    nest.dims.swap(axes - 2, axes - 1);
+    for access in nest.loads.iter_mut().chain(&mut nest.stores) {
+        access.strides.swap(axes - 2, axes - 1);
+    }
+    let mut b = Builder::new();
+    for &(inst, ty) in l.nest.expr.insts() {
+        b.push(
+            match inst {
+                Inst::Coordinate(axis) if usize::from(axis) == axes - 2 => Inst::Coordinate(axis + 1),
+                Inst::Coordinate(axis) if usize::from(axis) == axes - 1 => Inst::Coordinate(axis - 1),
+                other => other,
+            },
+            ty,
+        );
+    }
+    nest.expr = b.finish(l.nest.expr.outputs());
+    Loop { nest, ..l.clone() }
+}
+
+/// A product `left · right`, whichever way it stands in the program.
+struct View {
+    /// Over the batch axes, rows and depth.
+    left: Access,
+    /// Over the batch axes, depth and columns.
+    right: Operand,
+    rows: usize,
+    cols: usize,
+    /// Over the batch axes, rows and columns.
+    epilogue: Loop,
+}
+
+/// A product as seen from one of its factors.
+fn seen_from(m: &MatMul, id: BufferId) -> Option<View> {
+    match (m.a == id, m.b == id) {
+        (true, false) => Some(View {
+            left: m.a_access.clone(),
+            right: Operand { buffer: m.b, access: m.b_access.clone() },
+            rows: m.m,
+            cols: m.n,
+            epilogue: m.epilogue.clone(),
+        }),
+        // The transposed product.
+        (false, true) => Some(View {
+            left: turned(&m.b_access),
+            right: Operand { buffer: m.a, access: turned(&m.a_access) },
+            rows: m.n,
+            cols: m.m,
+            epilogue: turned_loop(&m.epilogue),
+        }),
+        _ => None,
+    }
+}
+
+/// The space of the scores of an attention.
+struct Space {
+    batch: Dims,
+    queries: usize,
+    dims: Dims,
+    whole: Access,
+    entries: Entries,
+}
+
+impl Space {
+    fn with(&self, sizes: [usize; 2]) -> Dims {
+        self.batch.iter().copied().chain(sizes).collect()
+    }
+
+    /// Whether an access over it goes through a buffer in order.
+    fn is_whole(&self, access: &Access) -> bool {
+        access.len == self.whole.len && same(access, &self.whole, &self.dims)
+    }
+
+    /// The same of one over its transposed.
+    fn is_turned(&self, access: &Access) -> bool {
+        self.is_whole(&turned(access))
+    }
+}
+
+/// What one new instruction takes the place of.
+struct Replaced {
+    place: usize,
+    step: Attention,
+    /// Those that make its results.
+    makers: Vec<usize>,
+    /// Those whose results nobody may need any more.
+    inside: Vec<usize>,
+}
+
+/// The gradient of a softmax's operand on its way to the gradients of queries and keys.
+struct Behind {
+    at: usize,
+    product: usize,
+    of_weights: Loop,
+    given: Operand,
+    of_operand: BufferId,
+}
+
+impl Fusion<'_> {
+    fn product(&self, at: usize, space: &Space) -> Option<&MatMul> {
+        match self.slots[at].as_ref()? {
+            Instruction { step: Step::MatMul(m), entries, .. }
+                if m.batch == space.batch && *entries == space.entries =>
+            {
+                Some(m)
+            }
+            _ => None,
+        }
+    }
+
+    /// The product that some element-wise maps make a buffer of.
+    fn product_behind(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
+        let maker = self.maker(id)?;
+        match self.step(maker)? {
+            Step::MatMul(m) => (m.n == keys && m.epilogue.writes.as_slice() == [id]).then_some(maker),
+            Step::Map(map) if maps > 0 => {
+                let len = self.buffers[id.0 as usize].len;
+                let mut whole = map.reads.iter().filter(|read| self.buffers[read.0 as usize].len == len);
+                whole.find_map(|&read| self.product_behind(read, keys, maps - 1))
+            }
+            _ => None,
+        }
+    }
+
+    /// What element-wise maps make of given buffers until they have made `value`, as a nest over the scores. Nobody
+    /// stores what they make in between.
+    fn made_of(&self, value: BufferId, given: &[BufferId], space: &Space) -> Option<Loop> {
+        let dtype = space.whole.dtype;
+        let mut b = Builder::new();
+        let outputs: Vec<Reg> = (0..given.len()).map(|slot| b.load(slot, Type::of(dtype))).collect();
+        let host = |outputs: &[Reg], b: Builder| Loop {
+            nest: Nest {
+                dims: space.dims.clone(),
+                inner: 0,
+                loads: vec![space.whole.clone(); given.len()],
+                expr: b.finish(outputs),
+                reductions: Vec::new(),
+                stores: vec![space.whole.clone(); outputs.len()],
+            },
+            reads: given.to_vec(),
+            writes: given[..outputs.len()].to_vec(),
+        };
+        if value == given[0] {
+            return Some(host(&outputs[..1], b));
+        }
+        let host = host(&outputs, b);
+        let mut l = self.map_that_makes(value)?;
+        let mut tried: Vec<BufferId> = given.to_vec();
+        for _ in 0..MOST_MAPS * MOST_MAPS {
+            let is_whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.whole.len;
+            let Some(&id) = l.reads.iter().find(|id| !tried.contains(id) && is_whole(id)) else { break };
+            tried.push(id);
+            let Some(map) = self.map_that_makes(id) else { continue };
+            while let Some(slot) = l.reads.iter().position(|read| *read == id) {
+                let Some(inlined) = inline(&l, 0, slot, &map, false) else { break };
+                l = inlined;
+            }
+        }
+        let slot = l.reads.iter().position(|read| *read == given[0])?;
+        let keep = vec![false; host.writes.len()];
+        let mut made = append(&host, given.len(), &l, Link::Result(0, slot), &keep, false)?;
+        let fits = made.nest.dims == space.dims
+            && made.nest.stores.len() == 1
+            && space.is_whole(&made.nest.stores[0])
+            && !made.nest.expr.can_fail();
+        made.nest.stores = vec![space.whole.clone()];
+        fits.then_some(made)
+    }
+
+    /// An operand as it lies before maps that do nothing but move it.
+    fn through_moves(&self, operand: Operand, dims: &[usize]) -> Operand {
+        let mut found = operand;
+        while let Some(map) = self.map_that_makes(found.buffer) {
+            let (&[(Inst::Load(0), _)], [load], &[source]) =
+                (map.nest.expr.insts(), map.nest.loads.as_slice(), map.reads.as_slice())
+            else {
+                break;
+            };
+            if load.dtype != found.access.dtype {
+                break;
+            }
+            let place = &map.nest.stores[0];
+            let Some(embedding) = Embedding::new(dims, &found.access, &map.nest, place, false) else { break };
+            found = Operand { buffer: source, access: embedding.access(load) };
+        }
+        found
+    }
+
+    /// An epilogue that goes on with maps that do nothing but move the result. Those that it went on with are noted.
+    fn with_moves(&self, mut l: Loop, entries: Entries, gone: &mut Vec<usize>) -> Loop {
+        while let &[value] = l.writes.as_slice() {
+            let readers = &self.readers[self.cell(value)];
+            let (Some(&reader), 1) = (readers.first(), readers.len()) else { break };
+            if !self.is_work(value) || self.is_output[self.cell(value)] {
+                break;
+            }
+            let Some(Instruction { step: Step::Map(map), entries: own, .. }) = &self.slots[reader] else {
+                break;
+            };
+            let moves = matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]) && map.writes.len() == 1;
+            if !moves || *own != entries || !self.is_work(map.writes[0]) {
+                break;
+            }
+            let Some(longer) = append(&l, 1, map, Link::Result(0, 0), &[false], false) else { break };
+            l = longer;
+            gone.push(reader);
+        }
+        l
+    }
+
+    /// The attention whose softmax stands at a place.
+    fn attention(&self, at: usize) -> Option<Change> {
+        let instruction = self.slots[at].as_ref()?;
+        let (operand, softmax, keys) = softmax(&instruction.step)?;
+        let entries = instruction.entries;
+        if self.maker(softmax) != Some(at) {
+            return None;
+        }
+        let scores_at = self.product_behind(operand, keys, MOST_MAPS)?;
+        let Step::MatMul(scores) = self.step(scores_at)? else { return None };
+        let dims: Dims = scores.batch.iter().copied().chain([scores.m, keys]).collect();
+        let dtype = scores.a_access.dtype;
+        let whole = Access::contiguous(dtype, &dims);
+        let space = Space { batch: scores.batch.clone(), queries: scores.m, dims, whole, entries };
+        let &[product] = scores.epilogue.writes.as_slice() else { return None };
+        let fits = matches!(dtype, DType::F32 | DType::F64)
+            && scores.b_access.dtype == dtype
+            && self.buffers[softmax.0 as usize].len == space.whole.len
+            && self.slots[scores_at].as_ref()?.entries == entries
+            && scores.epilogue.nest.stores.iter().all(|store| space.is_whole(store));
+        if !fits || scores.k == 0 {
+            return None;
+        }
+        // Scale and mask: behind what the product does itself.
+        let after = self.made_of(operand, &[product], &space)?;
+        let mut before = scores.epilogue.clone();
+        before.nest.stores = vec![space.whole.clone()];
+        let mut of_scores = append(&before, 1, &after, Link::Result(0, 0), &[false], false)?;
+        of_scores.nest.loads[0] = space.whole.clone();
+        of_scores.nest.stores = vec![space.whole.clone()];
+        let q = Operand { buffer: scores.a, access: scores.a_access.clone() };
+        let k = Operand { buffer: scores.b, access: turned(&scores.b_access) };
+        let size = scores.k;
+        let q = self.through_moves(q, &space.with([space.queries, size]));
+        let k = self.through_moves(k, &space.with([keys, size]));
+
+        let (weights, sums_at) = self.weighs_values(softmax, &space)?;
+        let sums = seen_from(self.product(sums_at, &space)?, weights)?;
+        let width = sums.cols;
+        let of_weights = self.made_of(weights, &[softmax], &space)?;
+        let v = self.through_moves(sums.right, &space.with([keys, width]));
+        let forward = Attention {
+            batch: space.batch.clone(),
+            queries: space.queries,
+            keys,
+            size,
+            width,
+            q,
+            k,
+            v,
+            scores: of_scores,
+            weights: of_weights,
+            pass: AttentionPass::Output(sums.epilogue.clone()),
+        };
+        let mut makers = vec![sums_at];
+        let gradients = self.gradients(&forward, &space, [softmax, weights], sums_at)?;
+        let output = self.with_moves(sums.epilogue, entries, &mut makers);
+        let output = Replaced {
+            place: sums_at,
+            step: Attention { pass: AttentionPass::Output(output), ..forward },
+            makers,
+            inside: vec![scores_at, at],
+        };
+        self.replacing(&[Some(output), gradients].into_iter().flatten().collect::<Vec<_>>(), &space)
+    }
+
+    /// The change that puts new instructions in their places, if nobody needs what they leave out, and what they read is
+    /// there.
+    fn replacing(&self, new: &[Replaced], space: &Space) -> Option<Change> {
+        let entries = space.entries;
+        let live: Vec<usize> = new.iter().flat_map(|new| new.step.reads()).map(|id| self.cell(id)).collect();
+        let mut gone: BTreeSet<usize> = new.iter().flat_map(|new| new.makers.iter().copied()).collect();
+        let mut fresh: Vec<usize> = gone.iter().copied().collect();
+        while let Some(at) = fresh.pop() {
+            for id in self.step(at)?.reads() {
+                let Some(maker) = self.maker(id).filter(|maker| !gone.contains(maker)) else { continue };
+                let is_dead = |id: &BufferId| {
+                    let cell = self.cell(*id);
+                    self.is_work(*id)
+                        && !self.is_output[cell]
+                        && !live.contains(&cell)
+                        && self.readers[cell].iter().all(|reader| gone.contains(reader))
+                };
+                let step = self.step(maker)?;
+                if !step.can_fail() && step.writes().iter().all(is_dead) {
+                    gone.insert(maker);
+                    fresh.push(maker);
+                }
+            }
+        }
+        let mut change: Change = gone.iter().map(|&at| (at, None)).collect();
+        for Replaced { place, step, makers, inside } in new {
+            let step = Step::Attention(Box::new(step.clone()));
+            let reads = step.reads();
+            let is_there = |&id: &BufferId| {
+                !self.is_work(id)
+                    || self.is_input[self.cell(id)]
+                    || self.maker(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
+            };
+            let first = inside.iter().chain(makers).copied().min()?.min(*place);
+            let first = new[0].inside.iter().copied().min()?.min(first);
+            let fits = inside.iter().all(|at| gone.contains(at))
+                && reads.iter().all(is_there)
+                && self.unchanged(&reads, first, *place, entries)
+                && step.writes().iter().all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
+            let fault =
+                if let Step::Attention(attention) = &step { attention.fault(self.buffers) } else { None };
+            if !fits || fault.is_some() {
+                return None;
+            }
+            let mut nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
+            let mut node = nodes.next()?.clone();
+            for other in nodes {
+                node.node = joined(&node, other);
+            }
+            let there = change.iter_mut().find(|(at, _)| at == place)?;
+            there.1 = Some(Instruction { step, entries, node: node.node });
+        }
+        Some(change)
+    }
+
+    /// What makes gradients of an attention, if anything does; `None` if there is something that is not understood.
+    fn gradients(
+        &self,
+        forward: &Attention,
+        space: &Space,
+        [softmax, weights]: [BufferId; 2],
+        sums_at: usize,
+    ) -> Option<Option<Replaced>> {
+        let &Attention { queries, keys, size, width, .. } = forward;
+        let dims = |sizes: [usize; 2]| space.with(sizes);
+        let (mut makers, mut inside): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
+        let (mut q, mut k, mut v) = (None, None, None);
+        let mut given: Option<Operand> = None;
+        let equal = |a: &Operand, b: &Operand, sizes: [usize; 2]| {
+            a.buffer == b.buffer && same(&a.access, &b.access, &dims(sizes))
+        };
+        for &reader in self.readers[self.cell(weights)].iter().filter(|&&reader| reader != sums_at) {
+            let Some(view) = self.product(reader, space).and_then(|m| seen_from(m, weights)) else {
+                continue;
+            };
+            let fits = (view.rows, view.cols) == (keys, width) && space.is_turned(&view.left) && v.is_none();
+            if !fits {
+                return None;
+            }
+            given = Some(self.through_moves(view.right, &dims([queries, width])));
+            makers.push(reader);
+            v = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
+        }
+        let behind = self.readers[self.cell(softmax)].iter().find_map(|&reader| {
+            let (of_softmax, of_operand) = softmax_gradient(self.step(reader)?, softmax)?;
+            Some((reader, of_softmax, of_operand))
+        });
+        let behind = match behind {
+            Some((reader, of_softmax, of_operand)) => {
+                Some(self.behind(reader, [of_softmax, of_operand, softmax], forward, space)?)
+            }
+            None => None,
+        };
+        let mut of_scores = self.made_of(softmax, &[softmax], space)?;
+        let mut of_weights = self.made_of(softmax, &[softmax, softmax], space)?;
+        if let Some(behind) = behind {
+            if given.as_ref().is_some_and(|known| !equal(known, &behind.given, [queries, width])) {
+                return None;
+            }
+            given = Some(behind.given);
+            of_weights = behind.of_weights;
+            inside.extend([behind.product, behind.at]);
+            let mut product = None;
+            for (value, reader) in self.products_of(behind.of_operand, space)? {
+                if product.is_some_and(|known| known != value) {
+                    return None;
+                }
+                product = Some(value);
+                let view = seen_from(self.product(reader, space)?, value)?;
+                let of_q = (view.rows, view.cols) == (queries, size) && space.is_whole(&view.left);
+                let of_k = (view.rows, view.cols) == (keys, size) && space.is_turned(&view.left);
+                let lines = if of_q { keys } else { queries };
+                let right = self.through_moves(view.right.clone(), &dims([lines, size]));
+                makers.push(reader);
+                if of_q && q.is_none() && equal(&right, &forward.k, [keys, size]) {
+                    q = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
+                } else if of_k
+                    && k.is_none()
+                    && equal(
+                        &self.through_moves(view.right, &dims([queries, size])),
+                        &forward.q,
+                        [queries, size],
+                    )
+                {
+                    k = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
+                } else {
+                    return None;
+                }
+            }
+            of_scores = self.made_of(product?, &[behind.of_operand], space)?;
+        }
+        let (Some(given), Some(&place)) = (given, makers.iter().chain(&inside).min()) else {
+            return Some(None);
+        };
+        let gradients = AttentionGradients { given, weights: of_weights, scores: of_scores, q, k, v };
+        let step = Attention { pass: AttentionPass::Gradients(Box::new(gradients)), ..forward.clone() };
+        Some(Some(Replaced { place, step, makers, inside }))
+    }
+
+    /// What stands before the gradient of a softmax, at a place: from the gradient of the sums on.
+    fn behind(
+        &self,
+        at: usize,
+        [of_softmax, of_operand, softmax]: [BufferId; 3],
+        forward: &Attention,
+        space: &Space,
+    ) -> Option<Behind> {
+        if self.slots[at].as_ref()?.entries != space.entries {
+            return None;
+        }
+        let &Attention { queries, keys, width, .. } = forward;
+        let product = self.product_behind(of_softmax, keys, MOST_MAPS)?;
+        let m = self.product(product, space)?;
+        let l = &m.epilogue;
+        let is_plain = is(&l.nest, l.nest.expr.outputs()[0], Inst::Load(0))
+            && l.nest.stores.iter().all(|store| space.is_whole(store));
+        let (&[of_weight], true) = (l.writes.as_slice(), is_plain && (m.m, m.k) == (queries, width)) else {
+            return None;
+        };
+        let v = Operand { buffer: m.b, access: turned(&m.b_access) };
+        let v = self.through_moves(v, &space.with([keys, width]));
+        let given = Operand { buffer: m.a, access: m.a_access.clone() };
+        let given = self.through_moves(given, &space.with([queries, width]));
+        let fits =
+            v.buffer == forward.v.buffer && same(&v.access, &forward.v.access, &space.with([keys, width]));
+        let of_weights = self.made_of(of_softmax, &[of_weight, softmax], space)?;
+        fits.then_some(Behind { at, product, of_weights, given, of_operand })
+    }
+
+    /// The products that read a value, or what maps make of it, each with what it reads. `None` if anybody else does.
+    fn products_of(&self, value: BufferId, space: &Space) -> Option<Vec<(BufferId, usize)>> {
+        let mut values = vec![value];
+        let mut products = Vec::new();
+        let mut next = 0;
+        while let Some(&value) = values.get(next) {
+            next += 1;
+            for &reader in &self.readers[self.cell(value)] {
+                match self.step(reader)? {
+                    Step::MatMul(_) => products.push((value, reader)),
+                    Step::Map(map) if values.len() < MOST_MAPS => {
+                        let &[made] = map.writes.as_slice() else { return None };
+                        if self.buffers[made.0 as usize].len != space.whole.len {
+                            return None;
+                        }
+                        values.push(made);
+                    }
+                    _ => return None,
+                }
+            }
+        }
+        Some(products)
+    }
+
+    /// What weighs the values, made of the softmax, and the product that weighs them.
+    fn weighs_values(&self, softmax: BufferId, space: &Space) -> Option<(BufferId, usize)> {
+        let mut values = vec![softmax];
+        let mut next = 0;
+        while let Some(&value) = values.get(next) {
+            next += 1;
+            for &reader in &self.readers[self.cell(value)] {
+                match self.step(reader)? {
+                    Step::MatMul(_) => {
+                        let found = self.product(reader, space).and_then(|m| seen_from(m, value));
+                        if found.is_some_and(|view| view.rows == space.queries && space.is_whole(&view.left))
+                        {
+                            return Some((value, reader));
+                        }
+                    }
+                    Step::Map(map) if values.len() < MOST_MAPS => {
+                        let whole = |id: &&BufferId| self.buffers[id.0 as usize].len == space.whole.len;
+                        let more = map.writes.iter().filter(whole).filter(|id| !values.contains(id));
+                        let more: Vec<BufferId> = more.copied().collect();
+                        values.extend(more);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,289 @@
+//! Attention as exporters spell it: it becomes one instruction, and one for its gradients, and means what it did.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::every_level;
+use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
+use ortrain_ops::{Role, Specialiser};
+use ortrain_program::{Program, Reference, Step};
+use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, gradient_graph, run, tolerance};
+
+/// How an exporter spells what is done to scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Spelling {
+    /// Scaled by a factor.
+    Multiplied,
+    /// Divided, and a mask of each key of each element of the batch added.
+    DividedAndMasked,
+    /// Queries and keys scaled by its root beforehand, a mask for each pair added, and what is not a number, because
+    /// nothing was to be seen, made zero.
+    ScaledBefore,
+    /// What is not to be seen set to a low number.
+    Chosen,
+    /// Scaled, and weights dropped.
+    Dropped,
+}
+
+const SPELLINGS: [Spelling; 5] = [
+    Spelling::Multiplied,
+    Spelling::DividedAndMasked,
+    Spelling::ScaledBefore,
+    Spelling::Chosen,
+    Spelling::Dropped,
+];
+
+/// Where queries, keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Source {
+    /// Heads are parts of the last axis of three tensors.
+    Three,
+    /// Of one tensor.
+    Packed,
+    /// Heads are an axis already, and all have the same keys and values.
+    Shared,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Config {
+    spelling: Spelling,
+    source: Source,
+    dtype: DType,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    size: usize,
+    /// The softmax is a result, too.
+    seen: bool,
+}
+
+const BATCH: usize = 2;
+
+impl Config {
+    fn heads_of(self, b: &mut CaseBuilder, x: ValueId, len: usize, perm: &[i64]) -> ValueId {
+        let shape = b.ints(&[BATCH as i64, len as i64, self.heads as i64, self.size as i64]);
+        let x = b.node("Reshape", &[x, shape], Attrs::new());
+        b.node("Transpose", &[x], Attrs::new().with("perm", perm.to_vec()))
+    }
+
+    fn operands(self, b: &mut CaseBuilder) -> [ValueId; 3] {
+        let Config { dtype, queries, keys, heads, size, .. } = self;
+        let all = heads * size;
+        let (whole, turned) = ([0i64, 2, 1, 3], [0i64, 2, 3, 1]);
+        match self.source {
+            Source::Three => {
+                let q = b.input(dtype, &[BATCH, queries, all], &Fill::Signed);
+                let k = b.input(dtype, &[BATCH, keys, all], &Fill::Signed);
+                let v = b.input(dtype, &[BATCH, keys, all], &Fill::Signed);
+                [
+                    self.heads_of(b, q, queries, &whole),
+                    self.heads_of(b, k, keys, &turned),
+                    self.heads_of(b, v, keys, &whole),
+                ]
+            }
+            Source::Packed => {
+                assert_eq!(queries, keys);
+                let x = b.input(dtype, &[BATCH, queries, 3 * all], &Fill::Signed);
+                let sizes = b.ints(&[all as i64; 3]);
+                let attrs = Attrs::new().with("axis", -1i64);
+                let parts = b.node_with("", "Split", &[Some(x), Some(sizes)], 3, attrs);
+                [
+                    self.heads_of(b, parts[0], queries, &whole),
+                    self.heads_of(b, parts[1], keys, &turned),
+                    self.heads_of(b, parts[2], keys, &whole),
+                ]
+            }
+            Source::Shared => {
+                let q = b.input(dtype, &[BATCH, heads, queries, size], &Fill::Signed);
+                let shape = b.ints(&[BATCH as i64, heads as i64, keys as i64, size as i64]);
+                let [k, v] = [(); 2].map(|()| {
+                    let x = b.input(dtype, &[BATCH, 1, keys, size], &Fill::Signed);
+                    b.node("Expand", &[x, shape], Attrs::new())
+                });
+                [q, b.node("Transpose", &[k], Attrs::new().with("perm", vec![0i64, 1, 3, 2])), v]
+            }
+        }
+    }
+
+    fn case(self) -> Case {
+        let Config { dtype, queries, keys, heads, size, spelling, .. } = self;
+        let mut b = CaseBuilder::new("Attention", &format!("{self:?}"));
+        let [mut q, mut k, v] = self.operands(&mut b);
+        let scalar = |b: &mut CaseBuilder, value: f64| b.constant(Tensor::filled(dtype, &[], value));
+        let numbers = |dims: &[usize], value: &dyn Fn(usize) -> f64| {
+            let values: Vec<f64> = (0..dims.iter().product()).map(value).collect();
+            let bytes = match dtype {
+                DType::F64 => values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>(),
+                _ => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
+            };
+            Tensor::new(dtype, dims.to_vec(), bytes.into()).unwrap()
+        };
+        let scale = 1.0 / (size as f64).sqrt();
+        if spelling == Spelling::ScaledBefore {
+            let root = scalar(&mut b, scale.sqrt());
+            q = b.node("Mul", &[q, root], Attrs::new());
+            k = b.node("Mul", &[k, root], Attrs::new());
+        }
+        let product = b.node("MatMul", &[q, k], Attrs::new());
+        let scores = match spelling {
+            Spelling::Multiplied | Spelling::Dropped => {
+                let scale = scalar(&mut b, scale);
+                b.node("Mul", &[product, scale], Attrs::new())
+            }
+            Spelling::DividedAndMasked => {
+                let root = scalar(&mut b, 1.0 / scale);
+                let mask = numbers(&[BATCH, 1, 1, keys], &|i| {
+                    if keys > 1 && i % keys == keys - 1 { -10_000.0 } else { (i % 3) as f64 * 0.5 }
+                });
+                let mask = b.constant(mask);
+                let scaled = b.node("Div", &[product, root], Attrs::new());
+                b.node("Add", &[scaled, mask], Attrs::new())
+            }
+            Spelling::ScaledBefore => {
+                // One query sees nothing.
+                let hidden = |i: usize| i / keys == 1 || i % keys > i / keys;
+                let mask =
+                    numbers(&[queries, keys], &|i| if hidden(i) { f64::NEG_INFINITY } else { 0.0 });
+                let mask = b.constant(mask);
+                b.node("Add", &[product, mask], Attrs::new())
+            }
+            Spelling::Chosen => {
+                let shape = [1, 1, queries, keys];
+                let seen = (0..queries * keys).map(|i| u8::from((i % keys) <= (i / keys)));
+                let seen = Tensor::new(DType::Bool, shape.to_vec(), seen.collect::<Vec<_>>().into()).unwrap();
+                let seen = b.constant(seen);
+                let low = scalar(&mut b, -1e9);
+                let scale = scalar(&mut b, scale);
+                let scaled = b.node("Mul", &[product, scale], Attrs::new());
+                b.node("Where", &[seen, scaled, low], Attrs::new())
+            }
+        };
+        let softmax = b.node("Softmax", &[scores], Attrs::new().with("axis", -1i64));
+        let weights = match spelling {
+            Spelling::ScaledBefore => {
+                let broken = b.node("IsNaN", &[softmax], Attrs::new());
+                let zero = scalar(&mut b, 0.0);
+                b.node("Where", &[broken, zero, softmax], Attrs::new())
+            }
+            Spelling::Dropped => {
+                let ratio = scalar(&mut b, 0.25);
+                let training = b.constant(Tensor::filled(DType::Bool, &[], 1.0));
+                let inputs = [Some(softmax), Some(ratio), Some(training)];
+                b.node_with("", "Dropout", &inputs, 2, Attrs::new().with("seed", 5i64))[0]
+            }
+            _ => softmax,
+        };
+        let sums = b.node("MatMul", &[weights, v], Attrs::new());
+        let moved = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
+        let shape = b.ints(&[BATCH as i64, queries as i64, (heads * size) as i64]);
+        let output = b.node("Reshape", &[moved, shape], Attrs::new());
+        b.finish(&if self.seen { vec![output, softmax] } else { vec![output] })
+    }
+}
+
+fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
+    let roles = vec![Role::User; graph.inputs.len()];
+    let schedule = Specialiser::new(graph, roles).schedule(inputs).unwrap();
+    schedule.single().unwrap().clone()
+}
+
+fn attentions(program: &Program) -> usize {
+    program.instructions.iter().filter(|i| matches!(i.step, Step::Attention(_))).count()
+}
+
+fn configs() -> Vec<Config> {
+    let mut configs = Vec::new();
+    for spelling in SPELLINGS {
+        for source in [Source::Three, Source::Packed, Source::Shared] {
+            for (queries, keys, heads, size) in [(1, 1, 1, 1), (7, 7, 3, 4), (5, 9, 2, 3), (33, 33, 2, 16)] {
+                if source != Source::Packed || queries == keys {
+                    let dtype = DType::F32;
+                    let seen = false;
+                    configs.push(Config { spelling, source, dtype, queries, keys, heads, size, seen });
+                }
+            }
+        }
+    }
+    configs
+}
+
+/// No buffer of as many elements as there are scores is left, and nothing but the new instructions works on them.
+#[test]
+fn one_instruction_each_way() {
+    for config in configs().into_iter().filter(|config| config.queries > 1) {
+        let case = config.case();
+        let forward = program(case.graph.clone(), &case.inputs);
+        let backward = program(gradient_graph(&case).unwrap(), &case.inputs);
+        assert_eq!((attentions(&forward), attentions(&backward)), (1, 2), "{config:?}\n{forward}\n{backward}");
+        let steps = |program: &Program| -> Vec<&str> {
+            program.instructions.iter().map(|i| i.step.name()).filter(|name| *name == "MatMul").collect()
+        };
+        assert!(steps(&backward).is_empty(), "{config:?}\n{backward}");
+        let scores = BATCH * config.heads * config.queries * config.keys;
+        for program in [forward, backward] {
+            let used = |id: &ortrain_program::BufferId| program.buffer(*id).len == scores;
+            let all = program.instructions.iter().flat_map(|i| [i.step.reads(), i.step.writes()].concat());
+            // Operands may happen to have as many elements.
+            if config.size != config.keys && config.size != config.queries {
+                assert_eq!(all.filter(used).count(), 0, "{config:?}\n{program}");
+            }
+        }
+    }
+}
+
+/// Gradients in float64 against central differences.
+#[test]
+fn gradients_are_those_of_differences() {
+    for config in configs().into_iter().filter(|config| config.queries < 10) {
+        // Nothing to be seen is not a number in between, and that is all its gradients are.
+        if config.spelling != Spelling::ScaledBefore {
+            check_gradient(&config.case()).unwrap();
+        }
+    }
+}
+
+/// Every level of kernels against the reference evaluator, forward and backward.
+#[test]
+fn backends_agree() {
+    for config in configs() {
+        let case = config.case();
+        for backend in every_level() {
+            check_backend(&case, &backend, true).unwrap();
+        }
+    }
+}
+
+/// As long as somebody looks at the softmax nothing is fused; the results are the same.
+#[test]
+fn fused_and_unfused_are_the_same() {
+    for dtype in [DType::F32, DType::F64] {
+        for config in configs() {
+            let config = Config { dtype, ..config };
+            let (fused, seen) = (config.case(), Config { seen: true, ..config }.case());
+            // The same gradients: the softmax takes no part in the loss.
+            let mut backward = gradient_graph(&fused).unwrap();
+            let softmax = backward.nodes.iter().find(|node| node.op == "Softmax").unwrap().outputs[0].unwrap();
+            let unfused_forward = program(seen.graph.clone(), &seen.inputs);
+            assert_eq!(attentions(&unfused_forward), 0, "{config:?}\n{unfused_forward}");
+            let reference = || Arc::new(Reference) as Arc<dyn ortrain_program::Backend>;
+            let mut got = run(&fused.graph, &fused.inputs, reference()).unwrap();
+            let mut want = run(&seen.graph, &seen.inputs, reference()).unwrap();
+            want.pop();
+            got.extend(run(&backward, &fused.inputs, reference()).unwrap());
+            backward.outputs.push(softmax);
+            let unfused = program(backward.clone(), &fused.inputs);
+            assert_eq!(attentions(&unfused), 0, "{config:?}\n{unfused}");
+            want.extend(run(&backward, &fused.inputs, reference()).unwrap());
+            want.pop();
+            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+                let (got, want) = (got.to_f64(), want.to_f64());
+                let scale = want.iter().fold(1e-3f64, |scale, v| if v.is_nan() { scale } else { scale.max(v.abs()) });
+                for (got, want) in got.iter().zip(&want) {
+                    let near = got.is_nan() && want.is_nan() || (got - want).abs() <= tolerance::FLOAT32 * scale;
+                    assert!(near, "{config:?}: result {k} has {got}, not {want}");
+                }
+            }
+        }
+    }
+}
