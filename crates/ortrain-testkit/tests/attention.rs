@@ -8,7 +8,9 @@ use common::every_level;
 use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{Program, Reference, Step};
-use ortrain_testkit::{Case, CaseBuilder, Fill, check_backend, check_gradient, gradient_graph, run, tolerance};
+use ortrain_testkit::{
+    Case, CaseBuilder, Fill, check_backend, check_gradient, gradient_graph, run, tolerance,
+};
 
 /// How an exporter spells what is done to scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,8 +145,7 @@ impl Config {
             Spelling::ScaledBefore => {
                 // One query sees nothing.
                 let hidden = |i: usize| i / keys == 1 || i % keys > i / keys;
-                let mask =
-                    numbers(&[queries, keys], &|i| if hidden(i) { f64::NEG_INFINITY } else { 0.0 });
+                let mask = numbers(&[queries, keys], &|i| if hidden(i) { f64::NEG_INFINITY } else { 0.0 });
                 let mask = b.constant(mask);
                 b.node("Add", &[product, mask], Attrs::new())
             }
@@ -215,7 +216,11 @@ fn one_instruction_each_way() {
         let case = config.case();
         let forward = program(case.graph.clone(), &case.inputs);
         let backward = program(gradient_graph(&case).unwrap(), &case.inputs);
-        assert_eq!((attentions(&forward), attentions(&backward)), (1, 2), "{config:?}\n{forward}\n{backward}");
+        assert_eq!(
+            (attentions(&forward), attentions(&backward)),
+            (1, 2),
+            "{config:?}\n{forward}\n{backward}"
+        );
         let steps = |program: &Program| -> Vec<&str> {
             program.instructions.iter().map(|i| i.step.name()).filter(|name| *name == "MatMul").collect()
         };
@@ -263,7 +268,8 @@ fn fused_and_unfused_are_the_same() {
             let (fused, seen) = (config.case(), Config { seen: true, ..config }.case());
             // The same gradients: the softmax takes no part in the loss.
             let mut backward = gradient_graph(&fused).unwrap();
-            let softmax = backward.nodes.iter().find(|node| node.op == "Softmax").unwrap().outputs[0].unwrap();
+            let softmax =
+                backward.nodes.iter().find(|node| node.op == "Softmax").unwrap().outputs[0].unwrap();
             let unfused_forward = program(seen.graph.clone(), &seen.inputs);
             assert_eq!(attentions(&unfused_forward), 0, "{config:?}\n{unfused_forward}");
             let reference = || Arc::new(Reference) as Arc<dyn ortrain_program::Backend>;
@@ -278,9 +284,11 @@ fn fused_and_unfused_are_the_same() {
             want.pop();
             for (k, (got, want)) in got.iter().zip(&want).enumerate() {
                 let (got, want) = (got.to_f64(), want.to_f64());
-                let scale = want.iter().fold(1e-3f64, |scale, v| if v.is_nan() { scale } else { scale.max(v.abs()) });
+                let scale =
+                    want.iter().fold(1e-3f64, |scale, v| if v.is_nan() { scale } else { scale.max(v.abs()) });
                 for (got, want) in got.iter().zip(&want) {
-                    let near = got.is_nan() && want.is_nan() || (got - want).abs() <= tolerance::FLOAT32 * scale;
+                    let near =
+                        got.is_nan() && want.is_nan() || (got - want).abs() <= tolerance::FLOAT32 * scale;
                     assert!(near, "{config:?}: result {k} has {got}, not {want}");
                 }
             }

@@ -2,6 +2,9 @@
 //! product with that. Its gradients are another six instructions of the same kinds. Where nobody else looks at a value in
 //! between, one instruction takes the place of all that make the output, and one that of all that make gradients.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, Nest, ReduceOp, Reg, Type, UnaryOp};
@@ -416,16 +419,17 @@ impl Fusion<'_> {
         for Replaced { place, step, makers, inside } in new {
             let step = Step::Attention(Box::new(step.clone()));
             let reads = step.reads();
+            let first = new.iter().flat_map(|new| &new.inside).copied().min()?;
+            // Made once and by then, or the same from the scores on.
             let is_there = |&id: &BufferId| {
-                !self.is_work(id)
-                    || self.is_input[self.cell(id)]
-                    || self.maker(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
+                if self.is_work(id) && !self.is_input[self.cell(id)] {
+                    self.maker(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
+                } else {
+                    self.unchanged(&[id], first, *place, entries)
+                }
             };
-            let first = inside.iter().chain(makers).copied().min()?.min(*place);
-            let first = new[0].inside.iter().copied().min()?.min(first);
             let fits = inside.iter().all(|at| gone.contains(at))
                 && reads.iter().all(is_there)
-                && self.unchanged(&reads, first, *place, entries)
                 && step.writes().iter().all(|&id| self.maker(id).is_some_and(|at| makers.contains(&at)));
             let fault =
                 if let Step::Attention(attention) = &step { attention.fault(self.buffers) } else { None };

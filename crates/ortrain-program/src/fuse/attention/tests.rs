@@ -1,0 +1,228 @@
+//! An attention and its gradients, put together by hand as operators are lowered.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Access, Builder, DType, Nest, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp};
+
+use crate::{AttentionPass, BufferId, Entries, Loop, MatMul, Program, ProgramBuilder, Step};
+
+const BATCH: usize = 2;
+const HEADS: usize = 3;
+const SEQ: usize = 8;
+const SIZE: usize = 4;
+
+struct Making {
+    b: ProgramBuilder,
+    node: Arc<str>,
+}
+
+fn access(strides: &[usize], len: usize) -> Access {
+    let strides: Strides = strides.iter().map(|&stride| stride as isize).collect();
+    Access { dtype: DType::F32, offset: 0, strides, len }
+}
+
+impl Making {
+    fn buffer(&mut self, name: &str, len: usize) -> BufferId {
+        self.b.work(name, DType::F32, len)
+    }
+
+    fn step(&mut self, step: Step) {
+        self.b.step(step, Entries::ALL, &self.node).unwrap();
+    }
+
+    /// A map over `dims` that stores in order.
+    fn map(
+        &mut self,
+        dims: &[usize],
+        loads: &[(BufferId, &[usize])],
+        f: impl FnOnce(&mut Builder, &[Reg]) -> Reg,
+    ) -> BufferId {
+        let len = dims.iter().product();
+        let to = self.buffer("map", len);
+        let mut b = Builder::new();
+        let regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
+        let result = f(&mut b, &regs);
+        let nest = Nest {
+            dims: dims.iter().copied().collect(),
+            inner: 0,
+            loads: loads.iter().map(|(id, strides)| access(strides, self.b.buffer(*id).len)).collect(),
+            expr: b.finish(&[result]),
+            reductions: Vec::new(),
+            stores: vec![Access::contiguous(DType::F32, dims)],
+        };
+        let reads = loads.iter().map(|&(id, _)| id).collect();
+        self.step(Step::Map(Loop { nest, reads, writes: vec![to] }));
+        to
+    }
+
+    /// `[BATCH, HEADS, m, n]`, of factors whose last two axes may be exchanged.
+    fn product(
+        &mut self,
+        (m, n, k): (usize, usize, usize),
+        (a, ta): (BufferId, bool),
+        (b, tb): (BufferId, bool),
+    ) -> BufferId {
+        let factor = |rows: usize, columns: usize, turned: bool| {
+            let (row, column) = if turned { (1, rows) } else { (columns, 1) };
+            access(&[HEADS * rows * columns, rows * columns, row, column], BATCH * HEADS * rows * columns)
+        };
+        let dims = [BATCH, HEADS, m, n];
+        let to = self.buffer("product", dims.iter().product());
+        let whole = Access::contiguous(DType::F32, &dims);
+        let mut e = Builder::new();
+        let value = e.load(0, Type::F32);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            loads: vec![whole.clone()],
+            expr: e.finish(&[value]),
+            reductions: Vec::new(),
+            stores: vec![whole],
+        };
+        let epilogue = Loop { nest, reads: vec![to], writes: vec![to] };
+        self.step(Step::MatMul(Box::new(MatMul {
+            batch: [BATCH, HEADS].into_iter().collect(),
+            m,
+            n,
+            k,
+            a,
+            a_access: factor(m, k, ta),
+            b,
+            b_access: factor(k, n, tb),
+            epilogue,
+        })));
+        to
+    }
+
+    /// Rows of scores.
+    fn rows(
+        &mut self,
+        reads: &[BufferId],
+        f: impl FnOnce(&mut Builder, &[Reg]) -> (Vec<(ReduceOp, Reg)>, Reg),
+    ) -> BufferId {
+        let rows = BATCH * HEADS * SEQ;
+        let to = self.buffer("rows", rows * SEQ);
+        let mut b = Builder::new();
+        let regs: Vec<Reg> = (0..reads.len()).map(|slot| b.load(slot, Type::F32)).collect();
+        let (reductions, result) = f(&mut b, &regs);
+        let values: Vec<Reg> = reductions.iter().map(|&(_, value)| value).collect();
+        let (expr, values) = b.finish_keeping(&[result], &values);
+        let reductions =
+            reductions.into_iter().zip(values).map(|((op, _), value)| Reduction { op, value }).collect();
+        let line = access(&[SEQ, 1, 1], rows * SEQ);
+        let dims = [rows, 1, SEQ].into_iter().collect();
+        let loads = vec![line.clone(); reads.len()];
+        let nest = Nest { dims, inner: 1, loads, expr, reductions, stores: vec![line] };
+        self.step(Step::Row(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
+        to
+    }
+
+    fn scaled(&mut self, x: BufferId) -> BufferId {
+        let len = BATCH * HEADS * SEQ * SEQ;
+        self.map(&[len], &[(x, &[1])], |b, regs| {
+            let c = b.constant(Type::F32, 0.5);
+            b.mul(regs[0], c)
+        })
+    }
+}
+
+/// From `[BATCH, SEQ, HEADS, SIZE]` to `[BATCH, HEADS, SEQ, SIZE]`.
+const TO_HEADS: [usize; 4] = [SEQ * HEADS * SIZE, SIZE, HEADS * SIZE, 1];
+/// And back.
+const FROM_HEADS: [usize; 4] = [SEQ * HEADS * SIZE, SIZE, SEQ * SIZE, 1];
+
+/// What the program lets others see, besides what it is for.
+#[derive(Clone, Copy, PartialEq)]
+enum Seen {
+    Nothing,
+    Softmax,
+    ScoresGradient,
+}
+
+fn program(backward: bool, seen: Seen) -> Program {
+    let mut m = Making { b: ProgramBuilder::new(), node: "node".into() };
+    let len = BATCH * HEADS * SEQ * SIZE;
+    let [q0, k0, v0, g0] = ["q", "k", "v", "g"].map(|name| m.buffer(name, len));
+    let heads = [BATCH, HEADS, SEQ, SIZE];
+    let [q, k, v] = [q0, k0, v0].map(|id| m.map(&heads, &[(id, &TO_HEADS)], |_, regs| regs[0]));
+    let scores = m.product((SEQ, SEQ, SIZE), (q, false), (k, true));
+    let scores = m.scaled(scores);
+    let softmax = m.rows(&[scores], |b, regs| {
+        let largest = b.reduced(0, Type::F32);
+        let shifted = b.sub(regs[0], largest);
+        let power = b.unary(UnaryOp::Exp, shifted);
+        let sum = b.reduced(1, Type::F32);
+        let result = b.div(power, sum);
+        (vec![(ReduceOp::Max, regs[0]), (ReduceOp::Sum, power)], result)
+    });
+    let sums = m.product((SEQ, SIZE, SEQ), (softmax, false), (v, false));
+    let output = m.map(&[BATCH, SEQ, HEADS, SIZE], &[(sums, &FROM_HEADS)], |_, regs| regs[0]);
+    let mut outputs = vec![output];
+    if seen == Seen::Softmax {
+        outputs.push(softmax);
+    }
+    let mut inputs = vec![q0, k0, v0];
+    if backward {
+        inputs.push(g0);
+        // Made after the scores.
+        let loss = m.map(&[len], &[(g0, &[1]), (output, &[1])], |b, regs| b.add(regs[0], regs[1]));
+        let g = m.map(&heads, &[(loss, &TO_HEADS)], |_, regs| regs[0]);
+        let of_weights = m.product((SEQ, SEQ, SIZE), (g, false), (v, true));
+        let of_v = m.product((SEQ, SIZE, SEQ), (softmax, true), (g, false));
+        let of_scores = m.rows(&[of_weights, softmax], |b, regs| {
+            let product = b.mul(regs[0], regs[1]);
+            let sum = b.reduced(0, Type::F32);
+            let rest = b.sub(regs[0], sum);
+            let result = b.mul(regs[1], rest);
+            (vec![(ReduceOp::Sum, product)], result)
+        });
+        let of_scores = m.scaled(of_scores);
+        if seen == Seen::ScoresGradient {
+            outputs.push(of_scores);
+        }
+        let of_q = m.product((SEQ, SIZE, SEQ), (of_scores, false), (k, false));
+        // The transposed one, as where keys were transposed before.
+        let of_k = m.product((SIZE, SEQ, SEQ), (q, true), (of_scores, false));
+        for id in [of_q, of_v] {
+            outputs.push(m.map(&[BATCH, SEQ, HEADS, SIZE], &[(id, &FROM_HEADS)], |_, regs| regs[0]));
+        }
+        let strides = [HEADS * SIZE * SEQ, 1, SIZE * SEQ, SEQ];
+        outputs.push(m.map(&[BATCH, SEQ, HEADS, SIZE], &[(of_k, &strides)], |_, regs| regs[0]));
+    }
+    m.b.finish(inputs, outputs).unwrap()
+}
+
+fn names(program: &Program) -> Vec<&'static str> {
+    program.instructions.iter().map(|instruction| instruction.step.name()).collect()
+}
+
+#[test]
+fn the_output_is_one_instruction() {
+    let program = program(false, Seen::Nothing);
+    assert_eq!(names(&program), ["Attention"], "{program}");
+}
+
+#[test]
+fn so_are_the_gradients() {
+    let program = program(true, Seen::Nothing);
+    assert_eq!(names(&program), ["Attention", "Map", "Attention"], "{program}");
+    let Step::Attention(attention) = &program.instructions[2].step else { unreachable!() };
+    let AttentionPass::Gradients(gradients) = &attention.pass else { unreachable!() };
+    assert!(gradients.q.is_some() && gradients.k.is_some() && gradients.v.is_some(), "{program}");
+    // Transposes are read and written through.
+    assert_eq!(attention.q.access.strides.as_slice(), TO_HEADS.map(|stride| stride as isize), "{program}");
+    let mut used: Vec<BufferId> =
+        program.instructions.iter().flat_map(|i| [i.step.reads(), i.step.writes()].concat()).collect();
+    used.sort_unstable();
+    used.dedup();
+    // And what the gradient is made of.
+    assert_eq!(used.len(), program.inputs.len() + program.outputs.len() + 1, "{program}");
+}
+
+#[test]
+fn what_somebody_looks_at_is_made() {
+    for seen in [Seen::Softmax, Seen::ScoresGradient] {
+        let program = program(true, seen);
+        assert!(!names(&program).contains(&"Attention"), "{program}");
+    }
+}
