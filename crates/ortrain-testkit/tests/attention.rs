@@ -1,5 +1,7 @@
 //! Attention as exporters spell it: it becomes one instruction, and one for its gradients, and means what it did.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
 mod common;
 
 use std::sync::Arc;
@@ -115,11 +117,7 @@ impl Config {
         let scalar = |b: &mut CaseBuilder, value: f64| b.constant(Tensor::filled(dtype, &[], value));
         let numbers = |dims: &[usize], value: &dyn Fn(usize) -> f64| {
             let values: Vec<f64> = (0..dims.iter().product()).map(value).collect();
-            let bytes = match dtype {
-                DType::F64 => values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>(),
-                _ => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
-            };
-            Tensor::new(dtype, dims.to_vec(), bytes.into()).unwrap()
+            Tensor::from_f64(dtype, dims.to_vec(), &values)
         };
         let scale = 1.0 / (size as f64).sqrt();
         if spelling == Spelling::ScaledBefore {
@@ -151,8 +149,9 @@ impl Config {
             }
             Spelling::Chosen => {
                 let shape = [1, 1, queries, keys];
-                let seen = (0..queries * keys).map(|i| u8::from((i % keys) <= (i / keys)));
-                let seen = Tensor::new(DType::Bool, shape.to_vec(), seen.collect::<Vec<_>>().into()).unwrap();
+                let seen: Vec<f64> =
+                    (0..queries * keys).map(|i| f64::from(u8::from(i % keys <= i / keys))).collect();
+                let seen = Tensor::from_f64(DType::Bool, shape.to_vec(), &seen);
                 let seen = b.constant(seen);
                 let low = scalar(&mut b, -1e9);
                 let scale = scalar(&mut b, scale);
@@ -179,7 +178,7 @@ impl Config {
         let moved = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
         let shape = b.ints(&[BATCH as i64, queries as i64, (heads * size) as i64]);
         let output = b.node("Reshape", &[moved, shape], Attrs::new());
-        b.finish(&if self.seen { vec![output, softmax] } else { vec![output] })
+        b.outputs(&if self.seen { vec![output, softmax] } else { vec![output] })
     }
 }
 
@@ -269,7 +268,7 @@ fn fused_and_unfused_are_the_same() {
             // The same gradients: the softmax takes no part in the loss.
             let mut backward = gradient_graph(&fused).unwrap();
             let softmax =
-                backward.nodes.iter().find(|node| node.op == "Softmax").unwrap().outputs[0].unwrap();
+                backward.nodes.iter().find(|node| &*node.op == "Softmax").unwrap().outputs[0].unwrap();
             let unfused_forward = program(seen.graph.clone(), &seen.inputs);
             assert_eq!(attentions(&unfused_forward), 0, "{config:?}\n{unfused_forward}");
             let reference = || Arc::new(Reference) as Arc<dyn ortrain_program::Backend>;

@@ -315,7 +315,8 @@ impl Fusion<'_> {
                 break;
             };
             let moves = matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]) && map.writes.len() == 1;
-            if !moves || *own != entries || !self.is_work(map.writes[0]) {
+            // What others write to as well, as parts of a whole, is left to them.
+            if !moves || *own != entries || self.maker(map.writes[0]) != Some(reader) {
                 break;
             }
             let Some(longer) = append(&l, 1, map, Link::Result(0, 0), &[false], false) else { break };
