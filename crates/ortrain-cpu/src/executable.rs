@@ -86,14 +86,14 @@ fn description(a: &Attention) -> AttentionDesc {
         AttentionPass::Output(output) => ortrain_kernels::AttentionPass::Output(output.nest.clone()),
         AttentionPass::Gradients(g) => {
             let [q, k, v] = [&g.q, &g.k, &g.v].map(|result| result.as_ref().map(|l| l.nest.clone()));
-            ortrain_kernels::AttentionPass::Gradients {
+            ortrain_kernels::AttentionPass::Gradients(Box::new(ortrain_kernels::AttentionGradients {
                 given: g.given.access.clone(),
                 weights: g.weights.nest.clone(),
                 scores: g.scores.nest.clone(),
                 q,
                 k,
                 v,
-            }
+            }))
         }
     };
     AttentionDesc {

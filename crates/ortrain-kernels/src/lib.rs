@@ -34,7 +34,7 @@ pub mod vecmath;
 mod views;
 mod window;
 
-pub use attention::{AttentionDesc, AttentionKernel, AttentionPass};
+pub use attention::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass};
 pub use conv::{ConvDesc, ConvKernel};
 pub use gemm::{GemmDesc, GemmKernel};
 pub use isa::Isa;

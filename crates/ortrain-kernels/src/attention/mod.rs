@@ -54,21 +54,25 @@ pub enum AttentionPass {
     /// is the sums.
     Output(Nest),
     /// Gradients, of one given for the sums.
-    Gradients {
-        /// That of the sums, over the batch axes, queries and `width`.
-        given: Access,
-        /// From the gradient of the weights that were used to that of the softmax. Load 1 is the softmax itself, and has
-        /// no buffer either.
-        weights: Nest,
-        /// From the gradient of the softmax's operand to that of the product.
-        scores: Nest,
-        /// The epilogue of the gradient of the queries, if it is wanted, over their space; load 0 is the gradient.
-        q: Option<Nest>,
-        /// That of the keys.
-        k: Option<Nest>,
-        /// That of the values.
-        v: Option<Nest>,
-    },
+    Gradients(Box<AttentionGradients>),
+}
+
+/// The gradients of an attention.
+#[derive(Clone, Debug)]
+pub struct AttentionGradients {
+    /// The gradient of the sums, over the batch axes, queries and `width`.
+    pub given: Access,
+    /// From the gradient of the weights that were used to that of the softmax. Load 1 is the softmax itself, and has
+    /// no buffer either.
+    pub weights: Nest,
+    /// From the gradient of the softmax's operand to that of the product.
+    pub scores: Nest,
+    /// The epilogue of the gradient of the queries, if it is wanted, over their space; load 0 is the gradient.
+    pub q: Option<Nest>,
+    /// That of the keys.
+    pub k: Option<Nest>,
+    /// That of the values.
+    pub v: Option<Nest>,
 }
 
 /// Elements of a block of scores, about: several such blocks stay in the second-level cache.
@@ -220,7 +224,7 @@ enum Pointwise {
     Nothing,
     /// It is multiplied.
     Scale(f64),
-    Tape(Taped),
+    Tape(Box<Taped>),
 }
 
 /// A nest that runs over a block while it is in the cache.
@@ -278,7 +282,7 @@ struct Gradients {
 
 #[derive(Debug)]
 enum Pass {
-    Output(Taped),
+    Output(Box<Taped>),
     Gradients(Box<Gradients>),
 }
 
@@ -373,7 +377,7 @@ impl Making<'_> {
         let simple = simple(nest, self.real);
         Ok(simple
             .filter(|simple| scalable || matches!(simple, Pointwise::Nothing))
-            .unwrap_or(Pointwise::Tape(taped)))
+            .unwrap_or_else(|| Pointwise::Tape(Box::new(taped))))
     }
 }
 
@@ -422,16 +426,17 @@ impl<T: Computed> Kernel<T> {
         let k = making.operand(&desc.k, keys, size)?;
         let v = making.operand(&desc.v, keys, width)?;
         let given = match &desc.pass {
-            AttentionPass::Gradients { given, .. } => Some(making.operand(given, queries, width)?),
+            AttentionPass::Gradients(gradients) => Some(making.operand(&gradients.given, queries, width)?),
             AttentionPass::Output(_) => None,
         };
         let scores = making.pointwise(&desc.scores, 1, true)?;
         let weights = making.pointwise(&desc.weights, 1, false)?;
         let pass = match (&desc.pass, given) {
             (AttentionPass::Output(nest), _) => {
-                Pass::Output(making.taped(nest, [queries, width], 1, false)?)
+                Pass::Output(Box::new(making.taped(nest, [queries, width], 1, false)?))
             }
-            (AttentionPass::Gradients { weights, scores, q, k, v, .. }, Some(given)) => {
+            (AttentionPass::Gradients(gradients), Some(given)) => {
+                let AttentionGradients { weights, scores, q, k, v, .. } = &**gradients;
                 let weights = making.pointwise(weights, 2, false)?;
                 let scores = making.pointwise(scores, 1, true)?;
                 let mut result = |nest: &Option<Nest>, lines, elements| {
@@ -440,7 +445,7 @@ impl<T: Computed> Kernel<T> {
                 let (q, k, v) = (result(q, queries, size)?, result(k, keys, size)?, result(v, keys, width)?);
                 Pass::Gradients(Box::new(Gradients { given, weights, scores, q, k, v }))
             }
-            (AttentionPass::Gradients { .. }, None) => unreachable!("the given gradient was made above"),
+            (AttentionPass::Gradients(_), None) => unreachable!("the given gradient was made above"),
         };
 
         let mut cut = making.cut;

@@ -3,7 +3,7 @@
 use ortrain_expr::{
     Access, Builder, CompareOp, DType, Evaluation, Inst, Mode, Nest, Reg, RunScalar, Scalar, Strides, Type,
 };
-use ortrain_kernels::{AttentionDesc, AttentionKernel, AttentionPass, Isa, Pool};
+use ortrain_kernels::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass, Isa, Pool};
 
 use crate::common::*;
 
@@ -163,14 +163,14 @@ impl Case {
     fn desc(self, backward: bool) -> AttentionDesc {
         let [_, _, queries, keys, size, width] = self.sizes;
         let pass = if backward {
-            AttentionPass::Gradients {
+            AttentionPass::Gradients(Box::new(AttentionGradients {
                 given: operand(self, queries, width, false),
                 weights: self.weights(2),
                 scores: self.scores_gradient(),
                 q: Some(self.result(queries, size)),
                 k: Some(self.result(keys, size)),
                 v: Some(self.result(keys, width)),
-            }
+            }))
         } else {
             AttentionPass::Output(self.result(queries, width))
         };
@@ -264,7 +264,8 @@ impl Evaluation for Here<'_> {
 fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     let [batch, heads, queries, keys, size, width] = case.sizes;
     let desc = case.desc(true);
-    let AttentionPass::Gradients { given, weights, scores, .. } = &desc.pass else { unreachable!() };
+    let AttentionPass::Gradients(gradients) = &desc.pass else { unreachable!() };
+    let AttentionGradients { given, weights, scores, .. } = &**gradients;
     let element = |access: &Access, k: usize, index: [usize; 4]| {
         let at: isize = access.strides.iter().zip(index).map(|(&s, i)| s * i as isize).sum();
         get(&inputs[k], case.dtype, at as usize).to_f64()
@@ -439,7 +440,8 @@ fn only_what_is_wanted() {
         let whole = run(&all, isa, 1, &inputs, &sizes);
         for wanted in 0..8 {
             let mut desc = all.clone();
-            let AttentionPass::Gradients { q, k, v, .. } = &mut desc.pass else { unreachable!() };
+            let AttentionPass::Gradients(gradients) = &mut desc.pass else { unreachable!() };
+            let AttentionGradients { q, k, v, .. } = &mut **gradients;
             let mut bytes = Vec::new();
             for (bit, result) in [q, k, v].into_iter().enumerate() {
                 if wanted >> bit & 1 == 0 {
