@@ -83,7 +83,9 @@ impl Kernel {
 /// What a kernel is to know of an attention.
 fn description(a: &Attention) -> AttentionDesc {
     let pass = match &a.pass {
-        AttentionPass::Output(output) => ortrain_kernels::AttentionPass::Output(output.nest.clone()),
+        AttentionPass::Output(output) => {
+            ortrain_kernels::AttentionPass::Output(Box::new(output.nest.clone()))
+        }
         AttentionPass::Gradients(g) => {
             let [q, k, v] = [&g.q, &g.k, &g.v].map(|result| result.as_ref().map(|l| l.nest.clone()));
             ortrain_kernels::AttentionPass::Gradients(Box::new(ortrain_kernels::AttentionGradients {

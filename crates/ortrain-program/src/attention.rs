@@ -53,7 +53,7 @@ pub struct Operand {
 #[derive(Clone, Debug)]
 pub enum AttentionPass {
     /// The sums. The loop is their epilogue, over `batch + [queries, width]`; load 0 is the sums, and has no buffer.
-    Output(Loop),
+    Output(Box<Loop>),
     /// Gradients, of the one that is given for the sums.
     Gradients(Box<AttentionGradients>),
 }

@@ -52,7 +52,7 @@ pub struct AttentionDesc {
 pub enum AttentionPass {
     /// The weighted sums of the values. The nest is their epilogue, over the batch axes, queries and `width`; its load 0
     /// is the sums.
-    Output(Nest),
+    Output(Box<Nest>),
     /// Gradients, of one given for the sums.
     Gradients(Box<AttentionGradients>),
 }

@@ -172,7 +172,7 @@ impl Case {
                 v: Some(self.result(keys, width)),
             }))
         } else {
-            AttentionPass::Output(self.result(queries, width))
+            AttentionPass::Output(Box::new(self.result(queries, width)))
         };
         AttentionDesc {
             size,

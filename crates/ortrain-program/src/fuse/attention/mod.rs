@@ -378,14 +378,14 @@ impl Fusion<'_> {
             v,
             scores: of_scores,
             weights: of_weights,
-            pass: AttentionPass::Output(sums.epilogue.clone()),
+            pass: AttentionPass::Output(Box::new(sums.epilogue.clone())),
         };
         let mut makers = vec![sums_at];
         let gradients = self.gradients(&forward, &space, [softmax, weights], sums_at)?;
         let output = self.with_moves(sums.epilogue, entries, &mut makers);
         let output = Replaced {
             place: sums_at,
-            step: Attention { pass: AttentionPass::Output(output), ..forward },
+            step: Attention { pass: AttentionPass::Output(Box::new(output)), ..forward },
             makers,
             inside: vec![scores_at, at],
         };
