@@ -106,7 +106,7 @@ impl<S: Stored> Pack<S> {
         let Block { line_step, depth, .. } = self.block;
         // SAFETY: as in `panels`: squares lie in the block and in the panel; the last ones of a panel may overlap.
         unsafe {
-            if TypeId::of::<S>() == TypeId::of::<f32>() && PANEL > 4 {
+            if TypeId::of::<S>() == TypeId::of::<f32>() && PANEL >= 8 {
                 let whole = depth - depth % 16;
                 for p in (0..whole).step_by(16) {
                     for i in (0..lines).step_by(16) {
