@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import ortrain
 import pytest
+
+import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benches"))
-import workloads  # noqa: E402
+import workloads
 
 STEPS = 2
-# What is left of the values of a step. Of a recurrent net little more than its states is kept, and they cannot be made
-# again one by one.
-SHARES = {"lenet": 0.6, "mobilenetv2_96": 0.6, "bert_mini": 0.6}
+# What is left of the values of a step. In lenet nearly all of the peak is one value and its gradient.
+SHARES = {"lenet": 0.85, "mobilenetv2_96": 0.6, "bert_mini": 0.6}
 
 
 @pytest.mark.parametrize("name", SHARES)
