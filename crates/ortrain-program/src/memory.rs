@@ -29,6 +29,12 @@ pub struct Memory {
     bytes: usize,
 }
 
+/// Bytes of a range before its first whole block, and how many whole blocks there are.
+fn parts(offset: usize, len: usize) -> (usize, usize) {
+    let head = (offset.next_multiple_of(ALIGNMENT) - offset).min(len);
+    (head, (len - head) / ALIGNMENT)
+}
+
 impl Memory {
     /// A region of at least `bytes` bytes, rounded up to whole blocks, all zero.
     ///
@@ -80,8 +86,21 @@ impl Memory {
     /// When they do not fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes into {}", offset, bytes.len(), self.bytes);
-        let mut position = offset;
-        let mut rest = bytes;
+        let (head, blocks) = parts(offset, bytes.len());
+        let (first, rest) = bytes.split_at(head);
+        let (middle, last) = rest.split_at(blocks * ALIGNMENT);
+        self.write_words(offset, first);
+        let start = (offset + head) / ALIGNMENT;
+        for (block, bytes) in self.blocks[start..].iter().zip(middle.as_chunks::<ALIGNMENT>().0) {
+            for (word, bytes) in block.0.iter().zip(bytes.as_chunks().0) {
+                word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+            }
+        }
+        self.write_words(offset + head + middle.len(), last);
+    }
+
+    /// Word by word, of which the first and the last may be parts.
+    fn write_words(&self, mut position: usize, mut rest: &[u8]) {
         while !rest.is_empty() {
             let (index, skip) = (position / WORD, position % WORD);
             let take = (WORD - skip).min(rest.len());
@@ -101,8 +120,21 @@ impl Memory {
     /// When there are fewer.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes of {}", offset, bytes.len(), self.bytes);
-        let mut position = offset;
-        let mut rest = bytes;
+        let (head, blocks) = parts(offset, bytes.len());
+        let (first, rest) = bytes.split_at_mut(head);
+        let (middle, last) = rest.split_at_mut(blocks * ALIGNMENT);
+        let end = offset + head + middle.len();
+        self.read_words(offset, first);
+        let start = (offset + head) / ALIGNMENT;
+        for (block, bytes) in self.blocks[start..].iter().zip(middle.as_chunks_mut::<ALIGNMENT>().0) {
+            for (word, bytes) in block.0.iter().zip(bytes.as_chunks_mut().0) {
+                *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+            }
+        }
+        self.read_words(end, last);
+    }
+
+    fn read_words(&self, mut position: usize, mut rest: &mut [u8]) {
         while !rest.is_empty() {
             let (index, skip) = (position / WORD, position % WORD);
             let take = (WORD - skip).min(rest.len());
@@ -153,5 +185,22 @@ mod tests {
         expected[5..22].copy_from_slice(&(0..17).collect::<Vec<u8>>());
         assert_eq!(memory.to_vec(0, 40), expected);
         assert_eq!(memory.as_ptr() as usize % ALIGNMENT, 0);
+    }
+
+    #[test]
+    fn copies_over_several_blocks() {
+        let size = 5 * ALIGNMENT + 3;
+        for offset in [0, 1, 8, 255, 256, 257, 511] {
+            for len in [0, 1, 7, 255, 256, 257, 600] {
+                let memory = Memory::new(size);
+                memory.write(0, &vec![9; size]);
+                let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+                memory.write(offset, &bytes);
+                let mut expected = vec![9; size];
+                expected[offset..offset + len].copy_from_slice(&bytes);
+                assert_eq!(memory.to_vec(0, size), expected, "{len} bytes at {offset}");
+                assert_eq!(memory.to_vec(offset, len), bytes);
+            }
+        }
     }
 }
