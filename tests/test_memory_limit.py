@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benches"))
 import workloads
 
 STEPS = 2
-# What is left of the values of a step. In lenet nearly all of the peak is one value and its gradient.
-SHARES = {"lenet": 0.85, "mobilenetv2_96": 0.6, "bert_mini": 0.6}
+# What is left of the values of a step. (Of lenet nearly all is one value and its gradient, which meet.)
+SHARES = {"mobilenetv2_96": 0.6, "bert_mini": 0.6}
 
 
 @pytest.mark.parametrize("name", SHARES)
