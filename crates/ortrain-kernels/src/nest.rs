@@ -279,9 +279,8 @@ fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
         let walk = Walk::new(axes().map(|axis| (nest.dims[axis], load.strides[axis])));
         walk.is_ok_and(|walk| walk.piece().is_some_and(|piece| piece < SMALL_PIECE))
     });
-    let is_short =
-        if in_pieces { inner <= SHORT_IN_PIECES && outer >= inner } else { inner <= SHORT && outer >= inner };
-    if is_short {
+    let short = if in_pieces { SHORT_IN_PIECES } else { SHORT };
+    if inner <= short && outer >= inner {
         return true;
     }
     let (mut rows, mut cols) = (0usize, 0usize);

@@ -1,7 +1,8 @@
 //! Products with a packed right factor.
 
 use crate::gemm::micro::{Micro, Real};
-use crate::isa::{Isa, Level, Work};
+use crate::gemm::run::Spill;
+use crate::isa::Isa;
 
 /// Depths that are gone through at a time: a panel of the right factor stays in the first-level cache.
 const DEPTH: usize = 256;
@@ -67,36 +68,17 @@ impl<T: Real> Product<T> {
                             run(n, a_at, a.row, a.depth, b, nr as isize, to, cols as isize, add);
                         } else {
                             run(n, a_at, a.row, a.depth, b, nr as isize, corner, nr as isize, false);
-                            isa.run(Spill { from: corner, pitch: nr, to, cols, size: (count, there), add });
+                            let size = (count, there);
+                            isa.run(Spill {
+                                from: corner,
+                                from_row: nr,
+                                to,
+                                to_row: cols as isize,
+                                size,
+                                add,
+                            });
                         }
                     }
-                }
-            }
-        }
-    }
-}
-
-/// Brings the part of a narrow block that is there to where it belongs.
-struct Spill<T> {
-    from: *const T,
-    pitch: usize,
-    to: *mut T,
-    cols: usize,
-    size: (usize, usize),
-    add: bool,
-}
-
-impl<T: Real> Work for Spill<T> {
-    type Out = ();
-    #[inline(always)]
-    fn work<L: Level>(self) {
-        for i in 0..self.size.0 {
-            for j in 0..self.size.1 {
-                // SAFETY: both blocks have these elements, and belong to this worker.
-                unsafe {
-                    let value = self.from.add(i * self.pitch + j).read();
-                    let to = self.to.add(i * self.cols + j);
-                    to.write(if self.add { to.read().plus(value) } else { value });
                 }
             }
         }

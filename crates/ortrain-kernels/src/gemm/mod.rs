@@ -15,7 +15,7 @@ pub(crate) mod micro;
 pub(crate) mod pack;
 mod plan;
 mod portable;
-mod run;
+pub(crate) mod run;
 mod thin;
 
 use std::fmt;

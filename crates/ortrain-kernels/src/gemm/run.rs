@@ -518,13 +518,13 @@ impl<T> Lines<T> {
 }
 
 /// Brings the part of a narrow block that is there to where it belongs.
-struct Spill<T> {
-    from: *const T,
-    from_row: usize,
-    to: *mut T,
-    to_row: isize,
-    size: (usize, usize),
-    add: bool,
+pub(crate) struct Spill<T> {
+    pub(crate) from: *const T,
+    pub(crate) from_row: usize,
+    pub(crate) to: *mut T,
+    pub(crate) to_row: isize,
+    pub(crate) size: (usize, usize),
+    pub(crate) add: bool,
 }
 
 impl<T: Real> Work for Spill<T> {

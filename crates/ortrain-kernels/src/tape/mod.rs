@@ -14,7 +14,6 @@ use ortrain_expr::{
     Access, BinaryOp, CompareOp, DType, Expr, Inst, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar, Type,
     UnaryOp,
 };
-
 use rustc_hash::FxHashMap;
 
 use crate::RunScalars;

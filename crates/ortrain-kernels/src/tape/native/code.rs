@@ -7,10 +7,10 @@ use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::Context;
 use super::emit::{POINTERS, ROUND, emit};
 use super::lanes::{Effect, Lane, Lanes, Value};
 use crate::isa::{Isa, Kind as Level};
-use crate::tape::memory::Reach;
 use crate::tape::{Chain, Kind, Op, PRODUCT, Place, Site, Size, THERE, ops};
 
 /// What a function finds at a pointer.
@@ -32,20 +32,6 @@ pub(in crate::tape) struct Group {
     reads: Vec<Place>,
     writes: Vec<Place>,
     wide: bool,
-}
-
-/// What a group must know of the tape that it is made of.
-pub(in crate::tape) struct Context<'a> {
-    pub(in crate::tape) isa: Isa,
-    /// Of every register.
-    pub(in crate::tape) sizes: &'a dyn Fn(Place) -> Size,
-    /// The bits of registers that hold a constant.
-    pub(in crate::tape) constants: &'a FxHashMap<Place, u64>,
-    pub(in crate::tape) stores: &'a [Reach],
-    /// How often each register is read, by all operations of the tape.
-    pub(in crate::tape) readers: &'a FxHashMap<Place, usize>,
-    /// Up to where what is read lies side by side.
-    pub(in crate::tape) piece: usize,
 }
 
 /// Whether a group may have an operation.

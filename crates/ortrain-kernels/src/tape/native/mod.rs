@@ -16,12 +16,32 @@ mod code;
 mod emit;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
+#[cfg(not(target_arch = "x86_64"))]
+mod none;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 
+use rustc_hash::FxHashMap;
+
+use super::memory::Reach;
+use super::{Place, Size};
+use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
-pub(super) use code::{Context, Group, Native, takes};
+pub(super) use code::{Group, Native, takes};
 #[cfg(not(target_arch = "x86_64"))]
-mod none;
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) use none::{Context, Group, Native, takes};
+pub(super) use none::{Group, Native, takes};
+
+/// What a group must know of the tape that it is made of.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there are no groups that look at it"))]
+pub(super) struct Context<'a> {
+    pub(super) isa: Isa,
+    /// Of every register.
+    pub(super) sizes: &'a dyn Fn(Place) -> Size,
+    /// The bits of registers that hold a constant.
+    pub(super) constants: &'a FxHashMap<Place, u64>,
+    pub(super) stores: &'a [Reach],
+    /// How often each register is read, by all operations of the tape.
+    pub(super) readers: &'a FxHashMap<Place, usize>,
+    /// Up to where what is read lies side by side.
+    pub(super) piece: usize,
+}

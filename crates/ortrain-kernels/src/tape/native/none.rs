@@ -1,21 +1,7 @@
 //! Machines without code of their own: no group takes an operation.
 
-use ortrain_expr::Type;
-use rustc_hash::FxHashMap;
-
-use crate::isa::Isa;
-use crate::tape::memory::Reach;
-use crate::tape::{Op, Place, Site, Size};
-
-/// What a group would have to know.
-pub(in crate::tape) struct Context<'a> {
-    pub(in crate::tape) isa: Isa,
-    pub(in crate::tape) sizes: &'a dyn Fn(Place) -> Size,
-    pub(in crate::tape) constants: &'a FxHashMap<Place, u64>,
-    pub(in crate::tape) stores: &'a [Reach],
-    pub(in crate::tape) readers: &'a FxHashMap<Place, usize>,
-    pub(in crate::tape) piece: usize,
-}
+use super::Context;
+use crate::tape::{Op, Place, Site};
 
 pub(in crate::tape) fn takes(_: &Op, _: &Context<'_>) -> bool {
     false
