@@ -4,6 +4,7 @@
 //! - [`Type`]: how a scalar is computed. Narrow floats exist at load and store only.
 //! - [`Expr`]: a pure function of scalars in SSA form, with [`derive`] and reference semantics in [`Scalar`].
 //! - [`Nest`]: an expression evaluated over a space of indices, with optional reductions.
+//! - [`Precision`]: how exactly the factors of inner products are taken.
 //! - [`ConvShape`], [`WindowShape`]: the geometry of convolutions and pooling.
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod dtype;
 mod expr;
 mod nest;
 mod philox;
+mod precision;
 mod scalar;
 mod sliding;
 
@@ -22,5 +24,6 @@ pub use expr::{
 };
 pub use nest::{Access, Dims, Nest, ReduceOp, Reduction, Strides};
 pub use philox::philox4x32_10;
+pub use precision::{Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, SlidingAxes, SlidingAxis, WindowPass, WindowShape};

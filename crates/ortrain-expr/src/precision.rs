@@ -1,0 +1,189 @@
+//! How exactly the factors of inner products are taken.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// What becomes of the factors of an inner product, in a matrix product or a convolution of `f32`, before they are
+/// multiplied. Sums are always made in `f32`, whatever the factors are.
+///
+/// A factor is rounded to bfloat16, or written as a sum of several bfloat16 ([`Precision::terms`]), of which each is the
+/// nearest to what those before it leave. Products of bfloat16 are exact in `f32`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Factors are multiplied as they are.
+    #[default]
+    F32,
+    /// Factors are rounded to bfloat16: 8 bits.
+    Bf16,
+    /// Factors are two terms, 16 bits; the product of the two small ones is left out: three products.
+    Bf16x3,
+    /// Factors are three terms, all 24 bits of an `f32`; the three smallest products are left out: six products.
+    Bf16x6,
+}
+
+impl Precision {
+    /// Every precision.
+    pub const ALL: [Precision; 4] = [Precision::F32, Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
+
+    /// The name that users give it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::Bf16x3 => "bf16x3",
+            Precision::Bf16x6 => "bf16x6",
+        }
+    }
+
+    /// Of how many numbers a factor is made: one `f32`, or so many bfloat16.
+    #[must_use]
+    pub fn terms(self) -> usize {
+        match self {
+            Precision::F32 | Precision::Bf16 => 1,
+            Precision::Bf16x3 => 2,
+            Precision::Bf16x6 => 3,
+        }
+    }
+
+    /// Which term of the left factor is multiplied with which of the right one, the largest products first: those whose
+    /// numbers sum to less than [`Precision::terms`].
+    #[must_use]
+    pub fn products(self) -> &'static [(usize, usize)] {
+        const ALL: [(usize, usize); 6] = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)];
+        match self {
+            Precision::F32 | Precision::Bf16 => &ALL[..1],
+            Precision::Bf16x3 => &ALL[..3],
+            Precision::Bf16x6 => &ALL,
+        }
+    }
+
+    /// The terms of a factor; those beyond [`Precision::terms`] are zero.
+    ///
+    /// Terms are rounded to the nearest bfloat16, to the even one between two. A finite factor that would become infinite
+    /// is cut off instead where further terms make up for it. Infinity, and what is no number, is one term.
+    #[must_use]
+    pub fn split(self, factor: f32) -> [f32; 3] {
+        let nearest = |value: f32| half::bf16::from_f32(value).to_f32();
+        let mut terms = [0.0; 3];
+        if self == Precision::F32 {
+            terms[0] = factor;
+            return terms;
+        }
+        terms[0] = nearest(factor);
+        if self.terms() > 1 && factor.is_finite() {
+            if terms[0].is_infinite() {
+                terms[0] = f32::from_bits(factor.to_bits() & 0xffff_0000);
+            }
+            let mut rest = factor - terms[0];
+            for term in &mut terms[1..self.terms()] {
+                *term = nearest(rest);
+                rest -= *term;
+            }
+        }
+        terms
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no [`Precision`] has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownPrecision(pub String);
+
+impl fmt::Display for UnknownPrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d] = Precision::ALL.map(Precision::name);
+        write!(f, "there is no precision {:?}; there are {a:?}, {b:?}, {c:?} and {d:?}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownPrecision {}
+
+impl FromStr for Precision {
+    type Err = UnknownPrecision;
+
+    fn from_str(name: &str) -> Result<Precision, UnknownPrecision> {
+        let found = Precision::ALL.into_iter().find(|precision| precision.name() == name);
+        found.ok_or_else(|| UnknownPrecision(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of all magnitudes, by steps through the bits.
+    fn numbers() -> impl Iterator<Item = f32> {
+        (0..=u32::MAX).step_by(0xfff1).map(f32::from_bits)
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for precision in Precision::ALL {
+            assert_eq!(precision.to_string().parse(), Ok(precision));
+        }
+        let error = "f16".parse::<Precision>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            r#"there is no precision "f16"; there are "f32", "bf16", "bf16x3" and "bf16x6""#
+        );
+    }
+
+    #[test]
+    fn terms_are_bfloat16_and_sum_to_what_they_stand_for() {
+        for (precision, bits) in [(Precision::Bf16, 8), (Precision::Bf16x3, 16), (Precision::Bf16x6, 24)] {
+            for number in numbers().filter(|number| number.is_finite()) {
+                let terms = precision.split(number);
+                assert!(
+                    terms.iter().all(|term| term.to_bits() & 0xffff == 0),
+                    "{precision}, {number:e}: {terms:?}"
+                );
+                let sum: f64 = terms.iter().map(|&term| f64::from(term)).sum();
+                // Half of the last bit; below the least normal number that of the least of bfloat16.
+                let close = (f64::from(number).abs() * (-f64::from(bits)).exp2()).max(2f64.powi(-134));
+                let overflows = precision == Precision::Bf16 && number.abs() >= f32::from_bits(0x7f7f_8000);
+                assert!(
+                    overflows || (sum - f64::from(number)).abs() <= close,
+                    "{precision}, {number:e}: {terms:?}"
+                );
+                assert!(!overflows || terms[0].is_infinite());
+            }
+        }
+    }
+
+    #[test]
+    fn ties_go_to_the_even_one() {
+        let one_and = |bits: u32| f32::from_bits(0x3f80_0000 + bits);
+        assert_eq!(Precision::Bf16.split(one_and(0x8000))[0], 1.0);
+        assert_eq!(Precision::Bf16.split(one_and(0x8001))[0], one_and(0x1_0000));
+        assert_eq!(Precision::Bf16.split(one_and(0x1_8000))[0], one_and(0x2_0000));
+    }
+
+    #[test]
+    fn what_is_not_finite_is_one_term() {
+        for precision in [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6] {
+            assert_eq!(precision.split(f32::INFINITY), [f32::INFINITY, 0.0, 0.0]);
+            assert_eq!(precision.split(f32::NEG_INFINITY), [f32::NEG_INFINITY, 0.0, 0.0]);
+            let [nan, others @ ..] = precision.split(f32::NAN);
+            assert!(nan.is_nan() && others == [0.0; 2]);
+        }
+    }
+
+    #[test]
+    fn products_are_those_of_large_terms() {
+        for precision in Precision::ALL {
+            let terms = precision.terms();
+            let pairs = (0..terms).flat_map(|i| (0..terms).map(move |j| (i, j)));
+            let mut large: Vec<(usize, usize)> = pairs.filter(|(i, j)| i + j < terms).collect();
+            let mut products = precision.products().to_vec();
+            large.sort_unstable();
+            products.sort_unstable();
+            assert_eq!(products, large, "{precision}");
+        }
+    }
+}
