@@ -7,7 +7,8 @@ use std::str::FromStr;
 /// multiplied. Sums are always made in `f32`, whatever the factors are.
 ///
 /// A factor is rounded to bfloat16, or written as a sum of several bfloat16 ([`Precision::terms`]), of which each is the
-/// nearest to what those before it leave. Products of bfloat16 are exact in `f32`.
+/// nearest to what those before it leave. Products of bfloat16 are exact in `f32`. A sum that is no number is made again of
+/// first terms alone: the further terms of infinity are zero, and infinity times zero is no number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// Factors are multiplied as they are.
@@ -56,6 +57,15 @@ impl Precision {
             Precision::Bf16x3 => &ALL[..3],
             Precision::Bf16x6 => &ALL,
         }
+    }
+
+    /// The precision of a product of matrices of so many rows and columns with sums of so many terms: `F32` where a side is
+    /// short. Elements are used as often as the other sides are long; of what is used seldom, rounding takes longer than
+    /// multiplying.
+    #[must_use]
+    pub fn of_product(self, sides: [usize; 3]) -> Precision {
+        const SHORT: usize = 16;
+        if sides.iter().all(|&side| side > SHORT) { self } else { Precision::F32 }
     }
 
     /// The terms of a factor; those beyond [`Precision::terms`] are zero.
@@ -171,6 +181,14 @@ mod tests {
             assert_eq!(precision.split(f32::NEG_INFINITY), [f32::NEG_INFINITY, 0.0, 0.0]);
             let [nan, others @ ..] = precision.split(f32::NAN);
             assert!(nan.is_nan() && others == [0.0; 2]);
+        }
+    }
+
+    #[test]
+    fn short_sides_are_not_worth_it() {
+        assert_eq!(Precision::Bf16.of_product([17, 17, 17]), Precision::Bf16);
+        for sides in [[16, 99, 99], [99, 16, 99], [99, 99, 16], [0, 99, 99]] {
+            assert_eq!(Precision::Bf16.of_product(sides), Precision::F32);
         }
     }
 

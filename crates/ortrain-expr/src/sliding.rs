@@ -135,6 +135,22 @@ impl ConvShape {
         }
     }
 
+    /// Rows, columns and terms of a sum of the product of matrices that a group's convolution is.
+    #[must_use]
+    pub fn product_sides(&self) -> [usize; 3] {
+        let ConvShape { batch, channels_in, channels_out, ref axes, .. } = *self;
+        let places = |along: fn(&SlidingAxis) -> usize| {
+            axes.iter().map(along).fold(1usize, |places, along| places.saturating_mul(along))
+        };
+        let of_batch = |along: fn(&SlidingAxis) -> usize| batch.saturating_mul(places(along));
+        let taps = |channels: usize| channels.saturating_mul(places(|axis| axis.kernel));
+        match self.pass {
+            ConvPass::Output => [channels_out, of_batch(|axis| axis.output), taps(channels_in)],
+            ConvPass::InputGradient => [channels_in, of_batch(|axis| axis.input), taps(channels_out)],
+            ConvPass::FilterGradient => [channels_out, taps(channels_in), of_batch(|axis| axis.output)],
+        }
+    }
+
     /// What is wrong with it, if anything: sizes or positions that cannot be counted.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
