@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::fill;
-use super::cut::{Blocks, Unit};
+use super::cut::{Blocks, Cut, Unit};
 use super::finish::{Finish, Rect};
 use super::patches::Patches;
 use super::product::{PLENTY, STRIPS};
@@ -24,8 +24,13 @@ use crate::views::{Bases, Parts, RunScalars, Scratch};
 const BLOCK: usize = 64 << 10;
 /// What packing a vector costs, in multiplications of a vector.
 const PACKING: usize = 8;
+/// Bytes of a cache line.
+const CACHE_LINE: usize = 64;
 /// Channels of the result from which on this may be the better way.
 const CHANNELS: usize = 4;
+/// Bytes of what some vectors of positions see of some channels: they stay in the first-level cache, beside the weights
+/// that go through it, while all channels of the result are made.
+const SEEN: usize = 12 << 10;
 
 pub(super) struct Direct {
     finish: Arc<Finish>,
@@ -43,8 +48,9 @@ pub(super) struct Direct {
     /// Terms of a sum, in order: their offsets in the strips, channels and elements of a filter's plane.
     offsets: Vec<u32>,
     terms: Vec<(usize, usize)>,
-    /// Rows of windows: how far each is from its position's row, and where its terms begin.
-    rows: Vec<(isize, usize)>,
+    /// Some channels at a time, the rows of windows: how far each is from its position's row, and where its terms begin.
+    /// The last one of each list is where the list's terms end.
+    rows: Vec<Vec<(isize, usize)>>,
     layout: Layout,
 }
 
@@ -96,20 +102,29 @@ impl Direct {
             return None;
         }
 
-        // Terms in the order of the rows of windows, so that some may be left out at either end.
+        // Some channels at a time, terms in the order of the rows of windows, so that some may be left out at either end.
         let phase = &patches.phases[0];
         let mut order: Vec<usize> = (0..phase.taps.len()).collect();
         order.sort_by_key(|&tap| phase.row_offset(tap));
+        let lines = order.chunk_by(|&a, &b| phase.row_offset(a) == phase.row_offset(b));
+        let line = (tiles.run.len() * tiles.lanes * BYTES).next_multiple_of(CACHE_LINE) + CACHE_LINE;
+        let chunks = Cut::at_most(channels, 1, (SEEN / (lines.clone().count() * line)).max(1));
         let (mut offsets, mut terms, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-        for taps in order.chunk_by(|&a, &b| phase.row_offset(a) == phase.row_offset(b)) {
-            rows.push((phase.row_offset(taps[0]), offsets.len()));
-            for channel in 0..channels {
-                for &tap in taps {
-                    let offset = channel * elements + phase.offsets[tap] as usize;
-                    offsets.push(u32::try_from(offset).ok()?);
-                    terms.push((channel, phase.taps[tap]));
+        for chunk in 0..chunks.parts {
+            let (first, end) = chunks.part(chunk);
+            let mut begins = Vec::new();
+            for taps in lines.clone() {
+                begins.push((phase.row_offset(taps[0]), offsets.len()));
+                for channel in first..end {
+                    for &tap in taps {
+                        let offset = channel * elements + phase.offsets[tap] as usize;
+                        offsets.push(u32::try_from(offset).ok()?);
+                        terms.push((channel, phase.taps[tap]));
+                    }
                 }
             }
+            begins.push((isize::MAX, offsets.len()));
+            rows.push(begins);
         }
 
         let mut layout = Layout { each: finish.frame, pitch: blocks.most + tiles.lanes, ..Layout::default() };
@@ -160,14 +175,14 @@ impl Direct {
         }
     }
 
-    /// The terms that some rows of positions see something with.
-    fn terms(&self, first: usize, last: usize) -> (usize, usize) {
+    /// The terms of a list of rows of windows that some rows of positions see something with.
+    fn terms(&self, rows: &[(isize, usize)], first: usize, last: usize) -> (usize, usize) {
         let axis = &self.patches.rows;
         let [first, last] = [first, last].map(|row| (row * axis.step) as isize);
-        let at = |row: usize| self.rows.get(row).map_or(self.offsets.len(), |&(_, begin)| begin);
-        let begin = self.rows.partition_point(|&(offset, _)| last + offset < 0);
-        let end = self.rows.partition_point(|&(offset, _)| first + offset < axis.source as isize);
-        (at(begin), at(end.max(begin)))
+        let lines = &rows[..rows.len() - 1];
+        let begin = lines.partition_point(|&(offset, _)| last + offset < 0);
+        let end = lines.partition_point(|&(offset, _)| first + offset < axis.source as isize);
+        (rows[begin].1, rows[end.max(begin)].1)
     }
 
     /// One task: a block of positions of an image.
@@ -204,25 +219,29 @@ impl Direct {
             let weights = parts.shared().cast::<f32>().cast_const();
             let across = cols.div_ceil(lanes);
             let vector = |i: usize| (i / across, i % across * lanes);
-            for first in (0..rows * across).step_by(VECTORS) {
-                let count = VECTORS.min(rows * across - first);
+            for first in (0..rows * across).step_by(tiles.run.len()) {
+                let count = tiles.run.len().min(rows * across - first);
                 let (mut froms, mut places) = ([strips.cast_const(); VECTORS], [0; VECTORS]);
                 for (v, (from, place)) in froms.iter_mut().zip(&mut places).take(count).enumerate() {
                     let (y, x) = vector(first + v);
                     *from = strips.add(y * patches.strip.row_step + x);
                     *place = y * cols + x;
                 }
-                let (low, high) = self.terms(row + vector(first).0, row + vector(first + count - 1).0);
-                for tile in 0..self.m.div_ceil(tiles.rows) {
-                    tiles.run[count - 1](
-                        high - low,
-                        self.offsets.as_ptr().add(low),
-                        weights.add((tile * self.offsets.len() + low) * tiles.rows),
-                        froms.as_ptr(),
-                        places.as_ptr(),
-                        block.add(tile * tiles.rows * layout.pitch),
-                        layout.pitch,
-                    );
+                let (top, bottom) = (row + vector(first).0, row + vector(first + count - 1).0);
+                for (chunk, lines) in self.rows.iter().enumerate() {
+                    let (low, high) = self.terms(lines, top, bottom);
+                    for tile in 0..self.m.div_ceil(tiles.rows) {
+                        tiles.run[count - 1](
+                            high - low,
+                            self.offsets.as_ptr().add(low),
+                            weights.add((tile * self.offsets.len() + low) * tiles.rows),
+                            froms.as_ptr(),
+                            places.as_ptr(),
+                            block.add(tile * tiles.rows * layout.pitch),
+                            layout.pitch,
+                            chunk > 0,
+                        );
+                    }
                 }
             }
             let rect = Rect { image, channels: (0, self.m), places: (begin, end - begin) };

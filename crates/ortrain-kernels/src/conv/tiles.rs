@@ -13,14 +13,15 @@ pub(super) struct Tiles {
 }
 
 /// (How long sums are; for each of their terms its offset and the weights of all rows; where each vector starts at
-/// offset zero; where it goes in the result; the result, and its step by row.) Sums are made in order.
+/// offset zero; where it goes in the result; the result, and its step by row; whether to add to it.) Sums are made in
+/// order, and then added. Vectors are stored in order, and read before: what one stores may reach into the next one.
 ///
 /// # Safety
 /// The elements are valid for reads, those of the result for writes; the machine has the level.
 pub(super) type Run =
-    unsafe fn(usize, *const u32, *const f32, *const *const f32, *const usize, *mut f32, usize);
+    unsafe fn(usize, *const u32, *const f32, *const *const f32, *const usize, *mut f32, usize, bool);
 
-/// The most vectors that a function takes.
+/// The most vectors that a function of any level takes.
 pub(super) const VECTORS: usize = 3;
 
 impl Tiles {
@@ -30,7 +31,8 @@ impl Tiles {
                 Tiles { rows: 4, lanes: LANES, run: &[portable::<1>, portable::<2>, portable::<3>] }
             }
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => Tiles { rows: 4, lanes: 8, run: &[x86::avx2::<1>, x86::avx2::<2>, x86::avx2::<3>] },
+            // One vector more for fewer rows needs every register, and then one sum goes through memory.
+            Kind::Avx2 => Tiles { rows: 6, lanes: 8, run: &[x86::avx2::<1>, x86::avx2::<2>] },
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => {
                 Tiles { rows: 8, lanes: 16, run: &[x86::avx512::<1>, x86::avx512::<2>, x86::avx512::<3>] }
@@ -52,6 +54,7 @@ unsafe fn portable<const V: usize>(
     places: *const usize,
     to: *mut f32,
     step: usize,
+    add: bool,
 ) {
     const ROWS: usize = 4;
     // SAFETY: the caller's contract.
@@ -71,8 +74,11 @@ unsafe fn portable<const V: usize>(
             }
         }
         for (row, sums) in sums.into_iter().enumerate() {
-            for (v, sums) in sums.into_iter().enumerate() {
-                to.add(row * step + *places.add(v)).cast::<[f32; LANES]>().write_unaligned(sums);
+            let to: [*mut [f32; LANES]; V] =
+                std::array::from_fn(|v| to.add(row * step + *places.add(v)).cast());
+            let before = to.map(|to| if add { to.read_unaligned() } else { [0.0; LANES] });
+            for ((to, before), sums) in to.into_iter().zip(before).zip(sums) {
+                to.write_unaligned(std::array::from_fn(|i| if add { before[i] + sums[i] } else { sums[i] }));
             }
         }
     }
@@ -85,7 +91,7 @@ mod x86 {
     macro_rules! tile {
         (
             $name:ident, $features:literal, $rows:literal,
-            $zero:ident, $load:ident, $store:ident, $set:ident, $fma:ident
+            $zero:ident, $load:ident, $store:ident, $set:ident, $add:ident, $fma:ident
         ) => {
             /// # Safety
             /// The contract of [`super::Run`].
@@ -98,6 +104,7 @@ mod x86 {
                 places: *const usize,
                 to: *mut f32,
                 step: usize,
+                add: bool,
             ) {
                 // SAFETY: the caller's contract.
                 unsafe {
@@ -118,8 +125,10 @@ mod x86 {
                         weights = weights.add($rows);
                     }
                     for (row, sums) in sums.into_iter().enumerate() {
-                        for (v, sum) in sums.into_iter().enumerate() {
-                            $store(to.add(row * step + *places.add(v)), sum);
+                        let to: [*mut f32; V] = std::array::from_fn(|v| to.add(row * step + *places.add(v)));
+                        let before = if add { to.map(|to| $load(to)) } else { [$zero(); V] };
+                        for ((to, before), sum) in to.into_iter().zip(before).zip(sums) {
+                            $store(to, if add { $add(before, sum) } else { sum });
                         }
                     }
                 }
@@ -130,11 +139,12 @@ mod x86 {
     tile!(
         avx2,
         "avx2,fma",
-        4,
+        6,
         _mm256_setzero_ps,
         _mm256_loadu_ps,
         _mm256_storeu_ps,
         _mm256_set1_ps,
+        _mm256_add_ps,
         _mm256_fmadd_ps
     );
     tile!(
@@ -145,6 +155,7 @@ mod x86 {
         _mm512_loadu_ps,
         _mm512_storeu_ps,
         _mm512_set1_ps,
+        _mm512_add_ps,
         _mm512_fmadd_ps
     );
 }
