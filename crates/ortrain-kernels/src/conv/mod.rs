@@ -16,6 +16,7 @@ mod lanes;
 mod patches;
 mod product;
 mod tiles;
+mod winograd;
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use finish::Finish;
 use general::General;
 use lanes::Lanes;
 use product::Product;
+use winograd::{Winograd, WinogradFilter};
 
 /// A convolution, or the gradient of one.
 #[derive(Clone, Debug)]
@@ -151,10 +153,12 @@ fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn En
     let engine = Lanes::<T>::new(desc, isa, &finish).map(boxed).or_else(|| match desc.shape.pass {
         ConvPass::Output | ConvPass::InputGradient => Depthwise::<T>::new(desc, isa, &finish)
             .map(boxed)
+            .or_else(|| if T::BYTES == 4 { Winograd::new(desc, isa, &finish).map(boxed) } else { None })
             .or_else(|| if T::BYTES == 4 { Direct::new(desc, isa, &finish).map(boxed) } else { None })
             .or_else(|| Product::<T>::new(desc, isa, &finish).map(boxed)),
         ConvPass::FilterGradient => DepthwiseFilter::<T>::new(desc, isa, &finish)
             .map(boxed)
+            .or_else(|| if T::BYTES == 4 { WinogradFilter::new(desc, isa, &finish).map(boxed) } else { None })
             .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
     });
     Ok(engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, finish))))

@@ -313,6 +313,23 @@ proptest! {
         let shape = shape(random.pick(&PASSES), 1 + random.below(3), channels, &axes);
         check(&plain(shape.clone(), [DType::F32; 2], None), &mut random, &format!("{shape:?}"));
     }
+
+    /// Windows of 3×3 over so many channels that tiles are transformed: few and many places, odd sizes, images that
+    /// share a block, padding of any size before and behind, or none.
+    #[test]
+    fn transformed_tiles(seed: u64) {
+        let mut random = Random(seed);
+        let (side, most) = random.pick(&[(4, 160), (8, 100), (15, 60), (33, 32)]);
+        let mut length = || {
+            let input = 3 + random.below(side);
+            let [low, high] = [0, 1].map(|_| random.below(5) as isize - 1);
+            axis(input, 3, 1, 1, [low, high])
+        };
+        let axes = [length(), length()];
+        let channels = [1, most / 2 + random.below(most), most / 2 + random.below(most)];
+        let shape = shape(random.pick(&PASSES), 1 + random.below(4), channels, &axes);
+        check(&plain(shape.clone(), [DType::F32; 2], None), &mut random, &format!("{shape:?}"));
+    }
 }
 
 /// `relu(result * 0.5 + bias[channel]) + 2 * old`, in place, and the result itself in half precision beside it.

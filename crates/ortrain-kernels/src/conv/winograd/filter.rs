@@ -1,0 +1,274 @@
+//! The gradient of the filter: sixteen products of transformed gradients and transformed tiles, over tiles.
+//!
+//! A strip of tiles of the input is transformed and packed for all; tasks are rows of the filter, channels of the
+//! output, which transform their own gradients. Where several strips follow each other, their sums are kept.
+
+use std::sync::Arc;
+
+use ortrain_expr::{ConvPass, DType, OutOfRange};
+
+use super::transform::{Gradients, Images, Planes, Tiles};
+use super::{LANES, POINTS, TAPS, axes};
+use crate::conv::cut::Cut;
+use crate::conv::finish::{Finish, Rect};
+use crate::conv::product::{DEPTH, PLENTY};
+use crate::conv::{ConvDesc, Engine};
+use crate::gemm::micro::{Micro, Real};
+use crate::gemm::pack::{Block, pack};
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::tape::ALIGN;
+use crate::views::{Bases, Parts, RunScalars, Scratch};
+
+/// Bytes of the packed tiles of a strip.
+const STRIP: usize = 4 << 20;
+/// Bytes of a task's sums.
+const SUMS: usize = 384 << 10;
+/// Most rows of a task, in panels.
+const PANELS: usize = 2;
+/// What transforming costs beside a multiplication of all sixteen values, for a tile and a channel of the input, for a
+/// tile and a channel of the output, and for a filter's plane.
+const COSTS: [usize; 3] = [16, 10, 16];
+
+pub(in crate::conv) struct WinogradFilter {
+    finish: Arc<Finish>,
+    micro: Micro<f32>,
+    isa: Isa,
+    /// The input, and the gradient of the output.
+    inputs: Images,
+    outputs: Images,
+    /// Rows of a panel.
+    height: usize,
+    /// Rows of tiles, those of all images one after the other: some at a time.
+    strips: Cut,
+    /// Channels of the output: some at a time.
+    rows: Cut,
+    layout: Layout,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    lines: usize,
+    /// Tiles of a panel of channels, and gradients of some rows.
+    tiles: usize,
+    gradients: usize,
+    sums: usize,
+    block: usize,
+    each: usize,
+    /// The sums of all rows, if they are kept, behind the packed tiles.
+    kept: usize,
+    shared: usize,
+    /// Elements from row to row of tiles and gradients, of sums, of a block.
+    pitch: usize,
+    width: usize,
+    line: usize,
+}
+
+impl WinogradFilter {
+    /// `None` if another way is better.
+    pub(in crate::conv) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<WinogradFilter> {
+        const BYTES: usize = size_of::<f32>();
+        let shape = &desc.shape;
+        let [rows, cols] = axes(desc)?;
+        if shape.pass != ConvPass::FilterGradient {
+            return None;
+        }
+        let (m, channels) = (shape.channels_out, shape.channels_in);
+        let output = [rows.output, cols.output];
+        let grid = output.map(|size| size.div_ceil(2));
+        let tile_rows = shape.batch * grid[0];
+        let tiles = tile_rows * grid[1];
+        let planes = m.checked_mul(channels)?;
+        let [of_input, of_output, of_filter] = COSTS;
+        let multiplied = tiles.checked_mul(planes + of_input * channels + of_output * m)?;
+        let spent = multiplied.checked_add(of_filter * planes)?;
+        let positions = shape.batch * output[0] * output[1];
+        let saved = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
+        // A quarter saved pays for what is less regular.
+        if spent > saved / 4 * 3 || planes * positions == 0 || rows.input * cols.input == 0 {
+            return None;
+        }
+        let micro = f32::micro(isa);
+        let Micro { mr, nr, .. } = micro;
+        let height = m.div_ceil(m.div_ceil(mr));
+        let width = channels.next_multiple_of(nr);
+        let most = DEPTH.min(STRIP / (POINTS * width * BYTES));
+        let strips = Cut::at_most(tile_rows, 1, most / grid[1]);
+        let pitch = ((strips.most() * grid[1]) + LANES).div_ceil(16) / 2 * 2 * 16 + 16;
+        let most = (SUMS / (POINTS * width * BYTES)).min(PANELS * height);
+        let rows_of_tasks = Cut::new(m, height, Cut::at_most(m, height, most).parts.max(PLENTY));
+        let inputs =
+            Images { size: [rows.input, cols.input], before: [rows.before, cols.before], grid, channels };
+        let outputs = Images { size: output, before: [0, 0], grid, channels: m };
+
+        let line = channels * TAPS + LANES * TAPS;
+        let mut layout = Layout { each: finish.frame, pitch, width, line, ..Layout::default() };
+        let mut room = |elements: usize| {
+            let at = layout.each;
+            layout.each += (elements * BYTES).next_multiple_of(ALIGN);
+            at
+        };
+        let tall = rows_of_tasks.most();
+        layout.lines = room(inputs.lines());
+        layout.tiles = room(POINTS * nr * pitch);
+        layout.gradients = room(POINTS * tall * pitch);
+        layout.block = room(tall * line);
+        let sums = POINTS * tall * width;
+        layout.kept = (POINTS * width * strips.most() * grid[1] * BYTES).next_multiple_of(ALIGN);
+        layout.shared = layout.kept;
+        if strips.parts > 1 {
+            layout.shared += (rows_of_tasks.parts * sums * BYTES).next_multiple_of(ALIGN);
+        } else {
+            layout.sums = room(sums);
+        }
+        Some(WinogradFilter {
+            finish: Arc::clone(finish),
+            micro,
+            isa,
+            inputs,
+            outputs,
+            height,
+            strips,
+            rows: rows_of_tasks,
+            layout,
+        })
+    }
+
+    /// Transforms and packs a strip's tiles of a panel of channels.
+    unsafe fn pack(
+        &self,
+        input: *const f32,
+        strip: (usize, usize),
+        panel: usize,
+        scratch: *mut u8,
+        packed: *mut f32,
+    ) {
+        let Layout { pitch, width, .. } = self.layout;
+        let Micro { nr, .. } = self.micro;
+        let channels = (panel * nr, self.inputs.channels.min((panel + 1) * nr));
+        let tiles = (strip.1 - strip.0) * self.inputs.grid[1];
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let own = scratch.add(self.layout.tiles).cast::<f32>();
+            let lines = scratch.add(self.layout.lines).cast();
+            let (images, point) = (self.inputs, nr * pitch);
+            self.isa.run(Tiles { images, from: input, strip, channels, lines, to: own, point, pitch });
+            for point in 0..POINTS {
+                let block = Block {
+                    at: own.add(point * nr * pitch).cast_const().cast(),
+                    line_step: pitch as isize,
+                    depth_step: 1,
+                    lines: channels.1 - channels.0,
+                    depth: tiles,
+                };
+                pack(self.isa, DType::F32, block, nr, packed.add((point * width + panel * nr) * tiles));
+            }
+        }
+    }
+
+    /// One task: the sums of some rows over a strip, and of the last one what becomes of them.
+    unsafe fn task(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        strip: usize,
+        task: usize,
+        parts: Parts,
+        worker: usize,
+    ) {
+        let Layout { pitch, width, line, .. } = self.layout;
+        let Micro { nr, run, .. } = self.micro;
+        let (row, end) = self.rows.part(task);
+        let (rows, scratch) = (end - row, parts.of(worker));
+        let several = self.strips.parts > 1;
+        let (first, last) = (strip == 0, strip + 1 == self.strips.parts);
+        let strip = self.strips.part(strip);
+        let tiles = (strip.1 - strip.0) * self.inputs.grid[1];
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let packed = parts.shared().cast::<f32>().cast_const();
+            let gradients = scratch.add(self.layout.gradients).cast::<f32>();
+            self.isa.run(Gradients {
+                images: self.outputs,
+                from: bases[0].cast::<f32>().cast_const(),
+                strip,
+                channels: (row, end),
+                lines: scratch.add(self.layout.lines).cast(),
+                to: gradients,
+                point: rows * pitch,
+                pitch,
+            });
+            let sums = if several {
+                let kept = parts.shared().add(self.layout.kept).cast::<f32>();
+                kept.add(task * POINTS * self.rows.most() * width)
+            } else {
+                scratch.add(self.layout.sums).cast::<f32>()
+            };
+            for point in 0..POINTS {
+                for column in (0..width).step_by(nr) {
+                    let b = packed.add((point * width + column) * tiles);
+                    for i in (0..rows).step_by(self.height) {
+                        let a = gradients.add((point * rows + i) * pitch);
+                        let c = sums.add((point * rows + i) * width + column);
+                        let run = run[self.height.min(rows - i) - 1];
+                        run(tiles, a, pitch as isize, 1, b, nr as isize, c, width as isize, !first);
+                    }
+                }
+            }
+            if last {
+                let block = scratch.add(self.layout.block).cast::<f32>();
+                let channels = self.inputs.channels;
+                self.isa.run(Planes {
+                    from: sums,
+                    point: rows * width,
+                    pitch: width,
+                    rows,
+                    channels,
+                    to: block,
+                    line,
+                });
+                let rect = Rect { image: 0, channels: (row, rows), places: (0, channels * TAPS) };
+                self.finish.run(bases, scalars, scratch, rect, block.cast_const(), line);
+            }
+        }
+    }
+}
+
+impl Engine for WinogradFilter {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (self.layout.shared, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let parts = scratch.part(self.layout.shared, self.layout.each, pool);
+        let bases = Bases(bases);
+        // SAFETY (of all below): the layout made by `new`; tasks have panels or rows of their own.
+        unsafe { self.finish.open(parts) };
+        for strip in 0..self.strips.parts {
+            pool.run(self.layout.width / self.micro.nr, parts.workers, &|panel, worker| {
+                let input = { bases }.0[1].cast::<f32>().cast_const();
+                let (packed, scratch) = (parts.shared().cast(), parts.of(worker));
+                // SAFETY: as said above.
+                unsafe { self.pack(input, self.strips.part(strip), panel, scratch, packed) };
+            });
+            pool.run(self.rows.parts, parts.workers, &|task, worker| {
+                let bases = &{ bases };
+                // SAFETY: as said above; the strip is packed.
+                unsafe { self.task(bases.0, scalars, strip, task, parts, worker) };
+            });
+        }
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}

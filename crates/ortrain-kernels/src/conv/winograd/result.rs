@@ -1,0 +1,380 @@
+//! The output, and the gradient of the input: sixteen products of transformed weights and transformed tiles.
+//!
+//! Where the filter is small, tasks are blocks of tiles, and the filter's values are shared; where it is large, a strip
+//! of tiles is shared, and tasks are channels of the result.
+
+use std::sync::Arc;
+
+use ortrain_expr::{ConvPass, DType, OutOfRange};
+
+use super::transform::{Images, Results, Tiles, Weights};
+use super::{LANES, POINTS, TAPS, axes};
+use crate::conv::cut::Cut;
+use crate::conv::finish::{Finish, Rect};
+use crate::conv::product::{DEPTH, PLENTY};
+use crate::conv::{ConvDesc, Engine};
+use crate::gemm::micro::{Micro, Real};
+use crate::gemm::pack::{Block, pack};
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::tape::ALIGN;
+use crate::views::{Bases, RunScalars, Scratch};
+
+/// Tiles of a block, where weights are shared, and bytes of what they become.
+const TILES: usize = 96;
+const OWN_TILES: usize = 640 << 10;
+/// Bytes of transformed weights up to which they are shared.
+const SHARED_WEIGHTS: usize = 2 << 20;
+/// Bytes of transformed tiles of a strip, where those are shared.
+const SHARED_TILES: usize = 4 << 20;
+/// Bytes of a task's sums, and of its own weights.
+const OWN: usize = 384 << 10;
+/// Channels whose weights are packed at a time.
+const PACKED: usize = 32;
+/// What transforming costs beside a multiplication of all sixteen values, for a tile and a channel of a sum, for a tile
+/// and a channel of the result, and for a filter's plane.
+const COSTS: [usize; 3] = [10, 8, 10];
+
+pub(in crate::conv) struct Winograd {
+    finish: Arc<Finish>,
+    micro: Micro<f32>,
+    isa: Isa,
+    /// Channels of the result, rows of a panel of them, and channels of a sum.
+    m: usize,
+    height: usize,
+    channels: usize,
+    /// What is read, and rows and columns of the result.
+    images: Images,
+    result: [usize; 2],
+    /// Steps through the filter: from row to row, and from channel to channel; whether its taps are reversed.
+    filter: [usize; 2],
+    reversed: bool,
+    /// Rows of tiles, those of all images one after the other: some at a time.
+    strips: Cut,
+    /// Channels of the result: some at a time.
+    rows: Cut,
+    /// Whether weights are shared, and strips are tasks; else strips are shared, and rows are tasks.
+    shared_weights: bool,
+    layout: Layout,
+}
+
+/// Where things lie in scratch memory, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    lines: usize,
+    tiles: usize,
+    packed: usize,
+    weights: usize,
+    sums: usize,
+    block: usize,
+    each: usize,
+    shared: usize,
+    /// Elements from row to row of tiles and sums, of a panel of weights, from row to row of a block.
+    pitch: usize,
+    panel: usize,
+    line: usize,
+}
+
+impl Winograd {
+    /// `None` if another way is better.
+    pub(in crate::conv) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Winograd> {
+        const BYTES: usize = size_of::<f32>();
+        let shape = &desc.shape;
+        let [rows, cols] = axes(desc)?;
+        let reversed = match shape.pass {
+            ConvPass::Output => false,
+            ConvPass::InputGradient => true,
+            ConvPass::FilterGradient => return None,
+        };
+        let (inputs, outputs) = ([rows.input, cols.input], [rows.output, cols.output]);
+        let before = [rows.before, cols.before];
+        let (m, channels, source, result, before, filter) = if reversed {
+            let before = before.map(|before| 2 - before);
+            (shape.channels_in, shape.channels_out, outputs, inputs, before, [TAPS, shape.channels_in * TAPS])
+        } else {
+            (shape.channels_out, shape.channels_in, inputs, outputs, before, [shape.channels_in * TAPS, TAPS])
+        };
+        let grid = result.map(|size| size.div_ceil(2));
+        let tile_rows = shape.batch * grid[0];
+        let tiles = tile_rows * grid[1];
+        let planes = m.checked_mul(channels)?;
+        let [of_source, of_result, of_filter] = COSTS;
+        let multiplied = tiles.checked_mul(planes + of_source * channels + of_result * m)?;
+        let spent = multiplied.checked_add(of_filter * planes)?;
+        let positions = shape.batch * result[0] * result[1];
+        let saved = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
+        // A quarter saved pays for what is less regular.
+        if spent > saved / 4 * 3 || planes * positions == 0 || source.contains(&0) {
+            return None;
+        }
+
+        let micro = f32::micro(isa);
+        let Micro { mr, nr, .. } = micro;
+        let height = m.div_ceil(m.div_ceil(mr));
+        let panels = m.div_ceil(height);
+        let panel = channels * mr + LANES;
+        let shared_weights = POINTS * panels * panel * BYTES <= SHARED_WEIGHTS;
+        let strips = if shared_weights {
+            let most = TILES.min(OWN_TILES / (POINTS * channels * BYTES));
+            let strips = Cut::at_most(tile_rows, 1, most / grid[1]);
+            Cut::new(tile_rows, 1, strips.parts.max(PLENTY.min(tiles / nr)))
+        } else {
+            Cut::at_most(tile_rows, 1, SHARED_TILES / (POINTS * channels * grid[1] * BYTES))
+        };
+        // Rows an odd number of cache lines apart keep out of each other's way.
+        let pitch = ((strips.most() * grid[1]).next_multiple_of(nr) + LANES).div_ceil(16) / 2 * 2 * 16 + 16;
+        let most = OWN / (POINTS * pitch * BYTES);
+        let rows = if shared_weights {
+            Cut::at_most(m, height, most)
+        } else {
+            let rows = Cut::at_most(m, height, most.min(OWN / (POINTS * channels * BYTES)));
+            Cut::new(m, height, rows.parts.max(PLENTY))
+        };
+
+        let images = Images { size: source, before, grid, channels };
+        let line = strips.most() * 2 * result[1] + 2 * LANES;
+        let mut layout = Layout { each: finish.frame, pitch, panel, line, ..Layout::default() };
+        let mut room = |elements: usize| {
+            let at = layout.each;
+            layout.each += (elements * BYTES).next_multiple_of(ALIGN);
+            at
+        };
+        let tiles = POINTS * channels * pitch;
+        let own = rows.most().div_ceil(height) * POINTS * panel;
+        layout.lines = room(images.lines());
+        layout.packed = room(PACKED.min(channels) * TAPS * mr + LANES);
+        layout.sums = room(POINTS * rows.most() * pitch);
+        layout.block = room(rows.most() * line);
+        let shared = if shared_weights {
+            layout.tiles = room(tiles);
+            POINTS * panels * panel
+        } else {
+            layout.weights = room(own);
+            tiles
+        };
+        layout.shared = (shared * BYTES).next_multiple_of(ALIGN);
+        Some(Winograd {
+            finish: Arc::clone(finish),
+            micro,
+            isa,
+            m,
+            height,
+            channels,
+            images,
+            result,
+            filter,
+            reversed,
+            strips,
+            rows,
+            shared_weights,
+            layout,
+        })
+    }
+
+    /// Transforms the weights of some rows: panel by panel, each [`Layout::panel`] elements for each of the sixteen.
+    unsafe fn weights(&self, filter: *const f32, (row, end): (usize, usize), packed: *mut f32, to: *mut f32) {
+        let Micro { mr, .. } = self.micro;
+        let [line, plane] = self.filter;
+        for (panel, row) in (row..end).step_by(self.height).enumerate() {
+            let lines = self.height.min(end - row);
+            for first in (0..self.channels).step_by(PACKED) {
+                let channels = PACKED.min(self.channels - first);
+                let from = filter.wrapping_add(row * line + first * plane);
+                let block = |from: *const f32, line: usize, depth: usize| Block {
+                    at: from.cast(),
+                    line_step: line as isize,
+                    depth_step: 1,
+                    lines,
+                    depth,
+                };
+                // SAFETY: the filter has these elements (the caller's contract), and the layout room for them.
+                unsafe {
+                    if self.reversed {
+                        for channel in 0..channels {
+                            let (from, to) = (from.add(channel * plane), packed.add(channel * TAPS * mr));
+                            pack(self.isa, DType::F32, block(from, TAPS, TAPS), mr, to);
+                        }
+                    } else {
+                        pack(self.isa, DType::F32, block(from, line, channels * TAPS), mr, packed);
+                    }
+                    self.isa.run(Weights {
+                        from: packed,
+                        channels,
+                        lines: mr,
+                        reversed: self.reversed,
+                        to: to.add(panel * POINTS * self.layout.panel + first * mr),
+                        step: self.layout.panel,
+                    });
+                }
+            }
+        }
+    }
+
+    /// One task: some channels of the result, of a strip of rows of tiles.
+    unsafe fn task(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        strip: (usize, usize),
+        (row, end): (usize, usize),
+        (weights, tiles): (*const f32, *const f32),
+        scratch: *mut u8,
+    ) {
+        let Winograd { layout: Layout { pitch, panel, line, .. }, channels, height, .. } = *self;
+        let Micro { mr, nr, run, half } = self.micro;
+        let columns = (strip.1 - strip.0) * self.images.grid[1];
+        let step = (end - row) * pitch;
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            let sums = scratch.add(self.layout.sums).cast::<f32>();
+            for point in 0..POINTS {
+                for depth in (0..channels).step_by(DEPTH) {
+                    let count = DEPTH.min(channels - depth);
+                    for column in (0..columns).step_by(nr) {
+                        let there = nr.min(columns - column);
+                        let run = half.filter(|_| there <= nr / 2).unwrap_or(run);
+                        let b = tiles.add((point * channels + depth) * pitch + column);
+                        for (i, first) in (row..end).step_by(height).enumerate() {
+                            let a = weights.add((i * POINTS + point) * panel + depth * mr);
+                            let c = sums.add(point * step + i * height * pitch + column);
+                            let (b_row, c_row) = (pitch as isize, pitch as isize);
+                            let run = run[height.min(end - first) - 1];
+                            run(count, a, 1, mr as isize, b, b_row, c, c_row, depth > 0);
+                        }
+                    }
+                }
+            }
+            let block = scratch.add(self.layout.block).cast::<f32>();
+            self.isa.run(Results {
+                from: sums,
+                step,
+                pitch,
+                rows: end - row,
+                strip,
+                grid: self.images.grid,
+                result: self.result,
+                to: block,
+                line,
+            });
+            let [height, width] = self.result;
+            let first = self.place(strip.0);
+            for image in strip.0 / self.images.grid[0]..strip.1.div_ceil(self.images.grid[0]) {
+                let begin = first.max(image * height);
+                let end_of_strip = if strip.1 >= (image + 1) * self.images.grid[0] {
+                    (image + 1) * height
+                } else {
+                    self.place(strip.1)
+                };
+                let rect = Rect {
+                    image,
+                    channels: (row, end - row),
+                    places: ((begin - image * height) * width, (end_of_strip - begin) * width),
+                };
+                let from = block.add((begin - first) * width).cast_const();
+                self.finish.run(bases, scalars, scratch, rect, from, line);
+            }
+        }
+    }
+
+    /// The first row of the result, those of all images one after the other, that a row of tiles covers.
+    fn place(&self, row: usize) -> usize {
+        row / self.images.grid[0] * self.result[0] + row % self.images.grid[0] * 2
+    }
+
+    /// Transforms what a strip of rows of tiles sees of some channels.
+    unsafe fn tiles(
+        &self,
+        source: *const f32,
+        strip: (usize, usize),
+        channels: (usize, usize),
+        scratch: *mut u8,
+        to: *mut f32,
+    ) {
+        // SAFETY: the layout made by `new`, and the caller's contract.
+        unsafe {
+            self.isa.run(Tiles {
+                images: self.images,
+                from: source,
+                strip,
+                channels,
+                lines: scratch.add(self.layout.lines).cast(),
+                to: to.add(channels.0 * self.layout.pitch),
+                point: self.channels * self.layout.pitch,
+                pitch: self.layout.pitch,
+            });
+        }
+    }
+}
+
+impl Engine for Winograd {
+    fn finish(&self) -> &Finish {
+        &self.finish
+    }
+
+    fn scratch(&self) -> (usize, usize) {
+        (self.layout.shared, self.layout.each)
+    }
+
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        let Winograd { layout, strips, rows, channels, .. } = self;
+        let parts = scratch.part(layout.shared, layout.each, pool);
+        let bases = Bases(bases);
+        let source = move || { bases }.0[0].cast::<f32>().cast_const();
+        let filter = move || { bases }.0[1].cast::<f32>().cast_const();
+        let shared = move || parts.shared().cast::<f32>();
+        // SAFETY (of all below): the layout made by `new`; tasks have blocks, panels or channels of their own.
+        unsafe { self.finish.open(parts) };
+        if self.shared_weights {
+            let panels = self.m.div_ceil(self.height);
+            pool.run(panels, parts.workers, &|panel, worker| {
+                let rows = (panel * self.height, self.m.min((panel + 1) * self.height));
+                // SAFETY: as said above.
+                unsafe {
+                    let packed = parts.of(worker).add(layout.packed).cast();
+                    self.weights(filter(), rows, packed, shared().add(panel * POINTS * layout.panel));
+                }
+            });
+            pool.run(strips.parts, parts.workers, &|strip, worker| {
+                let bases = &{ bases };
+                let (strip, scratch) = (strips.part(strip), parts.of(worker));
+                // SAFETY: as said above.
+                unsafe {
+                    let tiles = scratch.add(layout.tiles).cast::<f32>();
+                    self.tiles(source(), strip, (0, *channels), scratch, tiles);
+                    for i in 0..rows.parts {
+                        let rows = rows.part(i);
+                        let weights = shared().add(rows.0 / self.height * POINTS * layout.panel);
+                        self.task(bases.0, scalars, strip, rows, (weights, tiles), scratch);
+                    }
+                }
+            });
+        } else {
+            for strip in 0..strips.parts {
+                let strip = strips.part(strip);
+                let some = Cut::new(*channels, 1, PLENTY);
+                pool.run(some.parts, parts.workers, &|i, worker| {
+                    // SAFETY: as said above.
+                    unsafe { self.tiles(source(), strip, some.part(i), parts.of(worker), shared()) };
+                });
+                pool.run(rows.parts, parts.workers, &|i, worker| {
+                    let bases = &{ bases };
+                    let (rows, scratch) = (rows.part(i), parts.of(worker));
+                    // SAFETY: as said above.
+                    unsafe {
+                        let weights = scratch.add(layout.weights).cast::<f32>();
+                        self.weights(filter(), rows, scratch.add(layout.packed).cast(), weights);
+                        self.task(bases.0, scalars, strip, rows, (weights, shared()), scratch);
+                    }
+                });
+            }
+        }
+        // SAFETY: all tasks are done.
+        unsafe { self.finish.close(parts) }
+    }
+}

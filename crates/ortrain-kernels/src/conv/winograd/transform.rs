@@ -1,0 +1,401 @@
+//! The transforms of Winograd's F(2×2, 3×3): sums, differences and halves, some lanes at a time. Values whose lanes lie
+//! in memory one after the other belong to tiles of a row, to rows of a panel of weights, or to channels.
+
+use super::{LANES, TAPS};
+use crate::isa::{Level, Work};
+
+type Lanes = [f32; LANES];
+
+/// Lane by lane.
+#[inline(always)]
+fn add(a: Lanes, b: Lanes) -> Lanes {
+    std::array::from_fn(|i| a[i] + b[i])
+}
+
+/// Lane by lane.
+#[inline(always)]
+fn sub(a: Lanes, b: Lanes) -> Lanes {
+    std::array::from_fn(|i| a[i] - b[i])
+}
+
+/// What a line of three taps becomes.
+#[inline(always)]
+fn of_filter(a: Lanes, b: Lanes, c: Lanes) -> (Lanes, Lanes, Lanes, Lanes) {
+    let (ends, middle) = (add(a, c).map(|x| x * 0.5), b.map(|x| x * 0.5));
+    (a, add(ends, middle), sub(ends, middle), c)
+}
+
+/// What a line of four sums becomes, in the gradient of the filter.
+#[inline(always)]
+fn of_gradient(a: Lanes, b: Lanes, c: Lanes, d: Lanes) -> (Lanes, Lanes, Lanes) {
+    let half = |x: Lanes| x.map(|x| x * 0.5);
+    let (sum, difference) = (half(add(b, c)), half(sub(b, c)));
+    (add(a, sum), difference, add(sum, d))
+}
+
+/// # Safety
+/// [`LANES`] elements from there on are valid for reads.
+#[inline(always)]
+unsafe fn load(from: *const f32) -> Lanes {
+    // SAFETY: the caller's contract.
+    unsafe { from.cast::<Lanes>().read_unaligned() }
+}
+
+/// # Safety
+/// [`LANES`] elements from there on are valid for writes.
+#[inline(always)]
+unsafe fn store(to: *mut f32, value: Lanes) {
+    // SAFETY: the caller's contract.
+    unsafe { to.cast::<Lanes>().write_unaligned(value) };
+}
+
+/// Stores even and odd places.
+///
+/// # Safety
+/// Twice [`LANES`] elements from there on are valid for writes.
+#[inline(always)]
+unsafe fn interleave((even, odd): (Lanes, Lanes), to: *mut f32) {
+    let places: [f32; 2 * LANES] = std::array::from_fn(|i| if i % 2 == 0 { even[i / 2] } else { odd[i / 2] });
+    // SAFETY: the caller's contract.
+    unsafe { to.cast::<[f32; 2 * LANES]>().write_unaligned(places) };
+}
+
+/// Transforms packed weights. Writes up to [`LANES`] elements too many behind the last channel's.
+pub(super) struct Weights {
+    pub(super) from: *const f32,
+    pub(super) channels: usize,
+    pub(super) lines: usize,
+    pub(super) reversed: bool,
+    pub(super) to: *mut f32,
+    /// From point to point.
+    pub(super) step: usize,
+}
+
+impl Work for Weights {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Weights { from, channels, lines, reversed, to, step } = self;
+        for channel in 0..channels {
+            for first in (0..lines).step_by(LANES) {
+                // Lines that are no whole number of lanes: the last lanes overlap, or reach into the next channel,
+                // which comes later.
+                let first = first.min(lines.saturating_sub(LANES));
+                // SAFETY: the caller has packed so many weights, and has room for what they become.
+                unsafe {
+                    let tap = |i: usize| {
+                        let tap = if reversed { TAPS - 1 - i } else { i };
+                        load(from.add((channel * TAPS + tap) * lines + first))
+                    };
+                    let to = to.add(channel * lines + first);
+                    let line = |i: usize| of_filter(tap(3 * i), tap(3 * i + 1), tap(3 * i + 2));
+                    let (top, middle, bottom) = (line(0), line(1), line(2));
+                    let column = |j: usize, a: Lanes, b: Lanes, c: Lanes| {
+                        let (a, b, c, d) = of_filter(a, b, c);
+                        store(to.add(j * step), a);
+                        store(to.add((4 + j) * step), b);
+                        store(to.add((8 + j) * step), c);
+                        store(to.add((12 + j) * step), d);
+                    };
+                    column(0, top.0, middle.0, bottom.0);
+                    column(1, top.1, middle.1, bottom.1);
+                    column(2, top.2, middle.2, bottom.2);
+                    column(3, top.3, middle.3, bottom.3);
+                }
+            }
+        }
+    }
+}
+
+/// A tensor's images, covered by tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Images {
+    /// Rows and columns of an image, and of its padding before.
+    pub(super) size: [usize; 2],
+    pub(super) before: [isize; 2],
+    /// Rows and columns of tiles.
+    pub(super) grid: [usize; 2],
+    /// Channels of an image.
+    pub(super) channels: usize,
+}
+
+/// Lines that [`Tiles`] and [`Gradients`] use.
+const LINES: usize = 18;
+
+impl Images {
+    /// Elements of a line that has an element for each tile.
+    fn half(&self) -> usize {
+        (self.grid[1] + 1 + LANES).next_multiple_of(16)
+    }
+
+    /// Elements of what [`Tiles`] and [`Gradients`] use.
+    pub(super) fn lines(&self) -> usize {
+        LINES * self.half()
+    }
+
+    /// The plane of a channel, and the row of tiles in it, of a row of tiles of all images.
+    #[inline(always)]
+    fn plane(&self, from: *const f32, channel: usize, row: usize) -> (*const f32, usize) {
+        let plane = row / self.grid[0] * self.channels + channel;
+        (from.wrapping_add(plane * self.size[0] * self.size[1]), row % self.grid[0])
+    }
+
+    /// Parts a line of a plane, with its padding, into even and odd places: one more than there are tiles.
+    ///
+    /// # Safety
+    /// The plane is there, and so much room.
+    #[inline(always)]
+    unsafe fn part(&self, plane: *const f32, line: usize, even: *mut f32, odd: *mut f32) {
+        let &Images { size: [height, width], before: [top, left], grid, .. } = self;
+        let places = grid[1] + 1;
+        // SAFETY: the caller's contract, and a line has `width` elements.
+        unsafe {
+            even.write_bytes(0, places);
+            odd.write_bytes(0, places);
+            let y = line as isize - top;
+            if y < 0 || y >= height as isize {
+                return;
+            }
+            let first = (-left).max(0);
+            let end = (width as isize).min(2 * places as isize - left);
+            let from = plane.wrapping_offset(y * width as isize + first);
+            let count = (end - first).max(0) as usize;
+            let place = (first + left) as usize;
+            let (a, b) = if place.is_multiple_of(2) {
+                (even.wrapping_add(place / 2), odd.wrapping_add(place / 2))
+            } else {
+                (odd.wrapping_add(place / 2), even.wrapping_add(place / 2 + 1))
+            };
+            let pairs = count / 2;
+            let whole = pairs - pairs % LANES;
+            for i in (0..whole).step_by(LANES) {
+                let both = from.add(2 * i).cast::<[f32; 2 * LANES]>().read_unaligned();
+                store(a.add(i), std::array::from_fn(|i| both[2 * i]));
+                store(b.add(i), std::array::from_fn(|i| both[2 * i + 1]));
+            }
+            for i in whole..pairs {
+                a.add(i).write(from.add(2 * i).read());
+                b.add(i).write(from.add(2 * i + 1).read());
+            }
+            if !count.is_multiple_of(2) {
+                a.add(pairs).write(from.add(count - 1).read());
+            }
+        }
+    }
+}
+
+/// Transforms what a strip of rows of tiles sees of some channels.
+pub(super) struct Tiles {
+    pub(super) images: Images,
+    pub(super) from: *const f32,
+    /// Rows of tiles, those of all images one after the other, and channels: the first one and the end.
+    pub(super) strip: (usize, usize),
+    pub(super) channels: (usize, usize),
+    /// What four lines of the image become, four values for each tile; and the even places of a line, then the odd ones.
+    pub(super) lines: *mut f32,
+    /// The first channel's, and the steps from point to point and from channel to channel. Up to [`LANES`] elements
+    /// behind the last tile of a channel are overwritten.
+    pub(super) to: *mut f32,
+    pub(super) point: usize,
+    pub(super) pitch: usize,
+}
+
+impl Tiles {
+    /// Transforms line `line` of an image's plane, with its padding.
+    #[inline(always)]
+    unsafe fn line(&self, plane: *const f32, line: usize) {
+        let half = self.images.half();
+        let even = self.lines.wrapping_add(16 * half);
+        let odd = even.wrapping_add(half);
+        let to = self.lines.wrapping_add(line % 4 * 4 * half);
+        // SAFETY: there is room for the lanes of the last tiles.
+        unsafe {
+            self.images.part(plane, line, even, odd);
+            for x in (0..self.images.grid[1]).step_by(LANES) {
+                let (a, b) = (load(even.add(x)), load(odd.add(x)));
+                let (c, d) = (load(even.add(x + 1)), load(odd.add(x + 1)));
+                store(to.add(x), sub(a, c));
+                store(to.add(half + x), add(b, c));
+                store(to.add(2 * half + x), sub(c, b));
+                store(to.add(3 * half + x), sub(b, d));
+            }
+        }
+    }
+}
+
+impl Work for Tiles {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Tiles { images, strip, channels, lines, point, pitch, .. } = self;
+        let (half, wide) = (images.half(), images.grid[1]);
+        for channel in channels.0..channels.1 {
+            for row in strip.0..strip.1 {
+                let (plane, y) = images.plane(self.from, channel, row);
+                // The first two lines are the last ones of the row of tiles before.
+                let fresh = if y == 0 || row == strip.0 { 0 } else { 2 };
+                let to = self.to.wrapping_add((channel - channels.0) * pitch + (row - strip.0) * wide);
+                // SAFETY: planes are the tensor's; lines and tiles have room for the last lanes.
+                unsafe {
+                    (fresh..4).for_each(|line| self.line(plane, 2 * y + line));
+                    for x in (0..wide).step_by(LANES) {
+                        for j in 0..4 {
+                            let seen = |line: usize| load(lines.add(((2 * y + line) % 4 * 4 + j) * half + x));
+                            let to = |i: usize| to.add((4 * i + j) * point + x);
+                            let (a, b, c, d) = (seen(0), seen(1), seen(2), seen(3));
+                            store(to(0), sub(a, c));
+                            store(to(1), add(b, c));
+                            store(to(2), sub(c, b));
+                            store(to(3), sub(b, d));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Transforms the gradients of a strip of rows of tiles, of some channels, for the gradient of the filter.
+pub(super) struct Gradients {
+    pub(super) images: Images,
+    pub(super) from: *const f32,
+    pub(super) strip: (usize, usize),
+    pub(super) channels: (usize, usize),
+    /// The even and the odd places of two lines.
+    pub(super) lines: *mut f32,
+    /// As those of [`Tiles`].
+    pub(super) to: *mut f32,
+    pub(super) point: usize,
+    pub(super) pitch: usize,
+}
+
+impl Work for Gradients {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Gradients { images, strip, channels, lines, point, pitch, .. } = self;
+        let (half, wide) = (images.half(), images.grid[1]);
+        let part = |i: usize| lines.wrapping_add(i * half);
+        for channel in channels.0..channels.1 {
+            for row in strip.0..strip.1 {
+                let (plane, y) = images.plane(self.from, channel, row);
+                let to = self.to.wrapping_add((channel - channels.0) * pitch + (row - strip.0) * wide);
+                // SAFETY: planes are the tensor's; lines and tiles have room for the last lanes.
+                unsafe {
+                    images.part(plane, 2 * y, part(0), part(1));
+                    images.part(plane, 2 * y + 1, part(2), part(3));
+                    for x in (0..wide).step_by(LANES) {
+                        let column = |j: usize, upper: Lanes, lower: Lanes| {
+                            let to = |i: usize| to.add((4 * i + j) * point + x);
+                            store(to(0), upper);
+                            store(to(1), add(upper, lower));
+                            store(to(2), sub(upper, lower));
+                            store(to(3), lower.map(|x| -x));
+                        };
+                        let (a, b) = (load(part(0).add(x)), load(part(1).add(x)));
+                        let (c, d) = (load(part(2).add(x)), load(part(3).add(x)));
+                        column(0, a, c);
+                        column(1, add(a, b), add(c, d));
+                        column(2, sub(a, b), sub(c, d));
+                        column(3, b.map(|x| -x), d.map(|x| -x));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Makes rows of a filter's gradient of sums over tiles.
+pub(super) struct Planes {
+    /// For each row the sums of all channels; the steps from point to point, and from row to row.
+    pub(super) from: *const f32,
+    pub(super) point: usize,
+    pub(super) pitch: usize,
+    pub(super) rows: usize,
+    pub(super) channels: usize,
+    /// [`TAPS`] elements of each channel, and the step from row to row. Up to [`TAPS`] times [`LANES`] elements behind
+    /// the last row are overwritten.
+    pub(super) to: *mut f32,
+    pub(super) line: usize,
+}
+
+impl Work for Planes {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Planes { from, point, pitch, rows, channels, to, line } = self;
+        let mut planes = [[0f32; LANES]; TAPS];
+        for row in 0..rows {
+            for first in (0..channels).step_by(LANES) {
+                let from = from.wrapping_add(row * pitch + first);
+                let to = to.wrapping_add(row * line + first * TAPS);
+                // SAFETY: sums and rows have room for the last lanes (the caller's contract).
+                unsafe {
+                    let sums = |j: usize| {
+                        let sum = |i: usize| load(from.add((4 * i + j) * point));
+                        of_gradient(sum(0), sum(1), sum(2), sum(3))
+                    };
+                    let (a, b, c, d) = (sums(0), sums(1), sums(2), sums(3));
+                    (planes[0], planes[1], planes[2]) = of_gradient(a.0, b.0, c.0, d.0);
+                    (planes[3], planes[4], planes[5]) = of_gradient(a.1, b.1, c.1, d.1);
+                    (planes[6], planes[7], planes[8]) = of_gradient(a.2, b.2, c.2, d.2);
+                    L::turn8(planes.as_ptr().cast(), LANES as isize, to, TAPS);
+                    for (i, &last) in planes[TAPS - 1].iter().enumerate() {
+                        to.add(i * TAPS + TAPS - 1).write(last);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Makes results of sums.
+pub(super) struct Results {
+    pub(super) from: *const f32,
+    /// From point to point, and from row to row.
+    pub(super) step: usize,
+    pub(super) pitch: usize,
+    pub(super) rows: usize,
+    pub(super) strip: (usize, usize),
+    pub(super) grid: [usize; 2],
+    pub(super) result: [usize; 2],
+    pub(super) to: *mut f32,
+    /// From row to row of the result.
+    pub(super) line: usize,
+}
+
+impl Work for Results {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Results { from, step, pitch, rows, strip, grid: [tall, wide], result: [height, width], to, line } =
+            self;
+        let place = |row: usize| row / tall * height + row % tall * 2;
+        for i in 0..rows {
+            for row in strip.0..strip.1 {
+                let from = from.wrapping_add(i * pitch + (row - strip.0) * wide);
+                let to = to.wrapping_add(i * line + (place(row) - place(strip.0)) * width);
+                let both = row % tall * 2 + 1 < height;
+                // What lanes store beyond the end of a line is overwritten: lines come in order, and the lanes of two
+                // lines from behind.
+                for x in (0..wide.div_ceil(LANES)).rev().map(|x| x * LANES) {
+                    // SAFETY: the layout has room for the sums, and for the results of the last lanes.
+                    unsafe {
+                        let sums = |i: usize| {
+                            let sum = |j: usize| load(from.add((4 * i + j) * step + x));
+                            let (a, b, c, d) = (sum(0), sum(1), sum(2), sum(3));
+                            (add(add(a, b), c), sub(sub(b, c), d))
+                        };
+                        let (a, b, c, d) = (sums(0), sums(1), sums(2), sums(3));
+                        let upper = (add(add(a.0, b.0), c.0), add(add(a.1, b.1), c.1));
+                        let lower = (sub(sub(b.0, c.0), d.0), sub(sub(b.1, c.1), d.1));
+                        interleave(upper, to.add(2 * x));
+                        if both {
+                            interleave(lower, to.add(width + 2 * x));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
