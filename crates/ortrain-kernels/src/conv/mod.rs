@@ -34,7 +34,7 @@ use finish::Finish;
 use general::General;
 use lanes::Lanes;
 use product::Product;
-use winograd::{Winograd, WinogradFilter};
+use winograd::Winograd;
 
 /// A convolution, or the gradient of one.
 #[derive(Clone, Debug)]
@@ -153,13 +153,15 @@ fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn En
     let engine = Lanes::<T>::new(desc, isa, &finish).map(boxed).or_else(|| match desc.shape.pass {
         ConvPass::Output | ConvPass::InputGradient => Depthwise::<T>::new(desc, isa, &finish)
             .map(boxed)
-            .or_else(|| if T::BYTES == 4 { Winograd::new(desc, isa, &finish).map(boxed) } else { None })
             .or_else(|| if T::BYTES == 4 { Direct::new(desc, isa, &finish).map(boxed) } else { None })
             .or_else(|| Product::<T>::new(desc, isa, &finish).map(boxed)),
         ConvPass::FilterGradient => DepthwiseFilter::<T>::new(desc, isa, &finish)
             .map(boxed)
-            .or_else(|| if T::BYTES == 4 { WinogradFilter::new(desc, isa, &finish).map(boxed) } else { None })
             .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
     });
-    Ok(engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, finish))))
+    let engine = engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, Arc::clone(&finish))));
+    if T::BYTES != 4 {
+        return Ok(engine);
+    }
+    Ok(Winograd::new(desc, isa, &finish, engine).map_or_else(|plain| plain, boxed))
 }

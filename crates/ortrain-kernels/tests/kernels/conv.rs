@@ -332,6 +332,62 @@ proptest! {
     }
 }
 
+/// Root of the mean square of errors, relative to that of the results, of sums over 2304 terms: what plain sums of 1024
+/// terms in f32 have.
+const TRANSFORMED_RMS: f64 = 6e-7;
+
+#[test]
+fn transformed_tiles_are_as_accurate_as_sums() {
+    let mut random = Random(4);
+    for (pass, channels, size) in [
+        (ConvPass::Output, [1, 256, 48], 12),
+        (ConvPass::InputGradient, [1, 48, 256], 12),
+        (ConvPass::FilterGradient, [1, 48, 48], 48),
+    ] {
+        let desc = plain(shape(pass, 1, channels, &square(size, 3, 1, 1)), [DType::F32; 2], None);
+        let inputs = operands(&desc, &mut random);
+        let (sums, _) = convolve(&desc, &inputs);
+        let outs = [vec![0; sums.len() * 4]];
+        for isa in Isa::available() {
+            let got = run_conv(&desc, isa, 1, &inputs, &outs).unwrap();
+            let square = |x: f64| x * x;
+            let error: f64 = sums
+                .iter()
+                .enumerate()
+                .map(|(i, sum)| square(get(&got[0], DType::F32, i).to_f64() - sum))
+                .sum();
+            let size: f64 = sums.iter().map(|&sum| square(sum)).sum();
+            let rms = (error / size).sqrt();
+            assert!(rms < TRANSFORMED_RMS, "{pass:?} at {isa}: {rms:e}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_reaches_those_that_see_it() {
+    let mut random = Random(5);
+    for odd in [f32::INFINITY, f32::NAN, f32::MAX] {
+        for pass in PASSES {
+            let desc = plain(shape(pass, 2, [1, 48, 48], &square(16, 3, 1, 1)), [DType::F32; 2], None);
+            let mut inputs = operands(&desc, &mut random);
+            // The one that is padded: zeros of the padding are multiplied with the other.
+            let padded = &mut inputs[usize::from(pass == ConvPass::FilterGradient)];
+            let at = random.below(padded.len() / 4);
+            put(padded, DType::F32, at, Scalar::F32(odd));
+            let (sums, scale) = convolve(&desc, &inputs);
+            for isa in Isa::available() {
+                let got = run_conv(&desc, isa, 2, &inputs, &[vec![0; sums.len() * 4]]).unwrap();
+                for (i, (&sum, scale)) in sums.iter().zip(&scale).enumerate() {
+                    let got = get(&got[0], DType::F32, i).to_f64();
+                    let close = (got - sum).abs() <= 1e-6 * (1.0 + scale);
+                    let same = got == sum || got.is_nan() && sum.is_nan();
+                    assert!(close || same, "{pass:?} of {odd} at {isa}: {i} is {got}, not {sum}");
+                }
+            }
+        }
+    }
+}
+
 /// `relu(result * 0.5 + bias[channel]) + 2 * old`, in place, and the result itself in half precision beside it.
 fn with_everything(shape: ConvShape) -> ConvDesc {
     let [_, _, dims] = shape.operands();

@@ -28,9 +28,9 @@ const SUMS: usize = 384 << 10;
 const PANELS: usize = 2;
 /// What transforming costs beside a multiplication of all sixteen values, for a tile and a channel of the input, for a
 /// tile and a channel of the output, and for a filter's plane.
-const COSTS: [usize; 3] = [16, 10, 16];
+const COSTS: [usize; 3] = [16, 10, 24];
 
-pub(in crate::conv) struct WinogradFilter {
+pub(super) struct FilterGradient {
     finish: Arc<Finish>,
     micro: Micro<f32>,
     isa: Isa,
@@ -65,9 +65,9 @@ struct Layout {
     line: usize,
 }
 
-impl WinogradFilter {
+impl FilterGradient {
     /// `None` if another way is better.
-    pub(in crate::conv) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<WinogradFilter> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
         let [rows, cols] = axes(desc)?;
@@ -122,7 +122,7 @@ impl WinogradFilter {
         } else {
             layout.sums = room(sums);
         }
-        Some(WinogradFilter {
+        Some(FilterGradient {
             finish: Arc::clone(finish),
             micro,
             isa,
@@ -235,7 +235,7 @@ impl WinogradFilter {
     }
 }
 
-impl Engine for WinogradFilter {
+impl Engine for FilterGradient {
     fn finish(&self) -> &Finish {
         &self.finish
     }
@@ -253,7 +253,7 @@ impl Engine for WinogradFilter {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(self.layout.shared, self.layout.each, pool);
         let bases = Bases(bases);
-        // SAFETY (of all below): the layout made by `new`; tasks have panels or rows of their own.
+        // SAFETY: of all below: the layout made by `new`; tasks have panels or rows of their own.
         unsafe { self.finish.open(parts) };
         for strip in 0..self.strips.parts {
             pool.run(self.layout.width / self.micro.nr, parts.workers, &|panel, worker| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
-use super::transform::{Images, Results, Tiles, Weights};
+use super::transform::{Images, Squares, Tiles, Weights};
 use super::{LANES, POINTS, TAPS, axes};
 use crate::conv::cut::Cut;
 use crate::conv::finish::{Finish, Rect};
@@ -33,9 +33,9 @@ const OWN: usize = 384 << 10;
 const PACKED: usize = 32;
 /// What transforming costs beside a multiplication of all sixteen values, for a tile and a channel of a sum, for a tile
 /// and a channel of the result, and for a filter's plane.
-const COSTS: [usize; 3] = [10, 8, 10];
+const COSTS: [usize; 3] = [10, 8, 20];
 
-pub(in crate::conv) struct Winograd {
+pub(super) struct Results {
     finish: Arc<Finish>,
     micro: Micro<f32>,
     isa: Isa,
@@ -75,9 +75,9 @@ struct Layout {
     line: usize,
 }
 
-impl Winograd {
+impl Results {
     /// `None` if another way is better.
-    pub(in crate::conv) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Winograd> {
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Results> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
         let [rows, cols] = axes(desc)?;
@@ -153,7 +153,7 @@ impl Winograd {
             tiles
         };
         layout.shared = (shared * BYTES).next_multiple_of(ALIGN);
-        Some(Winograd {
+        Some(Results {
             finish: Arc::clone(finish),
             micro,
             isa,
@@ -220,7 +220,7 @@ impl Winograd {
         (weights, tiles): (*const f32, *const f32),
         scratch: *mut u8,
     ) {
-        let Winograd { layout: Layout { pitch, panel, line, .. }, channels, height, .. } = *self;
+        let Results { layout: Layout { pitch, panel, line, .. }, channels, height, .. } = *self;
         let Micro { mr, nr, run, half } = self.micro;
         let columns = (strip.1 - strip.0) * self.images.grid[1];
         let step = (end - row) * pitch;
@@ -245,7 +245,7 @@ impl Winograd {
                 }
             }
             let block = scratch.add(self.layout.block).cast::<f32>();
-            self.isa.run(Results {
+            self.isa.run(Squares {
                 from: sums,
                 step,
                 pitch,
@@ -306,7 +306,7 @@ impl Winograd {
     }
 }
 
-impl Engine for Winograd {
+impl Engine for Results {
     fn finish(&self) -> &Finish {
         &self.finish
     }
@@ -322,13 +322,13 @@ impl Engine for Winograd {
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
-        let Winograd { layout, strips, rows, channels, .. } = self;
+        let Results { layout, strips, rows, channels, .. } = self;
         let parts = scratch.part(layout.shared, layout.each, pool);
         let bases = Bases(bases);
         let source = move || { bases }.0[0].cast::<f32>().cast_const();
         let filter = move || { bases }.0[1].cast::<f32>().cast_const();
         let shared = move || parts.shared().cast::<f32>();
-        // SAFETY (of all below): the layout made by `new`; tasks have blocks, panels or channels of their own.
+        // SAFETY: of all below: the layout made by `new`; tasks have blocks, panels or channels of their own.
         unsafe { self.finish.open(parts) };
         if self.shared_weights {
             let panels = self.m.div_ceil(self.height);

@@ -349,8 +349,8 @@ impl Work for Planes {
     }
 }
 
-/// Makes results of sums.
-pub(super) struct Results {
+/// Makes squares of results of sums.
+pub(super) struct Squares {
     pub(super) from: *const f32,
     /// From point to point, and from row to row.
     pub(super) step: usize,
@@ -364,11 +364,11 @@ pub(super) struct Results {
     pub(super) line: usize,
 }
 
-impl Work for Results {
+impl Work for Squares {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Results { from, step, pitch, rows, strip, grid: [tall, wide], result: [height, width], to, line } =
+        let Squares { from, step, pitch, rows, strip, grid: [tall, wide], result: [height, width], to, line } =
             self;
         let place = |row: usize| row / tall * height + row % tall * 2;
         for i in 0..rows {
