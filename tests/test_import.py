@@ -39,6 +39,17 @@ def test_training_imports_no_more() -> None:
     assert not found.intersection(HEAVY)
 
 
+def test_what_training_does_not_need_waits() -> None:
+    found = imported("import ortrain\nfrom ortrain.api import CheckpointState, Module, Optimizer")
+    assert "ortrain.api.module" in found
+    assert not {"ortrain.artifacts", "ortrain.session", "ortrain._inspect", "ortrain._catalogue"} & found
+    everything = imported("from ortrain import *\nassert artifacts.Loss and session and inspect and operators and dump")
+    assert {"ortrain.artifacts", "ortrain.session", "ortrain._inspect", "ortrain._catalogue"} <= everything
+    assert set(ortrain.__all__) <= set(dir(ortrain))
+    assert ortrain.artifacts is sys.modules["ortrain.artifacts"]
+    assert not hasattr(ortrain, "unheard_of")
+
+
 def test_numpy_is_all_it_requires() -> None:
     needed = [line for line in requires("ortrain") or [] if "extra ==" not in line]
     assert needed == ["numpy>=1.24"]

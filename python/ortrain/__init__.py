@@ -40,10 +40,10 @@ True
 (8, 10)
 """
 
-from ortrain import api, artifacts, session
-from ortrain._catalogue import OperatorInfo, operators
-from ortrain._dump import dump
-from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ortrain import api
 from ortrain._operators import OperatorLibrary
 from ortrain._ortrain import __version__
 from ortrain.errors import (
@@ -56,6 +56,12 @@ from ortrain.errors import (
 )
 from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptions, SessionOptions
 from ortrain.ortvalue import OrtValue
+
+if TYPE_CHECKING:
+    from ortrain import artifacts, session
+    from ortrain._catalogue import OperatorInfo, operators
+    from ortrain._dump import dump
+    from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
 
 __all__ = [
     "GradientStop",
@@ -86,3 +92,31 @@ __all__ = [
     "operators",
     "session",
 ]
+
+# Training needs none of these. They are imported when they are asked for, so that it starts sooner.
+_MODULES = {"artifacts", "session"}
+_LATER = {
+    "GradientStop": "_inspect",
+    "Inspection": "_inspect",
+    "NodeNote": "_inspect",
+    "Obstacle": "_inspect",
+    "OperatorInfo": "_catalogue",
+    "ParameterInfo": "_inspect",
+    "StepCost": "_inspect",
+    "dump": "_dump",
+    "inspect": "_inspect",
+    "operators": "_catalogue",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"ortrain.{name}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'ortrain' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"ortrain.{_LATER[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_LATER})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -286,6 +285,8 @@ def inspection(
     shapes: Sequence[tuple[str, Sequence[int]]] = (),
 ) -> Inspection:
     """As :func:`inspect`; ``first_output`` leaves out all outputs but one, ``strict`` raises for wrong operators."""
+    import json
+
     json_text, text = _ortrain.inspect(
         source, values, first_output, strict=strict, batch_size=batch_size, shapes=shapes
     )

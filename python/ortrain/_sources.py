@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from ortrain.errors import NoSuchFileError
@@ -35,6 +34,6 @@ def model_source(model: ModelLike) -> str | bytes:
 
 def existing_library(path: PathLike) -> str:
     """The path of a shared library with operators, which nothing loads: models that use them are refused by name."""
-    if not Path(path).exists():
+    if not os.path.exists(path):  # noqa: PTH110  (pathlib would be all that it is imported for)
         raise NoSuchFileError(f"there is no file {os.fspath(path)}")
     return os.fspath(path)

@@ -2,12 +2,15 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::MmapMut;
 
 use crate::{Error, Result};
 
@@ -36,7 +39,32 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
     if !kind.is_file() {
         return Err(Error::NotAFile { path: path.to_owned() });
     }
-    fs::read(path).map(Bytes::from).map_err(fail)
+    read_whole(path).map_err(fail)
+}
+
+/// Files from this size on are read into large pages where the system has them: to have that much memory 4 KiB at a time
+/// takes longer than to read the file.
+pub(crate) const LARGE: u64 = 4 << 20;
+
+/// The content of a file.
+fn read_whole(path: &Path) -> io::Result<Bytes> {
+    let mut file = File::open(path)?;
+    if let Some(length) = file.metadata().ok().map(|kind| kind.len()).filter(|&length| length >= LARGE)
+        && let Ok(length) = usize::try_from(length)
+        && let Ok(mut memory) = MmapMut::map_anon(length)
+    {
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(Advice::HugePage);
+        file.read_exact(&mut memory)?;
+        if file.read(&mut [0])? == 0 {
+            return Ok(Bytes::from_owner(memory));
+        }
+        // Somebody appends to it.
+        file.rewind()?;
+    }
+    let mut content = Vec::new();
+    file.read_to_end(&mut content)?;
+    Ok(content.into())
 }
 
 /// Lets one save at a time replace two files in a folder, until what is returned is dropped. Where there are no locks,

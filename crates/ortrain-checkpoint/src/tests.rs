@@ -13,8 +13,8 @@ use crate::read::{IDENTIFIER, SideSum, load_by, waiting_side_path};
 use crate::write::header;
 use crate::{
     Checkpoint, Error, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup,
-    ParameterState, Property, SaveOptions, Scheduler, encode, load, load_safetensors, read, read_safetensors,
-    save, save_safetensors, stage, trailer, write_safetensors,
+    ParameterState, Property, SaveOptions, Scheduler, disk, encode, load, load_safetensors, read,
+    read_safetensors, save, save_safetensors, stage, trailer, write_safetensors,
 };
 
 /// Names in disorder, every element type, every kind of property, all extras.
@@ -556,6 +556,50 @@ mod crafted {
 
 mod files {
     use super::*;
+
+    #[test]
+    fn files_of_every_size_are_read_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let large = disk::LARGE as usize;
+        for size in [0, 1, large - 1, large, large + 1, 2 * large + 4097] {
+            let content: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+            fs::write(&path, &content).unwrap();
+            assert!(disk::read(&path).unwrap() == content, "{size} bytes");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_that_grow_or_shrink_meanwhile_do_no_harm() {
+        use std::os::unix::fs::FileExt;
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let large = disk::LARGE;
+        fs::write(&path, vec![7; large as usize]).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut round = 0;
+                while !over.load(Ordering::Relaxed) {
+                    round += 1;
+                    file.set_len(large + round % 3 * 4096).unwrap();
+                    file.write_all_at(&[7], large - 1).unwrap();
+                }
+            });
+            for _ in 0..20 {
+                // Either all that was there at some time, or an error.
+                if let Ok(content) = disk::read(&path) {
+                    assert!(content.len() >= large as usize);
+                    assert!(content[..large as usize].iter().all(|&byte| byte == 7));
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
 
     fn external(layout: Layout) -> SaveOptions {
         SaveOptions::new(layout).external_above(100)

@@ -14,6 +14,7 @@ use ortrain_program::{
 };
 
 use crate::addresses::Addresses;
+use crate::settle;
 
 /// An instruction, compiled.
 #[derive(Debug)]
@@ -203,6 +204,10 @@ impl Executable for CpuExecutable {
         self.scratch
     }
 
+    fn settle(&self, work: &Workspace) {
+        [work.arena(), work.scratch()].into_iter().for_each(settle);
+    }
+
     fn run_observed(
         &self,
         bindings: &Bindings<'_>,
@@ -212,7 +217,9 @@ impl Executable for CpuExecutable {
         mut observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         self.program.check_bindings(bindings)?;
-        work.reserve(self.program.work_bytes, self.scratch)?;
+        if work.reserve(self.program.work_bytes, self.scratch)? {
+            self.settle(work);
+        }
         let addresses = Addresses::new(&self.program, bindings, work);
         let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };

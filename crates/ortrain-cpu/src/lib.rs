@@ -9,8 +9,8 @@ mod executable;
 use std::sync::Arc;
 
 pub use ortrain_kernels::Limits;
-use ortrain_kernels::{Isa, Pool};
-use ortrain_program::{Backend, Executable, Program, UnsupportedOnBackend};
+use ortrain_kernels::{Isa, Pool, prefer_large_pages};
+use ortrain_program::{Backend, Executable, Memory, Program, UnsupportedOnBackend};
 
 /// The backend that runs programs on the CPU.
 #[derive(Clone, Debug)]
@@ -54,6 +54,12 @@ impl Cpu {
     pub fn num_threads() -> usize {
         Pool::global().num_threads()
     }
+}
+
+/// Makes memory quicker to touch for the first time, if it is large: asks the system for large pages. To be called before
+/// anything is written there; contents stay as they are.
+pub fn settle(memory: &Memory) {
+    prefer_large_pages(memory.as_ptr(), memory.len());
 }
 
 impl Backend for Cpu {

@@ -9,6 +9,7 @@
 //! - [`WindowKernel`] pools: the largest or the sum under sliding windows, and their gradients.
 //! - [`ScatterKernel`] adds rows into the rows that indices name.
 //! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
+//! - [`prefer_large_pages`] makes fresh memory quicker to touch.
 //! - [`Limits`] are what the machine can do at most, measured.
 //! - [`vecmath`] states how exact the elementary functions are.
 //!
@@ -27,6 +28,7 @@ mod gemm;
 mod isa;
 pub mod limits;
 mod nest;
+mod pages;
 mod pool;
 mod scatter;
 mod tape;
@@ -40,6 +42,7 @@ pub use gemm::{GemmDesc, GemmKernel};
 pub use isa::Isa;
 pub use limits::Limits;
 pub use nest::{NestKernel, Order};
+pub use pages::prefer_large_pages;
 pub use pool::Pool;
 pub use scatter::{ScatterDesc, ScatterKernel};
 pub use views::{RunScalars, Scratch};

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::isa::{CHAINS, Isa, Kind, Level, Work, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{avx2, avx512};
+use crate::pages::prefer_large_pages;
 use crate::pool::Pool;
 
 /// The limits of all threads of a pool together.
@@ -84,8 +85,10 @@ pub fn bandwidth(isa: Isa, pool: &Pool, bytes: usize) -> f64 {
     let share = (bytes / (3 * threads * size_of::<f32>())).max(1);
     // Small sets are gone through many times in a round, so that the pool's own time does not count.
     let times = ((1 << 20) / share).max(1);
-    // Filled, since untouched pages are all one page.
-    let mut memory = vec![1f32; 3 * share * threads];
+    // Filled, since untouched pages are all one page. Planes and arenas lie in large pages as well.
+    let mut memory: Vec<f32> = Vec::with_capacity(3 * share * threads);
+    prefer_large_pages(memory.as_mut_ptr().cast(), size_of::<f32>() * memory.capacity());
+    memory.resize(3 * share * threads, 1.0);
     let start = AtomicPtr::new(memory.as_mut_ptr());
     let seconds = best(PATIENCE, || {
         pool.run(threads, threads, &|task, _| {

@@ -93,19 +93,21 @@ impl Workspace {
         }
     }
 
-    /// Makes room; allocates only if there is less than asked for.
+    /// Makes room; allocates only if there is less than asked for. Whether it did: the memory is all zero then.
     ///
     /// # Errors
     /// When the system does not give that much.
-    pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<(), OutOfMemory> {
+    pub fn reserve(&mut self, arena: usize, scratch: usize) -> Result<bool, OutOfMemory> {
+        let mut new = false;
         for (memory, bytes) in [(&mut self.arena, arena), (&mut self.scratch, scratch)] {
             if memory.len() < bytes {
                 // The old one goes before the new one comes.
                 *memory = Memory::new(0);
                 *memory = Memory::try_new(bytes)?;
+                new = true;
             }
         }
-        Ok(())
+        Ok(new)
     }
 
     /// What a run of a program takes. `between` is what lies between the segments of its schedule.
@@ -136,11 +138,11 @@ impl Workspace {
         }
     }
 
-    /// Makes room for a run of a program, if it is within the limit.
+    /// Makes room for a run of a program, if it is within the limit. Whether memory is new, as [`Workspace::reserve`].
     ///
     /// # Errors
     /// [`RunError::OverLimit`] before anything is allocated, or [`RunError::Memory`].
-    pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
+    pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<bool, RunError> {
         self.check(program, scratch, between)?;
         let need = self.need(program, scratch, between);
         let (work, own) = (need.work.max(self.arena.len()), need.scratch.max(self.scratch.len()));
@@ -362,6 +364,9 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
 
     /// How many bytes of scratch a run needs.
     fn scratch_bytes(&self) -> usize;
+
+    /// Told of a workspace whose memory is new, before anything is written to it.
+    fn settle(&self, _work: &Workspace) {}
 
     /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. The
     /// workspace has been made large enough. An observer is told of every instruction; what is computed is the same.

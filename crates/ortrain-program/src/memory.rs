@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytemuck::allocation::try_zeroed_slice_box;
+
 /// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
 pub const ALIGNMENT: usize = 256;
 
@@ -13,19 +15,27 @@ pub struct OutOfMemory {
     pub bytes: usize,
 }
 
-const WORD: usize = size_of::<u64>();
+/// Alignment of memory that is larger than two of these: that of the large pages of most machines. What a large page
+/// holds is there after one page fault instead of hundreds.
+const LARGE: usize = 2 << 20;
 
-#[repr(C, align(256))]
-#[derive(Default)]
-struct Block([AtomicU64; 32]);
+const WORD: usize = size_of::<u64>();
+/// Words of a block, which has the size of [`ALIGNMENT`].
+const BLOCK: usize = ALIGNMENT / WORD;
 
 /// A zeroed, 256-byte aligned region that never moves and may be read and written from several places at once.
 ///
 /// Rust code outside the kernels reaches it by copies through relaxed atomic words; kernels and NumPy views reach it
 /// through [`Memory::as_ptr`]. Concurrent writers leave values in no particular order, but never anything worse: no
 /// Rust reference into the contents exists.
+///
+/// The zeros are the system's, which gives pages when they are first touched: what is never used costs nothing, and
+/// what is used later costs nothing now.
 pub struct Memory {
-    blocks: Box<[Block]>,
+    /// A little more than was asked for: allocators give zeros of the system's only where they need not align them.
+    words: Box<[AtomicU64]>,
+    /// The first word of the region.
+    first: usize,
     bytes: usize,
 }
 
@@ -41,11 +51,14 @@ impl Memory {
     /// # Errors
     /// When the system does not give that much.
     pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
-        let count = bytes.div_ceil(ALIGNMENT);
-        let mut blocks: Vec<Block> = Vec::new();
-        blocks.try_reserve_exact(count).map_err(|_| OutOfMemory { bytes })?;
-        blocks.resize_with(count, Block::default);
-        Ok(Memory { blocks: blocks.into_boxed_slice(), bytes })
+        if bytes == 0 {
+            return Ok(Memory { words: Box::default(), first: 0, bytes });
+        }
+        let alignment = if bytes >= 2 * LARGE { LARGE } else { ALIGNMENT };
+        let count = bytes.div_ceil(ALIGNMENT) * BLOCK + alignment / WORD;
+        let words = try_zeroed_slice_box::<AtomicU64>(count).map_err(|()| OutOfMemory { bytes })?;
+        let first = words.as_ptr().align_offset(alignment);
+        Ok(Memory { words, first, bytes })
     }
 
     /// The same for sizes that are no larger than what the process holds already.
@@ -73,11 +86,17 @@ impl Memory {
     /// who makes no Rust reference of it.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.blocks.as_ptr().cast::<u8>().cast_mut()
+        self.region().as_ptr().cast::<u8>().cast_mut()
     }
 
-    fn word(&self, index: usize) -> &AtomicU64 {
-        &self.blocks[index / 32].0[index % 32]
+    /// Whole blocks, from the first one on; perhaps more than were asked for.
+    fn region(&self) -> &[AtomicU64] {
+        &self.words[self.first..]
+    }
+
+    /// Those of the blocks from this one on.
+    fn blocks(&self, first: usize) -> &[[AtomicU64; BLOCK]] {
+        self.region()[first * BLOCK..].as_chunks().0
     }
 
     /// Copies bytes in.
@@ -91,8 +110,8 @@ impl Memory {
         let (middle, last) = rest.split_at(blocks * ALIGNMENT);
         self.write_words(offset, first);
         let start = (offset + head) / ALIGNMENT;
-        for (block, bytes) in self.blocks[start..].iter().zip(middle.as_chunks::<ALIGNMENT>().0) {
-            for (word, bytes) in block.0.iter().zip(bytes.as_chunks().0) {
+        for (block, bytes) in self.blocks(start).iter().zip(middle.as_chunks::<ALIGNMENT>().0) {
+            for (word, bytes) in block.iter().zip(bytes.as_chunks().0) {
                 word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
             }
         }
@@ -104,7 +123,7 @@ impl Memory {
         while !rest.is_empty() {
             let (index, skip) = (position / WORD, position % WORD);
             let take = (WORD - skip).min(rest.len());
-            let word = self.word(index);
+            let word = &self.region()[index];
             let mut content =
                 if take == WORD { [0; WORD] } else { word.load(Ordering::Relaxed).to_ne_bytes() };
             content[skip..skip + take].copy_from_slice(&rest[..take]);
@@ -126,8 +145,8 @@ impl Memory {
         let end = offset + head + middle.len();
         self.read_words(offset, first);
         let start = (offset + head) / ALIGNMENT;
-        for (block, bytes) in self.blocks[start..].iter().zip(middle.as_chunks_mut::<ALIGNMENT>().0) {
-            for (word, bytes) in block.0.iter().zip(bytes.as_chunks_mut().0) {
+        for (block, bytes) in self.blocks(start).iter().zip(middle.as_chunks_mut::<ALIGNMENT>().0) {
+            for (word, bytes) in block.iter().zip(bytes.as_chunks_mut().0) {
                 *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
             }
         }
@@ -138,7 +157,7 @@ impl Memory {
         while !rest.is_empty() {
             let (index, skip) = (position / WORD, position % WORD);
             let take = (WORD - skip).min(rest.len());
-            let content = self.word(index).load(Ordering::Relaxed).to_ne_bytes();
+            let content = self.region()[index].load(Ordering::Relaxed).to_ne_bytes();
             rest[..take].copy_from_slice(&content[skip..skip + take]);
             position += take;
             rest = &mut rest[take..];
@@ -158,11 +177,8 @@ impl Memory {
 
     /// Sets everything to zero.
     pub fn clear(&self) {
-        for block in &self.blocks {
-            for word in &block.0 {
-                word.store(0, Ordering::Relaxed);
-            }
-        }
+        let words = self.bytes.div_ceil(WORD);
+        self.region()[..words].iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 }
 
@@ -185,6 +201,50 @@ mod tests {
         expected[5..22].copy_from_slice(&(0..17).collect::<Vec<u8>>());
         assert_eq!(memory.to_vec(0, 40), expected);
         assert_eq!(memory.as_ptr() as usize % ALIGNMENT, 0);
+    }
+
+    #[test]
+    fn is_zero_aligned_and_empty_where_nothing_is_asked_for() {
+        for bytes in [1, ALIGNMENT, ALIGNMENT + 1, 2 * LARGE - 1, 2 * LARGE, 3 * LARGE + 5] {
+            let memory = Memory::new(bytes);
+            let alignment = if bytes < 2 * LARGE { ALIGNMENT } else { LARGE };
+            assert_eq!(memory.as_ptr() as usize % alignment, 0, "{bytes} bytes");
+            assert_eq!(memory.len(), bytes);
+            assert!(memory.to_vec(0, bytes).iter().all(|&byte| byte == 0), "{bytes} bytes");
+            memory.write(bytes - 1, &[7]);
+            assert_eq!(memory.to_vec(bytes - 1, 1), [7]);
+            memory.clear();
+            assert_eq!(memory.to_vec(bytes - 1, 1), [0]);
+        }
+        assert!(Memory::new(0).is_empty());
+        Memory::new(0).write(0, &[]);
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_an_error() {
+        for bytes in [usize::MAX, usize::MAX / 2, isize::MAX as usize] {
+            assert_eq!(Memory::try_new(bytes).err(), Some(OutOfMemory { bytes }));
+        }
+    }
+
+    /// Pages of this process that are in memory and belong to no file.
+    #[cfg(target_os = "linux")]
+    fn resident_kib() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_not_touched_takes_no_memory() {
+        const BYTES: usize = 512 << 20;
+        let before = resident_kib();
+        let memory = Memory::new(BYTES);
+        memory.write(BYTES / 2, &[1]);
+        // Other tests run meanwhile, in threads of this process.
+        assert!(resident_kib() < before + (BYTES >> 10) / 2);
+        assert_eq!(memory.to_vec(BYTES / 2, 1), [1]);
     }
 
     #[test]

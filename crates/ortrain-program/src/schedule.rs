@@ -535,7 +535,9 @@ impl Turn<'_, '_> {
         inputs: impl Iterator<Item = &'v [u8]>,
     ) -> Result<(), RunError> {
         let program = executable.program();
-        self.work.prepare(program, executable.scratch_bytes(), self.between)?;
+        if self.work.prepare(program, executable.scratch_bytes(), self.between)? {
+            executable.settle(self.work);
+        }
         let start = self.start();
         let mut copied = 0;
         for (&id, bytes) in program.inputs.iter().zip(inputs) {

@@ -9,8 +9,9 @@ use ortrain_checkpoint::{
     Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState,
     Property, SaveOptions, Scheduler,
 };
+use ortrain_cpu::settle;
 use ortrain_graph::{DType, Tensor, byte_length};
-use ortrain_program::{Memory, align};
+use ortrain_program::{Memory, OutOfMemory, align};
 use rustc_hash::FxHashSet;
 
 use crate::{Error, Result};
@@ -1032,11 +1033,11 @@ fn restore(entries: &[Entry], stored: &[ParameterState], planes: &[Vec<Arc<Memor
 pub(crate) fn zeroed(planes: &[PlaneLayout]) -> Result<Vec<Arc<Memory>>> {
     let zeros = |plane: &PlaneLayout| {
         // Sizes may come from a stranger's model; what the system refuses is an error and not the end of the process.
-        Vec::<u8>::new().try_reserve_exact(plane.bytes).map_err(|_| {
-            let bytes = plane.bytes;
+        let memory = Memory::try_new(plane.bytes).map_err(|OutOfMemory { bytes }| {
             Error::State(format!("the parameters need {bytes} bytes of memory, which could not be allocated"))
         })?;
-        Ok(Arc::new(Memory::new(plane.bytes)))
+        settle(&memory);
+        Ok(Arc::new(memory))
     };
     planes.iter().map(zeros).collect()
 }
