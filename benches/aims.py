@@ -56,6 +56,8 @@ OVER_FLOOR, BESIDES_FLOOR = 1.05, 8e6
 # Seconds: the import beyond NumPy's, the creation of a session, the first step.
 IMPORT, CREATE = 0.03, 0.1
 FIRST_STEP = {"mlp": 0.005, "resnet18_224": 0.3}
+# How much longer steps may take with a memory limit, and the bytes that more instructions may take.
+SLOWER_WITHIN_LIMIT, BESIDES_LIMIT = 1.35, 4e6
 # How far losses in float32 may lie apart in the first twenty steps, relative to themselves.
 LOSSES = 1e-4
 

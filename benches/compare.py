@@ -2,6 +2,7 @@
 
     make compare                                  all workloads, with the release wheel
     make compare ARGUMENTS="mlp --rounds 5"
+    make compare ARGUMENTS="bert_mini --peers --memory-limit 0.6"
     python benches/compare.py --help
 
 A step is forward, cross-entropy, backward, AdamW and the reset of the gradients, in float32, from the same weights on
@@ -99,6 +100,15 @@ OTHERS = {
         Peer("jax", ("with_jax.py",), environments.jax),
     ]
 }
+# ortrain itself, whose step may take a share of the arena that it would take.
+LIMITED = "ortrain-limited"
+
+
+def within(share: float) -> Peer:
+    """The peer of that name."""
+    return on_device(LIMITED, f"ortrain@{share}", lambda: Path(sys.executable))
+
+
 DEFAULT = ["onnxruntime-training", "torch", "torch-channels-last", "jax"]
 
 
@@ -278,7 +288,9 @@ def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -
     ]
     # What the machine did once, it can do.
     best = Limits(max(limit.flops for limit in able), max(limit.bandwidth for limit in able))
-    return Workload(workload, workloads.about(workload), best, measured[0], measured[1:])
+    path = folder / LIMITED / "limit.json"
+    limit = json.loads(path.read_text()) if any(peer.name == LIMITED for peer in peers) else None
+    return Workload(workload, workloads.about(workload), best, measured[0], measured[1:], limit)
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -314,11 +326,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="ortrain's training step beside that of other libraries.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(workloads.NAMES)} (all)")
     names = ", ".join(OTHERS)
-    parser.add_argument("--peers", nargs="+", choices=list(OTHERS), metavar="PEER", default=DEFAULT, help=f"of {names}")
+    parser.add_argument("--peers", nargs="*", choices=list(OTHERS), metavar="PEER", default=DEFAULT, help=f"of {names}")
     parser.add_argument("--threads", type=int, default=2, help="for every library (2)")
     parser.add_argument("--rounds", type=int, default=15, help="in which each has a turn (15)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn (0.5)")
     parser.add_argument("--starts", type=int, default=3, help="for memory and cold start, of which the best counts (3)")
+    parser.add_argument(
+        "--memory-limit", type=float, metavar="SHARE", help="ortrain with this share of the arena takes part, too"
+    )
     parser.add_argument("--at-most", type=float, metavar="RATIO", help="fail if a ratio is larger")
     parser.add_argument("--aims", action="store_true", help="fail if an aim is missed")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="for artifacts and logs")
@@ -332,6 +347,10 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     prepare(report.SMALLEST, [OURS], options.folder / "limits")
     peers = [OTHERS[peer] for peer in options.peers]
+    if options.memory_limit is not None:
+        if not 0 < options.memory_limit <= 1:
+            parser.error("--memory-limit is a share: more than 0, at most 1")
+        peers.append(within(options.memory_limit))
     run = report.Run(
         machine=machine(options.threads),
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -353,7 +372,7 @@ def main() -> None:
     path.write_text(json.dumps(report.as_json(run), indent=1) + "\n")
     path.with_suffix(".md").write_text(text)
     print(f"all numbers: {path}")
-    wrong = report.disagreements(run)
+    wrong = report.disagreements(run) + report.not_kept(run)
     if options.at_most is not None:
         wrong += [
             f"{found.name}: {found.ratio(other):.2f} of {other.peer} is more than {options.at_most}"

@@ -76,6 +76,8 @@ class Workload:
     limits: Limits
     ours: Measured
     others: list[Measured]
+    limit: dict[str, int] | None = None
+    """Of ortrain with a memory limit, in bytes: the `limit`, the `arena` without one, and what is `saved` of that."""
 
     def ratios(self, other: Measured) -> list[float]:
         """Ours by theirs, round by round."""
@@ -275,6 +277,46 @@ def memory(run: Run) -> str:
     return table(("workload", "floor", "ours", "aim", "met", "ours with files", *peers), rows)
 
 
+def peak_within(found: Workload, limit: dict[str, int]) -> float:
+    """The bytes that a limited step stays below, as the system counts them."""
+    return (found.ours.startup.anonymous or 0) - limit["saved"] + aims.BESIDES_LIMIT
+
+
+def not_kept(run: Run) -> list[str]:
+    """Where a memory limit was not kept, changed a loss, or made steps longer than they may become."""
+    lines = []
+    for found in run.workloads:
+        limited = found.other("ortrain-limited")
+        if limited is None or found.limit is None:
+            continue
+        peak, slower = limited.startup.anonymous, 1 / found.ratio(limited)
+        if peak is not None and peak > peak_within(found, found.limit):
+            lines.append(f"{found.name}: {peak / 1e6:.0f} MB with a limit of {found.limit['limit'] / 1e6:.0f}")
+        if limited.losses != found.ours.losses:
+            lines.append(f"{found.name}: other losses with a memory limit")
+        if slower > aims.SLOWER_WITHIN_LIMIT:
+            lines.append(f"{found.name}: {slower:.2f} times as long with a memory limit")
+    return lines
+
+
+def limits_kept(run: Run) -> str:
+    """What a memory limit does."""
+
+    def megabytes(value: float | None) -> str:
+        return number(None if value is None else value / 1e6, ".0f")
+
+    rows = []
+    for found in run.workloads:
+        limited = found.other("ortrain-limited")
+        if limited is None or found.limit is None:
+            continue
+        peaks = (found.ours.startup.anonymous, limited.startup.anonymous, peak_within(found, found.limit))
+        same = "yes" if limited.losses == found.ours.losses else "NO"
+        arena = megabytes(found.limit["arena"])
+        rows.append((found.name, arena, *map(megabytes, peaks), same, f"{1 / found.ratio(limited):.2f}"))
+    return table(("workload", "arena", "peak", "limited", "at most", "same losses", "times as long"), rows)
+
+
 def starts(run: Run) -> str:
     """Cold starts."""
 
@@ -335,6 +377,7 @@ def text(run: Run) -> str:
         ("Geometric means of the ratios", mean_lines),
         ("Memory: peak over the state after the import, MB", memory),
         ("Cold start: seconds", starts),
+        *([("With a memory limit, MB", limits_kept)] if any(found.limit for found in run.workloads) else []),
         ("First losses and gradients: relative distances", losses),
     ]
     lines = [

@@ -1,10 +1,11 @@
 """Peers with the on-device API: ortrain and onnxruntime-training, each in its own environment.
 
-    python on_device.py ortrain|onnxruntime make FOLDER OWN
-    python on_device.py ortrain|onnxruntime serve FOLDER OWN THREADS
+    python on_device.py ortrain|ortrain@SHARE|onnxruntime make FOLDER OWN
+    python on_device.py ortrain|ortrain@SHARE|onnxruntime serve FOLDER OWN THREADS
 
 `make` writes the artifacts for the workload in FOLDER (see workloads.write) to OWN; it needs `onnx`. `serve` takes
-turns (see turns.py), and imports nothing but NumPy and the library.
+turns (see turns.py), and imports nothing but NumPy and the library. With a SHARE ortrain gets a memory limit that
+leaves so much of the arena that it would take; `make` writes it to OWN/limit.json.
 """
 
 from __future__ import annotations
@@ -32,6 +33,20 @@ def make_ours(folder: Path, own: Path, settings: dict[str, Any]) -> None:
         artifact_directory=own,
     )
     set_optimizer(own / "optimizer_model.onnx", settings)
+
+
+def write_limit(folder: Path, own: Path, share: float) -> None:
+    """The limit under which a step's arena has a share of what it would be, and what it is made of; in bytes."""
+    api = importlib.import_module("ortrain.api")
+    with np.load(folder / "batches.npz") as stored:
+        batch = stored["x0"], stored["labels0"]
+    state = api.CheckpointState.load_checkpoint(str(own / "checkpoint"))
+    module = api.Module(str(own / "training_model.onnx"), state)
+    need = module.memory(*batch)
+    # With the constants of the program, which the module does not tell.
+    saved = int((1 - share) * need.work)
+    limit = module.profile(*batch, steps=1, warmup=0).memory - saved
+    (own / "limit.json").write_text(json.dumps({"limit": limit, "arena": need.work, "saved": saved}))
 
 
 def make_theirs(folder: Path, own: Path, settings: dict[str, Any]) -> None:
@@ -106,7 +121,7 @@ IMPORT: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
 }
 
 
-def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, Any]) -> None:
+def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, Any], limited: bool) -> None:
     """Take turns."""
     turns = Turns()
     with turns.timed("import"):
@@ -117,6 +132,8 @@ def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, A
     def create(_: bool) -> Session:
         options = library.SessionOptions()
         options.intra_op_num_threads = threads
+        if limited:
+            options.memory_limit = json.loads((own / "limit.json").read_text())["limit"]
         state = api.CheckpointState.load_checkpoint(str(own / "checkpoint"))
         # No eval model: onnxruntime-training makes one that does not load where a BatchNormalization is in training
         # mode.
@@ -142,10 +159,13 @@ def main() -> None:
     """As the arguments say."""
     who, what, folder, own, *rest = sys.argv[1:]
     settings = json.loads((Path(folder) / "settings.json").read_text())
+    who, _, share = who.partition("@")
     if what == "make":
         MAKE[who](Path(folder), Path(own), settings)
+        if share:
+            write_limit(Path(folder), Path(own), float(share))
     else:
-        serve(who, Path(folder), Path(own), int(rest[0]), settings)
+        serve(who, Path(folder), Path(own), int(rest[0]), settings, limited=bool(share))
 
 
 if __name__ == "__main__":
