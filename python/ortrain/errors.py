@@ -76,7 +76,7 @@ class MemoryLimitError(OrtrainError, MemoryError):
     ...     session.run(None, {"x": x})
     ... except ortrain.MemoryLimitError as error:
     ...     print(str(error).partition(";")[0])
-    this takes 34088 bytes of memory (28968 constants, 5120 values of a step), but memory_limit is 1000
+    this takes 33960 bytes of memory (28840 constants, 5120 values of a step), but memory_limit is 1000
     """
 
 

@@ -29,7 +29,10 @@ impl<'a> Addresses<'a> {
         let (memory, offset) = match self.program.buffer(id).place {
             Place::Work(offset) => (self.work.arena(), offset),
             Place::Plane(plane, offset) => (self.bindings.planes[plane.0 as usize], offset),
-            Place::Constant(offset) => (&self.program.constants, offset),
+            // Nobody writes there: the builder refuses that.
+            Place::Constant(number) => {
+                return self.program.constants[number].data().as_ptr().cast_mut();
+            }
         };
         memory.as_ptr().wrapping_add(offset)
     }

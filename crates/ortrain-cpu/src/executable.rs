@@ -167,7 +167,9 @@ impl CpuExecutable {
             (Kernel::Conv(kernel), Step::Conv(c)) => {
                 let buffers = [c.a, c.b].into_iter();
                 let epilogue = c.epilogue.reads[1..].iter().chain(&c.epilogue.writes).copied();
-                let bases = addresses.all(buffers.chain(epilogue));
+                let mut bases = addresses.all(buffers.chain(epilogue));
+                let size = self.program.buffer(c.a).dtype.size();
+                bases[0] = bases[0].wrapping_add(c.a_offset * size);
                 // SAFETY: as said above.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }

@@ -209,6 +209,17 @@ impl Graph {
         self.names.get(name).copied()
     }
 
+    /// Lets the elements of its constants, without those of subgraphs, lie at multiples of `alignment`, where they do not
+    /// yet: see [`Tensor::aligned`].
+    ///
+    /// # Panics
+    /// When `alignment` is no power of two.
+    pub fn align_constants(&mut self, alignment: usize) {
+        for constant in self.values.iter_mut().filter_map(|value| value.constant.as_mut()) {
+            *constant = constant.aligned(alignment);
+        }
+    }
+
     /// A name that no value has yet: `hint`, or `hint_2`, `hint_3`, ...
     #[must_use]
     pub fn unused_name(&self, hint: &str) -> Arc<str> {

@@ -18,4 +18,4 @@ pub use export::tensor_to_proto;
 pub use graph::{Graph, Node, Patch, Ports, Value, ValueId, ValueType};
 pub use ortrain_expr::DType;
 pub use shape::{Dim, Shape};
-pub use tensor::{Tensor, TensorError, byte_length};
+pub use tensor::{Tensor, TensorError, aligned_copy, byte_length};

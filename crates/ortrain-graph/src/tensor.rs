@@ -59,6 +59,24 @@ pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
         .ok_or_else(|| TensorError::TooLarge { dims: dims.to_vec(), dtype })
 }
 
+/// A copy of bytes that starts at a multiple of `alignment` and shares nothing with what they are a range of. Where there
+/// is no memory for it: the range itself.
+///
+/// # Panics
+/// When `alignment` is no power of two.
+#[must_use]
+pub fn aligned_copy(bytes: &Bytes, alignment: usize) -> Bytes {
+    assert!(alignment.is_power_of_two(), "an alignment of {alignment}");
+    let mut room: Vec<u8> = Vec::new();
+    if bytes.is_empty() || room.try_reserve_exact(bytes.len().saturating_add(alignment - 1)).is_err() {
+        return bytes.clone();
+    }
+    let skipped = room.as_ptr().addr().wrapping_neg() % alignment;
+    room.resize(skipped, 0);
+    room.extend_from_slice(bytes);
+    Bytes::from(room).slice(skipped..)
+}
+
 /// The bytes of a number, rounded to an element type.
 fn rounded(dtype: DType, value: f64) -> Vec<u8> {
     match dtype {
@@ -192,6 +210,18 @@ impl Tensor {
         &self.data
     }
 
+    /// The same tensor, whose first byte lies at a multiple of `alignment`: itself, or a copy ([`aligned_copy`]).
+    ///
+    /// # Panics
+    /// When `alignment` is no power of two.
+    #[must_use]
+    pub fn aligned(&self, alignment: usize) -> Tensor {
+        if self.data.as_ptr().addr().is_multiple_of(alignment) {
+            return self.clone();
+        }
+        Tensor { dtype: self.dtype, dims: self.dims.clone(), data: aligned_copy(&self.data, alignment) }
+    }
+
     /// The same elements under another shape of as many elements.
     ///
     /// # Errors
@@ -264,6 +294,23 @@ mod tests {
     fn length_is_checked() {
         let error = Tensor::new(DType::F32, vec![2, 3], Bytes::from(vec![0; 20])).unwrap_err();
         assert_eq!(error.to_string(), "a tensor of shape [2, 3] and type float32 needs 24 bytes but has 20");
+    }
+
+    #[test]
+    fn elements_are_copied_to_where_they_are_aligned() {
+        let file = Bytes::from((0..=255).cycle().take(5000).collect::<Vec<u8>>());
+        for (start, elements) in [(1, 40), (3, 1000), (8, 0)] {
+            let data = file.slice(start..start + 4 * elements);
+            let tensor = Tensor::new(DType::F32, vec![elements], data.clone()).expect("the length fits");
+            let aligned = tensor.aligned(4096);
+            assert_eq!(aligned, tensor);
+            if elements > 0 {
+                assert_eq!(aligned.data().as_ptr().addr() % 4096, 0);
+                assert_ne!(data.as_ptr(), aligned.data().as_ptr());
+            }
+            // Once is enough.
+            assert_eq!(aligned.aligned(4096).data().as_ptr(), aligned.data().as_ptr());
+        }
     }
 
     #[test]

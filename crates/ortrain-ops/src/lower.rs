@@ -511,7 +511,7 @@ impl NestBuilder {
     /// space that of the result ([`ConvShape::operands`]).
     #[must_use]
     pub fn conv(self, shape: ConvShape, a: BufferId, b: BufferId) -> Step {
-        Step::Conv(Box::new(Conv { shape, a, b, epilogue: self.finish() }))
+        Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b, epilogue: self.finish() }))
     }
 
     /// The product of the matrices (or the convolution), as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it

@@ -115,7 +115,7 @@ impl Workspace {
     pub fn need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {
         MemoryNeed {
             held: self.held,
-            constants: program.constants.len(),
+            constants: program.constant_bytes(),
             work: program.work_bytes,
             scratch,
             between,

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, DType, Scalar, WindowPass};
+use ortrain_expr::{Access, DType, Inst, Scalar, WindowPass};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
 use crate::memory::ALIGNMENT;
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Memory, Place, PlaneId, Program, Step, Window, fuse, plan,
+    Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, fuse, parts, plan,
 };
 
 /// Why a program cannot be made.
@@ -38,7 +38,7 @@ pub enum ProgramError {
 pub struct ProgramBuilder {
     buffers: Vec<Buffer>,
     instructions: Vec<Instruction>,
-    constants: Vec<u8>,
+    constants: Vec<Tensor>,
     planes: FxHashMap<PlaneId, usize>,
     placed: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
 }
@@ -92,12 +92,10 @@ impl ProgramBuilder {
         id
     }
 
-    /// A constant.
+    /// A constant. Its elements are shared if they are aligned, or else copied.
     pub fn constant(&mut self, label: &str, tensor: &Tensor) -> BufferId {
-        let offset = align(self.constants.len());
-        self.constants.resize(offset, 0);
-        self.constants.extend_from_slice(tensor.data());
-        self.push(label, tensor.dtype(), tensor.len(), Place::Constant(offset))
+        self.constants.push(tensor.aligned(ALIGNMENT));
+        self.push(label, tensor.dtype(), tensor.len(), Place::Constant(self.constants.len() - 1))
     }
 
     /// Appends an instruction for the given entries.
@@ -114,6 +112,16 @@ impl ProgramBuilder {
             self.instructions.push(Instruction { step, entries, node: node.clone() });
         }
         Ok(())
+    }
+
+    /// Whether its instructions, of which there are some, only move elements.
+    #[must_use]
+    pub fn only_moves(&self) -> bool {
+        let moves = |instruction: &Instruction| match &instruction.step {
+            Step::Map(map) => matches!(map.nest.expr.insts(), [(Inst::Load(0), _)]),
+            _ => false,
+        };
+        !self.instructions.is_empty() && self.instructions.iter().all(moves)
     }
 
     /// Whether a map that only guards stands there already. Values are made whole before they are used, so it sees
@@ -136,10 +144,10 @@ impl ProgramBuilder {
         let ProgramBuilder { instructions, buffers, constants, .. } = self;
         let value = |id: BufferId, access: &Access| {
             let buffer = &buffers[id.0 as usize];
-            let Place::Constant(offset) = buffer.place else { return None };
+            let Place::Constant(number) = buffer.place else { return None };
             let stays = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
-            let at = offset + access.offset * buffer.dtype.size();
-            stays.then(|| Scalar::read(buffer.dtype, &constants[at..at + buffer.dtype.size()]))
+            let (at, size) = (access.offset * buffer.dtype.size(), buffer.dtype.size());
+            stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))
         };
         for instruction in instructions {
             let Some((l, virtual_loads)) = fuse::loop_of(&instruction.step) else { continue };
@@ -155,8 +163,26 @@ impl ProgramBuilder {
         }
     }
 
+    /// Lets go of the elements of constants that nothing reads.
+    fn forget_unused_constants(&mut self, outputs: &[BufferId]) {
+        let mut used = vec![false; self.constants.len()];
+        let reads = self.instructions.iter().flat_map(|instruction| instruction.step.reads());
+        for id in reads.chain(outputs.iter().copied()) {
+            if let Place::Constant(number) = self.buffers[id.0 as usize].place {
+                used[number] = true;
+            }
+        }
+        for (constant, _) in self.constants.iter_mut().zip(used).filter(|(_, used)| !used) {
+            *constant = Tensor::filled(constant.dtype(), &[0], 0.0);
+        }
+    }
+
     /// What would take an instruction outside its buffers, if anything.
     fn fault(&self, step: &Step) -> Option<String> {
+        let is_constant = |id: &BufferId| matches!(self.buffer(*id).place, Place::Constant(_));
+        if let Some(id) = step.writes().into_iter().find(is_constant) {
+            return Some(format!("a result that is the constant {:?}", self.buffer(id).label));
+        }
         let (nest, reads, writes, virtual_loads) = match step {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => (&l.nest, &l.reads, &l.writes, 0),
             Step::MatMul(m) => (&m.epilogue.nest, &m.epilogue.reads, &m.epilogue.writes, 1),
@@ -220,9 +246,9 @@ impl ProgramBuilder {
                 return Some(fault);
             }
             let [a, b, result] = c.shape.operands();
-            for (id, dims) in [(c.a, &a), (c.b, &b)] {
-                if self.buffer(id).len != dims.iter().product::<usize>() || !self.buffer(id).dtype.is_float()
-                {
+            for (id, offset, dims) in [(c.a, c.a_offset, &a), (c.b, 0, &b)] {
+                let needed = dims.iter().product::<usize>().saturating_add(offset);
+                if self.buffer(id).len < needed || !self.buffer(id).dtype.is_float() {
                     return Some(format!(
                         "an operand {:?} that is not floats {dims:?}",
                         self.buffer(id).label
@@ -272,8 +298,8 @@ impl ProgramBuilder {
         fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
         fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        fuse::fuse(&mut self.instructions, &self.buffers, &inputs, &outputs);
-        self.planned(inputs, outputs)
+        fuse::fuse(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
+        self.planned(inputs, outputs, true)
     }
 
     /// The program as it was put together, with nothing fused: what fusion is compared with.
@@ -285,25 +311,89 @@ impl ProgramBuilder {
         inputs: Vec<BufferId>,
         outputs: Vec<BufferId>,
     ) -> Result<Program, ProgramError> {
-        self.planned(inputs, outputs)
+        self.planned(inputs, outputs, false)
     }
 
-    fn planned(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
+    fn planned(
+        mut self,
+        inputs: Vec<BufferId>,
+        outputs: Vec<BufferId>,
+        fused: bool,
+    ) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         fuse::order(&mut self.instructions, &self.buffers);
-        let work_bytes = plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?;
-        let constants = Memory::new(self.constants.len());
-        constants.write(0, &self.constants);
+        let work_bytes = if fused {
+            parts::plan_in_parts(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?
+        } else {
+            plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?
+        };
+        self.forget_unused_constants(&outputs);
         let mut planes: Vec<(PlaneId, usize)> = self.planes.into_iter().collect();
         planes.sort_unstable();
         Ok(Program {
             buffers: self.buffers,
             instructions: self.instructions,
-            constants,
+            constants: self.constants,
             inputs,
             outputs,
             work_bytes,
             planes,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_expr::{Builder, Nest, Type};
+
+    use super::*;
+    use crate::Loop;
+
+    const N: usize = 100;
+
+    /// `to = from`, element by element.
+    fn copy(from: BufferId, to: BufferId) -> Step {
+        let mut e = Builder::new();
+        let x = e.load(0, Type::F32);
+        let whole = Access::contiguous(DType::F32, &[N]);
+        let nest = Nest {
+            dims: [N].into_iter().collect(),
+            inner: 0,
+            loads: vec![whole.clone()],
+            expr: e.finish(&[x]),
+            reductions: Vec::new(),
+            stores: vec![whole],
+        };
+        Step::Map(Loop { nest, reads: vec![from], writes: vec![to] })
+    }
+
+    #[test]
+    fn programs_share_the_elements_of_constants() {
+        let constant = Tensor::f32(&[N], &[1.5; N]).aligned(ALIGNMENT);
+        let mut b = ProgramBuilder::new();
+        let node: Arc<str> = "node".into();
+        let [used, unused] = ["used", "unused"].map(|name| b.constant(name, &constant));
+        let y = b.work("y", DType::F32, N);
+        b.step(copy(used, y), Entries::ALL, &node).unwrap();
+        let program = b.finish(vec![], vec![y]).unwrap();
+        let of = |id: BufferId| match program.buffer(id).place {
+            Place::Constant(number) => &program.constants[number],
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(of(used).data().as_ptr(), constant.data().as_ptr());
+        assert!(of(unused).is_empty());
+        assert_eq!(program.constant_bytes(), 4 * N);
+    }
+
+    #[test]
+    fn nothing_is_written_to_a_constant() {
+        let mut b = ProgramBuilder::new();
+        let constant = b.constant("one", &Tensor::f32(&[N], &[1.0; N]));
+        let x = b.work("x", DType::F32, N);
+        let error = b.step(copy(x, constant), Entries::ALL, &"node".into()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "node was lowered to a faulty Map instruction: a result that is the constant \"one\""
+        );
     }
 }

@@ -52,7 +52,8 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             flops = products.saturating_mul(2).saturating_add(nest_flops(&m.epilogue.nest));
         }
         Step::Conv(c) => {
-            traffic.read(c.a, u64::MAX);
+            let [a, ..] = c.shape.operands();
+            traffic.read(c.a, count(a));
             traffic.read(c.b, u64::MAX);
             traffic.nest(&c.epilogue, 1);
             let s = &c.shape;
@@ -536,7 +537,8 @@ mod tests {
             axes: axes.clone(),
         };
         let epilogue = Loop { nest, reads: vec![y], writes: vec![y] };
-        b.step(Step::Conv(Box::new(Conv { shape, a: x, b: f, epilogue })), Entries::ALL, &node).unwrap();
+        b.step(Step::Conv(Box::new(Conv { shape, a: x, a_offset: 0, b: f, epilogue })), Entries::ALL, &node)
+            .unwrap();
         let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
         b.step(Step::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
             .unwrap();

@@ -13,6 +13,7 @@ mod builder;
 mod cost;
 mod fuse;
 mod memory;
+mod parts;
 mod plan;
 mod program;
 mod recompute;

@@ -57,6 +57,29 @@ pub(crate) fn plan(
     Ok(total)
 }
 
+/// The instruction at which most is alive.
+pub(crate) fn fullest(
+    buffers: &[Buffer],
+    instructions: &[Instruction],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) -> Option<usize> {
+    let mut lives = lives(buffers.len(), instructions, inputs, outputs);
+    let group = shared(buffers, instructions, &mut lives);
+    let mut change = vec![0i128; instructions.len() + 3];
+    for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
+        let Some(life) = lives[k] else { continue };
+        change[(life.first + 1) as usize] += buffers[k].bytes() as i128;
+        change[(life.last + 2) as usize] -= buffers[k].bytes() as i128;
+    }
+    let mut alive = change[0];
+    let sums = (0..instructions.len()).map(|at| {
+        alive += change[at + 1];
+        (at, alive)
+    });
+    sums.max_by_key(|&(at, alive)| (alive, Reverse(at))).map(|(at, _)| at)
+}
+
 fn lives(
     count: usize,
     instructions: &[Instruction],

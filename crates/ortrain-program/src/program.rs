@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, SlidingAxis, WindowPass, WindowShape};
+use ortrain_graph::Tensor;
 
 use crate::{Attention, Cost};
 
@@ -22,7 +23,7 @@ pub enum Place {
     Work(usize),
     /// In a plane, at this byte.
     Plane(PlaneId, usize),
-    /// Among the program's constants, at this byte.
+    /// The program's constant of this number.
     Constant(usize),
 }
 
@@ -156,6 +157,8 @@ pub struct Conv {
     pub shape: ConvShape,
     /// Operand A, row-major.
     pub a: BufferId,
+    /// The element of that buffer with which it begins.
+    pub a_offset: usize,
     /// Operand B, row-major.
     pub b: BufferId,
     /// What becomes of the result.
@@ -384,8 +387,8 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// Its instructions, in order.
     pub instructions: Vec<Instruction>,
-    /// The bytes of its constants.
-    pub constants: crate::Memory,
+    /// Its constants, the first element of each at a multiple of [`crate::ALIGNMENT`]. Those that nothing reads are empty.
+    pub constants: Vec<Tensor>,
     /// Buffers to be filled before a run, in order.
     pub inputs: Vec<BufferId>,
     /// Buffers that hold the results after a run, in order.
@@ -403,6 +406,12 @@ impl Program {
         let mut total = Cost::default();
         self.entry(entry).for_each(|instruction| total += instruction.step.cost(self));
         total
+    }
+
+    /// Bytes of its constants.
+    #[must_use]
+    pub fn constant_bytes(&self) -> usize {
+        self.constants.iter().map(|constant| constant.data().len()).sum()
     }
 
     /// A buffer.
@@ -425,7 +434,7 @@ impl fmt::Display for Program {
             self.instructions.len(),
             self.buffers.len(),
             self.work_bytes,
-            self.constants.len()
+            self.constant_bytes()
         )?;
         let Cost { flops, bytes } = self.cost(Entry::Accumulate);
         writeln!(f, "  a run takes {flops} flops and moves at least {bytes} bytes")?;
@@ -446,7 +455,7 @@ impl fmt::Display for Program {
             let place = match buffer.place {
                 Place::Work(offset) => format!("work@{offset}"),
                 Place::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
-                Place::Constant(offset) => format!("const@{offset}"),
+                Place::Constant(number) => format!("const{number}"),
             };
             let role = match (self.inputs.contains(&id), self.outputs.contains(&id)) {
                 (true, _) => "  input",

@@ -49,12 +49,10 @@ impl Program {
         }
         let (work_bytes, buffers, instructions) =
             best.unwrap_or_else(|| (self.work_bytes, self.buffers.clone(), self.instructions.clone()));
-        let constants = crate::Memory::new(self.constants.len());
-        constants.write(0, &self.constants.to_vec(0, self.constants.len()));
         Program {
             buffers,
             instructions,
-            constants,
+            constants: self.constants.clone(),
             inputs: self.inputs.clone(),
             outputs: self.outputs.clone(),
             work_bytes,

@@ -246,8 +246,8 @@ fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
 impl<'a> Run<'a> {
     fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Result<Run<'a>, RunError> {
         let elements = |buffer: &Buffer| -> Result<Vec<Scalar>, RunError> {
-            if let Place::Constant(offset) = buffer.place {
-                return Ok(decode(buffer.dtype, &program.constants.to_vec(offset, buffer.bytes())));
+            if let Place::Constant(number) = buffer.place {
+                return Ok(decode(buffer.dtype, program.constants[number].data()));
             }
             let mut zeros = Vec::new();
             let bytes = buffer.len.saturating_mul(size_of::<Scalar>());
@@ -511,7 +511,7 @@ impl<'a> Run<'a> {
             ty => ty,
         };
         let [a_dims, b_dims, dims] = c.shape.operands();
-        let (a, b) = (&self.buffers[c.a.0 as usize], &self.buffers[c.b.0 as usize]);
+        let (a, b) = (&self.buffers[c.a.0 as usize][c.a_offset..], &self.buffers[c.b.0 as usize]);
         let mut sums = vec![Scalar::from_f64(ty, 0.0); dims.iter().product()];
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));

@@ -425,17 +425,15 @@ impl Repeat {
                     turn.program(*executable, buffers.iter().map(Vec::as_slice))?;
                     let program = executable.program();
                     if lead == 1 {
-                        let (memory, offset) = turn.result(program, program.outputs[0]);
                         let mut byte = [0];
-                        memory.read(offset, &mut byte);
+                        turn.result(program, program.outputs[0]).copy_to(&mut byte);
                         holds = byte[0] != 0;
                     }
                     let start = turn.start();
                     let mut copied = 0;
                     let outputs = &program.outputs[lead..];
                     for (&id, buffer) in outputs.iter().zip(&mut buffers[lead..lead + dims.len()]) {
-                        let (memory, offset) = turn.result(program, id);
-                        memory.read(offset, buffer);
+                        turn.result(program, id).copy_to(buffer);
                         copied += buffer.len();
                     }
                     let slots = &schedule.outputs[lead + dims.len()..];
@@ -443,8 +441,7 @@ impl Repeat {
                         let Some((dtype, dims)) = &schedule.slots[slot.0 as usize].ty else { continue };
                         copied += program.buffer(id).bytes();
                         stack.push(turn, (*dtype, dims), total, &|turn, from, bytes| {
-                            let (memory, offset) = turn.result(program, id);
-                            memory.read(offset + from, bytes);
+                            turn.result(program, id).copy_part(from, bytes);
                         })?;
                     }
                     turn.copied(crate::Copied::Outputs, copied, start);

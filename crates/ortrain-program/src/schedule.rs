@@ -238,9 +238,14 @@ pub enum Delivered<'a> {
 impl Delivered<'_> {
     /// Copies the elements; `bytes` has their length.
     pub fn copy_to(&self, bytes: &mut [u8]) {
+        self.copy_part(0, bytes);
+    }
+
+    /// Copies some of the bytes of the elements, from the given one on.
+    pub(crate) fn copy_part(&self, from: usize, bytes: &mut [u8]) {
         match self {
-            Delivered::Memory(memory, offset) => memory.read(*offset, bytes),
-            Delivered::Tensor(tensor) => bytes.copy_from_slice(tensor.data()),
+            Delivered::Memory(memory, offset) => memory.read(offset + from, bytes),
+            Delivered::Tensor(tensor) => bytes.copy_from_slice(&tensor.data()[from..from + bytes.len()]),
         }
     }
 }
@@ -390,8 +395,7 @@ impl Runner {
             for (k, (&id, slot)) in program.outputs.iter().zip(&self.schedule.outputs).enumerate() {
                 let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
                 bytes += program.buffer(id).bytes();
-                let (memory, offset) = turn.result(program, id);
-                deliver(k, *dtype, dims, Delivered::Memory(memory, offset));
+                deliver(k, *dtype, dims, turn.result(program, id));
             }
             turn.copied(Copied::Outputs, bytes, start);
             return Ok(());
@@ -552,12 +556,12 @@ impl Turn<'_, '_> {
         executable.run_observed(self.bindings, self.work, self.entry, self.scalars, observer)
     }
 
-    /// Where a result of a program lies after a run.
-    pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> (&'m Memory, usize) {
+    /// A result of a program after a run, where it lies.
+    pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Delivered<'m> {
         match program.buffer(id).place {
-            Place::Work(offset) => (self.work.arena(), offset),
-            Place::Plane(plane, offset) => (self.bindings.planes[plane.0 as usize], offset),
-            Place::Constant(offset) => (&program.constants, offset),
+            Place::Work(offset) => Delivered::Memory(self.work.arena(), offset),
+            Place::Plane(plane, offset) => Delivered::Memory(self.bindings.planes[plane.0 as usize], offset),
+            Place::Constant(number) => Delivered::Tensor(&program.constants[number]),
         }
     }
 
@@ -573,10 +577,11 @@ impl Turn<'_, '_> {
         let program = executable.program();
         let result = |(&id, dims): (&BufferId, &Vec<usize>)| {
             let buffer = program.buffer(id);
-            let (memory, offset) = self.result(program, id);
-            let data = memory.to_vec(offset, buffer.bytes());
-            Tensor::new(buffer.dtype, dims.clone(), data.into())
-                .expect("shapes were inferred for this program")
+            let data = match self.result(program, id) {
+                Delivered::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes()).into(),
+                Delivered::Tensor(tensor) => tensor.data().clone(),
+            };
+            Tensor::new(buffer.dtype, dims.clone(), data).expect("shapes were inferred for this program")
         };
         let results: Vec<Tensor> = program.outputs.iter().zip(shapes).map(result).collect();
         let bytes = results.iter().map(|tensor| tensor.data().len()).sum();

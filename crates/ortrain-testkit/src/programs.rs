@@ -517,7 +517,10 @@ impl Making {
         };
         let dims: Dims = self.sizes.all().into_iter().collect();
         let (epilogue, to) = self.epilogue(&dims, kinds);
-        self.step(Step::Conv(Box::new(Conv { shape, a: a.id, b: weights, epilogue })), Entries::ALL);
+        self.step(
+            Step::Conv(Box::new(Conv { shape, a: a.id, a_offset: 0, b: weights, epilogue })),
+            Entries::ALL,
+        );
         self.values.push(to);
     }
 
@@ -684,7 +687,7 @@ pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, ent
         match buffer.place {
             Place::Work(offset) => work.arena().to_vec(offset, buffer.bytes()),
             Place::Plane(_, offset) => plane.to_vec(offset, buffer.bytes()),
-            Place::Constant(offset) => program.constants.to_vec(offset, buffer.bytes()),
+            Place::Constant(number) => program.constants[number].data().to_vec(),
         }
     };
     program.outputs.iter().map(read).chain([plane.to_vec(0, bytes)]).collect()

@@ -11,8 +11,8 @@ use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, ITERATION_LIMIT, LargeBuffer,
-    Memory, MemoryNeed, OverLimit, RunError, Scalars, Schedule, Workspace,
+    ALIGNMENT, Backend, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, ITERATION_LIMIT,
+    LargeBuffer, Memory, MemoryNeed, OverLimit, RunError, Scalars, Schedule, Workspace,
 };
 
 use crate::binding::{self, bind, is_gradient};
@@ -161,6 +161,13 @@ pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
     Ok(graph)
 }
 
+/// The same of a model that was loaded to run: programs read its constants where they lie.
+pub(crate) fn graph_to_run(label: &str, model: &LoadedModel) -> Result<Graph> {
+    let mut graph = graph_of(label, model)?;
+    graph.align_constants(ALIGNMENT);
+    Ok(graph)
+}
+
 /// The bytes that a module holds.
 ///
 /// ```
@@ -285,7 +292,7 @@ impl Module {
     ) -> Result<Module> {
         let backend = options.backend.unwrap_or_else(default_backend);
         let label = train.label("the training model");
-        let mut graph = graph_of(&label, &train.load()?)?;
+        let mut graph = graph_to_run(&label, &train.load_to_run(None)?)?;
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
         let train = Phase::new(&label, graph, bound.roles, Some(state), &backend)?;
@@ -295,8 +302,8 @@ impl Module {
             None => None,
             Some(source) => {
                 let label = source.label("the evaluation model");
-                let message = source.load()?;
-                let mut graph = graph_of(&label, &message)?;
+                let message = source.load_to_run(Some(train.runners.graph()))?;
+                let mut graph = graph_to_run(&label, &message)?;
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
                 if let Some(missing) = parameters.find(|name| !evaluated.parameters.contains(name)) {

@@ -47,14 +47,13 @@ impl Runners {
         if let Some(schedule) = self.specialiser.cached(&dims, &|k| given[k].bytes) {
             return Ok(schedule);
         }
-        let tensors: Vec<Tensor> = given
-            .iter()
-            .map(|value| {
-                let data = value.bytes.to_vec().into();
-                Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
-            })
-            .collect();
-        self.specialiser.schedule(&tensors).map_err(|source| Error::Shapes(Box::new(source)))
+        let tensor = |k: usize| {
+            let value = &given[k];
+            let data = value.bytes.to_vec().into();
+            Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
+        };
+        let schedule = self.specialiser.schedule_with(&dims, &tensor);
+        schedule.map_err(|source| Error::Shapes(Box::new(source)))
     }
 
     /// What a run on inputs of these shapes is and takes, without running it.

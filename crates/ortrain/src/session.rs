@@ -14,7 +14,7 @@ use ortrain_program::{
 };
 
 use crate::inputs::Signature;
-use crate::module::graph_of;
+use crate::module::graph_to_run;
 use crate::runners::Runners;
 use crate::{Error, ModelSource, Result, ValueInfo, default_backend};
 
@@ -232,9 +232,9 @@ impl InferenceSession {
     /// When the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
         let label = model.label("the model");
-        let model = model.load()?;
+        let model = model.load_to_run(None)?;
         let meta = ModelMeta::of(&model.proto);
-        let mut graph = graph_of(&label, &model)?;
+        let mut graph = graph_to_run(&label, &model)?;
         infer(&mut graph).map_err(|source| Error::model(&label, source))?;
         check_sequences(&graph).map_err(|source| Error::model(&label, source))?;
         if graph.outputs.is_empty() {

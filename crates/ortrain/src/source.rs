@@ -1,10 +1,13 @@
 //! Where a model comes from.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, encode};
+use ortrain_graph::{Graph, aligned_copy};
+use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, TensorProto, encode, visit_tensors_mut};
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
+use ortrain_program::ALIGNMENT;
 
 use crate::{Error, OperatorLibrary, Result};
 
@@ -44,6 +47,25 @@ impl ModelSource {
     /// Reads the model; functions that it brings along, or that are the user's, are written out where they are called.
     pub(crate) fn load(self) -> Result<LoadedModel> {
         self.load_as(inline_functions)
+    }
+
+    /// Reads a model that runs. Its tensors lie in memory of their own, as kernels like them, so that programs read them
+    /// there and the buffer that the file was read into is free again; those that `known` has as well are its.
+    pub(crate) fn load_to_run(self, known: Option<&Graph>) -> Result<LoadedModel> {
+        let mut model = self.load()?;
+        let shared = |tensor: &TensorProto| {
+            let graph = known?;
+            let value = graph.value(graph.find(&tensor.name)?).constant.as_ref()?;
+            let same = value.dtype().to_onnx() == tensor.data_type && value.data() == &tensor.raw_data;
+            same.then(|| value.data().clone())
+        };
+        let Ok(()) = visit_tensors_mut::<Infallible>(&mut model.proto, |tensor, _| {
+            if !tensor.raw_data.is_empty() {
+                tensor.raw_data = shared(tensor).unwrap_or_else(|| aligned_copy(&tensor.raw_data, ALIGNMENT));
+            }
+            Ok(())
+        });
+        Ok(model)
     }
 
     /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it.
@@ -131,5 +153,45 @@ impl From<Bytes> for ModelSource {
 impl From<Vec<u8>> for ModelSource {
     fn from(bytes: Vec<u8>) -> ModelSource {
         ModelSource::Bytes(bytes.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Tensor, tensor_to_proto};
+    use ortrain_onnx::{GraphProto, encode};
+
+    use super::*;
+    use crate::module::graph_of;
+
+    fn tensors(model: &LoadedModel) -> &[TensorProto] {
+        &model.proto.graph.as_ref().expect("there is one").initializer
+    }
+
+    #[test]
+    fn what_runs_does_not_hold_the_file() {
+        let weight = |name: &str, value: f32| tensor_to_proto(name, &Tensor::f32(&[3], &[value; 3]));
+        let source = |weights: &[TensorProto]| {
+            let graph = GraphProto { initializer: weights.to_vec(), ..GraphProto::default() };
+            let proto = ModelProto { graph: Some(graph), ..ModelProto::default() };
+            Bytes::from(encode(&proto).expect("it is small"))
+        };
+        let file = source(&[weight("w", 1.0), weight("v", 2.0)]);
+        let train = ModelSource::from(file.clone()).load_to_run(None).expect("it is a model");
+        for tensor in tensors(&train) {
+            assert_eq!(tensor.raw_data.as_ptr().addr() % ALIGNMENT, 0, "{}", tensor.name);
+        }
+        assert!(file.is_unique(), "nothing is a range of it any more");
+
+        // Another model shares what is the same: elements of the same name.
+        let graph = graph_of("the model", &train).expect("it is a graph");
+        let other = source(&[weight("w", 1.0), weight("v", 3.0), weight("u", 1.0)]);
+        let eval = ModelSource::from(other.clone()).load_to_run(Some(&graph)).expect("it is a model");
+        let shared: Vec<bool> = tensors(&eval)
+            .iter()
+            .map(|tensor| tensors(&train).iter().any(|of| of.raw_data.as_ptr() == tensor.raw_data.as_ptr()))
+            .collect();
+        assert_eq!(shared, [true, false, false]);
+        assert!(other.is_unique());
     }
 }

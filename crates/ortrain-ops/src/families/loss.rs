@@ -332,7 +332,18 @@ impl Op for Loss {
         let along: Strides = [(classes * places) as isize, 1, places as isize].into_iter().collect();
         let scores = cx.input(0);
         let x = nest.load_strided(cx, scores, 0, &along);
+        let ty = nest.b.ty(x);
         let largest = nest.reduce(ReduceOp::Max, x);
+        // The score of the label is found on the way over the row and not read by its index, so that a gradient of the
+        // scores may take their place.
+        let picked = losses.map(|losses| {
+            let label = entropy.label(cx, &mut nest, &[places as isize, 1, 0]);
+            let class = nest.b.coordinate(2);
+            let hit = nest.b.compare(CompareOp::Eq, label.safe, class);
+            let least = nest.b.constant(ty, f64::NEG_INFINITY);
+            let candidate = nest.b.select(hit, x, least);
+            (losses, label, nest.reduce(ReduceOp::Max, candidate))
+        });
         let shifted = nest.b.sub(x, largest);
         let power = nest.b.unary(UnaryOp::Exp, shifted);
         let sum = nest.reduce(ReduceOp::Sum, power);
@@ -342,12 +353,7 @@ impl Op for Loss {
             let output = cx.output(1);
             nest.store_strided(cx, output, 0, along, log_prob);
         }
-        if let Some(losses) = losses {
-            let label = entropy.label(cx, &mut nest, &[places as isize, 1, 0]);
-            let slot = table(cx, &mut nest, scores);
-            let index = element_of(&mut nest, (classes, places), label.safe);
-            let ty = nest.b.ty(x);
-            let score = nest.b.load_at(slot, index, ty);
+        if let Some((losses, label, score)) = picked {
             let shifted = nest.b.sub(score, largest);
             // The same order of operations as in the logarithmic softmax, so both agree to the bit.
             let log_prob = nest.b.sub(shifted, log_sum);
@@ -390,17 +396,6 @@ fn total(entropy: &Entropy, cx: &mut Lower<'_>, losses: BufferId, samples: usize
     let output = cx.output(0);
     nest.store_outer(cx, output, total);
     cx.step(nest.reduction())
-}
-
-/// The position of the element of a class among scores `[batch, classes, places]`, in a nest whose first two axes are
-/// batch and places.
-fn element_of(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
-    let (sample, place) = (nest.b.coordinate(0), nest.b.coordinate(1));
-    let (classes, places) = (nest.b.int(classes as i64), nest.b.int(places as i64));
-    let first = nest.b.mul(sample, classes);
-    let row = nest.b.add(first, class);
-    let start = nest.b.mul(row, places);
-    nest.b.add(start, place)
 }
 
 /// The sum of the weights of all labels, in a nest that reduces over the samples.
@@ -676,8 +671,9 @@ mod tests {
     use super::*;
     use crate::testing::{
         Failure, assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        run_node, spread, typed,
     };
+    use crate::{Role, Specialiser};
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
     const LOSS: (&str, &str) = ("", "SoftmaxCrossEntropyLoss");
@@ -756,6 +752,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_gradient_takes_the_place_of_the_scores() {
+        let (samples, classes) = (64, 500);
+        let x = typed(&spread(&[samples, classes], 1), DType::F32);
+        let labels = Tensor::i64(&[samples], &vec![7; samples]);
+        let ports = [Some(&x), Some(&labels)];
+        let forward = one_node(NEWEST, LOSS, &ports, 1, reduction("mean")).expect("it is read");
+        let mut graph = gradient_graph(&forward, &[Some(Tensor::f32(&[], &[1.0]))], &[0]);
+        // With the loss itself, as in training.
+        graph.outputs.push(forward.outputs[0]);
+        let schedule = Specialiser::new(graph, vec![Role::User; 2]).schedule(&[x, labels]).expect("it runs");
+        let programs = schedule.programs();
+        let [program] = programs.as_slice() else { panic!("{} programs", programs.len()) };
+        let scores = 4 * samples * classes;
+        assert!(program.work_bytes < scores + scores / 10, "{program}");
     }
 
     #[test]

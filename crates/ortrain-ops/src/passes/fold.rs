@@ -14,6 +14,10 @@ use crate::{Error, OpError};
 /// Results of more elements than this are left to the program: the evaluator is slow.
 const LARGEST_FOLDED: usize = 1 << 20;
 
+/// Matrices of more elements than this stay where they are if they would only be moved: products read them as they lie, and
+/// they are there once.
+const LARGEST_MOVED: usize = 1 << 14;
+
 /// Computes the outputs of a node now, if its inputs are constant or its outputs are known sizes.
 ///
 /// # Errors
@@ -64,6 +68,10 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     let ids: Vec<_> = node.present_outputs().collect();
     let outputs: Vec<_> = ids.iter().filter_map(|id| values.buffers.get(id).copied()).collect();
     if outputs.len() != ids.len() {
+        return Ok(());
+    }
+    let is_matrix = |id: &ortrain_graph::ValueId| graph.value(*id).ty.shape().is_some_and(|s| s.rank() == 2);
+    if elements > LARGEST_MOVED && builder.only_moves() && ids.iter().all(is_matrix) {
         return Ok(());
     }
     let program = builder.finish(Vec::new(), outputs)?;

@@ -141,6 +141,18 @@ impl Specialiser {
         self.made(&dims, &|k| Ok(inputs[k].clone()))
     }
 
+    /// The same for user inputs of these shapes, of which `input` gives those whose values reach a shape.
+    ///
+    /// # Errors
+    /// As [`Specialiser::schedule`].
+    pub fn schedule_with(
+        &self,
+        dims: &[&[usize]],
+        input: &dyn Fn(usize) -> Tensor,
+    ) -> Result<Arc<Schedule>, Error> {
+        self.made(dims, &|k| Ok(input(k)))
+    }
+
     /// The schedule for user inputs of these shapes, without the inputs: where values reach a shape they are zeros.
     ///
     /// # Errors

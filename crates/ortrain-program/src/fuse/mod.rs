@@ -14,6 +14,7 @@ mod embed;
 mod late_sums;
 mod lives;
 mod order;
+mod slopes;
 mod splice;
 #[cfg(test)]
 mod tests;
@@ -92,44 +93,24 @@ pub(crate) fn factors(step: &Step) -> SmallVec<[BufferId; 2]> {
     }
 }
 
-/// Fuses instructions.
+/// Fuses instructions. What is kept in place of other values gets buffers of its own.
 pub(crate) fn fuse(
     instructions: &mut Vec<Instruction>,
-    buffers: &[Buffer],
+    buffers: &mut Vec<Buffer>,
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
     let mut work = Fusion::new(std::mem::take(instructions), buffers, inputs, outputs);
-    let count = work.slots.len();
-    // Chains of maps become one. What is alive between close ones is no reason not to.
-    for at in 0..count {
-        let Some(last) = work.end_of_chain(at) else { continue };
-        if let Some(found) = work.inlined(at) {
-            if last - at > CLOSE {
-                work.apply(found);
-            } else if let Some(change) = found.changes.into_iter().next() {
-                work.put_all(change);
-            }
-        }
-    }
-    // A map that needs the sums of its own operands follows them, while the row is in the cache. Then each goes to where
-    // an operand is made, or to where its result is read, whichever is lighter.
-    for only_sums in [true, false] {
-        for at in 0..count {
-            work.place(at, only_sums);
-        }
-    }
-    for at in 0..count {
-        if let Some(found) = work.inlined(at) {
-            work.apply(found);
-        }
-    }
-    for at in 0..count {
-        if let Some(found) = work.recomputing(at) {
-            work.apply(found);
-        }
-    }
-    instructions.extend(work.slots.into_iter().flatten());
+    work.join_chains();
+    let slopes = work.slopes();
+    let slots = if slopes.is_empty() {
+        work.join_all()
+    } else {
+        let mut slots = work.slots;
+        slopes::apart(slopes, &mut slots, buffers);
+        Fusion::new(slots.into_iter().flatten().collect(), buffers, inputs, outputs).join_all()
+    };
+    instructions.extend(slots.into_iter().flatten());
 }
 
 /// The nodes of two instructions that became one. Where one of them can fail, messages name that one.
@@ -300,6 +281,43 @@ impl<'a> Fusion<'a> {
             self.lives.set(cell, first.zip(last));
         }
         old
+    }
+
+    /// Chains of maps become one. What is alive between close ones is no reason not to.
+    fn join_chains(&mut self) {
+        for at in 0..self.slots.len() {
+            let Some(last) = self.end_of_chain(at) else { continue };
+            if let Some(found) = self.inlined(at) {
+                if last - at > CLOSE {
+                    self.apply(found);
+                } else if let Some(change) = found.changes.into_iter().next() {
+                    self.put_all(change);
+                }
+            }
+        }
+    }
+
+    /// A map goes to where an operand is made, or to where its result is read.
+    fn join_all(mut self) -> Vec<Option<Instruction>> {
+        let count = self.slots.len();
+        // A map that needs the sums of its own operands follows them, while the row is in the cache. Then each goes to where
+        // an operand is made, or to where its result is read, whichever is lighter.
+        for only_sums in [true, false] {
+            for at in 0..count {
+                self.place(at, only_sums);
+            }
+        }
+        for at in 0..count {
+            if let Some(found) = self.inlined(at) {
+                self.apply(found);
+            }
+        }
+        for at in 0..count {
+            if let Some(found) = self.recomputing(at) {
+                self.apply(found);
+            }
+        }
+        self.slots
     }
 
     /// Makes a rewrite, unless it raises the peak of memory by more than a trifle.

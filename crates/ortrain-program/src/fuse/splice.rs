@@ -239,6 +239,28 @@ pub(crate) fn with_constants(l: &Loop, virtual_loads: usize, values: &[Option<Sc
         .finish(whole, l.writes.clone())
 }
 
+/// A map with the same space but another expression, of one result. It may have one load more, by the access of that.
+pub(super) fn with_expression(
+    l: &Loop,
+    expr: Expr,
+    store: &Access,
+    to: BufferId,
+    more: Option<BufferId>,
+) -> Option<Loop> {
+    let mut loads = Loads { accesses: l.nest.loads.clone(), reads: l.reads.clone(), virtual_loads: 0 };
+    loads.accesses.extend(more.map(|_| store.clone()));
+    loads.reads.extend(more);
+    let nest = Nest {
+        dims: l.nest.dims.clone(),
+        inner: l.nest.inner,
+        loads: Vec::new(),
+        expr,
+        reductions: Vec::new(),
+        stores: vec![store.clone()],
+    };
+    loads.finish(nest, vec![to])
+}
+
 /// A host that computes what its load `slot` reads instead of reading it: `guest` is the map, of one result, that makes
 /// it. `None` where the spaces do not fit.
 pub(super) fn inline(

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Nest, ReduceOp, Reduction, Reg,
-    SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Mode, Nest, ReduceOp, Reduction, Reg,
+    Scalar, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
 
-use crate::{BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Step, Window};
+use crate::reference::evaluate;
+use crate::{
+    BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Scalars, Step, Window,
+};
 
 /// Images of a program: `[n, c, h * w]`.
 struct Images {
@@ -197,7 +200,7 @@ impl Images {
             channels_out: self.c,
             axes: [axis(self.h), axis(self.w)].into_iter().collect(),
         };
-        self.step(Step::Conv(Box::new(Conv { shape, a, b: filter, epilogue })), Entries::ALL);
+        self.step(Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, epilogue })), Entries::ALL);
     }
 
     fn filter(&mut self) -> BufferId {
@@ -404,7 +407,7 @@ fn gradients_gather_where_they_are_made() {
         channels_out: 3,
         axes: [axis, axis].into_iter().collect(),
     };
-    i.step(Step::Conv(Box::new(Conv { shape, a: g, b: x, epilogue })), Entries::ALL);
+    i.step(Step::Conv(Box::new(Conv { shape, a: g, a_offset: 0, b: x, epilogue })), Entries::ALL);
     let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
         vec![b.add(regs[0], regs[1])]
     });
@@ -549,4 +552,80 @@ fn state_is_written_after_everything_that_can_fail() {
     let fails = program.instructions.iter().rposition(|i| i.step.can_fail()).unwrap();
     let writes = program.instructions.iter().position(|i| i.step.writes().contains(&running)).unwrap();
     assert!(fails < writes, "{program}");
+}
+
+/// `y = x * tanh(x)` of what arrives, and its gradient `g * t + g * (x * (1 - t * t))`; `read_again` says that something
+/// reads `x` at the end.
+fn activated(fused: bool, read_again: bool) -> Program {
+    let mut i = Images::new(4, 8, 16, 16);
+    let names = ["from", "x", "t", "y", "to", "g0", "g", "a", "s", "b", "dx", "last"];
+    let [from, x, t, y, to, g0, g, a, s, b, dx, last] = names.map(|name| i.image(name));
+    i.unpooled(from, x);
+    i.flat(&[x], t, |e, regs| e.unary(UnaryOp::Tanh, regs[0]));
+    i.flat(&[x, t], y, |e, regs| e.mul(regs[0], regs[1]));
+    i.unpooled(y, to);
+    i.unpooled(g0, g);
+    i.flat(&[g, t], a, |e, regs| e.mul(regs[0], regs[1]));
+    i.flat(&[x, t], s, |e, regs| {
+        let (one, square) = (e.constant(Type::F32, 1.0), e.mul(regs[1], regs[1]));
+        let rest = e.sub(one, square);
+        e.mul(regs[0], rest)
+    });
+    i.flat(&[g, s], b, |e, regs| e.mul(regs[0], regs[1]));
+    i.flat(&[a, b], dx, |e, regs| e.add(regs[0], regs[1]));
+    i.unpooled(if read_again { x } else { dx }, last);
+    let (inputs, outputs) = (vec![from, g0], vec![to, dx, last]);
+    if fused { i.b.finish(inputs, outputs).unwrap() } else { i.b.finish_unfused(inputs, outputs).unwrap() }
+}
+
+#[test]
+fn a_slope_is_kept_and_not_what_it_is_made_of() {
+    let program = activated(true, false);
+    let slope = program.buffers.iter().position(|buffer| &*buffer.label == "dx/slope").unwrap();
+    let slope = BufferId(slope as u32);
+    let places = |wanted: &dyn Fn(&Step) -> Vec<BufferId>| -> Vec<usize> {
+        let all = program.instructions.iter().enumerate();
+        all.filter(|(_, i)| wanted(&i.step).contains(&slope)).map(|(at, _)| at).collect()
+    };
+    // Made with the activation, before anything else; read once, by what has the gradient.
+    assert_eq!(places(&|step| step.writes()), [1], "{program}");
+    assert_eq!(places(&|step| step.reads()).len(), 1, "{program}");
+    let image = program.buffer(slope).bytes();
+    // The given gradient, what comes out, and the slope.
+    assert!(program.work_bytes <= 4 * image, "{program}");
+
+    let inputs: Vec<Vec<Scalar>> = (0..2)
+        .map(|k| {
+            let number = |j: usize| ((j * 37 + k * 11) % 101) as f32 / 50.0 - 1.0;
+            (0..4 * 8 * 16 * 16).map(|j| Scalar::F32(number(j))).collect()
+        })
+        .collect();
+    let run = |program: &Program| evaluate(program, Mode::Exact, &inputs, Scalars::default()).unwrap();
+    for (got, want) in run(&program).iter().flatten().zip(run(&activated(false, false)).iter().flatten()) {
+        let (got, want) = (got.to_f64(), want.to_f64());
+        assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{got} is not {want}");
+    }
+}
+
+#[test]
+fn no_slope_is_made_of_what_is_kept_anyway() {
+    let program = activated(true, true);
+    assert!(program.buffers.iter().all(|buffer| !buffer.label.ends_with("slope")), "{program}");
+}
+
+/// What a condition leaves out must not come back as NaN: zero is no multiple of infinity.
+#[test]
+fn a_condition_is_no_slope() {
+    let mut i = Images::new(4, 8, 16, 16);
+    let [from, x, z, y, g0, g, dx] = ["from", "x", "z", "y", "g0", "g", "dx"].map(|name| i.image(name));
+    i.unpooled(from, x);
+    i.flat(&[x], z, |e, regs| e.unary(UnaryOp::Tanh, regs[0]));
+    i.unpooled(z, y);
+    i.unpooled(g0, g);
+    i.flat(&[g, x, z], dx, |e, regs| {
+        let (positive, zero) = (e.compare(CompareOp::Lt, regs[1], regs[2]), e.constant(Type::F32, 0.0));
+        e.select(positive, regs[0], zero)
+    });
+    let program = i.finish(&[from, g0], &[y, dx]);
+    assert!(program.buffers.iter().all(|buffer| !buffer.label.ends_with("slope")), "{program}");
 }

@@ -4,13 +4,14 @@
 //! minus the input at the label of each sample, with weights, `ignore_index` and reductions as those of the cross-entropy.
 //! Its gradient goes to these elements.
 
+use ortrain_expr::Reg;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
-use super::{Entropy, Ignore, Reduction, element_of, losses_buffer, table, total};
+use super::{Entropy, Ignore, Reduction, losses_buffer, table, total};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::lower::{Lower, around};
+use crate::lower::{Lower, NestBuilder, around};
 use crate::op::{Definition, Op};
 
 struct Likelihood {
@@ -134,6 +135,17 @@ impl Op for Likelihood {
         cx.step(nest.map())?;
         total(entropy, cx, losses, samples)
     }
+}
+
+/// The position of the element of a class among scores `[batch, classes, places]`, in a nest whose first two axes are
+/// batch and places.
+fn element_of(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
+    let (sample, place) = (nest.b.coordinate(0), nest.b.coordinate(1));
+    let (classes, places) = (nest.b.int(classes as i64), nest.b.int(places as i64));
+    let first = nest.b.mul(sample, classes);
+    let row = nest.b.add(first, class);
+    let start = nest.b.mul(row, places);
+    nest.b.add(start, place)
 }
 
 fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {

@@ -1,0 +1,214 @@
+//! Slopes instead of what they are made of.
+//!
+//! On its way back a gradient is multiplied by something made of values of the way there: that of an activation by the
+//! activation's slope, say. Where several of these values would be kept for that alone, the slope is made as soon as they
+//! are there, by whatever makes them, and it alone is kept. It is computed once either way.
+//!
+//! `g * a + g * b` becomes `g * (a + b)`: one rounding where there were several.
+
+use ortrain_expr::{BinaryOp, Builder, DType, Expr, Inst, Reg, Scalar, Type, UnaryOp};
+
+use super::splice::{is_injective, with_expression};
+use super::{Fusion, PLACES};
+use crate::builder::align;
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, Step};
+
+/// What is kept must be less than this part of what it takes the place of.
+const LESS: (usize, usize) = (3, 4);
+
+/// The buffer of a slope before it has a number.
+const NEW: BufferId = BufferId(u32::MAX);
+
+/// A map in two: the slope, and its product with what arrives.
+pub(super) struct Slope {
+    /// The place of the map, and that of what makes the last value that the slope needs.
+    at: usize,
+    after: usize,
+    slope: Loop,
+    product: Loop,
+}
+
+/// What a register is to another one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// It does not depend on what comes late.
+    Independent,
+    /// It is the other one multiplied by something.
+    Linear,
+    Other,
+}
+
+impl Fusion<'_> {
+    /// The maps that are better made in two.
+    pub(super) fn slopes(&self) -> Vec<Slope> {
+        let mut found: Vec<Slope> = Vec::new();
+        for at in 0..self.slots.len() {
+            let Some(slope) = self.slope(at) else { continue };
+            if found.iter().all(|other| other.after != slope.after) {
+                found.push(slope);
+            }
+        }
+        found
+    }
+
+    fn slope(&self, at: usize) -> Option<Slope> {
+        let entries = |at: usize| self.slots[at].as_ref().map(|instruction| instruction.entries);
+        let map = self.map(at).filter(|_| entries(at) == Some(Entries::ALL))?;
+        let (&[to], [store]) = (map.writes.as_slice(), map.nest.stores.as_slice()) else { return None };
+        let points: usize = map.nest.dims.iter().product();
+        let expr = &map.nest.expr;
+        let plain = |(inst, _): &(Inst, Type)| !matches!(inst, Inst::LoadAt(..) | Inst::Guard(..));
+        if !matches!(store.dtype, DType::F32 | DType::F64)
+            || expr.ty(expr.outputs()[0]) != Type::of(store.dtype)
+            || store.len != points
+            || !is_injective(store, &map.nest.dims)
+            || !expr.insts().iter().all(plain)
+        {
+            return None;
+        }
+        // Where each load is there from: before the first place, or after an instruction.
+        let made = |&id: &BufferId| -> Option<Option<usize>> {
+            let writers = &self.writers[self.cell(id)];
+            match writers.len() {
+                0 => Some(None),
+                1 if self.is_work(id) && !self.is_input[self.cell(id)] => Some(writers.first().copied()),
+                _ => None,
+            }
+        };
+        let made: Vec<Option<usize>> = map.reads.iter().map(made).collect::<Option<_>>()?;
+        let latest = made.iter().copied().max().flatten().filter(|&latest| latest < at)?;
+        let late: Vec<bool> = made.iter().map(|&made| made == Some(latest)).collect();
+        let arriving = arriving(expr, &late)?;
+
+        let slope = with_expression(map, slope_of(expr, &late, arriving), store, NEW, None)?;
+        let product =
+            with_expression(map, product_with(expr, arriving, map.reads.len()), store, to, Some(NEW))?;
+        let needed = |id: &BufferId| map.reads.iter().position(|read| read == id).and_then(|slot| made[slot]);
+        let after = slope.reads.iter().filter_map(needed).max().filter(|&after| after < latest)?;
+        let room = after.is_multiple_of(PLACES) && self.slots[after + 1].is_none();
+        if !room || entries(after) != Some(Entries::ALL) {
+            return None;
+        }
+        // What would be kept for this map alone, most of the time.
+        let soon = after + (latest - after) / 2;
+        let mut freed: Vec<BufferId> = slope.reads.clone();
+        freed.sort_unstable();
+        freed.dedup();
+        freed.retain(|id| {
+            let cell = self.cell(*id);
+            let mut others = self.readers[cell].iter().filter(|&&reader| reader != at);
+            self.is_work(*id)
+                && !self.is_output[cell]
+                && !product.reads.contains(id)
+                && others.all(|&reader| reader <= soon)
+        });
+        let bytes = |id: &BufferId| align(self.buffers[id.0 as usize].bytes());
+        let freed = freed.iter().map(bytes).fold(0, usize::saturating_add);
+        let kept = align(points.saturating_mul(store.dtype.size()));
+        (kept.saturating_mul(LESS.1) <= freed.saturating_mul(LESS.0)).then_some(Slope {
+            at,
+            after,
+            slope,
+            product,
+        })
+    }
+}
+
+/// Makes maps in two; slopes get buffers of their own.
+pub(super) fn apart(found: Vec<Slope>, slots: &mut [Option<Instruction>], buffers: &mut Vec<Buffer>) {
+    for Slope { at, after, mut slope, mut product } in found {
+        let Some(instruction) = &slots[at] else { continue };
+        let result = &buffers[product.writes[0].0 as usize];
+        let buffer = Buffer {
+            label: format!("{}/slope", result.label).into(),
+            dtype: result.dtype,
+            len: slope.nest.stores[0].len,
+            place: Place::Work(0),
+        };
+        let id = BufferId(buffers.len() as u32);
+        buffers.push(buffer);
+        slope.writes[0] = id;
+        product.reads.iter_mut().filter(|read| **read == NEW).for_each(|read| *read = id);
+        let (entries, node) = (instruction.entries, instruction.node.clone());
+        slots[after + 1] = Some(Instruction { step: Step::Map(slope), entries, node: node.clone() });
+        slots[at] = Some(Instruction { step: Step::Map(product), entries, node });
+    }
+}
+
+/// For each register whether it depends on some of the loads.
+fn depends(expr: &Expr, loads: &[bool]) -> Vec<bool> {
+    let mut found: Vec<bool> = Vec::with_capacity(expr.insts().len());
+    for (inst, _) in expr.insts() {
+        let own = matches!(*inst, Inst::Load(slot) if loads[usize::from(slot)]);
+        found.push(own || inst.operands().any(|reg| found[usize::from(reg.0)]));
+    }
+    found
+}
+
+/// The last register, made of what comes late alone, that the result is a multiple of; the factor depends on nothing that
+/// comes late, but on other loads.
+fn arriving(expr: &Expr, late: &[bool]) -> Option<Reg> {
+    let early: Vec<bool> = late.iter().map(|late| !late).collect();
+    let (from_late, from_early) = (depends(expr, late), depends(expr, &early));
+    let candidates = (0..expr.insts().len()).rev().filter(|&k| from_late[k] && !from_early[k]);
+    let mut found = candidates.map(|k| Reg(k as u16)).filter(|&reg| is_multiple(expr, &from_late, reg));
+    found.next().filter(|_| from_early[usize::from(expr.outputs()[0].0)])
+}
+
+/// Whether the result is a register multiplied by something that does not depend on what comes late.
+fn is_multiple(expr: &Expr, from_late: &[bool], of: Reg) -> bool {
+    use Share::{Independent, Linear, Other};
+    let mut shares: Vec<Share> = Vec::with_capacity(from_late.len());
+    for (k, (inst, _)) in expr.insts().iter().enumerate() {
+        let share = |reg: Reg| shares[usize::from(reg.0)];
+        shares.push(match *inst {
+            _ if k == usize::from(of.0) => Linear,
+            _ if !from_late[k] => Independent,
+            Inst::Unary(UnaryOp::Neg, a) => share(a),
+            Inst::Binary(op, a, b) => match (op, share(a), share(b)) {
+                (BinaryOp::Add | BinaryOp::Sub, Linear, Linear)
+                | (BinaryOp::Mul | BinaryOp::Div, Linear, Independent)
+                | (BinaryOp::Mul, Independent, Linear) => Linear,
+                _ => Other,
+            },
+            _ => Other,
+        });
+    }
+    shares[usize::from(expr.outputs()[0].0)] == Linear
+}
+
+/// The result where `arriving` is 1.
+fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
+    let from_late = depends(expr, late);
+    let mut b = Builder::new();
+    let mut regs: Vec<Reg> = Vec::with_capacity(from_late.len());
+    for (k, &(inst, ty)) in expr.insts().iter().enumerate() {
+        let made_of_late = matches!(inst, Inst::Load(slot) if late[usize::from(slot)])
+            || (k < usize::from(arriving.0) && from_late[k]);
+        let reg = match inst.map_operands(|reg| regs[usize::from(reg.0)]) {
+            // What it is made of is not needed.
+            _ if k == usize::from(arriving.0) || made_of_late => {
+                b.push(Inst::Const(Scalar::from_f64(ty, 1.0)), ty)
+            }
+            Inst::Unary(op, x) => b.unary(op, x),
+            Inst::Binary(op, x, y) => b.binary(op, x, y),
+            Inst::Compare(op, x, y) => b.compare(op, x, y),
+            Inst::Select(condition, yes, no) => b.select(condition, yes, no),
+            Inst::Convert(x) => b.convert(x, ty),
+            other => b.push(other, ty),
+        };
+        regs.push(reg);
+    }
+    b.finish(&[regs[usize::from(expr.outputs()[0].0)]])
+}
+
+/// `arriving`, multiplied by what load `slot` gives.
+fn product_with(expr: &Expr, arriving: Reg, slot: usize) -> Expr {
+    let mut b = Builder::new();
+    for &(inst, ty) in &expr.insts()[..=usize::from(arriving.0)] {
+        b.push(inst, ty);
+    }
+    let slope = b.load(slot, expr.ty(arriving));
+    let product = b.mul(arriving, slope);
+    b.finish(&[product])
+}

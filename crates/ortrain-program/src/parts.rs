@@ -1,0 +1,281 @@
+//! Batches in parts: where most is alive, a convolution and the one that alone reads its result go through the batch a few
+//! images at a time.
+//!
+//! What lies between them is then as large as these images need, and stays in a cache. Frozen layers and evaluations gain
+//! from it, where nothing is kept for gradients: their peak is the largest result of a layer with the next one.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Access, ConvPass, Inst};
+
+use crate::plan::{fullest, plan};
+use crate::{Buffer, BufferId, Conv, Instruction, Loop, Place, ProgramError, Step, is_work};
+
+/// Results smaller than this stay whole: they fit a cache.
+const LEAST: usize = 4 << 20;
+/// Bytes of a part, at least.
+const PART: usize = 1 << 20;
+/// A filter, which every part packs anew, is at most this share of a part.
+const FILTER: usize = 4;
+/// Pairs that are tried.
+const MOST: usize = 32;
+/// The arena must become smaller by one part in so many.
+const WORTH: usize = 16;
+
+/// Plans a program as [`plan`] does, in parts where that takes less memory. Returns the size of the arena.
+pub(crate) fn plan_in_parts(
+    buffers: &mut Vec<Buffer>,
+    instructions: &mut Vec<Instruction>,
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) -> Result<usize, ProgramError> {
+    let whole = plan(buffers, instructions, inputs, outputs)?;
+    if whole < LEAST {
+        return Ok(whole);
+    }
+    let next = |buffers: &[Buffer], instructions: &[Instruction]| {
+        let at = fullest(buffers, instructions, inputs, outputs)?;
+        pair(buffers, instructions, inputs, outputs, at)
+    };
+    let Some(mut found) = next(buffers, instructions) else { return Ok(whole) };
+    let (mut grown, mut tried) = (buffers.clone(), instructions.clone());
+    let mut best: Option<(usize, Vec<Buffer>, Vec<Instruction>)> = None;
+    for _ in 0..MOST {
+        tried = in_parts(&mut grown, &tried, &found);
+        let planned = plan(&mut grown, &tried, inputs, outputs)?;
+        if planned < best.as_ref().map_or(whole - whole / WORTH, |best| best.0) {
+            best = Some((planned, grown.clone(), tried.clone()));
+        }
+        let Some(more) = next(&grown, &tried) else { break };
+        found = more;
+    }
+    let Some((planned, parted, steps)) = best else { return Ok(whole) };
+    (*buffers, *instructions) = (parted, steps);
+    Ok(planned)
+}
+
+/// Two convolutions, by their numbers, and how many images go through them at a time.
+struct Pair {
+    first: usize,
+    second: usize,
+    images: usize,
+}
+
+/// The pair whose result in between is the largest of those alive at an instruction.
+fn pair(
+    buffers: &[Buffer],
+    instructions: &[Instruction],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+    at: usize,
+) -> Option<Pair> {
+    let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
+    let found = firsts.filter_map(|first| {
+        let between = convolution(&instructions[first])?.epilogue.writes[0];
+        if inputs.contains(&between) || outputs.contains(&between) || !is_work(buffers, between) {
+            return None;
+        }
+        let touches = |(k, i): (usize, &Instruction)| {
+            let all = i.step.reads().into_iter().chain(i.step.writes());
+            (k != first && all.into_iter().any(|id| id == between)).then_some(k)
+        };
+        let mut others = instructions.iter().enumerate().filter_map(touches);
+        let second = others.next().filter(|&second| second >= at && others.next().is_none())?;
+        let images = images(buffers, instructions, (first, second), between)?;
+        Some((buffers[between.0 as usize].bytes(), Pair { first, second, images }))
+    });
+    found.max_by_key(|(bytes, _)| *bytes).map(|(_, pair)| pair)
+}
+
+/// A convolution over images that can be taken one by one.
+fn convolution(instruction: &Instruction) -> Option<&Conv> {
+    let Step::Conv(conv) = &instruction.step else { return None };
+    let by_place =
+        |(inst, _): &(Inst, _)| matches!(inst, Inst::Coordinate(0) | Inst::LoadAt(..) | Inst::Guard(..));
+    let fits = conv.shape.pass == ConvPass::Output
+        && conv.shape.batch > 1
+        && !conv.epilogue.nest.expr.insts().iter().any(by_place)
+        && !conv.epilogue.writes.is_empty();
+    fits.then_some(conv)
+}
+
+/// How many images go through two convolutions at a time, if that can be and is worth it.
+fn images(
+    buffers: &[Buffer],
+    instructions: &[Instruction],
+    (first, second): (usize, usize),
+    between: BufferId,
+) -> Option<usize> {
+    let (one, other) = (convolution(&instructions[first])?, convolution(&instructions[second])?);
+    let (l, next) = (&one.epilogue, &other.epilogue);
+    let whole = Access::contiguous(l.nest.stores[0].dtype, &l.nest.dims);
+    let batch = one.shape.batch;
+    let bytes = buffers[between.0 as usize].bytes();
+    let fits = l.writes.len() == 1
+        && l.nest.stores[0] == whole
+        && other.a == between
+        && other.b != between
+        && !next.reads[1..].contains(&between)
+        && other.shape.batch == batch
+        && instructions[first].entries == instructions[second].entries
+        && bytes >= LEAST;
+    // The first one is made where the second one is.
+    let reads = instructions[first].step.reads();
+    let changed =
+        |i: &Instruction| i.step.writes().iter().any(|id| reads.contains(id) || !is_work(buffers, *id));
+    // Parts of the second one's results are there while others are still to be read.
+    let overwrites = next.writes.iter().any(|id| next.reads[1..].contains(id) || reads.contains(id));
+    if !fits || overwrites || instructions[first + 1..second].iter().any(changed) {
+        return None;
+    }
+    let each = bytes / batch;
+    let images = (1..batch).find(|&images| batch.is_multiple_of(images) && images * each >= PART)?;
+    let filters = buffers[one.b.0 as usize].bytes().max(buffers[other.b.0 as usize].bytes());
+    (filters.saturating_mul(FILTER) <= images * each).then_some(images)
+}
+
+/// The instructions with a pair in parts.
+fn in_parts(buffers: &mut Vec<Buffer>, instructions: &[Instruction], pair: &Pair) -> Vec<Instruction> {
+    let &Pair { first, second, images } = pair;
+    let between = instructions[first].step.writes()[0];
+    let Buffer { label, dtype, len, .. } = buffers[between.0 as usize].clone();
+    let batch = convolution(&instructions[first]).map_or(1, |conv| conv.shape.batch);
+    let id = BufferId(buffers.len() as u32);
+    let part = Buffer { label: Arc::clone(&label), dtype, len: len / batch * images, place: Place::Work(0) };
+    let stored = part.len;
+    buffers.push(part);
+    let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
+    for (k, instruction) in instructions.iter().enumerate() {
+        let (Step::Conv(conv), true) = (&instruction.step, k == second) else {
+            if k != first {
+                result.push(instruction.clone());
+            }
+            continue;
+        };
+        let Step::Conv(before) = &instructions[first].step else { unreachable!("a pair of convolutions") };
+        for from in (0..batch).step_by(images) {
+            let mut one = part_of(before, from, images);
+            one.epilogue.writes[0] = id;
+            one.epilogue.nest.stores[0] =
+                Access { offset: 0, len: stored, ..one.epilogue.nest.stores[0].clone() };
+            let mut other = part_of(conv, from, images);
+            (other.a, other.a_offset) = (id, 0);
+            for (conv, of) in [(one, first), (other, second)] {
+                result.push(Instruction { step: Step::Conv(Box::new(conv)), ..instructions[of].clone() });
+            }
+        }
+    }
+    result
+}
+
+/// A convolution of some images of a batch.
+fn part_of(conv: &Conv, from: usize, images: usize) -> Conv {
+    let mut part = conv.clone();
+    let [a, ..] = conv.shape.operands();
+    let each: usize = a[1..].iter().product();
+    part.shape.batch = images;
+    part.a_offset += from * each;
+    let Loop { nest, .. } = &mut part.epilogue;
+    nest.dims[0] = images;
+    // Load 0 is the result before the epilogue, part by part.
+    nest.loads[0] = Access::contiguous(nest.loads[0].dtype, &nest.dims);
+    for access in nest.loads[1..].iter_mut().chain(&mut nest.stores) {
+        access.offset = access.offset.wrapping_add_signed(from as isize * access.strides[0]);
+    }
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_expr::{Builder, ConvShape, DType, Mode, Nest, Scalar, SlidingAxis, Type, UnaryOp};
+
+    use super::*;
+    use crate::reference::evaluate;
+    use crate::{Entries, Program, ProgramBuilder, Scalars};
+
+    const IMAGES: usize = 4;
+    const CHANNELS: usize = 64;
+    const SIZE: usize = 65;
+
+    /// A convolution of single cells from `from` to `to` channels, with a bias, an activation, and something to be added.
+    fn convolution(
+        b: &mut ProgramBuilder,
+        a: BufferId,
+        (from, to): (usize, usize),
+        added: Option<BufferId>,
+        name: &str,
+    ) -> BufferId {
+        let dims = [IMAGES, to, SIZE, SIZE];
+        let filter = b.work(&format!("filter of {name}"), DType::F32, from * to);
+        let bias = b.work(&format!("bias of {name}"), DType::F32, to);
+        let result = b.work(name, DType::F32, dims.iter().product());
+        let whole = Access::contiguous(DType::F32, &dims);
+        let by_channel = Access { strides: [0, 1, 0, 0].into_iter().collect(), len: to, ..whole.clone() };
+        let mut e = Builder::new();
+        let (product, x) = (e.load(0, Type::F32), e.load(1, Type::F32));
+        let mut sum = e.add(product, x);
+        if added.is_some() {
+            let x = e.load(2, Type::F32);
+            sum = e.add(sum, x);
+        }
+        let y = e.unary(UnaryOp::Tanh, sum);
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            loads: [whole.clone(), by_channel].into_iter().chain(added.map(|_| whole.clone())).collect(),
+            expr: e.finish(&[y]),
+            reductions: Vec::new(),
+            stores: vec![whole],
+        };
+        let reads = [result, bias].into_iter().chain(added).collect();
+        let axis = SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, before: 0 };
+        let shape = ConvShape {
+            pass: ConvPass::Output,
+            batch: IMAGES,
+            groups: 1,
+            channels_in: from,
+            channels_out: to,
+            axes: [axis, axis].into_iter().collect(),
+        };
+        let epilogue = Loop { nest, reads, writes: vec![result] };
+        let step = Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, epilogue }));
+        b.step(step, Entries::ALL, &name.into()).unwrap();
+        result
+    }
+
+    /// Few channels, many, few, with a way around.
+    fn bottleneck(in_parts: bool, keep: bool) -> Program {
+        let mut b = ProgramBuilder::new();
+        let x = b.work("x", DType::F32, IMAGES * 2 * SIZE * SIZE);
+        let wide = convolution(&mut b, x, (2, CHANNELS), None, "wide");
+        let narrow = convolution(&mut b, wide, (CHANNELS, 2), Some(x), "narrow");
+        let filters = (0..7).map(BufferId).filter(|id| ![wide, narrow].contains(id)).collect();
+        let outputs = if keep { vec![narrow, wide] } else { vec![narrow] };
+        if in_parts {
+            b.finish(filters, outputs).unwrap()
+        } else {
+            b.finish_unfused(filters, outputs).unwrap()
+        }
+    }
+
+    #[test]
+    fn parts_take_less_and_give_the_same() {
+        let (parts, whole) = (bottleneck(true, false), bottleneck(false, false));
+        assert_eq!((whole.instructions.len(), parts.instructions.len()), (2, 2 * IMAGES));
+        assert!(parts.work_bytes < whole.work_bytes / 2, "{} of {}", parts.work_bytes, whole.work_bytes);
+        let inputs: Vec<Vec<Scalar>> = whole
+            .inputs
+            .iter()
+            .map(|&id| {
+                (0..whole.buffer(id).len).map(|k| Scalar::F32((k * 31 % 97) as f32 / 97.0 - 0.5)).collect()
+            })
+            .collect();
+        let run = |program: &Program| evaluate(program, Mode::Exact, &inputs, Scalars::default()).unwrap();
+        assert_eq!(run(&parts), run(&whole));
+    }
+
+    #[test]
+    fn what_is_wanted_stays_whole() {
+        assert_eq!(bottleneck(true, true).instructions.len(), 2);
+    }
+}
