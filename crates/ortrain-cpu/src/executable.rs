@@ -6,7 +6,7 @@ use std::time::Instant;
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
     AttentionDesc, AttentionKernel, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel, Pool,
-    RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
+    Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Program,
@@ -39,13 +39,20 @@ impl Kernel {
                     k: m.k,
                     a: m.a_access.clone(),
                     b: m.b_access.clone(),
+                    products: Products::F32,
                     epilogue: m.epilogue.nest.clone(),
                 };
                 GemmKernel::new(&desc, isa).map(Kernel::MatMul)
             }
             Step::Conv(c) => {
                 let [a, b] = [c.a, c.b].map(|id| program.buffer(id).dtype);
-                let desc = ConvDesc { shape: c.shape.clone(), a, b, epilogue: c.epilogue.nest.clone() };
+                let desc = ConvDesc {
+                    shape: c.shape.clone(),
+                    a,
+                    b,
+                    products: Products::F32,
+                    epilogue: c.epilogue.nest.clone(),
+                };
                 ConvKernel::new(&desc, isa).map(Kernel::Conv)
             }
             Step::Attention(a) => AttentionKernel::new(&description(a), isa)

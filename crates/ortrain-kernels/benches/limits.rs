@@ -1,13 +1,13 @@
 //! What the machine can do at most: `cargo bench -p ortrain-kernels --bench limits`.
 //!
 //! For one thread and for as many as there are cores: multiply-adds in f32 at every instruction-set level, in bfloat16
-//! where the vector units have it, and the bandwidth of working sets from the second-level cache to memory (all threads
+//! by every unit that the processor has for it, and the bandwidth of working sets from the second-level cache to memory (all threads
 //! together; a set is shared between them). `THREADS=1,2` lists other numbers of threads. Each is the best of its rounds.
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 use std::time::Duration;
 
-use ortrain_kernels::{Isa, Pool, limits};
+use ortrain_kernels::{Bf16Unit, Isa, Pool, limits};
 
 /// Time that a rate is measured for.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -28,9 +28,10 @@ fn main() {
             let rate = limits::flops(isa, &pool, PATIENCE);
             println!("  f32 multiply-adds, {:8} {:>10.0} GFLOP/s", isa.name(), rate / 1e9);
         }
-        match limits::bf16_flops(&pool, PATIENCE) {
-            Some(rate) => println!("  bfloat16 multiply-adds      {:>10.0} GFLOP/s", rate / 1e9),
-            None => println!("  bfloat16 multiply-adds            none"),
+        for unit in Bf16Unit::available() {
+            if let Some(rate) = limits::bf16_flops(unit, &pool, PATIENCE) {
+                println!("  bfloat16 multiply-adds, {:11} {:>10.0} GFLOP/s", unit.name(), rate / 1e9);
+            }
         }
         for kibibytes in SETS {
             let rate = limits::bandwidth(Isa::detect(), &pool, kibibytes << 10);

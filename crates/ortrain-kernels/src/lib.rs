@@ -8,6 +8,7 @@
 //! - [`AttentionKernel`] weighs values by the softmax of scores, or makes the gradients, and keeps no scores.
 //! - [`WindowKernel`] pools: the largest or the sum under sliding windows, and their gradients.
 //! - [`ScatterKernel`] adds rows into the rows that indices name.
+//! - [`Products`] says how those two make products: in f32, or in bfloat16 by a [`Bf16Unit`].
 //! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
 //! - [`prefer_large_pages`] makes fresh memory quicker to touch.
 //! - [`Limits`] are what the machine can do at most, measured.
@@ -38,8 +39,8 @@ mod window;
 
 pub use attention::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass};
 pub use conv::{ConvDesc, ConvKernel};
-pub use gemm::{GemmDesc, GemmKernel};
-pub use isa::Isa;
+pub use gemm::{GemmDesc, GemmKernel, Products};
+pub use isa::{Bf16Unit, Isa};
 pub use limits::Limits;
 pub use nest::{NestKernel, Order};
 pub use pages::prefer_large_pages;

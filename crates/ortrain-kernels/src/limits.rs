@@ -7,6 +7,9 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::gemm::tiles::amx;
+use crate::isa::bf16::{Bf16Unit, Unit};
 use crate::isa::{CHAINS, Isa, Kind, Level, Work, portable};
 #[cfg(target_arch = "x86_64")]
 use crate::isa::{avx2, avx512};
@@ -26,6 +29,9 @@ pub struct Limits {
 const FAR: usize = 192 << 20;
 /// Multiply-adds of a chain in a round, which takes a tenth of a millisecond.
 const ROUNDS: usize = 25_000;
+/// The same of tiles, of which each takes as long as sixteen vectors.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+const AMX_ROUNDS: usize = ROUNDS / 16;
 /// Time that one measurement goes on for, after which the best round counts.
 const PATIENCE: Duration = Duration::from_millis(40);
 impl Limits {
@@ -61,20 +67,29 @@ pub fn flops(isa: Isa, pool: &Pool, patience: Duration) -> f64 {
     work / best(patience, || pool.run(threads, threads, &|_, _| burst()))
 }
 
-/// The same of products of bfloat16 that are summed in f32, by the vector units; `None` where they have none (AVX-512
-/// BF16). AMX is not looked at.
+/// The same of products of bfloat16 that are summed in f32, by a unit; `None` of the emulated one, which has no rate of its
+/// own: it is at most [`flops`].
 #[must_use]
-pub fn bf16_flops(pool: &Pool, patience: Duration) -> Option<f64> {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
-        let threads = pool.num_threads();
-        let work = (2 * ROUNDS * CHAINS * 2 * avx512::LANES * threads) as f64;
-        // SAFETY: the machine has what it needs.
-        let burst = || unsafe { avx512::multiply_add_bf16(ROUNDS) };
-        return Some(work / best(patience, || pool.run(threads, threads, &|_, _| burst())));
-    }
-    let _ = (pool, patience);
-    None
+pub fn bf16_flops(unit: Bf16Unit, pool: &Pool, patience: Duration) -> Option<f64> {
+    // Multiply-adds of a burst.
+    let (count, burst): (usize, fn()) = match unit.unit() {
+        Unit::Emulated => return None,
+        #[cfg(target_arch = "x86_64")]
+        Unit::Avx512 => {
+            // SAFETY: the token exists, so the machine has the unit.
+            let burst: fn() = || unsafe { avx512::multiply_add_bf16(ROUNDS) };
+            (ROUNDS * CHAINS * 2 * avx512::LANES, burst)
+        }
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Unit::Amx => {
+            // SAFETY: as above.
+            let burst: fn() = || unsafe { amx::multiply_add(AMX_ROUNDS) };
+            (AMX_ROUNDS * amx::BURST, burst)
+        }
+    };
+    let threads = pool.num_threads();
+    let work = (2 * count * threads) as f64;
+    Some(work / best(patience, || pool.run(threads, threads, &|_, _| burst())))
 }
 
 /// Bytes per second of `a = b + c · s` over a working set of so many bytes, all threads of the pool together: each
@@ -157,7 +172,10 @@ mod tests {
 
     #[test]
     fn bfloat16_is_no_slower_than_nothing() {
-        let rate = bf16_flops(&Pool::new(2), Duration::from_millis(5));
-        assert!(rate.is_none_or(|rate| rate.is_finite() && rate > 1e6), "{rate:?}");
+        for unit in Bf16Unit::available() {
+            let rate = bf16_flops(unit, &Pool::new(2), Duration::from_millis(5));
+            assert_eq!(rate.is_none(), unit == Bf16Unit::EMULATED, "{unit}");
+            assert!(rate.is_none_or(|rate| rate.is_finite() && rate > 1e6), "{unit}: {rate:?}");
+        }
     }
 }

@@ -5,11 +5,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ortrain_expr::{
-    Access, Builder, DType, Nest, ReduceOp, Reduction, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
+    Access, Builder, DType, Nest, Precision, ReduceOp, Reduction, SlidingAxis, Type, UnaryOp, WindowPass,
+    WindowShape,
 };
 use ortrain_kernels::{
-    GemmDesc, GemmKernel, Isa, NestKernel, Pool, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc,
-    WindowKernel,
+    Bf16Unit, GemmDesc, GemmKernel, Isa, NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel,
+    Scratch, WindowDesc, WindowKernel,
 };
 
 struct Counting;
@@ -104,7 +105,8 @@ fn runs_allocate_nothing() {
 
         let (m, n, k) = (200, 300, 400);
         let dims = [m, n];
-        for plain in [true, false] {
+        let precisions = [Precision::F32, Precision::Bf16x3];
+        for (plain, precision) in precisions.into_iter().flat_map(|p| [(true, p), (false, p)]) {
             let mut b = Builder::new();
             let product = b.load(0, Type::F32);
             let result = if plain { product } else { b.unary(UnaryOp::Tanh, product) };
@@ -112,6 +114,7 @@ fn runs_allocate_nothing() {
                 k,
                 a: Access::contiguous(DType::F32, &[m, k]),
                 b: Access::contiguous(DType::F32, &[k, n]),
+                products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: Nest {
                     dims: dims.into_iter().collect(),
                     inner: 0,

@@ -1,5 +1,6 @@
 //! What a case is, and the buffers that it runs on.
 
+use ortrain_expr::Precision;
 use ortrain_kernels::{Isa, Pool, RunScalars, Scratch};
 
 /// One kernel at one shape.
@@ -10,6 +11,8 @@ pub(crate) struct Case {
     pub(crate) flops: f64,
     /// The machine's rate for them, compared with that of f32.
     pub(crate) rate: f64,
+    /// What the products of the operations keep of their factors.
+    pub(crate) precision: Precision,
     /// Bytes of all operands and results: the least traffic.
     pub(crate) bytes: f64,
     /// Compiles it for a level and a number of threads. What comes back runs it once.

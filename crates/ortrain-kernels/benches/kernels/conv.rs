@@ -1,9 +1,9 @@
 //! Convolutions and the gradients of their operands.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Nest, SlidingAxis, Type,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Nest, Precision, SlidingAxis, Type,
 };
-use ortrain_kernels::{ConvDesc, ConvKernel};
+use ortrain_kernels::{Bf16Unit, ConvDesc, ConvKernel, Products};
 
 use crate::case::{Buffers, Case, SCALARS};
 
@@ -89,7 +89,8 @@ pub(crate) fn cases() -> Vec<Case> {
         layer("patches", 2, [1, 3, 192], 224, 16, 16, 0),
     ];
     let passes = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
-    let plain = layers.iter().flat_map(|&layer| passes.map(|pass| case(layer, pass, Tail::Plain)));
+    let plain =
+        layers.iter().flat_map(|&layer| passes.map(|pass| case(layer, pass, Tail::Plain, Precision::F32)));
     // As networks have them.
     let tails = [
         (layer("lenet", 64, [1, 1, 16], 28, 5, 1, 2), ConvPass::Output, Tail::Bias),
@@ -107,7 +108,11 @@ pub(crate) fn cases() -> Vec<Case> {
         (depthwise("depthwise", 192, 12, 1), ConvPass::InputGradient, Tail::Norm),
         (depthwise("depthwise", 960, 3, 1), ConvPass::InputGradient, Tail::Mask),
     ];
-    plain.chain(tails.map(|(layer, pass, tail)| case(layer, pass, tail))).collect()
+    let network = layer("network", 8, [1, 64, 64], 28, 3, 1, 1);
+    let all = Precision::ALL[1..].iter().flat_map(|&precision| passes.map(|pass| (precision, pass)));
+    let rounded = all.map(|(precision, pass)| case(network, pass, Tail::Plain, precision));
+    let tails = tails.map(|(layer, pass, tail)| case(layer, pass, tail, Precision::F32));
+    plain.chain(tails).chain(rounded).collect()
 }
 
 fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
@@ -149,7 +154,7 @@ fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
     Nest { dims, inner: 0, loads, expr: b.finish(&[value]), reductions: Vec::new(), stores: vec![plane] }
 }
 
-fn case(layer: Layer, pass: ConvPass, tail: Tail) -> Case {
+fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case {
     let Layer {
         name,
         batch,
@@ -189,14 +194,23 @@ fn case(layer: Layer, pass: ConvPass, tail: Tail) -> Case {
         Tail::Mask => " +mask",
         Tail::Norm => " +norm",
     };
+    let made = if precision == Precision::F32 { String::new() } else { format!(" {precision}") };
     Case {
-        name: format!("conv {letter} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}{with}"),
+        name: format!(
+            "conv {letter}{made} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}{with}"
+        ),
         flops: 2.0 * (batch * groups * channels_in * channels_out * inside * inside) as f64,
         rate: 1.0,
+        precision,
         bytes: bytes.iter().sum::<usize>() as f64,
         compile: Box::new(move |isa, threads| {
-            let desc =
-                ConvDesc { shape: shape.clone(), a: DType::F32, b: DType::F32, epilogue: nest.clone() };
+            let desc = ConvDesc {
+                shape: shape.clone(),
+                a: DType::F32,
+                b: DType::F32,
+                products: Products { precision, unit: Bf16Unit::detect(isa) },
+                epilogue: nest.clone(),
+            };
             let kernel = ConvKernel::new(&desc, isa).expect("a good description");
             let mut buffers = Buffers::new(&bytes, kernel.scratch_bytes(threads));
             Box::new(move |pool| {

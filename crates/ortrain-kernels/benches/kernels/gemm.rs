@@ -1,7 +1,7 @@
 //! Products of matrices.
 
-use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, Type, UnaryOp};
-use ortrain_kernels::{GemmDesc, GemmKernel};
+use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, Precision, Type, UnaryOp};
+use ortrain_kernels::{Bf16Unit, GemmDesc, GemmKernel, Products};
 
 use crate::case::{Buffers, Case, SCALARS};
 
@@ -11,6 +11,7 @@ struct Product {
     dims: [usize; 4],
     transposed: (bool, bool),
     dtype: DType,
+    precision: Precision,
     /// One B for the whole batch.
     shared: bool,
     after: After,
@@ -38,7 +39,17 @@ pub(crate) fn cases() -> Vec<Case> {
     let nt = (false, true);
     let tn = (true, false);
     let plain = |what: &str, dims: [usize; 4], transposed| {
-        case(what, Product { dims, transposed, dtype: DType::F32, shared: false, after: After::Nothing })
+        case(
+            what,
+            Product {
+                dims,
+                transposed,
+                dtype: DType::F32,
+                precision: Precision::F32,
+                shared: false,
+                after: After::Nothing,
+            },
+        )
     };
     let mut cases = Vec::new();
     for size in [64, 128, 256, 512, 1024] {
@@ -52,6 +63,7 @@ pub(crate) fn cases() -> Vec<Case> {
         dims: [1, 512, 512, 512],
         transposed: nn,
         dtype: DType::F64,
+        precision: Precision::F32,
         shared: false,
         after: After::Nothing,
     };
@@ -62,6 +74,7 @@ pub(crate) fn cases() -> Vec<Case> {
             dims: [1, 64, outputs, inputs],
             transposed: nt,
             dtype: DType::F32,
+            precision: Precision::F32,
             shared: false,
             after: After::Relu,
         };
@@ -90,6 +103,7 @@ pub(crate) fn cases() -> Vec<Case> {
         dims: [16, 32, 256, 256],
         transposed: nn,
         dtype: DType::F32,
+        precision: Precision::F32,
         shared: true,
         after: After::Nothing,
     };
@@ -98,14 +112,35 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(plain("pointwise", [8, 320, 9, 960], nn));
     cases.push(plain("pointwise", [4, 512, 49, 512], nn));
     cases.extend(layers());
+    cases.extend(rounded());
     cases
+}
+
+/// Products of bfloat16, by the best unit of the machine.
+fn rounded() -> Vec<Case> {
+    let (nn, nt, tn) = ((false, false), (false, true), (true, false));
+    let shapes = [
+        ("square", [1, 1024, 1024, 1024], nn),
+        ("square", [1, 256, 256, 256], nn),
+        ("bert_mini up", [1, 1024, 1024, 256], nt),
+        ("bert_mini up, to weight", [1, 256, 1024, 1024], tn),
+        ("heads", [32, 128, 128, 64], nt),
+    ];
+    let all = Precision::ALL[1..].iter().flat_map(|&precision| shapes.map(|shape| (precision, shape)));
+    let case = |(precision, (what, dims, transposed))| {
+        case(
+            what,
+            Product { dims, transposed, dtype: DType::F32, precision, shared: false, after: After::Nothing },
+        )
+    };
+    all.map(case).collect()
 }
 
 /// Products of networks, as their programs have them.
 fn layers() -> Vec<Case> {
     let layer = |what: &str, dims: [usize; 4], transposed: (bool, bool), after| {
         let shared = dims[0] > 1;
-        case(what, Product { dims, transposed, dtype: DType::F32, shared, after })
+        case(what, Product { dims, transposed, dtype: DType::F32, precision: Precision::F32, shared, after })
     };
     let (nn, nt, tn) = ((false, false), (false, true), (true, false));
     let mut cases = Vec::new();
@@ -147,24 +182,27 @@ fn layers() -> Vec<Case> {
 }
 
 fn case(what: &str, product: Product) -> Case {
-    let Product { dims: [batch, m, n, k], transposed: (ta, tb), dtype, shared, after } = product;
+    let Product { dims: [batch, m, n, k], transposed: (ta, tb), dtype, precision, shared, after } = product;
     let letter = |transposed| if transposed { 'T' } else { 'N' };
     let size = dtype.size();
     let b_elements = if shared { k * n } else { batch * k * n };
     let elements = [batch * m * k, b_elements, batch * m * n];
     let bytes = elements.map(|elements| elements * size);
     let batches = if batch > 1 { format!("{batch}x") } else { String::new() };
+    let made = if precision == Precision::F32 { dtype.to_string() } else { precision.to_string() };
     Case {
-        name: format!("gemm {}{} {dtype} {what} {batches}{m}x{n}x{k}", letter(ta), letter(tb)),
+        name: format!("gemm {}{} {made} {what} {batches}{m}x{n}x{k}", letter(ta), letter(tb)),
         flops: 2.0 * (batch * m * n * k) as f64,
         // Half as many doubles fit into a register.
         rate: 4.0 / size as f64,
+        precision,
         bytes: bytes.iter().sum::<usize>() as f64,
         compile: Box::new(move |isa, threads| {
             let desc = GemmDesc {
                 k,
                 a: operand(dtype, [batch, m, k], ta, false),
                 b: operand(dtype, [batch, k, n], tb, shared),
+                products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest(dtype, [batch, m, n], after),
             };
             let kernel = GemmKernel::new(&desc, isa).expect("a good description");

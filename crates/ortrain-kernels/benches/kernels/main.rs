@@ -19,7 +19,8 @@ mod window;
 use std::time::{Duration, Instant};
 
 use case::Case;
-use ortrain_kernels::{Isa, Pool, limits};
+use ortrain_expr::Precision;
+use ortrain_kernels::{Bf16Unit, Isa, Pool, limits};
 
 /// Time that a case goes on for.
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -95,6 +96,15 @@ struct Measure {
     compute: bool,
 }
 
+/// Operations per second of registers alone, as a case makes them: in f32, or by the best unit for bfloat16, which makes
+/// several products of terms for each.
+fn rate(case: &Case, isa: Isa, pool: &Pool) -> f64 {
+    let rounded = case.precision != Precision::F32;
+    let unit = rounded.then(|| limits::bf16_flops(Bf16Unit::detect(isa), pool, ROUND / 8)).flatten();
+    let rate = unit.unwrap_or_else(|| limits::flops(isa, pool, ROUND / 8));
+    case.rate * rate / case.precision.products().len() as f64
+}
+
 /// Runs a case in rounds. Clocks change, so each round measures the rate of multiply-adds anew. `memory` are the
 /// seconds that its traffic takes at least.
 fn measure(case: &Case, isa: Isa, pool: &Pool, memory: f64) -> Measure {
@@ -103,7 +113,7 @@ fn measure(case: &Case, isa: Isa, pool: &Pool, memory: f64) -> Measure {
     let begin = Instant::now();
     let mut rounds = Vec::new();
     while rounds.len() < 3 || begin.elapsed() < PATIENCE {
-        let compute = case.flops / (case.rate * limits::flops(isa, pool, ROUND / 8));
+        let compute = case.flops / rate(case, isa, pool);
         let round = Instant::now();
         let mut best = f64::INFINITY;
         while best == f64::INFINITY || round.elapsed() < ROUND {

@@ -1,6 +1,8 @@
 //! Maps, reductions and scatter-add.
 
-use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp};
+use ortrain_expr::{
+    Access, BinaryOp, Builder, DType, Nest, Precision, ReduceOp, Reduction, Reg, Type, UnaryOp,
+};
 use ortrain_kernels::{NestKernel, ScatterDesc, ScatterKernel};
 
 use crate::case::{Buffers, Case, SCALARS};
@@ -53,6 +55,7 @@ pub(crate) fn case(name: String, flops: f64, nest: Nest, in_place: bool) -> Case
         name,
         flops,
         rate: 1.0,
+        precision: Precision::F32,
         bytes: sizes.iter().sum::<usize>() as f64,
         compile: Box::new(move |isa, threads| {
             let kernel = NestKernel::new(&nest, isa).expect("a good nest");
@@ -203,6 +206,7 @@ fn scatter([outer, size, count, inner]: [usize; 4]) -> Case {
         name: format!("scatter {outer}x{count}x{inner} into {size}"),
         flops: moved as f64,
         rate: 1.0,
+        precision: Precision::F32,
         bytes: (3 * moved * F32.size() + count * 8) as f64,
         compile: Box::new(move |isa, _| {
             let kernel = ScatterKernel::new(desc, isa).expect("a good description");

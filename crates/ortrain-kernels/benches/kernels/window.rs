@@ -1,6 +1,6 @@
 //! Pooling and its gradients.
 
-use ortrain_expr::{DType, SlidingAxis, WindowPass, WindowShape};
+use ortrain_expr::{DType, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_kernels::{Isa, Pool, WindowDesc, WindowKernel};
 
 use crate::case::{Buffers, Case};
@@ -62,6 +62,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, bool)) -> Case {
         flops: (shape.planes * each) as f64,
         // Comparisons and sums are half of a multiply-add.
         rate: 0.5,
+        precision: Precision::F32,
         bytes: ((source + target) * size_of::<f32>() + positions) as f64,
         compile: Box::new(move |isa, threads| {
             let desc = WindowDesc { shape: shape.clone(), dtype: DType::F32, index };

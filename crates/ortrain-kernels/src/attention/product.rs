@@ -1,7 +1,6 @@
 //! Products with a packed right factor.
 
-use crate::gemm::micro::{Micro, Real};
-use crate::gemm::run::Spill;
+use crate::gemm::micro::{Factor, Micro, Real, Target};
 use crate::isa::Isa;
 
 /// Depths that are gone through at a time: a panel of the right factor stays in the first-level cache.
@@ -44,41 +43,22 @@ impl<T: Real> Product<T> {
     /// is of a level that the machine has.
     pub(super) unsafe fn run(&self, isa: Isa, micro: Micro<T>) {
         let &Product { rows, cols, depth, a, b, c, add, corner } = self;
-        let Micro { mr, nr, run: whole, half } = micro;
-        let height = rows.div_ceil(rows.div_ceil(mr));
+        let nr = micro.nr;
+        let height = micro.height(rows);
         for p in (0..depth).step_by(DEPTH) {
             let n = DEPTH.min(depth - p);
             let add = add || p > 0;
             for j in (0..cols).step_by(nr) {
                 let there = nr.min(cols - j);
-                let (run, columns) = match half {
-                    Some(half) if 2 * there <= nr => (half, nr / 2),
-                    _ => (whole, nr),
-                };
                 let b = b.wrapping_add(j * depth + p * nr);
+                let b = Factor { at: b, line: 1, depth: nr as isize };
                 for i in (0..rows).step_by(height) {
                     let count = height.min(rows - i);
-                    let a_at = a.at.wrapping_offset(i as isize * a.row + p as isize * a.depth);
-                    let to = c.wrapping_add(i * cols + j);
-                    // SAFETY: rows before `rows` are there, panels of B are padded, and what is narrower than a panel
-                    // goes by way of the corner.
-                    unsafe {
-                        let run = run[count - 1];
-                        if there == columns {
-                            run(n, a_at, a.row, a.depth, b, nr as isize, to, cols as isize, add);
-                        } else {
-                            run(n, a_at, a.row, a.depth, b, nr as isize, corner, nr as isize, false);
-                            let size = (count, there);
-                            isa.run(Spill {
-                                from: corner,
-                                from_row: nr,
-                                to,
-                                to_row: cols as isize,
-                                size,
-                                add,
-                            });
-                        }
-                    }
+                    let at = a.at.wrapping_offset(i as isize * a.row + p as isize * a.depth);
+                    let a = Factor { at, line: a.row, depth: a.depth };
+                    let to = Target { at: c.wrapping_add(i * cols + j), row: cols as isize };
+                    // SAFETY: rows before `rows` are there, and panels of B are padded.
+                    unsafe { micro.multiply_some(isa, (count, there), n, a, b, to, add, corner) };
                 }
             }
         }

@@ -15,8 +15,9 @@ use super::finish::{Finish, Rect};
 use super::patches::{Patches, SLACK, Segment};
 use super::product::{DEPTH, GRAIN, PLENTY, STRIPS};
 use super::{ConvDesc, Engine};
-use crate::gemm::micro::{Micro, Real};
-use crate::gemm::pack::{Block, pack};
+use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::gemm::pack::Block;
+use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
@@ -72,6 +73,7 @@ struct Layout {
     strip_bytes: usize,
     rows: usize,
     lines: usize,
+    lefts: usize,
     panels: usize,
     sums: usize,
     tile: usize,
@@ -90,8 +92,8 @@ impl<T: Real> FilterGradient<T> {
     /// `None` if another way is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<FilterGradient<T>> {
         let shape = &desc.shape;
-        let micro = T::micro(isa);
-        let Micro { mr, nr, half, .. } = micro;
+        let micro: Micro<T> = super::micro(desc, isa, [desc.a, desc.b]);
+        let Micro { mr, nr, .. } = micro;
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let mut patches = Patches::new(shape, desc.b == real)?;
         let (groups, m, c) = (shape.groups, shape.channels_out, shape.channels_in);
@@ -102,10 +104,11 @@ impl<T: Real> FilterGradient<T> {
             return None;
         }
         let alive = patches.phases[0].taps.len();
-        let narrow = if half.is_some() { nr / 2 } else { nr };
+        let narrow = micro.narrow();
         let cost =
             |rows: usize, columns: usize| 10 * rows * columns.div_ceil(narrow) * narrow / nr + 4 * columns;
         let wide = cost(c * alive, m) <= cost(m, c * alive);
+        let micro = if wide { super::micro(desc, isa, [desc.b, desc.a]) } else { micro };
 
         // Positions that are gone through at a time.
         let row = patches.cols.count;
@@ -167,7 +170,10 @@ impl<T: Real> FilterGradient<T> {
         layout.strips = room(strips);
         layout.rows = room(most_rows * blocks.most + SLACK);
         layout.lines = room(out_rows * blocks.most);
-        layout.panels = room(columns.next_multiple_of(nr) * blocks.most);
+        let lefts = if wide { most_rows } else { out_rows }.next_multiple_of(mr);
+        layout.lefts =
+            room(if micro.tiles.is_some() { micro.packed(Side::A, lefts, blocks.most) } else { 0 });
+        layout.panels = room(micro.packed(Side::B, columns.next_multiple_of(nr), blocks.most));
         layout.sums = if parts.parts > 1 { 0 } else { room(size) };
         layout.tile =
             if parts.parts > 1 { room(if wide { in_rows * TILE } else { TILE * pitch }) } else { 0 };
@@ -213,8 +219,8 @@ impl<T: Real> FilterGradient<T> {
         scratch: *mut u8,
         sums: *mut T,
     ) {
-        let &FilterGradient { ref layout, ref patches, isa, wide, plane, .. } = self;
-        let nr = self.micro.nr;
+        let &FilterGradient { ref layout, ref patches, micro, isa, wide, plane, .. } = self;
+        let nr = micro.nr;
         let out_rows = outs.1 - outs.0;
         let offsets = &patches.phases[0].offsets;
         // SAFETY: the layout made by `new`, and the caller's contract.
@@ -249,9 +255,27 @@ impl<T: Real> FilterGradient<T> {
                     );
                     (at(layout.lines).cast::<u8>().cast_const(), depth as isize, real)
                 };
+                let panels = at(layout.panels);
+                let lines_of = |at: *const u8, line_step: isize, lines: usize| Block {
+                    at,
+                    line_step,
+                    depth_step: 1,
+                    lines,
+                    depth,
+                };
+                // Lines are multiplied where they lie, unless they are made into tiles.
+                let left = |dtype: DType, lines: Block| {
+                    if micro.tiles.is_none() {
+                        return Factor { at: lines.at.cast(), line: lines.line_step, depth: 1 };
+                    }
+                    let to = at(layout.lefts);
+                    micro.pack(isa, dtype, lines, Side::A, to);
+                    Factor { at: to.cast_const(), line: 1, depth: 1 }
+                };
+                let out = lines_of(out, out_step, out_rows);
+                let out_left = if wide { None } else { Some(left(dtype, out)) };
                 if wide {
-                    let block = Block { at: out, line_step: out_step, depth_step: 1, lines: out_rows, depth };
-                    pack(isa, dtype, block, nr, at(layout.panels));
+                    micro.pack(isa, dtype, out, Side::B, panels);
                 }
 
                 // Padding is where it is for all channels.
@@ -297,36 +321,25 @@ impl<T: Real> FilterGradient<T> {
                         rows(isa, made);
                         (at(layout.rows).cast_const(), depth)
                     };
-                    let windows_step = windows_step as isize;
-                    if wide {
-                        let to = sums.add(column * layout.pitch);
-                        let panels = at(layout.panels);
-                        self.multiply(windows, windows_step, rows_here, panels, out_rows, depth, to, !first);
-                        column += rows_here;
-                    } else {
-                        let block = Block {
-                            at: windows.cast(),
-                            line_step: windows_step,
-                            depth_step: 1,
-                            lines: rows_here,
-                            depth,
-                        };
-                        let panels = at(layout.panels);
-                        pack(isa, real, block, nr, panels);
-                        let to = sums.add(column);
-                        self.multiply(out.cast(), out_step, out_rows, panels, rows_here, depth, to, !first);
+                    let windows = lines_of(windows.cast(), windows_step as isize, rows_here);
+                    if let Some(out) = out_left {
+                        micro.pack(isa, real, windows, Side::B, panels);
+                        self.multiply(out, out_rows, panels, rows_here, depth, sums.add(column), !first);
                         column += rows_here.next_multiple_of(nr);
+                    } else {
+                        let to = sums.add(column * layout.pitch);
+                        self.multiply(left(real, windows), rows_here, panels, out_rows, depth, to, !first);
+                        column += rows_here;
                     }
                 }
             }
         }
     }
 
-    /// Multiplies lines with panels.
+    /// Multiplies lines, or tiles of them, with panels.
     unsafe fn multiply(
         &self,
-        a: *const T,
-        a_step: isize,
+        a: Factor<T>,
         m: usize,
         panels: *const T,
         n: usize,
@@ -334,18 +347,19 @@ impl<T: Real> FilterGradient<T> {
         to: *mut T,
         add: bool,
     ) {
-        let Micro { mr, nr, run, half } = self.micro;
-        let pitch = self.layout.pitch;
-        let height = m.div_ceil(m.div_ceil(mr));
+        let (isa, micro, pitch) = (self.isa, self.micro, self.layout.pitch);
+        let (nr, height) = (micro.nr, micro.height(m));
         for j in (0..n).step_by(nr) {
-            let run = half.filter(|_| n - j <= nr / 2).unwrap_or(run);
+            // SAFETY: the caller's contract: lines and panels are there; sums have room for whole panels.
+            let at = unsafe { panels.add(micro.packed(Side::B, j, depth)) };
+            let b = Factor { at, line: 1, depth: nr as isize };
             for i in (0..m).step_by(height) {
-                let run = run[height.min(m - i) - 1];
-                let a = a.wrapping_offset(i as isize * a_step);
-                // SAFETY: the caller's contract: lines and panels are there; sums have room for whole panels.
+                let size = (height.min(m - i), nr.min(n - j));
+                let a = micro.at_line(a, Side::A, i, depth);
+                // SAFETY: as above.
                 unsafe {
-                    let (b, c) = (panels.add(j * depth), to.add(i * pitch + j));
-                    run(depth, a, a_step, 1, b, nr as isize, c, pitch as isize, add);
+                    let c = Target { at: to.add(i * pitch + j), row: pitch as isize };
+                    micro.multiply(isa, size, depth, a, b, c, add);
                 }
             }
         }
@@ -486,6 +500,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
         let tasks = self.place(self.parts.parts, 0, 0, 0);
         pool.run(tasks, parts.workers, &|task, worker| {
             let bases = &{ bases };
+            let _session = Session::open(self.micro.tiles.as_ref());
             let (in_, rest) = (task % self.ins.parts, task / self.ins.parts);
             let (out, rest) = (rest % self.outs.parts, rest / self.outs.parts);
             let (group, part) = (rest % self.groups, rest / self.groups);

@@ -7,7 +7,8 @@ use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange};
 
 use super::finish::{Finish, Rect};
 use super::{ConvDesc, Engine};
-use crate::gemm::micro::{Micro, Real};
+use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
@@ -22,6 +23,7 @@ pub(super) struct General<T: 'static> {
     shape: ConvShape,
     dtypes: [DType; 2],
     finish: Arc<Finish>,
+    isa: Isa,
     micro: Micro<T>,
     /// Rows, columns and depth of a group's product.
     m: usize,
@@ -36,24 +38,25 @@ pub(super) struct General<T: 'static> {
 impl<T: Real> General<T> {
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Arc<Finish>) -> General<T> {
         let shape = &desc.shape;
-        let micro = T::micro(isa);
-        let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
-        let inputs: usize = shape.axes.iter().map(|axis| axis.input).product();
-        let outputs: usize = shape.axes.iter().map(|axis| axis.output).product();
-        let (m, n, k) = match shape.pass {
-            ConvPass::Output => (shape.channels_out, shape.batch * outputs, shape.channels_in * taps),
-            ConvPass::InputGradient => (shape.channels_in, shape.batch * inputs, shape.channels_out * taps),
-            ConvPass::FilterGradient => (shape.channels_out, shape.channels_in * taps, shape.batch * outputs),
-        };
+        let [a, b] = [desc.a, desc.b];
+        let dtypes = if shape.pass == ConvPass::FilterGradient { [a, b] } else { [b, a] };
+        let micro: Micro<T> = super::micro(desc, isa, dtypes);
+        let [m, n, k] = shape.product_sides();
         let rows = (ROW_PANELS * micro.mr).min(m.next_multiple_of(micro.mr)).max(micro.mr);
         let cols = COLUMNS.min(n.next_multiple_of(micro.nr)).max(micro.nr);
         let depth = k.min(DEPTH);
-        let elements = (rows + cols) * depth + rows * cols;
+        let tiles = if micro.tiles.is_some() {
+            micro.packed(Side::A, rows, depth) + micro.packed(Side::B, cols, depth)
+        } else {
+            0
+        };
+        let elements = (rows + cols) * depth + rows * cols + tiles;
         let bytes = finish.frame + (elements * T::BYTES).next_multiple_of(ALIGN);
         General {
             shape: shape.clone(),
             dtypes: [desc.a, desc.b],
             finish,
+            isa,
             micro,
             m,
             n,
@@ -196,12 +199,14 @@ impl<T: Real + Send + Sync> Engine for General<T> {
     ) -> Result<(), OutOfRange> {
         let parts = scratch.part(0, self.bytes, pool);
         let bases = Bases(bases);
-        let Micro { mr, nr, run, .. } = self.micro;
+        let (isa, micro) = (self.isa, self.micro);
+        let Micro { mr, nr, .. } = micro;
         let (row_blocks, col_blocks) = (self.m.div_ceil(self.rows), self.n.div_ceil(self.cols));
         // SAFETY: the layout made by `new`.
         unsafe { self.finish.open(parts) };
         pool.run(self.shape.groups * row_blocks * col_blocks, parts.workers, &|task, worker| {
             let bases = &{ bases };
+            let _session = Session::open(micro.tiles.as_ref());
             let (row, rest) = (task % row_blocks * self.rows, task / row_blocks);
             let (col, group) = (rest % col_blocks * self.cols, rest / col_blocks);
             let (rows, cols) = (self.rows.min(self.m - row), self.cols.min(self.n - col));
@@ -221,12 +226,28 @@ impl<T: Real + Send + Sync> Engine for General<T> {
                     let operand = |i: usize| (bases.0[i ^ swap].cast_const(), self.dtypes[i ^ swap]);
                     self.pack(operand(0), mr, (row, rows), (depth, n), a, |i, p| self.a_at(group, i, p));
                     self.pack(operand(1), nr, (col, cols), (depth, n), b, |j, p| self.b_at(group, j, p));
+                    let (mut left, mut right) = (a, b);
+                    if micro.tiles.is_some() {
+                        left = c.add(self.rows * self.cols);
+                        right = left.add(micro.packed(Side::A, self.rows, self.k.min(DEPTH)));
+                        for i in (0..rows).step_by(mr) {
+                            let to = left.add(micro.packed(Side::A, i, n));
+                            micro.settle(isa, Side::A, a.add(i * n), mr, (mr.min(rows - i), n), to);
+                        }
+                        for j in (0..cols).step_by(nr) {
+                            let to = right.add(micro.packed(Side::B, j, n));
+                            micro.settle(isa, Side::B, b.add(j * n), nr, (nr.min(cols - j), n), to);
+                        }
+                    }
                     for j in (0..cols).step_by(nr) {
                         for i in (0..rows).step_by(mr) {
-                            let c = c.add(i * self.cols + j);
-                            let run = run[mr.min(rows - i) - 1];
-                            let (a, b) = (a.add(i * n), b.add(j * n));
-                            run(n, a, 1, mr as isize, b, nr as isize, c, self.cols as isize, depth > 0);
+                            let at = left.add(micro.packed(Side::A, i, n)).cast_const();
+                            let a = Factor { at, line: 1, depth: mr as isize };
+                            let at = right.add(micro.packed(Side::B, j, n)).cast_const();
+                            let b = Factor { at, line: 1, depth: nr as isize };
+                            let c = Target { at: c.add(i * self.cols + j), row: self.cols as isize };
+                            let size = (mr.min(rows - i), nr.min(cols - j));
+                            micro.multiply(isa, size, n, a, b, c, depth > 0);
                         }
                     }
                 }

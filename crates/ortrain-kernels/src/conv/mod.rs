@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Nest, OutOfRange, Type};
 
-use crate::gemm::micro::Real;
+use crate::gemm::Products;
+use crate::gemm::micro::{Micro, Real};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::views::{RunScalars, Scratch};
@@ -45,6 +46,8 @@ pub struct ConvDesc {
     pub a: DType,
     /// Element type of operand B.
     pub b: DType,
+    /// How the products inside the sums are made.
+    pub products: Products,
     /// What becomes of the result, over its dimensions. Its load 0 is the result itself: it has no buffer, its access
     /// says only the type (`F32`, or `F64` if both operands are). The other loads and the stores are buffers.
     pub epilogue: Nest,
@@ -144,23 +147,35 @@ impl ConvKernel {
     }
 }
 
+/// What makes the products of a group; the operand that rows are of comes first.
+fn micro<T: Real>(desc: &ConvDesc, isa: Isa, dtypes: [DType; 2]) -> Micro<T> {
+    Micro::choose(isa, desc.products, dtypes)
+}
+
 /// The engine for a shape: the first of these that fits and is not worse than those that follow.
 fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn Engine>, String> {
     let finish = Arc::new(Finish::new::<T>(desc, isa)?);
     fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
         Box::new(engine)
     }
-    let engine = Lanes::<T>::new(desc, isa, &finish).map(boxed).or_else(|| match desc.shape.pass {
-        ConvPass::Output | ConvPass::InputGradient => Depthwise::<T>::new(desc, isa, &finish)
-            .map(boxed)
-            .or_else(|| if T::BYTES == 4 { Direct::new(desc, isa, &finish).map(boxed) } else { None })
+    // What packs nothing, or transforms windows, multiplies operands as they are.
+    let as_they_are = micro::<T>(desc, isa, [desc.a, desc.b]).tiles.is_none();
+    let engine = as_they_are.then(|| Lanes::<T>::new(desc, isa, &finish).map(boxed)).flatten();
+    let engine = engine.or_else(|| match desc.shape.pass {
+        ConvPass::Output | ConvPass::InputGradient => as_they_are
+            .then(|| {
+                let direct = || if T::BYTES == 4 { Direct::new(desc, isa, &finish).map(boxed) } else { None };
+                Depthwise::<T>::new(desc, isa, &finish).map(boxed).or_else(direct)
+            })
+            .flatten()
             .or_else(|| Product::<T>::new(desc, isa, &finish).map(boxed)),
-        ConvPass::FilterGradient => DepthwiseFilter::<T>::new(desc, isa, &finish)
-            .map(boxed)
+        ConvPass::FilterGradient => as_they_are
+            .then(|| DepthwiseFilter::<T>::new(desc, isa, &finish).map(boxed))
+            .flatten()
             .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
     });
     let engine = engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, Arc::clone(&finish))));
-    if T::BYTES != 4 {
+    if T::BYTES != 4 || !as_they_are {
         return Ok(engine);
     }
     Ok(Winograd::new(desc, isa, &finish, engine).map_or_else(|plain| plain, boxed))

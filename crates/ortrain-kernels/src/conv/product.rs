@@ -19,8 +19,9 @@ use super::finish::{Finish, Rect};
 use super::interleave::{Strands, Weave};
 use super::patches::{Patches, SLACK, Segment};
 use super::{ConvDesc, Engine};
-use crate::gemm::micro::{Micro, Real};
+use crate::gemm::micro::{Factor, Micro, Real, Target};
 use crate::gemm::pack::{Block, pack};
+use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
@@ -65,12 +66,11 @@ struct Step {
     channels: usize,
     tap: usize,
     taps: usize,
-    /// Depths of the phase that come before.
-    before: usize,
     /// Whether it is the first of its phase.
     first: bool,
-    /// Where its panels lie in shared memory.
+    /// Where its panels of windows, or of weights, lie in shared memory.
     panels: usize,
+    weights: usize,
 }
 
 impl Step {
@@ -116,8 +116,11 @@ struct Layout {
     segments: usize,
     strips: usize,
     strip_bytes: usize,
+    /// Panels of windows, and tiles of them; panels of weights, and one of which tiles are made.
     windows: usize,
+    tiles: usize,
     weights: usize,
+    plain: usize,
     block: usize,
     line: usize,
     each: usize,
@@ -127,12 +130,19 @@ struct Layout {
     phase: usize,
 }
 
+/// Elements from panel to panel of windows.
+fn panel<T: Real>(micro: &Micro<T>, depth: usize) -> usize {
+    let slack = if micro.tiles.is_some() { 0 } else { SLACK };
+    micro.packed(Side::B, micro.nr, depth) + slack
+}
+
 impl<T: Real> Product<T> {
     /// `None` if another way is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Product<T>> {
         let shape = &desc.shape;
-        let micro = T::micro(isa);
+        let micro: Micro<T> = super::micro(desc, isa, [desc.b, desc.a]);
         let Micro { mr, nr, .. } = micro;
+        let tiled = micro.tiles.is_some();
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let mut patches = Patches::new(shape, desc.a == real)?;
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
@@ -152,7 +162,8 @@ impl<T: Real> Product<T> {
         let spread: usize = axes().map(|axis| axis.spread).product();
         let single = phases == 1 && spread == 1;
         let natural = !back && phases == 1 && patches.phases[0].taps.len() == taps;
-        let height = m.div_ceil(m.div_ceil(mr).max(1)).max(1);
+        let height = micro.height(m);
+        let row_panels = m.div_ceil(height);
 
         // How much there is to do, and how it is cut.
         let n = patches.batch * patches.positions();
@@ -160,7 +171,7 @@ impl<T: Real> Product<T> {
         let work = n.saturating_mul(m).saturating_mul(depth).saturating_mul(groups);
         let wanted = (work / GRAIN).clamp(1, PLENTY);
         let copies = if single { 1 } else { phases + spread };
-        let windows: usize = n.next_multiple_of(nr).saturating_mul(depth).saturating_mul(T::BYTES);
+        let windows = micro.packed(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
         let few = n <= PLENTY * nr && (single || patches.cols.count <= COLUMNS);
         let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= SHARED_WINDOWS;
         let (rows, blocks);
@@ -194,7 +205,7 @@ impl<T: Real> Product<T> {
         let at_once = (DEPTH / most_taps).min(STRIPS / patches.strip.elements.max(1)).max(1);
         let chunks = Cut::at_most(if phases == 0 { 0 } else { channels }, 1, at_once);
         let mut steps = Vec::new();
-        let (mut panels, mut deepest) = (0, 0);
+        let (mut panels, mut packed, mut deepest) = (0, 0usize, 0);
         for i in 0..chunks.parts {
             let (begin, end) = chunks.part(i);
             let mut group = Vec::new();
@@ -208,20 +219,22 @@ impl<T: Real> Product<T> {
                         channels: end - begin,
                         tap: from,
                         taps: to - from,
-                        before: begin * phase.taps.len() + from * (end - begin),
                         first: begin == 0 && from == 0,
                         panels,
+                        weights: packed,
                     };
                     deepest = deepest.max(step.depth());
-                    panels += cols / nr * (step.depth() * nr + SLACK);
+                    panels += cols / nr * panel(&micro, step.depth());
+                    packed = row_panels
+                        .saturating_mul(micro.packed(Side::A, mr, step.depth()))
+                        .saturating_add(packed);
                     group.push(step);
                 }
             }
             steps.push(group);
         }
-        let row_panels = m.div_ceil(height);
-        let packed = row_panels.saturating_mul(mr).saturating_mul(depth).saturating_mul(T::BYTES);
-        let weights = if natural && desc.b == real {
+        let packed = packed.saturating_mul(T::BYTES);
+        let weights = if natural && desc.b == real && !tiled {
             Weights::InPlace
         } else if groups == 1 && blocks.count > 1 && packed <= SHARED_WEIGHTS {
             Weights::Shared
@@ -241,9 +254,12 @@ impl<T: Real> Product<T> {
         layout.segments = room(patches.most_segments(blocks.most, nr) * size_of::<Segment>());
         let strip_bytes = patches.strip.elements * chunks.most() * T::BYTES;
         layout.strips = room(strip_bytes);
-        layout.windows = if shared { 0 } else { room(cols / nr * (deepest * nr + SLACK) * T::BYTES) };
-        let local = if weights == Weights::Local { rows.most().div_ceil(height) * mr * deepest } else { 0 };
-        layout.weights = room(local * T::BYTES);
+        let panels_of = |each: usize| cols / nr * each * T::BYTES;
+        layout.windows = room(if shared && !tiled { 0 } else { panels_of(deepest * nr + SLACK) });
+        layout.tiles = room(if tiled && !shared { panels_of(panel(&micro, deepest)) } else { 0 });
+        let local = if weights == Weights::Local { rows.most().div_ceil(height) } else { 0 };
+        layout.weights = room(local * micro.packed(Side::A, mr, deepest) * T::BYTES);
+        layout.plain = room(if tiled { mr * deepest * T::BYTES } else { 0 });
         layout.block = room(if direct { mr * nr } else { phase * phases } * T::BYTES);
         let line = if single || finish.is_direct() { 0 } else { blocks.most * spread * rows.most() };
         layout.line = room(line * T::BYTES);
@@ -293,11 +309,12 @@ impl<T: Real> Product<T> {
         group: usize,
         step: &Step,
         (row, end): (usize, usize),
+        scratch: *mut u8,
         to: *mut T,
     ) {
         let taps = &self.patches.phases[step.phase].taps;
         let [line, plane, _] = self.filter.map(|step| step as isize);
-        let (isa, dtype, panel) = (self.isa, self.dtypes[1], self.micro.mr);
+        let (isa, dtype, micro) = (self.isa, self.dtypes[1], self.micro);
         let block = |tap: usize, depth_step: isize, depth: usize| Block {
             at: self.weight(base, group, row, step.channel, taps[tap]),
             line_step: line,
@@ -308,13 +325,15 @@ impl<T: Real> Product<T> {
         // SAFETY: the filter has these elements; the caller has room for the panel.
         unsafe {
             if self.natural {
-                pack(isa, dtype, block(step.tap, 1, step.depth()), panel, to);
+                micro.pack(isa, dtype, block(step.tap, 1, step.depth()), Side::A, to);
                 return;
             }
+            let plain = if micro.tiles.is_some() { scratch.add(self.layout.plain).cast::<T>() } else { to };
             for tap in 0..step.taps {
-                let to = to.add(tap * step.channels * panel);
-                pack(isa, dtype, block(step.tap + tap, plane, step.channels), panel, to);
+                let to = plain.add(tap * step.channels * micro.mr);
+                pack(isa, dtype, block(step.tap + tap, plane, step.channels), micro.mr, to);
             }
+            micro.settle(isa, Side::A, plain, micro.mr, (end - row, step.depth()), to);
         }
     }
 
@@ -371,8 +390,11 @@ impl<T: Real> Product<T> {
                 let strips = scratch.add(layout.strips).cast::<T>();
                 (strips.cast_const(), usize::MAX, patches.strip.elements)
             };
+            let depth = step.depth();
             let last = (end - begin) % nr;
-            let tail = (end - begin) / nr * (step.depth() * nr + SLACK) + last;
+            let tail = (end - begin) / nr * (depth * nr + SLACK) + last;
+            let tiled = self.micro.tiles.is_some();
+            let plain = if tiled { scratch.add(layout.windows).cast::<T>() } else { to };
             rows(
                 self.isa,
                 Rows {
@@ -385,9 +407,16 @@ impl<T: Real> Product<T> {
                     segments: std::slice::from_raw_parts(segments, count),
                     tail: (tail, if last == 0 { 0 } else { nr - last }),
                     pitch: nr,
-                    to,
+                    to: plain,
                 },
             );
+            if tiled {
+                for (p, col) in (begin..end).step_by(nr).enumerate() {
+                    let from = plain.add(p * (depth * nr + SLACK));
+                    let to = to.add(p * panel(&self.micro, depth));
+                    self.micro.settle(self.isa, Side::B, from, nr, (nr.min(end - col), depth), to);
+                }
+            }
         }
     }
 
@@ -419,7 +448,9 @@ impl<T: Real> Product<T> {
                     let windows = if self.shared {
                         parts.shared().cast::<T>().add(step.panels)
                     } else {
-                        let to = scratch.add(layout.windows).cast::<T>();
+                        let tiled = self.micro.tiles.is_some();
+                        let at = if tiled { layout.tiles } else { layout.windows };
+                        let to = scratch.add(at).cast::<T>();
                         self.pack_windows(a, group, step, positions, scratch, to);
                         to
                     };
@@ -459,58 +490,57 @@ impl<T: Real> Product<T> {
         worker: usize,
     ) {
         let &Product { layout: Layout { pitch, .. }, height, .. } = self;
-        let Micro { mr, nr, run, half } = self.micro;
+        let (isa, micro) = (self.isa, self.micro);
+        let Micro { mr, nr, .. } = micro;
         let scratch = parts.of(worker);
         let depth = step.depth();
         let plane = self.finish.plane;
         // SAFETY: the layout made by `new`; weights and windows are there for all depths of the step.
         unsafe {
-            let (weights, row_step, col_step, panel) = match self.weights {
+            let each = micro.packed(Side::A, mr, depth);
+            let packed =
+                |at: *mut T| (Factor { at: at.cast_const(), line: 1, depth: mr as isize }, each as isize);
+            let (weights, next) = match self.weights {
                 Weights::InPlace => {
-                    let first = self.weight(filter, group, row, step.channel, step.tap).cast::<T>();
+                    let at = self.weight(filter, group, row, step.channel, step.tap).cast::<T>();
                     let line = self.filter[0] as isize;
-                    (first, line, 1, height as isize * line)
+                    (Factor { at, line, depth: 1 }, height as isize * line)
                 }
-                Weights::Shared => {
-                    let [all, before] = self.depths(step.phase);
-                    let packed = parts.shared().cast::<T>().cast_const();
-                    let first = before * self.m.div_ceil(height) + row / height * all + step.before;
-                    (packed.add(first * mr), 1, mr as isize, (all * mr) as isize)
-                }
+                Weights::Shared => packed(parts.shared().cast::<T>().add(step.weights + row / height * each)),
                 Weights::Local => {
                     let to = scratch.add(self.layout.weights).cast::<T>();
                     for (i, row) in (row..row_end).step_by(height).enumerate() {
                         let rows = (row, row_end.min(row + height));
-                        self.pack_weights(filter, group, step, rows, to.add(i * depth * mr));
+                        self.pack_weights(filter, group, step, rows, scratch, to.add(i * each));
                     }
-                    (to.cast_const(), 1, mr as isize, (depth * mr) as isize)
+                    packed(to)
                 }
             };
             let block = scratch.add(self.layout.block).cast::<T>();
             for (p, col) in (begin..end).step_by(nr).enumerate() {
-                let b = windows.add(p * (depth * nr + SLACK));
+                let b = Factor { at: windows.add(p * panel(&micro, depth)), line: 1, depth: nr as isize };
                 let there = nr.min(end - col);
                 let (image, place) = (col / plane.max(1), col % plane.max(1));
                 let whole = there == nr && place + nr <= plane;
-                let run = half.filter(|_| there <= nr / 2).unwrap_or(run);
                 for (i, row) in (row..row_end).step_by(height).enumerate() {
                     let count = height.min(row_end - row);
-                    let run = run[count - 1];
-                    let a = weights.wrapping_offset(i as isize * panel);
+                    let a = Factor { at: weights.at.wrapping_offset(i as isize * next), ..weights };
+                    let multiply = |at: *mut T, row: usize, add: bool| {
+                        let c = Target { at, row: row as isize };
+                        micro.multiply(isa, (count, there), depth, a, b, c, add);
+                    };
                     if !self.direct {
                         let block = block.add(step.phase * self.layout.phase);
-                        let c = block.add(i * height * pitch + p * nr);
-                        run(depth, a, row_step, col_step, b, nr as isize, c, pitch as isize, !step.first);
+                        multiply(block.add(i * height * pitch + p * nr), pitch, !step.first);
                         continue;
                     }
                     let channels = (group * self.m + row, count);
                     if whole {
                         let rect = Rect { image, channels, places: (place, nr) };
-                        let c = self.finish.target::<T>(bases, rect);
-                        run(depth, a, row_step, col_step, b, nr as isize, c, plane as isize, false);
+                        multiply(self.finish.target::<T>(bases, rect), plane, false);
                         continue;
                     }
-                    run(depth, a, row_step, col_step, b, nr as isize, block, nr as isize, false);
+                    multiply(block, nr, false);
                     let mut done = 0;
                     while done < there {
                         let (image, place) = ((col + done) / plane, (col + done) % plane);
@@ -522,12 +552,6 @@ impl<T: Real> Product<T> {
                 }
             }
         }
-    }
-
-    /// Depths of a phase, and of all phases before.
-    fn depths(&self, phase: usize) -> [usize; 2] {
-        let of = |phase: usize| self.patches.phases[phase].taps.len() * self.channels;
-        [of(phase), (0..phase).map(of).sum()]
     }
 
     /// Runs the epilogue over a block whose columns are the result's.
@@ -593,21 +617,23 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
                 }
             });
         } else if self.weights == Weights::Shared {
-            let panels = self.m.div_ceil(self.height);
-            pool.run(panels, parts.workers, &|task, _| {
+            pool.run(self.m.div_ceil(self.height), parts.workers, &|task, worker| {
                 let filter = { bases }.0[1].cast_const();
                 let rows = (task * self.height, self.m.min((task + 1) * self.height));
                 for step in self.steps.iter().flatten() {
-                    let [all, before] = self.depths(step.phase);
-                    let at = (before * panels + task * all + step.before) * self.micro.mr;
+                    let at = step.weights + task * self.micro.packed(Side::A, self.micro.mr, step.depth());
                     // SAFETY: as above.
-                    unsafe { self.pack_weights(filter, 0, step, rows, parts.shared().cast::<T>().add(at)) };
+                    unsafe {
+                        let to = parts.shared().cast::<T>().add(at);
+                        self.pack_weights(filter, 0, step, rows, parts.of(worker), to);
+                    }
                 }
             });
         }
         let row_parts = self.rows.parts;
         pool.run(self.groups * self.blocks.count * row_parts, parts.workers, &|task, worker| {
             let bases = &{ bases };
+            let _session = Session::open(self.micro.tiles.as_ref());
             let (row, rest) = (task % row_parts, task / row_parts);
             let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
             let (positions, rows) = (self.blocks.block(block), self.rows.part(row));

@@ -34,10 +34,16 @@ pub(super) const F32: Micro<f32> = Micro {
     nr: 16,
     run: rows!(f32_rows, 2, 1 2 3 4 5 6),
     half: Some(rows!(f32_rows, 1, 1 2 3 4 5 6)),
+    tiles: None,
 };
 
-pub(super) const F64: Micro<f64> =
-    Micro { mr: 6, nr: 8, run: rows!(f64_rows, 2, 1 2 3 4 5 6), half: Some(rows!(f64_rows, 1, 1 2 3 4 5 6)) };
+pub(super) const F64: Micro<f64> = Micro {
+    mr: 6,
+    nr: 8,
+    run: rows!(f64_rows, 2, 1 2 3 4 5 6),
+    half: Some(rows!(f64_rows, 1, 1 2 3 4 5 6)),
+    tiles: None,
+};
 
 /// The sums of the lanes of two registers, each in the first lane of a half.
 #[inline]

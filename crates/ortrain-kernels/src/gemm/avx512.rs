@@ -34,6 +34,7 @@ pub(super) const F32: Micro<f32> = Micro {
     nr: 32,
     run: rows!(f32_rows, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
     half: Some(rows!(f32_rows, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)),
+    tiles: None,
 };
 
 pub(super) const F64: Micro<f64> = Micro {
@@ -41,6 +42,7 @@ pub(super) const F64: Micro<f64> = Micro {
     nr: 16,
     run: rows!(f64_rows, 2, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
     half: Some(rows!(f64_rows, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)),
+    tiles: None,
 };
 
 /// The sums of the lanes of four registers, each in the first lane of a quarter.

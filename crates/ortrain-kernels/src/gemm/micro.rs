@@ -1,5 +1,11 @@
 //! What a micro-kernel is.
 
+use ortrain_expr::DType;
+
+use super::Products;
+use super::pack::{Block, pack};
+use super::run::Spill;
+use super::tiles::{self, Side, Tiles};
 #[cfg(target_arch = "x86_64")]
 pub(super) use crate::isa::prefetch;
 use crate::isa::{Isa, Kind, Level};
@@ -16,6 +22,174 @@ pub(crate) struct Micro<T: 'static> {
     pub(crate) run: &'static [Run<T>],
     /// The same for half as many columns, if that saves time.
     pub(crate) half: Option<&'static [Run<T>]>,
+    /// Products of bfloat16 instead: both operands are packed into tiles.
+    pub(crate) tiles: Option<Tiles>,
+}
+
+/// An operand as a micro-kernel reads it: its steps from line to line and from depth to depth. Of packed tiles the steps
+/// mean nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Factor<T> {
+    pub(crate) at: *const T,
+    pub(crate) line: isize,
+    pub(crate) depth: isize,
+}
+
+/// Where results go, and the step from row to row; columns are adjacent.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<T> {
+    pub(crate) at: *mut T,
+    pub(crate) row: isize,
+}
+
+impl<T: Real> Micro<T> {
+    /// What makes the products of operands of two types.
+    pub(crate) fn choose(isa: Isa, products: Products, dtypes: [DType; 2]) -> Micro<T> {
+        match products.tiles::<T>(dtypes) {
+            Some(tiles) => {
+                Micro { mr: tiles::SIDE, nr: tiles::SIDE, run: &[], half: None, tiles: Some(tiles) }
+            }
+            None => T::micro(isa),
+        }
+    }
+
+    /// Lines of A that blocks of rows should be made of, and depths of which chunks must be.
+    pub(crate) fn units(&self) -> (usize, usize) {
+        if self.tiles.is_some() { (tiles::LINES, tiles::DEPTHS) } else { (1, 8) }
+    }
+
+    /// Rows of the panels that `m` rows are cut into: as even as can be.
+    pub(crate) fn height(&self, m: usize) -> usize {
+        if self.tiles.is_some() { self.mr } else { m.div_ceil(m.div_ceil(self.mr).max(1)).max(1) }
+    }
+
+    /// Columns of a narrow panel that cost as little as if there were no more.
+    pub(crate) fn narrow(&self) -> usize {
+        if self.tiles.is_some() || self.half.is_some() { self.nr / 2 } else { self.nr }
+    }
+
+    /// Room for packed panels of `lines` lines, panels that are whole.
+    pub(crate) fn packed(&self, side: Side, lines: usize, depth: usize) -> usize {
+        match self.tiles {
+            None => lines.saturating_mul(depth),
+            // Two bytes a term.
+            Some(tiles) => {
+                let depth = depth.div_ceil(tiles::DEPTHS) * (tiles::DEPTHS / 2 * tiles.terms(side));
+                lines.saturating_mul(depth)
+            }
+        }
+    }
+
+    /// An operand from one of its lines on: the first of a panel, where they are packed.
+    pub(crate) fn at_line(&self, operand: Factor<T>, side: Side, first: usize, depth: usize) -> Factor<T> {
+        let step = match self.tiles {
+            None => first as isize * operand.line,
+            Some(_) => self.packed(side, first, depth) as isize,
+        };
+        Factor { at: operand.at.wrapping_offset(step), ..operand }
+    }
+
+    /// Packs a block of A or B into panels.
+    ///
+    /// # Safety
+    /// As [`pack`]; there is room for [`Micro::packed`] elements.
+    pub(crate) unsafe fn pack(&self, isa: Isa, dtype: DType, block: Block, side: Side, to: *mut T) {
+        // SAFETY: the caller's contract; tiles are of products in f32.
+        unsafe {
+            match self.tiles {
+                None => {
+                    let panel = if side == Side::A { self.mr } else { self.nr };
+                    pack(isa, dtype, block, panel, to);
+                }
+                Some(made) => tiles::pack(isa, dtype, block, (side, made.terms(side)), to.cast()),
+            }
+        }
+    }
+
+    /// Makes packed panels of A or B from one of plain elements, whose depths are `pitch` apart; none if these are
+    /// multiplied as they are.
+    ///
+    /// # Safety
+    /// As [`tiles::settle`].
+    pub(crate) unsafe fn settle(
+        &self,
+        isa: Isa,
+        side: Side,
+        from: *const T,
+        pitch: usize,
+        size: (usize, usize),
+        to: *mut T,
+    ) {
+        if let Some(made) = self.tiles {
+            // SAFETY: the caller's contract; tiles are of products in f32.
+            unsafe { tiles::settle(isa, (side, made.terms(side)), from.cast(), pitch, size, to.cast()) };
+        }
+    }
+
+    /// Columns that [`Micro::multiply`] writes for so many.
+    pub(crate) fn columns(&self, cols: usize) -> usize {
+        match self.half {
+            _ if self.tiles.is_some() => cols,
+            Some(_) if 2 * cols <= self.nr => self.nr / 2,
+            _ => self.nr,
+        }
+    }
+
+    /// `C = A·B`, or `C += A·B`, of at most [`Micro::mr`] rows and [`Micro::nr`] columns, of which [`Micro::columns`] are
+    /// written. Each sum over the depth is made from zero, in one order, and then added. Lines of B are adjacent.
+    ///
+    /// # Safety
+    /// As [`Run`]; of tiles, the contract of [`Tiles::multiply`].
+    pub(crate) unsafe fn multiply(
+        &self,
+        isa: Isa,
+        (rows, cols): (usize, usize),
+        depth: usize,
+        a: Factor<T>,
+        b: Factor<T>,
+        c: Target<T>,
+        add: bool,
+    ) {
+        // SAFETY: the caller's contract; tiles are of products in f32.
+        unsafe {
+            if let Some(tiles) = &self.tiles {
+                let factors = (a.at.cast(), b.at.cast());
+                tiles.multiply(isa, (rows, cols), depth, factors, c.at.cast(), c.row, add);
+                return;
+            }
+            let run = self.half.filter(|_| 2 * cols <= self.nr).unwrap_or(self.run);
+            run[rows - 1](depth, a.at, a.line, a.depth, b.at, b.depth, c.at, c.row, add);
+        }
+    }
+
+    /// The same, of which no more columns are written than there are: narrow results go by way of a corner, a block of
+    /// whole panels.
+    ///
+    /// # Safety
+    /// As [`Micro::multiply`]; the corner may be written.
+    pub(crate) unsafe fn multiply_some(
+        &self,
+        isa: Isa,
+        (rows, cols): (usize, usize),
+        depth: usize,
+        a: Factor<T>,
+        b: Factor<T>,
+        c: Target<T>,
+        add: bool,
+        corner: *mut T,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if self.columns(cols) == cols {
+                self.multiply(isa, (rows, cols), depth, a, b, c, add);
+            } else {
+                let some = Target { at: corner, row: self.nr as isize };
+                self.multiply(isa, (rows, cols), depth, a, b, some, false);
+                let (to, to_row) = (c.at, c.row);
+                isa.run(Spill { from: corner, from_row: self.nr, to, to_row, size: (rows, cols), add });
+            }
+        }
+    }
 }
 
 /// `C = A·B`, or `C += A·B` if the last argument says so: (k; A, its steps by row and by column; B, its step by row,

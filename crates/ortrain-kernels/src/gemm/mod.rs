@@ -17,17 +17,47 @@ mod plan;
 mod portable;
 pub(crate) mod run;
 mod thin;
+pub(crate) mod tiles;
 
 use std::fmt;
 
-use ortrain_expr::{Access, DType, Nest, OutOfRange, Type};
+use ortrain_expr::{Access, DType, Nest, OutOfRange, Precision, Type};
 
-use crate::isa::Isa;
+use crate::isa::{Bf16Unit, Isa};
 use crate::pool::Pool;
 use crate::views::{Parts, RunScalars, Scratch};
 use micro::Real;
 use plan::Shape;
 use run::Product;
+use tiles::Tiles;
+
+/// How the products inside sums are made, of operands in f32 or narrower. Sums are in f32, whatever it is.
+///
+/// With [`Precision::F32`] operands are multiplied as they are, and no unit is used. Otherwise each is taken for a sum of
+/// one, two or three bfloat16 numbers, whose products a [`Bf16Unit`] makes. The error of a product, relative to the
+/// magnitudes of the operands, is at most about 2⁻⁸, 2⁻¹⁶ or 2⁻²⁴; numbers below the normal range may count as zero, and
+/// infinities and NaN come out as those of the operands, rounded to bfloat16, multiplied.
+///
+/// That costs a rounding for each element of an operand and block of the result, so it pays where elements are used
+/// often: [`Precision::of_product`] says where. Operands in f64 are multiplied in f64, whatever is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Products {
+    /// What the products keep of the operands.
+    pub precision: Precision,
+    /// What makes them, unless it is [`Precision::F32`].
+    pub unit: Bf16Unit,
+}
+
+impl Products {
+    /// Operands are multiplied as they are.
+    pub const F32: Products = Products { precision: Precision::F32, unit: Bf16Unit::EMULATED };
+
+    /// Tiles of bfloat16, if products of operands of such types are made of them.
+    fn tiles<T: Real>(self, dtypes: [DType; 2]) -> Option<Tiles> {
+        let rounded = self.precision != Precision::F32 && T::BYTES == 4;
+        rounded.then(|| Tiles::new(self.precision, self.unit, dtypes))
+    }
+}
 
 /// A product of matrices, or of batches of them.
 ///
@@ -40,6 +70,8 @@ pub struct GemmDesc {
     pub a: Access,
     /// B, over the batch axes, k and n.
     pub b: Access,
+    /// How the products inside the sums are made.
+    pub products: Products,
     /// What becomes of the product. Its load 0 is the product itself: it has no buffer, its access says only the type
     /// (`F32`, or `F64` if both operands are). The other loads and the stores are buffers.
     pub epilogue: Nest,
@@ -82,11 +114,9 @@ impl GemmKernel {
             (a, b) => return Err(format!("a product of {a} and {b}")),
         };
         let engine: Box<dyn Engine> = if double {
-            let micro = f64::micro(isa);
-            Box::new(Product { micro, dots: f64::dots(isa), shape: Shape::new::<f64>(desc, isa, micro)? })
+            Box::new(Product::<f64>::new(desc, isa)?)
         } else {
-            let micro = f32::micro(isa);
-            Box::new(Product { micro, dots: f32::dots(isa), shape: Shape::new::<f32>(desc, isa, micro)? })
+            Box::new(Product::<f32>::new(desc, isa)?)
         };
         Ok(GemmKernel { engine })
     }

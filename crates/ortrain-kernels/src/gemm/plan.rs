@@ -5,6 +5,7 @@ use ortrain_expr::{Access, DType, Inst, Nest, Type};
 use super::GemmDesc;
 use super::micro::{Micro, Real};
 use super::thin;
+use super::tiles::Side;
 use crate::isa::Isa;
 use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Drive, Plan, Tape};
@@ -236,8 +237,7 @@ pub(super) struct Direct {
 }
 
 impl Shape {
-    pub(super) fn new<T: Real>(desc: &GemmDesc, isa: Isa, micro: Micro<T>) -> Result<Shape, String> {
-        let Micro { mr, nr, .. } = micro;
+    pub(super) fn new<T: Real>(desc: &GemmDesc, isa: Isa) -> Result<(Shape, Micro<T>), String> {
         let nest = &desc.epilogue;
         let Some(axes) = nest.dims.len().checked_sub(2) else {
             return Err("a product has at least two axes".to_owned());
@@ -259,23 +259,32 @@ impl Shape {
         let of_a = Operand::new((&desc.a, 0), nest, k, &outside, (axes, axes + 1))?;
         let of_b = Operand::new((&desc.b, 1), nest, k, &outside, (axes + 1, axes))?;
         let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };
+        let micro: Micro<T> = Micro::choose(isa, desc.products, [a.dtype, b.dtype]);
+        let Micro { mr, nr, .. } = micro;
+        let (row_unit, depth_unit) = micro.units();
         let mut direct = direct(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
 
-        let few = if T::dots(isa).is_some() { Few::of((m, n, k), real, &a, &b) } else { None };
-        let thin = few.is_none()
+        // What packs nothing multiplies operands as they are.
+        let as_they_are = micro.tiles.is_none();
+        let dots = as_they_are && T::dots(isa).is_some();
+        let few = if dots { Few::of((m, n, k), real, &a, &b) } else { None };
+        let thin = as_they_are
+            && few.is_none()
             && m <= thin::ROWS
             && (b.line == 1 || b.depth == 1)
             && (m * T::BYTES).saturating_mul(k) <= KEEP;
         let small = batch * m * n <= SMALL && k >= LONG;
-        let keeps = |lines: usize, depths: usize| (lines * T::BYTES).saturating_mul(depths) <= KEEP;
-        let mut cut = Cut::new(batch, m, n, k, (mr, nr));
+        let keeps = |side: Side, lines: usize, depths: usize| {
+            micro.packed(side, lines, depths).saturating_mul(T::BYTES) <= KEEP
+        };
+        let mut cut = Cut::new(batch, m, n, k, (mr, nr), row_unit);
         if !thin && small && cut.tasks() < cut.wanted {
             cut.parts =
                 (cut.wanted / cut.tasks().max(1)).min(k / LONG).min(PARTIAL / (batch * m * n).max(1)).max(1);
         }
         if cut.parts == 1 {
             let panels = few.is_none() && !thin;
-            if panels && !keeps(cut.rows.div_ceil(2), k) {
+            if panels && !keeps(Side::A, cut.rows.div_ceil(2), k) {
                 cut.cols = even(n, MANY_COLUMNS, nr);
                 cut.refine(true, false);
             } else {
@@ -291,7 +300,7 @@ impl Shape {
             DEPTH
         };
         let chunks = k.div_ceil(most).max(1);
-        let depth = k.div_ceil(chunks).next_multiple_of(8).max(8);
+        let depth = k.div_ceil(chunks).next_multiple_of(depth_unit).max(depth_unit);
         let chunks = k.div_ceil(depth).max(1);
         let part = chunks.div_ceil(cut.parts) * depth;
         let parts = k.div_ceil(part).max(1);
@@ -313,7 +322,8 @@ impl Shape {
             None => {
                 let blocks = Blocks { m, n, k, batch, rows, cols, bytes: T::BYTES };
                 let part = part.min(k);
-                blocks.ways((mr, nr), real, (&mut a, keeps(rows, part)), (&mut b, keeps(cols, part)))
+                let whole = (keeps(Side::A, rows, part), keeps(Side::B, cols, part));
+                blocks.ways(micro, real, (&mut a, whole.0), (&mut b, whole.1))
             }
         };
         // What is packed again for every block of the other is gone through slowly.
@@ -340,16 +350,16 @@ impl Shape {
         if thin {
             a.at = room(m * k);
         } else {
-            for (operand, lines) in [(&mut a, rows.next_multiple_of(mr)), (&mut b, cols.next_multiple_of(nr))]
-            {
+            let (rows, cols) = (rows.next_multiple_of(mr), cols.next_multiple_of(nr));
+            for (operand, side, lines) in [(&mut a, Side::A, rows), (&mut b, Side::B, cols)] {
                 operand.at = match operand.way {
-                    Way::Own { whole: true } => room(lines * part.min(k)),
-                    Way::Own { whole: false } => room(lines * depth.min(k)),
+                    Way::Own { whole: true } => room(micro.packed(side, lines, part.min(k))),
+                    Way::Own { whole: false } => room(micro.packed(side, lines, depth.min(k))),
                     // Even where B is read in place, its last, narrow panel is packed.
                     Way::There => room(nr * depth.min(k)),
                     Way::Shared => {
                         let copies = if operand.batch.stays() { 1 } else { batch };
-                        room_for_all(copies * strip * k)
+                        room_for_all(copies * micro.packed(side, strip, k))
                     }
                 };
             }
@@ -358,7 +368,7 @@ impl Shape {
         let block = if direct.is_some() && !thin { 0 } else { rows * cols };
         let block_at = room(if apart { tape.tile } else { block });
         let corner_at = room(mr * nr);
-        Ok(Shape {
+        let shape = Shape {
             batch,
             m,
             n,
@@ -384,7 +394,8 @@ impl Shape {
             block_at,
             corner_at,
             bytes,
-        })
+        };
+        Ok((shape, micro))
     }
 }
 
@@ -403,26 +414,29 @@ struct Blocks {
 impl Blocks {
     /// Chooses the ways of A and B to the micro-kernels; with each comes whether a packed block of it is kept. Returns
     /// the columns of a strip.
-    fn ways(
+    fn ways<T: Real>(
         &self,
-        (mr, nr): (usize, usize),
+        micro: Micro<T>,
         real: DType,
         (a, a_whole): (&mut Operand, bool),
         (b, b_whole): (&mut Operand, bool),
     ) -> usize {
         let &Blocks { m, n, k, batch, rows, cols, bytes } = self;
+        let Micro { mr, nr, tiles, .. } = micro;
+        let packs = |operand: &Operand| operand.dtype != real || tiles.is_some();
         // Lines a multiple of a page apart get into each other's way in the caches.
         let page = |step: isize, page: isize| (step * bytes as isize) % page == 0;
         let along = a.depth == 1 && !page(a.line, 4096);
-        if a.dtype != real || n.div_ceil(nr) > FEW_COLUMNS && !along {
+        if packs(a) || n.div_ceil(nr) > FEW_COLUMNS && !along {
             a.way = Way::Own { whole: a_whole };
         }
         let mut strip = n.next_multiple_of(cols).max(cols);
         let many_rows = m.div_ceil(mr) > FEW_ROWS || page(b.depth, 8192) && m > mr;
-        if b.dtype != real || b.line != 1 || many_rows {
+        if packs(b) || b.line != 1 || many_rows {
             let again = m.div_ceil(rows) > 1 || batch > 1 && b.batch.stays();
             let copies = if b.batch.stays() { 1 } else { batch };
-            let room = SHARED / (copies * bytes).saturating_mul(k).max(1) / cols * cols;
+            let column = micro.packed(Side::B, 1, k).saturating_mul(copies * bytes);
+            let room = SHARED / column.max(1) / cols * cols;
             b.way = Way::Own { whole: b_whole };
             if again && (room >= n || copies == 1 && room >= 2 * COLUMNS) {
                 b.way = Way::Shared;
@@ -437,6 +451,8 @@ impl Blocks {
 struct Cut {
     sizes: [usize; 3],
     units: (usize, usize),
+    /// Rows of a block are a multiple.
+    row_unit: usize,
     rows: usize,
     cols: usize,
     parts: usize,
@@ -445,12 +461,13 @@ struct Cut {
 
 impl Cut {
     /// The largest blocks.
-    fn new(batch: usize, m: usize, n: usize, k: usize, (mr, nr): (usize, usize)) -> Cut {
+    fn new(batch: usize, m: usize, n: usize, k: usize, (mr, nr): (usize, usize), row_unit: usize) -> Cut {
         let work = (batch * m * n).saturating_mul(k);
         Cut {
             sizes: [batch, m, n],
             units: (mr, nr),
-            rows: even(m, mr * ROW_PANELS, 1),
+            row_unit,
+            rows: even(m, mr * ROW_PANELS, row_unit),
             cols: even(n, COLUMNS, nr),
             parts: 1,
             wanted: (work / GRAIN).clamp(1, PLENTY),
@@ -468,7 +485,8 @@ impl Cut {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
         while self.tasks() < self.wanted {
             let few = self.tasks() < self.wanted.min(FEW_TASKS);
-            let (rows, cols) = (even(m, self.rows.div_ceil(2), 1), even(n, self.cols.div_ceil(2), nr));
+            let (rows, cols) =
+                (even(m, self.rows.div_ceil(2), self.row_unit), even(n, self.cols.div_ceil(2), nr));
             let split_rows = along_rows && rows < self.rows && (rows >= 4 * mr || few && 2 * rows >= mr);
             let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || few);
             // Where rows are few, blocks of columns are packed by who multiplies them.

@@ -2,12 +2,13 @@
 
 use ortrain_expr::OutOfRange;
 
-use super::Engine;
-use super::micro::{Dots, Micro, Real};
+use super::micro::{Dots, Factor, Micro, Real, Target};
 use super::pack::{Block, pack};
 use super::plan::{Few, Kept, Key, Operand, Shape, Way};
 use super::thin::{self, Thin};
-use crate::isa::{Level, Work};
+use super::tiles::{Session, Side};
+use super::{Engine, GemmDesc};
+use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
 use crate::tape::{Failure, Site};
 use crate::views::{Bases, Parts, RunScalars};
@@ -20,9 +21,9 @@ const PIECES: usize = 8;
 const COMBINE: usize = 1 << 15;
 
 pub(super) struct Product<T: 'static> {
-    pub(super) micro: Micro<T>,
-    pub(super) dots: Option<Dots<T>>,
-    pub(super) shape: Shape,
+    micro: Micro<T>,
+    dots: Option<Dots<T>>,
+    shape: Shape,
 }
 
 /// One block, over some of the depths.
@@ -73,6 +74,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
             let [slow, middle, fast] = shape.order;
             let blocks: usize = sizes.iter().product::<usize>() * shape.parts;
             pool.run(blocks.div_ceil(shape.group), parts.workers, &|task, worker| {
+                let _session = Session::open(self.micro.tiles.as_ref());
                 for block in task * shape.group..blocks.min((task + 1) * shape.group) {
                     let mut index = [0; 3];
                     index[fast] = block % sizes[fast];
@@ -97,10 +99,16 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
 }
 
 impl<T: Real> Product<T> {
+    pub(super) fn new(desc: &GemmDesc, isa: Isa) -> Result<Product<T>, String> {
+        let (shape, micro) = Shape::new(desc, isa)?;
+        Ok(Product { micro, dots: T::dots(isa), shape })
+    }
+
     /// Packs B for all tasks of a strip.
     unsafe fn pack_strip(&self, bases: &Bases<'_>, (first, cols): (usize, usize), pool: &Pool, parts: Parts) {
         let Shape { batch, k, depth, ref b, .. } = self.shape;
-        let nr = self.micro.nr;
+        let micro = self.micro;
+        let nr = micro.nr;
         let padded = cols.next_multiple_of(nr);
         let copies = if b.batch.stays() { 1 } else { batch };
         // Pieces as wide as they can be: where columns are adjacent, those of a piece are read in a row.
@@ -121,8 +129,10 @@ impl<T: Real> Product<T> {
             };
             // SAFETY: the layout made by `Shape::new`; tasks have distinct panels.
             unsafe {
-                let to = parts.shared().add(b.at).cast::<T>().add(copy * padded * k);
-                pack(self.shape.tape.isa, b.dtype, block, nr, to.add(p * padded + start * n));
+                let packed = |lines, depth| micro.packed(Side::B, lines, depth);
+                let at = copy * packed(padded, k) + packed(padded, p) + packed(start, n);
+                let to = parts.shared().add(b.at).cast::<T>().add(at);
+                micro.pack(self.shape.tape.isa, b.dtype, block, Side::B, to);
             }
         });
     }
@@ -291,8 +301,8 @@ impl<T: Real> Product<T> {
             let n = (*depth).min(end - p);
             // SAFETY: the caller's contract.
             unsafe {
-                let a = self.prepare(task, a, rows, (p, n), &mut kept.a, self.micro.mr);
-                let b = self.prepare(task, b, cols, (p, n), &mut kept.b, self.micro.nr);
+                let a = self.prepare(task, a, rows, (p, n), &mut kept.a, Side::A);
+                let b = self.prepare(task, b, cols, (p, n), &mut kept.b, Side::B);
                 self.panels(task, a, b, n, p > depths.0);
             }
         }
@@ -306,8 +316,18 @@ impl<T: Real> Product<T> {
         (first, lines): (usize, usize),
         (depth, n): (usize, usize),
         kept: &mut Key,
-        panel: usize,
+        side: Side,
     ) -> Lines<T> {
+        let micro = self.micro;
+        let panel = if side == Side::A { micro.mr } else { micro.nr };
+        let size = |lines: usize, depth: usize| micro.packed(side, lines, depth);
+        let packed_at = |at: *mut T| Lines {
+            at: at.cast_const(),
+            line: 1,
+            depth: panel as isize,
+            panel: size(panel, n) as isize,
+            last: std::ptr::null(),
+        };
         let Operand { slot, dtype, line, depth: step, .. } = *operand;
         let base = task.bases[slot];
         let isa = self.shape.tape.isa;
@@ -327,8 +347,8 @@ impl<T: Real> Product<T> {
                     let padded = strip.min(all - task.strip).next_multiple_of(panel);
                     let copy = if operand.batch.stays() { 0 } else { task.batch };
                     let packed = task.shared.add(operand.at).cast::<T>();
-                    let at = copy * padded * k + padded * depth + (first - task.strip) * n;
-                    Lines::packed(packed.add(at), panel, n)
+                    let before = size(padded, depth) + size(first - task.strip, n);
+                    packed_at(packed.add(copy * size(padded, k) + before))
                 }
                 Way::Own { whole: true } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
@@ -337,16 +357,17 @@ impl<T: Real> Product<T> {
                     if *kept != key {
                         for p in (0..depths).step_by(self.shape.depth) {
                             let n = self.shape.depth.min(depths - p);
-                            pack(isa, dtype, block(first, lines, from + p, n), panel, packed.add(p * padded));
+                            let to = packed.add(size(padded, p));
+                            micro.pack(isa, dtype, block(first, lines, from + p, n), side, to);
                         }
                         *kept = key;
                     }
-                    Lines::packed(packed.add((depth - from) * padded), panel, n)
+                    packed_at(packed.add(size(padded, depth - from)))
                 }
                 Way::Own { whole: false } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
-                    pack(isa, dtype, block(first, lines, depth, n), panel, packed);
-                    Lines::packed(packed, panel, n)
+                    micro.pack(isa, dtype, block(first, lines, depth, n), side, packed);
+                    packed_at(packed)
                 }
                 Way::There => {
                     let mut found = Lines {
@@ -358,10 +379,9 @@ impl<T: Real> Product<T> {
                     };
                     // A micro-kernel reads whole panels of B, or halves of them.
                     let narrow = lines % panel;
-                    let half = self.micro.half.is_some() && 2 * narrow == panel;
-                    if panel == self.micro.nr && narrow > 0 && !half {
+                    if side == Side::B && narrow > 0 && micro.columns(narrow) != narrow {
                         let packed = task.scratch.add(operand.at).cast::<T>();
-                        pack(isa, dtype, block(first + lines - narrow, narrow, depth, n), panel, packed);
+                        micro.pack(isa, dtype, block(first + lines - narrow, narrow, depth, n), side, packed);
                         found.last = packed;
                     }
                     found
@@ -372,44 +392,26 @@ impl<T: Real> Product<T> {
 
     /// Multiplies panel by panel.
     unsafe fn panels(&self, task: &Task<'_, T>, a: Lines<T>, b: Lines<T>, depth: usize, add: bool) {
-        let Micro { mr, nr, run: whole, half } = self.micro;
+        let Micro { mr, nr, .. } = self.micro;
         let (rows, cols) = (task.rows.1, task.cols.1);
         // SAFETY: the layout made by `Shape::new`.
         let corner = unsafe { task.scratch.add(self.shape.corner_at).cast::<T>() };
         for j in (0..cols).step_by(nr) {
             let there = nr.min(cols - j);
-            let (b_at, b_row) = if there < nr && !b.last.is_null() {
-                (b.last, nr as isize)
+            let b = if there < nr && !b.last.is_null() {
+                Factor { at: b.last, line: 1, depth: nr as isize }
             } else {
-                (b.at.wrapping_offset((j / nr) as isize * b.panel), b.depth)
-            };
-            let (run, columns) = match half {
-                Some(half) if 2 * there <= nr => (half, nr / 2),
-                _ => (whole, nr),
+                let at = b.at.wrapping_offset((j / nr) as isize * b.panel);
+                Factor { at, line: b.line, depth: b.depth }
             };
             for i in (0..rows).step_by(mr) {
-                let a_at = a.at.wrapping_offset((i / mr) as isize * a.panel);
-                let count = mr.min(rows - i);
-                let c = task.c.wrapping_offset(i as isize * task.c_row).wrapping_add(j);
-                let run = run[count - 1];
-                // SAFETY: rows before `rows` are there, columns are padded in B, and the result goes straight to C
-                // only if it has all columns.
-                unsafe {
-                    if there == columns {
-                        run(depth, a_at, a.line, a.depth, b_at, b_row, c, task.c_row, add);
-                    } else {
-                        run(depth, a_at, a.line, a.depth, b_at, b_row, corner, nr as isize, false);
-                        let size = (count, there);
-                        self.shape.tape.isa.run(Spill {
-                            from: corner,
-                            from_row: nr,
-                            to: c,
-                            to_row: task.c_row,
-                            size,
-                            add,
-                        });
-                    }
-                }
+                let at = a.at.wrapping_offset((i / mr) as isize * a.panel);
+                let a = Factor { at, line: a.line, depth: a.depth };
+                let size = (mr.min(rows - i), there);
+                let at = task.c.wrapping_offset(i as isize * task.c_row).wrapping_add(j);
+                let c = Target { at, row: task.c_row };
+                // SAFETY: rows before `rows` are there, and columns are padded in B.
+                unsafe { self.micro.multiply_some(self.shape.tape.isa, size, depth, a, b, c, add, corner) };
             }
         }
     }
@@ -509,12 +511,6 @@ struct Lines<T> {
     panel: isize,
     /// The last panel, if it is narrow and packed by itself.
     last: *const T,
-}
-
-impl<T> Lines<T> {
-    fn packed(at: *const T, panel: usize, depth: usize) -> Lines<T> {
-        Lines { at, line: 1, depth: panel as isize, panel: (panel * depth) as isize, last: std::ptr::null() }
-    }
 }
 
 /// Brings the part of a narrow block that is there to where it belongs.

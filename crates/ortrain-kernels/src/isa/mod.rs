@@ -11,10 +11,13 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod bf16;
 pub(crate) mod portable;
 
 use std::fmt;
 use std::sync::OnceLock;
+
+pub use bf16::Bf16Unit;
 
 /// An instruction-set level that this machine has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

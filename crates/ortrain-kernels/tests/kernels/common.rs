@@ -1,12 +1,42 @@
 //! Buffers, a random source, the reference evaluation of a nest, comparison.
 
 use ortrain_expr::{
-    Access, BinaryOp, DType, Evaluation, Expr, Mode, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar,
-    Strides, Type,
+    Access, BinaryOp, DType, Evaluation, Expr, Mode, Nest, OutOfRange, Precision, ReduceOp, Reg, RunScalar,
+    Scalar, Strides, Type,
 };
-use ortrain_kernels::{Isa, NestKernel, Order, Pool, RunScalars, Scratch};
+use ortrain_kernels::{Bf16Unit, Isa, NestKernel, Order, Pool, Products, RunScalars, Scratch};
 
 pub(crate) const SCALARS: RunScalars = RunScalars { seed: 0x0123_4567_89ab_cdef, train_step: 42 };
+
+/// What a product may be off in f32, relative to the sum of its terms' magnitudes: some roundings of 2⁻²⁴ along chains
+/// of some hundreds.
+const F32_ERROR: f64 = 1e-6;
+
+/// What a sum of products in some precision may be off, relative to the sum of magnitudes: what a term may be off by
+/// what its factors lose, and what sums in f32 are off.
+pub(crate) fn worst(precision: Precision) -> f64 {
+    let lost = match precision {
+        Precision::F32 => 0.0,
+        // Each factor is rounded to 8 bits.
+        Precision::Bf16 => 2f64.powi(-8) + 2f64.powi(-18),
+        // Each factor is rounded to 8 + 8 bits and a sign, and the product of the second terms is left out.
+        Precision::Bf16x3 => 3.0 * 2f64.powi(-18),
+        // Products of the second and third terms are left out.
+        Precision::Bf16x6 => 2.0 * 2f64.powi(-27),
+    };
+    lost + F32_ERROR
+}
+
+/// Every level of this machine, with what makes products in a precision: each level the emulated unit, the best one those
+/// of the processor.
+pub(crate) fn machines(precision: Precision) -> Vec<(Isa, Products)> {
+    let levels = Isa::available();
+    let best = *levels.last().unwrap();
+    let emulated = levels.into_iter().map(|isa| (isa, Bf16Unit::EMULATED));
+    let units = if precision == Precision::F32 { Vec::new() } else { Bf16Unit::available() };
+    let others = units.into_iter().filter(|&unit| unit != Bf16Unit::EMULATED).map(|unit| (best, unit));
+    emulated.chain(others).map(|(isa, unit)| (isa, Products { precision, unit })).collect()
+}
 
 /// `SplitMix64`.
 pub(crate) struct Random(pub(crate) u64);

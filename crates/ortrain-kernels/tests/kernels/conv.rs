@@ -1,9 +1,10 @@
 //! Convolutions against sums in f64 that follow the definition word by word.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Nest, OutOfRange, Scalar, SlidingAxis, Type,
+    Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Nest, OutOfRange, Precision, Scalar, SlidingAxis,
+    Type,
 };
-use ortrain_kernels::{ConvDesc, ConvKernel, Isa, Pool};
+use ortrain_kernels::{ConvDesc, ConvKernel, Isa, Pool, Products};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -112,7 +113,7 @@ fn plain(shape: ConvShape, [a, b]: [DType; 2], store: Option<Access>) -> ConvDes
         stores: vec![store.unwrap_or_else(|| Access::contiguous(dtype, &dims))],
         dims,
     };
-    ConvDesc { shape, a, b, epilogue }
+    ConvDesc { shape, a, b, products: Products::F32, epilogue }
 }
 
 fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
@@ -122,10 +123,12 @@ fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
     let (sums, scale) = convolve(desc, &inputs);
     let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype) {
         (DType::F64, DType::F64) => 1e-14,
-        (DType::F16, _) => 1e-3,
-        _ => 1e-6,
+        (DType::F16, _) => 1e-3 + worst(desc.products.precision),
+        _ => worst(desc.products.precision),
     };
-    for isa in Isa::available() {
+    for (isa, products) in machines(desc.products.precision) {
+        let desc = &ConvDesc { products, ..desc.clone() };
+        let what = &format!("{what} by {:?}", products.unit);
         let got = run_conv(desc, isa, 1, &inputs, &outs).unwrap();
         for threads in [2, 3] {
             let more = run_conv(desc, isa, threads, &inputs, &outs).unwrap();
@@ -292,7 +295,8 @@ proptest! {
         let [_, _, dims] = shape.operands();
         let out = random.pick(&[DType::F32, DType::F32, DType::F64, DType::F16]);
         let store = random.chance(40).then(|| random_access(&mut random, out, &dims, true, &[]));
-        let desc = plain(shape, dtypes, store);
+        let mut desc = plain(shape, dtypes, store);
+        desc.products.precision = random.pick(&Precision::ALL);
         check(&desc, &mut random, &format!("{desc:?}"));
     }
 }
@@ -311,7 +315,9 @@ proptest! {
         let most = if kernel == 5 { most / 2 } else { most };
         let channels = [1, most / 4 + random.below(most), most / 8 + random.below(most / 2)];
         let shape = shape(random.pick(&PASSES), 1 + random.below(3), channels, &axes);
-        check(&plain(shape.clone(), [DType::F32; 2], None), &mut random, &format!("{shape:?}"));
+        let mut desc = plain(shape, [DType::F32; 2], None);
+        desc.products.precision = random.pick(&Precision::ALL);
+        check(&desc, &mut random, &format!("{desc:?}"));
     }
 
     /// Windows of 3×3 over so many channels that tiles are transformed: few and many places, odd sizes, images that
@@ -415,7 +421,7 @@ fn with_everything(shape: ConvShape) -> ConvDesc {
         stores: vec![f32, Access::contiguous(DType::F16, &dims)],
         dims,
     };
-    ConvDesc { shape, a: DType::F32, b: DType::F32, epilogue }
+    ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue }
 }
 
 #[test]
@@ -493,7 +499,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         stores: vec![Access::contiguous(DType::F32, &dims)],
         dims,
     };
-    let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, epilogue };
+    let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
     let mut values = vec![0i64; count];
     for (i, at) in [(100_000, -1), (50_010, -2), (50_001, -3), (119_999, -4)] {
         values[i] = at;

@@ -1,7 +1,9 @@
 //! Products of matrices against sums in f64.
 
-use ortrain_expr::{Access, Builder, DType, Nest, OutOfRange, Reg, Scalar, Strides, Type, UnaryOp};
-use ortrain_kernels::{GemmDesc, GemmKernel, Isa, Pool};
+use ortrain_expr::{
+    Access, Builder, DType, Nest, OutOfRange, Precision, Reg, Scalar, Strides, Type, UnaryOp,
+};
+use ortrain_kernels::{GemmDesc, GemmKernel, Isa, Pool, Products};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -128,10 +130,12 @@ fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
     let (c, scale) = product(desc, &inputs);
     let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype) {
         (DType::F64, DType::F64) => 1e-14,
-        (DType::F16, _) => 1e-3,
-        _ => 1e-6,
+        (DType::F16, _) => 1e-3 + worst(desc.products.precision),
+        _ => worst(desc.products.precision),
     };
-    for isa in Isa::available() {
+    for (isa, products) in machines(desc.products.precision) {
+        let desc = &GemmDesc { products, ..desc.clone() };
+        let what = &format!("{what} by {:?}", products.unit);
         let got = run_gemm(desc, isa, 1, &inputs, &outs).unwrap();
         for threads in [2, 3] {
             let more = run_gemm(desc, isa, threads, &inputs, &outs).unwrap();
@@ -168,6 +172,7 @@ fn plain(sizes: Sizes, dtype: DType, ta: bool, tb: bool) -> GemmDesc {
         k,
         a: operand(dtype, [batch, m, k], ta),
         b: operand(dtype, [batch, k, n], tb),
+        products: Products::F32,
         epilogue: epilogue(
             sizes.dims(),
             dtype == DType::F64,
@@ -202,6 +207,9 @@ fn transposes_types_and_sizes() {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
             for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
                 check(&plain(sizes, dtype, ta, tb), &mut random, &format!("{sizes:?} {dtype} {ta} {tb}"));
+                let mut desc = plain(sizes, dtype, ta, tb);
+                desc.products.precision = random.pick(&Precision::ALL[1..]);
+                check(&desc, &mut random, &format!("{sizes:?} {dtype} {ta} {tb}"));
             }
         }
     }
@@ -228,6 +236,24 @@ fn large_products_are_cut_into_many_blocks() {
         for (ta, tb) in [(false, true), (true, false)] {
             check(&plain(sizes, DType::F32, ta, tb), &mut random, &format!("{sizes:?} {ta} {tb}"));
         }
+    }
+}
+
+#[test]
+fn large_products_of_bfloat16_are_cut_into_many_blocks() {
+    let mut random = Random(6);
+    for (precision, (batch, m, n, k)) in [
+        (Precision::Bf16, (1, 300, 600, 700)),
+        (Precision::Bf16x3, (1, 64, 64, 5003)),
+        (Precision::Bf16, (2, 30, 100, 4100)),
+        (Precision::Bf16x6, (3, 300, 70, 90)),
+        (Precision::Bf16, (1, 150, 2000, 1100)),
+    ] {
+        let mut desc = plain(Sizes { batch, m, n, k }, DType::F32, batch == 1, true);
+        desc.products.precision = precision;
+        check(&desc, &mut random, &format!("{precision} {batch} {m} {n} {k}"));
+        desc.epilogue.stores[0].strides = strides([m * n, 1, m]);
+        check(&desc, &mut random, &format!("{precision} {batch} {m} {n} {k}, turned"));
     }
 }
 
@@ -302,10 +328,12 @@ proptest! {
         let (at, bt) = (random.pick(types), random.pick(types));
         let out = random.pick(&[DType::F32, DType::F64, DType::F16]);
         let store = random_access(&mut random, out, &sizes.dims(), true, &[]);
+        let precision = random.pick(&Precision::ALL);
         let desc = GemmDesc {
             k,
             a: random_access(&mut random, at, &[batch, m, k], false, &[]),
             b: random_access(&mut random, bt, &[batch, k, n], false, &[]),
+            products: Products { precision, ..Products::F32 },
             epilogue: epilogue(sizes.dims(), double, Vec::new(), vec![store], |_, product| vec![product]),
         };
         check(&desc, &mut random, &format!("{desc:?}"));
@@ -327,6 +355,7 @@ fn an_epilogue_has_everything_a_nest_has() {
             k,
             a: operand(DType::F32, [1, m, k], false),
             b: operand(DType::F32, [1, k, n], false),
+            products: Products::F32,
             epilogue: epilogue(
                 dims,
                 false,
@@ -399,6 +428,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         k,
         a: operand(DType::F32, [1, m, k], false),
         b: operand(DType::F32, [1, k, n], false),
+        products: Products::F32,
         epilogue: epilogue(
             dims,
             false,

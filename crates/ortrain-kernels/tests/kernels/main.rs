@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod attention;
+mod bf16;
 mod common;
 mod conv;
 mod gemm;

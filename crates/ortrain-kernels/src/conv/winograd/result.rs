@@ -221,7 +221,7 @@ impl Results {
         scratch: *mut u8,
     ) {
         let Results { layout: Layout { pitch, panel, line, .. }, channels, height, .. } = *self;
-        let Micro { mr, nr, run, half } = self.micro;
+        let Micro { mr, nr, run, half, .. } = self.micro;
         let columns = (strip.1 - strip.0) * self.images.grid[1];
         let step = (end - row) * pitch;
         // SAFETY: the layout made by `new`, and the caller's contract.

@@ -1,0 +1,341 @@
+//! Products of bfloat16: what is exact, what is lost, what is infinite or no number. Small sizes: they run under an
+//! emulator, too, where the machine lacks a unit.
+
+use ortrain_expr::{Access, Builder, ConvPass, ConvShape, DType, Nest, Precision, Scalar, SlidingAxis, Type};
+use ortrain_kernels::{Bf16Unit, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, Pool, Products};
+
+use crate::common::*;
+
+const ROUNDED: [Precision; 3] = [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
+
+/// An operand of a product: `rows` × `columns`, transposed in memory or not.
+fn operand(dtype: DType, rows: usize, columns: usize, transposed: bool) -> Access {
+    let mut access = Access::contiguous(dtype, &[rows, columns]);
+    if transposed {
+        access.strides = [1, rows as isize].into_iter().collect();
+    }
+    access
+}
+
+/// The product, stored as it is.
+fn stored(dtype: DType, dims: &[usize]) -> Nest {
+    let mut b = Builder::new();
+    let product = b.load(0, Type::of(dtype));
+    let access = Access::contiguous(dtype, dims);
+    Nest {
+        dims: dims.iter().copied().collect(),
+        inner: 0,
+        loads: vec![access.clone()],
+        expr: b.finish(&[product]),
+        reductions: Vec::new(),
+        stores: vec![access],
+    }
+}
+
+fn gemm([m, n, k]: [usize; 3], dtypes: [DType; 2], turned: [bool; 2], products: Products) -> GemmDesc {
+    GemmDesc {
+        k,
+        a: operand(dtypes[0], m, k, turned[0]),
+        b: operand(dtypes[1], k, n, turned[1]),
+        products,
+        epilogue: stored(if dtypes == [DType::F64; 2] { DType::F64 } else { DType::F32 }, &[m, n]),
+    }
+}
+
+fn run_gemm(desc: &GemmDesc, isa: Isa, inputs: [&[u8]; 2]) -> Vec<f64> {
+    let kernel = GemmKernel::new(desc, isa).unwrap();
+    let store = &desc.epilogue.stores[0];
+    let mut out = vec![0; store.len * store.dtype.size()];
+    let mut memory = Memory::new(kernel.scratch_bytes(1));
+    let mut inputs = inputs.map(<[u8]>::to_vec);
+    let [a, b] = inputs.each_mut().map(Vec::as_mut_ptr);
+    // SAFETY: buffers have the lengths that the accesses say, and belong to this test.
+    unsafe { kernel.run(&[a, b, out.as_mut_ptr()], SCALARS, &Pool::new(1), memory.scratch()) }.unwrap();
+    (0..store.len).map(|i| get(&out, store.dtype, i).to_f64()).collect()
+}
+
+fn buffer_of(dtype: DType, values: &[f64]) -> Vec<u8> {
+    let mut bytes = vec![0; values.len() * dtype.size()];
+    (0..values.len()).for_each(|i| put(&mut bytes, dtype, i, Scalar::F64(values[i])));
+    bytes
+}
+
+/// The product of row-major matrices in f64.
+fn multiply([m, n, k]: [usize; 3], a: &[f64], b: &[f64]) -> Vec<f64> {
+    let sum = |i: usize, j: usize| (0..k).map(|p| a[i * k + p] * b[p * n + j]).sum();
+    (0..m * n).map(|i| sum(i / n, i % n)).collect()
+}
+
+/// A matrix as it lies in memory.
+fn laid_out(values: &[f64], rows: usize, turned: bool) -> Vec<f64> {
+    let columns = values.len() / rows;
+    if !turned {
+        return values.to_vec();
+    }
+    (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
+}
+
+/// Small whole numbers: all their products and sums are exact, so that every element must be where it belongs.
+#[test]
+fn products_of_small_integers_are_exact() {
+    let mut random = Random(11);
+    let narrow = [DType::F32, DType::F16, DType::BF16];
+    for sides in [
+        [1, 1, 1],
+        [1, 40, 33],
+        [5, 3, 2],
+        [16, 16, 32],
+        [17, 15, 31],
+        [32, 32, 32],
+        [48, 40, 65],
+        [20, 70, 33],
+        [100, 35, 40],
+    ] {
+        let [m, n, k] = sides;
+        for (turned, dtypes) in [
+            ([false, false], [DType::F32; 2]),
+            ([false, true], [DType::F32; 2]),
+            ([true, false], [DType::F32; 2]),
+            ([true, true], [random.pick(&narrow), random.pick(&narrow)]),
+        ] {
+            let mut whole =
+                |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(17) as f64 - 8.0).collect() };
+            let (a, b) = (whole(m * k), whole(k * n));
+            let want = multiply(sides, &a, &b);
+            let a = buffer_of(dtypes[0], &laid_out(&a, m, turned[0]));
+            let b = buffer_of(dtypes[1], &laid_out(&b, k, turned[1]));
+            for precision in ROUNDED {
+                for (isa, products) in machines(precision) {
+                    let got = run_gemm(&gemm(sides, dtypes, turned, products), isa, [&a, &b]);
+                    let same = got.iter().zip(&want).all(|(&got, &want)| got == want);
+                    assert!(
+                        same,
+                        "{sides:?} {turned:?} {dtypes:?} {products:?} at {isa}: {got:?}, not {want:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Longer than a chunk, so that sums are added to sums.
+#[test]
+fn long_sums_of_integers_are_exact() {
+    let mut random = Random(12);
+    let sides = [24, 37, 1000];
+    let [m, n, k] = sides;
+    let mut whole = |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(9) as f64 - 4.0).collect() };
+    let (a, b) = (whole(m * k), whole(k * n));
+    let want = multiply(sides, &a, &b);
+    let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
+    for (isa, products) in machines(Precision::Bf16) {
+        let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
+        assert!(got.iter().zip(&want).all(|(&got, &want)| got == want), "{products:?} at {isa}");
+    }
+}
+
+/// What `Precision::split` says is what is multiplied: factors of 24 bits, sums of one product beside zeros.
+#[test]
+fn a_product_is_the_sum_of_its_terms_products() {
+    let mut random = Random(13);
+    let (m, n, k) = (17, 18, 17);
+    let mut factors = |len: usize| -> Vec<f32> { (0..len).map(|_| random.unit() as f32).collect() };
+    let (x, y) = (factors(m), factors(n));
+    // A row of A and a column of B have one factor each, all at depth 5.
+    let mut a = vec![0f32; m * k];
+    let mut b = vec![0f32; k * n];
+    (0..m).for_each(|i| a[i * k + 5] = x[i]);
+    (0..n).for_each(|j| b[5 * n + j] = y[j]);
+    for precision in ROUNDED {
+        for (isa, products) in machines(precision) {
+            let desc = gemm([m, n, k], [DType::F32; 2], [false; 2], products);
+            let got = run_gemm(&desc, isa, [&bytes_of(&a), &bytes_of(&b)]);
+            for (i, &got) in got.iter().enumerate() {
+                let (left, right) = (precision.split(x[i / n]), precision.split(y[i % n]));
+                let terms = precision.products().iter().rev();
+                let sum: f64 = terms.map(|&(s, t)| f64::from(left[s]) * f64::from(right[t])).sum();
+                let close = (got - sum).abs() <= 2f64.powi(-22) * sum.abs();
+                assert!(close, "{products:?} at {isa}: {got} is not {sum}");
+                assert!(precision != Precision::Bf16 || got == sum, "{got} of one term is not {sum}");
+            }
+        }
+    }
+}
+
+/// Root mean square of the errors of sums of 1024 products, relative to that of the sums: at least and at most. Sums of
+/// f32 alone are off by 2 to 7 · 10⁻⁷.
+const ROOT_MEAN_SQUARES: [(Precision, f64, f64); 3] = [
+    // Two factors, each off by 2⁻⁹ / √3 at most, evenly.
+    (Precision::Bf16, 8e-4, 3e-3),
+    // 2⁻⁸ of that, squared, and the product that is left out.
+    (Precision::Bf16x3, 1e-6, 6e-6),
+    // What sums in f32 are off.
+    (Precision::Bf16x6, 1e-8, 1.5e-6),
+];
+
+#[test]
+fn each_precision_loses_what_it_says() {
+    let mut random = Random(14);
+    let sides = [20, 24, 1024];
+    let [m, n, k] = sides;
+    let mut factors =
+        |len: usize| -> Vec<f64> { (0..len).map(|_| f64::from(random.unit() as f32)).collect() };
+    let (a, b) = (factors(m * k), factors(k * n));
+    let want = multiply(sides, &a, &b);
+    let size = want.iter().map(|want| want * want).sum::<f64>();
+    let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
+    for (precision, least, most) in ROOT_MEAN_SQUARES {
+        for (isa, products) in machines(precision) {
+            let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
+            let off = got.iter().zip(&want).map(|(&got, want)| (got - want).powi(2)).sum::<f64>();
+            let error = (off / size).sqrt();
+            println!("{precision} by {} at {isa}: {error:.2e}", products.unit);
+            assert!((least..most).contains(&error), "{products:?} at {isa}: {error}");
+        }
+    }
+}
+
+/// Infinities and NaN meet zeros, small numbers and each other, in whole blocks and beside them.
+#[test]
+fn infinity_and_nan_come_out_as_in_f32() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let largest = f64::from(f32::MAX);
+    for sides in [[17, 17, 17], [32, 32, 40], [40, 50, 400]] {
+        let [m, n, k] = sides;
+        let mut random = Random(15);
+        let mut factors =
+            |len: usize| -> Vec<f64> { (0..len).map(|_| f64::from(random.unit() as f32)).collect() };
+        let (mut a, mut b) = (factors(m * k), factors(k * n));
+        a[2] = inf;
+        a[3 * k + k - 1] = -inf;
+        a[5 * k + 1] = nan;
+        a[6 * k] = largest;
+        b[7 * n + 4] = inf;
+        b[2 * n + 6] = 0.0;
+        b[(k - 1) * n + 9] = nan;
+        b[11] = 0.75;
+        let want = multiply(sides, &a, &b);
+        let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
+        for precision in ROUNDED {
+            for (isa, products) in machines(precision) {
+                let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
+                for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
+                    let row = i / n;
+                    // The largest number becomes infinite where it is rounded to one term.
+                    let over = row == 6 && precision == Precision::Bf16;
+                    let near = (got - want).abs() <= 0.05 * (1.0 + want.abs());
+                    let same = got == want || got.is_nan() && want.is_nan() || near;
+                    assert!(
+                        same || over && !got.is_finite(),
+                        "{sides:?} {products:?} at {isa}: {i} is {got}, not {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn conv(
+    pass: ConvPass,
+    batch: usize,
+    channels: [usize; 3],
+    axes: &[SlidingAxis],
+    dtype: DType,
+    products: Products,
+) -> ConvDesc {
+    let [groups, channels_in, channels_out] = channels;
+    let shape =
+        ConvShape { pass, batch, groups, channels_in, channels_out, axes: axes.iter().copied().collect() };
+    let [_, _, dims] = shape.operands();
+    ConvDesc { shape, a: dtype, b: dtype, products, epilogue: stored(dtype, &dims) }
+}
+
+fn run_conv(desc: &ConvDesc, isa: Isa, inputs: &[Vec<u8>; 2]) -> Vec<f64> {
+    let kernel = ConvKernel::new(desc, isa).unwrap();
+    let store = &desc.epilogue.stores[0];
+    let mut out = vec![0; store.len * store.dtype.size()];
+    let mut memory = Memory::new(kernel.scratch_bytes(1));
+    let mut inputs = inputs.clone();
+    let [a, b] = inputs.each_mut().map(Vec::as_mut_ptr);
+    // SAFETY: buffers have the lengths that the shape says, and belong to this test.
+    unsafe { kernel.run(&[a, b, out.as_mut_ptr()], SCALARS, &Pool::new(1), memory.scratch()) }.unwrap();
+    (0..store.len).map(|i| get(&out, store.dtype, i).to_f64()).collect()
+}
+
+/// Whole numbers again: convolutions in f32 are exact, too.
+#[test]
+fn convolutions_of_small_integers_are_exact() {
+    let mut random = Random(16);
+    let axis = |input: usize, kernel: usize, stride: usize, dilation: usize, pad: isize| {
+        let window = (dilation * (kernel - 1) + 1) as isize;
+        let output = (input as isize + 2 * pad - window) as usize / stride + 1;
+        SlidingAxis { input, output, kernel, stride, dilation, before: pad }
+    };
+    for (batch, channels, axes) in [
+        (2, [1, 20, 36], [axis(7, 3, 1, 1, 1); 2]),
+        (1, [1, 40, 18], [axis(12, 1, 1, 1, 0); 2]),
+        (3, [2, 17, 20], [axis(6, 3, 2, 1, 1), axis(5, 2, 1, 2, 1)]),
+        (1, [1, 70, 33], [axis(9, 1, 2, 1, 0); 2]),
+        // So long a stride that each place of the input is a phase by itself: the general way.
+        (2, [1, 18, 20], [axis(34, 17, 17, 1, 0); 2]),
+    ] {
+        for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
+            let plain = conv(pass, batch, channels, &axes, DType::F64, Products::F32);
+            let [a, b, _] = plain.shape.operands().map(|dims| dims.iter().product::<usize>());
+            let mut whole =
+                |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(9) as f64 - 4.0).collect() };
+            let inputs = [whole(a), whole(b)];
+            let [doubles, inputs] = [DType::F64, DType::F32]
+                .map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
+            let want = run_conv(&plain, Isa::detect(), &doubles);
+            for precision in ROUNDED {
+                for (isa, products) in machines(precision) {
+                    let got =
+                        run_conv(&conv(pass, batch, channels, &axes, DType::F32, products), isa, &inputs);
+                    assert!(got == want, "{:?} {products:?} at {isa}: {got:?}, not {want:?}", plain.shape);
+                }
+            }
+        }
+    }
+}
+
+/// Factors of 24 bits are rounded in convolutions, too, and no more than they may.
+#[test]
+fn convolutions_lose_what_products_lose() {
+    let mut random = Random(17);
+    let axis = SlidingAxis { input: 10, output: 10, kernel: 3, stride: 1, dilation: 1, before: 1 };
+    for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
+        let plain = conv(pass, 2, [1, 24, 20], &[axis; 2], DType::F64, Products::F32);
+        let [a, b, _] = plain.shape.operands().map(|dims| dims.iter().product::<usize>());
+        let mut factors =
+            |len: usize| -> Vec<f64> { (0..len).map(|_| f64::from(random.unit() as f32)).collect() };
+        let inputs = [factors(a), factors(b)];
+        let [doubles, inputs] =
+            [DType::F64, DType::F32].map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
+        let want = run_conv(&plain, Isa::detect(), &doubles);
+        let size = want.iter().map(|want| want * want).sum::<f64>();
+        for (precision, least, most) in ROOT_MEAN_SQUARES {
+            for (isa, products) in machines(precision) {
+                let got =
+                    run_conv(&conv(pass, 2, [1, 24, 20], &[axis; 2], DType::F32, products), isa, &inputs);
+                let off = got.iter().zip(&want).map(|(&got, &want)| (got - want).powi(2)).sum::<f64>();
+                let error = (off / size).sqrt();
+                assert!((least..most).contains(&error), "{pass:?} {products:?} at {isa}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn doubles_are_multiplied_as_they_are() {
+    let mut random = Random(18);
+    let sides = [20, 20, 20];
+    let products = Products { precision: Precision::Bf16, unit: Bf16Unit::EMULATED };
+    let desc = gemm(sides, [DType::F64; 2], [false; 2], products);
+    let factors: Vec<f64> = (0..400).map(|_| random.unit()).collect();
+    let bytes = buffer_of(DType::F64, &factors);
+    let got = run_gemm(&desc, Isa::detect(), [&bytes, &bytes]);
+    for (got, want) in got.iter().zip(multiply(sides, &factors, &factors)) {
+        assert!((got - want).abs() <= 1e-14 * (1.0 + want.abs()), "{got} is not {want}");
+    }
+}
