@@ -139,9 +139,8 @@ impl ConvShape {
     #[must_use]
     pub fn product_sides(&self) -> [usize; 3] {
         let ConvShape { batch, channels_in, channels_out, ref axes, .. } = *self;
-        let places = |along: fn(&SlidingAxis) -> usize| {
-            axes.iter().map(along).fold(1usize, |places, along| places.saturating_mul(along))
-        };
+        let places =
+            |along: fn(&SlidingAxis) -> usize| axes.iter().map(along).fold(1usize, usize::saturating_mul);
         let of_batch = |along: fn(&SlidingAxis) -> usize| batch.saturating_mul(places(along));
         let taps = |channels: usize| channels.saturating_mul(places(|axis| axis.kernel));
         match self.pass {
