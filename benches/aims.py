@@ -35,6 +35,18 @@ AGAINST_TORCH = {
     "lstm": 0.75,
     "adamw_25m": 1.00,
 }
+# With the factors of products in bfloat16, where the machine has AMX, as a share of that of onnxruntime-training in
+# float32: 0.9 of PyTorch's autocast.
+BF16_AGAINST_REFERENCE = {
+    "lenet": 0.31,
+    "resnet18_224": 0.27,
+    "bert_mini": 0.32,
+    "bert_base": 0.25,
+    "gpt2_small6": 0.27,
+    "lstm": 0.04,
+}
+# With three products of bfloat16 for one of float32, as a share of our own step in float32.
+BF16X3_AGAINST_OURSELVES = {"bert_base": 0.60, "gpt2_small6": 0.60}
 # The geometric mean of the ratios to torch, without mlp_tiny.
 MEAN_AGAINST_TORCH = 0.7
 # Gaps that a shared machine makes by itself.
@@ -76,8 +88,14 @@ def memory(workload: str, about: dict[str, Any]) -> float:
     return max(MEMORY.get(workload, 0.0), OVER_FLOOR * floor(about) + BESIDES_FLOOR)
 
 
-def time(workload: str, peer: str) -> float | None:
-    """The ratio that a workload is to stay below; nobody aims at jax."""
+def time(workload: str, peer: str, precision: str = "f32") -> float | None:
+    """The ratio that a workload is to stay below at a precision of ours; nobody aims at jax."""
+    if precision != "f32":
+        lists = {
+            ("bf16", "onnxruntime-training"): BF16_AGAINST_REFERENCE,
+            ("bf16x3", "ortrain"): BF16X3_AGAINST_OURSELVES,
+        }
+        return lists.get((precision, peer), {}).get(workload)
     if peer == "onnxruntime-training":
         return AGAINST_REFERENCE.get(workload)
     if peer == "torch":

@@ -3,14 +3,16 @@
     make compare                                  all workloads, with the release wheel
     make compare ARGUMENTS="mlp --rounds 5"
     make compare ARGUMENTS="bert_mini --peers --memory-limit 0.6"
+    make compare ARGUMENTS="bert_base --precision bf16"
     python benches/compare.py --help
 
-A step is forward, cross-entropy, backward, AdamW and the reset of the gradients, in float32, from the same weights on
-the same batches (of adamw_25m the optimizer's part alone is timed). Every library runs in a process and an environment
-of its own, made on the first run. The processes take turns of about half a second; a ratio is the median over rounds of
-(median step of ours / median step of theirs) of one round, as milliseconds of different minutes say little on a shared
-machine. Below 1, ours is faster. The first losses and gradients are compared too: a fast step that computes something
-else is worth nothing, and the run fails. docs/performance.md says what the columns mean.
+A step is forward, cross-entropy, backward, AdamW and the reset of the gradients, in float32 (but for the factors of
+products of ours at another --precision, and of torch-bf16), from the same weights on the same batches (of adamw_25m
+the optimizer's part alone is timed). Every library runs in a process and an environment of its own, made on the first
+run. The processes take turns of about half a second; a ratio is the median over rounds of (median step of ours /
+median step of theirs) of one round, as milliseconds of different minutes say little on a shared machine. Below 1, ours
+is faster. The first losses and gradients are compared too: a fast step that computes something else is worth nothing,
+and the run fails. docs/performance.md says what the columns mean.
 """
 
 from __future__ import annotations
@@ -71,6 +73,10 @@ class Peer:
     """The same of what it does beforehand, to its own folder."""
     stays_out: Callable[[str], bool] = lambda _: False
     """Of which workloads."""
+    more: tuple[str, ...] = ()
+    """Arguments of the script behind the threads."""
+    precision: str = "f32"
+    """How exactly it takes the factors of products."""
 
     def command(self, what: tuple[str, ...], *arguments: object) -> list[str]:
         """A command line."""
@@ -87,16 +93,23 @@ def torch(name: str, variant: str, **more: Any) -> Peer:
     return Peer(name, ("with_torch.py", variant), environments.torch, **more)
 
 
-OURS = on_device("ortrain", "ortrain", lambda: Path(sys.executable))
+def ours(precision: str = "f32", fallback: str = "none") -> Peer:
+    """Our own library, at a precision."""
+    name = "ortrain" if precision == "f32" else f"ortrain-{precision}"
+    return on_device(name, "ortrain", lambda: Path(sys.executable), more=(precision, fallback), precision=precision)
+
+
+OURS = ours()
 OTHERS = {
     peer.name: peer
     for peer in [
+        OURS,
         on_device("onnxruntime-training", "onnxruntime", environments.oracle, stays_out=with_frozen_statistics),
         torch("torch", "eager"),
         torch("torch-channels-last", "channels-last", stays_out=without_images),
         torch("torch-compile", "compile"),
-        torch("torch-bf16", "bf16"),
-        torch("torch-bf16-channels-last", "bf16+channels-last", stays_out=without_images),
+        torch("torch-bf16", "bf16", precision="bf16"),
+        torch("torch-bf16-channels-last", "bf16+channels-last", precision="bf16", stays_out=without_images),
         Peer("jax", ("with_jax.py",), environments.jax),
     ]
 }
@@ -109,7 +122,10 @@ def within(share: float) -> Peer:
     return on_device(LIMITED, f"ortrain@{share}", lambda: Path(sys.executable))
 
 
+PRECISIONS = ("f32", "bf16", "bf16x3", "bf16x6")
 DEFAULT = ["onnxruntime-training", "torch", "torch-channels-last", "jax"]
+# Beside ours at another precision.
+DEFAULT_BF16 = ["onnxruntime-training", "ortrain", "torch-bf16", "torch-bf16-channels-last"]
 
 
 def told() -> dict[str, str]:
@@ -126,7 +142,7 @@ class Process:
         self._log = own / "log.txt"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                peer.command(peer.serve, folder, own, threads),
+                peer.command(peer.serve, folder, own, threads, *peer.more),
                 env=told(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -256,7 +272,7 @@ def limits(folder: Path, threads: int) -> Limits:
 
 def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -> Workload:
     """Let ours and the others take turns on a workload."""
-    everybody = [OURS, *(peer for peer in peers if not peer.stays_out(workload))]
+    everybody = [options.ours, *(peer for peer in peers if not peer.stays_out(workload))]
     folder: Path = options.folder / workload
     prepare(workload, everybody, folder)
     startups = [start(peer, folder, options.threads, options.starts) for peer in everybody]
@@ -283,7 +299,17 @@ def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -
             process.end()
     able.append(limits(options.folder / "limits", options.threads))
     measured = [
-        Measured(peer.name, about["version"], rounds, fastest, about["losses"], about["gradients"], startup)
+        Measured(
+            peer.name,
+            about["version"],
+            rounds,
+            fastest,
+            about["losses"],
+            about["gradients"],
+            startup,
+            peer.precision,
+            about.get("unit"),
+        )
         for peer, about, rounds, fastest, startup in zip(everybody, facts, medians, least, startups, strict=True)
     ]
     # What the machine did once, it can do.
@@ -326,7 +352,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="ortrain's training step beside that of other libraries.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(workloads.NAMES)} (all)")
     names = ", ".join(OTHERS)
-    parser.add_argument("--peers", nargs="*", choices=list(OTHERS), metavar="PEER", default=DEFAULT, help=f"of {names}")
+    parser.add_argument("--peers", nargs="*", choices=list(OTHERS), metavar="PEER", help=f"of {names}")
+    parser.add_argument("--precision", choices=PRECISIONS, default="f32", help="of our inner products (f32)")
+    parser.add_argument(
+        "--bf16-fallback",
+        choices=["none", "avx512_bf16", "emulated"],
+        default="none",
+        help="what may multiply bfloat16 where there is no AMX (none)",
+    )
     parser.add_argument("--threads", type=int, default=2, help="for every library (2)")
     parser.add_argument("--rounds", type=int, default=15, help="in which each has a turn (15)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn (0.5)")
@@ -343,10 +376,14 @@ def main() -> None:
     for name in options.workloads:
         if name not in workloads.NAMES:
             parser.error(f"there is no workload {name!r}; there are {', '.join(workloads.NAMES)}")
+    chosen = (DEFAULT if options.precision == "f32" else DEFAULT_BF16) if options.peers is None else options.peers
+    options.ours = ours(options.precision, options.bf16_fallback)
+    if options.ours.name in chosen:
+        parser.error("ortrain is beside itself at another --precision only")
 
     options.folder.mkdir(parents=True, exist_ok=True)
     prepare(report.SMALLEST, [OURS], options.folder / "limits")
-    peers = [OTHERS[peer] for peer in options.peers]
+    peers = [OTHERS[peer] for peer in chosen]
     if options.memory_limit is not None:
         if not 0 < options.memory_limit <= 1:
             parser.error("--memory-limit is a share: more than 0, at most 1")

@@ -80,6 +80,41 @@ def test_a_comparison_in_small(comparison: dict[str, Any]) -> None:
     assert start.keys() == {"import", "create", "first_step"}
 
 
+def test_a_comparison_with_ourselves_in_float32(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "benches" / "compare.py", "mlp_tiny", "--peers", "ortrain"]
+    few = [
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.01",
+        "--starts",
+        "1",
+        "--folder",
+        tmp_path,
+        "--json",
+        tmp_path / "found.json",
+    ]
+    rounded = ["--precision", "bf16", "--bf16-fallback", "emulated"]
+    done = subprocess.run([*command, *few, *rounded], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["precision"] == "bf16"
+    (workload,) = found["workloads"]
+    ours, (exact,) = workload["ours"], workload["others"]
+    assert (ours["peer"], ours["precision"], exact["peer"], exact["precision"]) == (
+        "ortrain-bf16",
+        "bf16",
+        "ortrain",
+        "f32",
+    )
+    assert ours["unit"] in ("amx", "avx512_bf16", "emulated")
+    assert exact["unit"] is None
+    assert exact["agrees"]
+    assert 0 < max(exact["loss_distances"]) < 0.1
+    done = subprocess.run([*command, *few], capture_output=True, text=True, check=False)
+    assert "ortrain is beside itself at another --precision only" in done.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is Linux's to tell")
 def test_memory_is_that_of_the_operating_system(comparison: dict[str, Any]) -> None:
     """No less than the floor, but for what the first look missed; and not the gigabytes of the other one."""
@@ -121,6 +156,29 @@ def test_an_aim(step: float, verdict: str) -> None:
     assert bool(report.missed(run)) == (verdict == "NO")
     (row,) = [line for line in report.text(run).splitlines() if line.startswith("| mlp") and " 0.63 " in line]
     assert f"| {verdict} " in row
+
+
+def test_aims_are_those_of_the_precision() -> None:
+    run = report.Run({"processor": "one", "cores": 1, "threads": 1}, "2000-01-01", 1, 1.0)
+    ours = report.Measured("ortrain-bf16x3", "1", [0.7], 0.7, [2.0] * 20, {"w": 1.0}, report.Startup(), "bf16x3", "amx")
+    run.workloads.append(found(ours, measured("ortrain", [1.0]), measured("torch", [0.1]), name="bert_base"))
+    assert report.missed(run) == ["bert_base: 0.70 of ortrain, the aim is 0.60"]
+    text = report.text(run)
+    assert "ortrain-bf16x3 1 (bf16x3 by amx), ortrain 1, torch 1." in text
+    assert "ours in bf16x3" in text
+    assert "ortrain-bf16x3, ortrain" in text
+    assert report.as_json(run)["precision"] == "bf16x3"
+
+
+@pytest.mark.parametrize(
+    ("precision", "loss", "agrees"),
+    [("f32", 2.001, False), ("bf16x3", 2.001, False), ("bf16x3", 2.0001, True), ("bf16", 2.001, True)],
+)
+def test_less_exact_losses_may_lie_further_apart(precision: str, loss: float, agrees: bool) -> None:
+    ours, theirs = measured("ortrain", [1.0], [loss] * 20), measured("torch", [1.0])
+    ours.precision = precision
+    assert report.agree(ours, theirs) == agrees
+    assert report.agree(theirs, ours) == agrees
 
 
 @pytest.mark.parametrize("losses", [[2.1] * 20, [2.0, 2.2, *[2.0] * 18], [2.0, float("nan"), *[2.0] * 18]])

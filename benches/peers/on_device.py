@@ -1,11 +1,12 @@
 """Peers with the on-device API: ortrain and onnxruntime-training, each in its own environment.
 
     python on_device.py ortrain|ortrain@SHARE|onnxruntime make FOLDER OWN
-    python on_device.py ortrain|ortrain@SHARE|onnxruntime serve FOLDER OWN THREADS
+    python on_device.py ortrain|ortrain@SHARE|onnxruntime serve FOLDER OWN THREADS [PRECISION FALLBACK]
 
 `make` writes the artifacts for the workload in FOLDER (see workloads.write) to OWN; it needs `onnx`. `serve` takes
 turns (see turns.py), and imports nothing but NumPy and the library. With a SHARE ortrain gets a memory limit that
-leaves so much of the arena that it would take; `make` writes it to OWN/limit.json.
+leaves so much of the arena that it would take; `make` writes it to OWN/limit.json. PRECISION and FALLBACK are
+ortrain's `SessionOptions.precision` and `bf16_fallback`.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ IMPORT: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
 }
 
 
-def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, Any], limited: bool) -> None:
-    """Take turns."""
+def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, Any], more: dict[str, Any]) -> None:
+    """Take turns. ``more`` are further session options."""
     turns = Turns()
     with turns.timed("import"):
         library, api, facts = IMPORT[who]()
@@ -132,14 +133,16 @@ def serve(who: str, folder: Path, own: Path, threads: int, settings: dict[str, A
     def create(_: bool) -> Session:
         options = library.SessionOptions()
         options.intra_op_num_threads = threads
-        if limited:
-            options.memory_limit = json.loads((own / "limit.json").read_text())["limit"]
+        for name, value in more.items():
+            setattr(options, name, value)
         state = api.CheckpointState.load_checkpoint(str(own / "checkpoint"))
         # No eval model: onnxruntime-training makes one that does not load where a BatchNormalization is in training
         # mode.
         module = api.Module(str(own / "training_model.onnx"), state, session_options=options)
         optimizer = api.Optimizer(str(own / "optimizer_model.onnx"), module)
         optimizer.set_learning_rate(settings["learning_rate"])
+        if "precision" in more:
+            facts["unit"] = module.bf16_unit
 
         def step(number: int) -> float:
             module.lazy_reset_grad()
@@ -165,7 +168,11 @@ def main() -> None:
         if share:
             write_limit(Path(folder), Path(own), float(share))
     else:
-        serve(who, Path(folder), Path(own), int(rest[0]), settings, limited=bool(share))
+        threads, *exactness = rest
+        more: dict[str, Any] = dict(zip(("precision", "bf16_fallback"), exactness, strict=False))
+        if share:
+            more["memory_limit"] = json.loads((Path(own) / "limit.json").read_text())["limit"]
+        serve(who, Path(folder), Path(own), int(threads), settings, more)
 
 
 if __name__ == "__main__":

@@ -92,8 +92,13 @@ class Module:
         num_threads: int,
         memory_limit: int | None,
         iteration_limit: int | None,
+        precision: str,
+        bf16_fallback: str,
     ) -> Module: ...
     def profile(self, inputs: Sequence[OrtValue], training: bool, steps: int, warmup: int) -> Profile: ...
+    def precision(self) -> tuple[str, str | None]:
+        """Its name, and that of what multiplies bfloat16."""
+
     def memory(self) -> tuple[int, int, int, int]:
         """Bytes of parameters, gradients, arena and scratch."""
 
@@ -152,6 +157,8 @@ class TrainingSession:
         num_threads: int,
         memory_limit: int | None,
         iteration_limit: int | None,
+        precision: str,
+        bf16_fallback: str,
     ) -> TrainingSession: ...
     def close(self) -> None: ...
     def check_open(self) -> None: ...
@@ -188,7 +195,12 @@ class InferenceSession:
         num_threads: int,
         memory_limit: int | None,
         iteration_limit: int | None,
+        precision: str,
+        bf16_fallback: str,
     ) -> InferenceSession: ...
+    def precision(self) -> tuple[str, str | None]:
+        """Its name, and that of what multiplies bfloat16."""
+
     def inputs(self) -> list[tuple[str, str, list[int | str | None]]]:
         """Name, type and shape of each."""
 

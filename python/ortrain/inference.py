@@ -42,12 +42,14 @@ class SessionOptions:
     """
 
     __slots__ = (
+        "bf16_fallback",
         "intra_op_num_threads",
         "iteration_limit",
         "log_severity_level",
         "log_verbosity_level",
         "logid",
         "memory_limit",
+        "precision",
     )
 
     log_severity_level: int
@@ -81,6 +83,24 @@ class SessionOptions:
     Optimizer moments and the caller's arrays do not count.
     """
 
+    precision: str
+    """How exactly inner products are computed: ``"f32"``, the default, ``"bf16x6"``, ``"bf16x3"`` or ``"bf16"``.
+
+    Of matrix products and convolutions of float32 alone, whose factors become bfloat16 (``"bf16"``) or sums of two
+    (``"bf16x3"``: three products) or three of them (``"bf16x6"``: six products). Sums and everything else stay float32,
+    and so do inputs, outputs, parameters and gradients. Needs AMX, or what :attr:`bf16_fallback` allows; without, there
+    is an :class:`~ortrain.errors.UnsupportedError` that says what the machine has. How exact each one is:
+    ``docs/performance.md``.
+    """
+
+    bf16_fallback: str
+    """What may multiply bfloat16 where there is no AMX: ``"none"``, the default, ``"avx512_bf16"`` or ``"emulated"``.
+
+    With ``"avx512_bf16"`` those instructions may; with ``"emulated"`` whatever the machine has, float32 arithmetic on
+    rounded factors at the last, which is slower than ``"f32"``. Nothing is used without being allowed here;
+    :attr:`Module.bf16_unit <ortrain.api.Module.bf16_unit>` says what is.
+    """
+
     def __init__(self) -> None:
         self.log_severity_level = -1
         self.log_verbosity_level = 0
@@ -88,6 +108,8 @@ class SessionOptions:
         self.intra_op_num_threads = 0
         self.iteration_limit = None
         self.memory_limit = None
+        self.precision = "f32"
+        self.bf16_fallback = "none"
 
 
 class RunOptions:
@@ -162,10 +184,17 @@ class NativeOptions(TypedDict):
     num_threads: int
     memory_limit: int | None
     iteration_limit: int | None
+    precision: str
+    bf16_fallback: str
 
 
-def native_options(options: SessionOptions | None) -> NativeOptions:
-    """What the options say. Of onnxruntime's the number of threads; all else there is about how onnxruntime works."""
+def native_options(
+    options: SessionOptions | None, precision: str | None = None, bf16_fallback: str | None = None
+) -> NativeOptions:
+    """What the options say, or what is given in their place.
+
+    Of onnxruntime's the number of threads; all else there is about how onnxruntime works.
+    """
     if options is None:
         options = SessionOptions()
     elif _of_onnxruntime(options):
@@ -181,6 +210,8 @@ def native_options(options: SessionOptions | None) -> NativeOptions:
         num_threads=options.intra_op_num_threads,
         memory_limit=options.memory_limit,
         iteration_limit=options.iteration_limit,
+        precision=options.precision if precision is None else precision,
+        bf16_fallback=options.bf16_fallback if bf16_fallback is None else bf16_fallback,
     )
 
 
@@ -242,14 +273,15 @@ class InferenceSession:
 
     Args:
         path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants.
-        sess_options: threads and bytes.
+        sess_options: threads, bytes, precision.
         providers: where it runs: ``["CPUExecutionProvider"]`` (the default) or ``["reference"]``. One that is not there
             is an error, never a silent fallback.
         operators: operators of one's own.
 
     Raises:
-        NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or run, or there is no such
-            provider.
+        NoSuchFileError, InvalidModelError, UnsupportedError: if the model cannot be read or run, there is no such
+            provider, or the machine has nothing that computes the precision and may be used.
+        InvalidArgumentError: if there is no such precision.
 
     >>> import ortrain
     >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
@@ -280,6 +312,31 @@ class InferenceSession:
             device=_PROVIDERS[wanted[0]],
             **native_options(sess_options),
         )
+
+    @property
+    def precision(self) -> str:
+        """How exactly inner products are computed: :attr:`SessionOptions.precision`.
+
+        >>> import ortrain
+        >>> ortrain.InferenceSession("examples/perceptron.onnx").precision
+        'f32'
+        """
+        return self._native.precision()[0]
+
+    @property
+    def bf16_unit(self) -> str | None:
+        """What multiplies bfloat16: ``"amx"``, ``"avx512_bf16"`` or ``"emulated"``.
+
+        ``None`` at the precision ``"f32"``, and on the reference.
+
+        >>> import ortrain
+        >>> options = ortrain.SessionOptions()
+        >>> options.precision, options.bf16_fallback = "bf16", "emulated"
+        >>> session = ortrain.InferenceSession("examples/perceptron.onnx", options)
+        >>> session.bf16_unit in ("amx", "avx512_bf16", "emulated")
+        True
+        """
+        return self._native.precision()[1]
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs that :meth:`run` takes.

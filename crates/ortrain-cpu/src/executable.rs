@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
-    AttentionDesc, AttentionKernel, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel, Pool,
-    Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
+    AttentionDesc, AttentionKernel, Bf16Unit, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel,
+    Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Program,
-    RunError, Scalars, Step, UnsupportedOnBackend, Workspace,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Precision,
+    Program, RunError, Scalars, Step, UnsupportedOnBackend, Workspace,
 };
 
 use crate::addresses::Addresses;
@@ -28,7 +28,14 @@ enum Kernel {
 }
 
 impl Kernel {
-    fn new(program: &Program, step: &Step, isa: Isa) -> Result<Kernel, String> {
+    fn new(program: &Program, step: &Step, isa: Isa, bf16: Option<Bf16Unit>) -> Result<Kernel, String> {
+        let products = match (step.precision(), bf16) {
+            (Precision::F32, _) => Products::F32,
+            (precision, Some(unit)) => Products { precision, unit },
+            (precision, None) => {
+                return Err(format!("its factors are {precision}, for which nothing was chosen"));
+            }
+        };
         match step {
             // Row and Col mean the same sums; short rows are faster down the columns, whichever it is called.
             Step::Map(l) | Step::Row(l) | Step::Col(l) => {
@@ -39,20 +46,15 @@ impl Kernel {
                     k: m.k,
                     a: m.a_access.clone(),
                     b: m.b_access.clone(),
-                    products: Products::F32,
+                    products,
                     epilogue: m.epilogue.nest.clone(),
                 };
                 GemmKernel::new(&desc, isa).map(Kernel::MatMul)
             }
             Step::Conv(c) => {
                 let [a, b] = [c.a, c.b].map(|id| program.buffer(id).dtype);
-                let desc = ConvDesc {
-                    shape: c.shape.clone(),
-                    a,
-                    b,
-                    products: Products::F32,
-                    epilogue: c.epilogue.nest.clone(),
-                };
+                let (shape, epilogue) = (c.shape.clone(), c.epilogue.nest.clone());
+                let desc = ConvDesc { shape, a, b, products, epilogue };
                 ConvKernel::new(&desc, isa).map(Kernel::Conv)
             }
             Step::Attention(a) => AttentionKernel::new(&description(a), isa)
@@ -127,9 +129,13 @@ pub(crate) struct CpuExecutable {
 }
 
 impl CpuExecutable {
-    pub(crate) fn new(program: Arc<Program>, isa: Isa) -> Result<CpuExecutable, UnsupportedOnBackend> {
+    pub(crate) fn new(
+        program: Arc<Program>,
+        isa: Isa,
+        bf16: Option<Bf16Unit>,
+    ) -> Result<CpuExecutable, UnsupportedOnBackend> {
         let compile = |instruction: &Instruction| {
-            Kernel::new(&program, &instruction.step, isa).map_err(|reason| UnsupportedOnBackend {
+            Kernel::new(&program, &instruction.step, isa, bf16).map_err(|reason| UnsupportedOnBackend {
                 backend: "cpu",
                 node: instruction.node.to_string(),
                 step: instruction.step.name(),

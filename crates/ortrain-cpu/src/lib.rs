@@ -7,20 +7,25 @@ mod addresses;
 mod executable;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use ortrain_kernels::Limits;
-use ortrain_kernels::{Isa, Pool, prefer_large_pages};
-use ortrain_program::{Backend, Executable, Memory, Program, UnsupportedOnBackend};
+use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
+use ortrain_program::{
+    Backend, Bf16Fallback, Executable, Memory, Precision, Program, UnsupportedOnBackend, UnsupportedPrecision,
+};
 
 /// The backend that runs programs on the CPU.
 #[derive(Clone, Debug)]
 pub struct Cpu {
     isa: Isa,
+    /// What multiplies bfloat16, if that was asked for.
+    bf16: Option<Bf16Unit>,
 }
 
 impl Default for Cpu {
     fn default() -> Cpu {
-        Cpu { isa: Isa::detect() }
+        Cpu::with_isa(Isa::detect())
     }
 }
 
@@ -34,7 +39,7 @@ impl Cpu {
     /// At a given level.
     #[must_use]
     pub fn with_isa(isa: Isa) -> Cpu {
-        Cpu { isa }
+        Cpu { isa, bf16: None }
     }
 
     /// Sets how many threads runs of this process use, the caller's included.
@@ -47,6 +52,15 @@ impl Cpu {
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits::measure(self.isa, Pool::global())
+    }
+
+    /// Operations per second that a unit, by its name, can do at most on bfloat16, measured now as [`Cpu::limits`] are;
+    /// `None` where it has no rate of its own.
+    #[must_use]
+    pub fn bf16_flops(unit: &str) -> Option<f64> {
+        const PATIENCE: Duration = Duration::from_millis(40);
+        let unit = Bf16Unit::available().into_iter().find(|known| known.name() == unit)?;
+        limits::bf16_flops(unit, Pool::global(), PATIENCE)
     }
 
     /// How many threads runs of this process use, the caller's included.
@@ -62,12 +76,49 @@ pub fn settle(memory: &Memory) {
     prefer_large_pages(memory.as_ptr(), memory.len());
 }
 
+/// What computes in a precision where a machine has no unit for it.
+const EMULATED: &str =
+    "bf16_fallback=\"emulated\" computes the same in float32 arithmetic, slower than \"f32\"";
+
+/// The unit of a level, if it may be used; otherwise what is to be said.
+fn allowed(isa: Isa, fallback: Bf16Fallback) -> Result<Bf16Unit, String> {
+    let unit = Bf16Unit::detect(isa);
+    match (unit.name(), fallback) {
+        ("amx", _) | ("avx512_bf16", Bf16Fallback::Avx512Bf16) | (_, Bf16Fallback::Emulated) => Ok(unit),
+        ("avx512_bf16", Bf16Fallback::None) => Err(
+            "needs AMX, which this machine does not have; bf16_fallback=\"avx512_bf16\" uses AVX512-BF16, which it has"
+                .to_owned(),
+        ),
+        (_, Bf16Fallback::None) => {
+            Err(format!("needs AMX, which this machine does not have, nor AVX512-BF16; {EMULATED}"))
+        }
+        (_, Bf16Fallback::Avx512Bf16) => {
+            Err(format!("needs AMX or AVX512-BF16, and this machine has neither; {EMULATED}"))
+        }
+    }
+}
+
 impl Backend for Cpu {
     fn name(&self) -> &'static str {
         "cpu"
     }
 
+    fn with_precision(
+        &self,
+        precision: Precision,
+        fallback: Bf16Fallback,
+    ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
+        let unit =
+            || allowed(self.isa, fallback).map_err(|reason| UnsupportedPrecision { precision, reason });
+        let bf16 = (precision != Precision::F32).then(unit).transpose()?;
+        Ok(Arc::new(Cpu { bf16, isa: self.isa }))
+    }
+
+    fn bf16_unit(&self) -> Option<&'static str> {
+        self.bf16.map(Bf16Unit::name)
+    }
+
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        Ok(Box::new(executable::CpuExecutable::new(program, self.isa)?))
+        Ok(Box::new(executable::CpuExecutable::new(program, self.isa, self.bf16)?))
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, Builder, ConvShape, Dims, Inst, Nest, ReduceOp, Reduction, Reg, RunScalar, Scalar, Strides, Type,
+    Access, Builder, ConvShape, Dims, Inst, Nest, Precision, ReduceOp, Reduction, Reg, RunScalar, Scalar,
+    Strides, Type,
 };
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId};
 use ortrain_program::{
@@ -504,14 +505,16 @@ impl NestBuilder {
         (b, b_access): (BufferId, Access),
     ) -> Step {
         let batch = batch.iter().copied().collect();
-        Step::MatMul(Box::new(MatMul { batch, m, n, k, a, a_access, b, b_access, epilogue: self.finish() }))
+        let (precision, epilogue) = (Precision::F32, self.finish());
+        Step::MatMul(Box::new(MatMul { batch, m, n, k, a, a_access, b, b_access, precision, epilogue }))
     }
 
     /// The nest as the epilogue of a convolution; its load 0 must be the one made by [`NestBuilder::product`], and its
     /// space that of the result ([`ConvShape::operands`]).
     #[must_use]
     pub fn conv(self, shape: ConvShape, a: BufferId, b: BufferId) -> Step {
-        Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b, epilogue: self.finish() }))
+        let (precision, epilogue) = (Precision::F32, self.finish());
+        Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b, precision, epilogue }))
     }
 
     /// The product of the matrices (or the convolution), as the epilogue sees it. Must be the first load. `placeholder` is any buffer; it

@@ -1,10 +1,11 @@
 //! What a backend is.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ortrain_expr::{DType, OutOfRange};
+use ortrain_expr::{DType, OutOfRange, Precision};
 
 use crate::{Buffer, Entry, Instruction, Memory, OutOfMemory, Place, Program};
 
@@ -345,10 +346,80 @@ pub struct UnsupportedOnBackend {
     pub reason: String,
 }
 
+/// What may multiply bfloat16 where a machine has no AMX. Nothing else is ever used in its place without being asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Bf16Fallback {
+    /// Nothing: without AMX it is an error.
+    #[default]
+    None,
+    /// AVX512-BF16. Without that it is an error.
+    Avx512Bf16,
+    /// Whatever is there: AVX512-BF16, or arithmetic in `f32` on rounded factors, which is slower than `f32` itself.
+    Emulated,
+}
+
+impl Bf16Fallback {
+    /// All of them.
+    pub const ALL: [Bf16Fallback; 3] = [Bf16Fallback::None, Bf16Fallback::Avx512Bf16, Bf16Fallback::Emulated];
+
+    /// The name that users give it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Bf16Fallback::None => "none",
+            Bf16Fallback::Avx512Bf16 => "avx512_bf16",
+            Bf16Fallback::Emulated => "emulated",
+        }
+    }
+}
+
+impl fmt::Display for Bf16Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no [`Bf16Fallback`] has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no bf16_fallback {0:?}; there are \"none\", \"avx512_bf16\" and \"emulated\"")]
+pub struct UnknownFallback(pub String);
+
+impl FromStr for Bf16Fallback {
+    type Err = UnknownFallback;
+
+    fn from_str(name: &str) -> Result<Bf16Fallback, UnknownFallback> {
+        let found = Bf16Fallback::ALL.into_iter().find(|fallback| fallback.name() == name);
+        found.ok_or_else(|| UnknownFallback(name.to_owned()))
+    }
+}
+
+/// A precision for which a backend has nothing that it may use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("precision \"{precision}\" {reason}")]
+pub struct UnsupportedPrecision {
+    /// The precision.
+    pub precision: Precision,
+    /// What it needs, what is there, and what helps.
+    pub reason: String,
+}
+
 /// Something that runs programs.
 pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Its name, as users write it.
     fn name(&self) -> &'static str;
+
+    /// This backend for programs of a precision, with what the machine has and `fallback` allows.
+    ///
+    /// # Errors
+    /// When the machine has nothing that is allowed.
+    fn with_precision(
+        &self,
+        precision: Precision,
+        fallback: Bf16Fallback,
+    ) -> Result<Arc<dyn Backend>, UnsupportedPrecision>;
+
+    /// The name of what multiplies bfloat16 here; `None` where nothing was chosen, as for `f32`, or nothing is to be chosen.
+    fn bf16_unit(&self) -> Option<&'static str>;
 
     /// Prepares a program. May allocate; runs do not.
     ///

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, DType, Inst, Scalar, WindowPass};
+use ortrain_expr::{Access, DType, Inst, Precision, Scalar, WindowPass};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
@@ -41,6 +41,7 @@ pub struct ProgramBuilder {
     constants: Vec<Tensor>,
     planes: FxHashMap<PlaneId, usize>,
     placed: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
+    precision: Precision,
 }
 
 /// The next multiple of the alignment.
@@ -54,6 +55,31 @@ impl ProgramBuilder {
     #[must_use]
     pub fn new() -> ProgramBuilder {
         ProgramBuilder::default()
+    }
+
+    /// With inner products of this precision: those of [`Step::MatMul`] and [`Step::Conv`] that are summed in `f32` and are
+    /// worth it ([`Precision::of_product`]), and nothing else. [`Step::Attention`] keeps its own in `f32`.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> ProgramBuilder {
+        self.precision = precision;
+        self
+    }
+
+    /// Says it to every step.
+    fn set_precision(&mut self) {
+        let ProgramBuilder { instructions, buffers, precision, .. } = self;
+        let is_double = |id: BufferId| buffers[id.0 as usize].dtype == DType::F64;
+        for instruction in instructions {
+            match &mut instruction.step {
+                Step::MatMul(m) if !is_double(m.a) && !is_double(m.b) => {
+                    m.precision = precision.of_product([m.m, m.n, m.k]);
+                }
+                Step::Conv(c) if !is_double(c.a) && !is_double(c.b) => {
+                    c.precision = precision.of_product(c.shape.product_sides());
+                }
+                _ => {}
+            }
+        }
     }
 
     fn push(&mut self, label: &str, dtype: DType, len: usize, place: Place) -> BufferId {
@@ -223,6 +249,16 @@ impl ProgramBuilder {
                 ));
             }
         }
+        if step.precision() != Precision::F32 {
+            let factors = match step {
+                Step::MatMul(m) => [m.a, m.b],
+                Step::Conv(c) => [c.a, c.b],
+                _ => unreachable!("others have no precision"),
+            };
+            if factors.into_iter().any(|id| self.buffer(id).dtype == DType::F64) {
+                return Some(format!("factors of float64 in {}", step.precision()));
+            }
+        }
         if let Step::MatMul(m) = step {
             let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect::<Vec<_>>();
             for (id, access, dims) in
@@ -321,6 +357,7 @@ impl ProgramBuilder {
         fused: bool,
     ) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        self.set_precision();
         fuse::order(&mut self.instructions, &self.buffers);
         let work_bytes = if fused {
             parts::plan_in_parts(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?

@@ -443,7 +443,7 @@ fn runs(access: &Access, dims: &[usize], kept: usize) -> u64 {
 mod tests {
     use std::sync::Arc;
 
-    use ortrain_expr::{Builder, ConvPass, ConvShape, DType, WindowShape};
+    use ortrain_expr::{Builder, ConvPass, ConvShape, DType, Precision, WindowShape};
 
     use super::*;
     use crate::{Conv, Entries, ProgramBuilder, Window};
@@ -537,8 +537,8 @@ mod tests {
             axes: axes.clone(),
         };
         let epilogue = Loop { nest, reads: vec![y], writes: vec![y] };
-        b.step(Step::Conv(Box::new(Conv { shape, a: x, a_offset: 0, b: f, epilogue })), Entries::ALL, &node)
-            .unwrap();
+        let conv = Conv { shape, a: x, a_offset: 0, b: f, precision: Precision::F32, epilogue };
+        b.step(Step::Conv(Box::new(conv)), Entries::ALL, &node).unwrap();
         let shape = WindowShape { pass: WindowPass::Sum, planes: 3, axes };
         b.step(Step::Window(Window { shape, source: y, index: None, target: z }), Entries::ALL, &node)
             .unwrap();

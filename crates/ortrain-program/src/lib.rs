@@ -23,12 +23,13 @@ mod schedule;
 
 pub use attention::{Attention, AttentionGradients, AttentionPass, Operand};
 pub use backend::{
-    Backend, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MemoryNeed, Observer, OverLimit,
-    RunError, Scalars, UnsupportedOnBackend, Workspace,
+    Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MemoryNeed, Observer,
+    OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;
 pub use memory::{ALIGNMENT, Memory, OutOfMemory};
+pub use ortrain_expr::{Precision, UnknownPrecision};
 pub(crate) use program::is_work;
 pub use program::{
     Buffer, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Place, PlaneId, Program, ScatterAdd,

@@ -187,7 +187,9 @@ fn part_of(conv: &Conv, from: usize, images: usize) -> Conv {
 
 #[cfg(test)]
 mod tests {
-    use ortrain_expr::{Builder, ConvShape, DType, Mode, Nest, Scalar, SlidingAxis, Type, UnaryOp};
+    use ortrain_expr::{
+        Builder, ConvShape, DType, Mode, Nest, Precision, Scalar, SlidingAxis, Type, UnaryOp,
+    };
 
     use super::*;
     use crate::reference::evaluate;
@@ -238,7 +240,8 @@ mod tests {
             axes: [axis, axis].into_iter().collect(),
         };
         let epilogue = Loop { nest, reads, writes: vec![result] };
-        let step = Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, epilogue }));
+        let precision = Precision::F32;
+        let step = Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, precision, epilogue }));
         b.step(step, Entries::ALL, &name.into()).unwrap();
         result
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, SlidingAxis, WindowPass, WindowShape};
+use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_graph::Tensor;
 
 use crate::{Attention, Cost};
@@ -143,6 +143,8 @@ pub struct MatMul {
     pub b: BufferId,
     /// Its access over `batch + [k, n]`.
     pub b_access: Access,
+    /// How exactly factors are taken, `F32` for those of `F64`. [`crate::ProgramBuilder::precision`] says it.
+    pub precision: Precision,
     /// What becomes of the product.
     pub epilogue: Loop,
 }
@@ -161,6 +163,8 @@ pub struct Conv {
     pub a_offset: usize,
     /// Operand B, row-major.
     pub b: BufferId,
+    /// How exactly operands are taken, `F32` for those of `F64`. [`crate::ProgramBuilder::precision`] says it.
+    pub precision: Precision,
     /// What becomes of the result.
     pub epilogue: Loop,
 }
@@ -239,9 +243,27 @@ impl Step {
         }
     }
 
-    /// Its sizes, as text.
+    /// How exactly the factors of its inner products are taken.
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        match self {
+            Step::MatMul(m) => m.precision,
+            Step::Conv(c) => c.precision,
+            _ => Precision::F32,
+        }
+    }
+
+    /// Its sizes, as text, and its precision if that is not `f32`.
     #[must_use]
     pub fn shapes(&self) -> String {
+        let sizes = self.sizes();
+        match self.precision() {
+            Precision::F32 => sizes,
+            precision => format!("{sizes} {precision}"),
+        }
+    }
+
+    fn sizes(&self) -> String {
         match self {
             Step::Map(l) => format!("{:?}", l.nest.dims.as_slice()),
             Step::Row(l) | Step::Col(l) => {

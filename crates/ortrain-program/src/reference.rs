@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{
-    Access, ConvPass, ConvShape, DType, Evaluation, Mode, Nest, OutOfRange, ReduceOp, RunScalar, Scalar,
-    SlidingAxis, Type, WindowPass, WindowShape,
+    Access, ConvPass, ConvShape, DType, Evaluation, Mode, Nest, OutOfRange, Precision, ReduceOp, RunScalar,
+    Scalar, SlidingAxis, Type, WindowPass, WindowShape,
 };
 
 use crate::{
-    Attention, AttentionPass, Backend, Bindings, Buffer, BufferId, Conv, Entry, Executable, Loop, MatMul,
-    Observer, Operand, OutOfMemory, Place, Program, RunError, Scalars, ScatterAdd, Step,
-    UnsupportedOnBackend, Window, Workspace,
+    Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
+    Loop, MatMul, Observer, Operand, OutOfMemory, Place, Program, RunError, Scalars, ScatterAdd, Step,
+    UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -28,6 +28,19 @@ fn at_point(failure: OutOfRange, dims: &[usize], index: &[usize]) -> OutOfRange 
 impl Backend for Reference {
     fn name(&self) -> &'static str {
         "reference"
+    }
+
+    /// It computes every precision, whatever the machine has.
+    fn with_precision(
+        &self,
+        _: Precision,
+        _: Bf16Fallback,
+    ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
+        Ok(Arc::new(*self))
+    }
+
+    fn bf16_unit(&self) -> Option<&'static str> {
+        None
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
@@ -241,6 +254,43 @@ fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
         ReduceOp::Min => ortrain_expr::BinaryOp::Min,
     };
     Scalar::binary(op, a, b)
+}
+
+/// An inner product, computed in a type.
+#[derive(Clone, Copy)]
+struct InnerProduct {
+    total: Scalar,
+    /// The products of first terms alone.
+    first: Scalar,
+}
+
+impl InnerProduct {
+    fn new(ty: Type) -> InnerProduct {
+        let zero = Scalar::from_f64(ty, 0.0);
+        InnerProduct { total: zero, first: zero }
+    }
+
+    /// Adds the product of two factors, or those of their terms.
+    fn add(&mut self, precision: Precision, a: Scalar, b: Scalar) {
+        let ty = self.total.ty();
+        let add = |total: Scalar, x: Scalar, y: Scalar| {
+            combine(ReduceOp::Sum, total, Scalar::binary(ortrain_expr::BinaryOp::Mul, x, y))
+        };
+        if precision == Precision::F32 {
+            self.total = add(self.total, a.convert(ty), b.convert(ty));
+            return;
+        }
+        let terms = |factor: Scalar| {
+            precision.split(factor.to_f64() as f32).map(|term| Scalar::from_f64(ty, f64::from(term)))
+        };
+        let (a, b) = (terms(a), terms(b));
+        self.first = add(self.first, a[0], b[0]);
+        self.total = precision.products().iter().fold(self.total, |total, &(i, j)| add(total, a[i], b[j]));
+    }
+
+    fn result(self, precision: Precision) -> Scalar {
+        if precision.terms() > 1 && self.total.to_f64().is_nan() { self.first } else { self.total }
+    }
 }
 
 impl<'a> Run<'a> {
@@ -490,16 +540,15 @@ impl<'a> Run<'a> {
         };
         let product = |run: &Run<'_>, index: &[usize]| {
             let (batch, at) = index.split_at(m.batch.len());
-            let mut total = Scalar::from_f64(ty, 0.0);
+            let mut sum = InnerProduct::new(ty);
             for l in 0..m.k {
                 let a_index: Vec<usize> = batch.iter().copied().chain([at[0], l]).collect();
                 let b_index: Vec<usize> = batch.iter().copied().chain([l, at[1]]).collect();
-                let a = run.buffers[m.a.0 as usize][position(&m.a_access, &a_index)].convert(ty);
-                let b = run.buffers[m.b.0 as usize][position(&m.b_access, &b_index)].convert(ty);
-                let term = Scalar::binary(ortrain_expr::BinaryOp::Mul, a, b);
-                total = Scalar::binary(ortrain_expr::BinaryOp::Add, total, term);
+                let a = run.buffers[m.a.0 as usize][position(&m.a_access, &a_index)];
+                let b = run.buffers[m.b.0 as usize][position(&m.b_access, &b_index)];
+                sum.add(m.precision, a, b);
             }
-            Some(total)
+            Some(sum.result(m.precision))
         };
         self.nest(&m.epilogue, product)
     }
@@ -512,7 +561,7 @@ impl<'a> Run<'a> {
         };
         let [a_dims, b_dims, dims] = c.shape.operands();
         let (a, b) = (&self.buffers[c.a.0 as usize][c.a_offset..], &self.buffers[c.b.0 as usize]);
-        let mut sums = vec![Scalar::from_f64(ty, 0.0); dims.iter().product()];
+        let mut sums = vec![InnerProduct::new(ty); dims.iter().product()];
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
         let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));
         // Every product of an input element and a filter element that the definition names, once.
@@ -538,15 +587,13 @@ impl<'a> Run<'a> {
                     ConvPass::InputGradient => (&output, &filter, &input),
                     ConvPass::FilterGradient => (&output, &input, &filter),
                 };
-                let [x, y] = [a[flat(&a_dims, x)], b[flat(&b_dims, y)]].map(|factor| factor.convert(ty));
-                let total = &mut sums[flat(&dims, to)];
-                *total = combine(ReduceOp::Sum, *total, Scalar::binary(ortrain_expr::BinaryOp::Mul, x, y));
+                sums[flat(&dims, to)].add(c.precision, a[flat(&a_dims, x)], b[flat(&b_dims, y)]);
             }
             if !advance(&mut index, &space) {
                 break;
             }
         }
-        self.nest(&c.epilogue, |_, index| Some(sums[flat(&dims, index)]))
+        self.nest(&c.epilogue, |_, index| Some(sums[flat(&dims, index)].result(c.precision)))
     }
 
     fn window(&mut self, w: &Window) {

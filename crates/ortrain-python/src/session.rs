@@ -43,7 +43,10 @@ impl TrainingSession {
 #[pymethods]
 impl TrainingSession {
     #[new]
-    #[pyo3(signature = (state, train_model, eval_model, optimizer_model, *, device, num_threads, memory_limit, iteration_limit))]
+    #[pyo3(signature = (
+        state, train_model, eval_model, optimizer_model, *, device, num_threads, memory_limit, iteration_limit,
+        precision, bf16_fallback
+    ))]
     fn new(
         py: Python<'_>,
         state: &CheckpointState,
@@ -54,8 +57,11 @@ impl TrainingSession {
         num_threads: usize,
         memory_limit: Option<usize>,
         iteration_limit: Option<u64>,
+        precision: &str,
+        bf16_fallback: &str,
     ) -> PyResult<TrainingSession> {
-        let options = module_options(device, num_threads, memory_limit, iteration_limit)?;
+        let options =
+            module_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
         let (eval, optimizer) = (eval_model.map(|source| source.0), optimizer_model.map(|source| source.0));
         let session = state.door.pass(py, |state| {
             let session = ortrain::TrainingSession::new(state, train_model.0, eval, optimizer, options)?;

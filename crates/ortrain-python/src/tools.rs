@@ -1,7 +1,9 @@
 //! Running a model, preparing one for training, looking inside one.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use ortrain::artifacts::{
@@ -90,11 +92,20 @@ pub(crate) fn module_options(
     num_threads: usize,
     memory_limit: Option<usize>,
     iteration_limit: Option<u64>,
+    precision: &str,
+    bf16_fallback: &str,
 ) -> PyResult<ModuleOptions> {
     let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
     options.memory_limit = memory_limit;
     options.iteration_limit = iteration_limit;
+    options.precision = named(precision)?;
+    options.bf16_fallback = named(bf16_fallback)?;
     Ok(options)
+}
+
+/// What a name stands for.
+fn named<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
+    name.parse().map_err(|unknown: T::Err| InvalidArgumentError::new_err(unknown.to_string()))
 }
 
 /// What goes into a model and comes out of it: a tensor, or a list of them for a sequence.
@@ -119,7 +130,9 @@ pub(crate) struct InferenceSession {
 #[pymethods]
 impl InferenceSession {
     #[new]
-    #[pyo3(signature = (model, *, device, num_threads, memory_limit, iteration_limit))]
+    #[pyo3(signature = (
+        model, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback
+    ))]
     fn new(
         py: Python<'_>,
         model: Source,
@@ -127,12 +140,21 @@ impl InferenceSession {
         num_threads: usize,
         memory_limit: Option<usize>,
         iteration_limit: Option<u64>,
+        precision: &str,
+        bf16_fallback: &str,
     ) -> PyResult<InferenceSession> {
         let mut options = SessionOptions::default().backend(backend(device, num_threads)?);
         options.memory_limit = memory_limit;
         options.iteration_limit = iteration_limit;
+        options.precision = named(precision)?;
+        options.bf16_fallback = named(bf16_fallback)?;
         let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
         Ok(InferenceSession { session: Door::new(session) })
+    }
+
+    /// Its name, and that of what multiplies bfloat16.
+    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
+        self.session.pass(py, |session| Ok((session.precision().name(), session.bf16_unit())))
     }
 
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {

@@ -48,7 +48,9 @@ impl Module {
 #[pymethods]
 impl Module {
     #[new]
-    #[pyo3(signature = (train_model, state, eval_model, *, device, num_threads, memory_limit, iteration_limit))]
+    #[pyo3(signature = (
+        train_model, state, eval_model, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback
+    ))]
     fn new(
         py: Python<'_>,
         train_model: Source,
@@ -58,8 +60,11 @@ impl Module {
         num_threads: usize,
         memory_limit: Option<usize>,
         iteration_limit: Option<u64>,
+        precision: &str,
+        bf16_fallback: &str,
     ) -> PyResult<Module> {
-        let options = module_options(device, num_threads, memory_limit, iteration_limit)?;
+        let options =
+            module_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
         let eval = eval_model.map(|source| source.0);
         let module =
             state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
@@ -100,6 +105,11 @@ impl Module {
             module.profile(state, &given(&inputs), options, &mut |_, _, _, _| {})
         })?;
         Ok(Profile(profile))
+    }
+
+    /// Its name, and that of what multiplies bfloat16.
+    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
+        self.with(py, |module, _| Ok((module.precision().name(), module.bf16_unit())))
     }
 
     /// Bytes: parameters, gradients, work, scratch.

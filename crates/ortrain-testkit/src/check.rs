@@ -2,23 +2,34 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Mode, Scalar};
+use ortrain_expr::{Mode, Precision, Scalar};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::{Definition, Registry, Role, Specialiser, passes};
-use ortrain_program::{Backend, Bindings, Entry, Given, Program, Runner, Scalars, Workspace, reference};
+use ortrain_program::{
+    Backend, Bindings, Entry, Given, Program, Runner, Scalars, Schedule, Workspace, reference,
+};
 
 use crate::{Case, tolerance};
 
 /// Elements of one input at which the difference is taken; more are sampled evenly.
 const POINTS_PER_INPUT: usize = 24;
 
-fn specialise(graph: Graph, inputs: &[Tensor]) -> Result<Arc<ortrain_program::Schedule>, String> {
+fn specialise(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<Arc<Schedule>, String> {
     let roles = vec![Role::User; graph.inputs.len()];
-    Specialiser::new(graph, roles).schedule(inputs).map_err(|error| error.to_string())
+    let specialiser = Specialiser::new(graph, roles).precision(precision);
+    specialiser.schedule(inputs).map_err(|error| error.to_string())
 }
 
 fn program_of(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {
-    let schedule = specialise(graph, inputs)?;
+    program_at(graph, inputs, Precision::F32)
+}
+
+/// The program of a graph with inner products of a precision.
+///
+/// # Errors
+/// What the graph says, or that it is more than one program.
+pub fn program_at(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<Arc<Program>, String> {
+    let schedule = specialise(graph, inputs, precision)?;
     schedule.single().cloned().ok_or_else(|| "the graph is not a single program".to_owned())
 }
 
@@ -27,8 +38,21 @@ fn program_of(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {
 /// # Errors
 /// What the graph or the backend says.
 pub fn run(graph: &Graph, inputs: &[Tensor], backend: Arc<dyn Backend>) -> Result<Vec<Tensor>, String> {
-    let runner =
-        Runner::new(backend, specialise(graph.clone(), inputs)?).map_err(|error| error.to_string())?;
+    run_at(graph, inputs, backend, Precision::F32)
+}
+
+/// [`run`] with inner products of a precision.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_at(
+    graph: &Graph,
+    inputs: &[Tensor],
+    backend: Arc<dyn Backend>,
+    precision: Precision,
+) -> Result<Vec<Tensor>, String> {
+    let schedule = specialise(graph.clone(), inputs, precision)?;
+    let runner = Runner::new(backend, schedule).map_err(|error| error.to_string())?;
     let given: Vec<Given<'_>> = inputs
         .iter()
         .map(|tensor| Given { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
@@ -247,11 +271,11 @@ fn compare(
     Ok(points)
 }
 
-fn tolerance_of(dtype: DType) -> f64 {
+fn tolerance_of(dtype: DType, float32: f64) -> f64 {
     match dtype {
-        DType::F16 => tolerance::FLOAT16,
-        DType::BF16 => tolerance::BFLOAT16,
-        DType::F32 | DType::F64 => tolerance::FLOAT32,
+        DType::F16 => tolerance::FLOAT16.max(float32),
+        DType::BF16 => tolerance::BFLOAT16.max(float32),
+        DType::F32 | DType::F64 => float32,
         _ => 0.0,
     }
 }
@@ -262,7 +286,22 @@ fn tolerance_of(dtype: DType) -> f64 {
 /// # Errors
 /// The first tensor that differs.
 pub fn check_backend(case: &Case, backend: &Arc<dyn Backend>, gradients: bool) -> Result<(), String> {
-    let at = |message: String| format!("{} ({}) on {}: {message}", case.operator, case.name, backend.name());
+    check_backend_at(case, backend, gradients, Precision::F32, tolerance::FLOAT32)
+}
+
+/// [`check_backend`] with inner products of a precision and a tolerance for results in float32.
+///
+/// # Errors
+/// As [`check_backend`].
+pub fn check_backend_at(
+    case: &Case,
+    backend: &Arc<dyn Backend>,
+    gradients: bool,
+    precision: Precision,
+    tolerance: f64,
+) -> Result<(), String> {
+    let on = backend.name();
+    let at = |message: String| format!("{} ({}) on {on} in {precision}: {message}", case.operator, case.name);
     let mut graphs = vec![case.graph.clone()];
     if gradients {
         let mut graph = differentiated(case, Of::Results).map_err(at)?.1;
@@ -271,15 +310,15 @@ pub fn check_backend(case: &Case, backend: &Arc<dyn Backend>, gradients: bool) -
         graphs.push(graph);
     }
     for graph in graphs {
-        let program = program_of(graph.clone(), &case.inputs).map_err(at)?;
+        let program = program_at(graph.clone(), &case.inputs, precision).map_err(at)?;
         let expected = evaluate(&program, &widened(&case.inputs)).map_err(at)?;
-        let found = run(&graph, &case.inputs, backend.clone()).map_err(at)?;
+        let found = run_at(&graph, &case.inputs, backend.clone(), precision).map_err(at)?;
         for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let scale = expected.iter().fold(1e-6f64, |scale, v| scale.max(v.abs()));
             for (index, (&got, &want)) in found.to_f64().iter().zip(expected).enumerate() {
                 let same = (got.is_nan() && want.is_nan())
                     || got == want
-                    || (got - want).abs() <= tolerance_of(found.dtype()) * scale;
+                    || (got - want).abs() <= tolerance_of(found.dtype(), tolerance) * scale;
                 if !same {
                     return Err(at(format!("output {k} at element {index} is {got}, not {want}")));
                 }

@@ -17,6 +17,6 @@ pub mod tolerance;
 pub use case::{Case, CaseBuilder, Fill};
 pub use cases::cases;
 pub use check::{
-    check_backend, check_gradient, check_gradient_after, check_second_order, check_standard, gradient_graph,
-    run,
+    check_backend, check_backend_at, check_gradient, check_gradient_after, check_second_order,
+    check_standard, gradient_graph, program_at, run, run_at,
 };

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Nest, ReduceOp, Reduction, Reg,
-    SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Nest, Precision, ReduceOp,
+    Reduction, Reg, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
 use ortrain_program::{
     Backend, Bindings, BufferId, Conv, Entries, Entry, Loop, MatMul, Memory, Place, PlaneId, Program,
@@ -50,8 +50,19 @@ pub struct Kinds {
     pub narrow: bool,
     /// Pooling.
     pub windows: bool,
-    /// Images that more than one thread works on, instead of a few elements.
-    pub large: bool,
+    /// How large images are.
+    pub size: Size,
+}
+
+/// How large the images of a random program are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// A few elements.
+    Small,
+    /// Enough for products that are worth a precision ([`Precision::of_product`]).
+    Middle,
+    /// More than one thread works on them.
+    Large,
 }
 
 /// A random program, ready to be finished in more than one way.
@@ -466,6 +477,7 @@ impl Making {
                 a_access: Access::contiguous(DType::F32, &[m, k]),
                 b: weights,
                 b_access,
+                precision: Precision::F32,
                 epilogue,
             })),
             Entries::ALL,
@@ -517,10 +529,9 @@ impl Making {
         };
         let dims: Dims = self.sizes.all().into_iter().collect();
         let (epilogue, to) = self.epilogue(&dims, kinds);
-        self.step(
-            Step::Conv(Box::new(Conv { shape, a: a.id, a_offset: 0, b: weights, epilogue })),
-            Entries::ALL,
-        );
+        let (a, precision) = (a.id, Precision::F32);
+        let conv = Conv { shape, a, a_offset: 0, b: weights, precision, epilogue };
+        self.step(Step::Conv(Box::new(conv)), Entries::ALL);
         self.values.push(to);
     }
 
@@ -601,10 +612,19 @@ impl RandomProgram {
     pub fn new(seed: u64, kinds: Kinds) -> RandomProgram {
         let mut random = Random(seed);
         let mut size = |sizes: &[usize]| random.pick(sizes);
-        let sizes = if kinds.large {
-            Sizes { n: size(&[2, 5]), c: size(&[3, 16]), h: size(&[16, 23]), w: size(&[20, 33]) }
-        } else {
-            Sizes { n: size(&[1, 2, 3]), c: size(&[1, 2, 3, 4]), h: size(&[1, 2, 3, 5]), w: size(&[1, 2, 4]) }
+        let sizes = match kinds.size {
+            Size::Small => Sizes {
+                n: size(&[1, 2, 3]),
+                c: size(&[1, 2, 3, 4]),
+                h: size(&[1, 2, 3, 5]),
+                w: size(&[1, 2, 4]),
+            },
+            Size::Middle => {
+                Sizes { n: size(&[1, 2, 7]), c: size(&[3, 18, 21]), h: size(&[4, 5]), w: size(&[5, 6]) }
+            }
+            Size::Large => {
+                Sizes { n: size(&[2, 5]), c: size(&[3, 16]), h: size(&[16, 23]), w: size(&[20, 33]) }
+            }
         };
         let mut making = Making {
             random,
@@ -639,6 +659,13 @@ impl RandomProgram {
             }
         }
         RandomProgram { builder: making.builder, inputs, outputs }
+    }
+
+    /// With inner products of a precision.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> RandomProgram {
+        self.builder = self.builder.precision(precision);
+        self
     }
 
     /// The program, fused or as it was put together.

@@ -7,10 +7,10 @@ use ortrain_graph::Tensor;
 use ortrain_program::{
     Backend, BufferId, Entries, Entry, Loop, PlaneId, Program, ProgramBuilder, Reference, ScatterAdd, Step,
 };
-use ortrain_testkit::programs::{Kinds, RandomProgram, run_program};
+use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program};
 use ortrain_testkit::tolerance;
 
-const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, large: false };
+const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, size: Size::Small };
 const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
 
 /// By the reference evaluator, which gives every buffer memory of its own: bit for bit.
@@ -62,7 +62,7 @@ fn planned_programs_mean_the_same() {
 /// On the CPU, with images that are split: the same bits on any number of threads.
 #[test]
 fn threads_change_no_bit() {
-    let kinds = Kinds { large: true, ..ALL };
+    let kinds = Kinds { size: Size::Large, ..ALL };
     let cpu = ortrain_cpu::Cpu::new();
     let before = ortrain_cpu::Cpu::num_threads();
     let (mut convolutions, mut windows) = (0, 0);

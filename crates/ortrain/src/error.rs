@@ -5,7 +5,7 @@ use std::io;
 use ortrain_graph::{DType, GraphError};
 use ortrain_onnx::OnnxError;
 use ortrain_ops::OpError;
-use ortrain_program::{RunError, UnsupportedOnBackend};
+use ortrain_program::{RunError, UnsupportedOnBackend, UnsupportedPrecision};
 
 /// The result of everything here.
 ///
@@ -89,6 +89,9 @@ pub enum Error {
     /// A backend cannot run a program.
     #[error(transparent)]
     Unsupported(#[from] UnsupportedOnBackend),
+    /// The machine has nothing that computes in a precision and may be used.
+    #[error(transparent)]
+    Precision(#[from] UnsupportedPrecision),
     /// A run failed; the state is as it was.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -303,7 +306,9 @@ impl Error {
                 }
                 _ => ErrorKind::InvalidModel,
             },
-            Error::Unsupported(_) | Error::TrainableWithout { .. } => ErrorKind::NotImplemented,
+            Error::Unsupported(_) | Error::Precision(_) | Error::TrainableWithout { .. } => {
+                ErrorKind::NotImplemented
+            }
             Error::Onnx(_) | Error::Mismatch { .. } | Error::WrongModel { .. } => ErrorKind::InvalidModel,
             Error::Model { source, .. } => of_ops(source, ErrorKind::InvalidModel),
             Error::Shapes(source) => of_ops(source, ErrorKind::InvalidArgument),

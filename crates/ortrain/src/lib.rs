@@ -376,6 +376,17 @@ pub use ortrain_program::align;
 #[doc(inline)]
 pub use ortrain_program::Backend;
 
+/// What may multiply bfloat16 where a machine has no AMX: see [`ModuleOptions::bf16_fallback`].
+///
+/// ```
+/// use ortrain::Bf16Fallback;
+///
+/// assert_eq!(Bf16Fallback::default(), Bf16Fallback::None);
+/// assert_eq!("emulated".parse(), Ok(Bf16Fallback::Emulated));
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Bf16Fallback;
+
 /// The work of an instruction: operations and bytes.
 ///
 /// ```
@@ -488,6 +499,20 @@ pub use ortrain_program::MemoryNeed;
 /// ```
 #[doc(inline)]
 pub use ortrain_program::OverLimit;
+
+/// How exactly inner products are computed: see [`ModuleOptions::precision`].
+///
+/// ```
+/// use ortrain::Precision;
+///
+/// assert_eq!("bf16x3".parse(), Ok(Precision::Bf16x3));
+/// assert_eq!((Precision::Bf16x3.terms(), Precision::Bf16x3.products().len()), (2, 3));
+/// let [first, second, _] = Precision::Bf16x3.split(1.003);
+/// assert_eq!(first, 1.0);
+/// assert!((first + second - 1.003).abs() < 1e-5);
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Precision;
 
 /// Why a run failed; the state is as it was.
 ///

@@ -11,14 +11,15 @@ use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
-    ALIGNMENT, Backend, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given, ITERATION_LIMIT,
-    LargeBuffer, Memory, MemoryNeed, OverLimit, RunError, Scalars, Schedule, Workspace,
+    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given,
+    ITERATION_LIMIT, LargeBuffer, Memory, MemoryNeed, OverLimit, Precision, RunError, Scalars, Schedule,
+    Workspace,
 };
 
 use crate::binding::{self, bind, is_gradient};
 use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
-use crate::profile::Collector;
+use crate::profile::{Collector, Products};
 use crate::runners::Runners;
 use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
 use crate::tail;
@@ -49,6 +50,10 @@ pub struct ModuleOptions {
     pub memory_limit: Option<usize>,
     /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
     pub iteration_limit: Option<u64>,
+    /// How exactly inner products are computed: see [`ModuleOptions::precision`].
+    pub precision: Precision,
+    /// What may multiply bfloat16 where there is no AMX: see [`ModuleOptions::bf16_fallback`].
+    pub bf16_fallback: Bf16Fallback,
 }
 
 impl ModuleOptions {
@@ -105,6 +110,46 @@ impl ModuleOptions {
         self.iteration_limit = Some(iterations);
         self
     }
+
+    /// With inner products of this precision instead of [`Precision::F32`]: those of matrix products and convolutions, of
+    /// the training model and of the evaluation model, whose sums are `float32`. Sums and everything else stay `float32`, and
+    /// so do inputs, outputs, parameters and gradients. Products with short sides ([`Precision::of_product`]), and those of
+    /// attention that runs as one instruction, are computed in `float32` all the same.
+    ///
+    /// AMX computes it, or what [`ModuleOptions::bf16_fallback`] allows; [`Module::bf16_unit`] says which.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// use ortrain::{Bf16Fallback, CheckpointState, ModelSource, Module, ModuleOptions, Precision};
+    ///
+    /// # let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+    /// # let train = ModelSource::from_proto(&made.training_model)?;
+    /// let options = ModuleOptions::default().precision(Precision::Bf16).bf16_fallback(Bf16Fallback::Emulated);
+    /// let module = Module::new(train, &mut state, None, options)?;
+    /// assert_eq!(module.precision(), Precision::Bf16);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> ModuleOptions {
+        self.precision = precision;
+        self
+    }
+
+    /// With this instead of AMX, where a precision needs one and the machine has none. Without ([`Bf16Fallback::None`])
+    /// that is an error: nothing is ever computed in another way than was asked for.
+    ///
+    /// ```
+    /// use ortrain::{Bf16Fallback, ModuleOptions};
+    ///
+    /// let options = ModuleOptions::default().bf16_fallback(Bf16Fallback::Avx512Bf16);
+    /// # assert_eq!(options.bf16_fallback, Bf16Fallback::Avx512Bf16);
+    /// ```
+    #[must_use]
+    pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> ModuleOptions {
+        self.bf16_fallback = fallback;
+        self
+    }
 }
 
 /// A model that runs: its programs, what it takes, what it gives.
@@ -144,6 +189,7 @@ pub struct Module {
     train: Phase,
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
+    precision: Precision,
     backend: Arc<dyn Backend>,
     /// One for all programs.
     work: Workspace,
@@ -212,7 +258,7 @@ impl Phase {
         mut graph: Graph,
         roles: Vec<Role>,
         trained: Option<&CheckpointState>,
-        backend: &Arc<dyn Backend>,
+        (backend, precision): (&Arc<dyn Backend>, Precision),
     ) -> Result<Phase> {
         infer(&mut graph).map_err(|source| Error::model(label, source))?;
         if let Some(state) = trained {
@@ -229,7 +275,8 @@ impl Phase {
         let given = graph.inputs.iter().zip(&roles).filter(|(_, role)| **role == Role::User);
         let inputs = given.map(|(&id, _)| info(id)).collect::<Result<_>>()?;
         let signature = Signature::new(inputs);
-        Ok(Phase { runners: Runners::new(graph, roles, backend.clone()), signature, outputs })
+        let runners = Runners::new(graph, roles, backend.clone()).precision(precision);
+        Ok(Phase { runners, signature, outputs })
     }
 
     /// Checks places for results before a step on checked inputs. Whether every shape could be checked: one that depends
@@ -290,12 +337,14 @@ impl Module {
         eval: Option<ModelSource>,
         options: ModuleOptions,
     ) -> Result<Module> {
-        let backend = options.backend.unwrap_or_else(default_backend);
+        let (backend, precision) = (options.backend.unwrap_or_else(default_backend), options.precision);
+        let backend = backend.with_precision(precision, options.bf16_fallback)?;
+        let computed = (&backend, precision);
         let label = train.label("the training model");
         let mut graph = graph_to_run(&label, &train.load_to_run(None)?)?;
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
-        let train = Phase::new(&label, graph, bound.roles, Some(state), &backend)?;
+        let train = Phase::new(&label, graph, bound.roles, Some(state), computed)?;
 
         let mut eval_message = None;
         let eval = match eval {
@@ -314,7 +363,7 @@ impl Module {
                     return Err(Error::Mismatch { model: label, reason });
                 }
                 eval_message = Some(message);
-                Some(Phase::new(&label, graph, evaluated.roles, None, &backend)?)
+                Some(Phase::new(&label, graph, evaluated.roles, None, computed)?)
             }
         };
         let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
@@ -333,6 +382,7 @@ impl Module {
             train,
             eval,
             eval_message,
+            precision,
             backend,
             work,
             accumulate: true,
@@ -608,7 +658,12 @@ impl Module {
             )?;
             collector.step(start, Instant::now());
         }
-        Ok(collector.finish(Cpu::new().limits(), runner.need(&self.work)))
+        let limits = Cpu::new().limits();
+        let bf16_unit = self.backend.bf16_unit();
+        // What is emulated is made of multiply-adds.
+        let flops = bf16_unit.and_then(Cpu::bf16_flops).unwrap_or(limits.flops);
+        let products = Products { precision: self.precision, bf16_unit, flops };
+        Ok(collector.finish(limits, runner.need(&self.work), products))
     }
 
     /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are.
@@ -649,6 +704,33 @@ impl Module {
     #[must_use]
     pub fn has_eval_model(&self) -> bool {
         self.eval.is_some()
+    }
+
+    /// How exactly inner products are computed: what [`ModuleOptions::precision`] said.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(module.precision(), ortrain::Precision::F32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// What multiplies bfloat16 here: `"amx"`, `"avx512_bf16"` or `"emulated"`; `None` for [`Precision::F32`] and on the
+    /// reference.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(module.bf16_unit(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn bf16_unit(&self) -> Option<&'static str> {
+        self.backend.bf16_unit()
     }
 
     /// What a step must be given, in order. Empty for an evaluation model that is not there.

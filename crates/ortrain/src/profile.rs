@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ortrain_cpu::Limits;
-use ortrain_program::{Copied, MemoryNeed, Observer, Program};
+use ortrain_program::{Copied, MemoryNeed, Observer, Precision, Program};
 use rustc_hash::FxHashMap;
 
 use crate::{Error, Result};
@@ -111,7 +111,8 @@ pub struct InstructionProfile {
     pub flops: u64,
     /// The least bytes that a call moves.
     pub bytes: u64,
-    /// The least time that the machine takes for these: the longer of computing and of moving.
+    /// The least time that the machine takes for these: the longer of computing and of moving. What multiplies bfloat16
+    /// does so at a rate of its own.
     pub bound: Duration,
 }
 
@@ -157,6 +158,10 @@ pub struct Profile {
     pub limits: Limits,
     /// The memory that a step takes.
     pub memory: MemoryNeed,
+    /// How exactly inner products are computed.
+    pub precision: Precision,
+    /// What multiplies bfloat16: see [`Module::bf16_unit`](crate::Module::bf16_unit).
+    pub bf16_unit: Option<&'static str>,
     events: Vec<Event>,
 }
 
@@ -182,9 +187,19 @@ struct Row {
     node: String,
     kind: &'static str,
     shapes: String,
+    precision: Precision,
     flops: u64,
     bytes: u64,
     calls: Vec<Duration>,
+}
+
+/// How inner products are computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Products {
+    pub(crate) precision: Precision,
+    pub(crate) bf16_unit: Option<&'static str>,
+    /// Operations per second at most, from registers.
+    pub(crate) flops: f64,
 }
 
 /// Takes down what steps do.
@@ -223,8 +238,19 @@ impl Collector {
         self.events.push(Event { row: None, start: start - self.origin, time: end - start });
     }
 
-    pub(crate) fn finish(self, limits: Limits, memory: MemoryNeed) -> Profile {
+    pub(crate) fn finish(self, limits: Limits, memory: MemoryNeed, products: Products) -> Profile {
+        let bound = |row: &Row| {
+            // A product of factors of several terms is several products.
+            let flops = match row.precision {
+                Precision::F32 => row.flops as f64,
+                precision => {
+                    row.flops as f64 * precision.products().len() as f64 * (limits.flops / products.flops)
+                }
+            };
+            Duration::from_secs_f64(limits.seconds(flops, row.bytes as f64))
+        };
         let finished = |row: Row| {
+            let bound = bound(&row);
             let mut times = row.calls;
             times.sort_unstable();
             let calls = times.len();
@@ -238,7 +264,7 @@ impl Collector {
                 median: times.get(calls / 2).copied().unwrap_or_default(),
                 flops: row.flops,
                 bytes: row.bytes,
-                bound: Duration::from_secs_f64(limits.seconds(row.flops as f64, row.bytes as f64)),
+                bound,
             }
         };
         Profile {
@@ -246,6 +272,8 @@ impl Collector {
             steps: self.steps,
             limits,
             memory,
+            precision: products.precision,
+            bf16_unit: products.bf16_unit,
             events: self.events,
         }
     }
@@ -261,6 +289,7 @@ impl Observer for Collector {
                 node: instruction.node.to_string(),
                 kind: instruction.step.name(),
                 shapes: instruction.step.shapes(),
+                precision: instruction.step.precision(),
                 flops: cost.flops,
                 bytes: cost.bytes,
                 calls: Vec::new(),
@@ -273,6 +302,7 @@ impl Observer for Collector {
             node: node.to_owned(),
             kind: "Host",
             shapes: String::new(),
+            precision: Precision::F32,
             flops: 0,
             bytes: 0,
             calls: Vec::new(),
@@ -289,6 +319,7 @@ impl Observer for Collector {
             node: node.to_owned(),
             kind,
             shapes: format!("{bytes} bytes"),
+            precision: Precision::F32,
             flops: 0,
             // Read and written.
             bytes: 2 * bytes as u64,
@@ -443,9 +474,14 @@ impl fmt::Display for Profile {
         let millis = |time: Duration| time.as_secs_f64() * 1e3;
         let steps = self.steps.len().max(1) as f64;
         let sum = self.total().as_secs_f64().max(1e-12);
+        let products = match (self.precision, self.bf16_unit) {
+            (Precision::F32, _) => String::new(),
+            (precision, None) => format!("; inner products in {precision}"),
+            (precision, Some(unit)) => format!("; inner products in {precision} by {unit}"),
+        };
         writeln!(
             f,
-            "{} steps of {:.3} ms; machine: {:.1} GFLOP/s, {:.1} GB/s; memory of a step: {} bytes",
+            "{} steps of {:.3} ms; machine: {:.1} GFLOP/s, {:.1} GB/s; memory of a step: {} bytes{products}",
             self.steps.len(),
             millis(self.step_time()),
             self.limits.flops / 1e9,

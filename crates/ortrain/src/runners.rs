@@ -5,7 +5,8 @@ use std::sync::Arc;
 use ortrain_graph::{Graph, Tensor};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Runner, Scalars, Schedule, Workspace,
+    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Precision, Runner, Scalars, Schedule,
+    Workspace,
 };
 use smallvec::SmallVec;
 
@@ -30,6 +31,12 @@ impl Runners {
             backend,
             compiled: Vec::with_capacity(KEPT + 1),
         }
+    }
+
+    /// The same with inner products of a precision, for which the backend was made.
+    pub(crate) fn precision(mut self, precision: Precision) -> Runners {
+        self.specialiser = self.specialiser.precision(precision);
+        self
     }
 
     pub(crate) fn graph(&self) -> &Graph {

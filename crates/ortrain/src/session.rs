@@ -10,7 +10,8 @@ use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{PlanePart, Role};
 use ortrain_program::{
-    Backend, Deliver, Entry, Given, ITERATION_LIMIT, Memory, PlaneId, Scalars, Workspace, align,
+    Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Memory, PlaneId, Precision, Scalars,
+    Workspace, align,
 };
 
 use crate::inputs::Signature;
@@ -37,6 +38,10 @@ pub struct SessionOptions {
     pub memory_limit: Option<usize>,
     /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
     pub iteration_limit: Option<u64>,
+    /// How exactly inner products are computed: see [`SessionOptions::precision`].
+    pub precision: Precision,
+    /// What may multiply bfloat16 where there is no AMX: see [`SessionOptions::bf16_fallback`].
+    pub bf16_fallback: Bf16Fallback,
 }
 
 impl SessionOptions {
@@ -89,6 +94,39 @@ impl SessionOptions {
         self.iteration_limit = Some(iterations);
         self
     }
+
+    /// With inner products of this precision instead of [`Precision::F32`]; [`ModuleOptions::precision`] says what that is.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{Bf16Fallback, InferenceSession, Precision, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().precision(Precision::Bf16x3).bf16_fallback(Bf16Fallback::Emulated);
+    /// let session = InferenceSession::new(setup::MODEL.into(), options)?;
+    /// assert_eq!(session.precision(), Precision::Bf16x3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`ModuleOptions::precision`]: crate::ModuleOptions::precision
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> SessionOptions {
+        self.precision = precision;
+        self
+    }
+
+    /// With this instead of AMX, where a precision needs one and the machine has none; without it that is an error.
+    ///
+    /// ```
+    /// use ortrain::{Bf16Fallback, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().bf16_fallback(Bf16Fallback::Emulated);
+    /// # assert_eq!(options.bf16_fallback, Bf16Fallback::Emulated);
+    /// ```
+    #[must_use]
+    pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> SessionOptions {
+        self.bf16_fallback = fallback;
+        self
+    }
 }
 
 /// What goes into a model, or comes out of it.
@@ -136,6 +174,7 @@ const KEPT: usize = 8;
 pub struct InferenceSession {
     label: String,
     graph: Graph,
+    precision: Precision,
     backend: Arc<dyn Backend>,
     /// The one used last is last.
     prepared: Vec<Prepared>,
@@ -231,6 +270,8 @@ impl InferenceSession {
     /// # Errors
     /// When the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
+        let backend = options.backend.unwrap_or_else(default_backend);
+        let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
         let label = model.label("the model");
         let model = model.load_to_run(None)?;
         let meta = ModelMeta::of(&model.proto);
@@ -246,7 +287,8 @@ impl InferenceSession {
         Ok(InferenceSession {
             label,
             graph,
-            backend: options.backend.unwrap_or_else(default_backend),
+            precision: options.precision,
+            backend,
             prepared: Vec::with_capacity(KEPT + 1),
             work: Workspace::limited(options.memory_limit, 0)
                 .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT)),
@@ -269,6 +311,36 @@ impl InferenceSession {
     #[must_use]
     pub fn meta(&self) -> &ModelMeta {
         &self.meta
+    }
+
+    /// How exactly inner products are computed: what [`SessionOptions::precision`] said.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, Precision, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.precision(), Precision::F32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// What multiplies bfloat16 here, as [`Module::bf16_unit`] says it.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{InferenceSession, SessionOptions};
+    /// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
+    /// assert_eq!(session.bf16_unit(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`Module::bf16_unit`]: crate::Module::bf16_unit
+    #[must_use]
+    pub fn bf16_unit(&self) -> Option<&'static str> {
+        self.backend.bf16_unit()
     }
 
     /// What a run must be given, in order.
@@ -497,7 +569,7 @@ impl InferenceSession {
             roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
             planes.push(Memory::new(bytes));
         }
-        let runners = Runners::new(graph, roles, self.backend.clone());
+        let runners = Runners::new(graph, roles, self.backend.clone()).precision(self.precision);
         let only = only.map(<[usize]>::to_vec);
         Ok(Prepared { only, shapes: shapes.to_vec(), runners, planes, origins })
     }

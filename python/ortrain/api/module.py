@@ -38,12 +38,15 @@ class Module:
         state: the parameters.
         eval_model_uri: the eval model, likewise; :meth:`eval` and :meth:`export_model_for_inferencing` need it.
         device: where it runs: ``"cpu"``, or ``"reference"``, the slow evaluator that says what is right.
-        session_options: threads and bytes.
+        session_options: threads, bytes, precision.
+        precision: how exactly inner products are computed, instead of what the session options say:
+            :attr:`SessionOptions.precision <ortrain.SessionOptions.precision>`.
+        bf16_fallback: what may multiply bfloat16 where there is no AMX, likewise.
 
     Raises:
         NoSuchFileError, InvalidModelError, UnsupportedError: if a model cannot be read or run, or does not fit the
-            state.
-        InvalidArgumentError: if there is no such device.
+            state; if the machine has nothing that computes the precision and may be used.
+        InvalidArgumentError: if there is no such device or precision.
         MemoryLimitError: if not even parameters and gradients are within ``memory_limit``.
 
     >>> state = CheckpointState.load_checkpoint("checkpoint")
@@ -67,6 +70,9 @@ class Module:
         eval_model_uri: ModelLike | None = None,
         device: str = "cpu",
         session_options: SessionOptions | None = None,
+        *,
+        precision: str | None = None,
+        bf16_fallback: str | None = None,
     ) -> None:
         source = model_source(train_model_uri)
         if not isinstance(state, CheckpointState):
@@ -78,7 +84,7 @@ class Module:
             state._native,
             None if eval_model_uri is None else model_source(eval_model_uri),
             device=device,
-            **native_options(session_options),
+            **native_options(session_options, precision, bf16_fallback),
         )
 
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
@@ -145,6 +151,31 @@ class Module:
             raise InvalidArgumentError(f"steps is at least 1 and warmup at least 0, not {steps} and {warmup}")
         inputs = [native_value(value) for value in self._in_order(user_inputs, named_inputs)]
         return Profile(self._native.profile(inputs, self.training, steps, warmup))
+
+    @property
+    def precision(self) -> str:
+        """How exactly inner products are computed: ``"f32"``, ``"bf16"``, ``"bf16x3"`` or ``"bf16x6"``.
+
+        >>> Module("training_model.onnx", state, precision="bf16", bf16_fallback="emulated").precision
+        'bf16'
+        >>> module.precision
+        'f32'
+        """
+        return self._native.precision()[0]
+
+    @property
+    def bf16_unit(self) -> str | None:
+        """What multiplies bfloat16: ``"amx"``, ``"avx512_bf16"`` or ``"emulated"``.
+
+        ``None`` at the precision ``"f32"``, and on the reference.
+
+        >>> rounded = Module("training_model.onnx", state, precision="bf16x3", bf16_fallback="emulated")
+        >>> rounded.bf16_unit in ("amx", "avx512_bf16", "emulated")
+        True
+        >>> bool(abs(rounded(x, labels) - module(x, labels)) < 1e-4)
+        True
+        """
+        return self._native.precision()[1]
 
     def memory(self, *user_inputs: Any, **named_inputs: Any) -> MemoryUse:
         """The bytes that the module holds now: after a step, all that the step took.

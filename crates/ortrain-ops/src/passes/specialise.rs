@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ortrain_expr::Precision;
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
     Branches, Code, Count, PlaneId, PlanePlace, Program, ProgramBuilder, Repeat, Schedule, Segment,
@@ -63,8 +64,16 @@ pub struct Specialiser {
     /// Positions of user inputs whose values reach a shape.
     shape_inputs: Mutex<FxHashSet<usize>>,
     cache: Mutex<VecDeque<Cached>>,
+    settings: Settings,
+}
+
+/// What a schedule depends on besides its graph and its inputs.
+#[derive(Clone, Copy, Debug)]
+struct Settings {
     /// How many nodes loops may be written out to.
     unrolled_nodes: usize,
+    /// Of inner products.
+    precision: Precision,
 }
 
 impl Specialiser {
@@ -85,14 +94,23 @@ impl Specialiser {
     /// For a part of a graph that was prepared already.
     fn of_part(graph: Graph, roles: Vec<Role>) -> Specialiser {
         let (shape_inputs, cache) = (Mutex::default(), Mutex::default());
-        Specialiser { graph, roles, shape_inputs, cache, unrolled_nodes: UNROLLED_NODES }
+        let settings = Settings { unrolled_nodes: UNROLLED_NODES, precision: Precision::F32 };
+        Specialiser { graph, roles, shape_inputs, cache, settings }
     }
 
     /// The same with another number of nodes that the loops of a schedule may be written out to, altogether. What is
     /// computed stays the same.
     #[must_use]
     pub fn unrolled_nodes(mut self, nodes: usize) -> Specialiser {
-        self.unrolled_nodes = nodes;
+        self.settings.unrolled_nodes = nodes;
+        self
+    }
+
+    /// The same with inner products of another precision than `f32`: those of products of matrices and of convolutions of
+    /// `f32`. What is known before a run (constants) is computed in `f32` all the same.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> Specialiser {
+        self.settings.precision = precision;
         self
     }
 
@@ -187,7 +205,7 @@ impl Specialiser {
                 .collect::<Result<_, Error>>()?;
             let known: Vec<Option<Known<'_>>> =
                 key.iter().map(|key| Some(Known { dims: &key.dims, value: key.value.as_ref() })).collect();
-            match compile(&self.graph, &self.roles, &known, self.unrolled_nodes)? {
+            match compile(&self.graph, &self.roles, &known, self.settings)? {
                 Compiled::Schedule(schedule) => {
                     let schedule = Arc::new(schedule);
                     let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +271,7 @@ fn compile(
     source: &Graph,
     roles: &[Role],
     known: &[Option<Known<'_>>],
-    unrolled_nodes: usize,
+    settings: Settings,
 ) -> Result<Compiled, Error> {
     let mut graph = source.clone();
     // Lowerings may count on a first output, even if nobody asked for it.
@@ -312,7 +330,7 @@ fn compile(
         }
     }
     let mut kinds = Vec::with_capacity(graph.nodes.len());
-    let mut budget = unrolled_nodes;
+    let mut budget = settings.unrolled_nodes;
     while kinds.len() < graph.nodes.len() {
         let index = kinds.len();
         let node = graph.nodes[index].clone();
@@ -375,10 +393,10 @@ fn compile(
         }
         kinds.push(kind);
     }
-    if budget < unrolled_nodes {
+    if budget < settings.unrolled_nodes {
         remove_idle(&mut graph, &mut kinds);
     }
-    segments(&graph, roles, &kinds, &late, unrolled_nodes).map(Compiled::Schedule)
+    segments(&graph, roles, &kinds, &late, settings).map(Compiled::Schedule)
 }
 
 /// The user inputs (by position) that those inputs of a node come from whose values it needs; `open` says whether the
@@ -443,10 +461,10 @@ fn segments(
     roles: &[Role],
     kinds: &[Kind],
     late: &FxHashSet<ValueId>,
-    unrolled_nodes: usize,
+    settings: Settings,
 ) -> Result<Schedule, Error> {
     let (schedule, slots) = (Schedule::default(), FxHashMap::default());
-    let mut maker = SegmentMaker { graph, roles, schedule, slots, unrolled_nodes };
+    let mut maker = SegmentMaker { graph, roles, schedule, slots, settings };
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
             let slot = maker.slot(id);
@@ -563,7 +581,7 @@ struct SegmentMaker<'a> {
     roles: &'a [Role],
     schedule: Schedule,
     slots: FxHashMap<ValueId, SlotId>,
-    unrolled_nodes: usize,
+    settings: Settings,
 }
 
 impl SegmentMaker<'_> {
@@ -611,7 +629,8 @@ impl SegmentMaker<'_> {
         let code = if late {
             Code::Late(Arc::new(self.late(members, inputs, outputs)))
         } else {
-            let (program, shapes) = lower(self.graph, self.roles, members, &given, outputs)?;
+            let precision = self.settings.precision;
+            let (program, shapes) = lower(self.graph, self.roles, members, &given, outputs, precision)?;
             Code::Ready(Arc::new(program), shapes)
         };
         let inputs = given.into_iter().map(|id| self.slot(id)).collect();
@@ -627,7 +646,7 @@ impl SegmentMaker<'_> {
         graph.inputs = inputs.to_vec();
         graph.outputs = outputs.to_vec();
         let roles = inputs.iter().map(|&id| self.role(id).cloned().unwrap_or(Role::User)).collect();
-        Specialiser::of_part(graph, roles).unrolled_nodes(self.unrolled_nodes)
+        Specialiser { settings: self.settings, ..Specialiser::of_part(graph, roles) }
     }
 
     /// A segment of a node that runs outside programs.
@@ -853,7 +872,7 @@ impl SegmentMaker<'_> {
         loop {
             let shapes: Vec<Option<Known<'_>>> =
                 known.iter().map(|dims| dims.as_ref().map(|dims| Known { dims, value: None })).collect();
-            match compile(graph, roles, &shapes, self.unrolled_nodes)? {
+            match compile(graph, roles, &shapes, self.settings)? {
                 Compiled::Schedule(schedule) => return Ok(schedule),
                 Compiled::NeedsValues(wanted) => {
                     // What depends on these values is compiled when they are known.
@@ -878,8 +897,9 @@ fn lower(
     members: &[usize],
     inputs: &[ValueId],
     outputs: &[ValueId],
+    precision: Precision,
 ) -> Result<(Program, Vec<Vec<usize>>), Error> {
-    let mut builder = ProgramBuilder::new();
+    let mut builder = ProgramBuilder::new().precision(precision);
     let mut values = Values::default();
     let dims_of = |id: ValueId| -> Result<Vec<usize>, Error> {
         graph.value(id).ty.shape().and_then(Shape::concrete).ok_or_else(|| {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Mode, Nest, ReduceOp, Reduction, Reg,
-    Scalar, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Mode, Nest, Precision, ReduceOp,
+    Reduction, Reg, Scalar, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
 
 use crate::reference::evaluate;
@@ -200,7 +200,8 @@ impl Images {
             channels_out: self.c,
             axes: [axis(self.h), axis(self.w)].into_iter().collect(),
         };
-        self.step(Step::Conv(Box::new(Conv { shape, a, a_offset: 0, b: filter, epilogue })), Entries::ALL);
+        let conv = Conv { shape, a, a_offset: 0, b: filter, precision: Precision::F32, epilogue };
+        self.step(Step::Conv(Box::new(conv)), Entries::ALL);
     }
 
     fn filter(&mut self) -> BufferId {
@@ -407,7 +408,8 @@ fn gradients_gather_where_they_are_made() {
         channels_out: 3,
         axes: [axis, axis].into_iter().collect(),
     };
-    i.step(Step::Conv(Box::new(Conv { shape, a: g, a_offset: 0, b: x, epilogue })), Entries::ALL);
+    let conv = Conv { shape, a: g, a_offset: 0, b: x, precision: Precision::F32, epilogue };
+    i.step(Step::Conv(Box::new(conv)), Entries::ALL);
     let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
         vec![b.add(regs[0], regs[1])]
     });
@@ -523,6 +525,7 @@ fn a_product_reads_through_a_transposition() {
         a_access: Access::contiguous(DType::F32, &[m, k]),
         b: right,
         b_access: Access::contiguous(DType::F32, &[k, n]),
+        precision: Precision::F32,
         epilogue,
     };
     i.step(Step::MatMul(Box::new(step)), Entries::ALL);

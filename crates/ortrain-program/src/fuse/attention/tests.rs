@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, Builder, DType, Nest, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp};
+use ortrain_expr::{
+    Access, Builder, DType, Nest, Precision, ReduceOp, Reduction, Reg, Strides, Type, UnaryOp,
+};
 
 use crate::{AttentionPass, BufferId, Entries, Loop, MatMul, Program, ProgramBuilder, Step};
 
@@ -89,6 +91,7 @@ impl Making {
             a_access: factor(m, k, ta),
             b,
             b_access: factor(k, n, tb),
+            precision: Precision::F32,
             epilogue,
         })));
         to

@@ -1,0 +1,224 @@
+//! Inner products of bfloat16: the CPU rounds as the reference evaluator does, at every level, and nothing else changes.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::sync::Arc;
+
+use ortrain_cpu::Cpu;
+use ortrain_expr::Precision;
+use ortrain_graph::{Attrs, DType, Tensor, ValueId};
+use ortrain_kernels::Isa;
+use ortrain_program::{Backend, Bf16Fallback, Entry, Program, Reference, Step};
+use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program};
+use ortrain_testkit::{
+    Case, CaseBuilder, Fill, check_backend_at, gradient_graph, program_at, run_at, tolerance,
+};
+
+const ROUNDED: [Precision; 3] = [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
+const KINDS: Kinds = Kinds { jumps: false, narrow: false, windows: true, size: Size::Middle };
+
+/// The CPU at a level, with whatever it has for a precision.
+fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {
+    Cpu::with_isa(isa).with_precision(precision, Bf16Fallback::Emulated).unwrap()
+}
+
+/// How many of a program's instructions round factors.
+fn rounding(program: &Program) -> usize {
+    program.instructions.iter().filter(|one| one.step.precision() != Precision::F32).count()
+}
+
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
+    bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
+}
+
+/// One node of two inputs.
+fn node(op: &str, name: &str, dtype: DType, dims: [&[usize]; 2], attrs: &[(&str, Vec<i64>)]) -> Case {
+    let mut b = CaseBuilder::new(op, name);
+    let inputs: Vec<ValueId> = dims.into_iter().map(|dims| b.input(dtype, dims, &Fill::Signed)).collect();
+    let attrs = attrs.iter().fold(Attrs::new(), |attrs, (name, values)| match values[..] {
+        [value] => attrs.with(name, value),
+        _ => attrs.with(name, values.clone()),
+    });
+    let y = b.node(op, &inputs, attrs);
+    b.outputs(&[y])
+}
+
+/// Products and convolutions that are worth it: no side has 16 elements or fewer.
+fn products() -> Vec<Case> {
+    let float = DType::F32;
+    let transposed = [("transA", vec![1]), ("transB", vec![1])];
+    let moved = [("strides", vec![2, 1]), ("dilations", vec![1, 2]), ("pads", vec![1, 0, 2, 1])];
+    vec![
+        node("MatMul", "odd sizes", float, [&[19, 37], &[37, 23]], &[]),
+        node("MatMul", "stacks", float, [&[3, 1, 33, 40], &[2, 40, 17]], &[]),
+        node("MatMul", "long sums", float, [&[17, 700], &[700, 18]], &[]),
+        node("MatMul", "float16", DType::F16, [&[20, 24], &[24, 18]], &[]),
+        node("MatMul", "bfloat16", DType::BF16, [&[20, 24], &[24, 18]], &[]),
+        node("Gemm", "transposed", float, [&[34, 21], &[50, 34]], &transposed),
+        node("Conv", "plain", float, [&[2, 19, 6, 5], &[18, 19, 3, 3]], &[]),
+        node("Conv", "pointwise", float, [&[2, 21, 5, 5], &[17, 21, 1, 1]], &[]),
+        node("Conv", "moved", float, [&[2, 18, 9, 8], &[20, 18, 3, 2]], &moved),
+        node("Conv", "groups", float, [&[1, 36, 7, 6], &[34, 18, 3, 3]], &[("group", vec![2])]),
+        node("Conv", "one axis", float, [&[3, 17, 11], &[17, 17, 3]], &[]),
+        node("ConvTranspose", "plain", float, [&[2, 19, 5, 4], &[19, 18, 3, 3]], &[]),
+    ]
+}
+
+/// Products and convolutions have the precision where it is worth it; all else is as in `f32`.
+#[test]
+fn nothing_else_changes() {
+    let mut found = 0;
+    for seed in 0..300 {
+        let plain = RandomProgram::new(seed, KINDS).finish(true);
+        let same = RandomProgram::new(seed, KINDS).precision(Precision::F32).finish(true);
+        assert_eq!(plain.to_string(), same.to_string());
+        for precision in ROUNDED {
+            let rounded = RandomProgram::new(seed, KINDS).precision(precision).finish(true);
+            for instruction in &rounded.instructions {
+                let expected = match &instruction.step {
+                    Step::MatMul(m) => precision.of_product([m.m, m.n, m.k]),
+                    Step::Conv(c) => precision.of_product(c.shape.product_sides()),
+                    _ => Precision::F32,
+                };
+                assert_eq!(instruction.step.precision(), expected, "{rounded}");
+            }
+            found += rounding(&rounded);
+            let without = rounded.to_string().replace(&format!(" {precision}  ("), "  (");
+            assert_eq!(without, plain.to_string());
+        }
+    }
+    assert!(found > 300, "{found} instructions round");
+}
+
+/// Forward: what is rounded was given, so both round the same numbers. With 8 bits results are not those of `f32`.
+#[test]
+fn factors_are_rounded_as_the_reference_rounds_them() {
+    for case in products() {
+        for precision in ROUNDED {
+            let program = program_at(case.graph.clone(), &case.inputs, precision).unwrap();
+            assert_eq!(rounding(&program), 1, "{}\n{program}", case.name);
+            for isa in Isa::available() {
+                let backend = cpu(isa, precision);
+                check_backend_at(&case, &backend, false, precision, tolerance::FLOAT32).unwrap();
+                let narrow = case.inputs[0].dtype() != DType::F32;
+                let at = |backend, precision| run_at(&case.graph, &case.inputs, backend, precision).unwrap();
+                let exact = at(Arc::new(Cpu::with_isa(isa)) as Arc<dyn Backend>, Precision::F32);
+                let differs = at(backend, precision) != exact;
+                assert!(
+                    differs || narrow || precision != Precision::Bf16,
+                    "{}: nothing is rounded",
+                    case.name
+                );
+            }
+        }
+    }
+}
+
+/// And backward, where gradients of products are products.
+#[test]
+fn gradients_are_rounded_as_the_reference_rounds_them() {
+    for case in products() {
+        for precision in ROUNDED {
+            let graph = gradient_graph(&case).unwrap();
+            let program = program_at(graph, &case.inputs, precision).unwrap();
+            assert!(rounding(&program) >= 2, "{}\n{program}", case.name);
+            let backend = cpu(Isa::detect(), precision);
+            check_backend_at(&case, &backend, true, precision, tolerance::of_factors(precision)).unwrap();
+        }
+    }
+}
+
+/// Fusion moves no rounding, and the CPU follows.
+#[test]
+fn random_programs_mean_the_same() {
+    let mut found = 0;
+    for precision in ROUNDED {
+        let cpu = cpu(Isa::detect(), precision);
+        for seed in 0..60 {
+            let plain = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(false));
+            let fused = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(true));
+            found += rounding(&fused);
+            let want = run_program(&plain, &Reference, seed, Entry::Overwrite);
+            assert!(run_program(&fused, &Reference, seed, Entry::Overwrite) == want, "seed {seed}\n{fused}");
+            let got = run_program(&fused, &*cpu, seed, Entry::Overwrite);
+            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+                for (x, y) in numbers(got).zip(numbers(want)) {
+                    let close = (x - y).abs() <= tolerance::of_factors(precision) * y.abs().max(1.0);
+                    assert!(close, "seed {seed}, {precision}, result {k}: {x} is not {y}\n{fused}");
+                }
+            }
+        }
+    }
+    assert!(found > 60, "{found} instructions round");
+}
+
+/// On images that are split: the same bits on any number of threads.
+#[test]
+fn threads_change_no_bit() {
+    let before = Cpu::num_threads();
+    let mut found = 0;
+    for precision in ROUNDED {
+        let cpu = cpu(Isa::detect(), precision);
+        for seed in 0..40 {
+            let kinds = Kinds { size: Size::Large, ..KINDS };
+            let program = Arc::new(RandomProgram::new(seed, kinds).precision(precision).finish(true));
+            found += rounding(&program);
+            let outcomes = [1, 2, 3].map(|threads| {
+                Cpu::set_num_threads(threads);
+                run_program(&program, &*cpu, seed, Entry::Accumulate)
+            });
+            assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "seed {seed}\n{program}");
+        }
+    }
+    Cpu::set_num_threads(before);
+    assert!(found > 10, "{found} instructions round");
+}
+
+/// Infinity and what is no number come through as in `f32`; the largest numbers only `bf16` makes infinite.
+#[test]
+fn what_is_not_finite_comes_through() {
+    let (rows, terms) = (17, 20);
+    let mut b = CaseBuilder::new("MatMul", "not finite");
+    let mut left = vec![1.0; rows * terms];
+    let special = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 3.4e38, -3.4e38];
+    for (row, value) in special.into_iter().enumerate() {
+        left[row * terms + 3] = value;
+    }
+    // Infinities of both signs in one sum.
+    (left[5 * terms], left[5 * terms + 1]) = (f64::INFINITY, f64::NEG_INFINITY);
+    let x = b.float(&[rows, terms], &Fill::Exactly(left));
+    let ones = b.constant(Tensor::filled(DType::F32, &[terms, rows], 1.0));
+    let y = b.node("MatMul", &[x, ones], Attrs::new());
+    let case = b.outputs(&[y]);
+    for precision in ROUNDED {
+        let mut backends = vec![Arc::new(Reference) as Arc<dyn Backend>];
+        backends.extend(Isa::available().into_iter().map(|isa| cpu(isa, precision)));
+        for backend in backends {
+            let found =
+                run_at(&case.graph, &case.inputs, backend, precision).unwrap().remove(0).to_vec::<f32>();
+            let first = |row: usize| found[row * rows];
+            assert_eq!(first(0), f32::INFINITY, "{precision}");
+            assert_eq!(first(1), f32::NEG_INFINITY, "{precision}");
+            assert!(first(2).is_nan() && first(5).is_nan(), "{precision}");
+            match precision {
+                Precision::Bf16 => assert_eq!([first(3), first(4)], [f32::INFINITY, f32::NEG_INFINITY]),
+                _ => assert!(
+                    first(3) > 3.39e38 && first(3).is_finite() && first(4) == -first(3),
+                    "{precision}"
+                ),
+            }
+            assert_eq!(first(6), terms as f32);
+        }
+    }
+}
+
+/// A program that rounds is refused where nothing was chosen for that.
+#[test]
+fn nothing_is_chosen_in_silence() {
+    let program = (0..)
+        .map(|seed| RandomProgram::new(seed, KINDS).precision(Precision::Bf16).finish(true))
+        .find(|program| rounding(program) > 0)
+        .unwrap();
+    let refused = Cpu::new().compile(Arc::new(program)).unwrap_err();
+    assert_eq!(refused.reason, "its factors are bf16, for which nothing was chosen");
+}
