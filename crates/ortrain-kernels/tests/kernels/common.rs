@@ -17,12 +17,13 @@ const F32_ERROR: f64 = 1e-6;
 pub(crate) fn worst(precision: Precision) -> f64 {
     let lost = match precision {
         Precision::F32 => 0.0,
-        // Each factor is rounded to 8 bits.
-        Precision::Bf16 => 2f64.powi(-8) + 2f64.powi(-18),
-        // Each factor is rounded to 8 + 8 bits and a sign, and the product of the second terms is left out.
-        Precision::Bf16x3 => 3.0 * 2f64.powi(-18),
-        // Products of the second and third terms are left out.
-        Precision::Bf16x6 => 2.0 * 2f64.powi(-27),
+        // Of 8 bits the last one is 2⁻⁷, and half of it may be lost of each factor.
+        Precision::Bf16 => 2f64.powi(-7) + 2f64.powi(-16),
+        // A second term is 2⁻⁸ at most, and loses half of its last bit, 2⁻¹⁷; the product of two of them is left out.
+        Precision::Bf16x3 => 2.0 * 2f64.powi(-17) + 2f64.powi(-16),
+        // Nothing is lost of the factors; products of second terms with third ones, 2⁻¹⁷ at most, are left out, and
+        // those of third ones.
+        Precision::Bf16x6 => 2.0 * 2f64.powi(-25) + 2f64.powi(-34),
     };
     lost + F32_ERROR
 }
