@@ -81,7 +81,7 @@ def test_a_comparison_in_small(comparison: dict[str, Any]) -> None:
 
 
 def test_a_comparison_with_ourselves_in_float32(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "benches" / "compare.py", "mlp_tiny", "--peers", "ortrain"]
+    command = [sys.executable, ROOT / "benches" / "compare.py", "mlp", "--peers", "ortrain"]
     few = [
         "--rounds",
         "1",
