@@ -35,7 +35,7 @@ use tiles::Tiles;
 ///
 /// With [`Precision::F32`] operands are multiplied as they are, and no unit is used. Otherwise each is taken for a sum of
 /// one, two or three bfloat16 numbers, whose products a [`Bf16Unit`] makes. The error of a product, relative to the
-/// magnitudes of the operands, is at most about 2⁻⁸, 2⁻¹⁶ or 2⁻²⁴; numbers below the normal range may count as zero, and
+/// magnitudes of the operands, is at most about 2⁻⁷, 2⁻¹⁵ or 2⁻²⁴; numbers below the normal range may count as zero, and
 /// infinities and NaN come out as those of the operands, rounded to bfloat16, multiplied.
 ///
 /// That costs a rounding for each element of an operand and block of the result, so it pays where elements are used
