@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::transform::{Gradients, Images, Planes, Tiles};
-use super::{LANES, POINTS, TAPS, axes};
+use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
 use crate::conv::cut::Cut;
 use crate::conv::finish::{Finish, Rect};
 use crate::conv::product::{DEPTH, PLENTY};
@@ -26,9 +26,8 @@ const STRIP: usize = 4 << 20;
 const SUMS: usize = 384 << 10;
 /// Most rows of a task, in panels.
 const PANELS: usize = 2;
-/// What transforming costs beside a multiplication of all sixteen values, for a tile and a channel of the input, for a
-/// tile and a channel of the output, and for a filter's plane.
-const COSTS: [usize; 3] = [16, 10, 24];
+/// What transforms cost: tiles are made of channels of the input.
+const COSTS: Costs = Costs([16, 10, 24]);
 
 pub(super) struct FilterGradient {
     finish: Arc<Finish>,
@@ -79,14 +78,8 @@ impl FilterGradient {
         let grid = output.map(|size| size.div_ceil(2));
         let tile_rows = shape.batch * grid[0];
         let tiles = tile_rows * grid[1];
-        let planes = m.checked_mul(channels)?;
-        let [of_input, of_output, of_filter] = COSTS;
-        let multiplied = tiles.checked_mul(planes + of_input * channels + of_output * m)?;
-        let spent = multiplied.checked_add(of_filter * planes)?;
         let positions = shape.batch * output[0] * output[1];
-        let saved = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
-        // A quarter saved pays for what is less regular.
-        if spent > saved / 4 * 3 || planes * positions == 0 || rows.input * cols.input == 0 {
+        if !COSTS.pay(tiles, positions, [channels, m])? || rows.input * cols.input == 0 {
             return None;
         }
         let micro = f32::micro(isa);
@@ -95,7 +88,7 @@ impl FilterGradient {
         let width = channels.next_multiple_of(nr);
         let most = DEPTH.min(STRIP / (POINTS * width * BYTES));
         let strips = Cut::at_most(tile_rows, 1, most / grid[1]);
-        let pitch = ((strips.most() * grid[1]) + LANES).div_ceil(16) / 2 * 2 * 16 + 16;
+        let pitch = pitch(strips.most() * grid[1] + LANES);
         let most = (SUMS / (POINTS * width * BYTES)).min(PANELS * height);
         let rows_of_tasks = Cut::new(m, height, Cut::at_most(m, height, most).parts.max(PLENTY));
         let inputs =

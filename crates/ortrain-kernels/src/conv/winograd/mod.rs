@@ -120,6 +120,28 @@ impl Work for Most {
     }
 }
 
+/// What transforming costs beside a multiplication of all [`POINTS`] values: for a tile and a channel that tiles are made
+/// of, for a tile and a channel of the other tensor, and for a filter's plane.
+struct Costs([usize; 3]);
+
+impl Costs {
+    /// Whether tiles are less work than sums, of so many tiles and positions, channels that tiles are made of and others.
+    fn pay(&self, tiles: usize, positions: usize, [channels, others]: [usize; 2]) -> Option<bool> {
+        let Costs([of_channel, of_other, of_filter]) = self;
+        let planes = channels.checked_mul(others)?;
+        let multiplied = tiles.checked_mul(planes + of_channel * channels + of_other * others)?;
+        let spent = multiplied.checked_add(of_filter * planes)?;
+        let plain = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
+        // A quarter saved pays for what is less regular.
+        Some(planes * positions > 0 && spent <= plain / 4 * 3)
+    }
+}
+
+/// The step from row to row of at least so many elements: an odd number of cache lines keeps rows out of each other's way.
+fn pitch(elements: usize) -> usize {
+    elements.div_ceil(16) / 2 * 2 * 16 + 16
+}
+
 /// The two axes, if windows are such, and images not too wide.
 fn axes(desc: &ConvDesc) -> Option<[SlidingAxis; 2]> {
     let &[rows, cols] = desc.shape.axes.as_slice() else { return None };

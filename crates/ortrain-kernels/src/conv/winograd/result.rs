@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::transform::{Images, Squares, Tiles, Weights};
-use super::{LANES, POINTS, TAPS, axes};
+use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
 use crate::conv::cut::Cut;
 use crate::conv::finish::{Finish, Rect};
 use crate::conv::product::{DEPTH, PLENTY};
@@ -31,9 +31,8 @@ const SHARED_TILES: usize = 4 << 20;
 const OWN: usize = 384 << 10;
 /// Channels whose weights are packed at a time.
 const PACKED: usize = 32;
-/// What transforming costs beside a multiplication of all sixteen values, for a tile and a channel of a sum, for a tile
-/// and a channel of the result, and for a filter's plane.
-const COSTS: [usize; 3] = [10, 8, 20];
+/// What transforms cost: tiles are made of channels of a sum.
+const COSTS: Costs = Costs([10, 8, 20]);
 
 pub(super) struct Results {
     finish: Arc<Finish>,
@@ -97,14 +96,8 @@ impl Results {
         let grid = result.map(|size| size.div_ceil(2));
         let tile_rows = shape.batch * grid[0];
         let tiles = tile_rows * grid[1];
-        let planes = m.checked_mul(channels)?;
-        let [of_source, of_result, of_filter] = COSTS;
-        let multiplied = tiles.checked_mul(planes + of_source * channels + of_result * m)?;
-        let spent = multiplied.checked_add(of_filter * planes)?;
         let positions = shape.batch * result[0] * result[1];
-        let saved = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
-        // A quarter saved pays for what is less regular.
-        if spent > saved / 4 * 3 || planes * positions == 0 || source.contains(&0) {
+        if !COSTS.pay(tiles, positions, [channels, m])? || source.contains(&0) {
             return None;
         }
 
@@ -121,8 +114,7 @@ impl Results {
         } else {
             Cut::at_most(tile_rows, 1, SHARED_TILES / (POINTS * channels * grid[1] * BYTES))
         };
-        // Rows an odd number of cache lines apart keep out of each other's way.
-        let pitch = ((strips.most() * grid[1]).next_multiple_of(nr) + LANES).div_ceil(16) / 2 * 2 * 16 + 16;
+        let pitch = pitch((strips.most() * grid[1]).next_multiple_of(nr) + LANES);
         let most = OWN / (POINTS * pitch * BYTES);
         let rows = if shared_weights {
             Cut::at_most(m, height, most)
