@@ -2,13 +2,15 @@
 
 use std::arch::x86_64::*;
 
-use super::micro::{Dots, Micro, dots, dots_kernel, micro_kernel, prefetch, rows};
+use super::micro::{DEPTHS, Dots, Micro, dots, dots_kernel, lie, micro_kernel, prefetch, rows};
 
 micro_kernel!(
     f32_rows,
+    f32_rows_lying,
     "avx2,fma",
     f32,
     8,
+    6,
     _mm256_setzero_ps,
     _mm256_loadu_ps,
     _mm256_storeu_ps,
@@ -18,9 +20,11 @@ micro_kernel!(
 );
 micro_kernel!(
     f64_rows,
+    f64_rows_lying,
     "avx2,fma",
     f64,
     4,
+    6,
     _mm256_setzero_pd,
     _mm256_loadu_pd,
     _mm256_storeu_pd,

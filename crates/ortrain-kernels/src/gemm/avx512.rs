@@ -2,13 +2,15 @@
 
 use std::arch::x86_64::*;
 
-use super::micro::{Dots, Micro, dots, dots_kernel, micro_kernel, prefetch, rows};
+use super::micro::{DEPTHS, Dots, Micro, dots, dots_kernel, lie, micro_kernel, prefetch, rows};
 
 micro_kernel!(
     f32_rows,
+    f32_rows_lying,
     "avx512f",
     f32,
     16,
+    14,
     _mm512_setzero_ps,
     _mm512_loadu_ps,
     _mm512_storeu_ps,
@@ -18,9 +20,11 @@ micro_kernel!(
 );
 micro_kernel!(
     f64_rows,
+    f64_rows_lying,
     "avx512f",
     f64,
     8,
+    14,
     _mm512_setzero_pd,
     _mm512_loadu_pd,
     _mm512_storeu_pd,

@@ -217,17 +217,58 @@ pub(crate) struct Dots<T: 'static> {
 /// As [`Run`].
 pub(crate) type RunDots<T> = unsafe fn(usize, *const T, isize, *const T, isize, *mut T, isize, isize, bool);
 
-/// A micro-kernel of `V` registers of columns, and `M` rows.
+/// How A and B lie, as far as micro-kernels have loops of their own for it: constant steps need no arithmetic.
+#[cfg(target_arch = "x86_64")]
+pub(super) mod lie {
+    /// In any way.
+    pub(in super::super) const ANYHOW: u8 = 0;
+    /// Packed into panels.
+    pub(in super::super) const PACKED: u8 = 1;
+    /// Adjacent along k: of A only.
+    pub(in super::super) const ALONG: u8 = 2;
+}
+
+/// Depths that a micro-kernel goes through between two jumps.
+#[cfg(target_arch = "x86_64")]
+pub(super) const DEPTHS: usize = 4;
+
+/// A micro-kernel of `V` registers of columns and `M` rows, of panels of `$mr` rows.
 #[cfg(target_arch = "x86_64")]
 macro_rules! micro_kernel {
     (
-        $name:ident, $features:literal, $t:ty, $lanes:literal,
+        $name:ident, $lying:ident, $features:literal, $t:ty, $lanes:literal, $mr:literal,
         $zero:ident, $load:ident, $store:ident, $set:ident, $add:ident, $fma:ident
     ) => {
         /// # Safety
         /// The contract of [`super::micro::Run`].
         #[target_feature(enable = $features)]
         unsafe fn $name<const M: usize, const V: usize>(
+            k: usize,
+            a: *const $t,
+            a_row: isize,
+            a_col: isize,
+            b: *const $t,
+            b_row: isize,
+            c: *mut $t,
+            c_row: isize,
+            add: bool,
+        ) {
+            let run = match (a_row, a_col, b_row == (V * $lanes) as isize) {
+                (1, $mr, true) => $lying::<M, V, { lie::PACKED }, { lie::PACKED }>,
+                (1, $mr, false) => $lying::<M, V, { lie::PACKED }, { lie::ANYHOW }>,
+                (_, 1, true) => $lying::<M, V, { lie::ALONG }, { lie::PACKED }>,
+                _ => $lying::<M, V, { lie::ANYHOW }, { lie::ANYHOW }>,
+            };
+            // SAFETY: the caller's contract; the steps are as the function has them.
+            unsafe { run(k, a, a_row, a_col, b, b_row, c, c_row, add) }
+        }
+
+        /// The same, where A and B [lie](lie) so.
+        ///
+        /// # Safety
+        /// The contract of [`super::micro::Run`].
+        #[target_feature(enable = $features)]
+        unsafe fn $lying<const M: usize, const V: usize, const A: u8, const B: u8>(
             k: usize,
             mut a: *const $t,
             a_row: isize,
@@ -238,6 +279,12 @@ macro_rules! micro_kernel {
             c_row: isize,
             add: bool,
         ) {
+            let (a_row, a_col) = match A {
+                lie::PACKED => (1, $mr),
+                lie::ALONG => (a_row, 1),
+                _ => (a_row, a_col),
+            };
+            let b_row = if B == lie::PACKED { (V * $lanes) as isize } else { b_row };
             // SAFETY: the caller's contract: all elements named by the strides are there.
             unsafe {
                 let mut sums = [[$zero(); V]; M];
@@ -247,7 +294,7 @@ macro_rules! micro_kernel {
                         prefetch(c.wrapping_offset(i as isize * c_row).wrapping_add(v * $lanes))
                     });
                 }
-                for _ in 0..k {
+                let step = |sums: &mut [[_; V]; M], a: *const $t, b: *const $t| {
                     let mut line = [$zero(); V];
                     for (v, line) in line.iter_mut().enumerate() {
                         *line = $load(b.add(v * $lanes));
@@ -258,6 +305,16 @@ macro_rules! micro_kernel {
                             *sum = $fma(x, y, *sum);
                         }
                     }
+                };
+                for _ in 0..k / DEPTHS {
+                    for p in 0..DEPTHS as isize {
+                        step(&mut sums, a.wrapping_offset(p * a_col), b.wrapping_offset(p * b_row));
+                    }
+                    a = a.wrapping_offset(DEPTHS as isize * a_col);
+                    b = b.wrapping_offset(DEPTHS as isize * b_row);
+                }
+                for _ in 0..k % DEPTHS {
+                    step(&mut sums, a, b);
                     a = a.wrapping_offset(a_col);
                     b = b.wrapping_offset(b_row);
                 }
