@@ -271,7 +271,7 @@ fn prefers_col(nest: &Nest, outer: usize, inner: usize) -> bool {
     /// A row in one piece is gone through quickly from this length on.
     const SHORT: usize = 32;
     /// A row in many small pieces (a channel of many small images) from this one on.
-    const SHORT_IN_PIECES: usize = 256;
+    const SHORT_IN_PIECES: usize = 128;
     const SMALL_PIECE: usize = 64;
     let kept = nest.dims.len() - nest.inner;
     let axes = || (kept..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1);

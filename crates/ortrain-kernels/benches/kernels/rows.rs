@@ -23,6 +23,11 @@ pub(crate) fn cases() -> Vec<Case> {
         cases.push(batch_norm_sums(dims));
         cases.push(batch_norm_gradient(dims));
     }
+    // The same whole, as programs have them: images of mobilenetv2_96 from large to small.
+    for dims in [[8, 96, 2304], [8, 144, 576], [8, 192, 144], [8, 576, 36], [8, 960, 9]] {
+        cases.push(batch_norm_training(dims));
+        cases.push(batch_norm_training_gradient(dims));
+    }
     // mlp, the heads of bert_mini (rows are those of softmax over scores), gpt2_small6.
     for dims in [[64, 10], [1024, 8000]] {
         cases.push(cross_entropy(dims));
@@ -183,9 +188,7 @@ fn batch_norm(dims: [usize; 3]) -> Case {
 fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
     let dims = [channels, batch, places];
     let mut body = Body::new(&dims);
-    let mut image = Access::contiguous(F32, &[batch, channels, places]);
-    image.strides.swap(0, 1);
-    let (x, dy, y) = (body.load(image.clone()), body.load(image.clone()), body.load(image));
+    let [x, dy, y] = [(); 3].map(|()| body.load(image([batch, channels, places])));
     let (mean, inverse) = (body.along(&[0], F32), body.along(&[0], F32));
     let zero = body.number(0.0);
     let passes = body.b.compare(CompareOp::Lt, zero, y);
@@ -213,6 +216,60 @@ fn batch_norm_gradient(dims: [usize; 3]) -> Case {
     let dx = body.b.add(sum, c);
     let plane = Access::contiguous(F32, &dims);
     body.case(&named("batch norm and relu gradient", &dims), 5.0, 0, &[(dx, plane)])
+}
+
+/// An image by channel.
+fn image([batch, channels, places]: [usize; 3]) -> Access {
+    let mut image = Access::contiguous(F32, &[batch, channels, places]);
+    image.strides.swap(0, 1);
+    image
+}
+
+/// Statistics, normalization and Clip to 0..6, in one.
+fn batch_norm_training(sizes: [usize; 3]) -> Case {
+    let [batch, channels, places] = sizes;
+    let mut body = Body::new(&[channels, batch, places]);
+    let x = body.load(image(sizes));
+    let (scale, shift) = (body.along(&[0], F32), body.along(&[0], F32));
+    let mean = body.mean(x, batch * places);
+    let distance = body.b.sub(x, mean);
+    let square = body.b.mul(distance, distance);
+    let variance = body.mean(square, batch * places);
+    let epsilon = body.number(1e-5);
+    let variance = body.b.add(variance, epsilon);
+    let inverse = body.b.unary(UnaryOp::Rsqrt, variance);
+    let factor = body.b.mul(scale, inverse);
+    let scaled = body.b.mul(distance, factor);
+    let sum = body.b.add(scaled, shift);
+    let (zero, six) = (body.number(0.0), body.number(6.0));
+    let y = body.b.binary(BinaryOp::Max, sum, zero);
+    let y = body.b.binary(BinaryOp::Min, y, six);
+    let kept = body.kept(&[0], F32);
+    let outputs = [(mean, kept.clone()), (inverse, kept), (sum, image(sizes)), (y, image(sizes))];
+    body.case(&named("batch norm in training", &sizes), 10.0, 2, &outputs)
+}
+
+/// The gradients of scale, bias and input behind Clip, in one.
+fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
+    let [batch, channels, places] = sizes;
+    let mut body = Body::new(&[channels, batch, places]);
+    let (dy, x) = (body.load(image(sizes)), body.load(image(sizes)));
+    let [mean, inverse, scale] = [(); 3].map(|()| body.along(&[0], F32));
+    let distance = body.b.sub(x, mean);
+    let along = body.b.mul(dy, distance);
+    let (flat, tilt) = (body.reduce(ReduceOp::Sum, dy), body.reduce(ReduceOp::Sum, along));
+    let tilt = body.b.mul(tilt, inverse);
+    let count = body.number(1.0 / (batch * places) as f64);
+    let factor = body.b.mul(scale, inverse);
+    let (level, slope) = (body.b.mul(flat, count), body.b.mul(tilt, inverse));
+    let slope = body.b.mul(slope, count);
+    let tilted = body.b.mul(distance, slope);
+    let rest = body.b.sub(dy, level);
+    let rest = body.b.sub(rest, tilted);
+    let dx = body.b.mul(factor, rest);
+    let kept = body.kept(&[0], F32);
+    let outputs = [(tilt, kept.clone()), (flat, kept), (dx, image(sizes))];
+    body.case(&named("batch norm in training, gradient", &sizes), 10.0, 2, &outputs)
 }
 
 /// The loss of each row, and the logarithm of its sum of exponentials.

@@ -106,7 +106,16 @@ impl<S: Stored> Pack<S> {
         let Block { line_step, depth, .. } = self.block;
         // SAFETY: as in `panels`: squares lie in the block and in the panel; the last ones of a panel may overlap.
         unsafe {
-            if TypeId::of::<S>() == TypeId::of::<f32>() && PANEL >= 8 {
+            let is_f32 = TypeId::of::<S>() == TypeId::of::<f32>();
+            if is_f32 && PANEL == 6 && lines == 6 {
+                let whole = depth - depth % 8;
+                for p in (0..whole).step_by(8) {
+                    (first..first + lines).for_each(|line| prefetch(self.from(line, p + AHEAD)));
+                    L::turn6(self.from(first, p).cast(), line_step, to.add(p * PANEL).cast());
+                }
+                return whole;
+            }
+            if is_f32 && PANEL >= 8 {
                 let whole = depth - depth % 16;
                 for p in (0..whole).step_by(16) {
                     for i in (0..lines).step_by(16) {

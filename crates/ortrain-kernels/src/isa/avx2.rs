@@ -37,6 +37,12 @@ impl Level for Avx2 {
         // SAFETY: the caller's contract, and code of this level runs where the level is.
         unsafe { turn8(from, from_step, to, to_step) }
     }
+
+    #[inline(always)]
+    unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { turn6(from, from_step, to) }
+    }
 }
 
 /// Enters the level.
@@ -74,27 +80,60 @@ pub(crate) unsafe fn multiply_add(rounds: usize) {
 #[target_feature(enable = "avx2")]
 pub(crate) unsafe fn turn8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
     for p in [0, 4] {
+        // SAFETY: the caller's contract.
+        let half = |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };
         // Lines i and i + 4 share a register, a half each.
-        let pair = |i: isize| {
-            // SAFETY: the caller's contract.
-            let half =
-                |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };
-            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(half(i)), half(i + 4))
-        };
-        let lines = [pair(0), pair(1), pair(2), pair(3)];
-        let (low01, high01) =
-            (_mm256_unpacklo_ps(lines[0], lines[1]), _mm256_unpackhi_ps(lines[0], lines[1]));
-        let (low23, high23) =
-            (_mm256_unpacklo_ps(lines[2], lines[3]), _mm256_unpackhi_ps(lines[2], lines[3]));
-        let turned = [
-            _mm256_shuffle_ps::<0x44>(low01, low23),
-            _mm256_shuffle_ps::<0xee>(low01, low23),
-            _mm256_shuffle_ps::<0x44>(high01, high23),
-            _mm256_shuffle_ps::<0xee>(high01, high23),
-        ];
-        for (q, line) in turned.into_iter().enumerate() {
+        let lines = [0, 1, 2, 3].map(|i| _mm256_set_m128(half(i + 4), half(i)));
+        for (q, line) in turn4(lines).into_iter().enumerate() {
             // SAFETY: the caller's contract.
             unsafe { _mm256_storeu_ps(to.wrapping_add((p + q) * to_step), line) };
+        }
+    }
+}
+
+/// Turns the squares of 4×4 that are the halves of four registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn turn4([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
+    let (low_ab, high_ab) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    let (low_cd, high_cd) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    [
+        _mm256_shuffle_ps::<0x44>(low_ab, low_cd),
+        _mm256_shuffle_ps::<0xee>(low_ab, low_cd),
+        _mm256_shuffle_ps::<0x44>(high_ab, high_cd),
+        _mm256_shuffle_ps::<0xee>(high_ab, high_cd),
+    ]
+}
+
+/// See [`Level::turn6`].
+///
+/// # Safety
+/// Its contract, and the machine must have AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
+    for p in [0, 4] {
+        // SAFETY: the caller's contract.
+        let half = |i: isize| unsafe { _mm_loadu_ps(from.wrapping_offset(i * from_step).wrapping_add(p)) };
+        let zero = _mm_setzero_ps();
+        let lines = [
+            _mm256_set_m128(half(4), half(0)),
+            _mm256_set_m128(half(5), half(1)),
+            _mm256_set_m128(zero, half(2)),
+            _mm256_set_m128(zero, half(3)),
+        ];
+        for (q, line) in turn4(lines).into_iter().enumerate() {
+            let to = to.wrapping_add(6 * (p + q));
+            // SAFETY: the caller's contract: all but the last line have two elements behind them, which the next one
+            // is written over.
+            unsafe {
+                if p + q < 7 {
+                    _mm256_storeu_ps(to, line);
+                } else {
+                    _mm_storeu_ps(to, _mm256_castps256_ps128(line));
+                    _mm_storel_pd(to.add(4).cast(), _mm_castps_pd(_mm256_extractf128_ps::<1>(line)));
+                }
+            }
         }
     }
 }

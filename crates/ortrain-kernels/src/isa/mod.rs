@@ -159,6 +159,19 @@ pub(crate) trait Level: Copy {
         }
     }
 
+    /// Turns six lines of 8: lines `from_step` apart become lines of six, one behind the other.
+    ///
+    /// # Safety
+    /// As [`Level::turn8`].
+    #[inline(always)]
+    unsafe fn turn6(from: *const f32, from_step: isize, to: *mut f32) {
+        for i in 0..6 {
+            let line = from.wrapping_offset(i as isize * from_step);
+            // SAFETY: the caller's contract.
+            (0..8).for_each(|p| unsafe { to.add(6 * p + i).write(line.add(p).read_unaligned()) });
+        }
+    }
+
     /// Whether [`Level::pick`] is quicker than copying piece by piece.
     const PICKS: bool = false;
     /// Copies sixteen of the thirty-two elements at `from`.

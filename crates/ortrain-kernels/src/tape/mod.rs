@@ -203,14 +203,17 @@ impl Chain {
     }
 
     pub(crate) fn result(&self, op: ReduceOp, ty: Type) -> u64 {
-        let mut result = None;
-        for level in 0..Chain::LEVELS {
-            if self.count >> level & 1 != 0 {
-                let earlier = self.levels[level];
-                result = Some(result.map_or(earlier, |later| join(op, ty, earlier, later)));
-            }
+        if self.count == 0 {
+            return neutral(op, ty);
         }
-        result.unwrap_or_else(|| neutral(op, ty))
+        let mut left = self.count;
+        let mut result = self.levels[left.trailing_zeros() as usize];
+        left &= left - 1;
+        while left != 0 {
+            result = join(op, ty, self.levels[left.trailing_zeros() as usize], result);
+            left &= left - 1;
+        }
+        result
     }
 }
 
@@ -261,6 +264,11 @@ impl Site<'_> {
         let isa = self.tape.isa;
         let count = n;
         for op in list {
+            if let Kind::Native(k) = op.kind {
+                // SAFETY: the caller's contract.
+                unsafe { self.tape.natives[usize::from(k)].run(self, outside, start, n) };
+                continue;
+            }
             let n = if op.one { 1 } else { count };
             // SAFETY: places lie inside the frame (see `Draft::place`); a result shares bytes with no operand.
             let (d, a, b, c) = unsafe {
@@ -310,7 +318,7 @@ impl Site<'_> {
                         (*d.cast::<Chain>()).push(op, ty, partial);
                     }
                     Kind::Accumulate(op, ty) => ops::accumulate(isa, op, ty, a, d, n),
-                    Kind::Native(k) => self.tape.natives[usize::from(k)].run(self, outside, start, n),
+                    Kind::Native(_) => unreachable!("run above"),
                 }
             }
         }

@@ -92,6 +92,18 @@ impl Walk {
             return;
         }
         let (dim, stride) = (self.dims[rank - 1], self.strides[rank - 1]);
+        if rank == 2 {
+            // Planes of small images are many short pieces.
+            let (mut row, mut column) = if start == 0 { (0, 0) } else { (start / dim, start % dim) };
+            let mut position = 0;
+            while position < n {
+                let len = (dim - column).min(n - position);
+                f(position, row as isize * self.strides[0] + column as isize * stride, len, stride);
+                position += len;
+                (row, column) = (row + 1, 0);
+            }
+            return;
+        }
         let mut index = [0usize; MAX_RANK];
         let mut rest = start;
         let mut offset = 0;
