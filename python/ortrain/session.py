@@ -89,6 +89,28 @@ class TrainingSession:
         """
         return self._state
 
+    @property
+    def precision(self) -> str:
+        """How exactly inner products are computed, as of a :attr:`Module <ortrain.api.Module.precision>`.
+
+        >>> session.precision
+        'f32'
+        """
+        return self._native.precision()[0]
+
+    @property
+    def bf16_unit(self) -> str | None:
+        """What multiplies bfloat16, as of a :attr:`Module <ortrain.api.Module.bf16_unit>`.
+
+        >>> options = SessionOptions()
+        >>> options.precision, options.bf16_fallback = "bf16", "emulated"
+        >>> rounded = TrainingSession(state, "training_model.onnx", session_options=options)
+        >>> rounded.bf16_unit in ("amx", "avx512_bf16", "emulated")
+        True
+        >>> rounded.close()
+        """
+        return self._native.precision()[1]
+
     @overload
     def train_step(
         self, inputs: Sequence[Any], outputs: None = None, run_options: RunOptions | None = None

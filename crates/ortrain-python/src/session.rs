@@ -129,6 +129,14 @@ impl TrainingSession {
         self.with(py, |session| session.optimizer_step())
     }
 
+    /// Its name, and that of what multiplies bfloat16.
+    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
+        self.with(py, |session| {
+            let module = session.module();
+            Ok((module.precision().name(), module.bf16_unit()))
+        })
+    }
+
     fn learning_rate(&self, py: Python<'_>) -> PyResult<f32> {
         self.with(py, |session| session.learning_rate())
     }
