@@ -10,11 +10,13 @@ pub(crate) mod number;
 pub(crate) mod ops;
 pub(crate) mod walk;
 
+use std::ops::Range;
+
 use ortrain_expr::{
     Access, BinaryOp, CompareOp, DType, Expr, Inst, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar, Type,
     UnaryOp,
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::RunScalars;
 use crate::isa::Isa;
@@ -57,6 +59,13 @@ enum Kind {
     Unary(UnaryOp, Type),
     Binary(BinaryOp, Type),
     Compare(CompareOp, Type),
+    /// Compares a coordinate along the tile with one number: as the first operand or the second.
+    CompareCoordinate {
+        op: CompareOp,
+        first: bool,
+        after: usize,
+        dim: usize,
+    },
     Select(Type),
     Convert(Type, Type),
     /// With the number of its instruction.
@@ -203,17 +212,14 @@ impl Chain {
     }
 
     pub(crate) fn result(&self, op: ReduceOp, ty: Type) -> u64 {
-        if self.count == 0 {
-            return neutral(op, ty);
-        }
+        let mut result = None;
         let mut left = self.count;
-        let mut result = self.levels[left.trailing_zeros() as usize];
-        left &= left - 1;
         while left != 0 {
-            result = join(op, ty, self.levels[left.trailing_zeros() as usize], result);
+            let earlier = self.levels[left.trailing_zeros() as usize];
+            result = Some(result.map_or(earlier, |later| join(op, ty, earlier, later)));
             left &= left - 1;
         }
-        result
+        result.unwrap_or_else(|| neutral(op, ty))
     }
 }
 
@@ -264,12 +270,13 @@ impl Site<'_> {
         let isa = self.tape.isa;
         let count = n;
         for op in list {
+            let n = if op.one { 1 } else { count };
             if let Kind::Native(k) = op.kind {
+                // It finds its operands by itself.
                 // SAFETY: the caller's contract.
                 unsafe { self.tape.natives[usize::from(k)].run(self, outside, start, n) };
                 continue;
             }
-            let n = if op.one { 1 } else { count };
             // SAFETY: places lie inside the frame (see `Draft::place`); a result shares bytes with no operand.
             let (d, a, b, c) = unsafe {
                 let at = |place: Place| self.operand(place, outside, start);
@@ -288,6 +295,10 @@ impl Site<'_> {
                     }
                     Kind::Coordinate { along: true, after, dim } => {
                         coordinates(start, after, dim, ops::values_mut::<i64>(d, n));
+                    }
+                    Kind::CompareCoordinate { op, first, after, dim } => {
+                        let among = among(op, first, *a.cast::<i64>());
+                        compare_coordinates(start, after, dim, &among, ops::values_mut(d, n));
                     }
                     Kind::Load(slot) => {
                         let base = self.bases[usize::from(slot)];
@@ -386,25 +397,57 @@ impl Site<'_> {
 }
 
 fn coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
-    let mut coordinate = start / after % dim;
-    let mut left = after - start % after;
-    let mut rest = d;
-    while !rest.is_empty() {
+    runs(start, after, dim, d, |coordinate, now| {
         if after == 1 {
-            // The last axis: counts up to its end.
-            let (now, later) = rest.split_at_mut((dim - coordinate).min(rest.len()));
             for (i, d) in now.iter_mut().enumerate() {
                 *d = (coordinate + i) as i64;
             }
-            coordinate = 0;
-            rest = later;
         } else {
-            let (now, later) = rest.split_at_mut(left.min(rest.len()));
             now.fill(coordinate as i64);
-            coordinate = if coordinate + 1 == dim { 0 } else { coordinate + 1 };
-            left = after;
-            rest = later;
         }
+    });
+}
+
+/// The numbers that compare with one as asked: it is the second operand or the first.
+fn among(op: CompareOp, first: bool, one: i64) -> Range<i64> {
+    let behind = one.saturating_add(1);
+    match (op, first) {
+        (CompareOp::Eq, _) => one..behind,
+        (CompareOp::Lt, true) => i64::MIN..one,
+        (CompareOp::Le, true) => i64::MIN..behind,
+        (CompareOp::Lt, false) => behind..i64::MAX,
+        (CompareOp::Le, false) => one..i64::MAX,
+    }
+}
+
+/// Whether coordinates lie in a range.
+fn compare_coordinates(start: usize, after: usize, dim: usize, among: &Range<i64>, d: &mut [u8]) {
+    runs(start, after, dim, d, |coordinate, now| {
+        if after == 1 {
+            let index =
+                |bound: i64| bound.saturating_sub(coordinate as i64).clamp(0, now.len() as i64) as usize;
+            let (begin, end) = (index(among.start), index(among.end));
+            now.fill(0);
+            now[begin..end.max(begin)].fill(1);
+        } else {
+            now.fill(u8::from(among.contains(&(coordinate as i64))));
+        }
+    });
+}
+
+/// Calls `f` with pieces in which a coordinate stays, or if it is that of the last axis counts up, and its first value.
+fn runs<T>(start: usize, after: usize, dim: usize, d: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
+    let mut coordinate = start / after % dim;
+    let mut left = if after == 1 { dim - coordinate } else { after - start % after };
+    let mut rest = d;
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at_mut(left.min(rest.len()));
+        f(coordinate, now);
+        (coordinate, left) = match after {
+            1 => (0, dim),
+            _ => (if coordinate + 1 == dim { 0 } else { coordinate + 1 }, after),
+        };
+        rest = later;
     }
 }
 
@@ -822,13 +865,41 @@ impl<'a> Draft<'a> {
     }
 
     /// The tape, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
-    fn finish(self, isa: Isa, code: bool, stores: &[Reach], tile: usize) -> Tape {
+    fn finish(mut self, isa: Isa, code: bool, stores: &[Reach], tile: usize) -> Tape {
+        self.compare_coordinates();
         let mut grouped = self.clone();
         if code {
             grouped.make_groups(isa, stores);
         }
         // The system may refuse memory for code.
         grouped.place(isa, tile).unwrap_or_else(|| self.place(isa, tile).expect("no groups"))
+    }
+
+    /// Compares coordinates with one number where they are, instead of writing both over a tile first.
+    fn compare_coordinates(&mut self) {
+        let mut made: FxHashMap<Place, Op> = FxHashMap::default();
+        for op in self.lists.iter().flat_map(|(_, list)| list) {
+            if matches!(op.kind, Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64)) {
+                made.insert(op.d, *op);
+            }
+        }
+        for op in self.lists.iter_mut().flat_map(|(_, list)| list) {
+            let Kind::Compare(compare, Type::I64) = op.kind else { continue };
+            let [a, b] = [op.a[0], op.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
+            let (coordinate, one, first) = match (a, b) {
+                (Some((kind, _)), Some((Kind::Splat(_), one))) => (kind, one, true),
+                (Some((Kind::Splat(_), one)), Some((kind, _))) => (kind, one, false),
+                _ => continue,
+            };
+            let Kind::Coordinate { after, dim, .. } = coordinate else { continue };
+            op.kind = Kind::CompareCoordinate { op: compare, first, after, dim };
+            op.a = [one, 0, 0];
+        }
+        let ops = self.lists.iter().flat_map(|(_, list)| list);
+        let read: FxHashSet<Place> = ops.flat_map(|op| op.a[..op.kind.operands()].to_vec()).collect();
+        for (_, list) in &mut self.lists {
+            list.retain(|op| !made.contains_key(&op.d) || read.contains(&op.d));
+        }
     }
 
     /// Makes groups of what machine code can do.
@@ -1104,6 +1175,7 @@ impl Kind {
             Kind::Const(_) | Kind::Run(_) | Kind::Coordinate { .. } | Kind::Load(_) | Kind::Native(_) => 0,
             Kind::Copy(_)
             | Kind::LoadAt(_)
+            | Kind::CompareCoordinate { .. }
             | Kind::Unary(..)
             | Kind::Convert(..)
             | Kind::Splat(_)

@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type, UnaryOp, philox4x32_10};
 
 use super::number::{Float, Number, with_number};
+use crate::isa::portable::Portable;
 use crate::isa::{Isa, Level, Work};
 
 trait Function1 {
@@ -666,23 +667,16 @@ pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mu
     });
 }
 
-/// Joins partial results, as [`fold`] does at its end.
-pub(crate) fn join_lanes(isa: Isa, op: ReduceOp, lanes: [f32; LANES]) -> f32 {
-    struct Join<F>([f32; LANES], PhantomData<F>);
-    impl<F: Function2<A = f32, Out = f32>> Work for Join<F> {
-        type Out = f32;
-        #[inline(always)]
-        fn work<L: Level>(mut self) -> f32 {
-            halve::<L, F>(&mut self.0, 1);
-            self.0[0]
-        }
-    }
+/// Joins partial results, as [`fold`] does at its end. At any level alike, and too little to be called for.
+#[inline]
+pub(crate) fn join_lanes(op: ReduceOp, mut lanes: [f32; LANES]) -> f32 {
     match op {
-        ReduceOp::Sum => isa.run(Join::<Add<f32>>(lanes, PhantomData)),
-        ReduceOp::Prod => isa.run(Join::<Mul<f32>>(lanes, PhantomData)),
-        ReduceOp::Max => isa.run(Join::<Max<f32>>(lanes, PhantomData)),
-        ReduceOp::Min => isa.run(Join::<Min<f32>>(lanes, PhantomData)),
+        ReduceOp::Sum => halve::<Portable, Add<f32>>(&mut lanes, 1),
+        ReduceOp::Prod => halve::<Portable, Mul<f32>>(&mut lanes, 1),
+        ReduceOp::Max => halve::<Portable, Max<f32>>(&mut lanes, 1),
+        ReduceOp::Min => halve::<Portable, Min<f32>>(&mut lanes, 1),
     }
+    lanes[0]
 }
 
 /// `d = d op b`, element by element.

@@ -1,6 +1,7 @@
 //! From operations of a tape to a group, and from a group to a function.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 
 use memmap2::{Mmap, MmapMut};
 use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
@@ -285,9 +286,9 @@ impl Native {
     #[inline]
     pub(in crate::tape) unsafe fn run(&self, site: &Site<'_>, outside: usize, start: usize, n: usize) {
         let tape = site.tape;
-        let mut table = [std::ptr::null::<u8>(); POINTERS];
+        let mut table = [const { MaybeUninit::<*const u8>::uninit() }; POINTERS];
         for (at, pointer) in table.iter_mut().zip(&self.pointers) {
-            *at = match *pointer {
+            at.write(match *pointer {
                 Pointer::Product => site.product,
                 Pointer::Load(slot) => {
                     let slot = usize::from(slot);
@@ -297,18 +298,19 @@ impl Native {
                     let slot = usize::from(slot);
                     tape.stores[slot].at(site.bases[tape.loads.len() + slot], outside, start)
                 }
-            };
+            });
         }
         let words = WORDS[ROUND - n % ROUND..].as_ptr();
         // SAFETY: the memory holds a function of this type, made for this tape's frame. It reads and writes registers of
         // the frame up to the next multiple of 16 indices, for which they have room, and callers' memory at the `n`
-        // indices, which is there by the contract.
+        // indices, which is there by the contract. It
+        // reads the pointers that it has, which were written.
         unsafe {
             let function: Function = std::mem::transmute(self.memory.as_ptr());
-            function(site.frame, table.as_ptr(), n, words);
+            function(site.frame, table.as_ptr().cast(), n, words);
             for &(op, lanes, chain) in &self.folds {
                 let lanes = site.at::<[f32; ROUND]>(lanes).read_unaligned();
-                let partial = ops::join_lanes(tape.isa, op, lanes);
+                let partial = ops::join_lanes(op, lanes);
                 (*site.at::<Chain>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));
             }
         }

@@ -269,6 +269,62 @@ fn more_values_than_registers() {
     }
 }
 
+/// Comparisons of coordinates with one number, of both orders and along every axis.
+#[test]
+fn coordinates_are_compared() {
+    let dims = [3, 7, 40];
+    let n: usize = dims.iter().product();
+    for axis in 0..3 {
+        for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
+            for one in [-1, 0, 1, 2, 5, 39, 40, i64::MIN, i64::MAX] {
+                let mut b = Builder::new();
+                let (x, place) = (b.load(0, Type::F32), b.coordinate(axis));
+                let number = b.load(1, Type::I64);
+                let (before, behind) = (b.compare(op, place, number), b.compare(op, number, place));
+                let zero = b.constant(Type::F32, 0.0);
+                let outputs = [before, behind].map(|truth| b.select(truth, x, zero));
+                let plane = Access::contiguous(DType::F32, &dims);
+                let single = Access { strides: [0; 3].into_iter().collect(), len: 1, ..plane.clone() };
+                let nest = Nest {
+                    dims: dims.into_iter().collect(),
+                    inner: 0,
+                    loads: vec![plane.clone(), Access { dtype: DType::I64, ..single }],
+                    stores: vec![plane.clone(), plane],
+                    expr: b.finish(&outputs),
+                    reductions: Vec::new(),
+                };
+                let compare = |a: i64, b: i64| match op {
+                    CompareOp::Eq => a == b,
+                    CompareOp::Lt => a < b,
+                    CompareOp::Le => a <= b,
+                };
+                let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
+                let number: Vec<f32> =
+                    [one as u32, (one >> 32) as u32].into_iter().map(f32::from_bits).collect();
+                for isa in Isa::available() {
+                    let plan = Plan {
+                        nest: &nest,
+                        drive: Drive::Map,
+                        outside: &[],
+                        along: &[0, 1, 2],
+                        product: false,
+                    };
+                    let tape = Tape::new(&plan, isa).expect("good");
+                    let ops = tape.stages.iter().flat_map(|stage| &stage.body);
+                    assert!(!ops.clone().any(|op| matches!(op.kind, Kind::Coordinate { .. })));
+                    let (found, _) = run(&tape, &[x.clone(), number.clone()], 2, n);
+                    for i in 0..n {
+                        let place = (i / dims[axis + 1..].iter().product::<usize>() % dims[axis]) as i64;
+                        let wanted = [compare(place, one), compare(one, place)];
+                        let wanted = wanted.map(|truth| if truth { x[i] } else { 0.0 });
+                        assert_eq!([found[0][i], found[1][i]], wanted, "{op:?} {one}, axis {axis}, {isa}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn more_buffers_than_pointers() {
     let (n, count) = (50, 60);
