@@ -88,7 +88,7 @@ impl Assembler {
         if self.wide { Length::Bits512 } else { Length::Bits256 }
     }
 
-    /// The constant behind the code, of which there is one copy.
+    /// The constant behind the code. At AVX2 it is there in every lane, as instructions do not broadcast what they read.
     pub(super) fn constant(&mut self, bits: u32) -> Rm {
         let known = self.constants.iter().position(|&other| other == bits);
         Rm::Constant(known.unwrap_or_else(|| {
@@ -213,10 +213,19 @@ impl Assembler {
 
     /// `to = memory at base + displacement`.
     pub(super) fn load(&mut self, to: Gpr, base: Gpr, displacement: i32) {
+        self.memory(0x8b, to, base, displacement);
+    }
+
+    /// `memory at base + displacement = from`.
+    pub(super) fn store(&mut self, from: Gpr, base: Gpr, displacement: i32) {
+        self.memory(0x89, from, base, displacement);
+    }
+
+    fn memory(&mut self, code: u8, register: Gpr, base: Gpr, displacement: i32) {
         self.bytes.extend([
-            0x48 | (to >> 3) << 2 | base >> 3,
-            0x8b,
-            0x80 | (to & 7) << 3 | 4,
+            0x48 | (register >> 3) << 2 | base >> 3,
+            code,
+            0x80 | (register & 7) << 3 | 4,
             0x20 | base & 7,
         ]);
         self.bytes.extend(displacement.to_le_bytes());
@@ -242,6 +251,11 @@ impl Assembler {
     /// `register += immediate`.
     pub(super) fn add_number(&mut self, register: Gpr, immediate: i8) {
         self.number(0, register, immediate);
+    }
+
+    pub(super) fn add_large(&mut self, register: Gpr, immediate: i32) {
+        self.bytes.extend([0x48 | register >> 3, 0x81, 0xc0 | register & 7]);
+        self.bytes.extend(immediate.to_le_bytes());
     }
 
     pub(super) fn compare_number(&mut self, register: Gpr, immediate: i8) {
@@ -283,13 +297,16 @@ impl Assembler {
     /// Returns to the caller; the constants follow.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.bytes.push(0xc3);
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0xcc);
+        let copies = if self.wide { 1 } else { 8 };
+        self.bytes.resize(self.bytes.len().next_multiple_of(4 * copies), 0xcc);
         let pool = self.bytes.len();
         for (at, end, constant) in self.fixes {
-            let distance = (pool + 4 * constant - end) as i32;
+            let distance = (pool + 4 * copies * constant - end) as i32;
             self.bytes[at..at + 4].copy_from_slice(&distance.to_le_bytes());
         }
-        self.bytes.extend(self.constants.iter().flat_map(|constant| constant.to_le_bytes()));
+        for constant in self.constants {
+            self.bytes.extend(constant.to_le_bytes().repeat(copies));
+        }
         self.bytes
     }
 }

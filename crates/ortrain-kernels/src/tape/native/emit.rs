@@ -3,6 +3,13 @@
 //! A function goes through the indices of a tile 16 at a time, as one vector at AVX-512 and as two at AVX2. The last,
 //! incomplete 16 are computed whole, but callers' memory is touched through a mask. Folds keep 16 sums, and twice as
 //! many where there are enough indices, in the order of `ops::fold`.
+//!
+//! Elementary functions are long chains, and a processor looks only so far ahead. So vectors go side by side, each value
+//! for all of them before the next value: as many vectors as two rounds have, or fewer where that takes too many
+//! registers. Values that find none wait on the stack.
+
+use std::cell::Cell;
+use std::ops::Range;
 
 use ortrain_expr::ReduceOp;
 
@@ -10,12 +17,14 @@ use super::assembler::{
     Assembler, Condition, Extra, Gpr, Length, Opcode, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Rm, opcode,
 };
 use super::lanes::{Effect, Fold, Lane, Lanes, Logic, Set, Two, Value};
-use crate::tape::Place;
+use crate::tape::{ALIGN, Place};
 
 /// Indices of a round.
 pub(super) const ROUND: usize = 16;
 /// Pointers to callers' memory, at most.
 pub(super) const POINTERS: usize = 24;
+/// Values on the stack, at most; as vectors they fill less than a page.
+const SLOTS: usize = 60;
 
 /// Registers: of the first arguments (`extern "sysv64"`), and others.
 const FRAME: Gpr = RDI;
@@ -25,6 +34,9 @@ const COUNT: Gpr = RDX;
 const MASKS: Gpr = RCX;
 const LIMIT: Gpr = 10;
 const SPARE: Gpr = 11;
+const STACK: Gpr = 4;
+/// Of so many values one may go to the stack.
+const SPILLED_OF: usize = 8;
 /// Registers that hold pointers, and those among them that callers want back.
 const HELD: [Gpr; 8] = [8, 9, RBX, RBP, 12, 13, 14, 15];
 const SAVED: [Gpr; 6] = [RBX, RBP, 12, 13, 14, 15];
@@ -82,11 +94,38 @@ fn commutes(two: Two) -> bool {
 /// The code of a function for `lanes`, where `place` says at which byte of the frame a register lies. `None` if it
 /// takes more registers than there are.
 pub(super) fn emit(lanes: &Lanes, wide: bool, place: &dyn Fn(Place) -> Place) -> Option<Vec<u8>> {
+    let most = 2 * ROUND / lanes_of_vector(wide);
+    [4, 2, 1].into_iter().filter(|&abreast| abreast <= most).find_map(|abreast| {
+        let (code, slots) = emit_abreast(lanes, wide, place, abreast, 0)?;
+        // How much stack it takes is known afterwards.
+        if slots == 0 { Some(code) } else { Some(emit_abreast(lanes, wide, place, abreast, slots)?.0) }
+    })
+}
+
+fn lanes_of_vector(wide: bool) -> usize {
+    if wide { 16 } else { 8 }
+}
+
+/// The same with so many vectors side by side and room for so many on the stack, and for how many it needs room.
+pub(super) fn emit_abreast(
+    lanes: &Lanes,
+    wide: bool,
+    place: &dyn Fn(Place) -> Place,
+    abreast: usize,
+    slots: usize,
+) -> Option<(Vec<u8>, usize)> {
     let order = Order::new(lanes);
-    let plan = Plan::new(&order, &lanes.folds, wide, place)?;
+    let plan = Plan::new(&order, &lanes.folds, wide, place, abreast)?;
     let mut asm = Assembler::new(wide);
     for register in SAVED {
         asm.push(register);
+    }
+    if slots > 0 {
+        // Aligned, with the way back in front.
+        asm.copy(LIMIT, STACK);
+        asm.add_large(STACK, -(((slots + 1) * plan.bytes()) as i32));
+        asm.and_number(STACK, -(ALIGN as i8));
+        asm.store(LIMIT, STACK, 0);
     }
     for (pointer, &register) in HELD.iter().enumerate().take(order.pointers()) {
         asm.load(register, TABLE, 8 * pointer as i32);
@@ -108,21 +147,22 @@ pub(super) fn emit(lanes: &Lanes, wide: bool, place: &dyn Fn(Place) -> Place) ->
         }
     }
     asm.clear(RAX);
-    if !lanes.folds.is_empty() {
-        // Two rounds at a time, if there are four.
+    if !lanes.folds.is_empty() || abreast > plan.vectors {
+        // Two rounds at a time; with folds, if there are four.
         const TWO: i8 = 2 * ROUND as i8;
-        asm.compare_number(COUNT, 2 * TWO);
+        asm.compare_number(COUNT, if lanes.folds.is_empty() { TWO } else { 2 * TWO });
         let skip = asm.jump(Condition::Below);
         asm.copy(LIMIT, COUNT);
         asm.and_number(LIMIT, -TWO);
         let again = asm.here();
-        plan.round(&mut asm, &order, 0, false)?;
-        plan.round(&mut asm, &order, 1, false)?;
+        plan.rounds(&mut asm, &order, 2, false)?;
         asm.add_number(RAX, TWO);
         asm.compare(RAX, LIMIT);
         asm.jump_back(Condition::Below, again);
-        let lanes = Lanes::join(&lanes.folds, wide);
-        plan.round(&mut asm, &Order::new(&lanes), 0, false)?;
+        if !lanes.folds.is_empty() {
+            let lanes = Lanes::join(&lanes.folds, wide);
+            plan.rounds(&mut asm, &Order::new(&lanes), 1, false)?;
+        }
         asm.land(skip);
     }
     asm.copy(LIMIT, COUNT);
@@ -130,14 +170,14 @@ pub(super) fn emit(lanes: &Lanes, wide: bool, place: &dyn Fn(Place) -> Place) ->
     asm.compare(RAX, LIMIT);
     let skip = asm.jump(Condition::AboveOrEqual);
     let again = asm.here();
-    plan.round(&mut asm, &order, 0, false)?;
+    plan.rounds(&mut asm, &order, 1, false)?;
     asm.add_number(RAX, ROUND as i8);
     asm.compare(RAX, LIMIT);
     asm.jump_back(Condition::Below, again);
     asm.land(skip);
     asm.compare(RAX, COUNT);
     let skip = asm.jump(Condition::AboveOrEqual);
-    plan.round(&mut asm, &order, 0, true)?;
+    plan.rounds(&mut asm, &order, 1, true)?;
     asm.land(skip);
     for (fold, registers) in lanes.folds.iter().zip(&plan.sums) {
         for (k, &register) in registers[..plan.vectors].iter().enumerate() {
@@ -147,34 +187,58 @@ pub(super) fn emit(lanes: &Lanes, wide: bool, place: &dyn Fn(Place) -> Place) ->
         }
     }
     asm.clear_upper();
+    if slots > 0 {
+        asm.load(STACK, STACK, 0);
+    }
     for register in SAVED.into_iter().rev() {
         asm.pop(register);
     }
-    Some(asm.finish())
+    Some((asm.finish(), plan.slots.get()))
 }
 
 /// Values in the order in which they are made: each before what uses it, and not long before.
 struct Order<'a> {
     lanes: &'a Lanes,
     values: Vec<Value>,
-    /// How often each is used.
-    uses: Vec<u32>,
+    /// Where each is used: the positions of values, and of effects behind them.
+    uses: Vec<Vec<usize>>,
 }
 
 impl<'a> Order<'a> {
     fn new(lanes: &'a Lanes) -> Order<'a> {
         let count = lanes.all.len();
-        let mut order = Order { lanes, values: Vec::with_capacity(count), uses: vec![0; count] };
+        let mut order = Order { lanes, values: Vec::with_capacity(count), uses: vec![Vec::new(); count] };
         let mut made = vec![false; count];
         for effect in &lanes.effects {
             order.visit(effect.value(), &mut made);
-            order.uses[usize::from(effect.value())] += 1;
+        }
+        let values = order.values.iter().enumerate();
+        let operands =
+            values.flat_map(|(k, &value)| lanes.all[usize::from(value)].operands().map(move |a| (k, a)));
+        let effects = lanes.effects.iter().enumerate();
+        let stored = effects.map(|(k, effect)| (order.values.len() + k, effect.value()));
+        for (position, value) in operands.chain(stored) {
+            order.uses[usize::from(value)].push(position);
         }
         order
     }
 
     fn lane(&self, value: Value) -> Lane {
         self.lanes.all[usize::from(value)]
+    }
+
+    /// How often a value is used.
+    fn count(&self, value: Value) -> usize {
+        self.uses[usize::from(value)].len()
+    }
+
+    /// Whether a value stays where it is until it is used.
+    fn stays(&self, value: Value) -> bool {
+        match self.lane(value) {
+            Lane::Constant(_) | Lane::One(_) | Lane::Sum(..) => true,
+            Lane::Tile(_) => self.count(value) == 1,
+            _ => false,
+        }
     }
 
     /// Puts a value into the order behind what it is made of.
@@ -185,17 +249,19 @@ impl<'a> Order<'a> {
             if made[usize::from(value)] {
                 continue;
             }
-            let lane = self.lane(value);
             if ready {
                 made[usize::from(value)] = true;
                 self.values.push(value);
-                lane.operands().for_each(|operand| self.uses[usize::from(operand)] += 1);
                 continue;
             }
             stack.push((value, true));
             let first = stack.len();
-            stack.extend(lane.operands().map(|operand| (operand, false)));
+            stack.extend(self.lane(value).operands().map(|operand| (operand, false)));
             stack[first..].reverse();
+            if matches!(self.lane(value), Lane::Select(..)) {
+                // What is chosen by goes last: truths are many in some functions, and AVX-512 has few registers of them.
+                stack[first..].rotate_right(1);
+            }
         }
     }
 
@@ -219,15 +285,16 @@ struct Plan<'a> {
     wide: bool,
     /// Vectors of a round.
     vectors: usize,
+    /// Vectors side by side, at most.
+    abreast: usize,
     /// Registers of each fold: those of one round, then those of another.
     sums: Vec<Vec<u8>>,
     /// Values that are the same for all indices, and the registers that hold them throughout.
     hoisted: Vec<(Value, u8)>,
-    /// A register for short moments, and at AVX2 the lanes of the incomplete end.
-    spare: u8,
-    end: u8,
     /// Registers of values, as bits.
     free: u32,
+    /// Values on the stack, at most, in the code so far.
+    slots: Cell<usize>,
 }
 
 /// Takes a register away for good.
@@ -243,25 +310,34 @@ impl<'a> Plan<'a> {
         folds: &[Fold],
         wide: bool,
         place: &'a dyn Fn(Place) -> Place,
+        abreast: usize,
     ) -> Option<Plan<'a>> {
         if order.pointers() > POINTERS {
             return None;
         }
-        let vectors = if wide { 1 } else { 2 };
+        let vectors = ROUND / lanes_of_vector(wide);
         let mut free = if wide { u32::MAX } else { 0xffff };
-        let spare = reserve(&mut free)?;
-        let end = if wide { spare } else { reserve(&mut free)? };
         let mut registers = || (0..2 * vectors).map(|_| reserve(&mut free)).collect::<Option<Vec<u8>>>();
         let sums = folds.iter().map(|_| registers()).collect::<Option<Vec<_>>>()?;
-        let mut plan = Plan { place, wide, vectors, sums, hoisted: Vec::new(), spare, end, free };
+        let slots = Cell::new(0);
+        let mut plan = Plan { place, wide, vectors, abreast, sums, hoisted: Vec::new(), free, slots };
 
-        // Registers that are left over when nothing is held throughout are for what is used most.
-        let mut trial = Body::new(&plan, order, 0, 0, true);
+        let mut trial = Body::new(&plan, order, 0..abreast, false);
+        trial.shares = false;
         trial.run(&mut Assembler::new(wide))?;
+        // Vectors side by side are not worth many ways to the stack and back.
+        if abreast > 1 && trial.spilled > abreast * (order.values.len() / SPILLED_OF) {
+            return None;
+        }
+        // Registers that are left over when nothing is held throughout are for what is used most.
         let mut unused = plan.free & !trial.touched;
         let mut singles: Vec<Value> =
             order.values.iter().copied().filter(|&value| is_single(order.lane(value))).collect();
-        singles.sort_by_key(|&value| std::cmp::Reverse(order.uses[usize::from(value)]));
+        singles.sort_by_key(|&value| {
+            // At AVX2 an instruction reads whole vectors, which constants are.
+            let is_vector = !wide && matches!(order.lane(value), Lane::Constant(_));
+            (is_vector, std::cmp::Reverse(order.count(value)))
+        });
         for value in singles {
             let Some(register) = reserve(&mut unused) else { break };
             plan.free &= !(1 << register);
@@ -272,7 +348,7 @@ impl<'a> Plan<'a> {
 
     /// Bytes of a vector.
     fn bytes(&self) -> usize {
-        4 * ROUND / self.vectors
+        4 * lanes_of_vector(self.wide)
     }
 
     /// Where a value lies that is the same for all indices.
@@ -286,10 +362,12 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Computes the next 16 indices after so many rounds.
-    fn round(&self, asm: &mut Assembler, order: &Order<'_>, rounds: usize, end: bool) -> Option<()> {
-        for vector in 0..self.vectors {
-            Body::new(self, order, rounds, vector, end).run(asm)?;
+    /// Computes the next rounds.
+    fn rounds(&self, asm: &mut Assembler, order: &Order<'_>, rounds: usize, end: bool) -> Option<()> {
+        let vectors = rounds * self.vectors;
+        for first in (0..vectors).step_by(self.abreast) {
+            let mut body = Body::new(self, order, first..vectors.min(first + self.abreast), end);
+            body.run(asm)?;
         }
         Some(())
     }
@@ -300,91 +378,194 @@ fn is_single(lane: Lane) -> bool {
     matches!(lane, Lane::Constant(_) | Lane::One(_))
 }
 
-/// Code for one vector.
+/// Code for some vectors side by side.
 struct Body<'a> {
     plan: &'a Plan<'a>,
     order: &'a Order<'a>,
-    /// Rounds before, and vectors of this one before.
-    rounds: usize,
-    vector: usize,
     /// Whether it is of the incomplete end.
     end: bool,
-    /// Register of each value that is there: a vector, or for truths at AVX-512 a mask.
-    at: Vec<Option<u8>>,
-    /// Uses that are left.
-    uses: Vec<u32>,
+    streams: Vec<Stream>,
+    /// Which of them code is made for, and for which position in the order.
+    now: usize,
+    position: usize,
+    /// Whether what is the same for all indices is read once for all vectors, if there are registers for it.
+    shares: bool,
     free: u32,
     free_masks: u32,
+    free_slots: u64,
     /// Registers that were used at all.
     touched: u32,
+    /// How many values went to the stack.
+    spilled: usize,
+}
+
+/// One of the vectors.
+struct Stream {
+    /// Its number, from the first of these rounds on.
+    vector: usize,
+    at: Vec<At>,
+    /// Uses that are left, of each value.
+    uses: Vec<usize>,
+}
+
+/// Where a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// Not made yet, or where it stays.
+    Elsewhere,
+    /// A vector, or for truths at AVX-512 a mask.
+    Register(u8),
+    /// On the stack.
+    Slot(u8),
 }
 
 impl<'a> Body<'a> {
-    fn new(plan: &'a Plan<'a>, order: &'a Order<'a>, rounds: usize, vector: usize, end: bool) -> Body<'a> {
-        let mut at = vec![None; order.uses.len()];
+    fn new(plan: &'a Plan<'a>, order: &'a Order<'a>, vectors: Range<usize>, end: bool) -> Body<'a> {
+        let mut at = vec![At::Elsewhere; order.uses.len()];
         for &(value, register) in &plan.hoisted {
             // Values of sums that are joined have nothing in common with these.
             if at.len() > usize::from(value) && is_single(order.lane(value)) {
-                at[usize::from(value)] = Some(register);
+                at[usize::from(value)] = At::Register(register);
             }
         }
+        let uses: Vec<usize> = order.uses.iter().map(Vec::len).collect();
+        let stream = |vector| Stream { vector, at: at.clone(), uses: uses.clone() };
         Body {
             plan,
             order,
-            rounds,
-            vector,
             end,
-            at,
-            uses: order.uses.clone(),
+            streams: vectors.map(stream).collect(),
+            now: 0,
+            position: 0,
+            shares: true,
             free: plan.free,
             // 0 means no mask, and 1 is the end's.
             free_masks: 0b1111_1100,
+            free_slots: (1 << SLOTS) - 1,
             touched: 0,
+            spilled: 0,
         }
     }
 
     fn run(&mut self, asm: &mut Assembler) -> Option<()> {
-        if self.end {
-            let displacement = (self.vector * self.plan.bytes()) as i32;
-            let words = Rm::Memory { base: MASKS, scale: None, displacement };
-            asm.vector(LOAD, self.plan.end, 0, words, Extra::default());
-            if self.plan.wide {
-                let words = Rm::Register(self.plan.end);
-                asm.vector(MASK_OF_WORDS, END, 0, words, Extra::default());
-            }
+        if self.end && self.plan.wide {
+            // There is one vector only.
+            let register = self.load_end(asm)?;
+            asm.vector(MASK_OF_WORDS, END, 0, Rm::Register(register), Extra::default());
+            self.give_back([Some(register)]);
         }
         let order = self.order;
-        for &value in &order.values {
-            let lane = order.lane(value);
+        for (position, &value) in order.values.iter().enumerate() {
             // Others are read where they are used.
-            if !self.stays(value) {
-                self.compute(asm, value, lane)?;
+            if order.stays(value) {
+                continue;
+            }
+            self.position = position;
+            let shared = self.share(asm, value)?;
+            for stream in 0..self.streams.len() {
+                self.now = stream;
+                self.compute(asm, value)?;
+            }
+            for (value, register) in shared {
+                self.place_all(value, At::Elsewhere);
+                self.give_back([Some(register)]);
             }
         }
         // Only when everything is read: a store may overwrite what is loaded.
-        for &effect in &order.lanes.effects {
-            self.effect(asm, effect)?;
+        for (k, &effect) in order.lanes.effects.iter().enumerate() {
+            self.position = order.values.len() + k;
+            for stream in 0..self.streams.len() {
+                self.now = stream;
+                self.effect(asm, effect)?;
+            }
         }
         Some(())
     }
 
-    /// Whether a value stays where it is until it is used.
-    fn stays(&self, value: Value) -> bool {
-        match self.order.lane(value) {
-            Lane::Constant(_) | Lane::One(_) | Lane::Sum(..) => true,
-            Lane::Tile(_) => self.order.uses[usize::from(value)] == 1,
-            _ => false,
+    /// Brings operands that are the same for all indices into registers, if more are free than the value takes.
+    fn share(&mut self, asm: &mut Assembler, value: Value) -> Option<Vec<(Value, u8)>> {
+        const OTHERS: usize = 4;
+        let mut shared = Vec::new();
+        // At AVX-512 an instruction broadcasts what it reads.
+        if !self.shares || self.plan.wide || self.streams.len() == 1 {
+            return Some(shared);
+        }
+        for operand in self.order.lane(value).operands() {
+            let lane = self.order.lane(operand);
+            let enough = self.free.count_ones() as usize >= self.streams.len() + OTHERS;
+            if enough && is_single(lane) && self.at(operand) == At::Elsewhere {
+                let register = self.allocate(asm)?;
+                let from = self.plan.single(asm, lane);
+                asm.vector(BROADCAST, register, 0, from, Extra::default());
+                self.place_all(operand, At::Register(register));
+                shared.push((operand, register));
+            }
+        }
+        Some(shared)
+    }
+
+    fn place_all(&mut self, value: Value, at: At) {
+        for stream in &mut self.streams {
+            stream.at[usize::from(value)] = at;
         }
     }
 
-    fn allocate(&mut self) -> Option<u8> {
-        let register = self.free.trailing_zeros() as u8;
-        if self.free == 0 {
-            return None;
+    fn at(&self, value: Value) -> At {
+        self.streams[self.now].at[usize::from(value)]
+    }
+
+    /// The register of a value that has one.
+    fn held(&self, value: Value) -> Option<u8> {
+        match self.at(value) {
+            At::Register(register) => Some(register),
+            _ => None,
         }
+    }
+
+    fn allocate(&mut self, asm: &mut Assembler) -> Option<u8> {
+        if self.free == 0 {
+            self.spill(asm)?;
+        }
+        let register = self.free.trailing_zeros() as u8;
         self.free &= !(1 << register);
         self.touched |= 1 << register;
         Some(register)
+    }
+
+    /// Brings the value that is not used for longest to the stack. Operands of what is being computed stay.
+    fn spill(&mut self, asm: &mut Assembler) -> Option<()> {
+        let mut last = (self.position, None);
+        for (k, stream) in self.streams.iter().enumerate() {
+            for &value in &self.order.values {
+                let uses = &self.order.uses[usize::from(value)];
+                let left = stream.uses[usize::from(value)];
+                let At::Register(register) = stream.at[usize::from(value)] else { continue };
+                if left == 0 || is_single(self.order.lane(value)) || self.is_mask(value) {
+                    continue;
+                }
+                let next = uses[uses.len() - left];
+                if next > last.0 {
+                    last = (next, Some((k, value, register)));
+                }
+            }
+        }
+        let (stream, value, register) = last.1?;
+        if self.free_slots == 0 {
+            return None;
+        }
+        let slot = self.free_slots.trailing_zeros() as u8;
+        self.free_slots &= !(1 << slot);
+        self.plan.slots.set(self.plan.slots.get().max(usize::from(slot) + 1));
+        asm.vector(STORE, register, 0, self.on_stack(slot), Extra::default());
+        self.streams[stream].at[usize::from(value)] = At::Slot(slot);
+        self.free |= 1 << register;
+        self.spilled += 1;
+        Some(())
+    }
+
+    fn on_stack(&self, slot: u8) -> Rm {
+        let displacement = ((usize::from(slot) + 1) * self.plan.bytes()) as i32;
+        Rm::Memory { base: STACK, scale: None, displacement }
     }
 
     fn allocate_mask(&mut self) -> Option<u8> {
@@ -402,17 +583,16 @@ impl<'a> Body<'a> {
 
     /// One use of a value is over.
     fn release(&mut self, value: Value) {
-        let uses = &mut self.uses[usize::from(value)];
+        let uses = &mut self.streams[self.now].uses[usize::from(value)];
         *uses -= 1;
-        if *uses > 0 || self.stays(value) {
+        if *uses > 0 || self.order.stays(value) {
             return;
         }
-        if let Some(register) = self.at[usize::from(value)] {
-            if self.is_mask(value) {
-                self.free_masks |= 1 << register;
-            } else {
-                self.free |= 1 << register;
-            }
+        match self.at(value) {
+            At::Register(register) if self.is_mask(value) => self.free_masks |= 1 << register,
+            At::Register(register) => self.free |= 1 << register,
+            At::Slot(slot) => self.free_slots |= 1 << slot,
+            At::Elsewhere => {}
         }
     }
 
@@ -422,8 +602,17 @@ impl<'a> Body<'a> {
     }
 
     fn memory(&self, base: Gpr, displacement: i32, power: u8) -> Rm {
-        let lanes = self.rounds * ROUND + self.vector * ROUND / self.plan.vectors;
+        let lanes = self.streams[self.now].vector * lanes_of_vector(self.plan.wide);
         Rm::Memory { base, scale: Some(power), displacement: displacement + (lanes << power) as i32 }
+    }
+
+    /// The lanes of the incomplete end that are there, in a new register.
+    fn load_end(&mut self, asm: &mut Assembler) -> Option<u8> {
+        let register = self.allocate(asm)?;
+        let displacement = (self.streams[self.now].vector * self.plan.bytes()) as i32;
+        let words = Rm::Memory { base: MASKS, scale: None, displacement };
+        asm.vector(LOAD, register, 0, words, Extra::default());
+        Some(register)
     }
 
     /// The memory of a pointer at this vector's indices.
@@ -437,16 +626,17 @@ impl<'a> Body<'a> {
 
     /// The register of a value; one that stays elsewhere is brought into a new one, which comes second.
     fn register(&mut self, asm: &mut Assembler, value: Value) -> Option<(u8, Option<u8>)> {
-        if let Some(register) = self.at[usize::from(value)] {
+        if let Some(register) = self.held(value) {
             return Some((register, None));
         }
         let lane = self.order.lane(value);
         if let Lane::Sum(fold, set) = lane {
             return Some((self.sum(fold, set), None));
         }
-        let register = self.allocate()?;
-        match lane {
-            Lane::Tile(place) => {
+        let register = self.allocate(asm)?;
+        match (self.at(value), lane) {
+            (At::Slot(slot), _) => asm.vector(LOAD, register, 0, self.on_stack(slot), Extra::default()),
+            (_, Lane::Tile(place)) => {
                 asm.vector(LOAD, register, 0, self.in_frame(place, 2), Extra::default());
             }
             _ => {
@@ -459,20 +649,22 @@ impl<'a> Body<'a> {
 
     fn sum(&self, fold: u8, set: Set) -> u8 {
         let registers = &self.plan.sums[usize::from(fold)];
-        let other = set == Set::Other || self.rounds > 0;
-        registers[if other { self.plan.vectors } else { 0 } + self.vector]
+        let other = if set == Set::Other { self.plan.vectors } else { 0 };
+        registers[other + self.streams[self.now].vector]
     }
 
     /// A last operand: from memory where the instruction can read it there. Comes with a new register if it took one.
     fn operand(&mut self, asm: &mut Assembler, value: Value) -> Option<(Rm, bool, Option<u8>)> {
-        if self.at[usize::from(value)].is_none() {
-            match self.order.lane(value) {
-                Lane::Tile(place) => return Some((self.in_frame(place, 2), false, None)),
-                lane if is_single(lane) && self.plan.wide => {
-                    return Some((self.plan.single(asm, lane), true, None));
-                }
-                _ => {}
+        match (self.at(value), self.order.lane(value)) {
+            (At::Register(_), _) => {}
+            (At::Slot(slot), _) => return Some((self.on_stack(slot), false, None)),
+            (_, Lane::Tile(place)) => return Some((self.in_frame(place, 2), false, None)),
+            (_, lane) if is_single(lane) && self.plan.wide => {
+                return Some((self.plan.single(asm, lane), true, None));
             }
+            // At AVX2 there is a whole vector of it.
+            (_, Lane::Constant(bits)) => return Some((asm.constant(bits), false, None)),
+            _ => {}
         }
         let (register, new) = self.register(asm, value)?;
         Some((Rm::Register(register), false, new))
@@ -486,8 +678,13 @@ impl<'a> Body<'a> {
 
     /// Whether this is the last use of a value that has a register of its own.
     fn ends(&self, value: Value) -> Option<u8> {
-        let index = usize::from(value);
-        self.at[index].filter(|_| self.uses[index] == 1 && !self.stays(value))
+        let last = self.streams[self.now].uses[usize::from(value)] == 1 && !self.order.stays(value);
+        self.held(value).filter(|_| last)
+    }
+
+    /// Its register goes on to a result.
+    fn hand_on(&mut self, value: Value) {
+        self.streams[self.now].uses[usize::from(value)] -= 1;
     }
 
     /// `result = opcode(a, b)`.
@@ -497,43 +694,49 @@ impl<'a> Body<'a> {
         self.release(a);
         self.release(b);
         self.give_back([new_first, new_second]);
-        let result = self.allocate()?;
+        let result = self.allocate(asm)?;
         asm.vector(opcode, result, first, second, Extra { broadcast, ..extra });
         Some(result)
     }
 
-    fn compute(&mut self, asm: &mut Assembler, value: Value, lane: Lane) -> Option<()> {
+    fn compute(&mut self, asm: &mut Assembler, value: Value) -> Option<()> {
+        let lane = self.order.lane(value);
         let wide = self.plan.wide;
         let plain = Extra::default();
         let register = match lane {
             Lane::Constant(_) | Lane::One(_) | Lane::Sum(..) => unreachable!("it stays"),
             Lane::Tile(place) => {
-                let register = self.allocate()?;
+                let register = self.allocate(asm)?;
                 asm.vector(LOAD, register, 0, self.in_frame(place, 2), plain);
                 register
             }
             Lane::There(pointer) => {
-                let register = self.allocate()?;
+                let register = self.allocate(asm)?;
                 let from = self.there(asm, pointer);
                 match (self.end, wide) {
                     (false, _) => asm.vector(LOAD, register, 0, from, plain),
                     (true, true) => {
                         asm.vector(LOAD, register, 0, from, Extra { mask: END, zero: true, ..plain });
                     }
-                    (true, false) => asm.vector(MASKED_LOAD, register, self.plan.end, from, plain),
+                    (true, false) => {
+                        let end = self.load_end(asm)?;
+                        asm.vector(MASKED_LOAD, register, end, from, plain);
+                        self.give_back([Some(end)]);
+                    }
                 }
                 register
             }
             Lane::Truths(place) => {
                 let from = self.in_frame(place, 0);
                 if wide {
-                    let (register, spare) = (self.allocate_mask()?, self.plan.spare);
+                    let (register, spare) = (self.allocate_mask()?, self.allocate(asm)?);
                     asm.vector_of(Length::Bits128, LOAD, spare, 0, from, plain);
                     let not_zero = opcode(1, 2, 0x26);
                     asm.vector_of(Length::Bits128, not_zero, register, spare, Rm::Register(spare), plain);
+                    self.give_back([Some(spare)]);
                     register
                 } else {
-                    let register = self.allocate()?;
+                    let register = self.allocate(asm)?;
                     asm.vector(opcode(1, 2, 0x31), register, 0, from, plain);
                     // The lowest bit goes everywhere.
                     for code in [LEFT, RIGHT] {
@@ -545,7 +748,7 @@ impl<'a> Body<'a> {
             }
             Lane::Two(two, mut a, mut b) => {
                 // What stays in memory goes last.
-                if commutes(two) && self.stays(a) && self.at[usize::from(a)].is_none() {
+                if commutes(two) && self.held(a).is_none() {
                     std::mem::swap(&mut a, &mut b);
                 }
                 self.two(asm, opcode_of(two), a, b, plain)?
@@ -560,7 +763,7 @@ impl<'a> Body<'a> {
                 let (from, broadcast, new) = self.operand(asm, a)?;
                 self.release(a);
                 self.give_back([new]);
-                let register = self.allocate()?;
+                let register = self.allocate(asm)?;
                 asm.vector(opcode, register, 0, from, Extra { broadcast, immediate, ..plain });
                 register
             }
@@ -569,7 +772,7 @@ impl<'a> Body<'a> {
                 let (from, new) = self.register(asm, a)?;
                 self.release(a);
                 self.give_back([new]);
-                let register = self.allocate()?;
+                let register = self.allocate(asm)?;
                 asm.vector(
                     SHIFT,
                     code,
@@ -596,7 +799,7 @@ impl<'a> Body<'a> {
                 }
             }
             Lane::Logic(logic, a, b) if wide => {
-                let (first, second) = (self.at[usize::from(a)]?, self.at[usize::from(b)]?);
+                let (first, second) = (self.held(a)?, self.held(b)?);
                 self.release(a);
                 self.release(b);
                 let register = self.allocate_mask()?;
@@ -617,14 +820,14 @@ impl<'a> Body<'a> {
                 self.two(asm, opcode, a, b, plain)?
             }
             Lane::Select(truth, a, b) => {
-                let test = self.at[usize::from(truth)]?;
+                let (test, new_test) = self.register(asm, truth)?;
                 let (otherwise, new_otherwise) = self.register(asm, b)?;
                 let (chosen, broadcast, new_chosen) = self.operand(asm, a)?;
                 for operand in [truth, a, b] {
                     self.release(operand);
                 }
-                self.give_back([new_otherwise, new_chosen]);
-                let register = self.allocate()?;
+                self.give_back([new_test, new_otherwise, new_chosen]);
+                let register = self.allocate(asm)?;
                 if wide {
                     let by = Extra { mask: test, broadcast, ..plain };
                     asm.vector(BLEND_BY_MASK, register, otherwise, chosen, by);
@@ -635,7 +838,7 @@ impl<'a> Body<'a> {
                 register
             }
         };
-        self.at[usize::from(value)] = Some(register);
+        self.streams[self.now].at[usize::from(value)] = At::Register(register);
         Some(())
     }
 
@@ -652,22 +855,21 @@ impl<'a> Body<'a> {
             self.release(b);
             self.release(c);
             self.give_back([new_second, new_third]);
-            // Its register goes on to the result.
-            self.uses[usize::from(a)] -= 1;
+            self.hand_on(a);
             return Some(result);
         }
-        if self.stays(a) && self.at[usize::from(a)].is_none() {
+        if self.held(a).is_none() {
             std::mem::swap(&mut a, &mut b);
         }
         let (first, new_first) = self.register(asm, a)?;
         let (second, broadcast, new_second) = self.operand(asm, b)?;
-        let result = match (self.ends(c), self.at[usize::from(c)]) {
+        let result = match (self.ends(c), self.held(c)) {
             (Some(result), _) => {
-                self.uses[usize::from(c)] -= 1;
+                self.hand_on(c);
                 result
             }
             (None, Some(register)) => {
-                let result = self.allocate()?;
+                let result = self.allocate(asm)?;
                 asm.vector(MOVE, result, 0, Rm::Register(register), plain);
                 self.release(c);
                 result
@@ -677,7 +879,7 @@ impl<'a> Body<'a> {
                 let result = match self.register(asm, c)? {
                     (_, Some(new)) => new,
                     (register, None) => {
-                        let result = self.allocate()?;
+                        let result = self.allocate(asm)?;
                         asm.vector(MOVE, result, 0, Rm::Register(register), plain);
                         result
                     }
@@ -697,9 +899,11 @@ impl<'a> Body<'a> {
         let (wide, plain) = (self.plan.wide, Extra::default());
         let value = effect.value();
         if let Effect::Truths(place, _) = effect {
-            let register = self.at[usize::from(value)]?;
+            let (register, new) = self.register(asm, value)?;
+            let spare = self.allocate(asm)?;
+            self.store_truths(asm, self.in_frame(place, 0), register, spare);
             self.release(value);
-            self.store_truths(asm, self.in_frame(place, 0), register);
+            self.give_back([new, Some(spare)]);
             return Some(());
         }
         let (register, new) = self.register(asm, value)?;
@@ -715,7 +919,11 @@ impl<'a> Body<'a> {
                 match (self.end, wide) {
                     (false, _) => asm.vector(STORE, register, 0, to, plain),
                     (true, true) => asm.vector(STORE, register, 0, to, Extra { mask: END, ..plain }),
-                    (true, false) => asm.vector(MASKED_STORE, register, self.plan.end, to, plain),
+                    (true, false) => {
+                        let end = self.load_end(asm)?;
+                        asm.vector(MASKED_STORE, register, end, to, plain);
+                        self.give_back([Some(end)]);
+                    }
                 }
             }
             Effect::Sum(fold, _) => {
@@ -726,8 +934,10 @@ impl<'a> Body<'a> {
                         asm.vector(MOVE, to, 0, Rm::Register(register), Extra { mask: END, ..plain });
                     }
                     (true, false) => {
-                        let by = Extra { immediate: Some(self.plan.end << 4), ..plain };
+                        let end = self.load_end(asm)?;
+                        let by = Extra { immediate: Some(end << 4), ..plain };
                         asm.vector(BLEND_BY_VECTOR, to, to, Rm::Register(register), by);
+                        self.give_back([Some(end)]);
                     }
                 }
             }
@@ -739,8 +949,8 @@ impl<'a> Body<'a> {
     }
 
     /// Stores truths as bytes of 0 and 1. Behind the last one the register has room.
-    fn store_truths(&self, asm: &mut Assembler, to: Rm, register: u8) {
-        let (spare, plain) = (self.plan.spare, Extra::default());
+    fn store_truths(&self, asm: &mut Assembler, to: Rm, register: u8, spare: u8) {
+        let plain = Extra::default();
         let there = Rm::Register(spare);
         if self.plan.wide {
             asm.vector_of(Length::Bits128, opcode(2, 2, 0x28), spare, 0, Rm::Register(register), plain);

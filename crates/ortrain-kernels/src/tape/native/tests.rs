@@ -5,6 +5,8 @@ use ortrain_expr::{
 };
 use proptest::prelude::*;
 
+use super::emit::emit_abreast;
+use super::lanes::{Effect, Lane, Lanes};
 use crate::RunScalars;
 use crate::isa::Isa;
 use crate::tape::{Chain, Drive, Failure, Kind, Plan, Site, Tape};
@@ -266,6 +268,86 @@ fn more_values_than_registers() {
             vec![again]
         });
         check(&nest, &[numbers(n, 8), numbers(n, 9)], &format!("{terms} terms"));
+    }
+}
+
+/// So many values that are all made before the first is used again, last first, and what comes out; and a sum of it.
+fn live_at_once(live: u32, n: usize) -> [Nest; 2] {
+    let build = |b: &mut Builder, x: Reg| {
+        let made: Vec<Reg> = (0..live)
+            .map(|k| {
+                let factor = b.constant(Type::F32, f64::from(k) + 0.5);
+                b.mul(x, factor)
+            })
+            .collect();
+        let sum = made.iter().fold(x, |a, &c| b.add(a, c));
+        made.iter().rev().fold(sum, |a, &c| {
+            let half = b.constant(Type::F32, 0.5);
+            let a = b.mul(a, half);
+            b.sub(c, a)
+        })
+    };
+    let map = nest(n, 1, |b, x| vec![build(b, x[0])]);
+    let mut b = Builder::new();
+    let x = b.load(0, Type::F32);
+    let (value, sum) = (build(&mut b, x), b.reduced(0, Type::F32));
+    let result = b.add(x, sum);
+    let (expr, values) = b.finish_keeping(&[result], &[value]);
+    let reductions = values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect();
+    let row = Nest { inner: 1, expr, reductions, ..map.clone() };
+    [map, row]
+}
+
+#[test]
+fn as_many_vectors_as_registers_hold() {
+    for n in LENGTHS {
+        for live in [1, 3, 4, 6, 8, 12, 16, 30, 60, 100] {
+            for nest in live_at_once(live, n) {
+                check(&nest, &[numbers(n, 10)], &format!("{live} values at once"));
+            }
+        }
+    }
+}
+
+/// What [`live_at_once`] asks for, as lanes.
+fn lanes_at_once(live: u32, wide: bool) -> Lanes {
+    let mut lanes = Lanes::new(wide);
+    let x = lanes.push(Lane::There(0));
+    let made: Vec<_> = (0..live)
+        .map(|k| {
+            let factor = lanes.push(Lane::Constant((k as f32 + 0.5).to_bits()));
+            lanes.binary(BinaryOp::Mul, x, factor).expect("known")
+        })
+        .collect();
+    let sum = made.iter().fold(x, |a, &c| lanes.binary(BinaryOp::Add, a, c).expect("known"));
+    let last = made.iter().rev().fold(sum, |a, &c| lanes.binary(BinaryOp::Sub, c, a).expect("known"));
+    lanes.effects.push(Effect::There(1, last));
+    lanes
+}
+
+/// At every level, whether the machine has it or not.
+#[test]
+fn vectors_side_by_side() {
+    let fits = |lanes: &Lanes, wide, abreast| emit_abreast(lanes, wide, &|_| 0, abreast, 0);
+    for (wide, live, most) in
+        [(false, 2, 4), (false, 8, 2), (false, 30, 1), (true, 2, 2), (true, 12, 2), (true, 60, 1)]
+    {
+        let lanes = lanes_at_once(live, wide);
+        for abreast in if wide { &[2, 1][..] } else { &[4, 2, 1] }.iter().copied() {
+            let is_there = fits(&lanes, wide, abreast).is_some();
+            assert_eq!(is_there, abreast <= most, "{live} values, {abreast} vectors, wide: {wide}");
+        }
+    }
+    for wide in [false, true] {
+        assert!(fits(&lanes_at_once(100, wide), wide, 1).is_none(), "more than the stack is for");
+        // Functions that are worth it.
+        for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Sigmoid, UnaryOp::Erf] {
+            let mut lanes = Lanes::new(wide);
+            let x = lanes.push(Lane::There(0));
+            let y = lanes.unary(op, x).expect("known");
+            lanes.effects.push(Effect::There(1, y));
+            assert!(fits(&lanes, wide, if wide { 2 } else { 4 }).is_some(), "{op:?}, wide: {wide}");
+        }
     }
 }
 
