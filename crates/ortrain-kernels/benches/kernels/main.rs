@@ -9,6 +9,7 @@
 //! A family of kernels adds its list of [`Case`]s to [`cases`].
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
+mod attention;
 mod case;
 mod conv;
 mod gemm;
@@ -30,7 +31,7 @@ const ROUND: Duration = Duration::from_millis(6);
 const SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
 
 fn cases() -> Vec<Case> {
-    [gemm::cases(), conv::cases(), window::cases(), nests::cases(), rows::cases()]
+    [gemm::cases(), attention::cases(), conv::cases(), window::cases(), nests::cases(), rows::cases()]
         .into_iter()
         .flatten()
         .collect()
