@@ -102,7 +102,9 @@ pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 pub(crate) fn exp<L: Level>(x: f32) -> f32 {
     // Beyond these the result is infinite or zero whatever the rest does.
     let clamped = if x > 89.0 { 89.0 } else { x };
-    let clamped = if clamped < -104.0 { -104.0 } else { clamped };
+    // Here both halves of the power of two below are zero already: far below, as where a mask hides something, no product
+    // underflows, which would be slow.
+    let clamped = if clamped < -176.0 { -176.0 } else { clamped };
     let rounded = L::mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
     let r = L::mul_add(n, -LN2_HIGH, clamped);

@@ -3,7 +3,8 @@
 //! A task has the queries of one head, or some of them, and goes through them a block at a time. Keys and values are
 //! packed once for it; the scores of a block lie in the second-level cache, from the product that makes them to the one
 //! that uses them up (`run`). The gradients make the scores again from the same operands in the same order, so nothing
-//! but Q, K and V is kept for them. What the gradients of K and V sum up over queries is added in order: where the
+//! but Q, K and V is kept for them. Keys that a mask hides from all queries of a block, as those behind them in a causal
+//! net, are left out of its products. What the gradients of K and V sum up over queries is added in order: where the
 //! queries of a head are parted, each part has sums of its own, which are joined at the end.
 
 mod product;
@@ -12,7 +13,7 @@ mod run;
 
 use std::fmt;
 
-use ortrain_expr::{Access, BinaryOp, DType, Inst, Nest, Scalar, Type};
+use ortrain_expr::{Access, BinaryOp, DType, Inst, Nest, Reg, Scalar, Type};
 
 use crate::gemm::micro::{Micro, Real};
 use crate::isa::Isa;
@@ -83,6 +84,11 @@ const GRAIN: usize = 1 << 19;
 const PLENTY: usize = 16;
 /// Buffers of a nest, at most.
 const MOST_BUFFERS: usize = 64;
+/// What is added to a score that has no weight, at most; and to one that has some, at least. Where no score's magnitude is
+/// more than [`BOUND`] before that, those of the first kind lie so far below one of the second that their powers are zero.
+const HIDDEN: f64 = -1e4;
+const OPEN: f64 = -1e3;
+const BOUND: f64 = 4e3;
 
 /// A type that everything is computed in.
 trait Computed: Real + Float {
@@ -190,7 +196,8 @@ impl Cut {
         let one = (queries * keys).saturating_mul(size + width);
         let wanted = (one.saturating_mul(heads) / GRAIN).clamp(1, PLENTY).div_ceil(heads);
         let most = (SCORES / keys).max(mr).min(queries.div_ceil(wanted).max(mr));
-        let rows = queries.div_ceil(queries.div_ceil(most));
+        // Whole blocks of the micro-kernel.
+        let rows = queries.div_ceil(queries.div_ceil(most)).next_multiple_of(mr).min(queries);
         let blocks = queries.div_ceil(rows);
         let part = blocks.div_ceil(wanted.min(blocks)) * rows;
         let parts = queries.div_ceil(part);
@@ -224,6 +231,8 @@ enum Pointwise {
     Nothing,
     /// It is multiplied.
     Scale(f64),
+    /// It is multiplied, and an element of a buffer is added. Elements lie side by side.
+    Added(f64, Operand),
     Tape(Box<Taped>),
 }
 
@@ -244,6 +253,8 @@ struct Taped {
     buffers: usize,
     /// Where its frame lies in scratch memory.
     frame: usize,
+    /// Where its lines go if it only stores them, and their elements lie side by side.
+    place: Option<Operand>,
 }
 
 /// Where things lie in a worker's scratch memory (or, for sums of parts, in the shared one).
@@ -309,7 +320,6 @@ struct Making<'a> {
 
 impl Making<'_> {
     fn operand(&mut self, access: &Access, lines: usize, elements: usize) -> Result<Operand, String> {
-        let axes = self.batch.len();
         let dims: Vec<usize> = self.batch.iter().copied().chain([lines, elements]).collect();
         if access.dtype != self.real || access.strides.len() != dims.len() {
             return Err(format!("an operand {access:?} of an attention over {dims:?} of {}", self.real));
@@ -321,6 +331,12 @@ impl Making<'_> {
         }
         let buffer = self.cut.buffers;
         self.cut.buffers += 1;
+        self.lines(access, buffer)
+    }
+
+    /// How lines are reached.
+    fn lines(&self, access: &Access, buffer: usize) -> Result<Operand, String> {
+        let axes = self.batch.len();
         let batch = self.batch.iter().copied().zip(access.strides.iter().copied());
         Ok(Operand {
             buffer,
@@ -358,11 +374,23 @@ impl Making<'_> {
         let (buffer, buffers) = (self.cut.buffers, loads - given + if to_block { 0 } else { stores });
         self.cut.buffers += buffers;
         let whole = lines * elements;
-        Ok(Taped { tape, elements, whole, loads, given, to_block, buffer, buffers, frame })
+        let plain = (loads, stores, to_block) == (1, 1, false)
+            && nest.stores.iter().all(|store| store.dtype == self.real && store.strides[axes + 1] == 1);
+        let place = match plain.then(|| simple(nest, self.real)).flatten() {
+            Some(Simple { factor: None, added: None }) => Some(self.lines(&nest.stores[0], buffer)?),
+            _ => None,
+        };
+        Ok(Taped { tape, elements, whole, loads, given, to_block, buffer, buffers, frame, place })
     }
 
-    /// A nest over scores; multiplying them with a constant needs no tape where that is `scalable`.
-    fn pointwise(&mut self, nest: &Nest, given: usize, scalable: bool) -> Result<Pointwise, String> {
+    /// A nest over scores; multiplying them with a constant needs no tape where that is `scalable`, nor does adding a
+    /// buffer where that is `addable`.
+    fn pointwise(
+        &mut self,
+        nest: &Nest,
+        given: usize,
+        [scalable, addable]: [bool; 2],
+    ) -> Result<Pointwise, String> {
         let whole = Access::contiguous(self.real, &nest.dims);
         let ends = nest.loads.iter().take(given).chain(&nest.stores);
         let gathers =
@@ -374,34 +402,59 @@ impl Making<'_> {
             return Err("scores that are not passed on one by one".to_owned());
         }
         let taped = self.taped(nest, [self.cut.queries, self.cut.keys], given, true)?;
-        let simple = simple(nest, self.real);
-        Ok(simple
-            .filter(|simple| scalable || matches!(simple, Pointwise::Nothing))
-            .unwrap_or_else(|| Pointwise::Tape(Box::new(taped))))
+        let side_by_side = |slot: usize| {
+            let Access { dtype, strides, .. } = &nest.loads[slot];
+            *dtype == self.real && strides.last() == Some(&1)
+        };
+        Ok(match simple(nest, self.real) {
+            Some(Simple { factor: None, added: None }) => Pointwise::Nothing,
+            Some(Simple { factor: Some(factor), added: None }) if scalable => Pointwise::Scale(factor),
+            Some(Simple { factor, added: Some(slot) }) if addable && slot == given && side_by_side(slot) => {
+                Pointwise::Added(factor.unwrap_or(1.0), self.lines(&nest.loads[slot], taped.buffer)?)
+            }
+            _ => Pointwise::Tape(Box::new(taped)),
+        })
     }
 }
 
-/// A nest that passes on what it is given, or multiplies it with a constant.
-fn simple(nest: &Nest, real: DType) -> Option<Pointwise> {
+/// What a simple nest does with its first load: it multiplies it with a constant, and then adds another load.
+struct Simple {
+    factor: Option<f64>,
+    added: Option<usize>,
+}
+
+fn simple(nest: &Nest, real: DType) -> Option<Simple> {
     let insts = nest.expr.insts();
-    let given = |reg: ortrain_expr::Reg| insts[usize::from(reg.0)] == (Inst::Load(0), Type::of(real));
-    let constant = |reg: ortrain_expr::Reg| match insts[usize::from(reg.0)].0 {
+    let inst = |reg: Reg| insts[usize::from(reg.0)];
+    let given = |reg: Reg| inst(reg) == (Inst::Load(0), Type::of(real));
+    let constant = |reg: Reg| match inst(reg).0 {
         Inst::Const(Scalar::F32(value)) => Some(f64::from(value)),
         Inst::Const(Scalar::F64(value)) => Some(value),
         _ => None,
     };
+    let scaled = |reg: Reg, added: Option<usize>| {
+        if given(reg) {
+            return Some(Simple { factor: None, added });
+        }
+        let factor = match inst(reg).0 {
+            Inst::Binary(BinaryOp::Mul, x, c) if given(x) => constant(c),
+            Inst::Binary(BinaryOp::Mul, c, x) if given(x) => constant(c),
+            // Dividing by a power of two is multiplying by its reciprocal, bit for bit.
+            Inst::Binary(BinaryOp::Div, x, c) if given(x) => constant(c)
+                .filter(|c| (1e-30..1e30).contains(&c.abs()) && libm::frexp(*c).0.abs() == 0.5)
+                .map(|c| 1.0 / c),
+            _ => None,
+        };
+        factor.map(|factor| Simple { factor: Some(factor), added })
+    };
     let result = nest.expr.outputs()[0];
-    if given(result) {
-        return Some(Pointwise::Nothing);
-    }
-    match insts[usize::from(result.0)].0 {
-        Inst::Binary(BinaryOp::Mul, x, c) if given(x) => constant(c).map(Pointwise::Scale),
-        Inst::Binary(BinaryOp::Mul, c, x) if given(x) => constant(c).map(Pointwise::Scale),
-        // Dividing by a power of two is multiplying by its reciprocal, bit for bit.
-        Inst::Binary(BinaryOp::Div, x, c) if given(x) => constant(c)
-            .filter(|c| (1e-30..1e30).contains(&c.abs()) && libm::frexp(*c).0.abs() == 0.5)
-            .map(|c| Pointwise::Scale(1.0 / c)),
+    let sum = |x: Reg, y: Reg| match inst(y) {
+        (Inst::Load(slot), ty) if slot > 0 && ty == Type::of(real) => scaled(x, Some(usize::from(slot))),
         _ => None,
+    };
+    match inst(result).0 {
+        Inst::Binary(BinaryOp::Add, x, y) => sum(x, y).or_else(|| sum(y, x)),
+        _ => scaled(result, None),
     }
 }
 
@@ -429,16 +482,16 @@ impl<T: Computed> Kernel<T> {
             AttentionPass::Gradients(gradients) => Some(making.operand(&gradients.given, queries, width)?),
             AttentionPass::Output(_) => None,
         };
-        let scores = making.pointwise(&desc.scores, 1, true)?;
-        let weights = making.pointwise(&desc.weights, 1, false)?;
+        let scores = making.pointwise(&desc.scores, 1, [true, true])?;
+        let weights = making.pointwise(&desc.weights, 1, [false, false])?;
         let pass = match (&desc.pass, given) {
             (AttentionPass::Output(nest), _) => {
                 Pass::Output(Box::new(making.taped(nest, [queries, width], 1, false)?))
             }
             (AttentionPass::Gradients(gradients), Some(given)) => {
                 let AttentionGradients { weights, scores, q, k, v, .. } = &**gradients;
-                let weights = making.pointwise(weights, 2, false)?;
-                let scores = making.pointwise(scores, 1, true)?;
+                let weights = making.pointwise(weights, 2, [false, false])?;
+                let scores = making.pointwise(scores, 1, [true, false])?;
                 let mut result = |nest: &Option<Nest>, lines, elements| {
                     nest.as_ref().map(|nest| making.taped(nest, [lines, elements], 1, false)).transpose()
                 };

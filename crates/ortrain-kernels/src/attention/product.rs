@@ -28,10 +28,10 @@ pub(super) struct Product<T> {
     pub(super) cols: usize,
     pub(super) depth: usize,
     pub(super) a: Left<T>,
-    /// B in panels of the micro-kernel's columns.
+    /// B in panels of the micro-kernel's columns, and depths of a panel: no less than are multiplied.
     pub(super) b: *const T,
-    /// C, row-major, of `cols` columns.
-    pub(super) c: *mut T,
+    pub(super) pitch: usize,
+    pub(super) c: Target<T>,
     pub(super) add: bool,
     /// Room for one block of the micro-kernel.
     pub(super) corner: *mut T,
@@ -42,7 +42,7 @@ impl<T: Real> Product<T> {
     /// A, B and C have the elements that the sizes name; C and the corner may be written, and overlap nothing. `micro`
     /// is of a level that the machine has.
     pub(super) unsafe fn run(&self, isa: Isa, micro: Micro<T>) {
-        let &Product { rows, cols, depth, a, b, c, add, corner } = self;
+        let &Product { rows, cols, depth, a, b, pitch, c, add, corner } = self;
         let nr = micro.nr;
         let height = micro.height(rows);
         for p in (0..depth).step_by(DEPTH) {
@@ -50,13 +50,14 @@ impl<T: Real> Product<T> {
             let add = add || p > 0;
             for j in (0..cols).step_by(nr) {
                 let there = nr.min(cols - j);
-                let b = b.wrapping_add(j * depth + p * nr);
+                let b = b.wrapping_add(j * pitch + p * nr);
                 let b = Factor { at: b, line: 1, depth: nr as isize };
                 for i in (0..rows).step_by(height) {
                     let count = height.min(rows - i);
                     let at = a.at.wrapping_offset(i as isize * a.row + p as isize * a.depth);
                     let a = Factor { at, line: a.row, depth: a.depth };
-                    let to = Target { at: c.wrapping_add(i * cols + j), row: cols as isize };
+                    let at = c.at.wrapping_offset(i as isize * c.row).wrapping_add(j);
+                    let to = Target { at, row: c.row };
                     // SAFETY: rows before `rows` are there, and panels of B are padded.
                     unsafe { micro.multiply_some(isa, (count, there), n, a, b, to, add, corner) };
                 }

@@ -1,8 +1,12 @@
 //! Running an attention.
 
 use super::product::{Left, Product};
-use super::rows::{Softmax, SoftmaxGradient};
-use super::{Computed, Cut, Engine, Gradients, Kernel, MOST_BUFFERS, Operand, Pass, Pointwise, Taped};
+use super::rows::{Added, Magnitude, Rows, Seen, Softmax, SoftmaxGradient};
+use super::{
+    BOUND, Computed, Cut, Engine, Gradients, HIDDEN, Kernel, MOST_BUFFERS, OPEN, Operand, Pass, Pointwise,
+    Taped,
+};
+use crate::gemm::micro::Target;
 use crate::gemm::pack::{Block, pack};
 use crate::isa::{Level, Work};
 use crate::pool::Pool;
@@ -134,7 +138,7 @@ impl<T: Computed> Kernel<T> {
         unsafe { pack(self.isa, T::DTYPE, block, self.micro.nr, task.at::<T>(to)) };
     }
 
-    /// A block of a product, `[rows, cols]`.
+    /// A block of a product, `[rows, cols]`. The right factor comes with the depths of its panels.
     ///
     /// # Safety
     /// As [`Product::run`].
@@ -143,12 +147,89 @@ impl<T: Computed> Kernel<T> {
         task: &Task<'_>,
         [rows, cols, depth]: [usize; 3],
         a: Left<T>,
-        b: usize,
-        (c, add): (*mut T, bool),
+        (b, pitch): (usize, usize),
+        (c, add): (Target<T>, bool),
     ) {
         let (b, corner) = (task.at::<T>(b).cast_const(), task.at(self.layout.corner));
         // SAFETY: the caller's contract.
-        unsafe { Product { rows, cols, depth, a, b, c, add, corner }.run(self.isa, self.micro) };
+        unsafe { Product { rows, cols, depth, a, b, pitch, c, add, corner }.run(self.isa, self.micro) };
+    }
+
+    /// Where a result goes from one of its lines on: to its place, or to a block until its epilogue has run.
+    fn target(&self, task: &Task<'_>, taped: &Taped, line: usize, block: *mut T) -> Target<T> {
+        match &taped.place {
+            Some(place) => Target { at: self.line(task, place, line).cast_mut(), row: place.line },
+            None => Target { at: block, row: taped.elements as isize },
+        }
+    }
+
+    /// Runs the epilogue of a result that has not gone to its place.
+    ///
+    /// # Safety
+    /// As [`Kernel::tape`].
+    unsafe fn finish(&self, task: &Task<'_>, taped: &Taped, lines: (usize, usize), block: *const T) {
+        if taped.place.is_none() {
+            // SAFETY: the caller's contract.
+            unsafe { self.tape(task, taped, lines, block, std::ptr::null(), std::ptr::null_mut()) };
+        }
+    }
+
+    /// The scores of a block, of which so many keys are looked at.
+    fn rows(&self, at: *mut T, rows: usize, keys: usize) -> Rows<T> {
+        Rows { at, rows, pitch: self.cut.keys, keys }
+    }
+
+    /// Lines of what lies side by side.
+    fn added(&self, task: &Task<'_>, operand: &Operand, line: usize) -> Added<T> {
+        Added { at: self.line(task, operand, line), row: operand.line }
+    }
+
+    /// Whether a key that a mask hides from a query has no weight there, and no share in gradients either: what it would
+    /// be multiplied with is finite.
+    ///
+    /// # Safety
+    /// The contract of [`super::AttentionKernel::run`].
+    unsafe fn hides(
+        &self,
+        task: &Task<'_>,
+        (first, end): (usize, usize),
+        gradients: Option<&Gradients>,
+    ) -> bool {
+        let &Cut { keys, size, width, .. } = &self.cut;
+        let (Pointwise::Added(scale, _), Pointwise::Nothing) = (&self.scores, &self.weights) else {
+            return false;
+        };
+        let one_by_one = |gradients: &Gradients| {
+            matches!(gradients.weights, Pointwise::Nothing) && !matches!(gradients.scores, Pointwise::Tape(_))
+        };
+        let given = gradients.map(|gradients| &gradients.given);
+        let mut operands = [&self.q, &self.k, &self.v].into_iter().chain(given);
+        if !gradients.is_none_or(one_by_one) || operands.any(|operand| operand.step != 1) {
+            return false;
+        }
+        let most = |operand: &Operand, (first, end): (usize, usize), elements: usize| {
+            self.isa.run(Magnitude(self.added(task, operand, first), [end - first, elements]))
+        };
+        let number = T::from_constant;
+        let scores = most(&self.q, (first, end), size).times(most(&self.k, (0, keys), size));
+        let values = most(&self.v, (0, keys), width);
+        // A difference of two sums of so many products.
+        let sums = given.map_or(T::ONE, |given| most(given, (first, end), width)).times(values);
+        let sums = sums.times(number(4.0 * width as f64));
+        scores.times(number(scale.abs() * size as f64)) <= number(BOUND) && sums.times(T::ZERO) == T::ZERO
+    }
+
+    /// How many of the first keys the queries of a block see, where that is known; `hides` says if it matters.
+    ///
+    /// # Safety
+    /// As [`Kernel::hides`].
+    unsafe fn seen(&self, task: &Task<'_>, (first, rows): (usize, usize), hides: bool) -> usize {
+        let keys = self.cut.keys;
+        let (Pointwise::Added(_, operand), true) = (&self.scores, hides) else { return keys };
+        let [hidden, open, most] = [HIDDEN, OPEN, -HIDDEN].map(T::from_constant);
+        let added = self.added(task, operand, first);
+        let rows = if added.row == 0 { 1 } else { rows };
+        self.isa.run(Seen { added, rows, keys, hidden, open, most })
     }
 
     /// Runs a nest over some lines of its space, whose values lie in a block. Loads of what is given next, and the store
@@ -195,28 +276,32 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// The softmax of a block of queries, and what weighs the values, at their places in scratch memory.
+    /// The softmax of a block of queries over the keys that these see, and what weighs the values, at their places in
+    /// scratch memory.
     ///
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`]; the keys are packed.
-    unsafe fn weigh(&self, task: &Task<'_>, block: (usize, usize)) {
+    unsafe fn weigh(&self, task: &Task<'_>, block: (usize, usize), seen: usize) {
         let (Cut { keys, size, .. }, layout) = (&self.cut, &self.layout);
         let (first, rows) = block;
         let softmax: *mut T = task.at(layout.softmax);
         // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
         unsafe {
             let a = Left { at: self.line(task, &self.q, first), row: self.q.line, depth: self.q.step };
-            self.multiply(task, [rows, *keys, *size], a, layout.k_turned, (softmax, false));
-            let scale = match &self.scores {
-                Pointwise::Nothing => None,
-                Pointwise::Scale(factor) => Some(T::from_constant(*factor)),
+            let c = Target { at: softmax, row: *keys as isize };
+            self.multiply(task, [rows, seen, *size], a, (layout.k_turned, *size), (c, false));
+            let (scale, added) = match &self.scores {
+                Pointwise::Nothing => (T::ONE, None),
+                Pointwise::Scale(factor) => (T::from_constant(*factor), None),
+                Pointwise::Added(factor, operand) => {
+                    (T::from_constant(*factor), Some(self.added(task, operand, first)))
+                }
                 Pointwise::Tape(taped) => {
                     self.tape(task, taped, block, softmax, std::ptr::null(), softmax);
-                    None
+                    (T::ONE, None)
                 }
             };
-            let all = std::slice::from_raw_parts_mut(softmax, rows * keys);
-            self.isa.run(Softmax { rows: all, keys: *keys, scale });
+            self.isa.run(Softmax { rows: self.rows(softmax, rows, seen), scale, added });
             if let Pointwise::Tape(taped) = &self.weights {
                 self.tape(task, taped, block, softmax, std::ptr::null(), task.at(layout.weights));
             }
@@ -228,14 +313,17 @@ impl<T: Computed> Kernel<T> {
         let (&Cut { keys, size, width, rows, .. }, layout) = (&self.cut, &self.layout);
         // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
         unsafe {
+            let hides = self.hides(task, (first, end), None);
             self.pack(task, &self.k, (0, keys), size, true, layout.k_turned);
             self.pack(task, &self.v, (0, keys), width, false, layout.v);
             for at in (first..end).step_by(rows) {
                 let block = (at, rows.min(end - at));
-                self.weigh(task, block);
+                let seen = self.seen(task, block, hides);
+                self.weigh(task, block, seen);
                 let (a, result) = (self.weights(task), task.at(layout.result));
-                self.multiply(task, [block.1, width, keys], a, layout.v, (result, false));
-                self.tape(task, output, block, result, std::ptr::null(), std::ptr::null_mut());
+                let to = self.target(task, output, at, result);
+                self.multiply(task, [block.1, width, seen], a, (layout.v, keys), (to, false));
+                self.finish(task, output, block, result);
             }
         }
     }
@@ -263,6 +351,25 @@ impl<T: Computed> Kernel<T> {
         };
         let (k_sums, v_sums) = (sums_at(layout.k_sums, size), sums_at(layout.v_sums, width));
         let needs_scores = gradients.q.is_some() || gradients.k.is_some();
+        let hides = {
+            // SAFETY: the caller's contract.
+            unsafe { self.hides(task, (first, end), Some(gradients)) }
+        };
+        // Adds to the gradients of the keys that are seen. Of the others the first block makes zeros.
+        let add_up = |[seen, elements, rows]: [usize; 3], a: Left<T>, b: usize, to: Target<T>, add: bool| {
+            // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
+            unsafe {
+                self.multiply(task, [seen, elements, rows], a, (b, rows), (to, add));
+                for line in if add { keys..keys } else { seen..keys } {
+                    let at = to.at.wrapping_offset(line as isize * to.row);
+                    (0..elements).for_each(|i| at.add(i).write_unaligned(T::ZERO));
+                }
+            }
+        };
+        let sums_to = |taped: &Taped, sums: *mut T| match parts {
+            1 => self.target(task, taped, 0, sums),
+            _ => Target { at: sums, row: taped.elements as isize },
+        };
         // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
         unsafe {
             self.pack(task, &self.k, (0, keys), size, true, layout.k_turned);
@@ -275,64 +382,69 @@ impl<T: Computed> Kernel<T> {
             for at in (first..end).step_by(rows) {
                 let block = (at, rows.min(end - at));
                 let rows = block.1;
-                self.weigh(task, block);
+                let seen = self.seen(task, block, hides);
+                self.weigh(task, block, seen);
                 let weights = self.weights(task);
                 let add = at > first;
-                if gradients.v.is_some() {
+                if let Some(taped) = &gradients.v {
                     self.pack(task, given, block, width, false, layout.given_block);
-                    let a = weights.turned();
-                    self.multiply(task, [keys, width, rows], a, layout.given_block, (v_sums, add));
+                    let to = sums_to(taped, v_sums);
+                    add_up([seen, width, rows], weights.turned(), layout.given_block, to, add);
                 }
                 if !needs_scores {
                     continue;
                 }
-                self.scores_gradient(task, gradients, block);
+                self.scores_gradient(task, gradients, block, seen);
                 let at = task.at::<T>(layout.gradients).cast_const();
                 let scores = Left { at, row: keys as isize, depth: 1 };
-                if gradients.k.is_some() {
+                if let Some(taped) = &gradients.k {
                     self.pack(task, &self.q, block, size, false, layout.q_block);
-                    let a = scores.turned();
-                    self.multiply(task, [keys, size, rows], a, layout.q_block, (k_sums, add));
+                    let to = sums_to(taped, k_sums);
+                    add_up([seen, size, rows], scores.turned(), layout.q_block, to, add);
                 }
                 if let Some(taped) = &gradients.q {
                     let result = task.at(layout.result);
-                    self.multiply(task, [rows, size, keys], scores, layout.k, (result, false));
-                    self.tape(task, taped, block, result, std::ptr::null(), std::ptr::null_mut());
+                    let to = self.target(task, taped, block.0, result);
+                    self.multiply(task, [rows, size, seen], scores, (layout.k, keys), (to, false));
+                    self.finish(task, taped, block, result);
                 }
             }
             if parts == 1 {
                 for (taped, sums) in [(&gradients.k, k_sums), (&gradients.v, v_sums)] {
                     if let Some(taped) = taped {
-                        self.tape(task, taped, (0, keys), sums, std::ptr::null(), std::ptr::null_mut());
+                        self.finish(task, taped, (0, keys), sums);
                     }
                 }
             }
         }
     }
 
-    /// The gradients of the products of a block of queries with the keys, at their place in scratch memory.
-    unsafe fn scores_gradient(&self, task: &Task<'_>, gradients: &Gradients, block: (usize, usize)) {
+    /// The gradients of the products of a block of queries with the keys that these see, at their place in scratch memory.
+    unsafe fn scores_gradient(
+        &self,
+        task: &Task<'_>,
+        gradients: &Gradients,
+        block: (usize, usize),
+        seen: usize,
+    ) {
         let (&Cut { keys, width, .. }, layout) = (&self.cut, &self.layout);
         let (first, rows) = block;
         let given = &gradients.given;
-        let (softmax, to) = (task.at::<T>(layout.softmax).cast_const(), task.at::<T>(layout.gradients));
+        let (softmax, to) = (task.at::<T>(layout.softmax), task.at::<T>(layout.gradients));
         // SAFETY: the caller's contract, and the layout made by `Kernel::new`.
         unsafe {
             let a = Left { at: self.line(task, given, first), row: given.line, depth: given.step };
-            self.multiply(task, [rows, keys, width], a, layout.v_turned, (to, false));
+            let c = Target { at: to, row: keys as isize };
+            self.multiply(task, [rows, seen, width], a, (layout.v_turned, width), (c, false));
             if let Pointwise::Tape(taped) = &gradients.weights {
                 self.tape(task, taped, block, to, softmax, to);
             }
             let scale = match &gradients.scores {
-                Pointwise::Scale(factor) => Some(T::from_constant(*factor)),
-                _ => None,
+                Pointwise::Scale(factor) => T::from_constant(*factor),
+                _ => T::ONE,
             };
-            self.isa.run(SoftmaxGradient {
-                softmax: std::slice::from_raw_parts(softmax, rows * keys),
-                gradients: std::slice::from_raw_parts_mut(to, rows * keys),
-                keys,
-                scale,
-            });
+            let (softmax, to_rows) = (self.rows(softmax, rows, seen), self.rows(to, rows, seen));
+            self.isa.run(SoftmaxGradient { softmax, gradients: to_rows, scale });
             if let Pointwise::Tape(taped) = &gradients.scores {
                 self.tape(task, taped, block, to, std::ptr::null(), to);
             }

@@ -21,6 +21,8 @@ enum Scores {
     Pairs,
     /// Later keys are not seen.
     Causal,
+    /// A mask for each pair, added after scaling, that hides later keys: with an ordinary number, and with -inf.
+    Later,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +107,7 @@ impl Case {
         let ty = Type::of(self.dtype);
         let mask = match self.scores {
             Scores::Keys => vec![Access::broadcast(self.dtype, &[batch, 1, 1, keys], &dims)],
-            Scores::Pairs => vec![Access::broadcast(self.dtype, &[queries, keys], &dims)],
+            Scores::Pairs | Scores::Later => vec![Access::broadcast(self.dtype, &[queries, keys], &dims)],
             _ => Vec::new(),
         };
         nest(self.dtype, &dims, 1, mask, None, |b, regs| {
@@ -113,7 +115,7 @@ impl Case {
             match self.scores {
                 Scores::Plain => regs[0],
                 Scores::Scaled => b.mul(regs[0], c),
-                Scores::Keys | Scores::Pairs => {
+                Scores::Keys | Scores::Pairs | Scores::Later => {
                     let scaled = b.mul(regs[0], c);
                     b.add(scaled, regs[1])
                 }
@@ -202,6 +204,18 @@ impl Case {
             tensor(desc.v.len, 1.0),
             tensor(given.len, 1.0),
         ];
+        if self.scores == Scores::Later {
+            let mut mask = vec![0; queries * keys * self.dtype.size()];
+            for (i, j) in (0..queries).flat_map(|i| (0..keys).map(move |j| (i, j))) {
+                let value = match () {
+                    () if j <= i => (j % 5) as f64 * 0.25,
+                    () if (i + j) % 2 == 0 => -1e4,
+                    () => f64::NEG_INFINITY,
+                };
+                put(&mut mask, self.dtype, i * keys + j, Scalar::F64(value));
+            }
+            inputs.push(mask);
+        }
         let masked = |hidden: &dyn Fn(usize) -> bool, len: usize| {
             let mut bytes = vec![0; len * self.dtype.size()];
             for i in 0..len {
@@ -427,6 +441,45 @@ fn what_is_not_a_number_flows_to_its_query_and_no_other() {
         let expected: Vec<bool> = want[0].iter().map(|value| value.is_nan()).collect();
         assert_eq!(nan, expected, "{isa}");
         assert_eq!(nan.iter().filter(|&&nan| nan).count(), 8);
+    }
+}
+
+/// Blocks leave out keys that a mask hides, with and without parts of heads.
+#[test]
+fn hidden_keys() {
+    let scores = Scores::Later;
+    for sizes in
+        [[2, 3, 40, 40, 8, 12], [1, 1, 500, 260, 20, 36], [1, 2, 150, 333, 8, 8], [9, 2, 260, 270, 8, 8]]
+    {
+        check(Case { sizes, scores, ..PLAIN });
+    }
+    check(Case { sizes: [1, 2, 300, 300, 8, 8], scores, dtype: DType::F64, ..PLAIN });
+    check(Case { sizes: [1, 2, 150, 150, 8, 8], scores, dropped: true, ..PLAIN });
+}
+
+/// A weight of zero times what is no number is none, so keys are left out only where all is finite.
+#[test]
+fn what_is_hidden_and_not_finite_shows() {
+    let case = Case { sizes: [1, 1, 150, 150, 4, 4], scores: Scores::Later, ..PLAIN };
+    let last = 149 * 4;
+    for (operand, value) in
+        [(2, f64::NAN), (2, f64::INFINITY), (3, f64::NEG_INFINITY), (1, f64::NAN), (0, 1e30)]
+    {
+        let mut inputs = case.inputs(&mut Random(3));
+        put(&mut inputs[operand], case.dtype, last, Scalar::F64(value));
+        let want = expected(case, &inputs);
+        let sizes: Vec<usize> = want.iter().map(|values| values.len() * 4).collect();
+        let mut operands = inputs.clone();
+        operands.remove(3);
+        for isa in Isa::available() {
+            let mut got = run(&case.desc(false), isa, 1, &operands, &sizes[..1]);
+            got.extend(run(&case.desc(true), isa, 1, &inputs, &sizes[1..]));
+            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+                let nan: Vec<bool> = floats(got).iter().map(|value| value.is_nan()).collect();
+                let expected: Vec<bool> = want.iter().map(|value| value.is_nan()).collect();
+                assert_eq!(nan, expected, "result {k} with {value} in operand {operand} at {isa}");
+            }
+        }
     }
 }
 
