@@ -97,14 +97,16 @@ pub(crate) const ROUND: f32 = 12_582_912.0;
 pub(crate) const LN2_HIGH: f32 = 0.693_359_375;
 pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 
+/// Where both halves of the power of two that [`exp`] multiplies by are zero: far below, as where a mask hides something,
+/// no product underflows, which would be slow.
+pub(crate) const EXP_LEAST: f32 = -176.0;
+
 /// Natural exponential.
 #[inline(always)]
 pub(crate) fn exp<L: Level>(x: f32) -> f32 {
     // Beyond these the result is infinite or zero whatever the rest does.
     let clamped = if x > 89.0 { 89.0 } else { x };
-    // Here both halves of the power of two below are zero already: far below, as where a mask hides something, no product
-    // underflows, which would be slow.
-    let clamped = if clamped < -176.0 { -176.0 } else { clamped };
+    let clamped = if clamped < EXP_LEAST { EXP_LEAST } else { clamped };
     let rounded = L::mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
     let r = L::mul_add(n, -LN2_HIGH, clamped);

@@ -349,8 +349,8 @@ impl Lanes {
     }
 
     fn exp(&mut self, x: Value) -> Value {
-        use crate::vecmath::{EXP, LN2_HIGH, LN2_LOW, ROUND};
-        let (most, least) = (self.number(89.0), self.number(-104.0));
+        use crate::vecmath::{EXP, EXP_LEAST, LN2_HIGH, LN2_LOW, ROUND};
+        let (most, least) = (self.number(89.0), self.number(EXP_LEAST));
         let clamped = self.two(Two::Min, most, x);
         let clamped = self.two(Two::Max, least, clamped);
         let (log2_e, round) = (self.number(std::f32::consts::LOG2_E), self.number(ROUND));
