@@ -194,30 +194,31 @@ fn pack(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usize)> {
     };
     let bound = alive_at_most(blocks, instructions);
     let mut best: Option<(Vec<usize>, usize)> = None;
-    let mut orders: Vec<(usize, Vec<usize>)> = Vec::new();
-    for order in 0..if blocks.len() > MANY { 1 } else { 4 } {
+    let mut order: Vec<usize> = Vec::new();
+    for which in 0..if blocks.len() > MANY { 1 } else { 4 } {
         let mut indices: Vec<usize> = (0..blocks.len()).collect();
-        indices.sort_by_key(|k| (key(order, k), Reverse(blocks[*k].size), *k));
+        indices.sort_by_key(|k| (key(which, k), Reverse(blocks[*k].size), *k));
         let Some(found) = place(blocks, &indices) else { continue };
-        orders.push((found.1, indices));
         if best.as_ref().is_none_or(|best| found.1 < best.1) {
-            best = Some(found);
+            (best, order) = (Some(found), indices);
         }
         if best.as_ref().is_some_and(|best| best.1 as u128 <= bound) {
             return best;
         }
     }
-    let (_, mut order) = orders.into_iter().min_by_key(|&(total, _)| total)?;
-    let (mut offsets, mut total) = best.clone()?;
+    let mut latest = best.clone()?;
     for _ in 0..if blocks.len() > MANY { 0 } else { PROMOTIONS } {
         // Whoever ends highest is placed first the next time.
-        let last = order.iter().rposition(|&k| offsets[k] + blocks[k].size == total)?;
+        let ends = |&k: &usize| latest.0[k] + blocks[k].size == latest.1;
+        let Some(last) = order.iter().rposition(ends) else { break };
         order[..=last].rotate_right(1);
-        (offsets, total) = place(blocks, &order)?;
-        if best.as_ref().is_none_or(|best| total < best.1) {
-            best = Some((offsets.clone(), total));
+        // An order that cannot be addressed takes nothing from those that can.
+        let Some(found) = place(blocks, &order) else { break };
+        latest = found;
+        if best.as_ref().is_none_or(|best| latest.1 < best.1) {
+            best = Some(latest.clone());
         }
-        if total as u128 <= bound {
+        if latest.1 as u128 <= bound {
             break;
         }
     }

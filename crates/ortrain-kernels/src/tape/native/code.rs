@@ -303,8 +303,7 @@ impl Native {
         let words = WORDS[ROUND - n % ROUND..].as_ptr();
         // SAFETY: the memory holds a function of this type, made for this tape's frame. It reads and writes registers of
         // the frame up to the next multiple of 16 indices, for which they have room, and callers' memory at the `n`
-        // indices, which is there by the contract. It
-        // reads the pointers that it has, which were written.
+        // indices, which is there by the contract. Of the table it reads the pointers that were written.
         unsafe {
             let function: Function = std::mem::transmute(self.memory.as_ptr());
             function(site.frame, table.as_ptr().cast(), n, words);
