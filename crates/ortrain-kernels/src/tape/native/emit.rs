@@ -393,6 +393,8 @@ struct Body<'a> {
     free: u32,
     free_masks: u32,
     free_slots: u64,
+    /// Slots that the instruction being made may still read: they are free behind it.
+    left_slots: u64,
     /// Registers that were used at all.
     touched: u32,
     /// How many values went to the stack.
@@ -442,6 +444,7 @@ impl<'a> Body<'a> {
             // 0 means no mask, and 1 is the end's.
             free_masks: 0b1111_1100,
             free_slots: (1 << SLOTS) - 1,
+            left_slots: 0,
             touched: 0,
             spilled: 0,
         }
@@ -463,7 +466,7 @@ impl<'a> Body<'a> {
             self.position = position;
             let shared = self.share(asm, value)?;
             for stream in 0..self.streams.len() {
-                self.now = stream;
+                self.begin(stream);
                 self.compute(asm, value)?;
             }
             for (value, register) in shared {
@@ -475,11 +478,17 @@ impl<'a> Body<'a> {
         for (k, &effect) in order.lanes.effects.iter().enumerate() {
             self.position = order.values.len() + k;
             for stream in 0..self.streams.len() {
-                self.now = stream;
+                self.begin(stream);
                 self.effect(asm, effect)?;
             }
         }
         Some(())
+    }
+
+    /// Goes on with a vector.
+    fn begin(&mut self, stream: usize) {
+        self.now = stream;
+        self.free_slots |= std::mem::take(&mut self.left_slots);
     }
 
     /// Brings operands that are the same for all indices into registers, if more are free than the value takes.
@@ -591,7 +600,7 @@ impl<'a> Body<'a> {
         match self.at(value) {
             At::Register(register) if self.is_mask(value) => self.free_masks |= 1 << register,
             At::Register(register) => self.free |= 1 << register,
-            At::Slot(slot) => self.free_slots |= 1 << slot,
+            At::Slot(slot) => self.left_slots |= 1 << slot,
             At::Elsewhere => {}
         }
     }
