@@ -55,7 +55,7 @@ fn read_whole(path: &Path) -> io::Result<Bytes> {
     {
         #[cfg(target_os = "linux")]
         let _ = memory.advise(Advice::HugePage);
-        file.read_exact(&mut memory)?;
+        read_in_pieces(&mut file, &mut memory)?;
         if file.read(&mut [0])? == 0 {
             return Ok(Bytes::from_owner(memory));
         }
@@ -65,6 +65,47 @@ fn read_whole(path: &Path) -> io::Result<Bytes> {
     let mut content = Vec::new();
     file.read_to_end(&mut content)?;
     Ok(content.into())
+}
+
+/// Bytes that a thread reads at a time.
+pub(crate) const PIECE: usize = 32 << 20;
+/// Threads that read one file, at most: more do not get it sooner.
+const READERS: usize = 4;
+
+/// Reads the first bytes of a file, and stays behind them. To have fresh memory filled with zeros takes longer than to
+/// copy what the system holds of the file, so that several threads read.
+fn read_in_pieces(file: &mut File, memory: &mut [u8]) -> io::Result<()> {
+    #[cfg(unix)]
+    if memory.len() > PIECE {
+        use std::os::unix::fs::FileExt;
+        use std::sync::{Mutex, PoisonError};
+        use std::{panic, thread};
+
+        let bytes = memory.len();
+        let readers = bytes.div_ceil(PIECE).min(READERS);
+        let readers = thread::available_parallelism().map_or(1, |cores| readers.min(cores.get()));
+        let shared = &*file;
+        let pieces = Mutex::new(memory.chunks_mut(PIECE).enumerate());
+        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let read = || -> io::Result<()> {
+            while let Some((number, piece)) = next() {
+                shared.read_exact_at(piece, (number * PIECE) as u64)?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            // Threads that the system does not give leave more to this one.
+            let start = |_| thread::Builder::new().spawn_scoped(scope, read).ok();
+            let others: Vec<_> = (1..readers).filter_map(start).collect();
+            let done = others
+                .into_iter()
+                .map(|other| other.join().unwrap_or_else(|panic| panic::resume_unwind(panic)));
+            done.fold(read(), io::Result::and)
+        })?;
+        file.seek(io::SeekFrom::Start(bytes as u64))?;
+        return Ok(());
+    }
+    file.read_exact(memory)
 }
 
 /// Lets one save at a time replace two files in a folder, until what is returned is dropped. Where there are no locks,

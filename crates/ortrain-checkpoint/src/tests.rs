@@ -562,7 +562,8 @@ mod files {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let large = disk::LARGE as usize;
-        for size in [0, 1, large - 1, large, large + 1, 2 * large + 4097] {
+        let pieces = 2 * disk::PIECE;
+        for size in [0, 1, large - 1, large, large + 1, 2 * large + 4097, pieces - 1, pieces, pieces + 4097] {
             let content: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
             fs::write(&path, &content).unwrap();
             assert!(disk::read(&path).unwrap() == content, "{size} bytes");
@@ -577,28 +578,29 @@ mod files {
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let large = disk::LARGE;
-        fs::write(&path, vec![7; large as usize]).unwrap();
-        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-        let over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut round = 0;
-                while !over.load(Ordering::Relaxed) {
-                    round += 1;
-                    file.set_len(large + round % 3 * 4096).unwrap();
-                    file.write_all_at(&[7], large - 1).unwrap();
+        for large in [disk::LARGE, 2 * disk::PIECE as u64] {
+            fs::write(&path, vec![7; large as usize]).unwrap();
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            let over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut round = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        round += 1;
+                        file.set_len(large + round % 3 * 4096).unwrap();
+                        file.write_all_at(&[7], large - 1).unwrap();
+                    }
+                });
+                for _ in 0..if large == disk::LARGE { 20 } else { 3 } {
+                    // Either all that was there at some time, or an error.
+                    if let Ok(content) = disk::read(&path) {
+                        assert!(content.len() >= large as usize);
+                        assert!(content[..large as usize].iter().all(|&byte| byte == 7));
+                    }
                 }
+                over.store(true, Ordering::Relaxed);
             });
-            for _ in 0..20 {
-                // Either all that was there at some time, or an error.
-                if let Ok(content) = disk::read(&path) {
-                    assert!(content.len() >= large as usize);
-                    assert!(content[..large as usize].iter().all(|&byte| byte == 7));
-                }
-            }
-            over.store(true, Ordering::Relaxed);
-        });
+        }
     }
 
     fn external(layout: Layout) -> SaveOptions {

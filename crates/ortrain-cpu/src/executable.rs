@@ -9,12 +9,12 @@ use ortrain_kernels::{
     Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Precision,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Place, Precision,
     Program, RunError, Scalars, Step, UnsupportedOnBackend, Workspace,
 };
 
 use crate::addresses::Addresses;
-use crate::settle;
+use crate::{claim, settle};
 
 /// An instruction, compiled.
 #[derive(Debug)]
@@ -125,6 +125,8 @@ fn description(a: &Attention) -> AttentionDesc {
 pub(crate) struct CpuExecutable {
     program: Arc<Program>,
     kernels: Vec<Kernel>,
+    /// The planes that it writes.
+    written: Vec<usize>,
     scratch: usize,
 }
 
@@ -146,7 +148,15 @@ impl CpuExecutable {
         // With fewer bytes than it asks for a kernel uses fewer threads, with the same result.
         let threads = Pool::global().num_threads();
         let scratch = kernels.iter().map(|kernel| kernel.scratch_bytes(threads)).max().unwrap_or(0);
-        Ok(CpuExecutable { program, kernels, scratch })
+        let plane = |id: BufferId| match program.buffer(id).place {
+            Place::Plane(plane, _) => Some(plane.0 as usize),
+            Place::Work(_) | Place::Constant(_) => None,
+        };
+        let mut written: Vec<usize> =
+            program.instructions.iter().flat_map(|i| i.step.writes()).filter_map(plane).collect();
+        written.sort_unstable();
+        written.dedup();
+        Ok(CpuExecutable { program, kernels, written, scratch })
     }
 
     /// Runs one instruction.
@@ -235,6 +245,7 @@ impl Executable for CpuExecutable {
         if work.reserve(self.program.work_bytes, self.scratch)? {
             self.settle(work);
         }
+        self.written.iter().for_each(|&plane| claim(bindings.planes[plane]));
         let addresses = Addresses::new(&self.program, bindings, work);
         let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };

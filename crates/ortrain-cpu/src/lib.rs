@@ -76,6 +76,19 @@ pub fn settle(memory: &Memory) {
     prefer_large_pages(memory.as_ptr(), memory.len());
 }
 
+/// Bytes that a thread touches at a time: a large page.
+const PIECE: usize = 2 << 20;
+
+/// Has every page of memory that is going to be written given by the system, once, on all threads: see [`Memory::touch`].
+pub fn claim(memory: &Memory) {
+    if memory.claim() {
+        let bytes = memory.len();
+        Pool::global().run(bytes.div_ceil(PIECE), usize::MAX, &|piece, _| {
+            memory.touch(piece * PIECE..bytes.min((piece + 1) * PIECE));
+        });
+    }
+}
+
 /// What computes in a precision where a machine has no unit for it.
 const EMULATED: &str =
     "bf16_fallback=\"emulated\" computes the same in float32 arithmetic, slower than \"f32\"";

@@ -1,6 +1,7 @@
 //! Memory that planes and workspaces are made of.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytemuck::allocation::try_zeroed_slice_box;
 
@@ -18,6 +19,9 @@ pub struct OutOfMemory {
 /// Alignment of memory that is larger than two of these: that of the large pages of most machines. What a large page
 /// holds is there after one page fault instead of hundreds.
 const LARGE: usize = 2 << 20;
+
+/// The smallest page of any machine.
+const PAGE: usize = 4 << 10;
 
 const WORD: usize = size_of::<u64>();
 /// Words of a block, which has the size of [`ALIGNMENT`].
@@ -37,6 +41,8 @@ pub struct Memory {
     /// The first word of the region.
     first: usize,
     bytes: usize,
+    /// Whether somebody has taken it upon himself to touch every page.
+    claimed: AtomicBool,
 }
 
 /// Bytes of a range before its first whole block, and how many whole blocks there are.
@@ -51,14 +57,15 @@ impl Memory {
     /// # Errors
     /// When the system does not give that much.
     pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
+        let claimed = AtomicBool::new(false);
         if bytes == 0 {
-            return Ok(Memory { words: Box::default(), first: 0, bytes });
+            return Ok(Memory { words: Box::default(), first: 0, bytes, claimed });
         }
         let alignment = if bytes >= 2 * LARGE { LARGE } else { ALIGNMENT };
         let count = bytes.div_ceil(ALIGNMENT) * BLOCK + alignment / WORD;
         let words = try_zeroed_slice_box::<AtomicU64>(count).map_err(|()| OutOfMemory { bytes })?;
         let first = words.as_ptr().align_offset(alignment);
-        Ok(Memory { words, first, bytes })
+        Ok(Memory { words, first, bytes, claimed })
     }
 
     /// The same for sizes that are no larger than what the process holds already.
@@ -175,6 +182,28 @@ impl Memory {
         bytes
     }
 
+    /// True the first time: whoever asks then should [`Memory::touch`] all of it, if it is going to be written.
+    #[must_use]
+    pub fn claim(&self) -> bool {
+        !self.claimed.load(Ordering::Relaxed) && !self.claimed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Writes to every page of a range what it holds.
+    ///
+    /// The system gives a page that was read before it was written twice: one of zeros that all such pages share, and at
+    /// the first write one of its own, for which all cores must stop to forget the other one. Several threads may touch
+    /// parts of the memory at once, even while others write there.
+    ///
+    /// # Panics
+    /// When the memory ends before the range.
+    pub fn touch(&self, range: Range<usize>) {
+        assert!(range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
+        for word in range.step_by(PAGE) {
+            // Zero for zero is a write even so; anything else was written before.
+            let _ = self.region()[word / WORD].compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
     /// Sets everything to zero.
     pub fn clear(&self) {
         let words = self.bytes.div_ceil(WORD);
@@ -245,6 +274,23 @@ mod tests {
         // Other tests run meanwhile, in threads of this process.
         assert!(resident_kib() < before + (BYTES >> 10) / 2);
         assert_eq!(memory.to_vec(BYTES / 2, 1), [1]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_touched_is_there() {
+        const BYTES: usize = 256 << 20;
+        let memory = Memory::new(BYTES);
+        memory.write(BYTES / 2 + 5, &[1, 2, 3]);
+        let before = resident_kib();
+        assert!(memory.claim());
+        assert!(!memory.claim());
+        memory.touch(1..BYTES / 2);
+        memory.touch(BYTES / 2..BYTES);
+        // Other tests run meanwhile, in threads of this process.
+        assert!(resident_kib() > before + (BYTES >> 10) / 2);
+        assert_eq!(memory.to_vec(BYTES / 2 + 4, 5), [0, 1, 2, 3, 0]);
+        Memory::new(0).touch(0..0);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ortrain_checkpoint::{
     Checkpoint, Extras, Layout, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, ParameterState,
     Property, SaveOptions, Scheduler,
 };
-use ortrain_cpu::settle;
+use ortrain_cpu::{claim, settle};
 use ortrain_graph::{DType, Tensor, byte_length};
 use ortrain_program::{Memory, OutOfMemory, align};
 use rustc_hash::FxHashSet;
@@ -346,6 +346,7 @@ impl CheckpointState {
         };
         if !nominal {
             state.allocate()?;
+            state.trainable.iter().chain(&state.frozen).for_each(|plane| claim(plane));
             for (entry, tensor) in state.entries.iter().zip(&tensors) {
                 let tensor = tensor.as_ref().expect("full states have every value");
                 state.memory_of(entry).write(entry.offset, tensor.data());
