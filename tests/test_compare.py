@@ -177,12 +177,57 @@ def test_aims_are_those_of_the_precision() -> None:
 def test_less_exact_losses_may_lie_further_apart(precision: str, loss: float, agrees: bool) -> None:
     ours, theirs = measured("ortrain", [1.0], [loss] * 20), measured("torch", [1.0])
     ours.precision = precision
-    assert report.agree(ours, theirs) == agrees
-    assert report.agree(theirs, ours) == agrees
+    assert report.agree(found(ours, theirs), theirs) == agrees
+    assert report.agree(found(theirs, ours), ours) == agrees
 
 
 @pytest.mark.parametrize("losses", [[2.1] * 20, [2.0, 2.2, *[2.0] * 18], [2.0, float("nan"), *[2.0] * 18]])
 def test_another_function_is_not_agreed_with(losses: list[float]) -> None:
     ours, theirs = measured("ortrain", [1.0], losses), measured("torch", [1.0])
-    assert not report.agree(ours, theirs)
-    assert report.agree(theirs, theirs)
+    assert not report.agree(found(ours, theirs), theirs)
+    assert report.agree(found(theirs, theirs), theirs)
+
+
+# Norms of one gradient: of ours and of the others, and with whom ours agree.
+GRADIENTS = {
+    "alone with another": (1.02, {"torch": 1.0}, ""),
+    "as far as the others are from one another": (
+        1.02,
+        {"torch": 1.0, "torch-channels-last": 0.9798, "jax": 1.01},
+        "torch jax",
+    ),
+    "off, and the others agree": (1.02, {"torch": 1.0, "torch-channels-last": 1.001, "jax": 0.999}, ""),
+    "further off than the others are": (1.05, {"torch": 1.0, "jax": 1.02}, ""),
+    "one of the others is no rounding": (1.03, {"torch": 1.0, "jax": 1.2}, ""),
+    "one of the others has none": (1.03, {"torch": 1.0, "jax": float("nan")}, ""),
+    "one of the others is ours": (1.03, {"torch": 1.0, "ortrain-limited": 1.03}, "ortrain-limited"),
+}
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_may_lie_as_far_apart_as_those_of_the_others(case: str) -> None:
+    norm, others, agreed = GRADIENTS[case]
+    ours = measured("ortrain", [1.0])
+    ours.gradients = {"w": norm, "v": 2.0}
+    peers = [measured(peer, [1.0]) for peer in others]
+    for peer in peers:
+        peer.gradients = {"w": others[peer.peer], "v": 2.0}
+    workload = found(ours, *peers)
+    assert [peer.peer for peer in peers if report.agree(workload, peer)] == agreed.split()
+    run = report.Run({"processor": "one", "cores": 1, "threads": 1}, "2000-01-01", 1, 1.0, [workload])
+    assert len(report.disagreements(run)) == len(peers) - len(agreed.split())
+    for peer in peers:
+        (row,) = [line for line in report.text(run).splitlines() if f" ortrain, {peer.peer} " in line]
+        assert ("DIFFER" in row) == (peer.peer not in agreed.split())
+        assert f"| {report.gradient_limit(workload, peer):.0e} " in row
+
+
+def test_a_library_that_computes_another_function_moves_no_limit() -> None:
+    """Its first loss gives it away, whatever its gradients are; and so does another precision."""
+    ours, torch, other = measured("ortrain", [1.0]), measured("torch", [1.0]), measured("jax", [1.0], [2.1] * 20)
+    ours.gradients, other.gradients = {"w": 1.02}, {"w": 1.03}
+    assert not report.agree(found(ours, torch, other), torch)
+    other.losses = torch.losses
+    assert report.agree(found(ours, torch, other), torch)
+    other.precision = "bf16"
+    assert not report.agree(found(ours, torch, other), torch)
