@@ -27,7 +27,7 @@ const SUMS: usize = 384 << 10;
 /// Most rows of a task, in panels.
 const PANELS: usize = 2;
 /// What transforms cost: tiles are made of channels of the input.
-const COSTS: Costs = Costs([16, 10, 24]);
+const COSTS: Costs = Costs([16, 10, 18]);
 
 pub(super) struct FilterGradient {
     finish: Arc<Finish>,
@@ -79,11 +79,11 @@ impl FilterGradient {
         let tile_rows = shape.batch * grid[0];
         let tiles = tile_rows * grid[1];
         let positions = shape.batch * output[0] * output[1];
-        if !COSTS.pay(tiles, positions, [channels, m])? || rows.input * cols.input == 0 {
-            return None;
-        }
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
+        if !COSTS.pay(tiles, positions, [channels, m], nr)? || rows.input * cols.input == 0 {
+            return None;
+        }
         let height = m.div_ceil(m.div_ceil(mr));
         let width = channels.next_multiple_of(nr);
         let most = DEPTH.min(STRIP / (POINTS * width * BYTES));

@@ -121,19 +121,27 @@ impl Work for Most {
 }
 
 /// What transforming costs beside a multiplication of all [`POINTS`] values: for a tile and a channel that tiles are made
-/// of, for a tile and a channel of the other tensor, and for a filter's plane.
+/// of, for a tile and a channel of the other tensor, and for a filter's plane. Measured with multiplications of
+/// [`LANES`] values at once; where there are more, transforms do not gain as much.
 struct Costs([usize; 3]);
 
 impl Costs {
-    /// Whether tiles are less work than sums, of so many tiles and positions, channels that tiles are made of and others.
-    fn pay(&self, tiles: usize, positions: usize, [channels, others]: [usize; 2]) -> Option<bool> {
-        let Costs([of_channel, of_other, of_filter]) = self;
+    /// Whether tiles are less work than sums, of so many tiles and positions, channels that tiles are made of and others,
+    /// where products are made of panels of `columns` columns.
+    fn pay(
+        &self,
+        tiles: usize,
+        positions: usize,
+        [channels, others]: [usize; 2],
+        columns: usize,
+    ) -> Option<bool> {
+        let wider = columns.div_ceil(2 * LANES);
+        let [of_channel, of_other, of_filter] = self.0.map(|cost| cost * wider);
         let planes = channels.checked_mul(others)?;
         let multiplied = tiles.checked_mul(planes + of_channel * channels + of_other * others)?;
         let spent = multiplied.checked_add(of_filter * planes)?;
         let plain = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
-        // A quarter saved pays for what is less regular.
-        Some(planes * positions > 0 && spent <= plain / 4 * 3)
+        Some(planes * positions > 0 && spent <= plain)
     }
 }
 

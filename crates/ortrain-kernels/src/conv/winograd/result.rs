@@ -32,7 +32,7 @@ const OWN: usize = 384 << 10;
 /// Channels whose weights are packed at a time.
 const PACKED: usize = 32;
 /// What transforms cost: tiles are made of channels of a sum.
-const COSTS: Costs = Costs([10, 8, 20]);
+const COSTS: Costs = Costs([10, 8, 14]);
 
 pub(super) struct Results {
     finish: Arc<Finish>,
@@ -97,12 +97,11 @@ impl Results {
         let tile_rows = shape.batch * grid[0];
         let tiles = tile_rows * grid[1];
         let positions = shape.batch * result[0] * result[1];
-        if !COSTS.pay(tiles, positions, [channels, m])? || source.contains(&0) {
-            return None;
-        }
-
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
+        if !COSTS.pay(tiles, positions, [channels, m], nr)? || source.contains(&0) {
+            return None;
+        }
         let height = m.div_ceil(m.div_ceil(mr));
         let panels = m.div_ceil(height);
         let panel = channels * mr + LANES;
