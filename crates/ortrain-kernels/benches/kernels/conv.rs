@@ -27,6 +27,8 @@ enum Tail {
     Plain,
     /// A bias for each channel, then the positive part.
     Bias,
+    /// Moved and scaled channel by channel, then cut off at 0 and 6.
+    Clip,
     /// Kept where another tensor is between 0 and 6.
     Mask,
     /// Kept where another tensor, moved and scaled channel by channel, is between 0 and 6.
@@ -55,6 +57,7 @@ pub(crate) fn cases() -> Vec<Case> {
         layer("resnet", 4, [1, 256, 512], 14, 3, 2, 1),
         layer("resnet", 4, [1, 512, 512], 7, 3, 1, 1),
         layer("mobilenet first", 8, [1, 3, 32], 96, 3, 2, 1),
+        layer("mobilenet first", 4, [1, 3, 32], 224, 3, 2, 1),
         layer("mobilenet", 8, [1, 16, 96], 48, 1, 1, 0),
         layer("mobilenet", 8, [1, 96, 24], 24, 1, 1, 0),
         layer("mobilenet", 8, [1, 144, 24], 24, 1, 1, 0),
@@ -73,6 +76,9 @@ pub(crate) fn cases() -> Vec<Case> {
         layer("depthwise large", 4, [32, 1, 1], 112, 3, 1, 1),
         layer("depthwise large", 4, [96, 1, 1], 112, 3, 2, 1),
         layer("depthwise large", 4, [144, 1, 1], 56, 3, 1, 1),
+        layer("depthwise large", 4, [144, 1, 1], 56, 3, 2, 1),
+        layer("depthwise large", 4, [192, 1, 1], 28, 3, 1, 1),
+        layer("depthwise large", 4, [576, 1, 1], 14, 3, 1, 1),
         layer("depthwise large", 4, [960, 1, 1], 7, 3, 1, 1),
         depthwise("depthwise", 32, 48, 1),
         depthwise("depthwise", 96, 48, 2),
@@ -102,6 +108,17 @@ pub(crate) fn cases() -> Vec<Case> {
         (layer("mobilenet", 8, [1, 576, 96], 6, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
         (layer("mobilenet", 8, [1, 960, 160], 3, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
         (layer("mobilenet", 8, [1, 960, 320], 3, 1, 1, 0), ConvPass::InputGradient, Tail::Mask),
+        (layer("mobilenet large", 4, [1, 16, 96], 112, 1, 1, 0), ConvPass::Output, Tail::Clip),
+        (layer("mobilenet large", 4, [1, 24, 144], 56, 1, 1, 0), ConvPass::Output, Tail::Clip),
+        (layer("mobilenet large", 4, [1, 32, 192], 28, 1, 1, 0), ConvPass::Output, Tail::Clip),
+        (layer("mobilenet large", 4, [1, 96, 576], 14, 1, 1, 0), ConvPass::Output, Tail::Clip),
+        (layer("mobilenet large", 4, [1, 160, 960], 7, 1, 1, 0), ConvPass::Output, Tail::Clip),
+        (layer("depthwise large", 4, [144, 1, 1], 56, 3, 1, 1), ConvPass::Output, Tail::Clip),
+        (layer("depthwise large", 4, [192, 1, 1], 28, 3, 1, 1), ConvPass::Output, Tail::Clip),
+        (layer("depthwise large", 4, [576, 1, 1], 14, 3, 1, 1), ConvPass::Output, Tail::Clip),
+        (layer("mobilenet large", 4, [1, 144, 24], 56, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
+        (layer("mobilenet large", 4, [1, 192, 32], 28, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
+        (layer("mobilenet large", 4, [1, 576, 96], 14, 1, 1, 0), ConvPass::InputGradient, Tail::Norm),
         (depthwise("depthwise", 32, 48, 1), ConvPass::InputGradient, Tail::Norm),
         (depthwise("depthwise", 96, 48, 2), ConvPass::InputGradient, Tail::Norm),
         (depthwise("depthwise", 144, 24, 1), ConvPass::InputGradient, Tail::Norm),
@@ -133,6 +150,14 @@ fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
             let bias = b.load(1, Type::F32);
             let sum = b.add(result, bias);
             (b.binary(BinaryOp::Max, sum, zero), vec![channel])
+        }
+        Tail::Clip => {
+            let [mean, scale, shift] = [1, 2, 3].map(|slot| b.load(slot, Type::F32));
+            let moved = b.binary(BinaryOp::Sub, result, mean);
+            let scaled = b.mul(moved, scale);
+            let sum = b.add(scaled, shift);
+            let above = b.binary(BinaryOp::Max, sum, zero);
+            (b.binary(BinaryOp::Min, above, six), vec![channel.clone(), channel.clone(), channel])
         }
         Tail::Mask | Tail::Norm => {
             let mut other = b.load(1, Type::F32);
@@ -191,6 +216,7 @@ fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case 
     let with = match tail {
         Tail::Plain => "",
         Tail::Bias => " +bias",
+        Tail::Clip => " +clip",
         Tail::Mask => " +mask",
         Tail::Norm => " +norm",
     };

@@ -24,7 +24,7 @@ use memory::{Reach, width};
 use native::{Context, Group, Native};
 
 /// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
-/// read where callers have them ([`Size::There`]) carry the bit [`THERE`] and the number of the load instead.
+/// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load instead.
 type Place = u32;
 
 const THERE: Place = 1 << 31;
@@ -473,6 +473,8 @@ enum Size {
     Lanes,
     /// None: what is read lies side by side elsewhere, at this place.
     There(Place),
+    /// None: one value, read elsewhere, at this place.
+    Single(Place),
 }
 
 #[derive(Clone)]
@@ -761,6 +763,10 @@ impl<'a> Draft<'a> {
             Inst::Load(slot) => {
                 let load = &self.loads[usize::from(slot)];
                 let stored = Type::of(load.dtype);
+                // What each row has one of is read where it is used: often that is one place, in machine code.
+                if one && load.dtype == DType::F32 && ty == Type::F32 && section != Section::Once {
+                    return self.register(Size::Single(THERE | Place::from(slot)), section);
+                }
                 let there = match slot {
                     0 if self.plan.product => Some(PRODUCT),
                     _ => {
@@ -857,7 +863,7 @@ impl<'a> Draft<'a> {
         let (ty, stored) = (self.expr.ty(reg), Type::of(store.dtype));
         if ty != stored {
             a = self.push(section, Kind::Convert(ty, stored), one, stored, [a, 0, 0]);
-        } else if matches!(self.registers[a as usize].0, Size::There(_)) {
+        } else if matches!(self.registers[a as usize].0, Size::There(_) | Size::Single(_)) {
             a = self.push(section, Kind::Copy(ty), one, ty, [a, 0, 0]);
         }
         // A store makes nothing; its result register is never written.
@@ -1088,7 +1094,7 @@ impl<'a> Draft<'a> {
     fn fixed_bytes(&self) -> usize {
         let sizes = self.registers.iter().map(|(size, _)| match size {
             Size::One => 8,
-            Size::Tile(_) | Size::There(_) => 0,
+            Size::Tile(_) | Size::There(_) | Size::Single(_) => 0,
             Size::Chain => size_of::<Chain>(),
             Size::Lanes => LANES,
         });
@@ -1111,7 +1117,7 @@ impl<'a> Draft<'a> {
             .zip(&slots)
             .map(|((size, _), &slot)| {
                 let place = match size {
-                    Size::There(there) => return *there,
+                    Size::There(there) | Size::Single(there) => return *there,
                     Size::Tile(_) => tiles + slot * slot_bytes,
                     Size::One => {
                         fixed += 8;

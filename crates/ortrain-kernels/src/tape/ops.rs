@@ -546,8 +546,9 @@ pub(crate) unsafe fn splat(width: usize, a: *const u8, d: *mut u8, n: usize) {
     unsafe {
         match width {
             1 => values_mut::<u8>(d, n).fill(*a),
-            4 => values_mut::<u32>(d, n).fill(*a.cast::<u32>()),
-            _ => values_mut::<u64>(d, n).fill(*a.cast::<u64>()),
+            // It may lie where callers have it.
+            4 => values_mut::<u32>(d, n).fill(a.cast::<u32>().read_unaligned()),
+            _ => values_mut::<u64>(d, n).fill(a.cast::<u64>().read_unaligned()),
         }
     }
 }

@@ -9,8 +9,35 @@ const MAX_RANK: usize = 16;
 /// through in one even stride are merged. Each access merges on its own; what they share is the linear count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Walk {
-    dims: SmallVec<[usize; 4]>,
+    dims: SmallVec<[Dim; 4]>,
     strides: SmallVec<[isize; 4]>,
+}
+
+/// The size of an axis. Many short rows ask where they lie, and a processor takes longer to divide than for all the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Dim {
+    size: usize,
+    /// 2⁶⁴ divided by the size, rounded up.
+    inverse: u64,
+}
+
+impl Dim {
+    fn new(size: usize) -> Dim {
+        // Sizes are more than one; nobody divides by zero.
+        Dim { size, inverse: (u64::MAX / (size as u64).max(2)).wrapping_add(1) }
+    }
+
+    /// Quotient and remainder.
+    #[inline(always)]
+    fn divide(self, number: usize) -> (usize, usize) {
+        let quotient = if (number | self.size) >> 32 == 0 {
+            // Exact for numbers of 32 bits: the inverse is less than one part in 2⁶⁴ too large.
+            ((u128::from(self.inverse) * number as u128) >> 64) as usize
+        } else {
+            number / self.size
+        };
+        (quotient, number - quotient * self.size)
+    }
 }
 
 impl Walk {
@@ -23,11 +50,11 @@ impl Walk {
             }
             match (walk.dims.last_mut(), walk.strides.last_mut()) {
                 (Some(outer), Some(step)) if Some(*step) == stride.checked_mul(dim as isize) => {
-                    *outer *= dim;
+                    *outer = Dim::new(outer.size * dim);
                     *step = stride;
                 }
                 _ => {
-                    walk.dims.push(dim);
+                    walk.dims.push(Dim::new(dim));
                     walk.strides.push(stride);
                 }
             }
@@ -47,7 +74,7 @@ impl Walk {
     pub(crate) fn piece(&self) -> Option<usize> {
         match (self.dims.as_slice(), self.strides.as_slice()) {
             ([_], [1]) => Some(usize::MAX),
-            ([.., piece], [.., 1]) => Some(*piece),
+            ([.., piece], [.., 1]) => Some(piece.size),
             _ => None,
         }
     }
@@ -56,7 +83,7 @@ impl Walk {
     #[inline(always)]
     pub(crate) fn period(&self) -> Option<usize> {
         match (self.dims.as_slice(), self.strides.as_slice()) {
-            ([_, period], [0, _]) => Some(*period),
+            ([_, period], [0, _]) => Some(period.size),
             _ => None,
         }
     }
@@ -69,11 +96,13 @@ impl Walk {
             1 => linear as isize * self.strides[0],
             _ => {
                 let mut offset = 0;
-                for (&dim, &stride) in self.dims.iter().zip(&self.strides).rev() {
-                    offset += (linear % dim) as isize * stride;
-                    linear /= dim;
+                for (dim, &stride) in self.dims[1..].iter().zip(&self.strides[1..]).rev() {
+                    let (outer, index) = dim.divide(linear);
+                    offset += index as isize * stride;
+                    linear = outer;
                 }
-                offset
+                // Nothing lies outside of the first axis.
+                offset + linear as isize * self.strides[0]
             }
         }
     }
@@ -91,10 +120,11 @@ impl Walk {
             f(0, start as isize * stride, n, stride);
             return;
         }
-        let (dim, stride) = (self.dims[rank - 1], self.strides[rank - 1]);
+        let (last, stride) = (self.dims[rank - 1], self.strides[rank - 1]);
+        let dim = last.size;
         if rank == 2 {
             // Planes of small images are many short pieces.
-            let (mut row, mut column) = if start == 0 { (0, 0) } else { (start / dim, start % dim) };
+            let (mut row, mut column) = last.divide(start);
             let mut position = 0;
             while position < n {
                 let len = (dim - column).min(n - position);
@@ -108,8 +138,7 @@ impl Walk {
         let mut rest = start;
         let mut offset = 0;
         for k in (0..rank).rev() {
-            index[k] = rest % self.dims[k];
-            rest /= self.dims[k];
+            (rest, index[k]) = self.dims[k].divide(rest);
             offset += index[k] as isize * self.strides[k];
         }
         let mut position = 0;
@@ -126,10 +155,10 @@ impl Walk {
             for k in (0..rank - 1).rev() {
                 index[k] += 1;
                 offset += self.strides[k];
-                if index[k] < self.dims[k] {
+                if index[k] < self.dims[k].size {
                     break;
                 }
-                offset -= self.strides[k] * self.dims[k] as isize;
+                offset -= self.strides[k] * self.dims[k].size as isize;
                 index[k] = 0;
             }
         }
@@ -139,6 +168,18 @@ impl Walk {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dims_divide_as_the_processor_does() {
+        let edges = |size: usize| [0, 1, size - 1, size, size + 1, 7 * size - 1, 7 * size];
+        let ends = [u32::MAX as usize - 1, u32::MAX as usize, 1 << 32, (1 << 40) + 17];
+        for size in (2..70).chain([192, 1000, 12544, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 33]) {
+            let near = ends.into_iter().map(|end| end / size * size).flat_map(|end| [end, end.max(1) - 1]);
+            for number in edges(size).into_iter().chain(ends).chain(near) {
+                assert_eq!(Dim::new(size).divide(number), (number / size, number % size), "{number} by {size}");
+            }
+        }
+    }
 
     #[test]
     fn neighbours_merge() {

@@ -153,6 +153,7 @@ impl Making<'_> {
                     if there == PRODUCT { Pointer::Product } else { Pointer::Load((there & !THERE) as u16) };
                 Lane::There(self.pointer(pointer))
             }
+            Size::Single(there) => Lane::Single(self.pointer(Pointer::Load((there & !THERE) as u16))),
             Size::One => match self.context.constants.get(&place) {
                 Some(&bits) => Lane::Constant(bits as u32),
                 None => {

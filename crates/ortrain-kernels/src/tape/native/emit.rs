@@ -235,7 +235,7 @@ impl<'a> Order<'a> {
     /// Whether a value stays where it is until it is used.
     fn stays(&self, value: Value) -> bool {
         match self.lane(value) {
-            Lane::Constant(_) | Lane::One(_) | Lane::Sum(..) => true,
+            Lane::Constant(_) | Lane::One(_) | Lane::Single(_) | Lane::Sum(..) => true,
             Lane::Tile(_) => self.count(value) == 1,
             _ => false,
         }
@@ -268,7 +268,7 @@ impl<'a> Order<'a> {
     /// How many pointers to callers' memory there are.
     fn pointers(&self) -> usize {
         let of_lanes = self.values.iter().filter_map(|&value| match self.lane(value) {
-            Lane::There(pointer) => Some(pointer),
+            Lane::There(pointer) | Lane::Single(pointer) => Some(pointer),
             _ => None,
         });
         let of_effects = self.lanes.effects.iter().filter_map(|effect| match *effect {
@@ -358,6 +358,9 @@ impl<'a> Plan<'a> {
             Lane::One(place) => {
                 Rm::Memory { base: FRAME, scale: None, displacement: (self.place)(place) as i32 }
             }
+            Lane::Single(pointer) => {
+                Rm::Memory { base: pointer_register(asm, pointer), scale: None, displacement: 0 }
+            }
             other => unreachable!("{other:?} changes along the tile"),
         }
     }
@@ -373,9 +376,17 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// A register that holds a pointer to callers' memory, until the next one is asked for.
+fn pointer_register(asm: &mut Assembler, pointer: u8) -> Gpr {
+    HELD.get(usize::from(pointer)).copied().unwrap_or_else(|| {
+        asm.load(SPARE, TABLE, 8 * i32::from(pointer));
+        SPARE
+    })
+}
+
 /// Whether a value is the same for all indices.
 fn is_single(lane: Lane) -> bool {
-    matches!(lane, Lane::Constant(_) | Lane::One(_))
+    matches!(lane, Lane::Constant(_) | Lane::One(_) | Lane::Single(_))
 }
 
 /// Code for some vectors side by side.
@@ -626,11 +637,7 @@ impl<'a> Body<'a> {
 
     /// The memory of a pointer at this vector's indices.
     fn there(&self, asm: &mut Assembler, pointer: u8) -> Rm {
-        let base = HELD.get(usize::from(pointer)).copied().unwrap_or_else(|| {
-            asm.load(SPARE, TABLE, 8 * i32::from(pointer));
-            SPARE
-        });
-        self.memory(base, 0, 2)
+        self.memory(pointer_register(asm, pointer), 0, 2)
     }
 
     /// The register of a value; one that stays elsewhere is brought into a new one, which comes second.
@@ -713,7 +720,7 @@ impl<'a> Body<'a> {
         let wide = self.plan.wide;
         let plain = Extra::default();
         let register = match lane {
-            Lane::Constant(_) | Lane::One(_) | Lane::Sum(..) => unreachable!("it stays"),
+            Lane::Constant(_) | Lane::One(_) | Lane::Single(_) | Lane::Sum(..) => unreachable!("it stays"),
             Lane::Tile(place) => {
                 let register = self.allocate(asm)?;
                 asm.vector(LOAD, register, 0, self.in_frame(place, 2), plain);

@@ -24,6 +24,8 @@ pub(super) enum Lane {
     Truths(Place),
     /// What lies side by side where callers have it: the number of its pointer.
     There(u8),
+    /// What callers have there, in every lane.
+    Single(u8),
     /// What a fold has come to: its number, and which of its two sets of sums.
     Sum(u8, Set),
     Two(Two, Value, Value),
@@ -126,6 +128,7 @@ impl Lane {
             | Lane::Tile(_)
             | Lane::Truths(_)
             | Lane::There(_)
+            | Lane::Single(_)
             | Lane::Sum(..) => [None; 3],
             Lane::Root(a) | Lane::Floor(a) | Lane::Float(a) | Lane::Left(a, _) | Lane::Right(a, _) => {
                 [Some(a), None, None]
