@@ -235,7 +235,7 @@ impl NestKernel {
 /// what is the same all along, a channel's scale, is one value instead of a tile.
 fn rows_of_map(nest: &Nest) -> Option<usize> {
     /// Shorter rows cost more in calls than they save.
-    const LONG: usize = 192;
+    const LONG: usize = 96;
     if nest.inner > 0 {
         return None;
     }

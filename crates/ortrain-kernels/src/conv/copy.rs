@@ -4,9 +4,9 @@ use std::any::TypeId;
 
 use ortrain_expr::DType;
 
-use super::patches::{Patches, SLACK, Segment};
+use super::patches::{Band, Patches, Run, SLACK, Segment};
 use crate::gemm::micro::Real;
-use crate::isa::{Isa, Level, Work};
+use crate::isa::{Isa, Level, Work, prefetch};
 use crate::tape::number::{Brain, Half, Number, Stored};
 
 /// Elements that are copied at once.
@@ -70,15 +70,89 @@ unsafe fn gather<S: Stored>(from: *const S, step: usize, count: usize, to: *mut 
     }
 }
 
+/// Copies a band of at least [`NARROW`] columns.
+///
+/// # Safety
+/// Its elements are valid for reads, those of the strip for writes.
+#[inline(always)]
+unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed) {
+    let &Band { rows, count, .. } = band;
+    let whole = count - count % WIDE;
+    for row in 0..rows {
+        let from = from.wrapping_add(band.from + row * band.from_step);
+        let to = to.wrapping_add(band.to + row * band.to_step);
+        macro_rules! vector {
+            ($v:ident, $i:expr) => {{
+                let i = $i;
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let line = from.add(i).cast::<[S; $v]>().read_unaligned().map(S::decode);
+                    to.add(i).cast::<[S::Computed; $v]>().write_unaligned(line);
+                }
+            }};
+        }
+        for i in (0..whole).step_by(WIDE) {
+            vector!(WIDE, i);
+        }
+        // The last vectors may overlap those before.
+        if count - whole > NARROW {
+            vector!(NARROW, whole);
+        }
+        if count > whole {
+            vector!(NARROW, count - NARROW);
+        }
+    }
+}
+
+/// Parts the even and the odd elements of a row.
+///
+/// # Safety
+/// As [`copy_band`].
+#[inline(always)]
+unsafe fn part<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to: *mut S::Computed) {
+    let [(even, evens), (odd, odds)] = pair;
+    let from = from.wrapping_add(evens.first);
+    let (even, odd) = (to.wrapping_add(*even), to.wrapping_add(*odd));
+    let both = evens.count.min(odds.count);
+    let whole = both - both % NARROW;
+    // SAFETY: the caller's contract.
+    unsafe {
+        for i in (0..whole).step_by(NARROW) {
+            let line = from.add(2 * i).cast::<[S; 2 * NARROW]>().read_unaligned();
+            let parted = |place: usize| std::array::from_fn(|k| line[2 * k + place].decode());
+            even.add(i).cast::<[S::Computed; NARROW]>().write_unaligned(parted(0));
+            odd.add(i).cast::<[S::Computed; NARROW]>().write_unaligned(parted(1));
+        }
+        for i in whole..evens.count {
+            even.add(i).write_unaligned(from.add(2 * i).read_unaligned().decode());
+        }
+        for i in whole..odds.count {
+            odd.add(i).write_unaligned(from.add(2 * i + 1).read_unaligned().decode());
+        }
+    }
+}
+
 impl<S: Stored> Work for Fill<'_, S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
         let Fill { patches, positions: (begin, end), from, channels, to } = self;
+        let band = patches.band(begin, end).filter(|band| band.count >= NARROW);
+        let pair = patches.pair();
         for c in 0..channels {
             let from = from.wrapping_add(c * patches.plane);
             let to = to.wrapping_add(c * patches.strip.elements);
+            if let Some(band) = band {
+                // SAFETY: as below.
+                unsafe { copy_band(&band, from, to) };
+                continue;
+            }
             patches.strip_rows(begin, end, |at, row| {
+                if let Some(pair) = pair {
+                    // SAFETY: as below.
+                    unsafe { part(&pair, from.wrapping_add(row), to.wrapping_add(at)) };
+                    return;
+                }
                 patches.row_runs(begin, end, |offset, run| {
                     let to = to.wrapping_add(at + offset + run.zeros);
                     // SAFETY: the strip has room for its rows; runs lie inside the tensor's.
@@ -203,6 +277,10 @@ impl<T: Real> Rows<'_, T> {
                 if EXACT {
                     std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), len * T::BYTES);
                 } else if len > NARROW {
+                    // The next channel's row lies on another page: the processor does not see it coming.
+                    if self.taps.len() == 1 {
+                        prefetch(from.wrapping_add(self.channel));
+                    }
                     for i in (0..len).step_by(WIDE) {
                         let line = from.add(i).cast::<[T; WIDE]>().read_unaligned();
                         to.add(i).cast::<[T; WIDE]>().write_unaligned(line);

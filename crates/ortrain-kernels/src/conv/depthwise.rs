@@ -15,6 +15,7 @@ use super::finish::{Finish, Rect};
 use super::interleave::{Strands, Weave};
 use super::patches::Patches;
 use super::product::PLENTY;
+use super::three::{self, Grid, NINE, Three};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work};
@@ -24,9 +25,9 @@ use crate::views::{Bases, RunScalars, Scratch};
 
 /// Output channels of a group up to which this is the better way.
 const MOST: usize = 4;
-/// Positions of a block, and elements of a block of some planes.
+/// Positions of a block, and elements of a block of some planes: beside their strips in the first-level cache.
 const POSITIONS: usize = 16 << 10;
-const BLOCK: usize = 16 << 10;
+const BLOCK: usize = 4 << 10;
 /// Elements that a task is made of at least.
 const GRAIN: usize = 16 << 10;
 
@@ -58,6 +59,8 @@ pub(super) struct Depthwise<T> {
     parts: Cut,
     planes: usize,
     single: bool,
+    /// A quicker way, if windows are of three by three and move by one place.
+    three: Option<(Three, Grid)>,
     layout: Layout,
     real: PhantomData<fn() -> T>,
 }
@@ -101,6 +104,9 @@ impl<T: Real> Depthwise<T> {
         let count = patches.phases.len();
         let spread = patches.rows.spread * patches.cols.spread;
         let single = count == 1 && spread == 1;
+        let grid =
+            (single && sources == 1).then(|| Grid::new(&patches.phases[0].offsets, patches.strip.row_step));
+        let three = Three::new::<T>(isa).zip(grid.flatten());
         let copies = if single { 1 } else { count + spread };
         let elements = patches.strip.elements as isize;
         let phases = patches.phases.iter().map(|phase| {
@@ -137,6 +143,7 @@ impl<T: Real> Depthwise<T> {
             parts,
             planes,
             single,
+            three,
             layout,
             real: PhantomData,
         })
@@ -189,6 +196,16 @@ impl<T: Real> Depthwise<T> {
                         (weights, from, block.wrapping_add((phase * count + i) * step))
                     };
                     let step = patches.strip.row_step;
+                    if let Some((three, grid)) = &self.three {
+                        for i in 0..count {
+                            let (weights, from, to) = plane(i);
+                            let weights = weights.cast::<f32>();
+                            let weights = grid.taps.map(|tap| weights.add(taps[tap].0).read());
+                            let from = from.cast::<f32>().wrapping_offset(grid.offset);
+                            (three.correlate)(&weights, from, step, (rows, cols), to.cast());
+                        }
+                        continue;
+                    }
                     self.isa.run(Correlate { taps, plane: &plane, count, step, rows, cols });
                 }
                 if straight {
@@ -371,7 +388,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
 }
 
 /// Chains of a sum.
-const LANES: usize = 8;
+const LANES: usize = three::LANES;
 /// Channels whose results are finished together.
 const FILTERS: usize = 64;
 
@@ -389,6 +406,8 @@ pub(super) struct DepthwiseFilter<T> {
     parts: Cut,
     /// Whether the output's gradient is read where it lies.
     in_place: bool,
+    /// A quicker way, for nine taps and a gradient that is read in place.
+    nine: Option<Three>,
     layout: Layout,
     real: PhantomData<fn() -> T>,
 }
@@ -409,12 +428,16 @@ impl<T: Real> DepthwiseFilter<T> {
         let parts = Cut::new(groups, 1, (all / GRAIN).clamp(1, PLENTY));
         let cols = if blocks.split() { blocks.most } else { patches.cols.count };
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        let in_place = cols.is_multiple_of(LANES) && !blocks.split() && desc.a == real;
+        let nine = Three::new::<T>(isa).filter(|_| {
+            desc.a == real && patches.phases.first().is_some_and(|phase| phase.taps.len() == NINE)
+        });
+        let in_place = nine.is_some() || cols.is_multiple_of(LANES) && !blocks.split() && desc.a == real;
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
         layout.strips = layout.room::<T>(patches.strip.elements);
         layout.block = layout.room::<T>(blocks.most / cols * cols.next_multiple_of(LANES));
-        layout.weights = layout.room::<T>(many * taps * LANES);
-        layout.line = layout.room::<T>(FILTERS.min(parts.most()) * many * taps);
+        let filters = FILTERS.min(parts.most()) * many * taps;
+        layout.weights = layout.room::<T>(filters * LANES);
+        layout.line = layout.room::<T>(filters);
         Some(DepthwiseFilter {
             finish: Arc::clone(finish),
             isa,
@@ -426,6 +449,7 @@ impl<T: Real> DepthwiseFilter<T> {
             blocks,
             parts,
             in_place,
+            nine,
             layout,
             real: PhantomData,
         })
@@ -450,10 +474,18 @@ impl<T: Real> DepthwiseFilter<T> {
                 (0..count * many * taps).for_each(|i| line.add(i).write(T::ZERO));
                 if let Some(phase) = phase {
                     let alive = phase.taps.len();
+                    let sums = at(layout.weights).cast::<[T; LANES]>();
+                    (0..count * many * alive).for_each(|i| sums.add(i).write([T::ZERO; LANES]));
+                    scratch.add(layout.strips).write_bytes(0, self.patches.strip.elements * T::BYTES);
+                    // In the order of memory.
+                    for image in 0..self.patches.batch {
+                        for i in 0..count {
+                            let sums = sums.add(i * many * alive);
+                            self.sum(bases, (image, first + i), &phase.offsets, scratch, sums);
+                        }
+                    }
                     for i in 0..count {
-                        let sums = at(layout.weights).cast::<[T; LANES]>();
-                        (0..many * alive).for_each(|i| sums.add(i).write([T::ZERO; LANES]));
-                        self.sum(bases, first + i, &phase.offsets, scratch, sums);
+                        let sums = sums.add(i * many * alive);
                         for m in 0..many {
                             for (tap, &to) in phase.taps.iter().enumerate() {
                                 let mut lanes = sums.add(m * alive + tap).read();
@@ -476,11 +508,11 @@ impl<T: Real> DepthwiseFilter<T> {
         }
     }
 
-    /// Adds the products of a group, in all images.
+    /// Adds the products of an image's group.
     unsafe fn sum(
         &self,
         bases: &[*mut u8],
-        group: usize,
+        (image, group): (usize, usize),
         offsets: &[isize],
         scratch: *mut u8,
         sums: *mut [T; LANES],
@@ -490,42 +522,48 @@ impl<T: Real> DepthwiseFilter<T> {
         // SAFETY: the layout made by `new`, and the caller's contract.
         unsafe {
             let at = |place: usize| scratch.add(place).cast::<T>();
-            for image in 0..patches.batch {
-                for block in 0..self.blocks.count {
-                    let (begin, end) = self.blocks.block(block);
-                    let split = self.blocks.split();
-                    let cols = if split { end - begin } else { patches.cols.count };
-                    let rows = (end - begin) / cols;
-                    let from = group * patches.plane * self.dtypes[1].size();
-                    let from = bases[1].wrapping_add(from).cast_const();
-                    let positions = (image * plane + begin, image * plane + end);
-                    if image == 0 || self.blocks.count > 1 {
-                        scratch.add(layout.strips).write_bytes(0, patches.strip.elements * T::BYTES);
+            for block in 0..self.blocks.count {
+                let (begin, end) = self.blocks.block(block);
+                let split = self.blocks.split();
+                let cols = if split { end - begin } else { patches.cols.count };
+                let rows = (end - begin) / cols;
+                let from = group * patches.plane * self.dtypes[1].size();
+                let from = bases[1].wrapping_add(from).cast_const();
+                let positions = (image * plane + begin, image * plane + end);
+                if self.blocks.count > 1 {
+                    scratch.add(layout.strips).write_bytes(0, patches.strip.elements * T::BYTES);
+                }
+                fill(self.isa, self.dtypes[1], patches, positions, from, 1, at(layout.strips));
+                for m in 0..self.many {
+                    let channel = (image * self.groups + group) * self.many + m;
+                    let from = (channel * plane + begin) * self.dtypes[0].size();
+                    let from = bases[0].wrapping_add(from).cast_const();
+                    let sums = sums.add(m * offsets.len());
+                    if let Some(nine) = &self.nine {
+                        let strip = at(layout.strips).cast_const().cast::<f32>();
+                        let see = std::array::from_fn(|tap| strip.wrapping_offset(offsets[tap]));
+                        let sums = &mut *sums.cast::<[[f32; LANES]; NINE]>();
+                        (nine.dots)(&see, patches.strip.row_step, from.cast(), (rows, cols), sums);
+                        continue;
                     }
-                    fill(self.isa, self.dtypes[1], patches, positions, from, 1, at(layout.strips));
-                    for m in 0..self.many {
-                        let channel = (image * self.groups + group) * self.many + m;
-                        let from = (channel * plane + begin) * self.dtypes[0].size();
-                        let from = bases[0].wrapping_add(from).cast_const();
-                        let pitch = cols.next_multiple_of(LANES);
-                        let scale = if self.in_place {
-                            from.cast::<T>()
-                        } else {
-                            let to = at(layout.block);
-                            lines(self.isa, self.dtypes[0], from, (cols, 0), rows, (0, cols), to, pitch);
-                            to.cast_const()
-                        };
-                        self.isa.run(Dots {
-                            offsets,
-                            from: at(layout.strips),
-                            step: patches.strip.row_step,
-                            scale,
-                            pitch,
-                            rows,
-                            cols,
-                            sums: sums.add(m * offsets.len()),
-                        });
-                    }
+                    let pitch = cols.next_multiple_of(LANES);
+                    let scale = if self.in_place {
+                        from.cast::<T>()
+                    } else {
+                        let to = at(layout.block);
+                        lines(self.isa, self.dtypes[0], from, (cols, 0), rows, (0, cols), to, pitch);
+                        to.cast_const()
+                    };
+                    self.isa.run(Dots {
+                        offsets,
+                        from: at(layout.strips),
+                        step: patches.strip.row_step,
+                        scale,
+                        pitch,
+                        rows,
+                        cols,
+                        sums,
+                    });
                 }
             }
         }

@@ -231,6 +231,12 @@ impl Direct {
                 for (chunk, lines) in self.rows.iter().enumerate() {
                     let (low, high) = self.terms(lines, top, bottom);
                     for tile in 0..self.m.div_ceil(tiles.rows) {
+                        if chunk + 1 == self.rows.len() {
+                            let channel = tile * tiles.rows;
+                            let channels = (channel, tiles.rows.min(self.m - channel));
+                            let rect = Rect { image, channels, places: (begin + places[0], 1) };
+                            self.finish.expect(bases, rect);
+                        }
                         tiles.run[count - 1](
                             high - low,
                             self.offsets.as_ptr().add(low),

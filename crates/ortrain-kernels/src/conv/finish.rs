@@ -1,17 +1,17 @@
 //! From finished blocks of the result to what the epilogue stores.
 
-use ortrain_expr::{ConvPass, DType, Inst, OutOfRange, Type};
+use ortrain_expr::{Access, ConvPass, DType, Inst, OutOfRange, Type};
 
 use super::ConvDesc;
 use super::copy::lines;
 use crate::gemm::micro::Real;
-use crate::isa::Isa;
+use crate::isa::{Isa, prefetch_early};
 use crate::tape::{ALIGN, Drive, Failure, Plan, Site, Tape};
 use crate::views::{Parts, RunScalars};
 
 /// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
 /// then. Shorter ones go together, several channels at a time.
-const LONG: usize = 192;
+const LONG: usize = 96;
 
 /// The result as rows: `images × channels` planes of `plane` adjacent elements.
 #[derive(Debug)]
@@ -27,6 +27,9 @@ pub(super) struct Finish {
     pub(super) channels: usize,
     /// Elements of a plane (of a row).
     pub(super) plane: usize,
+    /// What the tape loads and stores in the order of the result: the buffer, counted from A on, where it starts there, and
+    /// the bytes of an element.
+    beside: Vec<(usize, isize, usize)>,
     /// Where the result starts in the only store, if it goes there as it is.
     direct: Option<isize>,
     store: usize,
@@ -68,23 +71,28 @@ impl Finish {
         let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
         let plan = Plan { nest, drive: Drive::Map, outside, along, product: true };
         let tape = Tape::new(&plan, isa)?;
+        let row_major = |access: &Access| {
+            let mut step = 1;
+            dims.iter().zip(&access.strides).rev().all(|(&dim, &stride)| {
+                let fits = dim == 1 || stride == step;
+                step *= dim as isize;
+                fits
+            })
+        };
+        let accesses = nest.loads[1..].iter().chain(&nest.stores).enumerate();
+        let beside = accesses.filter(|(_, access)| row_major(access));
+        let beside = beside.map(|(i, access)| (2 + i, access.offset as isize, access.dtype.size())).collect();
         let mut direct = None;
         if let ([store], [_]) = (nest.stores.as_slice(), nest.loads.as_slice()) {
             let (inst, ty) = nest.expr.insts()[usize::from(nest.expr.outputs()[0].0)];
             let plain = inst == Inst::Load(0) && ty == Type::of(real) && store.dtype == real;
-            let mut step = 1;
-            let mut row_major = true;
-            for (&dim, &stride) in dims.iter().zip(&store.strides).rev() {
-                row_major &= dim == 1 || stride == step;
-                step *= dim as isize;
-            }
-            if plain && row_major && !nest.expr.can_fail() {
+            if plain && row_major(store) && !nest.expr.can_fail() {
                 direct = Some(store.offset as isize);
             }
         }
         let line = if long || direct.is_some() { 0 } else { tape.tile.max(LONG) * T::BYTES };
         let frame = tape.frame + line.next_multiple_of(ALIGN);
-        Ok(Finish { tape, frame, long, real, channels, plane, direct, store: 1 + nest.loads.len() })
+        Ok(Finish { tape, frame, long, real, channels, plane, beside, direct, store: 1 + nest.loads.len() })
     }
 
     /// Whether the result is stored as it is, so that blocks are not needed.
@@ -115,6 +123,17 @@ impl Finish {
 
     fn linear(&self, image: usize, channel: usize, place: usize) -> usize {
         (image * self.channels + channel) * self.plane + place
+    }
+
+    /// Asks for the start of each channel's part of a rectangle, up to a cache line, which will soon be run: where
+    /// planes are large every row of a block lies on a page of its own, and the processor would not see it coming.
+    #[inline]
+    pub(super) fn expect(&self, bases: &[*mut u8], rect: Rect) {
+        let first = self.linear(rect.image, rect.channels.0, rect.places.0);
+        for &(buffer, offset, size) in &self.beside {
+            let at = bases[buffer].wrapping_offset((offset + first as isize) * size as isize);
+            (0..rect.channels.1).for_each(|c| prefetch_early(at.wrapping_add(c * self.plane * size)));
+        }
     }
 
     /// Before the first task of a run.

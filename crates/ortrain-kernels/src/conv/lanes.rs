@@ -6,12 +6,13 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange};
+use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange, SlidingAxis};
 
 use super::copy::{lines, total, turn};
 use super::cut::Cut;
 use super::finish::{Finish, Rect};
 use super::product::{GRAIN, PLENTY};
+use super::three::Three;
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work};
@@ -23,6 +24,8 @@ use crate::views::{Bases, RunScalars, Scratch};
 const LANES: usize = 32;
 /// Places of a plane up to which this is the better way: if windows move by one place, and if they move by more.
 const PLACES: [usize; 2] = [256, 2400];
+/// The same, where there are kernels of another way for the windows.
+const PLACES_OF_THREE: usize = 100;
 /// Products of a plane that are worth listing.
 const PRODUCTS: usize = 1 << 14;
 /// Channels from which on lanes are filled well enough.
@@ -94,7 +97,11 @@ impl<T: Real> Lanes<T> {
         let places = dims.each_ref().map(|dims| dims[2..].iter().product::<usize>());
         let depthwise = shape.channels_in == 1 && shape.channels_out == 1 && shape.groups >= CHANNELS;
         let moves = usize::from(shape.axes.iter().any(|axis| axis.stride > 1));
-        if !depthwise || places.iter().any(|&count| count > PLACES[moves]) {
+        let by_three = |axis: &SlidingAxis| axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
+        let three =
+            shape.axes.len() == 2 && shape.axes.iter().all(by_three) && Three::new::<T>(isa).is_some();
+        let most = if three { PLACES_OF_THREE } else { PLACES[moves] };
+        if !depthwise || places.iter().any(|&count| count > most) {
             return None;
         }
         // From (input, filter, output) to (result, A, B).

@@ -15,6 +15,7 @@ mod interleave;
 mod lanes;
 mod patches;
 mod product;
+mod three;
 mod tiles;
 mod winograd;
 

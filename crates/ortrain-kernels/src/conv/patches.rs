@@ -133,6 +133,18 @@ pub(super) struct Run {
     pub(super) first: usize,
 }
 
+/// Rows of a strip that are one run each, as far from each other in the strip as in the channel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Band {
+    pub(super) rows: usize,
+    pub(super) count: usize,
+    /// Where the first run starts in the strip and in a channel, and the steps from row to row.
+    pub(super) to: usize,
+    pub(super) to_step: usize,
+    pub(super) from: usize,
+    pub(super) from_step: usize,
+}
+
 /// Adjacent elements that go together into one row of a product: `len` elements, `from` where a channel's and a tap's
 /// offset say, `to` where the row's says.
 #[derive(Clone, Copy, Debug)]
@@ -491,6 +503,39 @@ impl Patches {
                 base += if outer.len() == 1 { (piece.rows + row.span) * row_step } else { plane };
             }
         });
+    }
+
+    /// What [`Patches::strip_rows`] and [`Patches::row_runs`] come to, if that is a band: of one image, whose columns are
+    /// seen one after the other.
+    pub(super) fn band(&self, begin: usize, end: usize) -> Option<Band> {
+        let (wide, high) = (self.cols.count, self.rows.count);
+        let Strip { split, ref row, row_step, ref runs, .. } = self.strip;
+        let ([run], &[remainder]) = (runs.as_slice(), row.remainders.as_slice()) else { return None };
+        let (first, last) = (begin / wide, (end - 1) / wide);
+        if split || !self.outer.is_empty() || self.cols.step != 1 || first / high != last / high {
+            return None;
+        }
+        let step = self.rows.step;
+        let y = ((first % high) as isize + row.low) * step as isize + remainder as isize;
+        let above = if y < 0 { y.unsigned_abs().div_ceil(step) } else { 0 };
+        let y = (y + (above * step) as isize) as usize;
+        let inside = self.rows.source.saturating_sub(y).div_ceil(step);
+        Some(Band {
+            rows: inside.min((last - first + 1 + row.span).saturating_sub(above)),
+            count: run.count,
+            to: above * row_step + run.zeros,
+            to_step: row_step,
+            from: first / high * self.image + y * self.cols.source + run.first,
+            from_step: step * self.cols.source,
+        })
+    }
+
+    /// The runs of rows whose columns are seen two apart, if one is of the even ones, the other of the odd ones next to
+    /// them: where each starts in a row of the strip, and the elements of both.
+    pub(super) fn pair(&self) -> Option<[(usize, Run); 2]> {
+        let &[even, odd] = self.strip.runs.as_slice() else { return None };
+        let next = self.cols.step == 2 && odd.first == even.first + 1;
+        next.then_some([(even.zeros, even), (self.strip.col_phase + odd.zeros, odd)])
     }
 
     /// The outer element under a tap at an outer position.

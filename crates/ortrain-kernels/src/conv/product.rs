@@ -46,6 +46,12 @@ pub(super) const PLENTY: usize = 16;
 /// Bytes up to which packed weights, or packed windows, are shared by all tasks.
 const SHARED_WEIGHTS: usize = 4 << 20;
 const SHARED_WINDOWS: usize = 8 << 20;
+/// Bytes of windows, and panels of rows of a task, with which many columns go together: all rows of a task go through
+/// all windows, which should come from the second-level cache.
+const NEAR_WINDOWS: usize = 512 << 10;
+const MANY_PANELS: usize = 4;
+/// Columns that are packed as one task, at least.
+const PACKED: usize = 128;
 
 /// How the filter's elements are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +178,8 @@ impl<T: Real> Product<T> {
         let wanted = (work / GRAIN).clamp(1, PLENTY);
         let copies = if single { 1 } else { phases + spread };
         let windows = micro.packed(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
-        let few = n <= PLENTY * nr && (single || patches.cols.count <= COLUMNS);
+        let near = single && windows <= NEAR_WINDOWS && m >= MANY_PANELS * mr * wanted;
+        let few = near || n <= PLENTY * nr && (single || patches.cols.count <= COLUMNS);
         let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= SHARED_WINDOWS;
         let (rows, blocks);
         if shared {
@@ -522,6 +529,9 @@ impl<T: Real> Product<T> {
                 let there = nr.min(end - col);
                 let (image, place) = (col / plane.max(1), col % plane.max(1));
                 let whole = there == nr && place + nr <= plane;
+                let last = self.steps.last().and_then(|steps| steps.last());
+                let finishes =
+                    self.single && !self.direct && last.is_some_and(|last| std::ptr::eq(last, step));
                 for (i, row) in (row..row_end).step_by(height).enumerate() {
                     let count = height.min(row_end - row);
                     let a = Factor { at: weights.at.wrapping_offset(i as isize * next), ..weights };
@@ -529,6 +539,10 @@ impl<T: Real> Product<T> {
                         let c = Target { at, row: row as isize };
                         micro.multiply(isa, (count, there), depth, a, b, c, add);
                     };
+                    if finishes {
+                        let channels = (group * self.m + row, count);
+                        self.finish.expect(bases, Rect { image, channels, places: (place, there) });
+                    }
                     if !self.direct {
                         let block = block.add(step.phase * self.layout.phase);
                         multiply(block.add(i * height * pitch + p * nr), pitch, !step.first);
@@ -601,17 +615,21 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
         // SAFETY: the layout made by `new`; tasks have blocks of their own.
         unsafe { self.finish.open(parts) };
         if self.shared {
-            let positions = self.blocks.block(0);
-            pool.run(self.steps.len(), parts.workers, &|task, worker| {
+            let (begin, end) = self.blocks.block(0);
+            let nr = self.micro.nr;
+            let cut = Cut::at_most(end - begin, nr, PACKED);
+            pool.run(self.steps.len() * cut.parts, parts.workers, &|task, worker| {
                 let a = { bases }.0[0].cast_const();
                 let scratch = parts.of(worker);
-                // SAFETY: as above.
+                let (steps, positions) = (&self.steps[task / cut.parts], cut.part(task % cut.parts));
+                // SAFETY: as above; parts are whole panels.
                 unsafe {
                     let strips = scratch.add(self.layout.strips).cast::<T>();
                     self.clear(strips);
-                    self.fill(a, 0, &self.steps[task][0], positions, strips);
-                    for step in &self.steps[task] {
-                        let to = parts.shared().cast::<T>().add(step.panels);
+                    self.fill(a, 0, &steps[0], positions, strips);
+                    for step in steps {
+                        let panels = positions.0 / nr * panel(&self.micro, step.depth());
+                        let to = parts.shared().cast::<T>().add(step.panels + panels);
                         self.pack_windows(a, 0, step, positions, scratch, to);
                     }
                 }

@@ -200,6 +200,19 @@ pub(crate) fn prefetch<T>(at: *const T) {
     let _ = at;
 }
 
+/// The same for the second-level cache, of what will be read after other things.
+#[inline(always)]
+pub(crate) fn prefetch_early<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Work whose body is compiled for each level. `work` must be `#[inline(always)]`.
 pub(crate) trait Work {
     type Out;

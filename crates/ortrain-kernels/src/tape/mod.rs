@@ -266,15 +266,45 @@ impl Site<'_> {
     /// `frame` has the tape's size and alignment and belongs to this worker alone; `bases` are those of
     /// [`crate::NestKernel::run`], with its contract; the indices lie in the space and `n` is at most the tape's tile;
     /// operations that these need have run.
-    pub(crate) unsafe fn run(&self, list: &[Op], outside: usize, start: usize, n: usize) {
+    #[inline]
+    pub(crate) unsafe fn run(&self, mut list: &[Op], outside: usize, start: usize, n: usize) {
+        // Rows may be short, and many are one function.
+        while let [op, rest @ ..] = list {
+            let Kind::Native(k) = op.kind else {
+                // SAFETY: the caller's contract.
+                unsafe { self.interpret(list, outside, start, n) };
+                return;
+            };
+            // SAFETY: as above.
+            unsafe { self.native(k, op.one, outside, start, n) };
+            list = rest;
+        }
+    }
+
+    /// Runs a function. It finds its operands by itself.
+    ///
+    /// # Safety
+    /// As [`Site::run`].
+    #[inline(always)]
+    unsafe fn native(&self, k: u16, one: bool, outside: usize, start: usize, n: usize) {
+        let n = if one { 1 } else { n };
+        // SAFETY: the caller's contract.
+        unsafe { self.tape.natives[usize::from(k)].run(self, outside, start, n) };
+    }
+
+    /// Runs operations one by one.
+    ///
+    /// # Safety
+    /// As [`Site::run`].
+    #[inline(never)]
+    unsafe fn interpret(&self, list: &[Op], outside: usize, start: usize, n: usize) {
         let isa = self.tape.isa;
         let count = n;
         for op in list {
             let n = if op.one { 1 } else { count };
             if let Kind::Native(k) = op.kind {
-                // It finds its operands by itself.
                 // SAFETY: the caller's contract.
-                unsafe { self.tape.natives[usize::from(k)].run(self, outside, start, n) };
+                unsafe { self.native(k, op.one, outside, start, n) };
                 continue;
             }
             // SAFETY: places lie inside the frame (see `Draft::place`); a result shares bytes with no operand.

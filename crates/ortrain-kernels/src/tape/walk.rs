@@ -176,7 +176,11 @@ mod tests {
         for size in (2..70).chain([192, 1000, 12544, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 33]) {
             let near = ends.into_iter().map(|end| end / size * size).flat_map(|end| [end, end.max(1) - 1]);
             for number in edges(size).into_iter().chain(ends).chain(near) {
-                assert_eq!(Dim::new(size).divide(number), (number / size, number % size), "{number} by {size}");
+                assert_eq!(
+                    Dim::new(size).divide(number),
+                    (number / size, number % size),
+                    "{number} by {size}"
+                );
             }
         }
     }

@@ -186,6 +186,17 @@ fn layers_of_networks() {
         (2, [20, 1, 1], square(12, 3, 2, 1)),
         (3, [33, 1, 1], square(3, 3, 1, 1)),
         (2, [5, 1, 1], square(48, 3, 2, 1)),
+        // Rows of a few vectors and some more, of one vector, of less; rows in fours, twos and ones.
+        (2, [5, 1, 1], square(19, 3, 1, 1)),
+        (3, [6, 1, 1], [axis(30, 3, 1, 1, [1, 1]), axis(5, 3, 1, 1, [1, 1])]),
+        (2, [3, 1, 1], [axis(3, 3, 1, 1, [1, 1]), axis(70, 3, 1, 1, [0, 2])]),
+        (1, [4, 1, 2], [axis(10, 3, 1, 1, [2, 0]), axis(8, 3, 1, 1, [1, 1])]),
+        (2, [66, 1, 1], [axis(17, 3, 1, 1, [1, 1]), axis(16, 3, 1, 1, [1, 1])]),
+        (2, [3, 1, 1], [axis(21, 3, 2, 1, [1, 1]), axis(38, 3, 2, 1, [0, 1])]),
+        (1, [3, 1, 1], [axis(9, 3, 1, 1, [1, 1]), axis(17000, 3, 1, 1, [1, 1])]),
+        // Many columns whose windows are packed once, in parts.
+        (4, [1, 20, 100], square(14, 1, 1, 0)),
+        (5, [1, 5, 230], square(13, 2, 1, 0)),
         (1, [7, 1, 2], square(11, 5, 1, 2)),
         (2, [7, 2, 1], square(11, 3, 3, 0)),
         // Sums over so many positions are made in parts.

@@ -116,6 +116,75 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
     all
 }
 
+/// What each row has one of is read where it lies, at any alignment, by more pointers than registers hold.
+#[test]
+fn single_values_of_rows() {
+    const ROWS: usize = 3;
+    const SINGLES: usize = 11;
+    for n in [2, 15, 16, 49, 200] {
+        let mut b = Builder::new();
+        let x = b.load(0, Type::F32);
+        let singles: Vec<_> = (1..=SINGLES).map(|slot| b.load(slot, Type::F32)).collect();
+        // One of them scaled by another is one value, too.
+        let factor = b.mul(singles[0], singles[1]);
+        let mut value = b.mul(x, factor);
+        for (k, &single) in singles.iter().enumerate() {
+            let op = BINARY[k % BINARY.len()];
+            value = if k % 2 == 0 { b.binary(op, value, single) } else { b.binary(op, single, value) };
+        }
+        let plane = Access::contiguous(DType::F32, &[ROWS, n]);
+        // Two elements from row to row, from a byte that no number should start at.
+        let single = |k: usize| Access {
+            dtype: DType::F32,
+            offset: k,
+            strides: [2, 0].into_iter().collect(),
+            len: SINGLES + 2 * ROWS,
+        };
+        let loads = std::iter::once(plane.clone()).chain((0..SINGLES).map(single)).collect();
+        let dims = [ROWS, n].into_iter().collect();
+        let (expr, stores) = (b.finish(&[value]), vec![plane]);
+        let nest = Nest { dims, inner: 0, loads, expr, reductions: Vec::new(), stores };
+        let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[0], along: &[1], product: false };
+        let x = numbers(ROWS * n, 1);
+        let few = numbers(SINGLES + 2 * ROWS, 2);
+        let bytes: Vec<u8> = [0].into_iter().chain(few.iter().flat_map(|v| v.to_ne_bytes())).collect();
+        let result = |tape: &Tape| {
+            let (mut x, mut bytes, mut result) = (x.clone(), bytes.clone(), vec![0f32; ROWS * n]);
+            let mut bases = vec![x.as_mut_ptr().cast::<u8>()];
+            bases.extend((0..SINGLES).map(|_| bytes[1..].as_mut_ptr()));
+            bases.push(result.as_mut_ptr().cast());
+            let mut frame = vec![0u128; tape.frame.div_ceil(16) + 4];
+            let at = frame.as_mut_ptr().cast::<u8>();
+            let at = at.wrapping_add(at.align_offset(64));
+            let scalars = RunScalars { seed: 1, train_step: 2 };
+            let site = Site { tape, bases: &bases, scalars, frame: at, product: std::ptr::null() };
+            // SAFETY: as in `run`.
+            unsafe {
+                at.cast::<Failure>().write(Failure::NONE);
+                site.run(&tape.once, 0, 0, tape.tile);
+                for row in 0..ROWS {
+                    for (start, count) in tape.tiles(0, n) {
+                        site.run(&tape.stages[0].body, row, start, count);
+                    }
+                }
+            }
+            result
+        };
+        for isa in levels() {
+            let (tape, plain) =
+                (Tape::new(&plan, isa).expect("good"), Tape::without_code(&plan, isa).expect("good"));
+            assert!(
+                tape.stages[0].body.iter().all(|op| matches!(op.kind, Kind::Native(_))),
+                "loads of their own"
+            );
+            for (i, (a, b)) in result(&tape).into_iter().zip(result(&plain)).enumerate() {
+                let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(same, "{isa}, {n} elements: [{i}] is {a:e}, without code {b:e}");
+            }
+        }
+    }
+}
+
 /// Every kind of number, and many of middling size.
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     const SPECIAL: [f32; 16] = [

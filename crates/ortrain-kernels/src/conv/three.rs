@@ -1,0 +1,309 @@
+//! Windows of three by three that move by one place: what three rows of windows see is read once for all of them.
+//!
+//! Sums stay in registers: of a few rows of the result for a convolution, of the nine elements of a filter for its
+//! gradient.
+
+use std::any::TypeId;
+
+use crate::gemm::micro::Real;
+use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Kind;
+
+/// Elements of a filter.
+pub(super) const NINE: usize = 9;
+/// Lanes of the sums of a filter's gradient.
+pub(super) const LANES: usize = 8;
+
+/// Kernels of a level, for f32.
+#[derive(Clone, Copy)]
+pub(super) struct Three {
+    pub(super) correlate: Correlate,
+    pub(super) dots: Dots,
+}
+
+/// (Weights, row by row; what the first window sees, and the step from row to row; rows and columns of the result; the
+/// result, whose rows follow each other.) A sum is made in the order of the weights.
+///
+/// # Safety
+/// The elements are valid for reads, and so many behind them as a vector has; those of the result may be written. The
+/// machine has the level.
+pub(super) type Correlate = unsafe fn(&[f32; NINE], *const f32, usize, (usize, usize), *mut f32);
+
+/// (What each element of the filter sees in the first row; the step from row to row; factors, whose rows follow each
+/// other; their rows and columns; sums, to which those of the products are added.)
+///
+/// # Safety
+/// The elements are valid for reads. The machine has the level.
+pub(super) type Dots =
+    unsafe fn(&[*const f32; NINE], usize, *const f32, (usize, usize), &mut [[f32; LANES]; NINE]);
+
+/// Where windows of three by three look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    /// Of the first element, row by row.
+    pub(super) offset: isize,
+    /// Of each element the number of its tap.
+    pub(super) taps: [usize; NINE],
+}
+
+impl Grid {
+    /// The grid that offsets form, if they do.
+    pub(super) fn new(offsets: &[isize], step: usize) -> Option<Grid> {
+        let offset = *offsets.iter().min()?;
+        let mut taps = [0; NINE];
+        for (i, tap) in taps.iter_mut().enumerate() {
+            let wanted = offset + (i / 3 * step + i % 3) as isize;
+            *tap = offsets.iter().position(|&other| other == wanted)?;
+        }
+        (offsets.len() == NINE).then_some(Grid { offset, taps })
+    }
+}
+
+impl Three {
+    /// `None` if the level or the type has none.
+    pub(super) fn new<T: Real>(isa: Isa) -> Option<Three> {
+        if TypeId::of::<T>() != TypeId::of::<f32>() {
+            return None;
+        }
+        match isa.kind() {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => Some(Three { correlate: x86::avx2, dots: x86::dots }),
+            #[cfg(target_arch = "x86_64")]
+            // That level has the one below.
+            Kind::Avx512 => Some(Three { correlate: x86::avx512, dots: x86::dots }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{LANES, NINE};
+
+    macro_rules! correlate {
+        ($name:ident, $rows:ident, $features:literal, $lanes:literal, $v:ty, $zero:ident, $load:ident, $store:ident, $set:ident, $fma:ident) => {
+            /// `R` rows of a vector.
+            ///
+            /// # Safety
+            /// The contract of [`super::Correlate`].
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn $rows<const R: usize>(weights: &[$v; NINE], from: *const f32, step: usize) -> [$v; R] {
+                let mut sums = [$zero(); R];
+                for i in 0..R + 2 {
+                    for j in 0..3 {
+                        // SAFETY: the caller's contract.
+                        let seen = unsafe { $load(from.add(i * step + j)) };
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            if r <= i && i < r + 3 {
+                                *sum = $fma(weights[3 * (i - r) + j], seen, *sum);
+                            }
+                        }
+                    }
+                }
+                sums
+            }
+
+            /// # Safety
+            /// The contract of [`super::Correlate`].
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $name(
+                weights: &[f32; NINE],
+                from: *const f32,
+                step: usize,
+                (rows, cols): (usize, usize),
+                to: *mut f32,
+            ) {
+                const MANY: usize = 4;
+                let weights = weights.map(|weight| $set(weight));
+                let end = to.wrapping_add(rows * cols);
+                // The last vector of a row ends with it. Of short rows it goes beyond, and the next one overwrites that.
+                let last = cols.saturating_sub($lanes);
+                macro_rules! some {
+                    ($count:ident, $y:expr) => {
+                        for x in (0..cols).step_by($lanes) {
+                            let x = x.min(last);
+                            // SAFETY: the caller's contract; what would go beyond the result is cut off.
+                            unsafe {
+                                let sums = $rows::<$count>(&weights, from.add($y * step + x), step);
+                                for (r, sum) in sums.into_iter().enumerate() {
+                                    let to = to.add(($y + r) * cols + x);
+                                    if cols >= $lanes || to.wrapping_add($lanes) <= end {
+                                        $store(to, sum);
+                                    } else {
+                                        let mut line = [0f32; $lanes];
+                                        $store(line.as_mut_ptr(), sum);
+                                        std::ptr::copy_nonoverlapping(line.as_ptr(), to, cols);
+                                    }
+                                }
+                            }
+                        }
+                    };
+                }
+                let many = rows - rows % MANY;
+                for y in (0..many).step_by(MANY) {
+                    some!(MANY, y);
+                }
+                const ONE: usize = 1;
+                const TWO: usize = 2;
+                let two = rows - rows % TWO;
+                for y in (many..two).step_by(TWO) {
+                    some!(TWO, y);
+                }
+                for y in two..rows {
+                    some!(ONE, y);
+                }
+            }
+        };
+    }
+
+    correlate!(
+        avx2,
+        avx2_rows,
+        "avx2,fma",
+        8,
+        __m256,
+        _mm256_setzero_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_set1_ps,
+        _mm256_fmadd_ps
+    );
+    correlate!(
+        avx512,
+        avx512_rows,
+        "avx512f",
+        16,
+        __m512,
+        _mm512_setzero_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_set1_ps,
+        _mm512_fmadd_ps
+    );
+
+    /// Masks of the first lanes: from the right place on.
+    static LANES_THERE: [i32; 2 * LANES] = {
+        let mut words = [0; 2 * LANES];
+        let mut i = 0;
+        while i < LANES {
+            words[i] = -1;
+            i += 1;
+        }
+        words
+    };
+
+    /// `R` rows of a grid, of a vector or what the mask leaves of it.
+    ///
+    /// # Safety
+    /// The contract of [`super::Dots`].
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn grid<const R: usize, const CUT: bool>(
+        from: *const f32,
+        step: usize,
+        scale: *const f32,
+        cols: usize,
+        mask: __m256i,
+        sums: &mut [__m256; NINE],
+    ) {
+        // SAFETY: the caller's contract.
+        let load =
+            |at: *const f32| unsafe { if CUT { _mm256_maskload_ps(at, mask) } else { _mm256_loadu_ps(at) } };
+        let mut factors = [_mm256_setzero_ps(); R];
+        for (r, factor) in factors.iter_mut().enumerate() {
+            *factor = load(scale.wrapping_add(r * cols));
+        }
+        for i in 0..R + 2 {
+            for j in 0..3 {
+                let seen = load(from.wrapping_add(i * step + j));
+                for (r, &factor) in factors.iter().enumerate() {
+                    if r <= i && i < r + 3 {
+                        let k = 3 * (i - r) + j;
+                        sums[k] = _mm256_fmadd_ps(factor, seen, sums[k]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One row of any nine elements.
+    ///
+    /// # Safety
+    /// The contract of [`super::Dots`].
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn nine<const CUT: bool>(
+        from: &[*const f32; NINE],
+        at: usize,
+        scale: *const f32,
+        mask: __m256i,
+        sums: &mut [__m256; NINE],
+    ) {
+        // SAFETY: the caller's contract.
+        let load =
+            |at: *const f32| unsafe { if CUT { _mm256_maskload_ps(at, mask) } else { _mm256_loadu_ps(at) } };
+        let factor = load(scale);
+        for (sum, from) in sums.iter_mut().zip(from) {
+            *sum = _mm256_fmadd_ps(factor, load(from.wrapping_add(at)), *sum);
+        }
+    }
+
+    /// # Safety
+    /// The contract of [`super::Dots`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn dots(
+        from: &[*const f32; NINE],
+        step: usize,
+        scale: *const f32,
+        (rows, cols): (usize, usize),
+        totals: &mut [[f32; LANES]; NINE],
+    ) {
+        const TWO: usize = 2;
+        let (whole, rest) = (cols - cols % LANES, cols % LANES);
+        let mut sums = [_mm256_setzero_ps(); NINE];
+        let is_grid = (0..NINE).all(|k| from[k] == from[0].wrapping_add(k / 3 * step + k % 3));
+        // SAFETY: the caller's contract. What lies beyond a row is not read: it may be anything.
+        unsafe {
+            let mask = _mm256_loadu_si256(LANES_THERE.as_ptr().add(LANES - rest).cast());
+            if is_grid {
+                let (first, two) = (from[0], rows - rows % TWO);
+                for y in (0..two).step_by(TWO) {
+                    let (from, scale) = (first.add(y * step), scale.add(y * cols));
+                    for x in (0..whole).step_by(LANES) {
+                        grid::<TWO, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
+                    }
+                    if rest > 0 {
+                        grid::<TWO, true>(from.add(whole), step, scale.add(whole), cols, mask, &mut sums);
+                    }
+                }
+                if two < rows {
+                    let (from, scale) = (first.add(two * step), scale.add(two * cols));
+                    for x in (0..whole).step_by(LANES) {
+                        grid::<1, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
+                    }
+                    if rest > 0 {
+                        grid::<1, true>(from.add(whole), step, scale.add(whole), cols, mask, &mut sums);
+                    }
+                }
+            } else {
+                for y in 0..rows {
+                    let (at, scale) = (y * step, scale.add(y * cols));
+                    for x in (0..whole).step_by(LANES) {
+                        nine::<false>(from, at + x, scale.add(x), mask, &mut sums);
+                    }
+                    if rest > 0 {
+                        nine::<true>(from, at + whole, scale.add(whole), mask, &mut sums);
+                    }
+                }
+            }
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                let old = _mm256_loadu_ps(total.as_ptr());
+                _mm256_storeu_ps(total.as_mut_ptr(), _mm256_add_ps(old, sum));
+            }
+        }
+    }
+}
