@@ -793,8 +793,11 @@ impl<'a> Draft<'a> {
             Inst::Load(slot) => {
                 let load = &self.loads[usize::from(slot)];
                 let stored = Type::of(load.dtype);
-                // What each row has one of is read where it is used: often that is one place, in machine code.
-                if one && load.dtype == DType::F32 && ty == Type::F32 && section != Section::Once {
+                // What each row has one of is read where it is used: often that is one place, in machine code. Where rows
+                // have several elements, what may be stored over it is one for a row as well, and stored last of all.
+                let several = self.plan.along.iter().any(|&axis| self.plan.nest.dims[axis] > 1);
+                let plain = load.dtype == DType::F32 && ty == Type::F32;
+                if one && plain && several && section != Section::Once {
                     return self.register(Size::Single(THERE | Place::from(slot)), section);
                 }
                 let there = match slot {

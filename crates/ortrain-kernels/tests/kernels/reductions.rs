@@ -420,6 +420,57 @@ fn running_statistics_are_updated_in_place() {
     }
 }
 
+/// A value of a row that is used everywhere, before and behind the reduction, in rows and in what is stored once, and over
+/// which the first of the stores puts another: all see the old one.
+#[test]
+fn what_a_row_is_stored_over_is_read_before() {
+    for (outer, inner) in [(7, 1), (5, 33), (4, 100), (40, 700), (70, 6000), (2, 900_000)] {
+        let mut b = Builder::new();
+        let (x, old) = (b.load(0, Type::F32), b.load(1, Type::F32));
+        let product = b.mul(x, old);
+        let sum = b.reduced(0, Type::F32);
+        let (half, share) = (b.constant(Type::F32, 0.5), b.constant(Type::F32, 1.0 / inner as f64));
+        let mean = b.mul(sum, share);
+        let kept = b.mul(old, half);
+        let new = b.add(kept, mean);
+        let moved = b.add(product, mean);
+        let y = b.mul(moved, old);
+        let last = b.binary(BinaryOp::Sub, mean, old);
+        let (expr, values) = b.finish_keeping(&[new, y, old, last], &[product]);
+        let row = Access { dtype: DType::F32, offset: 0, strides: [1, 0].into_iter().collect(), len: outer };
+        let plane = Access::contiguous(DType::F32, &[outer, inner]);
+        let nest = Nest {
+            dims: [outer, inner].into_iter().collect(),
+            inner: 1,
+            loads: vec![plane.clone(), row.clone()],
+            expr,
+            reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
+            stores: vec![row.clone(), plane, row.clone(), row],
+        };
+        for (isa, order) in Isa::available().into_iter().flat_map(|isa| ORDERS.map(|order| (isa, order))) {
+            let kernel = NestKernel::with_order(&nest, isa, order).unwrap();
+            let results = [false, true].map(|in_place| {
+                let pool = ortrain_kernels::Pool::new(2);
+                let mut memory = Memory::new(kernel.scratch_bytes(2));
+                let mut x: Vec<f32> = (0..outer * inner).map(|i| (i % 7) as f32 - 2.5).collect();
+                let mut old: Vec<f32> = (0..outer).map(|i| 0.25 + i as f32).collect();
+                let mut new = vec![0f32; outer];
+                let mut y = vec![0f32; outer * inner];
+                let [mut copy, mut last] = [new.clone(), new.clone()];
+                let [x, old_at, new_at, y_at, copy_at, last_at] =
+                    [&mut x, &mut old, &mut new, &mut y, &mut copy, &mut last].map(|v| v.as_mut_ptr().cast());
+                let first = if in_place { old_at } else { new_at };
+                let bases = [x, old_at, first, y_at, copy_at, last_at];
+                // SAFETY: equal accesses; the buffers belong to this test.
+                unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }.unwrap();
+                assert!((0..outer).all(|i| copy[i] == 0.25 + i as f32), "{outer}x{inner} at {isa}: {copy:?}");
+                (if in_place { old } else { new }, y, copy, last)
+            });
+            assert!(results[0] == results[1], "{outer}x{inner} {order:?} at {isa}");
+        }
+    }
+}
+
 #[test]
 fn nan_wins() {
     let mut values = vec![1.0f32; 2000];
