@@ -406,7 +406,7 @@ pub(super) struct DepthwiseFilter<T> {
     parts: Cut,
     /// Whether the output's gradient is read where it lies.
     in_place: bool,
-    /// A quicker way, for nine taps and a gradient that is read in place.
+    /// A quicker way, for nine taps; it reads the gradient in place, however long its rows are.
     nine: Option<Three>,
     layout: Layout,
     real: PhantomData<fn() -> T>,
@@ -431,7 +431,7 @@ impl<T: Real> DepthwiseFilter<T> {
         let nine = Three::new::<T>(isa).filter(|_| {
             desc.a == real && patches.phases.first().is_some_and(|phase| phase.taps.len() == NINE)
         });
-        let in_place = nine.is_some() || cols.is_multiple_of(LANES) && !blocks.split() && desc.a == real;
+        let in_place = cols.is_multiple_of(LANES) && !blocks.split() && desc.a == real;
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
         layout.strips = layout.room::<T>(patches.strip.elements);
         layout.block = layout.room::<T>(blocks.most / cols * cols.next_multiple_of(LANES));

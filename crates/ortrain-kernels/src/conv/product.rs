@@ -524,14 +524,13 @@ impl<T: Real> Product<T> {
                 }
             };
             let block = scratch.add(self.layout.block).cast::<T>();
+            let last = self.steps.last().and_then(|steps| steps.last());
+            let finishes = self.single && !self.direct && last.is_some_and(|last| std::ptr::eq(last, step));
             for (p, col) in (begin..end).step_by(nr).enumerate() {
                 let b = Factor { at: windows.add(p * panel(&micro, depth)), line: 1, depth: nr as isize };
                 let there = nr.min(end - col);
                 let (image, place) = (col / plane.max(1), col % plane.max(1));
                 let whole = there == nr && place + nr <= plane;
-                let last = self.steps.last().and_then(|steps| steps.last());
-                let finishes =
-                    self.single && !self.direct && last.is_some_and(|last| std::ptr::eq(last, step));
                 for (i, row) in (row..row_end).step_by(height).enumerate() {
                     let count = height.min(row_end - row);
                     let a = Factor { at: weights.at.wrapping_offset(i as isize * next), ..weights };

@@ -190,24 +190,25 @@ pub(crate) trait Level: Copy {
 /// Asks for the cache line at an address that will be read soon, if there is one.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; no address is wrong.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+    prefetch_into::<1, T>(at);
 }
 
 /// The same for the second-level cache, of what will be read after other things.
 #[inline(always)]
 pub(crate) fn prefetch_early<T>(at: *const T) {
+    prefetch_into::<2, T>(at);
+}
+
+#[inline(always)]
+fn prefetch_into<const CACHE_LEVEL: u8, T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above.
+    // SAFETY: a hint; no address is wrong.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        match CACHE_LEVEL {
+            1 => _mm_prefetch::<_MM_HINT_T0>(at.cast()),
+            _ => _mm_prefetch::<_MM_HINT_T1>(at.cast()),
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

@@ -24,7 +24,8 @@ use memory::{Reach, width};
 use native::{Context, Group, Native};
 
 /// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
-/// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load instead.
+/// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load
+/// instead.
 type Place = u32;
 
 const THERE: Place = 1 << 31;
