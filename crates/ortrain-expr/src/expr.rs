@@ -160,7 +160,7 @@ pub enum Inst {
     Convert(Reg),
     /// The first (`I64`), after checking `0 <= first < second`; if not, the whole run fails and commits nothing.
     Guard(Reg, Reg),
-    /// 32 random bits (`U32`) from key, stream and index (all `U64`); see [`crate::philox4x32_10`].
+    /// 32 random bits (`U32`) from key, stream and index (all `U64`); see [`crate::random_bits`].
     Random(Reg, Reg, Reg),
 }
 
@@ -326,7 +326,7 @@ impl Expr {
                     }
                     Scalar::I64(index)
                 }
-                Inst::Random(key, stream, index) => Scalar::U32(crate::philox4x32_10(
+                Inst::Random(key, stream, index) => Scalar::U32(crate::random_bits(
                     reg(key).to_i64() as u64,
                     reg(stream).to_i64() as u64,
                     reg(index).to_i64() as u64,

@@ -23,7 +23,7 @@ pub use expr::{
     BinaryOp, Builder, CompareOp, Evaluation, Expr, Inst, OutOfRange, Reg, RunScalar, Type, UnaryOp,
 };
 pub use nest::{Access, Dims, Nest, ReduceOp, Reduction, Strides};
-pub use philox::philox4x32_10;
+pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
 pub use precision::{Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, SlidingAxes, SlidingAxis, WindowPass, WindowShape};

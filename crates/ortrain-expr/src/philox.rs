@@ -1,17 +1,21 @@
 //! Counter-based random bits.
 
+/// What the first and the third word of a counter are multiplied with in each round.
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// What is added to the words of a key from one round to the next.
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+/// Rounds of Philox4x32-10.
 const ROUNDS: usize = 10;
+/// Words of a block.
+const WORDS: u64 = 4;
 
-/// The first word of Philox4x32-10 with the given key and counter.
+/// The four words of Philox4x32-10 with the given key and counter `(block, stream)`, low words first.
 ///
-/// `key` is the seed; the counter is `(index, stream)`, low words first, so equal arguments give equal bits on every
-/// backend. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+/// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #[inline]
 #[must_use]
-pub fn philox4x32_10(key: u64, stream: u64, index: u64) -> u32 {
-    let mut counter = [index as u32, (index >> 32) as u32, stream as u32, (stream >> 32) as u32];
+pub fn philox4x32_10(key: u64, stream: u64, block: u64) -> [u32; 4] {
+    let mut counter = [block as u32, (block >> 32) as u32, stream as u32, (stream >> 32) as u32];
     let mut key = [key as u32, (key >> 32) as u32];
     for round in 0..ROUNDS {
         if round > 0 {
@@ -26,7 +30,46 @@ pub fn philox4x32_10(key: u64, stream: u64, index: u64) -> u32 {
             first as u32,
         ];
     }
-    counter[0]
+    counter
+}
+
+/// The words of blocks in a row, those of [`philox4x32_10`], computed side by side.
+///
+/// Wrapping past the last block goes on with block 0.
+#[inline(always)]
+#[must_use]
+pub fn philox4x32_10_blocks<const BLOCKS: usize>(key: u64, stream: u64, first: u64) -> [[u32; 4]; BLOCKS] {
+    // Lanes of 64 bits hold words of 32, of which products read the lower half alone; what gathers in the upper half is
+    // dropped at the end.
+    let mut counters = [[0; BLOCKS]; 4];
+    for i in 0..BLOCKS {
+        let block = first.wrapping_add(i as u64);
+        [counters[0][i], counters[1][i], counters[2][i], counters[3][i]] =
+            [block, block >> 32, stream, stream >> 32];
+    }
+    let mut key = [key as u32, (key >> 32) as u32];
+    for _ in 0..ROUNDS {
+        let [low, high] = key.map(u64::from);
+        for i in 0..BLOCKS {
+            let [even, odd] =
+                [0, 1].map(|k| u64::from(MULTIPLIERS[k]) * (counters[2 * k][i] & u64::from(u32::MAX)));
+            counters[0][i] = (odd >> 32) ^ counters[1][i] ^ low;
+            counters[1][i] = odd;
+            counters[2][i] = (even >> 32) ^ counters[3][i] ^ high;
+            counters[3][i] = even;
+        }
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    std::array::from_fn(|i| counters.map(|words| words[i] as u32))
+}
+
+/// The 32 random bits with a number: word `index % 4` of the block `index / 4` of a stream, by [`philox4x32_10`].
+///
+/// `key` is the seed. Equal arguments give equal bits on every backend.
+#[inline]
+#[must_use]
+pub fn random_bits(key: u64, stream: u64, index: u64) -> u32 {
+    philox4x32_10(key, stream, index / WORDS)[(index % WORDS) as usize]
 }
 
 #[cfg(test)]
@@ -34,13 +77,31 @@ mod tests {
     use super::*;
 
     /// Known answers published with the reference implementation (Random123, `kat_vectors`).
+    const KNOWN: [([u64; 3], [u32; 4]); 3] = [
+        ([0, 0, 0], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+        ([u64::MAX, u64::MAX, u64::MAX], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+        (
+            [0x299f_31d0_a409_3822, 0x0370_7344_1319_8a2e, 0x85a3_08d3_243f_6a88],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+
     #[test]
     fn known_answers() {
-        assert_eq!(philox4x32_10(0, 0, 0), 0x6627_e8d5);
-        assert_eq!(philox4x32_10(u64::MAX, u64::MAX, u64::MAX), 0x408f_276d);
-        assert_eq!(
-            philox4x32_10(0x299f_31d0_a409_3822, 0x0370_7344_1319_8a2e, 0x85a3_08d3_243f_6a88),
-            0xd16c_fe09
-        );
+        for ([key, stream, block], words) in KNOWN {
+            assert_eq!(philox4x32_10(key, stream, block), words);
+            let many = philox4x32_10_blocks::<5>(key, stream, block.wrapping_sub(2));
+            let one_by_one = [2, 1, 0].map(|k| philox4x32_10(key, stream, block.wrapping_sub(k)));
+            assert_eq!((many[2], &many[..3]), (words, &one_by_one[..]));
+        }
+    }
+
+    #[test]
+    fn bits_are_the_words_of_blocks_in_order() {
+        let words: Vec<u32> = (0..3).flat_map(|block| philox4x32_10(5, 6, block)).collect();
+        let bits: Vec<u32> = (0..12).map(|index| random_bits(5, 6, index)).collect();
+        assert_eq!(bits, words);
+        let last = philox4x32_10(5, 6, u64::MAX / 4)[3];
+        assert_eq!(random_bits(5, 6, u64::MAX), last);
     }
 }

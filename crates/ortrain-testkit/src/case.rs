@@ -43,7 +43,7 @@ pub struct CaseBuilder {
 
 /// A number in `0..1`, the same for the same arguments on every machine.
 fn unit(seed: u64, index: usize) -> f64 {
-    f64::from(philox4x32_10(seed, 0x7465_7374, index as u64)) / 4_294_967_296.0
+    f64::from(philox4x32_10(seed, 0x7465_7374, index as u64)[0]) / 4_294_967_296.0
 }
 
 impl CaseBuilder {

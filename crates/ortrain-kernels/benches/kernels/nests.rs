@@ -1,7 +1,8 @@
 //! Maps, reductions and scatter-add.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, DType, Nest, Precision, ReduceOp, Reduction, Reg, Type, UnaryOp,
+    Access, BinaryOp, Builder, CompareOp, DType, Inst, Nest, Precision, ReduceOp, Reduction, Reg, Scalar,
+    Type, UnaryOp,
 };
 use ortrain_kernels::{NestKernel, ScatterDesc, ScatterKernel};
 
@@ -27,6 +28,8 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(map(name, elements, 1, 20.0, move |b, x| vec![b.unary(op, x[0])], 1));
         }
     }
+    cases.push(dropout(&[1 << 20]));
+    cases.push(dropout(&[8, 128, 1000]));
     for elements in [400_000, 25_000_000] {
         cases.push(adamw(elements));
     }
@@ -100,6 +103,41 @@ fn map(
         stores: vec![plane; stores],
     };
     case(format!("map {name} {elements}"), work * elements as f64, nest, stores > 1)
+}
+
+/// Half of the elements, chosen by the random bits that the element's number gives, as `Dropout` does.
+fn dropout(dims: &[usize]) -> Case {
+    let mut b = Builder::new();
+    let mut index = b.int(0);
+    for (axis, &size) in dims.iter().enumerate() {
+        let (size, here) = (b.int(size as i64), b.coordinate(axis));
+        let scaled = b.mul(index, size);
+        index = b.add(scaled, here);
+    }
+    let index = b.convert(index, Type::U64);
+    let [key, stream] = [7, 8].map(|value| b.push(Inst::Const(Scalar::U64(value)), Type::U64));
+    let bits = b.push(Inst::Random(key, stream, index), Type::U32);
+    let low = b.constant(Type::U32, 256.0);
+    let upper = b.div(bits, low);
+    let number = b.convert(upper, Type::F32);
+    let unit = b.constant(Type::F32, 1.0 / 16_777_216.0);
+    let uniform = b.mul(number, unit);
+    let [half, two, zero] = [0.5, 2.0, 0.0].map(|value| b.constant(Type::F32, value));
+    let keep = b.compare(CompareOp::Le, half, uniform);
+    let x = b.load(0, Type::F32);
+    let scaled = b.mul(x, two);
+    let y = b.select(keep, scaled, zero);
+    let sizes: Vec<String> = dims.iter().map(ToString::to_string).collect();
+    let nest = Nest {
+        dims: dims.iter().copied().collect(),
+        inner: 0,
+        loads: vec![Access::contiguous(DType::F32, dims)],
+        expr: b.finish(&[y]),
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(DType::F32, dims)],
+    };
+    let flops = 20.0 * dims.iter().product::<usize>() as f64;
+    case(format!("nest dropout {}", sizes.join("x")), flops, nest, false)
 }
 
 fn gelu(b: &mut Builder, x: &[Reg]) -> Vec<Reg> {

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type, UnaryOp, philox4x32_10};
+use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type, UnaryOp, philox4x32_10_blocks, random_bits};
 
 use super::number::{Float, Number, with_number};
 use crate::isa::portable::Portable;
@@ -378,6 +378,11 @@ pub(crate) unsafe fn binary(isa: Isa, op: BinaryOp, ty: Type, a: Operand, b: Ope
         BinaryOp::Add => number!(Add),
         BinaryOp::Sub => number!(Sub),
         BinaryOp::Mul => number!(Mul),
+        BinaryOp::Div if ty == Type::U32 => {
+            // SAFETY: the caller's contract.
+            let d = unsafe { values_mut(d, n) };
+            isa.run(DivideU32(Values::new(a), Values::new(b), d));
+        }
         BinaryOp::Div => number!(Div),
         BinaryOp::Rem => number!(Rem),
         BinaryOp::Pow => number!(Pow),
@@ -553,14 +558,86 @@ pub(crate) unsafe fn splat(width: usize, a: *const u8, d: *mut u8, n: usize) {
     }
 }
 
-struct Philox<'a>(&'a [u64], &'a [u64], &'a [u64], &'a mut [u32]);
+/// Random bits: `d` of keys, streams and indices.
+struct Philox<'a> {
+    keys: &'a [u64],
+    streams: &'a [u64],
+    indices: &'a [u64],
+    d: &'a mut [u32],
+}
+
+/// Blocks whose rounds are computed side by side.
+const BLOCKS: usize = 8;
+
+impl Philox<'_> {
+    /// The key, the stream and the first index where those are the same for all and indices count up, as over tensors.
+    #[inline(always)]
+    fn run(&self) -> Option<[u64; 3]> {
+        let (&key, &stream, &first) = (self.keys.first()?, self.streams.first()?, self.indices.first()?);
+        first.checked_add(self.d.len() as u64)?;
+        let differ =
+            |values: &[u64], value: u64| values.iter().fold(0, |differ, &other| differ | (other ^ value));
+        let mut due = first;
+        let jumps = self.indices.iter().fold(0, |jumps, &index| {
+            let jump = index ^ due;
+            due = due.wrapping_add(1);
+            jumps | jump
+        });
+        (differ(self.keys, key) | differ(self.streams, stream) | jumps == 0).then_some([key, stream, first])
+    }
+}
 
 impl Work for Philox<'_> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        for (((d, &key), &stream), &index) in self.3.iter_mut().zip(self.0).zip(self.1).zip(self.2) {
-            *d = philox4x32_10(key, stream, index);
+        let Some([key, stream, first]) = self.run() else {
+            let arguments = self.keys.iter().zip(self.streams).zip(self.indices);
+            for (d, ((&key, &stream), &index)) in self.d.iter_mut().zip(arguments) {
+                *d = random_bits(key, stream, index);
+            }
+            return;
+        };
+        // Words of a block: the first may begin with any of them.
+        let (mut block, mut skipped) = (first / 4, (first % 4) as usize);
+        let mut rest = self.d;
+        while !rest.is_empty() {
+            let words = philox4x32_10_blocks::<BLOCKS>(key, stream, block);
+            let words = &words.as_flattened()[skipped..];
+            let n = words.len().min(rest.len());
+            let (d, more) = rest.split_at_mut(n);
+            d.copy_from_slice(&words[..n]);
+            (rest, skipped, block) = (more, 0, block + BLOCKS as u64);
+        }
+    }
+}
+
+/// Quotients. Where every divisor is the same power of two, as in asking for a number's upper bits, they are shifts.
+struct DivideU32<'a>(Values<u32, false>, Values<u32, false>, &'a mut [u32]);
+
+impl Work for DivideU32<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let Self(a, b, d) = self;
+        if d.is_empty() {
+            return;
+        }
+        // SAFETY: whoever makes the loop has as many values as results, of which there is one.
+        let by = unsafe { b.get(0) };
+        // SAFETY: as above.
+        let differ = (0..d.len()).fold(0, |differ, i| differ | (unsafe { b.get(i) } ^ by));
+        if differ == 0 && by.is_power_of_two() {
+            let bits = by.trailing_zeros();
+            for (i, d) in d.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *d = unsafe { a.get(i) } >> bits;
+            }
+        } else {
+            for (i, d) in d.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *d = unsafe { a.get(i).over(b.get(i)) };
+            }
         }
     }
 }
@@ -578,9 +655,9 @@ pub(crate) unsafe fn random(
     n: usize,
 ) {
     // SAFETY: the caller's contract.
-    let (key, stream, index, d) =
-        unsafe { (values::<u64>(key, n), values(stream, n), values(index, n), values_mut(d, n)) };
-    isa.run(Philox(key, stream, index, d));
+    let (keys, streams, indices, d) =
+        unsafe { (values(key, n), values(stream, n), values(index, n), values_mut(d, n)) };
+    isa.run(Philox { keys, streams, indices, d });
 }
 
 /// Partial results of a reduction inside a tile: so many independent chains, joined as a tree.

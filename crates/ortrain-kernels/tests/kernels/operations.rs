@@ -222,26 +222,69 @@ fn constants_coordinates_and_run_scalars() {
     }
 }
 
+/// Numbers that count up from anywhere, also past the largest; that do not; and with streams and keys of their own.
 #[test]
 fn random_bits_are_those_of_the_reference() {
-    let n = 3000;
+    for n in [1, 7, 31, 32, 33, 3000] {
+        let mut b = Builder::new();
+        let (seed, index) = (b.run_scalar(RunScalar::Seed), b.coordinate(0));
+        let index = b.convert(index, Type::U64);
+        let stream = b.constant(Type::U64, 12_345.0);
+        let starts = [0, 1, 2, 3, 1 << 33, u64::MAX - 6, u64::MAX - n as u64];
+        let mut bits: Vec<Reg> = starts
+            .iter()
+            .map(|&start| {
+                let start = b.push(Inst::Const(Scalar::U64(start)), Type::U64);
+                let index = b.add(index, start);
+                b.push(Inst::Random(seed, stream, index), Type::U32)
+            })
+            .collect();
+        let twice = b.add(index, index);
+        let others =
+            [(seed, stream, twice), (index, stream, index), (seed, index, index), (seed, index, stream)];
+        bits.extend(others.map(|(key, stream, index)| b.push(Inst::Random(key, stream, index), Type::U32)));
+        let nest = Nest {
+            dims: [n].into_iter().collect(),
+            inner: 0,
+            loads: Vec::new(),
+            expr: b.finish(&bits),
+            reductions: Vec::new(),
+            stores: vec![Access::contiguous(DType::U32, &[n]); bits.len()],
+        };
+        let outs = vec![vec![0; n * 4]; bits.len()];
+        let want = reference(&nest, &[], &outs).unwrap();
+        for isa in Isa::available() {
+            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "{n} at {isa}");
+        }
+    }
+}
+
+/// By one power of two, by one other number, by many numbers, by zero.
+#[test]
+fn quotients_of_unsigned_numbers() {
+    let n = 100;
     let mut b = Builder::new();
-    let (seed, index) = (b.run_scalar(RunScalar::Seed), b.coordinate(0));
-    let index = b.convert(index, Type::U64);
-    let stream = b.constant(Type::U64, 12_345.0);
-    let bits = b.push(Inst::Random(seed, stream, index), Type::U32);
+    let x = b.load(0, Type::U32);
+    let mut divisors: Vec<Reg> =
+        [1.0, 256.0, 2_147_483_648.0, 3.0, 0.0].map(|by| b.constant(Type::U32, by)).to_vec();
+    divisors.push(b.load(1, Type::U32));
+    let quotients: Vec<Reg> = divisors.into_iter().map(|by| b.div(x, by)).collect();
     let nest = Nest {
         dims: [n].into_iter().collect(),
         inner: 0,
-        loads: Vec::new(),
-        expr: b.finish(&[bits]),
+        loads: vec![Access::contiguous(DType::U32, &[n]); 2],
+        expr: b.finish(&quotients),
         reductions: Vec::new(),
-        stores: vec![Access::contiguous(DType::U32, &[n])],
+        stores: vec![Access::contiguous(DType::U32, &[n]); quotients.len()],
     };
-    let outs = vec![vec![0; n * 4]];
-    let want = reference(&nest, &[], &outs).unwrap();
+    let x: Vec<u8> = (0..n as u32).flat_map(|i| i.wrapping_mul(0x9E37_79B9).to_le_bytes()).collect();
+    // All but the last are the same power of two.
+    let by: Vec<u8> = (1..=n).flat_map(|i| if i < n { 16u32 } else { 5 }.to_le_bytes()).collect();
+    let ins = [x, by];
+    let outs = vec![vec![0; n * 4]; quotients.len()];
+    let want = reference(&nest, &ins, &outs).unwrap();
     for isa in Isa::available() {
-        assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "{isa}");
+        assert_eq!(run(&nest, isa, Order::Auto, 1, &ins, &outs).unwrap(), want, "{isa}");
     }
 }
 

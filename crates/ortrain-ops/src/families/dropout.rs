@@ -7,7 +7,8 @@
 //! by `1 - ratio`; a ratio of 1 gives zeros. Without `training_mode`, or with it false, the result is the input and the
 //! mask all true, forward *and* backward. (The kernel of ONNX Runtime 1.19 divides backward all the same.)
 //!
-//! The random bits of element `i` (row-major) are Philox4x32-10 of the run's seed, a stream and `i`. The stream is
+//! The random bits of element `i` (row-major) are word `i % 4` of Philox4x32-10 with the run's seed as its key and the
+//! counter of a stream and `i / 4`. The stream is
 //! `fnv1a64(name) + train_step * 0x9E3779B97F4A7C15` (mod 2^64) with the name of the node's first output, as it is
 //! in the model, and if the node has the attribute `seed` its eight bytes (little-endian, of the int64) after the name.
 //! The upper 24 bits, divided by 2^24, are the uniform number. So a mask depends on the seed, the step and the model,
@@ -482,7 +483,7 @@ mod tests {
         let stream = fnv1a64(*b"y").wrapping_add(9u64.wrapping_mul(STEP_STRIDE));
         let want: Vec<f64> = (0..6)
             .map(|k| {
-                let bits = ortrain_expr::philox4x32_10(42, stream, k);
+                let bits = ortrain_expr::random_bits(42, stream, k);
                 f64::from(u8::from(f64::from(bits >> 8) / 16_777_216.0 >= 0.5))
             })
             .collect();
