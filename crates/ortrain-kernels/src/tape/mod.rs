@@ -745,7 +745,8 @@ impl<'a> Draft<'a> {
             needed[usize::from(root.0)] = true;
         }
         for (i, (inst, _)) in self.expr.insts().iter().enumerate().rev() {
-            if needed[i] && self.value[i].is_none() {
+            let numbers = matches!(inst, Inst::Binary(..)) && self.numbers(Reg(i as u16)).is_some();
+            if needed[i] && self.value[i].is_none() && !numbers {
                 for operand in inst.operands() {
                     needed[usize::from(operand.0)] = true;
                 }
@@ -760,9 +761,47 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The axes, by their positions along a tile, whose elements a value numbers in row-major order, as in
+    /// `(i * size + j) * size + k`.
+    fn numbers(&self, reg: Reg) -> Option<Range<usize>> {
+        let inst = |reg: Reg| self.expr.insts()[usize::from(reg.0)].0;
+        match inst(reg) {
+            Inst::Coordinate(axis) => {
+                let at = self.plan.along.iter().position(|&other| other == usize::from(axis))?;
+                Some(at..at + 1)
+            }
+            Inst::Binary(BinaryOp::Add, before, last) => {
+                let (Inst::Coordinate(axis), Inst::Binary(BinaryOp::Mul, before, size)) =
+                    (inst(last), inst(before))
+                else {
+                    return None;
+                };
+                let Inst::Const(Scalar::I64(size)) = inst(size) else { return None };
+                let (before, last) = (self.numbers(before)?, self.numbers(last)?);
+                let dim = self.plan.nest.dims[usize::from(axis)];
+                (usize::try_from(size) == Ok(dim) && before.end == last.start)
+                    .then_some(before.start..last.end)
+            }
+            _ => None,
+        }
+    }
+
+    /// The number of an element along some of the axes.
+    fn coordinate(&self, axes: &[usize], of: Range<usize>, along: bool) -> Kind {
+        let size = |axes: &[usize]| axes.iter().map(|&axis| self.plan.nest.dims[axis]).product::<usize>();
+        // Of one index it is zero; an axis without indices is never asked.
+        let dim = size(&axes[of.clone()]).max(1);
+        let after = if dim == 1 { 1 } else { size(&axes[of.end..]).max(1) };
+        Kind::Coordinate { along, after, dim }
+    }
+
     /// Emits one instruction whose operands are there.
     fn emit(&mut self, i: usize, inst: Inst, ty: Type, section: Section, stage: usize) -> Place {
         let one = !self.varies[i].0;
+        if let (Inst::Binary(..), Some(axes)) = (inst, self.numbers(Reg(i as u16))) {
+            let kind = self.coordinate(self.plan.along, axes, !one);
+            return self.push(section, kind, one, ty, [0; 3]);
+        }
         let mut a = [0; 3];
         let mut ones = [false; 3];
         for (k, reg) in inst.operands().enumerate() {
@@ -780,16 +819,10 @@ impl<'a> Draft<'a> {
             Inst::Const(value) => (Kind::Const(value.convert(ty).bits()), ty),
             Inst::Run(scalar) => (Kind::Run(scalar), Type::U64),
             Inst::Coordinate(axis) => {
-                let axis = usize::from(axis);
-                let along = self.plan.along.contains(&axis);
+                let along = self.plan.along.contains(&usize::from(axis));
                 let axes = if along { self.plan.along } else { self.plan.outside };
-                let after = axes.iter().skip_while(|&&other| other != axis).skip(1);
-                let after = after.map(|&other| self.plan.nest.dims[other]).product();
-                // Of one index it is zero; an axis without indices is never asked.
-                let dim = self.plan.nest.dims[axis].max(1);
-                let along = along && !one;
-                let (after, dim) = if dim == 1 { (1, 1) } else { (after, dim) };
-                (Kind::Coordinate { along, after: usize::max(after, 1), dim }, Type::I64)
+                let at = axes.iter().take_while(|&&other| other != usize::from(axis)).count();
+                (self.coordinate(axes, at..at + 1, along && !one), Type::I64)
             }
             Inst::Load(slot) => {
                 let load = &self.loads[usize::from(slot)];

@@ -222,6 +222,45 @@ fn constants_coordinates_and_run_scalars() {
     }
 }
 
+/// Numbers of elements in row-major order, over all axes and over some, and sums that look alike.
+#[test]
+fn numbers_of_elements() {
+    for dims in [[3, 5, 7], [1, 40, 33], [6, 1, 129], [300, 2, 1]] {
+        let mut b = Builder::new();
+        let axes = [0, 1, 2].map(|axis| b.coordinate(axis));
+        let mut number = |parts: &[(usize, i64)]| {
+            parts.iter().fold(b.int(0), |before, &(axis, size)| {
+                let size = b.int(size);
+                let scaled = b.mul(before, size);
+                b.add(scaled, axes[axis])
+            })
+        };
+        let [_, second, third] = dims.map(|dim| dim as i64);
+        let numbers = [
+            number(&[(0, 1), (1, second), (2, third)]),
+            number(&[(0, 1), (1, second)]),
+            number(&[(1, 1), (2, third)]),
+            number(&[(0, 1), (2, third)]),
+            number(&[(1, 1), (0, second)]),
+            number(&[(0, 1), (1, second + 1), (2, third)]),
+        ];
+        let elements = dims.iter().product::<usize>();
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            loads: Vec::new(),
+            expr: b.finish(&numbers),
+            reductions: Vec::new(),
+            stores: vec![Access::contiguous(DType::I64, &dims); numbers.len()],
+        };
+        let outs = vec![vec![0; elements * 8]; numbers.len()];
+        let want = reference(&nest, &[], &outs).unwrap();
+        for isa in Isa::available() {
+            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "{dims:?} at {isa}");
+        }
+    }
+}
+
 /// Numbers that count up from anywhere, also past the largest; that do not; and with streams and keys of their own.
 #[test]
 fn random_bits_are_those_of_the_reference() {
