@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::memory::ALIGNMENT;
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, fuse, parts, plan,
+    Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse, parts, plan,
 };
 
 /// Why a program cannot be made.
@@ -323,8 +323,8 @@ impl ProgramBuilder {
         (!index_fits).then(|| "positions that do not fit".into())
     }
 
-    /// The program with these inputs and outputs: instructions fused, those that can fail first, state written last,
-    /// every work buffer placed.
+    /// The program with these inputs and outputs: instructions fused, those that can fail first, state written last, masks
+    /// packed where that takes less memory, every work buffer placed.
     ///
     /// # Errors
     /// When the plan cannot be addressed.
@@ -360,6 +360,7 @@ impl ProgramBuilder {
         self.set_precision();
         fuse::order(&mut self.instructions, &self.buffers);
         let work_bytes = if fused {
+            bits::pack_masks(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?;
             parts::plan_in_parts(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?
         } else {
             plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?

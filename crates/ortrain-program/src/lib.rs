@@ -9,6 +9,7 @@
 
 mod attention;
 mod backend;
+mod bits;
 mod builder;
 mod cost;
 mod fuse;

@@ -58,6 +58,17 @@ pub(crate) fn plan(
     Ok(total)
 }
 
+/// For each buffer the first of those that share its bytes, because results take the place of what is read last.
+pub(crate) fn sharing(
+    buffers: &[Buffer],
+    instructions: &[Instruction],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) -> Vec<usize> {
+    let mut lives = lives(buffers.len(), instructions, inputs, outputs);
+    shared(buffers, instructions, &mut lives)
+}
+
 /// The instruction at which most is alive.
 pub(crate) fn fullest(
     buffers: &[Buffer],

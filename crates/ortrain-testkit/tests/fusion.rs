@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, BinaryOp, Builder, DType, Nest, Reg, Type};
+use ortrain_expr::{Access, BinaryOp, Builder, CompareOp, DType, Nest, Precision, Reg, RunScalar, Type};
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, BufferId, Entries, Entry, Loop, PlaneId, Program, ProgramBuilder, Reference, ScatterAdd, Step,
+    Backend, BufferId, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Reference, ScatterAdd,
+    Step,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program};
 use ortrain_testkit::tolerance;
+
+mod common;
 
 const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, size: Size::Small };
 const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
@@ -165,4 +168,115 @@ fn sums_at_rows_touch_no_other_row() {
             }
         }
     }
+}
+
+/// Layers of products, of which chance drops elements, and their way back. Of what is dropped a mask alone is kept.
+struct Dropping {
+    b: ProgramBuilder,
+    rows: usize,
+    columns: usize,
+    node: Arc<str>,
+}
+
+impl Dropping {
+    /// The product of `a` with a square factor, or with that on its side, and an epilogue that reads or makes a mask.
+    fn product(&mut self, a: BufferId, factor: BufferId, mask: BufferId, forward: Option<u64>) -> BufferId {
+        let (rows, columns) = (self.rows, self.columns);
+        let result = self.b.work("product", DType::F32, rows * columns);
+        let whole = |dtype| Access::contiguous(dtype, &[rows, columns]);
+        let mut square = Access::contiguous(DType::F32, &[columns, columns]);
+        let mut e = Builder::new();
+        let (product, zero) = (e.load(0, Type::F32), e.constant(Type::F32, 0.0));
+        let (mut loads, mut stores) = (vec![whole(DType::F32)], vec![whole(DType::F32)]);
+        let (mut reads, mut writes) = (vec![result], vec![result]);
+        let kept = if let Some(stream) = forward {
+            let [i, j] = [e.coordinate(0), e.coordinate(1)];
+            let width = e.int(columns as i64);
+            let first = e.mul(i, width);
+            let at = e.add(first, j);
+            let at = e.convert(at, Type::U64);
+            let (key, stream) = (e.run_scalar(RunScalar::Seed), e.int(stream as i64));
+            let stream = e.convert(stream, Type::U64);
+            let random = e.push(ortrain_expr::Inst::Random(key, stream, at), Type::U32);
+            let limit = e.constant(Type::U32, f64::from(3u32 << 30));
+            stores.push(whole(DType::Bool));
+            writes.push(mask);
+            e.compare(CompareOp::Lt, random, limit)
+        } else {
+            square.strides.reverse();
+            loads.push(whole(DType::Bool));
+            reads.push(mask);
+            e.load(1, Type::Bool)
+        };
+        let value = e.select(kept, product, zero);
+        let outputs = if forward.is_some() { vec![value, kept] } else { vec![value] };
+        let expr = e.finish(&outputs);
+        let dims = [rows, columns].into_iter().collect();
+        let nest = Nest { dims, inner: 0, loads, expr, reductions: Vec::new(), stores };
+        let step = MatMul {
+            batch: [].into_iter().collect(),
+            m: rows,
+            n: columns,
+            k: columns,
+            a,
+            a_access: whole(DType::F32),
+            b: factor,
+            b_access: square,
+            precision: Precision::F32,
+            epilogue: Loop { nest, reads, writes },
+        };
+        self.b.step(Step::MatMul(Box::new(step)), Entries::ALL, &self.node).expect("it is sound");
+        result
+    }
+}
+
+fn dropping(fused: bool, rows: usize, columns: usize) -> Program {
+    const LAYERS: u64 = 4;
+    let mut net = Dropping { b: ProgramBuilder::new(), rows, columns, node: "node".into() };
+    let x = net.b.work("x", DType::F32, rows * columns);
+    let factor = net.b.work("factor", DType::F32, columns * columns);
+    let mut value = x;
+    let mut masks = Vec::new();
+    for layer in 0..LAYERS {
+        let mask = net.b.work("mask", DType::Bool, rows * columns);
+        value = net.product(value, factor, mask, Some(layer));
+        masks.push(mask);
+    }
+    for mask in masks.into_iter().rev() {
+        value = net.product(value, factor, mask, None);
+    }
+    let (inputs, outputs) = (vec![x, factor], vec![value]);
+    if fused { net.b.finish(inputs, outputs) } else { net.b.finish_unfused(inputs, outputs) }
+        .expect("it is small")
+}
+
+/// Masks that wait for the way back as bits are the same masks, whatever their length, at every level and on any number of
+/// threads.
+#[test]
+fn masks_come_back_from_their_bits() {
+    let before = ortrain_cpu::Cpu::num_threads();
+    for (rows, columns) in [(64, 64), (67, 63), (71, 65), (300, 97), (1031, 123)] {
+        let plain = Arc::new(dropping(false, rows, columns));
+        let fused = Arc::new(dropping(true, rows, columns));
+        let bits = (rows * columns).div_ceil(8);
+        let packed = |buffer: &&ortrain_program::Buffer| buffer.dtype == DType::U8 && buffer.len == bits;
+        assert!(fused.buffers.iter().filter(packed).count() >= 2, "{fused}");
+        assert!(fused.work_bytes < plain.work_bytes, "{} of {}", fused.work_bytes, plain.work_bytes);
+        if rows * columns < 10_000 {
+            let [want, got] =
+                [&plain, &fused].map(|program| run_program(program, &Reference, 5, Entry::Accumulate));
+            assert!(got == want, "{rows} by {columns}");
+        }
+        for backend in common::every_level() {
+            let outcomes = [1, 2, 3].map(|threads| {
+                ortrain_cpu::Cpu::set_num_threads(threads);
+                [&plain, &fused].map(|program| run_program(program, &*backend, 5, Entry::Accumulate))
+            });
+            for [want, got] in &outcomes {
+                assert!(got == want, "{rows} by {columns}");
+                assert_eq!(got, &outcomes[0][1], "{rows} by {columns}");
+            }
+        }
+    }
+    ortrain_cpu::Cpu::set_num_threads(before);
 }

@@ -140,8 +140,10 @@ fn a_warm_step_allocates_nothing() {
     });
     assert_eq!(counts[0], counts[1], "iterations allocate");
 
-    for (name, rows) in [("lenet", 64), ("mobilenetv2_96", 2), ("resnet18_224", 1)] {
-        let mut run = Workload::new(name, rows);
+    let with_dropout = Workload::with_dropout("mlp", 256);
+    let nets = [("lenet", 64), ("mobilenetv2_96", 2), ("resnet18_224", 1)];
+    let nets = nets.map(|(name, rows)| (name, Workload::new(name, rows)));
+    for (name, mut run) in nets.into_iter().chain([("mlp with Dropout", with_dropout)]) {
         let batch = run.batch(1);
         let round = || {
             let loss = step(&mut run.module, &mut run.state, &batch);

@@ -33,3 +33,29 @@ fn same_bits_at_every_thread_count() {
         assert_eq!(one, trained(threads), "{threads} threads differ from one");
     }
 }
+
+/// The bits of losses and parameters of a net that keeps masks, and what a dump says of its program.
+fn trained_with_dropout(threads: usize) -> (Vec<u32>, String) {
+    backend("cpu", threads).expect("there is a CPU");
+    let mut run = common::Workload::with_dropout("mlp", 300);
+    let mut bits = Vec::new();
+    for step in 0..3 {
+        let batch = run.batch(step);
+        bits.push(common::train(&mut run.module, &mut run.state, &batch).to_bits());
+        run.optimizer.step(&mut run.state, &run.module).expect("the optimizer steps");
+        run.module.lazy_reset_grad();
+    }
+    let parameters = run.module.copy_parameters_to_buffer(&run.state, false).expect("they are float32");
+    bits.extend(parameters.into_iter().map(f32::to_bits));
+    (bits, run.module.dump())
+}
+
+#[test]
+fn same_bits_where_masks_wait_as_bits() {
+    let (one, dump) = trained_with_dropout(1);
+    // 300 rows of 512.
+    assert!(dump.contains("uint8[19200] work@"), "{dump}");
+    for threads in [2, 3] {
+        assert_eq!(one, trained_with_dropout(threads).0, "{threads} threads differ from one");
+    }
+}

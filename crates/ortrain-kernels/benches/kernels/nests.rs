@@ -30,6 +30,10 @@ pub(crate) fn cases() -> Vec<Case> {
     }
     cases.push(dropout(&[1 << 20]));
     cases.push(dropout(&[8, 128, 1000]));
+    for elements in [1 << 19, 1 << 23] {
+        cases.push(packing(elements));
+        cases.push(unpacking(elements));
+    }
     for elements in [400_000, 25_000_000] {
         cases.push(adamw(elements));
     }
@@ -138,6 +142,50 @@ fn dropout(dims: &[usize]) -> Case {
     };
     let flops = 20.0 * dims.iter().product::<usize>() as f64;
     case(format!("nest dropout {}", sizes.join("x")), flops, nest, false)
+}
+
+/// A mask becomes bits, as programs keep it for gradients: eight runs of truths become one of bytes.
+fn packing(elements: usize) -> Case {
+    let mut b = Builder::new();
+    let zero = b.constant(Type::F32, 0.0);
+    let byte = (0..8).fold(zero, |sum, bit| {
+        let (truth, value) = (b.load(bit, Type::Bool), b.constant(Type::F32, f64::from(1u8 << bit)));
+        let value = b.select(truth, value, zero);
+        b.add(sum, value)
+    });
+    let byte = b.convert(byte, Type::I32);
+    let nest = Nest {
+        dims: [elements / 8].into_iter().collect(),
+        inner: 0,
+        loads: vec![Access::contiguous(DType::Bool, &[elements / 8]); 8],
+        expr: b.finish(&[byte]),
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(DType::U8, &[elements / 8])],
+    };
+    case(format!("mask to bits {elements}"), 0.0, nest, false)
+}
+
+/// And bits a mask.
+fn unpacking(elements: usize) -> Case {
+    let mut b = Builder::new();
+    let (zero, mut rest) = (b.constant(Type::F32, 0.0), b.load(0, Type::F32));
+    let mut truths = Vec::new();
+    for bit in (0..8).rev() {
+        let value = b.constant(Type::F32, f64::from(1u8 << bit));
+        let truth = b.compare(CompareOp::Le, value, rest);
+        let value = b.select(truth, value, zero);
+        rest = b.sub(rest, value);
+        truths.push(truth);
+    }
+    let nest = Nest {
+        dims: [elements / 8].into_iter().collect(),
+        inner: 0,
+        loads: vec![Access::contiguous(DType::U8, &[elements / 8])],
+        expr: b.finish(&truths),
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(DType::Bool, &[elements / 8]); 8],
+    };
+    case(format!("mask of bits {elements}"), 0.0, nest, false)
 }
 
 fn gelu(b: &mut Builder, x: &[Reg]) -> Vec<Reg> {

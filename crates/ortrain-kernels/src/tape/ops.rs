@@ -428,9 +428,28 @@ pub(crate) unsafe fn compare(
     }
 }
 
+/// Choices without a jump: masks of noise would send every other one the wrong way.
+trait Chosen: Copy {
+    fn chosen(truth: u8, yes: Self, no: Self) -> Self;
+}
+
+macro_rules! chosen {
+    ($($t:ty)*) => {$(
+        impl Chosen for $t {
+            #[inline(always)]
+            fn chosen(truth: u8, yes: $t, no: $t) -> $t {
+                let mask = <$t>::from(truth != 0).wrapping_neg();
+                no ^ ((yes ^ no) & mask)
+            }
+        }
+    )*};
+}
+
+chosen! { u8 u32 u64 }
+
 struct Choose<'a, T, const A: bool, const B: bool>(&'a [u8], Values<T, A>, Values<T, B>, &'a mut [T]);
 
-impl<T: Copy, const A: bool, const B: bool> Work for Choose<'_, T, A, B> {
+impl<T: Chosen, const A: bool, const B: bool> Work for Choose<'_, T, A, B> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
@@ -444,7 +463,7 @@ impl<T: Copy, const A: bool, const B: bool> Work for Choose<'_, T, A, B> {
             let a = if A { a } else { unsafe { self.1.get(i) } };
             // SAFETY: as above.
             let b = if B { b } else { unsafe { self.2.get(i) } };
-            *d = if c != 0 { a } else { b };
+            *d = T::chosen(c, a, b);
         }
     }
 }
@@ -501,13 +520,29 @@ macro_rules! casts {
 }
 
 casts! {
-    f32 => f32 f64 i32 i64 u32 u64;
+    f32 => f32 f64 i64 u32 u64;
     f64 => f32 f64 i32 i64 u32 u64;
     i32 => f32 f64 i32 i64 u32 u64;
     i64 => f32 f64 i32 i64 u32 u64;
     u32 => f32 f64 i32 i64 u32 u64;
     u64 => f32 f64 i32 i64 u32 u64;
     u8 => f32 f64 i32 i64 u32 u64;
+}
+
+impl Function1 for Cast<f32, i32> {
+    type A = f32;
+    type Out = i32;
+    /// What `as` gives, which no vector instruction does.
+    #[inline(always)]
+    fn call<L: Level>(a: f32) -> i32 {
+        const END: f32 = 2_147_483_648.0;
+        let above = if a > -END { a } else { -END };
+        let within = if above < END { above } else { 0.0 };
+        // SAFETY: -END <= within < END, and it is a number.
+        let integer = unsafe { within.to_int_unchecked::<i32>() };
+        let integer = if a >= END { i32::MAX } else { integer };
+        if a.is_nan() { 0 } else { integer }
+    }
 }
 
 struct ToTruth<A>(PhantomData<A>);

@@ -9,7 +9,9 @@ use ortrain::{
     Tensor,
 };
 use ortrain_onnx::LoadedModel;
-use ortrain_onnx::proto::{ValueInfoProto, tensor_shape_proto::dimension::Value, type_proto};
+use ortrain_onnx::proto::{
+    GraphProto, NodeProto, ValueInfoProto, tensor_shape_proto::dimension::Value, type_proto,
+};
 
 /// A file of a recorded run of onnxruntime-training 1.19.2.
 pub(crate) fn recorded(case: &str, file: &str) -> PathBuf {
@@ -110,6 +112,30 @@ fn sizes(info: &mut ValueInfoProto) -> Vec<&mut i64> {
 impl Workload {
     /// With `rows` images in a batch. Weights are drawn by He's rule, normalizations start as the file says.
     pub(crate) fn new(name: &str, rows: usize) -> Workload {
+        Workload::changed(name, rows, |_| {})
+    }
+
+    /// The same with a Dropout behind each activation.
+    pub(crate) fn with_dropout(name: &str, rows: usize) -> Workload {
+        Workload::changed(name, rows, |graph| {
+            for mut node in std::mem::take(&mut graph.node) {
+                let output = node.output[0].clone();
+                let is_activation = node.op_type == "Relu";
+                if is_activation {
+                    node.output[0] += "/all";
+                }
+                let all = node.output[0].clone();
+                graph.node.push(node);
+                if is_activation {
+                    let (input, output) = (vec![all], vec![output]);
+                    let op_type = "Dropout".to_owned();
+                    graph.node.push(NodeProto { op_type, input, output, ..NodeProto::default() });
+                }
+            }
+        })
+    }
+
+    fn changed(name: &str, rows: usize, change: impl FnOnce(&mut GraphProto)) -> Workload {
         let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/workloads"))
             .join(format!("{name}.onnx"));
         let mut proto = LoadedModel::load(path).unwrap().proto;
@@ -136,6 +162,7 @@ impl Workload {
                 tensor.raw_data = Bytes::from(bytemuck::cast_slice::<f32, u8>(&values).to_vec());
             }
         }
+        change(graph);
         let made = generate(
             ModelSource::from_proto(&proto).unwrap(),
             ArtifactOptions {

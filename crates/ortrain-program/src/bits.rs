@@ -1,0 +1,636 @@
+//! Masks as bits.
+//!
+//! A gradient may need to know of each element whether it was kept, or which of two was larger, and nothing else says it any
+//! more: a byte for each element, from the way there to the way back. Masks that are alive when most is are packed eight to
+//! a byte behind what makes them, and unpacked in front of what reads them on the way back, where that makes the arena
+//! smaller. Both are maps like any other.
+//!
+//! Bit `k` of byte `i` is element `k * bytes + i`, so that both go straight through memory, eight runs at a time. A mask
+//! whose length is no multiple of eight ends with elements that nobody reads.
+
+use std::cmp::Reverse;
+
+use ortrain_expr::{Access, Builder, CompareOp, DType, Inst, Nest, Type};
+
+use crate::builder::align;
+use crate::fuse::{factors, loop_of, with_loop};
+use crate::plan::{plan, sharing};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ProgramError, Step, is_work};
+
+/// Bits of a byte.
+const BITS: usize = 8;
+/// Masks of fewer elements stay what they are.
+const LEAST: usize = 4096;
+/// Places for each instruction: packing comes behind it, unpacking in front of it.
+const PLACES: usize = 4;
+
+/// A mask that is packed between two instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mask {
+    buffer: BufferId,
+    /// What makes it, and the first instruction that reads it from its bits.
+    writer: usize,
+    reader: usize,
+}
+
+/// Packs the masks whose packing makes the arena smaller.
+///
+/// # Errors
+/// When the plan cannot be addressed.
+pub(crate) fn pack_masks(
+    buffers: &mut Vec<Buffer>,
+    instructions: &mut Vec<Instruction>,
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) -> Result<(), ProgramError> {
+    let masks = Choice::new(instructions, buffers, inputs, outputs).masks();
+    if masks.is_empty() {
+        return Ok(());
+    }
+    let whole = plan(buffers, instructions, inputs, outputs)?;
+    let (mut more, mut packed) = (buffers.clone(), instructions.clone());
+    pack(&mut packed, &mut more, &masks);
+    // What is alive is not yet where it lies.
+    if plan(&mut more, &packed, inputs, outputs)? < whole {
+        (*buffers, *instructions) = (more, packed);
+    }
+    Ok(())
+}
+
+/// Where a buffer is written and read.
+#[derive(Clone, Debug, Default)]
+struct Uses {
+    writers: Vec<usize>,
+    readers: Vec<usize>,
+}
+
+/// Which masks are packed.
+struct Choice<'a> {
+    instructions: &'a [Instruction],
+    buffers: &'a [Buffer],
+    uses: Vec<Uses>,
+    is_input: Vec<bool>,
+    is_output: Vec<bool>,
+    /// Of each buffer whose bytes it has, and between which places they are taken.
+    owners: Vec<usize>,
+    spans: Vec<Option<Span>>,
+    /// Of each buffer how it is packed, if it is.
+    packed: Vec<Option<Mask>>,
+}
+
+/// First and last of some places.
+type Span = (usize, usize);
+
+impl<'a> Choice<'a> {
+    fn new(
+        instructions: &'a [Instruction],
+        buffers: &'a [Buffer],
+        inputs: &[BufferId],
+        outputs: &[BufferId],
+    ) -> Choice<'a> {
+        let mut uses = vec![Uses::default(); buffers.len()];
+        for (at, instruction) in instructions.iter().enumerate() {
+            instruction.step.writes().iter().for_each(|id| uses[id.0 as usize].writers.push(at));
+            instruction.step.reads().iter().for_each(|id| uses[id.0 as usize].readers.push(at));
+        }
+        let flags = |ids: &[BufferId]| {
+            let mut flags = vec![false; buffers.len()];
+            ids.iter().for_each(|id| flags[id.0 as usize] = true);
+            flags
+        };
+        let mut choice = Choice {
+            instructions,
+            buffers,
+            uses,
+            is_input: flags(inputs),
+            is_output: flags(outputs),
+            owners: sharing(buffers, instructions, inputs, outputs),
+            spans: Vec::new(),
+            packed: vec![None; buffers.len()],
+        };
+        choice.spans = (0..buffers.len()).map(|k| choice.span(k)).collect();
+        for k in 0..buffers.len() {
+            let owner = choice.owners[k];
+            let both = choice.spans[k].into_iter().chain(choice.spans[owner]);
+            choice.spans[owner] = span(both.flat_map(|(first, last)| [first, last]));
+        }
+        choice
+    }
+
+    /// The places at which a buffer holds something needed.
+    fn span(&self, k: usize) -> Option<Span> {
+        let Uses { writers, readers } = &self.uses[k];
+        let given = self.is_input[k].then_some(0);
+        let wanted = self.is_output[k].then_some(self.places() - 1);
+        span(writers.iter().chain(readers).map(|at| at * PLACES).chain(given).chain(wanted))
+    }
+
+    fn places(&self) -> usize {
+        (self.instructions.len() * PLACES).max(1)
+    }
+
+    /// Whether a buffer is a mask that one instruction makes and that lies where the program likes, alone.
+    fn may_be_packed(&self, id: BufferId) -> bool {
+        let k = id.0 as usize;
+        let (buffer, Uses { writers, readers }) = (&self.buffers[k], &self.uses[k]);
+        if buffer.dtype != DType::Bool
+            || buffer.len < LEAST
+            || !is_work(self.buffers, id)
+            || self.is_input[k]
+            || self.is_output[k]
+            || self.owners.iter().enumerate().any(|(other, &owner)| (owner == k) != (other == k))
+        {
+            return false;
+        }
+        let &[writer] = writers.as_slice() else { return false };
+        let touches = || readers.iter().chain([&writer]).map(|&at| &self.instructions[at].step);
+        self.instructions[writer].entries == Entries::ALL
+            && (buffer.len.is_multiple_of(BITS) || touches().all(|step| may_be_longer(step, id)))
+    }
+
+    /// The masks whose packing lowers what is alive where most is, in the order of buffers.
+    fn masks(mut self) -> Vec<Mask> {
+        let all = (0..self.buffers.len()).map(|k| BufferId(k as u32));
+        let mut candidates: Vec<BufferId> = all.filter(|&id| self.may_be_packed(id)).collect();
+        if candidates.is_empty() {
+            return Vec::new();
+        }
+        let mut alive = self.alive();
+        loop {
+            let most = alive.iter().copied().max().unwrap_or(0);
+            let top = alive.iter().position(|&bytes| bytes == most).unwrap_or(0);
+            // The largest of those that are there for what comes later alone.
+            let largest = candidates
+                .iter()
+                .filter_map(|&id| self.across(id, top))
+                .max_by_key(|mask| (self.buffers[mask.buffer.0 as usize].len, Reverse(mask.buffer)));
+            let Some(mask) = largest else { break };
+            candidates.retain(|&id| id != mask.buffer);
+            self.packed[mask.buffer.0 as usize] = Some(mask);
+            let with = self.alive();
+            // Elsewhere as much may be alive; it must not become more there.
+            if with.iter().copied().max().unwrap_or(0) > most || with[top] >= alive[top] {
+                self.packed[mask.buffer.0 as usize] = None;
+            } else {
+                alive = with;
+            }
+        }
+        // Some were packed on the way to a peak that others keep where it is.
+        let most = alive.into_iter().max();
+        for k in 0..self.packed.len() {
+            let Some(mask) = self.packed[k].take() else { continue };
+            if self.alive().into_iter().max() > most {
+                self.packed[k] = Some(mask);
+            }
+        }
+        self.packed.into_iter().flatten().collect()
+    }
+
+    /// How a mask is packed across a place, if nothing reads it there.
+    fn across(&self, buffer: BufferId, place: usize) -> Option<Mask> {
+        let Uses { writers, readers } = &self.uses[buffer.0 as usize];
+        let writer = *writers.first()?;
+        let reader = readers.iter().copied().find(|&reader| reader * PLACES > place)?;
+        let packed = writer * PLACES + 1 < place && place + 1 < reader * PLACES;
+        let waits = readers.iter().all(|&other| other > writer && other * PLACES != place);
+        (packed && waits).then_some(Mask { buffer, writer, reader })
+    }
+
+    /// Bytes that are alive at each place.
+    fn alive(&self) -> Vec<i64> {
+        let places = self.places();
+        let mut changes = vec![0i64; places + 1];
+        let mut add = |bytes: usize, span: Option<Span>| {
+            if let Some((first, last)) = span {
+                // Absurd sizes are refused when they are placed.
+                let bytes = align(bytes.min(1 << 48)) as i64;
+                changes[first] += bytes;
+                changes[last + 1] -= bytes;
+            }
+        };
+        for (k, buffer) in self.buffers.iter().enumerate() {
+            if !is_work(self.buffers, BufferId(k as u32)) || self.owners[k] != k {
+                continue;
+            }
+            let bytes = buffer.len.saturating_mul(buffer.dtype.size());
+            let Some(Mask { writer, reader, .. }) = self.packed[k] else {
+                add(bytes, self.spans[k]);
+                continue;
+            };
+            let (packed, unpacked) = (writer * PLACES + 1, reader * PLACES - 1);
+            let (early, late): (Vec<usize>, Vec<usize>) = {
+                let Uses { writers, readers } = &self.uses[k];
+                let uses = writers.iter().chain(readers).map(|at| at * PLACES);
+                uses.partition(|&at| at < unpacked)
+            };
+            add(bytes, span(early.into_iter().chain([packed])));
+            add(bytes_of(buffer.len), Some((packed, unpacked)));
+            add(bytes, span(late.into_iter().chain([unpacked])));
+        }
+        let mut sum = 0;
+        changes.truncate(places);
+        for bytes in &mut changes {
+            sum += *bytes;
+            *bytes = sum;
+        }
+        changes
+    }
+}
+
+/// The first and the last of some places.
+fn span(mut places: impl Iterator<Item = usize>) -> Option<Span> {
+    let first = places.next()?;
+    Some(places.fold((first, first), |(first, last), at| (first.min(at), last.max(at))))
+}
+
+/// Whether a step does not mind a buffer that is longer than what it reaches.
+fn may_be_longer(step: &Step, id: BufferId) -> bool {
+    let Some((l, virtual_loads)) = loop_of(step) else { return false };
+    let by_index = |(inst, _): &(Inst, Type)| match *inst {
+        Inst::LoadAt(slot, _) => usize::from(slot) >= virtual_loads && l.reads[usize::from(slot)] == id,
+        _ => false,
+    };
+    !factors(step).contains(&id) && !l.nest.expr.insts().iter().any(by_index)
+}
+
+/// The step with another length of a buffer that its nest reaches.
+fn with_length(step: &Step, id: BufferId, len: usize) -> Option<Step> {
+    let (l, virtual_loads) = loop_of(step)?;
+    if !l.reads.contains(&id) && !l.writes.contains(&id) {
+        return None;
+    }
+    let mut l = l.clone();
+    let loads = l.reads.iter().zip(&mut l.nest.loads).skip(virtual_loads);
+    for (_, access) in loads.chain(l.writes.iter().zip(&mut l.nest.stores)).filter(|(other, _)| **other == id)
+    {
+        access.len = len;
+    }
+    Some(with_loop(step, l))
+}
+
+/// Bytes of the bits of a mask.
+fn bytes_of(len: usize) -> usize {
+    len.div_ceil(BITS)
+}
+
+/// Packs masks and unpacks them.
+fn pack(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>, masks: &[Mask]) {
+    // Of each mask the buffer of its bits, and that of the mask from then on.
+    let mut made: Vec<[BufferId; 2]> = Vec::with_capacity(masks.len());
+    for &Mask { buffer, .. } in masks {
+        let Buffer { label, len, .. } = buffers[buffer.0 as usize].clone();
+        let bytes = bytes_of(len);
+        if len != bytes * BITS {
+            buffers[buffer.0 as usize].len = bytes * BITS;
+            for instruction in instructions.iter_mut() {
+                if let Some(step) = with_length(&instruction.step, buffer, bytes * BITS) {
+                    instruction.step = step;
+                }
+            }
+        }
+        let first = buffers.len() as u32;
+        let bits = format!("{label}/bits").into();
+        buffers.push(Buffer { label: bits, dtype: DType::U8, len: bytes, place: Place::Work(0) });
+        buffers.push(Buffer { label, dtype: DType::Bool, len: bytes * BITS, place: Place::Work(0) });
+        made.push([BufferId(first), BufferId(first + 1)]);
+    }
+    let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
+    let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
+    for (at, mut instruction) in std::mem::take(instructions).into_iter().enumerate() {
+        let node = instruction.node.clone();
+        let map = |map| Instruction { step: Step::Map(map), entries: Entries::ALL, node: node.clone() };
+        let both = || masks.iter().zip(&made);
+        for (mask, &[bits, again]) in both().filter(|(mask, _)| mask.reader == at) {
+            result.push(map(unpacking(bytes(mask), bits, again)));
+        }
+        let read = |id: BufferId| {
+            let later = both().find(|(mask, _)| mask.buffer == id && mask.reader <= at);
+            later.map_or(id, |(_, made)| made[1])
+        };
+        instruction.step.rename(&read, &|id| id);
+        result.push(instruction);
+        for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
+            result.push(map(packing(bytes(mask), mask.buffer, bits)));
+        }
+    }
+    *instructions = result;
+}
+
+/// Elements of a mask, one for each byte of its bits.
+fn run(bytes: usize, bit: usize) -> Access {
+    let strides = [1].into_iter().collect();
+    Access { dtype: DType::Bool, offset: bit * bytes, strides, len: bytes * BITS }
+}
+
+/// The value of a bit. Bytes are computed as floats, which hold them exactly and which machine code is made for.
+fn value_of(bit: usize) -> f64 {
+    f64::from(1u8 << bit)
+}
+
+/// Eight truths become a byte.
+fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Loop {
+    let mut b = Builder::new();
+    let zero = b.constant(Type::F32, 0.0);
+    let mut byte = zero;
+    for bit in 0..BITS {
+        let (truth, value) = (b.load(bit, Type::Bool), b.constant(Type::F32, value_of(bit)));
+        let value = b.select(truth, value, zero);
+        byte = b.add(byte, value);
+    }
+    let byte = b.convert(byte, Type::I32);
+    let byte = b.convert(byte, Type::U32);
+    let nest = Nest {
+        dims: [bytes].into_iter().collect(),
+        inner: 0,
+        loads: (0..BITS).map(|bit| run(bytes, bit)).collect(),
+        expr: b.finish(&[byte]),
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(DType::U8, &[bytes])],
+    };
+    Loop { nest, reads: vec![mask; BITS], writes: vec![bits] }
+}
+
+/// A byte becomes eight truths, from the highest bit on.
+fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Loop {
+    let mut b = Builder::new();
+    let zero = b.constant(Type::F32, 0.0);
+    let mut rest = b.load(0, Type::F32);
+    let mut truths = Vec::with_capacity(BITS);
+    for bit in (0..BITS).rev() {
+        let value = b.constant(Type::F32, value_of(bit));
+        let truth = b.compare(CompareOp::Le, value, rest);
+        let value = b.select(truth, value, zero);
+        rest = b.sub(rest, value);
+        truths.push(truth);
+    }
+    truths.reverse();
+    let nest = Nest {
+        dims: [bytes].into_iter().collect(),
+        inner: 0,
+        loads: vec![Access::contiguous(DType::U8, &[bytes])],
+        expr: b.finish(&truths),
+        reductions: Vec::new(),
+        stores: (0..BITS).map(|bit| run(bytes, bit)).collect(),
+    };
+    Loop { nest, reads: vec![bits], writes: vec![mask; BITS] }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ortrain_expr::{BinaryOp, Mode, Reg, Scalar};
+
+    use super::*;
+    use crate::reference::evaluate;
+    use crate::{Program, Scalars};
+
+    /// What is put together by hand, fused already.
+    #[derive(Clone, Default)]
+    struct Sketch {
+        buffers: Vec<Buffer>,
+        instructions: Vec<Instruction>,
+        inputs: Vec<BufferId>,
+        outputs: Vec<BufferId>,
+    }
+
+    impl Sketch {
+        fn buffer(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
+            self.buffers.push(Buffer { label: label.into(), dtype, len, place: Place::Work(0) });
+            BufferId(self.buffers.len() as u32 - 1)
+        }
+
+        /// Results of loads, element by element over the first `len`.
+        fn map(
+            &mut self,
+            len: usize,
+            reads: &[BufferId],
+            writes: &[BufferId],
+            f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
+        ) {
+            let buffer = |id: &BufferId| &self.buffers[id.0 as usize];
+            let access = |id: &BufferId| Access {
+                dtype: buffer(id).dtype,
+                offset: 0,
+                strides: [1].into_iter().collect(),
+                len: buffer(id).len,
+            };
+            let mut b = Builder::new();
+            let loads = reads.iter().enumerate();
+            let regs: Vec<Reg> = loads.map(|(slot, id)| b.load(slot, Type::of(buffer(id).dtype))).collect();
+            let results = f(&mut b, &regs);
+            let nest = Nest {
+                dims: [len].into_iter().collect(),
+                inner: 0,
+                loads: reads.iter().map(access).collect(),
+                expr: b.finish(&results),
+                reductions: Vec::new(),
+                stores: writes.iter().map(access).collect(),
+            };
+            let map = Loop { nest, reads: reads.to_vec(), writes: writes.to_vec() };
+            assert_eq!(map.nest.fault(), None);
+            let step = Step::Map(map);
+            self.instructions.push(Instruction { step, entries: Entries::ALL, node: "node".into() });
+        }
+
+        fn packed(&self) -> Sketch {
+            let mut packed = self.clone();
+            let Sketch { buffers, instructions, inputs, outputs } = &mut packed;
+            pack_masks(buffers, instructions, inputs, outputs).unwrap();
+            packed
+        }
+
+        /// Labels of the masks that are kept as bits.
+        fn bits(&self) -> Vec<&str> {
+            self.buffers.iter().filter_map(|buffer| buffer.label.strip_suffix("/bits")).collect()
+        }
+
+        fn program(self) -> Program {
+            let Sketch { mut buffers, instructions, inputs, outputs } = self;
+            let work_bytes = plan(&mut buffers, &instructions, &inputs, &outputs).unwrap();
+            let (constants, planes) = (Vec::new(), Vec::new());
+            Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes }
+        }
+    }
+
+    fn run(sketch: Sketch) -> Vec<Vec<Scalar>> {
+        let program = sketch.program();
+        let value = |k: usize| Scalar::F32((k * 7919 % 1009) as f32 / 1009.0 - 0.5);
+        let inputs = program.inputs.iter().map(|&id| (0..program.buffer(id).len).map(value).collect());
+        let inputs: Vec<Vec<Scalar>> = inputs.collect();
+        evaluate(&program, Mode::Exact, &inputs, Scalars::default()).unwrap()
+    }
+
+    const LAYERS: usize = 4;
+
+    /// Layers of `x = x < 1/4 ? -2x : x / 3`, of which the masks are kept, and the way back.
+    fn layers(len: usize, by_index: bool) -> Sketch {
+        let mut s = Sketch::default();
+        let mut x = s.buffer("x", DType::F32, len);
+        s.inputs.push(x);
+        let mut masks = Vec::new();
+        for layer in 0..LAYERS {
+            let y = s.buffer("y", DType::F32, len);
+            let mask = s.buffer(&format!("mask {layer}"), DType::Bool, len);
+            s.map(len, &[x], &[y, mask], |b, x| {
+                let [limit, steep, flat] = [0.25, -2.0, 1.0 / 3.0].map(|value| b.constant(Type::F32, value));
+                let mask = b.compare(CompareOp::Lt, x[0], limit);
+                let factor = b.select(mask, steep, flat);
+                vec![b.mul(x[0], factor), mask]
+            });
+            masks.push(mask);
+            x = y;
+        }
+        for mask in masks.into_iter().rev() {
+            let next = s.buffer("gradient", DType::F32, len);
+            s.map(len, &[x, mask], &[next], |b, x| {
+                let [steep, flat] = [-2.0, 1.0 / 3.0].map(|value| b.constant(Type::F32, value));
+                let mask = if by_index {
+                    let at = b.coordinate(0);
+                    b.load_at(1, at, Type::Bool)
+                } else {
+                    x[1]
+                };
+                let factor = b.select(mask, steep, flat);
+                vec![b.binary(BinaryOp::Mul, x[0], factor)]
+            });
+            x = next;
+        }
+        s.outputs.push(x);
+        s
+    }
+
+    #[test]
+    fn masks_wait_as_bits() {
+        for len in [4096, 4097, 4103, 9000, 10_007] {
+            let plain = layers(len, false);
+            let packed = plain.packed();
+            // The last one is read as soon as it is there.
+            assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2"], "{len}");
+            let [whole, less] = [plain.clone(), packed.clone()].map(|sketch| sketch.program().work_bytes);
+            assert!(less + 2 * len < whole, "{less} of {whole}");
+            assert_eq!(run(packed), run(plain), "{len}");
+        }
+    }
+
+    #[test]
+    fn every_byte_comes_back() {
+        let len = 256 * BITS;
+        let mut s = Sketch::default();
+        let (x, y) = (s.buffer("x", DType::F32, len), s.buffer("y", DType::F32, len));
+        let [mask, again] = ["mask", "again"].map(|label| s.buffer(label, DType::Bool, len));
+        let bits = s.buffer("bits", DType::U8, 256);
+        (s.inputs, s.outputs) = (vec![x], vec![y, bits]);
+        s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
+        let both = [packing(256, mask, bits), unpacking(256, bits, again)];
+        s.instructions
+            .extend(both.map(|map| Instruction { step: Step::Map(map), ..s.instructions[0].clone() }));
+        s.map(len, &[again], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);
+        let program = s.program();
+        // Byte `i` of the bits is `i`.
+        let given: Vec<Scalar> =
+            (0..len).map(|k| Scalar::F32((((k % 256) >> (k / 256)) & 1) as f32)).collect();
+        for mode in [Mode::Exact, Mode::Widened] {
+            let results = evaluate(&program, mode, std::slice::from_ref(&given), Scalars::default()).unwrap();
+            let numbers = |list: &[Scalar]| list.iter().map(|value| value.to_f64()).collect::<Vec<_>>();
+            assert_eq!(numbers(&results[0]), numbers(&given));
+            assert!(numbers(&results[1]).into_iter().eq((0..256).map(f64::from)));
+        }
+    }
+
+    /// Masks that are small, wanted, given, or read by index to an odd end stay what they are.
+    #[test]
+    fn others_stay_bytes() {
+        assert!(layers(LEAST - 1, false).packed().bits().is_empty());
+        assert!(layers(4097, true).packed().bits().is_empty());
+        assert_eq!(layers(4104, true).packed().bits().len(), LAYERS - 1);
+        assert_eq!(run(layers(4104, true).packed()), run(layers(4104, true)));
+
+        let mut wanted = layers(5000, false);
+        let mask = |s: &Sketch, label: &str| {
+            BufferId(s.buffers.iter().position(|buffer| &*buffer.label == label).unwrap() as u32)
+        };
+        wanted.outputs.push(mask(&wanted, "mask 1"));
+        assert_eq!(wanted.packed().bits(), ["mask 0", "mask 2"]);
+        let results = run(wanted.packed());
+        assert_eq!(results[1].len(), 5000, "what is wanted has its length");
+        assert_eq!(results, run(wanted));
+
+        // As if somebody else made it.
+        let mut given = layers(5000, false);
+        given.inputs.push(mask(&given, "mask 0"));
+        assert_eq!(given.packed().bits(), ["mask 1", "mask 2"]);
+        // One that is made for one entry only is not there in the other.
+        let mut of_entry = layers(5000, false);
+        of_entry.instructions[1].entries = Entries::only(crate::Entry::Overwrite);
+        assert_eq!(of_entry.packed().bits(), ["mask 0", "mask 2"]);
+    }
+
+    /// Where the most memory is taken before a mask is there, or while it is read, its bits would make nothing smaller.
+    #[test]
+    fn nothing_is_packed_in_vain() {
+        let len = 8192;
+        for early in [true, false] {
+            let mut s = Sketch::default();
+            let x = s.buffer("x", DType::F32, len);
+            let [large, y, z] = [("large", 16), ("y", 1), ("z", 1)]
+                .map(|(label, times)| s.buffer(label, DType::F32, times * len));
+            let mask = s.buffer("mask", DType::Bool, len);
+            (s.inputs, s.outputs) = (vec![x], vec![z]);
+            let add = |b: &mut Builder, x: &[Reg]| vec![b.add(x[0], x[1])];
+            if early {
+                s.map(len, &[x], &[large], |_, x| vec![x[0]]);
+                s.map(len, &[x, large], &[x], add);
+            }
+            s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
+            s.map(len, &[x], &[y], |b, x| vec![b.unary(ortrain_expr::UnaryOp::Exp, x[0])]);
+            s.map(len, &[x, y], &[y], add);
+            if !early {
+                s.map(len, &[y, mask], &[large], |b, x| {
+                    let mask = b.convert(x[1], Type::F32);
+                    vec![b.add(x[0], mask)]
+                });
+                s.map(len, &[y, large], &[y], add);
+            }
+            s.map(len, &[y, mask], &[z], |b, x| {
+                let mask = b.convert(x[1], Type::F32);
+                vec![b.add(x[0], mask)]
+            });
+            let packed = s.packed();
+            assert!(packed.bits().is_empty(), "early: {early}");
+            assert_eq!(packed.instructions.len(), s.instructions.len());
+        }
+    }
+
+    /// Who reads a mask on the way there goes on to; all who read it on the way back share what is unpacked.
+    #[test]
+    fn readers_before_and_behind() {
+        let len = 6001;
+        let mut s = layers(len, false);
+        let mask = BufferId(s.buffers.iter().position(|buffer| &*buffer.label == "mask 0").unwrap() as u32);
+        let last = *s.outputs.last().unwrap();
+        let [early, late] = ["early", "late"].map(|label| s.buffer(label, DType::F32, len));
+        s.map(len, &[mask], &[early], |b, x| vec![b.convert(x[0], Type::F32)]);
+        let first = s.instructions.pop().unwrap();
+        s.instructions.insert(2, first);
+        s.map(len, &[last, mask], &[late], |b, x| {
+            let mask = b.convert(x[1], Type::F32);
+            vec![b.sub(x[0], mask)]
+        });
+        // Most is alive where the masks are waited for.
+        let large = s.buffer("large", DType::F32, 4 * len);
+        s.map(len, &[last], &[large], |_, x| vec![x[0]]);
+        let mut between = s.instructions.pop().unwrap();
+        between.step.rename(&|_| s.inputs[0], &|id| id);
+        s.instructions.insert(LAYERS + 1, between);
+        s.outputs.extend([early, late]);
+        let packed = s.packed();
+        assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2", "mask 3"]);
+        let unpacks = |i: &&Instruction| i.step.writes().len() == BITS;
+        assert_eq!(packed.instructions.iter().filter(unpacks).count(), LAYERS);
+        let label = |id: BufferId| Arc::clone(&packed.buffers[id.0 as usize].label);
+        let readers = packed.instructions.iter().filter(|i| i.step.reads().contains(&mask)).count();
+        assert_eq!((readers, &*label(mask)), (2, "mask 0"), "the early one and the packing");
+        assert_eq!(run(packed), run(s));
+    }
+}
