@@ -41,22 +41,17 @@ pub fn philox4x32_10(key: u64, stream: u64, block: u64) -> [u32; 4] {
 pub fn philox4x32_10_blocks<const BLOCKS: usize>(key: u64, stream: u64, first: u64) -> [[u32; 4]; BLOCKS] {
     // Lanes of 64 bits hold words of 32, of which products read the lower half alone; what gathers in the upper half is
     // dropped at the end.
-    let mut counters = [[0; BLOCKS]; 4];
-    for i in 0..BLOCKS {
-        let block = first.wrapping_add(i as u64);
-        [counters[0][i], counters[1][i], counters[2][i], counters[3][i]] =
-            [block, block >> 32, stream, stream >> 32];
-    }
+    let blocks: [u64; BLOCKS] = std::array::from_fn(|i| first.wrapping_add(i as u64));
+    let mut counters = [blocks, blocks.map(|block| block >> 32), [stream; BLOCKS], [stream >> 32; BLOCKS]];
     let mut key = [key as u32, (key >> 32) as u32];
+    let product = |multiplier: u32, word: u64| u64::from(multiplier) * (word & u64::from(u32::MAX));
     for _ in 0..ROUNDS {
         let [low, high] = key.map(u64::from);
-        for i in 0..BLOCKS {
-            let [even, odd] =
-                [0, 1].map(|k| u64::from(MULTIPLIERS[k]) * (counters[2 * k][i] & u64::from(u32::MAX)));
-            counters[0][i] = (odd >> 32) ^ counters[1][i] ^ low;
-            counters[1][i] = odd;
-            counters[2][i] = (even >> 32) ^ counters[3][i] ^ high;
-            counters[3][i] = even;
+        let [a, b, c, d] = &mut counters;
+        for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+            let (even, odd) = (product(MULTIPLIERS[0], *a), product(MULTIPLIERS[1], *c));
+            (*a, *b) = ((odd >> 32) ^ *b ^ low, odd);
+            (*c, *d) = ((even >> 32) ^ *d ^ high, even);
         }
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
