@@ -10,7 +10,7 @@ use ortrain_expr::Reg;
 
 use super::steps::{
     Lengths, Matrix, Sizes, factor, given_state, input_gradients, input_products, load_state, lower_nothing,
-    or_zero, output, product, product_with_states, spaced, temp, turned, where_held,
+    or_zero, output, plain_product, product, product_with_states, spaced, sum_at, temp, turned, where_held,
 };
 use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
 use crate::OpError;
@@ -68,9 +68,9 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     // Behind the reset gate, the recurrent bias belongs to the product with the state.
-    let parts: &[usize] = if own.linear_before_reset { &[0] } else { &[0, sizes.rows] };
-    let products = input_products(cx, &sizes, Some((B, parts)))?;
-    let bias = cx.has(B).then(|| Matrix::broadcast(cx.input(B)).at_column(sizes.rows));
+    let both: &[usize] = &[0, sizes.rows];
+    let products = input_products(cx, &sizes, (!own.linear_before_reset).then_some((B, both)))?;
+    let biases = cx.has(B).then(|| Matrix::broadcast(cx.input(B)));
     let r = Matrix::rows(cx.input(R), hidden);
     let r = turned(cx, r, &sizes)?;
     let mut state = given_state(cx, H0, &sizes);
@@ -98,25 +98,16 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         };
         let given = products.at_row(row);
         if own.linear_before_reset {
-            let recurrent = match state {
-                Some(h) => {
-                    let sums = temp(cx, "gates", batch, sizes.rows);
-                    product(cx, (batch, sizes.rows, hidden), h, r, |cx, nest, mut value| {
-                        if let Some(bias) = bias {
-                            let bias = bias.load(cx, nest);
-                            value = nest.b.add(value, bias);
-                        }
-                        sums.store(cx, nest, value);
-                    })?;
-                    Some(sums)
-                }
-                None => bias,
+            let from_state = match state {
+                Some(h) => Some(plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
+                None => None,
             };
+            let recurrent = [from_state, biases.map(|biases| biases.at_column(sizes.rows))];
             let mut nest = cx.nest(&[batch, hidden], 0);
             let pairs = [Z, RESET, NEW].map(|gate| {
                 let column = gate * hidden;
-                let part = recurrent.map(|sums| sums.at_column(column));
-                (given.at_column(column).load(cx, &mut nest), load_state(cx, &mut nest, part))
+                let taken = sum_at(cx, &mut nest, &[Some(given), biases], column);
+                (taken, sum_at(cx, &mut nest, &recurrent, column))
             });
             let [z, reset] = [Z, RESET].map(|gate| {
                 let sum = nest.b.add(pairs[gate].0, pairs[gate].1);

@@ -8,8 +8,8 @@
 
 use super::steps::{
     Lengths, Matrix, Sizes, column_sums, factor, given_state, input_gradients, input_products, load_state,
-    lower_nothing, or_zero, output, product, product_with_states, spaced, temp, turned, where_held, wide,
-    zeros,
+    lower_nothing, or_zero, output, plain_product, product, product_with_states, spaced, sum_at,
+    sum_of_biases, temp, turned, where_held, wide, zeros,
 };
 use super::{Attributes, B, C0, GradInputs, H0, Kind, LENGTHS, P, R, X};
 use crate::OpError;
@@ -28,7 +28,8 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     let sizes = Sizes::of(Kind::Lstm, cx);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
-    let products = input_products(cx, &sizes, Some((B, &[0, sizes.rows])))?;
+    let products = input_products(cx, &sizes, None)?;
+    let bias = sum_of_biases(cx, B, &sizes)?;
     let r = Matrix::rows(cx.input(R), hidden);
     let r = turned(cx, r, &sizes)?;
     let peepholes = cx.has(P).then(|| Matrix::broadcast(cx.input(P)));
@@ -42,17 +43,9 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     for step in 0..sizes.steps {
         let row = step * batch;
         let is_last = step + 1 == sizes.steps;
-        let arguments = match h {
-            Some(h) => {
-                let sums = temp(cx, "gates", batch, sizes.rows);
-                product(cx, (batch, sizes.rows, hidden), h, r, |cx, nest, value| {
-                    let given = products.at_row(row).load(cx, nest);
-                    let sum = nest.b.add(given, value);
-                    sums.store(cx, nest, sum);
-                })?;
-                sums
-            }
-            None => products.at_row(row),
+        let from_state = match h {
+            Some(h) => Some(plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
+            None => None,
         };
         let [all_h, all_c] = results.map(|all| all.map(|all| all.at_row(row)));
         // States that are results as they are need no place of their own.
@@ -63,7 +56,8 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         let mut nest = cx.nest(&[batch, hidden], 0);
         let before = (load_state(cx, &mut nest, h), load_state(cx, &mut nest, c));
         let argument = |cx: &mut Lower<'_>, nest: &mut NestBuilder, gate: usize, cell| {
-            let sum = arguments.at_column(gate * hidden).load(cx, nest);
+            let terms = [Some(products.at_row(row)), bias, from_state];
+            let sum = sum_at(cx, nest, &terms, gate * hidden);
             match peepholes.filter(|_| gate != C) {
                 Some(peepholes) => {
                     let at = PEEPHOLES.iter().position(|&other| other == gate).unwrap_or(0);

@@ -141,6 +141,52 @@ pub(super) fn product<'a>(
     cx.step(nest.matmul((&[], m, n, k), (a.buffer, a_access), (b.buffer, b_access)))
 }
 
+/// Emits `a b` as it is, and returns it. Of few rows it is stored from registers; whatever is added to it costs a pass
+/// over it, and is better added where the product is read.
+pub(super) fn plain_product(
+    cx: &mut Lower<'_>,
+    name: &str,
+    (m, n, k): (usize, usize, usize),
+    a: Matrix,
+    b: Matrix,
+) -> Result<Matrix, OpError> {
+    let result = temp(cx, name, m, n);
+    product(cx, (m, n, k), a, b, |cx, nest, value| result.store(cx, nest, value))?;
+    Ok(result)
+}
+
+/// The sum of those matrices that are there from a column on, in order, in a nest; zero if there are none.
+pub(super) fn sum_at(cx: &Lower<'_>, nest: &mut NestBuilder, terms: &[Option<Matrix>], column: usize) -> Reg {
+    let mut sum = None;
+    for term in terms.iter().flatten() {
+        let value = term.at_column(column).load(cx, nest);
+        sum = Some(match sum {
+            Some(sum) => nest.b.add(sum, value),
+            None => value,
+        });
+    }
+    sum.unwrap_or_else(|| load_state(cx, nest, None))
+}
+
+/// The sum of the biases of data and of state, which an input has one after the other: the same in every row.
+pub(super) fn sum_of_biases(
+    cx: &mut Lower<'_>,
+    input: usize,
+    sizes: &Sizes,
+) -> Result<Option<Matrix>, OpError> {
+    if !cx.has(input) {
+        return Ok(None);
+    }
+    let biases = Matrix::broadcast(cx.input(input));
+    let dtype = wide(cx);
+    let result = Matrix::broadcast(cx.temp("bias", dtype, sizes.rows));
+    let mut nest = cx.nest(&[1, sizes.rows], 0);
+    let sum = sum_at(cx, &mut nest, &[Some(biases), Some(biases.at_column(sizes.rows))], 0);
+    result.store(cx, &mut nest, sum);
+    cx.step(nest.map())?;
+    Ok(Some(result))
+}
+
 /// The lengths of sequences, if they are given.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths(Option<BufferId>);
