@@ -46,6 +46,8 @@ pub(crate) fn cases() -> Vec<Case> {
     // Statistics of the channels of images, as BatchNormalization wants them.
     cases.push(channels([8, 96, 24 * 24]));
     cases.push(channels([4, 64, 56 * 56]));
+    cases.push(gates(16, 256));
+    cases.push(gates_back(16, 256));
     cases.push(scatter([1, 30_000, 1024, 768]));
     cases.push(scatter([64, 1000, 64, 1]));
     // The gradients of the tables of bert_mini, bert_base and gpt2_small6.
@@ -219,6 +221,88 @@ fn adamw(elements: usize) -> Case {
         vec![b.sub(kept, step), m, v]
     };
     map("AdamW", elements, 4, 14.0, build, 3)
+}
+
+/// Rows of a matrix `wide` elements wide, from a column on.
+fn columns(rows: usize, wide: usize, first: usize) -> Access {
+    let strides = [wide as isize, 1].into_iter().collect();
+    Access { dtype: F32, offset: first, strides, len: rows * wide }
+}
+
+/// A step of an LSTM behind its products: gates of data, state and bias, what they do to the cell, and the state.
+fn gates(batch: usize, hidden: usize) -> Case {
+    let dims = [batch, hidden];
+    let mut b = Builder::new();
+    let mut loads = Vec::new();
+    let mut load = |b: &mut Builder, access: Access| {
+        loads.push(access);
+        b.load(loads.len() - 1, Type::F32)
+    };
+    let mut gate = |b: &mut Builder, k: usize, op: UnaryOp| {
+        let [data, state] = [0; 2].map(|_| load(b, columns(batch, 4 * hidden, k * hidden)));
+        let mut bias = Access::broadcast(F32, &[hidden], &dims);
+        (bias.offset, bias.len) = (k * hidden, 4 * hidden);
+        let bias = load(b, bias);
+        let sum = b.add(data, bias);
+        let sum = b.add(sum, state);
+        b.unary(op, sum)
+    };
+    let (i, f) = (gate(&mut b, 0, UnaryOp::Sigmoid), gate(&mut b, 2, UnaryOp::Sigmoid));
+    let (g, o) = (gate(&mut b, 3, UnaryOp::Tanh), gate(&mut b, 1, UnaryOp::Sigmoid));
+    let before = load(&mut b, Access::contiguous(F32, &dims));
+    let (old, new) = (b.mul(f, before), b.mul(i, g));
+    let cell = b.add(old, new);
+    let seen = b.unary(UnaryOp::Tanh, cell);
+    let state = b.mul(o, seen);
+    let mut stores = vec![Access::contiguous(F32, &dims); 2];
+    stores.extend([0, 1, 2, 3].map(|k| columns(batch, 4 * hidden, k * hidden)));
+    let expr = b.finish(&[state, cell, i, o, f, g]);
+    let nest =
+        Nest { dims: dims.into_iter().collect(), inner: 0, loads, expr, reductions: Vec::new(), stores };
+    let name = format!("nest lstm gates {batch}x{hidden}");
+    case(name, 113.0 * (batch * hidden) as f64, nest, false)
+}
+
+/// The gradient of that.
+fn gates_back(batch: usize, hidden: usize) -> Case {
+    let dims = [batch, hidden];
+    let mut b = Builder::new();
+    let mut loads = vec![Access::contiguous(F32, &dims); 4];
+    let [of_cell, of_state, cell, last] = [0, 1, 2, 3].map(|k| b.load(k, Type::F32));
+    loads.extend([0, 1, 2, 3].map(|k| columns(batch, 4 * hidden, k * hidden)));
+    let [i, o, f, g] = [4, 5, 6, 7].map(|k| b.load(k, Type::F32));
+    let one = b.constant(Type::F32, 1.0);
+    let of_sigmoid = |b: &mut Builder, value, y| {
+        let rest = b.sub(one, y);
+        let slope = b.mul(y, rest);
+        b.mul(value, slope)
+    };
+    let of_tanh = |b: &mut Builder, value, y| {
+        let square = b.mul(y, y);
+        let slope = b.sub(one, square);
+        b.mul(value, slope)
+    };
+    let seen = b.unary(UnaryOp::Tanh, cell);
+    let of_o = b.mul(of_state, seen);
+    let of_o = of_sigmoid(&mut b, of_o, o);
+    let through = b.mul(of_state, o);
+    let through = of_tanh(&mut b, through, seen);
+    let of_new = b.add(of_cell, through);
+    let of_g = b.mul(of_new, i);
+    let of_g = of_tanh(&mut b, of_g, g);
+    let of_f = b.mul(of_new, last);
+    let of_f = of_sigmoid(&mut b, of_f, f);
+    let of_i = b.mul(of_new, g);
+    let of_i = of_sigmoid(&mut b, of_i, i);
+    let of_last = b.mul(of_new, f);
+    // Rows of the gradients have a gap behind them.
+    let mut stores = [0, 1, 2, 3].map(|k| columns(batch, 4 * hidden + 16, k * hidden)).to_vec();
+    stores.push(Access::contiguous(F32, &dims));
+    let expr = b.finish(&[of_i, of_o, of_f, of_g, of_last]);
+    let nest =
+        Nest { dims: dims.into_iter().collect(), inner: 0, loads, expr, reductions: Vec::new(), stores };
+    let name = format!("nest lstm gates, back {batch}x{hidden}");
+    case(name, 42.0 * (batch * hidden) as f64, nest, false)
 }
 
 fn softmax(dims: [usize; 2]) -> Case {

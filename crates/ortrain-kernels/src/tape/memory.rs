@@ -1,5 +1,7 @@
 //! Loads and stores: between the memory of callers, by raw pointers only, and tile registers.
 
+use std::ops::Range;
+
 use ortrain_expr::{Access, DType, Type};
 
 use super::number::{Stored, with_stored};
@@ -60,6 +62,13 @@ impl Reach {
         self.along.piece().filter(|_| as_computed)
     }
 
+    /// Bytes from an element to that in the next piece, where pieces have this length and do not follow each other.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
+    pub(crate) fn step(&self, piece: usize) -> Option<i32> {
+        let step = self.along.step().filter(|_| self.piece() == Some(piece))?;
+        i32::try_from(step * self.dtype.size() as isize).ok().filter(|&step| step != 0)
+    }
+
     /// Loads the elements of the indices (`outside`, `start..start + n`), as `Type::of(dtype)`.
     ///
     /// # Safety
@@ -114,6 +123,23 @@ impl Reach {
         with_stored!(self.dtype, S => {
             let (d, index) = (d.cast::<<S as Stored>::Computed>(), index.cast::<i64>());
             isa.run(LoadAt::<S> { at: at.cast(), count, index, d, n });
+        });
+    }
+
+    /// Loads the `n` elements of the buffer from the index `first` on, counted from the offset; zeros for those that lie
+    /// outside of `offset..len`.
+    ///
+    /// # Safety
+    /// `base` is the start of a buffer of `len` elements; `d` is a register of `n` values.
+    pub(crate) unsafe fn load_from(&self, isa: Isa, base: *const u8, first: i64, d: *mut u8, n: usize) {
+        let count = self.len.saturating_sub(self.offset as usize) as i64;
+        let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
+        // Of the `n`, those that are there.
+        let inside = |index: i64| index.saturating_sub(first).clamp(0, n as i64) as usize;
+        let (begin, end) = (inside(0), inside(count));
+        with_stored!(self.dtype, S => {
+            let d = d.cast::<<S as Stored>::Computed>();
+            isa.run(LoadFrom::<S> { at: at.cast(), first, there: begin..end.max(begin), d, n });
         });
     }
 }
@@ -251,6 +277,31 @@ struct LoadAt<S: Stored> {
     index: *const i64,
     d: *mut S::Computed,
     n: usize,
+}
+
+struct LoadFrom<S: Stored> {
+    at: *const S,
+    first: i64,
+    /// Which of the elements lie in the buffer.
+    there: Range<usize>,
+    d: *mut S::Computed,
+    n: usize,
+}
+
+impl<S: Stored> Work for LoadFrom<S> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let LoadFrom { at, first, there: Range { start, end }, d, n } = self;
+        // SAFETY: by the contract of `Reach::load_from` the register has `n` values, and the buffer has those elements
+        // that are there. All-zero bytes are a value of every computed type.
+        unsafe {
+            d.write_bytes(0, start);
+            let from = at.wrapping_offset(first as isize).wrapping_add(start);
+            copy(from, end - start, d.add(start), S::decode);
+            d.add(end).write_bytes(0, n - end);
+        }
+    }
 }
 
 impl<S: Stored> Work for LoadAt<S> {

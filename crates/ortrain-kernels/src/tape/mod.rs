@@ -57,6 +57,8 @@ enum Kind {
     /// Brings what lies elsewhere into a register.
     Copy(Type),
     LoadAt(u16),
+    /// Loads what lies side by side from an index on that is one for the whole row.
+    LoadFrom(u16),
     Unary(UnaryOp, Type),
     Binary(BinaryOp, Type),
     Compare(CompareOp, Type),
@@ -339,6 +341,11 @@ impl Site<'_> {
                     Kind::LoadAt(slot) => {
                         let base = self.bases[usize::from(slot)];
                         self.tape.loads[usize::from(slot)].load_at(isa, base, a, d, n);
+                    }
+                    Kind::LoadFrom(slot) => {
+                        let (base, first) = (self.bases[usize::from(slot)], *a.cast::<i64>());
+                        let first = first.wrapping_add(start as i64);
+                        self.tape.loads[usize::from(slot)].load_from(isa, base, first, d, n);
                     }
                     Kind::Unary(op, ty) => ops::unary(isa, op, ty, a, d, n),
                     Kind::Binary(op, ty) => ops::binary(isa, op, ty, with(a, 0), with(b, 1), d, n),
@@ -940,9 +947,10 @@ impl<'a> Draft<'a> {
     /// The tape, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
     fn finish(mut self, isa: Isa, code: bool, stores: &[Reach], tile: usize) -> Tape {
         self.compare_coordinates();
+        self.load_rows();
         let mut grouped = self.clone();
         if code {
-            grouped.make_groups(isa, stores);
+            grouped.make_groups(isa, stores, tile);
         }
         // The system may refuse memory for code.
         grouped.place(isa, tile).unwrap_or_else(|| self.place(isa, tile).expect("no groups"))
@@ -968,15 +976,51 @@ impl<'a> Draft<'a> {
             op.kind = Kind::CompareCoordinate { op: compare, first, after, dim };
             op.a = [one, 0, 0];
         }
+        self.drop_unread(&made);
+    }
+
+    /// Loads rows that an index of their own says as what they are, instead of writing the index of every element over a
+    /// tile first: embeddings, the steps of a sequence.
+    fn load_rows(&mut self) {
+        let Plan { nest, along, .. } = *self.plan;
+        let whole: usize = along.iter().map(|&axis| nest.dims[axis]).product();
+        let mut made: FxHashMap<Place, Op> = FxHashMap::default();
+        let mut sums: FxHashMap<Place, Op> = FxHashMap::default();
+        for op in self.lists.iter().flat_map(|(_, list)| list).filter(|op| !op.one) {
+            match op.kind {
+                Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64) => _ = made.insert(op.d, *op),
+                Kind::Binary(BinaryOp::Add, Type::I64) => _ = sums.insert(op.d, *op),
+                _ => {}
+            }
+        }
+        for op in self.lists.iter_mut().flat_map(|(_, list)| list).filter(|op| !op.one) {
+            let (Kind::LoadAt(slot), Some(sum)) = (op.kind, sums.get(&op.a[0])) else { continue };
+            let [a, b] =
+                [sum.a[0], sum.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
+            let terms = || [a, b].into_iter().flatten();
+            let first = terms().find(|(kind, _)| matches!(kind, Kind::Splat(_)));
+            // The only axis along the tile counts its indices.
+            let counts = |kind: Kind| matches!(kind, Kind::Coordinate { after: 1, dim, .. } if dim == whole);
+            if let (Some((_, first)), true) = (first, terms().any(|(kind, _)| counts(kind))) {
+                op.kind = Kind::LoadFrom(slot);
+                op.a = [first, 0, 0];
+            }
+        }
+        self.drop_unread(&sums);
+        self.drop_unread(&made);
+    }
+
+    /// Drops those of some operations whose results nobody reads any more.
+    fn drop_unread(&mut self, some: &FxHashMap<Place, Op>) {
         let ops = self.lists.iter().flat_map(|(_, list)| list);
         let read: FxHashSet<Place> = ops.flat_map(|op| op.a[..op.kind.operands()].to_vec()).collect();
         for (_, list) in &mut self.lists {
-            list.retain(|op| !made.contains_key(&op.d) || read.contains(&op.d));
+            list.retain(|op| !some.contains_key(&op.d) || read.contains(&op.d));
         }
     }
 
     /// Makes groups of what machine code can do.
-    fn make_groups(&mut self, isa: Isa, stores: &[Reach]) {
+    fn make_groups(&mut self, isa: Isa, stores: &[Reach], tile: usize) {
         let mut readers: FxHashMap<Place, usize> = FxHashMap::default();
         let mut constants: FxHashMap<Place, u64> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list) {
@@ -989,7 +1033,7 @@ impl<'a> Draft<'a> {
         }
         for index in 0..self.lists.len() {
             let list = std::mem::take(&mut self.lists[index].1);
-            let list = self.group(isa, stores, list, &readers, &constants);
+            let list = self.group(isa, (stores, tile), list, &readers, &constants);
             self.lists[index].1 = list;
         }
     }
@@ -998,7 +1042,7 @@ impl<'a> Draft<'a> {
     fn group(
         &mut self,
         isa: Isa,
-        stores: &[Reach],
+        (stores, tile): (&[Reach], usize),
         list: Vec<Op>,
         readers: &FxHashMap<Place, usize>,
         constants: &FxHashMap<Place, u64>,
@@ -1008,9 +1052,11 @@ impl<'a> Draft<'a> {
             isa,
             sizes: &|place| sizes[place as usize],
             constants,
+            loads: self.loads,
             stores,
             readers,
             piece: self.piece,
+            tile,
         };
         let is_store = |op: &Op| matches!(op.kind, Kind::Store(_));
         let (stores, mut rest): (Vec<Op>, Vec<Op>) = list.into_iter().partition(is_store);
@@ -1248,6 +1294,7 @@ impl Kind {
             Kind::Const(_) | Kind::Run(_) | Kind::Coordinate { .. } | Kind::Load(_) | Kind::Native(_) => 0,
             Kind::Copy(_)
             | Kind::LoadAt(_)
+            | Kind::LoadFrom(_)
             | Kind::CompareCoordinate { .. }
             | Kind::Unary(..)
             | Kind::Convert(..)

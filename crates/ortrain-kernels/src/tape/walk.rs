@@ -79,6 +79,12 @@ impl Walk {
         }
     }
 
+    /// Elements from one piece to the next, within the axis before that of the pieces.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only machine code asks ahead"))]
+    pub(crate) fn step(&self) -> Option<isize> {
+        self.strides.len().checked_sub(2).map(|before| self.strides[before])
+    }
+
     /// The length after which it starts again from the same element, if it does and that is all it does.
     #[inline(always)]
     pub(crate) fn period(&self) -> Option<usize> {

@@ -366,3 +366,85 @@ fn what_is_overwritten_is_read_before() {
         }
     }
 }
+
+/// Compares a nest with the reference at every level, on one thread and on two.
+fn compare(nest: &Nest, loads: &[Vec<u8>], what: &str) {
+    let outs: Vec<Vec<u8>> = nest.stores.iter().map(|a| vec![0x55; a.len * a.dtype.size()]).collect();
+    let want = reference(nest, loads, &outs).unwrap();
+    for isa in Isa::available() {
+        for threads in 1..=2 {
+            let got = run(nest, isa, Order::Auto, threads, loads, &outs).unwrap();
+            for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
+                assert_same(store.dtype, got, want, &format!("{what} at {isa}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_taken_by_their_indices() {
+    let (rows, table_rows) = (40, 9);
+    for dtype in [DType::F32, DType::F16, DType::I64] {
+        for (width, offset) in [(1, 0), (17, 5), (128, 0), (128, 3), (700, 0), (2500, 1)] {
+            let mut b = Builder::new();
+            let (row, column, size) = (b.load(0, Type::I64), b.coordinate(1), b.int(width));
+            let first = b.mul(row, size);
+            let at = b.add(first, column);
+            // The other way around as well, and an index that is no row's: every element by itself.
+            let same = b.add(column, first);
+            let twice = b.add(at, column);
+            let values = [at, same, twice].map(|index| b.load_at(1, index, Type::of(dtype)));
+            let dims = [rows, width as usize];
+            let len = table_rows * dims[1] + offset;
+            let nest = Nest {
+                dims: dims.into_iter().collect(),
+                inner: 0,
+                loads: vec![
+                    Access {
+                        strides: [1, 0].into_iter().collect(),
+                        ..Access::contiguous(DType::I64, &[rows])
+                    },
+                    Access { dtype, offset, strides: [0, 0].into_iter().collect(), len },
+                ],
+                expr: b.finish(&values),
+                reductions: Vec::new(),
+                stores: vec![Access::contiguous(dtype, &dims); 3],
+            };
+            let mut random = Random(width as u64);
+            // Rows that are there, in part and not at all.
+            let far = [-1, -2, table_rows as i64 - 1, table_rows as i64, i64::MAX / width, i64::MIN / width];
+            let index = (0..rows).map(|i| far.get(i).copied().unwrap_or(random.below(table_rows) as i64));
+            let index: Vec<u8> = index.flat_map(i64::to_le_bytes).collect();
+            let loads = [index, buffer(&mut random, dtype, len)];
+            compare(&nest, &loads, &format!("{dtype}, rows of {width} behind {offset}"));
+        }
+    }
+}
+
+#[test]
+fn rows_that_lie_apart() {
+    // More buffers than machine code has registers for, and rows around the length of a tile.
+    for (rows, width, gap) in [(16, 256, 16), (3, 200, 1), (20, 256, 768), (5, 1024, 8), (4, 1100, 9)] {
+        let dims = [rows, width];
+        let apart = |first: usize| Access {
+            dtype: DType::F32,
+            offset: first,
+            strides: [(width + gap) as isize, 1].into_iter().collect(),
+            len: rows * (width + gap),
+        };
+        let mut b = Builder::new();
+        let x: Vec<Reg> = (0..10).map(|k| b.load(k, Type::F32)).collect();
+        let sums: Vec<Reg> = x.windows(2).map(|pair| b.add(pair[0], pair[1])).collect();
+        let nest = Nest {
+            dims: dims.into_iter().collect(),
+            inner: 0,
+            loads: (0..10).map(|k| apart(k % (gap + 1))).collect(),
+            expr: b.finish(&sums),
+            reductions: Vec::new(),
+            stores: (0..sums.len()).map(|k| apart(k % (gap + 1))).collect(),
+        };
+        let mut random = Random(width as u64);
+        let (loads, _) = buffers(&mut random, &nest);
+        compare(&nest, &loads, &format!("{rows} rows of {width}, {gap} apart"));
+    }
+}

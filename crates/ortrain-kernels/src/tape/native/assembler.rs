@@ -70,6 +70,13 @@ pub(super) enum Condition {
     AboveOrEqual = 3,
 }
 
+/// What a line of the cache is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Read,
+    Write,
+}
+
 pub(super) struct Assembler {
     pub(super) bytes: Vec<u8>,
     /// Whether vectors have 512 bits.
@@ -118,6 +125,17 @@ impl Assembler {
             self.vex(length, opcode, register, second, rm);
         }
         self.operands(opcode, register, rm, extra.immediate);
+    }
+
+    /// Asks for the line at `base + 4 * rax + displacement`: a hint, for which no address is wrong.
+    pub(super) fn prefetch(&mut self, what_for: Use, base: Gpr, displacement: i32) {
+        // PREFETCHT0 and PREFETCHW, which is nothing on machines that do not have it.
+        let code = match what_for {
+            Use::Read => 0x18,
+            Use::Write => 0x0d,
+        };
+        self.bytes.extend([0x40 | base >> 3, 0x0f, code, 0x80 | 1 << 3 | 4, 2 << 6 | RAX << 3 | base & 7]);
+        self.bytes.extend(displacement.to_le_bytes());
     }
 
     /// An instruction on mask registers.

@@ -199,6 +199,13 @@ impl Making<'_> {
         let known = pointers.iter().position(|&other| other == pointer);
         let number = known.unwrap_or_else(|| {
             pointers.push(pointer);
+            let reach = match pointer {
+                Pointer::Product => None,
+                Pointer::Load(slot) => self.context.loads.get(usize::from(slot)),
+                Pointer::Store(slot) => self.context.stores.get(usize::from(slot)),
+            };
+            let step = reach.and_then(|reach| reach.step(self.context.piece));
+            self.group.lanes.steps.push(step.filter(|_| self.context.tile >= self.context.piece));
             pointers.len() - 1
         });
         // More than a byte holds are refused later on.

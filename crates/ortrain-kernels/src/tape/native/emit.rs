@@ -4,6 +4,9 @@
 //! incomplete 16 are computed whole, but callers' memory is touched through a mask. Folds keep 16 sums, and twice as
 //! many where there are enough indices, in the order of `ops::fold`.
 //!
+//! Where callers' memory is read or written in pieces that lie apart, a function asks for the next piece while it computes
+//! one: machines see a row coming only when some of it was read, and a row of a few hundred numbers is over by then.
+//!
 //! Elementary functions are long chains, and a processor looks only so far ahead. So vectors go side by side, each value
 //! for all of them before the next value: as many vectors as two rounds have, or fewer where that takes too many
 //! registers. Values that find none wait on the stack.
@@ -14,7 +17,7 @@ use std::ops::Range;
 use ortrain_expr::ReduceOp;
 
 use super::assembler::{
-    Assembler, Condition, Extra, Gpr, Length, Opcode, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Rm, opcode,
+    Assembler, Condition, Extra, Gpr, Length, Opcode, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Rm, Use, opcode,
 };
 use super::lanes::{Effect, Fold, Lane, Lanes, Logic, Set, Two, Value};
 use crate::tape::{ALIGN, Place};
@@ -640,6 +643,18 @@ impl<'a> Body<'a> {
         self.memory(pointer_register(asm, pointer), 0, 2)
     }
 
+    /// Asks for what lies there in the next piece, once for each line of the cache.
+    fn ask_ahead(&self, asm: &mut Assembler, pointer: u8, here: Rm, what_for: Use) {
+        const LINE: usize = 64;
+        let starts_line = (self.streams[self.now].vector * self.plan.bytes()).is_multiple_of(LINE);
+        let step = self.order.lanes.steps.get(usize::from(pointer)).copied().flatten();
+        if let (Some(step), Rm::Memory { base, displacement, .. }, true, false) =
+            (step, here, starts_line, self.end)
+        {
+            asm.prefetch(what_for, base, displacement.wrapping_add(step));
+        }
+    }
+
     /// The register of a value; one that stays elsewhere is brought into a new one, which comes second.
     fn register(&mut self, asm: &mut Assembler, value: Value) -> Option<(u8, Option<u8>)> {
         if let Some(register) = self.held(value) {
@@ -729,6 +744,7 @@ impl<'a> Body<'a> {
             Lane::There(pointer) => {
                 let register = self.allocate(asm)?;
                 let from = self.there(asm, pointer);
+                self.ask_ahead(asm, pointer, from, Use::Read);
                 match (self.end, wide) {
                     (false, _) => asm.vector(LOAD, register, 0, from, plain),
                     (true, true) => {
@@ -932,6 +948,7 @@ impl<'a> Body<'a> {
             }
             Effect::There(pointer, _) => {
                 let to = self.there(asm, pointer);
+                self.ask_ahead(asm, pointer, to, Use::Write);
                 match (self.end, wide) {
                     (false, _) => asm.vector(STORE, register, 0, to, plain),
                     (true, true) => asm.vector(STORE, register, 0, to, Extra { mask: END, ..plain }),

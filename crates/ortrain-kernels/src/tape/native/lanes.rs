@@ -151,6 +151,8 @@ pub(super) struct Lanes {
     pub(super) all: Vec<Lane>,
     pub(super) effects: Vec<Effect>,
     pub(super) folds: Vec<Fold>,
+    /// Of each pointer, how many bytes behind what lies there the same of the next piece lies, if it is to be asked for.
+    pub(super) steps: Vec<Option<i32>>,
     known: FxHashMap<Lane, Value>,
     /// Whether lanes are those of AVX-512.
     wide: bool,
@@ -160,7 +162,14 @@ const SIGN: u32 = 1 << 31;
 
 impl Lanes {
     pub(super) fn new(wide: bool) -> Lanes {
-        Lanes { all: Vec::new(), effects: Vec::new(), folds: Vec::new(), known: FxHashMap::default(), wide }
+        Lanes {
+            all: Vec::new(),
+            effects: Vec::new(),
+            folds: Vec::new(),
+            steps: Vec::new(),
+            known: FxHashMap::default(),
+            wide,
+        }
     }
 
     pub(super) fn push(&mut self, lane: Lane) -> Value {

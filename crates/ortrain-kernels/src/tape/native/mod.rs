@@ -39,9 +39,12 @@ pub(super) struct Context<'a> {
     pub(super) sizes: &'a dyn Fn(Place) -> Size,
     /// The bits of registers that hold a constant.
     pub(super) constants: &'a FxHashMap<Place, u64>,
+    pub(super) loads: &'a [Reach],
     pub(super) stores: &'a [Reach],
     /// How often each register is read, by all operations of the tape.
     pub(super) readers: &'a FxHashMap<Place, usize>,
     /// Up to where what is read lies side by side.
     pub(super) piece: usize,
+    /// Indices of a tile, at most.
+    pub(super) tile: usize,
 }
