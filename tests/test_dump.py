@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import RECORDS, Run
+from onnx import TensorProto, helper, numpy_helper
 
 import ortrain
+from ortrain import artifacts
 from ortrain.__main__ import main
 
 PERCEPTRON = Path(__file__).parent.parent / "examples" / "perceptron.onnx"
@@ -77,3 +80,27 @@ def test_command_line() -> None:
     assert done.returncode == 2
     assert "'x=a,b' is not of the form NAME=2,3" in done.stderr
     assert run().returncode == 2
+
+
+@pytest.mark.parametrize("op", ["Relu", "LeakyRelu", "Elu", "Clip", "Abs", "HardSwish", "Softplus", "Max", "Min"])
+def test_activations_keep_no_mask(op: str, tmp_path: Path) -> None:
+    """From the way there to the way back: a comparison is made again of what is there anyhow."""
+    rows, size = 64, 128
+    more = {"Clip": ["zero", "six"], "Max": ["other"], "Min": ["other"]}.get(op, [])
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["hidden"]),
+        helper.make_node("MatMul", ["x", "v"], ["other"]),
+        helper.make_node(op, ["hidden", *more], ["active"]),
+        helper.make_node("MatMul", ["active", "v"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, size]) for name in "xy")
+    weights = {"w": np.eye(size), "v": np.eye(size), "zero": np.zeros(()), "six": np.full((), 6.0)}
+    constants = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, op, [x], [y], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    artifacts.generate_artifacts(
+        model, requires_grad=["w", "v"], loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path
+    )
+    printed = ortrain.dump(tmp_path / "training_model.onnx", "program", {"x": [rows, size], "target": [rows, size]})
+    assert f"float32[{rows * size}]" in printed
+    assert f"bool[{rows * size}]" not in printed

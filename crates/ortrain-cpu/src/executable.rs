@@ -61,7 +61,8 @@ impl Kernel {
                 .map(|kernel| Kernel::Attention(kernel, a.buffers())),
             Step::Window(w) => {
                 let dtype = program.buffer(w.target).dtype;
-                let desc = WindowDesc { shape: w.shape.clone(), dtype, index: w.index.is_some() };
+                let index = w.index.map(|id| program.buffer(id).dtype);
+                let desc = WindowDesc { shape: w.shape.clone(), dtype, index };
                 WindowKernel::new(&desc, isa).map(|kernel| Kernel::Window(Box::new(kernel)))
             }
             Step::ScatterAdd(s) => {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::Dims;
+use crate::{DType, Dims};
 
 /// An axis that a window slides along.
 ///
@@ -184,8 +184,11 @@ pub enum WindowPass {
 
 /// The sizes of a pooling of numbers: `planes` independent planes of the spatial axes.
 ///
-/// Positions of maxima are those in the whole tensor `[planes, inputs..]`, row-major, as `I64`. Sums are made in the type
-/// that elements are computed in, and rounded once to the type they are stored in.
+/// Positions of maxima are those in the whole tensor `[planes, inputs..]`, row-major, if they are of type `I64`. Of type
+/// `U8` or `U16` they are numbers of cells in their windows, row-major ([`WindowShape::cell_numbers`]): maxima lie over the
+/// input; of a cell over padding the position is what follows from the row-major order, perhaps outside of the plane, and
+/// a number that no cell has is no position. Sums are made in the type that elements are computed in, and rounded once to
+/// the type they are stored in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WindowShape {
     /// What is computed.
@@ -216,6 +219,38 @@ impl WindowShape {
         match self.pass {
             WindowPass::Max | WindowPass::Sum => [inputs, outputs],
             WindowPass::MaxGradient | WindowPass::SumGradient => [outputs, inputs],
+        }
+    }
+
+    /// The narrowest type that has a number for each cell of a window, `U8` or `U16`.
+    ///
+    /// `None` where there are more cells, or none, or where a window may cover nothing but padding: there a maximum has a
+    /// position and no cell.
+    #[must_use]
+    pub fn cell_numbers(&self) -> Option<DType> {
+        let covers = |axis: &SlidingAxis| {
+            // Cells that are no further apart than the input is long cannot pass over it.
+            let near = axis.kernel == 1 || axis.dilation <= axis.input;
+            let at = |o: usize| !axis.cells(o).is_empty();
+            near && (axis.output == 0 || (at(0) && at(axis.output - 1)))
+        };
+        let cells = self.axes.iter().try_fold(1usize, |n, axis| n.checked_mul(axis.kernel))?;
+        match cells {
+            1..=0x100 => Some(DType::U8),
+            0x101..=0x1_0000 => Some(DType::U16),
+            _ => None,
+        }
+        .filter(|_| self.axes.iter().all(covers))
+    }
+
+    /// Whether positions of maxima may have a type.
+    #[must_use]
+    pub fn has_positions_in(&self, dtype: DType) -> bool {
+        match dtype {
+            DType::I64 => true,
+            DType::U16 => self.cell_numbers().is_some(),
+            DType::U8 => self.cell_numbers() == Some(DType::U8),
+            _ => false,
         }
     }
 
@@ -260,6 +295,48 @@ mod tests {
                     let want: Vec<usize> = (0..kernel).filter(|&k| axis.input_at(o, k).is_some()).collect();
                     assert_eq!(axis.cells(o).collect::<Vec<_>>(), want, "{axis:?} at {o}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn cells_have_numbers_where_every_window_has_cells() {
+        let shape = |axes: &[SlidingAxis]| WindowShape {
+            pass: WindowPass::Max,
+            planes: 2,
+            axes: axes.iter().copied().collect(),
+        };
+        let of = |axes: &[SlidingAxis]| shape(axes).cell_numbers();
+        let long = |kernel: usize| SlidingAxis { input: kernel, output: 1, kernel, before: 0, ..AXIS };
+        assert_eq!(of(&[]), Some(DType::U8));
+        assert_eq!(of(&[AXIS, AXIS]), Some(DType::U8));
+        assert_eq!(of(&[long(16), long(16)]), Some(DType::U8));
+        assert_eq!(of(&[long(257)]), Some(DType::U16));
+        assert_eq!(of(&[long(256), long(256)]), Some(DType::U16));
+        assert_eq!(of(&[long(256), long(257)]), None);
+        assert_eq!(of(&[long(usize::MAX), long(2)]), None);
+        assert_eq!(of(&[AXIS, SlidingAxis { kernel: 0, ..AXIS }]), None);
+        for dtype in [DType::U8, DType::U16, DType::I64] {
+            assert!(shape(&[AXIS]).has_positions_in(dtype));
+            assert_eq!(shape(&[long(257)]).has_positions_in(dtype), dtype != DType::U8);
+            assert_eq!(shape(&[long(65_537)]).has_positions_in(dtype), dtype == DType::I64);
+        }
+        assert!(!shape(&[AXIS]).has_positions_in(DType::I32));
+        // By the definition, but for cells that are far apart.
+        for before in -6..=6 {
+            for (kernel, stride, dilation, input) in [
+                (3, 2, 1, 5),
+                (3, 1, 2, 5),
+                (4, 3, 3, 4),
+                (1, 1, 1, 0),
+                (5, 2, 1, 1),
+                (1, 2, 9, 7),
+                (2, 1, 3, 2),
+            ] {
+                let axis = SlidingAxis { input, output: 4, kernel, stride, dilation, before };
+                let every = (0..axis.output).all(|o| !axis.cells(o).is_empty());
+                let found = of(&[AXIS, axis]).is_some();
+                assert!(found == every || (!found && dilation > input), "{axis:?}");
             }
         }
     }

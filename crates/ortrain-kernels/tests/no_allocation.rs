@@ -146,15 +146,20 @@ fn runs_allocate_nothing() {
             unsafe { kernel.run(at as *mut u8, indices, src, &pool) };
         });
 
-        for pass in [WindowPass::Max, WindowPass::MaxGradient, WindowPass::Sum, WindowPass::SumGradient] {
+        for (pass, index) in [
+            (WindowPass::Max, Some(DType::I64)),
+            (WindowPass::Max, Some(DType::U8)),
+            (WindowPass::MaxGradient, Some(DType::I64)),
+            (WindowPass::MaxGradient, Some(DType::U8)),
+            (WindowPass::Sum, None),
+            (WindowPass::SumGradient, None),
+        ] {
             let axis = SlidingAxis { input: 40, output: 20, kernel: 3, stride: 2, dilation: 1, before: 1 };
             for dtype in [DType::F32, DType::F16, DType::I8] {
                 let shape = WindowShape { pass, planes: 30, axes: [axis; 2].into_iter().collect() };
                 let [source, target] = shape.operands().map(|elements| vec![0u8; elements * dtype.size()]);
                 let positions = vec![0i64; 30 * 20 * 20];
-                let kernel =
-                    WindowKernel::new(&WindowDesc { shape, dtype, index: pass == WindowPass::Max }, isa)
-                        .unwrap();
+                let kernel = WindowKernel::new(&WindowDesc { shape, dtype, index }, isa).unwrap();
                 let scratch = memory(kernel.scratch_bytes(3));
                 let (index, target) = (positions.as_ptr() as usize, target.as_ptr() as usize);
                 nothing("a pooling", &|| {

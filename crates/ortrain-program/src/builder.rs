@@ -314,7 +314,8 @@ impl ProgramBuilder {
             ));
         }
         let outputs = w.shape.planes * w.shape.outputs();
-        let fits = |id: BufferId| self.buffer(id).len == outputs && self.buffer(id).dtype == DType::I64;
+        let fits =
+            |id: BufferId| self.buffer(id).len == outputs && w.shape.has_positions_in(self.buffer(id).dtype);
         let index_fits = match w.shape.pass {
             WindowPass::Max => w.index.is_none_or(fits),
             WindowPass::MaxGradient => w.index.is_some_and(fits),
@@ -331,6 +332,7 @@ impl ProgramBuilder {
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
+        fuse::number_cells(&self.instructions, &mut self.buffers, &inputs, &outputs);
         fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
         fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);

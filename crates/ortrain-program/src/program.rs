@@ -176,8 +176,9 @@ pub struct Window {
     pub shape: WindowShape,
     /// What is read, row-major.
     pub source: BufferId,
-    /// Positions of the maxima, `I64`, one for each output element: written by the maximum if asked for, read by its
-    /// gradient, absent for sums.
+    /// Positions of the maxima, one for each output element: written by the maximum if asked for, read by its gradient,
+    /// absent for sums. The buffer's type says what they are ([`WindowShape`]); fusion makes numbers of cells of those that
+    /// gradients alone read.
     pub index: Option<BufferId>,
     /// What is written, row-major, of the source's type.
     pub target: BufferId,

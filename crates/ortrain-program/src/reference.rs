@@ -151,6 +151,18 @@ fn stored(value: Scalar, dtype: DType, mode: Mode) -> Scalar {
     Scalar::read(dtype, &bytes)
 }
 
+/// The element of a plane under a cell, by its number, of the window at an output position, if there is one.
+fn under(axes: &[SlidingAxis], at: &[usize], mut number: usize) -> Option<usize> {
+    let (mut element, mut stride) = (0, 1);
+    for (axis, &o) in axes.iter().zip(at).rev() {
+        let cell = number.checked_rem(axis.kernel)?;
+        element += stride * ((o * axis.stride + cell * axis.dilation) as isize - axis.before);
+        number /= axis.kernel;
+        stride *= axis.input as isize;
+    }
+    usize::try_from(element).ok().filter(|&element| number == 0 && (element as isize) < stride)
+}
+
 struct Run<'a> {
     program: &'a Program,
     mode: Mode,
@@ -600,7 +612,7 @@ impl<'a> Run<'a> {
         let WindowShape { pass, planes, ref axes } = w.shape;
         let dtype = self.program.buffer(w.target).dtype;
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<_>>();
-        let (inputs, outputs) = (sizes(|axis| axis.input), sizes(|axis| axis.output));
+        let outputs = sizes(|axis| axis.output);
         let (per_input, per_output) = (w.shape.inputs(), w.shape.outputs());
         let ty = match Type::of(dtype) {
             Type::F32 if self.mode == Mode::Widened => Type::F64,
@@ -608,10 +620,13 @@ impl<'a> Run<'a> {
         };
         let start = if pass == WindowPass::Max { least(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
         let mut target = vec![start; w.shape.operands()[1]];
+        let index_type = w.index.map(|id| self.program.buffer(id).dtype);
+        let numbered = index_type.is_some_and(|dtype| dtype != DType::I64);
         let mut index: Vec<i64> = match (pass, w.index) {
             (WindowPass::MaxGradient, Some(id)) => {
                 self.buffers[id.0 as usize].iter().map(|position| position.to_i64()).collect()
             }
+            _ if numbered => vec![0; planes * per_output],
             _ => (0..planes * per_output).map(|o| (o / per_output * per_input) as i64).collect(),
         };
         let source = &self.buffers[w.source.0 as usize];
@@ -620,8 +635,11 @@ impl<'a> Run<'a> {
             let mut at = vec![0; axes.len()];
             for o in plane * per_output..(plane + 1) * per_output {
                 if pass == WindowPass::MaxGradient {
-                    let within =
-                        usize::try_from(index[o]).ok().filter(|&i| i >= first && i < first + per_input);
+                    let within = if numbered {
+                        under(axes, &at, index[o].unsigned_abs() as usize).map(|i| first + i)
+                    } else {
+                        usize::try_from(index[o]).ok().filter(|&i| i >= first && i < first + per_input)
+                    };
                     if let Some(i) = within {
                         target[i] = combine(ReduceOp::Sum, target[i], source[o].convert(ty));
                     }
@@ -631,20 +649,17 @@ impl<'a> Run<'a> {
                     let mut cell = vec![0; axes.len()];
                     let mut found = false;
                     while !counts.contains(&0) {
-                        let mut i = first;
-                        let mut stride = per_input;
-                        for (k, axis) in axes.iter().enumerate() {
-                            stride /= inputs[k];
-                            let position = axis.input_at(at[k], cells[k].start + cell[k]);
-                            i += stride * position.expect("the cell lies over the input");
-                        }
+                        let number = (axes.iter().enumerate())
+                            .fold(0, |number, (k, axis)| number * axis.kernel + cells[k].start + cell[k]);
+                        let i = first + under(axes, &at, number).expect("the cell lies over the input");
                         match pass {
                             WindowPass::Max => {
                                 let (old, new) = (target[o], source[i].convert(ty));
                                 let larger = combine(ReduceOp::Max, old, new);
                                 let nan = |value: Scalar| value.to_f64().is_nan();
                                 if !found || (!nan(old) && (nan(new) || larger != old)) {
-                                    (target[o], index[o], found) = (new, i as i64, true);
+                                    let position = if numbered { number } else { i };
+                                    (target[o], index[o], found) = (new, position as i64, true);
                                 }
                             }
                             WindowPass::Sum => {
@@ -666,7 +681,9 @@ impl<'a> Run<'a> {
         let target = target.into_iter().map(|value| stored(value, dtype, self.mode)).collect();
         self.buffers[w.target.0 as usize] = target;
         if let (WindowPass::Max, Some(id)) = (pass, w.index) {
-            self.buffers[id.0 as usize] = index.into_iter().map(Scalar::I64).collect();
+            let dtype = self.program.buffer(id).dtype;
+            let position = |position| stored(Scalar::I64(position), dtype, self.mode);
+            self.buffers[id.0 as usize] = index.into_iter().map(position).collect();
         }
     }
 

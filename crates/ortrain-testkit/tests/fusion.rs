@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, BinaryOp, Builder, CompareOp, DType, Nest, Precision, Reg, RunScalar, Type};
+use ortrain_expr::{
+    Access, BinaryOp, Builder, CompareOp, DType, Nest, Precision, Reg, RunScalar, SlidingAxis, Type,
+    WindowPass, WindowShape,
+};
 use ortrain_graph::Tensor;
 use ortrain_program::{
     Backend, BufferId, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Reference, ScatterAdd,
-    Step,
+    Step, Window,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program};
 use ortrain_testkit::tolerance;
@@ -279,4 +282,53 @@ fn masks_come_back_from_their_bits() {
         }
     }
     ortrain_cpu::Cpu::set_num_threads(before);
+}
+
+/// A maximum under windows, and its gradient.
+fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
+    let node: Arc<str> = "node".into();
+    let mut b = ProgramBuilder::new();
+    let shape = |pass| WindowShape { pass, planes, axes: axes.iter().copied().collect() };
+    let [inputs, outputs] = shape(WindowPass::Max).operands();
+    let [source, back] = ["source", "back"].map(|name| b.work(name, DType::F32, inputs));
+    let [gradient, target] = ["gradient", "target"].map(|name| b.work(name, DType::F32, outputs));
+    let index = Some(b.work("positions", DType::I64, outputs));
+    for (shape, source, target) in
+        [(shape(WindowPass::Max), source, target), (shape(WindowPass::MaxGradient), gradient, back)]
+    {
+        let step = Step::Window(Window { shape, source, index, target });
+        b.step(step, Entries::ALL, &node).expect("it is sound");
+    }
+    let (inputs, outputs) = (vec![source, gradient], vec![target, back]);
+    if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }.expect("it is small")
+}
+
+/// The gradient of a maximum gets the same bits by numbers of cells as by positions, on every backend.
+#[test]
+fn cells_say_what_positions_say() {
+    let axis = |input, [kernel, stride, dilation, before, behind]: [usize; 5]| {
+        let output = (input + before + behind - (kernel - 1) * dilation - 1) / stride + 1;
+        SlidingAxis { input, output, kernel, stride, dilation, before: before as isize }
+    };
+    for (planes, axes, dtype) in [
+        (5, vec![axis(13, [3, 2, 1, 1, 1]), axis(17, [3, 2, 1, 1, 1])], DType::U8),
+        (3, vec![axis(8, [2, 2, 1, 0, 0]), axis(9, [2, 2, 1, 0, 1])], DType::U8),
+        (2, vec![axis(11, [2, 1, 3, 1, 2]), axis(40, [5, 3, 2, 4, 4])], DType::U8),
+        (4, vec![axis(1, [3, 1, 1, 1, 1]), axis(23, [4, 1, 1, 2, 1])], DType::U8),
+        (2, vec![axis(5, [2, 1, 1, 1, 0]), axis(7, [3, 2, 1, 1, 1]), axis(9, [3, 1, 1, 1, 1])], DType::U8),
+        (2, vec![axis(30, [17, 2, 1, 8, 8]), axis(31, [16, 1, 1, 8, 8])], DType::U16),
+        (2, vec![axis(4, [2, 1, 1, 3, 3]), axis(20, [2, 1, 1, 3, 3])], DType::I64),
+    ] {
+        let (plain, fused) =
+            (Arc::new(pooling(false, planes, &axes)), Arc::new(pooling(true, planes, &axes)));
+        let found = fused.buffers.iter().find(|buffer| &*buffer.label == "positions").map(|b| b.dtype);
+        assert_eq!(found, Some(dtype), "{fused}");
+        let want = run_program(&plain, &Reference, 3, Entry::Accumulate);
+        let backends = common::every_level().into_iter().chain([Arc::new(Reference) as Arc<dyn Backend>]);
+        for backend in backends {
+            for program in [&plain, &fused] {
+                assert!(run_program(program, &*backend, 3, Entry::Accumulate) == want, "{program}");
+            }
+        }
+    }
 }

@@ -46,6 +46,22 @@ fn lenet() {
     same_bits("lenet", 64, &[2, 3]);
 }
 
+/// What pooling keeps for its gradient is a byte for each maximum.
+#[test]
+fn positions_of_maxima_are_bytes() {
+    for (name, rows, poolings) in
+        [("lenet", 64, vec![64 * 16 * 14 * 14, 64 * 32 * 5 * 5]), ("resnet18_224", 4, vec![4 * 64 * 56 * 56])]
+    {
+        let mut run = Workload::new(name, rows);
+        let batch = run.batch(0);
+        train(&mut run.module, &mut run.state, &batch);
+        let dump = run.module.dump();
+        for elements in poolings {
+            assert!(dump.contains(&format!(": uint8[{elements}] work@")), "{name}\n{dump}");
+        }
+    }
+}
+
 #[test]
 fn mobilenetv2() {
     same_bits("mobilenetv2_96", 8, &[2]);

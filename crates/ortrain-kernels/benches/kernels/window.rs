@@ -18,12 +18,14 @@ struct Layer {
 }
 
 /// What is computed, and whether it has positions.
-const PASSES: [(&str, WindowPass, bool); 5] = [
-    ("maximum", WindowPass::Max, false),
-    ("maximum with positions", WindowPass::Max, true),
-    ("gradient of a maximum", WindowPass::MaxGradient, true),
-    ("sum", WindowPass::Sum, false),
-    ("gradient of a sum", WindowPass::SumGradient, false),
+const PASSES: [(&str, WindowPass, Option<DType>); 7] = [
+    ("maximum", WindowPass::Max, None),
+    ("maximum with positions", WindowPass::Max, Some(DType::I64)),
+    ("maximum with cells", WindowPass::Max, Some(DType::U8)),
+    ("gradient of a maximum", WindowPass::MaxGradient, Some(DType::I64)),
+    ("gradient of a maximum by cells", WindowPass::MaxGradient, Some(DType::U8)),
+    ("sum", WindowPass::Sum, None),
+    ("gradient of a sum", WindowPass::SumGradient, None),
 ];
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -47,7 +49,7 @@ pub(crate) fn cases() -> Vec<Case> {
     layers.iter().flat_map(|&layer| PASSES.map(|pass| case(layer, pass))).collect()
 }
 
-fn case(layer: Layer, (what, pass, index): (&str, WindowPass, bool)) -> Case {
+fn case(layer: Layer, (what, pass, index): (&str, WindowPass, Option<DType>)) -> Case {
     let Layer { name, batch, channels, size, kernel, stride, pad } = layer;
     let output = (size + 2 * pad - kernel) / stride + 1;
     let axis = SlidingAxis { input: size, output, kernel, stride, dilation: 1, before: pad as isize };
@@ -55,7 +57,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, bool)) -> Case {
     // Cells over padding are nothing to look at.
     let inside: usize = (0..output).map(|o| axis.cells(o).len()).sum();
     let [source, target] = shape.operands();
-    let positions = if index { shape.planes * shape.outputs() * size_of::<i64>() } else { 0 };
+    let positions = shape.planes * shape.outputs() * index.map_or(0, DType::size);
     let each = if pass == WindowPass::MaxGradient { shape.outputs() } else { inside * inside };
     Case {
         name: format!("window {what} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}"),
@@ -71,7 +73,7 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, bool)) -> Case {
             let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
             if pass == WindowPass::MaxGradient {
                 let forward = WindowShape { pass: WindowPass::Max, ..shape.clone() };
-                find_positions(forward, isa, buffers.bases()[1]);
+                find_positions(forward, isa, index, buffers.bases()[1]);
             }
             Box::new(move |pool| {
                 let bases = buffers.bases();
@@ -82,13 +84,13 @@ fn case(layer: Layer, (what, pass, index): (&str, WindowPass, bool)) -> Case {
     }
 }
 
-/// Writes the positions of the maxima of some image to `index`, which has room for them.
-fn find_positions(shape: WindowShape, isa: Isa, index: *mut u8) {
+/// Writes the positions of the maxima of some image to `to`, which has room for them.
+fn find_positions(shape: WindowShape, isa: Isa, index: Option<DType>, to: *mut u8) {
     let [source, target] = shape.operands();
-    let desc = WindowDesc { shape, dtype: DType::F32, index: true };
+    let desc = WindowDesc { shape, dtype: DType::F32, index };
     let kernel = WindowKernel::new(&desc, isa).expect("a good description");
     let mut buffers = Buffers::new(&[source * 4, target * 4], kernel.scratch_bytes(1));
     let bases = buffers.bases();
     // SAFETY: buffers are as long as the shape says, and belong to this function.
-    unsafe { kernel.run(bases[0], index, bases[1], &Pool::new(1), buffers.scratch()) };
+    unsafe { kernel.run(bases[0], to, bases[1], &Pool::new(1), buffers.scratch()) };
 }

@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use ortrain_expr::DType;
+
 use super::{Buffers, Element, Part, Plan, Rows, sources};
 use crate::isa::{Level, Work};
 use crate::tape::number::Number;
@@ -11,23 +13,33 @@ pub(super) struct Run<'a, S, const MAX: bool> {
     plan: &'a Plan,
     buffers: Buffers,
     part: Part,
-    index: bool,
     stored: PhantomData<S>,
 }
 
 impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
-    pub(super) fn new(plan: &'a Plan, buffers: Buffers, part: Part, index: bool) -> Self {
-        Run { plan, buffers, part, index, stored: PhantomData }
+    pub(super) fn new(plan: &'a Plan, buffers: Buffers, part: Part) -> Self {
+        Run { plan, buffers, part, stored: PhantomData }
     }
 
-    /// The target's element at `x` of row `row`, and which element of the source's plane it is.
+    /// The target's element at `x` of row `row`, and which element of the source's plane it is, or with `NUMBERED` which
+    /// cell it lies under.
     #[inline(always)]
-    fn element(&self, source: *const S, row: usize, x: usize) -> (S::Computed, Option<usize>) {
+    fn element<const NUMBERED: bool>(
+        &self,
+        source: *const S,
+        row: usize,
+        x: usize,
+    ) -> (S::Computed, Option<usize>) {
         let gradient = self.plan.gradient();
         let along = sources(&self.plan.last, gradient, x);
         let mut value = if MAX { S::LEAST } else { S::Computed::ZERO };
         let mut at = None;
-        for line in Rows::new(&self.plan.axes, gradient, row) {
+        let positions = &self.plan.positions;
+        let unit = positions.units[self.plan.axes.len() - 1];
+        let mut rows = Rows::new(&self.plan.axes, gradient, row);
+        loop {
+            let mut number = if NUMBERED { rows.behind(positions) + along.skipped * unit } else { 0 };
+            let Some(line) = rows.next() else { break };
             let mut position = line.wrapping_add(along.first);
             for _ in 0..along.count {
                 // SAFETY: `sources` gives positions inside each axis, so this is one of the plane.
@@ -35,15 +47,51 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
                 if MAX {
                     // Of equal ones the first. NaN beats all others, and nothing beats it.
                     if at.is_none() || (beats(next, value) && !is_nan(value)) {
-                        (value, at) = (next, Some(position));
+                        (value, at) = (next, Some(if NUMBERED { number } else { position }));
                     }
                 } else {
                     value = value.plus(next);
                 }
                 position = position.wrapping_add(along.step);
+                number = number.wrapping_add(unit);
             }
         }
         (value, at)
+    }
+
+    /// Writes the part. Two functions, so that neither keeps in registers what the other needs.
+    #[inline(never)]
+    fn fill<const NUMBERED: bool>(&self) {
+        let Plan { source, target, width, ref positions, .. } = *self.plan;
+        for plane in self.part.planes.0..self.part.planes.1 {
+            let from = self.buffers.source.cast::<S>().wrapping_add(plane * source);
+            for row in self.part.rows.0..self.part.rows.1 {
+                let first = plane * target + row * width;
+                for x in 0..width {
+                    let (value, at) = self.element::<NUMBERED>(from, row, x);
+                    // SAFETY: by the contract of `WindowKernel::run` the target has this element, and it is this
+                    // task's.
+                    unsafe {
+                        self.buffers.target.cast::<S>().add(first + x).write_unaligned(S::encode(value));
+                    };
+                    if !MAX || !positions.wanted() {
+                        continue;
+                    }
+                    let (index, at) = (self.buffers.index, at.unwrap_or(0));
+                    // SAFETY: as above, for the positions.
+                    unsafe {
+                        if !NUMBERED {
+                            let position = (plane * source + at) as i64;
+                            index.cast::<i64>().add(first + x).write_unaligned(position);
+                        } else if positions.dtype == Some(DType::U8) {
+                            index.add(first + x).write(at as u8);
+                        } else {
+                            index.cast::<u16>().add(first + x).write_unaligned(at as u16);
+                        }
+                    };
+                }
+            }
+        }
     }
 }
 
@@ -119,28 +167,6 @@ impl<S: Element, const MAX: bool> Work for Run<'_, S, MAX> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Plan { source, target, .. } = *self.plan;
-        let width = self.plan.width;
-        for plane in self.part.planes.0..self.part.planes.1 {
-            let from = self.buffers.source.cast::<S>().wrapping_add(plane * source);
-            for row in self.part.rows.0..self.part.rows.1 {
-                let first = plane * target + row * width;
-                for x in 0..width {
-                    let (value, at) = self.element(from, row, x);
-                    // SAFETY: by the contract of `WindowKernel::run` the target has this element, and it is this
-                    // task's.
-                    unsafe {
-                        self.buffers.target.cast::<S>().add(first + x).write_unaligned(S::encode(value));
-                    };
-                    if MAX && self.index {
-                        let position = (plane * source + at.unwrap_or(0)) as i64;
-                        // SAFETY: as above, for the positions.
-                        unsafe {
-                            self.buffers.index.cast::<i64>().add(first + x).write_unaligned(position);
-                        };
-                    }
-                }
-            }
-        }
+        if MAX && self.plan.positions.numbered() { self.fill::<true>() } else { self.fill::<false>() }
     }
 }

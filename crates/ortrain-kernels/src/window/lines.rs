@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use super::cells::{LANES, part_pairs, take};
-use super::{Buffers, Element, Part, Plan, Rows, computed_bytes, most_sources, steps};
+use super::{Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, most_sources, steps};
 use crate::isa::{Level, Work};
 use crate::tape::number::Number;
 
@@ -33,7 +33,7 @@ const NARROW: usize = 4;
 struct Cell {
     /// Where the element of the tile's first window lies among a row's lines.
     offset: usize,
-    /// How far the cell lies behind the start of the window, in elements of the source.
+    /// How far the cell lies behind the start of the window, counted as positions are.
     behind: i32,
 }
 
@@ -74,7 +74,12 @@ pub(super) struct Lines {
 
 impl Lines {
     /// Lays out rows, if the sizes suit.
-    pub(super) fn new(pass: WindowPass, axes: &[SlidingAxis], dtype: DType, index: bool) -> Option<Lines> {
+    pub(super) fn new(
+        pass: WindowPass,
+        axes: &[SlidingAxis],
+        dtype: DType,
+        positions: &Positions,
+    ) -> Option<Lines> {
         let last = axes.last()?;
         let SlidingAxis { input, output, kernel, stride, dilation, before } = *last;
         let gradient = pass == WindowPass::SumGradient;
@@ -92,6 +97,7 @@ impl Lines {
             return None;
         }
         let far = |k: usize| k * dilation;
+        let unit = *positions.units.last()?;
         let most = far(kernel - 1) / stride;
         let (start, end, weave, step) = if gradient {
             let end = (input as isize - 1 + before).div_euclid(stride as isize) + 1;
@@ -130,17 +136,18 @@ impl Lines {
         } else {
             let cell = |k: usize| Cell {
                 offset: remainders.binary_search(&(far(k) % stride)).unwrap_or(0) * line + far(k) / stride,
-                behind: far(k) as i32,
+                behind: (k * unit) as i32,
             };
             let firsts = remainders.iter().map(|&remainder| remainder as isize - before).collect();
             (firsts, vec![Woven { first: 0, cells: (0..kernel).map(cell).collect() }])
         };
-        let inside = if pass == WindowPass::Max && index {
+        let index = pass == WindowPass::Max && positions.wanted();
+        let inside = if index {
             let first = |o: usize| {
-                Some(last.cells(o)).filter(|cells| !cells.is_empty()).map(|cells| far(cells.start))
+                let cells = if o < output { last.cells(o) } else { 0..0 };
+                if cells.is_empty() { -1 } else { (cells.start * unit) as i32 }
             };
-            let padded = output.next_multiple_of(LANES);
-            (0..padded).map(|o| if o < output { first(o).map_or(-1, |far| far as i32) } else { -1 }).collect()
+            (0..output.next_multiple_of(LANES)).map(first).collect()
         } else {
             Vec::new()
         };
@@ -176,7 +183,7 @@ const NONE: usize = usize::MAX;
 struct Covered<T> {
     count: usize,
     lines: [*const T; ROWS],
-    /// How far each lies behind the start of the windows, in elements of the source.
+    /// How far the cells over each lie behind the start of the windows, counted as positions are.
     behind: [i32; ROWS],
 }
 
@@ -322,15 +329,18 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Finds the rows that the windows of a tile cover, laid out.
     #[inline(always)]
-    fn cover(&self, tile: Tile, origin: isize, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
+    fn cover(&self, tile: Tile, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
         let plan = self.plan;
         let len = tile.count.next_multiple_of(LANES) + self.lines.reach;
         let plane = self.buffers.source.cast::<S>().wrapping_add(tile.plane * plan.source);
         let mut used = 0;
         covered.count = 0;
-        for start in Rows::new(&plan.axes, plan.gradient(), tile.row) {
+        let mut rows = Rows::new(&plan.axes, plan.gradient(), tile.row);
+        loop {
+            let behind = if INDEX { rows.behind(&plan.positions) as i32 } else { 0 };
+            let Some(start) = rows.next() else { break };
             covered.lines[covered.count] = self.lines_of(plane, start, (tile.q, len), kept, &mut used);
-            covered.behind[covered.count] = (start as isize - origin) as i32;
+            covered.behind[covered.count] = behind;
             covered.count += 1;
         }
     }
@@ -391,8 +401,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let plan = self.plan;
         let Lines { weave, ref woven, ref inside, .. } = *self.lines;
         let Tile { plane, row, q, count } = tile;
-        let origin = if INDEX { self.origin(row) } else { 0 };
-        self.cover(tile, origin, kept, covered);
+        self.cover(tile, kept, covered);
         let room = count.next_multiple_of(LANES);
         let (results, found) = self.results();
         let start = if MAX { S::LEAST } else { S::Computed::ZERO };
@@ -427,18 +436,15 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             unsafe { target.add(i).write_unaligned(S::encode(results.add(i).read())) };
         }
         if INDEX {
-            let index = self.buffers.index.cast::<i64>().wrapping_add(first).wrapping_offset(q);
-            let step = plan.last.stride as i64;
+            let step = plan.last.stride;
             let nowhere = (plane * plan.source) as i64;
-            let base = nowhere + origin as i64 + q as i64 * step - plan.last.before as i64;
-            for i in 0..count {
-                // SAFETY: as above, for the positions.
-                unsafe {
-                    let found = i64::from(found.add(i).read());
-                    let position = base + i as i64 * step + found;
-                    index.add(i).write_unaligned(if found < 0 { nowhere } else { position });
-                }
-            }
+            let own = if plan.positions.numbered() { 0 } else { self.origin(row) as i64 };
+            let start = nowhere + own + q as i64 * step as i64 - plan.last.before as i64;
+            let windows = first.wrapping_add_signed(q);
+            // SAFETY: as above, for the positions.
+            unsafe {
+                plan.positions.write(self.buffers.index, windows, (found, count), (nowhere, start, step));
+            };
         }
     }
 

@@ -9,7 +9,7 @@
 //!   planes, and for gradients of sums.
 //! - `cells`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
 //!   for sizes that no line holds.
-//! - `spread`: the gradient of a maximum, which follows positions and has no windows.
+//! - `spread`: the gradient of a maximum, which follows positions, or the numbers of cells in their windows.
 //!
 //! All give the same bits: maxima are exact, and sums are made in the order that [`ortrain_expr::WindowPass`] names.
 
@@ -36,8 +36,9 @@ pub struct WindowDesc {
     pub shape: WindowShape,
     /// Type of what is read and written: any but `Bool`.
     pub dtype: DType,
-    /// Whether a maximum writes the positions, as `I64`. Its gradient reads them in any case; sums have none.
-    pub index: bool,
+    /// Type of the positions that a maximum writes, if it does, and that its gradient reads: positions, or numbers of
+    /// cells, as [`WindowShape`] says. Sums have none.
+    pub index: Option<DType>,
 }
 
 /// Most axes that a window slides along; axes with a single position do not count.
@@ -52,7 +53,6 @@ const PLANES: usize = 16;
 pub struct WindowKernel {
     plan: Plan,
     dtype: DType,
-    index: bool,
     isa: Isa,
     tasks: Tasks,
     /// Scratch memory of a worker.
@@ -71,7 +71,89 @@ struct Plan {
     /// Elements of a plane that is read and of one that is written.
     source: usize,
     target: usize,
+    positions: Positions,
     way: Way,
+}
+
+/// How positions of maxima are counted.
+#[derive(Clone, Debug)]
+struct Positions {
+    /// Their type; `None` where none are wanted.
+    dtype: Option<DType>,
+    /// What one cell further along an axis adds: elements of the input, or, where cells have numbers, as many of these.
+    units: SmallVec<[usize; 4]>,
+    /// The number of the cell that lies over the input along the axes where nothing slides.
+    base: usize,
+}
+
+impl Positions {
+    /// Of the windows of a shape, along the axes that are no `trivial` ones.
+    fn new(dtype: Option<DType>, axes: &[SlidingAxis], trivial: impl Fn(&SlidingAxis) -> bool) -> Positions {
+        let numbered = matches!(dtype, Some(DType::U8 | DType::U16));
+        let (mut units, mut base) = (SmallVec::new(), 0);
+        let (mut cells, mut elements) = (1usize, 1usize);
+        for axis in axes.iter().rev() {
+            let unit = if numbered { cells } else { elements.saturating_mul(axis.dilation) };
+            if !trivial(axis) {
+                units.push(unit);
+            } else if numbered {
+                base += axis.cells(0).start * unit;
+            }
+            cells = cells.saturating_mul(axis.kernel);
+            elements = elements.saturating_mul(axis.input);
+        }
+        if units.is_empty() {
+            units.push(1);
+        }
+        units.reverse();
+        Positions { dtype, units, base }
+    }
+
+    fn wanted(&self) -> bool {
+        self.dtype.is_some()
+    }
+
+    /// Whether they are numbers of cells.
+    #[inline(always)]
+    fn numbered(&self) -> bool {
+        matches!(self.dtype, Some(DType::U8 | DType::U16))
+    }
+
+    /// Writes those of `count` adjacent windows, from element `first` of the buffer on. They were found relative to the
+    /// starts of the windows, the first of which lies at `start` of the whole source and the next a `step` further;
+    /// those that are less than 0 were not found, and are `nowhere`.
+    ///
+    /// # Safety
+    /// `found` is valid for reads of `count` elements, the buffer has them, and they are the caller's alone.
+    #[inline(always)]
+    unsafe fn write(
+        &self,
+        index: *mut u8,
+        first: usize,
+        (found, count): (*const i32, usize),
+        (nowhere, start, step): (i64, i64, usize),
+    ) {
+        macro_rules! each {
+            ($t:ty, $i:ident, $found:ident => $position:expr) => {{
+                let index = index.cast::<$t>().wrapping_add(first);
+                for $i in 0..count {
+                    // SAFETY: the caller's contract.
+                    unsafe {
+                        let $found = found.add($i).read();
+                        index.add($i).write_unaligned($position);
+                    }
+                }
+            }};
+        }
+        match self.dtype {
+            Some(DType::U8) => each!(u8, i, found => found as u8),
+            Some(DType::U16) => each!(u16, i, found => found as u16),
+            _ => each!(i64, i, found => {
+                let position = start + (i * step) as i64 + i64::from(found);
+                if found < 0 { nowhere } else { position }
+            }),
+        }
+    }
 }
 
 type Axes = SmallVec<[SlidingAxis; 4]>;
@@ -81,7 +163,7 @@ enum Way {
     Planes(Planes),
     Lines(Lines),
     Cells,
-    Spread,
+    Spread(Spread),
 }
 
 /// How the work is cut: by shapes alone.
@@ -168,6 +250,8 @@ struct Progression {
     first: usize,
     step: usize,
     count: usize,
+    /// Cells of the window before the first, where it is cells that are gone through.
+    skipped: usize,
 }
 
 /// The positions of the source that position `t` of the target depends on, along an axis, ascending.
@@ -195,7 +279,7 @@ fn cells_under(axis: &SlidingAxis, o: usize) -> Progression {
     let end = steps(axis.input as isize - start, axis.dilation).min(axis.kernel);
     let first = steps(-start, axis.dilation).min(end);
     let position = start.wrapping_add((first * axis.dilation) as isize) as usize;
-    Progression { first: position, step: axis.dilation, count: end - first }
+    Progression { first: position, step: axis.dilation, count: end - first, skipped: first }
 }
 
 /// The output positions whose window covers input position `i`.
@@ -216,7 +300,7 @@ fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
     let first =
         (low..end.min(low.saturating_add(step))).find(|o| (far - o * stride).is_multiple_of(dilation));
     match first {
-        Some(first) => Progression { first, step, count: (end - first).div_ceil(step) },
+        Some(first) => Progression { first, step, count: (end - first).div_ceil(step), skipped: 0 },
         None => none,
     }
 }
@@ -281,6 +365,14 @@ impl Rows {
         }
         rows
     }
+
+    /// How far the cells over the row that comes next lie behind the start of the window but for the last axis, counted
+    /// as positions are.
+    #[inline(always)]
+    fn behind(&self, positions: &Positions) -> usize {
+        let along = |k: usize| (self.along[k].skipped + self.at[k]) * positions.units[k];
+        (0..self.axes).map(along).sum::<usize>() + positions.base
+    }
 }
 
 impl Iterator for Rows {
@@ -335,14 +427,24 @@ impl WindowKernel {
     /// axes.
     pub fn new(desc: &WindowDesc, isa: Isa) -> Result<WindowKernel, String> {
         let WindowDesc { ref shape, dtype, index } = *desc;
+        let pass = shape.pass;
         if dtype == DType::Bool {
             return Err(format!("pooling of {dtype}"));
         }
-        if index && matches!(shape.pass, WindowPass::Sum | WindowPass::SumGradient) {
-            return Err("sums have no positions".to_owned());
-        }
         if let Some(fault) = shape.fault() {
             return Err(fault);
+        }
+        match (pass, index) {
+            (WindowPass::Sum | WindowPass::SumGradient, Some(_)) => {
+                return Err("sums have no positions".to_owned());
+            }
+            (WindowPass::MaxGradient, None) => {
+                return Err("the gradient of a maximum needs the positions".to_owned());
+            }
+            (_, Some(dtype)) if !shape.has_positions_in(dtype) => {
+                return Err(format!("positions of type {dtype} for such windows"));
+            }
+            _ => {}
         }
         // A window with one cell, over one position: nothing slides.
         let trivial = |axis: &SlidingAxis| axis.input == 1 && axis.output == 1 && axis.cells(0).len() == 1;
@@ -353,8 +455,9 @@ impl WindowKernel {
         if axes.len() > AXES {
             return Err(format!("a window over {} axes, {AXES} are the most", axes.len()));
         }
+        let positions = Positions::new(index, &shape.axes, trivial);
         let (planes, last) = (shape.planes, axes[axes.len() - 1]);
-        let gradient = matches!(shape.pass, WindowPass::MaxGradient | WindowPass::SumGradient);
+        let gradient = matches!(pass, WindowPass::MaxGradient | WindowPass::SumGradient);
         let (inputs, outputs) = (shape.inputs(), shape.outputs());
         let (source, target) = if gradient { (outputs, inputs) } else { (inputs, outputs) };
         let width = if gradient { last.input } else { last.output };
@@ -364,30 +467,32 @@ impl WindowKernel {
         }
         if planes * target == 0 {
             // Nothing is written.
-            let plan = Plan { pass: shape.pass, planes, axes, last, width, source, target, way: Way::Cells };
+            let way = Way::Cells;
+            let plan = Plan { pass, planes, axes, last, width, source, target, positions, way };
             let tasks = Tasks { planes: 1, parts: 1, rows: 0 };
-            return Ok(WindowKernel { plan, dtype, index, isa, tasks, scratch: 0 });
+            return Ok(WindowKernel { plan, dtype, isa, tasks, scratch: 0 });
         }
-        let (way, tasks, scratch) = if shape.pass == WindowPass::MaxGradient {
-            let spread = Spread { narrow: matches!(dtype, DType::F16 | DType::BF16) };
+        let (way, tasks, scratch) = if pass == WindowPass::MaxGradient {
+            let spread = Spread::new(dtype, shape, &positions);
             let tasks = spread.tasks(planes, source, target);
-            (Way::Spread, tasks, spread.scratch(&tasks))
+            let scratch = spread.scratch(&tasks);
+            (Way::Spread(spread), tasks, scratch)
         } else {
             let tasks = by_rows(planes, &axes, gradient, width, target);
-            let whole = if tasks.parts == 1 { Planes::new(shape.pass, &axes, dtype, index) } else { None };
+            let whole = if tasks.parts == 1 { Planes::new(pass, &axes, dtype, &positions) } else { None };
             if let Some(planes) = whole {
                 let scratch = planes.scratch();
                 (Way::Planes(planes), tasks, scratch)
-            } else if let Some(lines) = Lines::new(shape.pass, &axes, dtype, index) {
+            } else if let Some(lines) = Lines::new(pass, &axes, dtype, &positions) {
                 let scratch = lines.scratch();
                 (Way::Lines(lines), tasks, scratch)
             } else {
                 (Way::Cells, tasks, 0)
             }
         };
-        let plan = Plan { pass: shape.pass, planes, axes, last, width, source, target, way };
+        let plan = Plan { pass, planes, axes, last, width, source, target, positions, way };
         let scratch = scratch.next_multiple_of(Scratch::ALIGN);
-        Ok(WindowKernel { plan, dtype, index, isa, tasks, scratch })
+        Ok(WindowKernel { plan, dtype, isa, tasks, scratch })
     }
 
     /// Bytes of scratch memory that a run on so many threads can use. It needs what one thread can use.
@@ -402,8 +507,8 @@ impl WindowKernel {
     ///
     /// # Safety
     /// `source` and `target` are the starts of buffers of [`WindowShape::operands`] elements of the description's
-    /// type, `index` (where there are positions; else it is not looked at) that of as many `I64` as there are output
-    /// elements. They are valid for reads, and what is written for writes, until the run is over; any alignment will
+    /// type, `index` (where there are positions; else it is not looked at) that of as many of their type as there are
+    /// output elements. They are valid for reads, and what is written for writes, until the run is over; any alignment will
     /// do. What is written overlaps nothing else, and nobody else touches it; nobody writes what is read. `scratch` is
     /// as [`Scratch::new`] says.
     ///
@@ -423,7 +528,7 @@ impl WindowKernel {
         }
         let Tasks { planes: whole, parts, rows } = self.tasks;
         let last = match self.plan.way {
-            Way::Spread => elements,
+            Way::Spread(_) => elements,
             _ => self.plan.target_rows(),
         };
         let pointers = [source.cast_mut(), index, target];
@@ -464,7 +569,7 @@ impl WindowKernel {
                 }
             };
             ($way:ident, $laid:ident, $s:ty) => {
-                match (plan.pass, self.index) {
+                match (plan.pass, plan.positions.wanted()) {
                     (WindowPass::Max, true) => {
                         isa.run($way::Run::<$s, true, true>::new(plan, $laid, buffers, part))
                     }
@@ -480,13 +585,13 @@ impl WindowKernel {
             Way::Planes(planes) => laid!(planes, planes),
             Way::Lines(lines) => laid!(lines, lines),
             Way::Cells if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
-                portable::enter(cells::Run::<S, true>::new(plan, buffers, part, self.index))
+                portable::enter(cells::Run::<S, true>::new(plan, buffers, part))
             }),
             Way::Cells => with_element!(self.dtype, S => {
-                portable::enter(cells::Run::<S, false>::new(plan, buffers, part, false))
+                portable::enter(cells::Run::<S, false>::new(plan, buffers, part))
             }),
-            Way::Spread => with_element!(self.dtype, S => {
-                portable::enter(spread::Run::<S>::new(plan, buffers, part))
+            Way::Spread(spread) => with_element!(self.dtype, S => {
+                portable::enter(spread::Run::<S>::new(plan, spread, buffers, part))
             }),
         }
     }

@@ -12,7 +12,7 @@ use ortrain_expr::{DType, SlidingAxis, WindowPass};
 use smallvec::SmallVec;
 
 use super::cells::{LANES, part_pairs, take};
-use super::{AXES, Buffers, Element, Part, Plan, computed_bytes, steps};
+use super::{AXES, Buffers, Element, Part, Plan, Positions, computed_bytes, steps};
 use crate::isa::{Level, Work};
 use crate::tape::number::Number;
 
@@ -30,7 +30,7 @@ const NONE: u32 = u32::MAX;
 struct Cell {
     /// Where the first window's element lies among the blocks.
     offset: usize,
-    /// How far the cell lies behind the start of the window, in elements of the source.
+    /// How far the cell lies behind the start of the window, counted as positions are.
     behind: i32,
 }
 
@@ -106,7 +106,12 @@ fn each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
 
 impl Planes {
     /// Lays out a plane, if the sizes suit.
-    pub(super) fn new(pass: WindowPass, axes: &[SlidingAxis], dtype: DType, index: bool) -> Option<Planes> {
+    pub(super) fn new(
+        pass: WindowPass,
+        axes: &[SlidingAxis],
+        dtype: DType,
+        positions: &Positions,
+    ) -> Option<Planes> {
         let forward = matches!(pass, WindowPass::Max | WindowPass::Sum);
         let product = |size: &dyn Fn(&SlidingAxis) -> usize| {
             axes.iter().fold(1usize, |n, axis| n.saturating_mul(size(axis)))
@@ -158,7 +163,8 @@ impl Planes {
             };
             let (number, element) =
                 among(&mut (0..at.len()).map(|k| (strides(k).1.unwrap_or(0), far(k) / strides(k).0)));
-            let behind = (0..at.len()).map(|k| far(k) * laid[k].source_stride).sum::<usize>();
+            let along = |k: usize| at[k].saturating_mul(positions.units[k]);
+            let behind = (0..at.len()).map(along).fold(positions.base, usize::saturating_add);
             of_cells.push((number * whole + element, behind));
         });
         let cells = of_cells
@@ -201,7 +207,8 @@ impl Planes {
         }
 
         let mut starts = Vec::new();
-        let mut inside = vec![-1; if pass == WindowPass::Max && index { room } else { 0 }];
+        let index = pass == WindowPass::Max && positions.wanted();
+        let mut inside = vec![-1; if index { room } else { 0 }];
         let sizes: SmallVec<[usize; AXES]> = outer.iter().map(|l| l.axis.output).collect();
         each_index(&sizes, |at| {
             let start: usize = (0..at.len()).map(|k| at[k] * outer[k].block_stride).sum();
@@ -213,13 +220,15 @@ impl Planes {
             if inside.is_empty() {
                 return;
             }
-            let first = |l: &Laid, o: usize| {
-                let cells = l.axis.cells(o);
-                (!cells.is_empty()).then(|| (cells.start * l.axis.dilation * l.source_stride) as i32)
+            let first = |k: usize, o: usize| {
+                let cells = laid[k].axis.cells(o);
+                (!cells.is_empty()).then(|| (cells.start * positions.units[k]) as i32)
             };
-            let behind: Option<i32> = (0..at.len()).map(|k| first(&outer[k], at[k])).sum();
+            let behind: Option<i32> = (0..at.len()).map(|k| first(k, at[k])).sum();
             for x in 0..output {
-                inside[start + x] = behind.zip(first(last, x)).map_or(-1, |(rows, own)| rows + own);
+                let own = first(outer.len(), x);
+                inside[start + x] =
+                    behind.zip(own).map_or(-1, |(rows, own)| rows + own + positions.base as i32);
             }
         });
         let elements = blocks + room;
@@ -349,7 +358,6 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let results = memory.wrapping_add(blocks);
         let found = results.wrapping_add(room).cast::<i32>();
         let nowhere = (plane * source) as i64;
-        let step = last.stride as i64;
         for (row, &(start, origin)) in starts.iter().enumerate() {
             let first = plane * target + row * width;
             let to = self.buffers.target.cast::<S>().wrapping_add(first);
@@ -359,17 +367,12 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 unsafe { to.add(x).write_unaligned(S::encode(results.add(x).read())) };
             }
             if INDEX {
-                let to = self.buffers.index.cast::<i64>().wrapping_add(first);
-                let found = found.wrapping_add(start);
-                let base = nowhere + origin;
-                for x in 0..width {
-                    // SAFETY: as above, for the positions.
-                    unsafe {
-                        let found = i64::from(found.add(x).read());
-                        let position = base + x as i64 * step + found;
-                        to.add(x).write_unaligned(if found < 0 { nowhere } else { position });
-                    }
-                }
+                let found = (found.wrapping_add(start).cast_const(), width);
+                let windows = (nowhere, nowhere + origin, last.stride);
+                // SAFETY: as above, for the positions.
+                unsafe {
+                    self.plan.positions.write(self.buffers.index, first, found, windows);
+                };
             }
         }
     }

@@ -57,8 +57,14 @@ fn takes_over(a: Scalar, b: Scalar) -> bool {
     }
 }
 
-/// What is written: the target, and the positions of maxima.
-fn naive(shape: &WindowShape, dtype: DType, source: &[u8], index: &[i64]) -> (Vec<u8>, Vec<i64>) {
+/// What is written: the target, and the positions of maxima, or with `numbered` the numbers of their cells.
+fn naive(
+    shape: &WindowShape,
+    dtype: DType,
+    source: &[u8],
+    index: &[i64],
+    numbered: bool,
+) -> (Vec<u8>, Vec<i64>) {
     let axes = &shape.axes;
     let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).collect::<Vec<usize>>();
     let (inputs, outputs, kernels) =
@@ -71,6 +77,21 @@ fn naive(shape: &WindowShape, dtype: DType, source: &[u8], index: &[i64]) -> (Ve
     for plane in 0..shape.planes {
         for (o, output) in outputs.iter().enumerate() {
             let o = plane * outputs.len() + o;
+            if shape.pass == WindowPass::MaxGradient && numbered {
+                let Some(cell) = usize::try_from(index[o]).ok().and_then(|number| kernels.get(number)) else {
+                    continue;
+                };
+                // Of cells over padding, too, what follows from the order of the elements.
+                let i = axes.iter().zip(output).zip(cell).fold(0, |at, ((axis, &o), &k)| {
+                    let place = (o * axis.stride + k * axis.dilation) as isize - axis.before;
+                    at * axis.input as isize + place
+                });
+                if (0..per_input as isize).contains(&i) {
+                    let i = plane * per_input + i.unsigned_abs();
+                    target[i] = add(target[i], get(source, dtype, o));
+                }
+                continue;
+            }
             if shape.pass == WindowPass::MaxGradient {
                 let first = (plane * per_input) as i64;
                 if (first..first + per_input as i64).contains(&index[o]) {
@@ -80,7 +101,7 @@ fn naive(shape: &WindowShape, dtype: DType, source: &[u8], index: &[i64]) -> (Ve
                 continue;
             }
             let mut best = None;
-            for cell in &kernels {
+            for (number, cell) in kernels.iter().enumerate() {
                 let places = axes.iter().zip(output).zip(cell).map(|((axis, &o), &k)| axis.input_at(o, k));
                 let Some(places) = places.collect::<Option<Vec<usize>>>() else { continue };
                 let i = places.iter().zip(&inputs).fold(plane, |at, (&place, &size)| at * size + place);
@@ -88,14 +109,14 @@ fn naive(shape: &WindowShape, dtype: DType, source: &[u8], index: &[i64]) -> (Ve
                     WindowPass::Max => {
                         let next = get(source, dtype, i);
                         if best.is_none() || takes_over(target[o], next) {
-                            (target[o], best) = (next, Some(i));
+                            (target[o], best) = (next, Some(if numbered { number } else { i }));
                         }
                     }
                     WindowPass::Sum => target[o] = add(target[o], get(source, dtype, i)),
                     _ => target[i] = add(target[i], get(source, dtype, o)),
                 }
             }
-            found.push(best.unwrap_or(plane * per_input) as i64);
+            found.push(best.unwrap_or(if numbered { 0 } else { plane * per_input }) as i64);
         }
     }
     let mut bytes = vec![0; count * dtype.size()];
@@ -116,9 +137,13 @@ fn run_window(
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let unaligned = |bytes: &[u8]| [&[0x55], bytes].concat();
     let mut target = unaligned(&vec![0xa5; desc.shape.operands()[1] * desc.dtype.size()]);
-    let given: Vec<u8> = index.iter().flat_map(|position| position.to_le_bytes()).collect();
-    let mut index =
-        unaligned(&if desc.shape.pass == WindowPass::MaxGradient { given } else { vec![0xa5; outputs * 8] });
+    let size = desc.index.map_or(8, DType::size);
+    let given: Vec<u8> = index.iter().flat_map(|position| position.to_le_bytes()[..size].to_vec()).collect();
+    let mut index = unaligned(&if desc.shape.pass == WindowPass::MaxGradient {
+        given
+    } else {
+        vec![0xa5; outputs * size]
+    });
     let source = unaligned(source);
     // SAFETY: buffers have the description's shapes and belong to this test.
     unsafe {
@@ -130,8 +155,9 @@ fn run_window(
             memory.scratch(),
         );
     };
-    let found = index[1..].chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()));
-    (target[1..].to_vec(), found.collect())
+    let position =
+        |bytes: &[u8]| bytes.iter().rev().fold(0u64, |all, &byte| all << 8 | u64::from(byte)) as i64;
+    (target[1..].to_vec(), index[1..].chunks_exact(size).map(position).collect())
 }
 
 /// Runs a pooling in every way and compares.
@@ -139,22 +165,34 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
     let source = buffer(random, dtype, shape.operands()[0]);
     let outputs = shape.planes * shape.outputs();
     let gradient = shape.pass == WindowPass::MaxGradient;
-    let total = shape.planes * shape.inputs();
-    // Many inside, some in other planes, some nowhere.
-    let wild = [i64::MIN, -1, total as i64, i64::MAX];
-    let index: Vec<i64> = (0..if gradient { outputs } else { 0 })
-        .map(|_| if random.chance(10) { random.pick(&wild) } else { random.below(total + 1) as i64 })
-        .collect();
-    let (want, positions) = naive(shape, dtype, &source, &index);
-    let ways: &[bool] = if shape.pass == WindowPass::Max { &[false, true] } else { &[false] };
-    for isa in Isa::available() {
-        for &threads in threads {
-            for &with_index in ways {
-                let desc = WindowDesc { shape: shape.clone(), dtype, index: with_index };
+    let numbers = [DType::U8, DType::U16].into_iter().filter(|&dtype| shape.has_positions_in(dtype));
+    let ways: Vec<Option<DType>> = match shape.pass {
+        WindowPass::Max => [None, Some(DType::I64)].into_iter().chain(numbers.map(Some)).collect(),
+        WindowPass::MaxGradient => [Some(DType::I64)].into_iter().chain(numbers.map(Some)).collect(),
+        _ => vec![None],
+    };
+    for index_type in ways {
+        let numbered = matches!(index_type, Some(DType::U8 | DType::U16));
+        // Many inside, some in other planes or over padding, some nowhere.
+        let (total, wild) = if numbered {
+            let cells = shape.axes.iter().map(|axis| axis.kernel).product::<usize>();
+            (cells, vec![cells as i64, 0xff, 0xffff])
+        } else {
+            let total = shape.planes * shape.inputs();
+            (total, vec![i64::MIN, -1, total as i64, i64::MAX])
+        };
+        let index: Vec<i64> = (0..if gradient { outputs } else { 0 })
+            .map(|_| if random.chance(10) { random.pick(&wild) } else { random.below(total + 1) as i64 })
+            .map(|number| if index_type == Some(DType::U8) { number & 0xff } else { number })
+            .collect();
+        let (want, positions) = naive(shape, dtype, &source, &index, numbered);
+        for isa in Isa::available() {
+            for &threads in threads {
+                let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
                 let (got, found) = run_window(&desc, isa, threads, &source, &index);
                 let what = format!("{desc:?} on {threads} threads at {isa}");
                 assert_same(dtype, &got, &want, &what);
-                if with_index {
+                if shape.pass == WindowPass::Max && index_type.is_some() {
                     assert!(found == positions, "{what}: positions {found:?}, not {positions:?}");
                 }
             }
@@ -200,6 +238,18 @@ fn pooling_by_the_definition() {
             vec![
                 SlidingAxis { output: 5, ..axis(8, [2, 2, 1, 0, 0]) },
                 SlidingAxis { output: 30, before: -3, ..axis(40, [3, 1, 1, 0, 0]) },
+            ],
+        ),
+        // More cells than a byte has numbers, and an axis of one position under a window with padding.
+        (2, vec![axis(20, [17, 1, 1, 8, 8]), axis(35, [19, 2, 1, 9, 9])]),
+        (2, vec![axis(9, [3, 1, 1, 1, 1]), axis(1, [3, 1, 1, 1, 1]), axis(33, [3, 1, 1, 1, 1])]),
+        (3, vec![axis(1, [4, 1, 1, 2, 1]), axis(9, [3, 1, 1, 1, 1]), axis(1, [3, 1, 1, 1, 1])]),
+        // A single window, after which a next one would lie nowhere.
+        (
+            2,
+            vec![
+                SlidingAxis { stride: usize::MAX / 8, ..axis(5, [5, 1, 1, 0, 0]) },
+                axis(20, [3, 1, 1, 1, 1]),
             ],
         ),
         // Nothing at all.
@@ -250,13 +300,17 @@ fn ties_and_nan_go_to_the_first() {
         3., 3., nan, 6., 8., 8., 1., nan,
     ];
     let source = bytes_of(&plane);
-    let desc = WindowDesc { shape: shape(WindowPass::Max, 1, &axes), dtype: DType::F32, index: true };
+    let desc =
+        WindowDesc { shape: shape(WindowPass::Max, 1, &axes), dtype: DType::F32, index: Some(DType::I64) };
     for isa in Isa::available() {
         let (got, found) = run_window(&desc, isa, 1, &source, &[]);
         assert_eq!(found, [0, 2, 4, 6, 17, 19, 21, 23], "{isa}");
         let got = floats(&got);
         assert_eq!((got[0], got[1].to_bits(), got[3]), (1.0, (-0.0f32).to_bits(), least), "{isa}");
         assert!(got[2].is_nan() && got[5].is_nan() && got[7].is_nan(), "{got:?} at {isa}");
+        let (_, cells) =
+            run_window(&WindowDesc { index: Some(DType::U8), ..desc.clone() }, isa, 1, &source, &[]);
+        assert_eq!(cells, [0, 0, 0, 0, 1, 1, 1, 1], "{isa}");
     }
 }
 
@@ -265,13 +319,25 @@ fn what_cannot_be_computed_is_refused() {
     let good = WindowDesc {
         shape: shape(WindowPass::Max, 2, &[axis(8, [2, 2, 1, 0, 0])]),
         dtype: DType::F32,
-        index: true,
+        index: Some(DType::I64),
     };
     let with = |shape: WindowShape| WindowDesc { shape, ..good.clone() };
     let huge = SlidingAxis { kernel: usize::MAX / 2, dilation: 3, ..good.shape.axes[0] };
     WindowKernel::new(&good, Isa::PORTABLE).unwrap();
     for (desc, needle) in [
         (WindowDesc { dtype: DType::Bool, ..good.clone() }, "pooling of bool"),
+        (WindowDesc { index: Some(DType::I32), ..good.clone() }, "positions of type int32 for such windows"),
+        (
+            WindowDesc {
+                index: Some(DType::U8),
+                ..with(shape(WindowPass::Max, 2, &[axis(300, [257, 1, 1, 0, 0])]))
+            },
+            "positions of type uint8 for such windows",
+        ),
+        (
+            WindowDesc { index: None, ..with(shape(WindowPass::MaxGradient, 2, &good.shape.axes)) },
+            "the gradient of a maximum needs the positions",
+        ),
         (with(shape(WindowPass::Sum, 2, &good.shape.axes)), "sums have no positions"),
         (with(shape(WindowPass::Max, usize::MAX / 9, &good.shape.axes)), "too large to count"),
         (with(shape(WindowPass::Max, 2, &[huge])), "too large to count"),
@@ -293,13 +359,18 @@ fn enormous_windows_take_no_memory_and_no_time() {
     let mut random = Random(6);
     for pass in PASSES {
         let shape = shape(pass, 2, &[enormous, enormous]);
-        let desc = WindowDesc { shape: shape.clone(), dtype: DType::F32, index: pass == WindowPass::Max };
+        let desc = WindowDesc { shape: shape.clone(), dtype: DType::F32, index: positions_of(pass) };
         let kernel = WindowKernel::new(&desc, Isa::detect()).unwrap();
         assert!(kernel.scratch_bytes(1) < 1 << 20);
         let source = f32_buffer(&mut random, shape.operands()[0]);
         let (got, _) = run_window(&desc, Isa::detect(), 2, &source, &[0; 18]);
         assert_eq!(got.len(), shape.operands()[1] * 4);
     }
+}
+
+/// `I64` where there are any.
+fn positions_of(pass: WindowPass) -> Option<DType> {
+    matches!(pass, WindowPass::Max | WindowPass::MaxGradient).then_some(DType::I64)
 }
 
 fn any_axis() -> impl Strategy<Value = SlidingAxis> {

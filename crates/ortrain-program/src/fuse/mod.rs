@@ -10,6 +10,7 @@
 //! Every pass goes over the instructions once, in order, so the same program is always fused in the same way.
 
 mod attention;
+mod cells;
 mod embed;
 mod late_sums;
 mod lives;
@@ -30,6 +31,7 @@ use crate::builder::align;
 use crate::cost::{is_gathered, weight};
 use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, Step, is_work};
 pub(crate) use attention::fuse_attention;
+pub(crate) use cells::number_cells;
 use embed::Embedding;
 pub(crate) use late_sums::sum_late;
 use lives::Lives;

@@ -632,3 +632,59 @@ fn a_condition_is_no_slope() {
     let program = i.finish(&[from, g0], &[y, dx]);
     assert!(program.buffers.iter().all(|buffer| !buffer.label.ends_with("slope")), "{program}");
 }
+
+/// What else there is besides a maximum and its gradient.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Seen {
+    Nothing,
+    Output,
+    Reader,
+    OtherWindows,
+}
+
+/// The type of the positions of a maximum over windows of `kernel` cells along each axis, after fusion.
+fn positions(kernel: usize, before: isize, seen: Seen) -> (DType, Program) {
+    let mut images = Images::new(2, 3, 20, 20);
+    let (x, y, g, back) = (images.image("x"), images.image("y"), images.image("g"), images.image("back"));
+    let index = images.b.work("positions", DType::I64, images.len());
+    let axis = SlidingAxis { input: 20, output: 20, kernel, stride: 1, dilation: 1, before };
+    let shape = |pass| WindowShape { pass, planes: 6, axes: [axis, axis].into_iter().collect() };
+    let mut window = |shape, source, target| {
+        images.step(Step::Window(Window { shape, source, index: Some(index), target }), Entries::ALL);
+    };
+    window(shape(WindowPass::Max), x, y);
+    let mut gradient = shape(WindowPass::MaxGradient);
+    if seen == Seen::OtherWindows {
+        gradient.axes[0].before += 1;
+    }
+    window(gradient, g, back);
+    let mut outputs = vec![y, back];
+    match seen {
+        Seen::Output => outputs.push(index),
+        Seen::Reader => {
+            let copy = images.b.work("copy", DType::I64, images.len());
+            images.map(&[2400], &[(index, &[1])], &[(copy, &[1])], |_, regs| vec![regs[0]]);
+            outputs.push(copy);
+        }
+        Seen::Nothing | Seen::OtherWindows => {}
+    }
+    let program = images.finish(&[x, g], &outputs);
+    (program.buffer(index).dtype, program)
+}
+
+#[test]
+fn positions_that_gradients_alone_read_are_numbers_of_cells() {
+    let (dtype, program) = positions(3, 1, Seen::Nothing);
+    assert_eq!(dtype, DType::U8);
+    assert!(program.to_string().contains("uint8[2400] work@"), "{program}");
+    assert_eq!(positions(16, 8, Seen::Nothing).0, DType::U8);
+    assert_eq!(positions(17, 8, Seen::Nothing).0, DType::U16);
+    for seen in [Seen::Output, Seen::Reader, Seen::OtherWindows] {
+        assert_eq!(positions(3, 1, seen).0, DType::I64, "{seen:?}");
+    }
+    // Windows over padding alone have a position, and no cell.
+    assert_eq!(positions(3, 3, Seen::Nothing).0, DType::I64);
+    // Seven bytes of every eight are not there.
+    let (wide, narrow) = (positions(3, 1, Seen::OtherWindows).1, program);
+    assert!(wide.work_bytes >= narrow.work_bytes + 2400 * 7 - 1024, "{wide}\n{narrow}");
+}

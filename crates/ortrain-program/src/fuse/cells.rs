@@ -1,0 +1,37 @@
+//! Positions of maxima as numbers of cells.
+//!
+//! A gradient that knows where the windows lie needs of each maximum only which cell of its window it was: a byte in place
+//! of the eight of a position. Positions that anything else reads stay what they are.
+
+use ortrain_expr::DType;
+
+use crate::{Buffer, BufferId, Instruction, Step, Window, is_work};
+
+/// Gives positions that only gradients of the same windows read the narrowest type.
+pub(crate) fn number_cells(
+    instructions: &[Instruction],
+    buffers: &mut [Buffer],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) {
+    for instruction in instructions {
+        let Step::Window(Window { shape, index: Some(index), .. }) = &instruction.step else { continue };
+        let index = *index;
+        let seen = inputs.contains(&index) || outputs.contains(&index);
+        if seen || !is_work(buffers, index) || buffers[index.0 as usize].dtype != DType::I64 {
+            continue;
+        }
+        let others = |step: &Step| match step {
+            Step::Window(w) if w.index == Some(index) => {
+                (w.shape.planes, &w.shape.axes) == (shape.planes, &shape.axes)
+                    && ![w.source, w.target].contains(&index)
+            }
+            step => !step.reads().contains(&index) && !step.writes().contains(&index),
+        };
+        if let Some(dtype) = shape.cell_numbers()
+            && instructions.iter().all(|other| others(&other.step))
+        {
+            buffers[index.0 as usize].dtype = dtype;
+        }
+    }
+}
