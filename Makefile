@@ -42,6 +42,7 @@ test: fmt lint rust doctest pytest stubs types ruff demo ## everything that CI r
 bench: build/demo.stamp ## what the machine allows; kernels beside it; import and step times of the release wheel
 	cargo bench --package ortrain-kernels --bench limits
 	cargo bench --package ortrain-kernels --bench kernels
+	cargo bench --package ortrain --bench steps
 	$(DEMO)/bin/python benches/steps.py
 
 .PHONY: compare

@@ -1,0 +1,63 @@
+//! What a whole step takes without Python: `cargo bench -p ortrain --bench steps [-- NAME ROWS]`.
+//!
+//! A step is forward, loss, backward, AdamW, and forgetting the gradients, on a network of `benches/workloads` with `ROWS`
+//! rows in a batch; without arguments it is `mlp_tiny` with 16, which shows what a step costs beside its arithmetic.
+//! `THREADS=1,2` lists numbers of threads.
+#![allow(clippy::print_stdout, reason = "it is what the program is for")]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Workload, given};
+use ortrain::backend;
+
+/// Time that steps are taken for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Steps before: programs are planned, memory is touched.
+const FIRST: usize = 20;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Cargo adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let (name, rows) = match arguments.as_slice() {
+        [] => ("mlp_tiny", 16),
+        [name, rows] => (name.as_str(), rows.parse()?),
+        _ => return Err("usage: steps [NAME ROWS]".into()),
+    };
+    let threads = std::env::var("THREADS").unwrap_or_else(|_| "1,2".into());
+    for threads in threads.split(',') {
+        let threads = threads.parse()?;
+        backend("cpu", threads)?;
+        let mut times = steps(name, rows)?;
+        times.sort_unstable();
+        let [least, median] = [times[0], times[times.len() / 2]].map(|time| time.as_secs_f64() * 1e6);
+        println!("{name}, {rows} rows, {threads} thread(s): median {median:.1} µs, least {least:.1} µs");
+    }
+    Ok(())
+}
+
+/// The time of each step.
+fn steps(name: &str, rows: usize) -> ortrain::Result<Vec<Duration>> {
+    let mut run = Workload::new(name, rows);
+    let batch = run.batch(0);
+    let inputs = [given(&batch.0), given(&batch.1)];
+    let mut times = Vec::new();
+    let mut spent = Duration::ZERO;
+    for count in 0.. {
+        let start = Instant::now();
+        run.module.train_step(&mut run.state, &inputs, &mut |_, _, _, _| {})?;
+        run.optimizer.step(&mut run.state, &run.module)?;
+        run.module.lazy_reset_grad();
+        let time = start.elapsed();
+        if count >= FIRST {
+            times.push(time);
+            spent += time;
+        }
+        if spent >= PATIENCE {
+            break;
+        }
+    }
+    Ok(times)
+}
