@@ -429,6 +429,17 @@ impl Builder {
         self.push(Inst::Coordinate(axis as u8), Type::I64)
     }
 
+    /// The number (`I64`) of the element of a space of these sizes, in row-major order.
+    pub fn element_number(&mut self, dims: &[usize]) -> Reg {
+        let mut number = self.int(0);
+        for (axis, &size) in dims.iter().enumerate() {
+            let (size, here) = (self.int(size as i64), self.coordinate(axis));
+            let scaled = self.mul(number, size);
+            number = self.add(scaled, here);
+        }
+        number
+    }
+
     /// A scalar of the run (`U64`).
     pub fn run_scalar(&mut self, scalar: RunScalar) -> Reg {
         self.push(Inst::Run(scalar), Type::U64)

@@ -114,12 +114,7 @@ fn map(
 /// Half of the elements, chosen by the random bits that the element's number gives, as `Dropout` does.
 fn dropout(dims: &[usize]) -> Case {
     let mut b = Builder::new();
-    let mut index = b.int(0);
-    for (axis, &size) in dims.iter().enumerate() {
-        let (size, here) = (b.int(size as i64), b.coordinate(axis));
-        let scaled = b.mul(index, size);
-        index = b.add(scaled, here);
-    }
+    let index = b.element_number(dims);
     let index = b.convert(index, Type::U64);
     let [key, stream] = [7, 8].map(|value| b.push(Inst::Const(Scalar::U64(value)), Type::U64));
     let bits = b.push(Inst::Random(key, stream, index), Type::U32);

@@ -607,7 +607,7 @@ const BLOCKS: usize = 8;
 impl Philox<'_> {
     /// The key, the stream and the first index where those are the same for all and indices count up, as over tensors.
     #[inline(always)]
-    fn run(&self) -> Option<[u64; 3]> {
+    fn consecutive(&self) -> Option<[u64; 3]> {
         let (&key, &stream, &first) = (self.keys.first()?, self.streams.first()?, self.indices.first()?);
         first.checked_add(self.d.len() as u64)?;
         let differ =
@@ -626,7 +626,7 @@ impl Work for Philox<'_> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Some([key, stream, first]) = self.run() else {
+        let Some([key, stream, first]) = self.consecutive() else {
             let arguments = self.keys.iter().zip(self.streams).zip(self.indices);
             for (d, ((&key, &stream), &index)) in self.d.iter_mut().zip(arguments) {
                 *d = random_bits(key, stream, index);

@@ -82,12 +82,7 @@ fn nest(
 /// Twice the value or nothing, at random.
 fn dropped(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
     let ty = b.ty(x);
-    let mut index = b.int(0);
-    for (axis, &size) in dims.iter().enumerate() {
-        let (size, here) = (b.int(size as i64), b.coordinate(axis));
-        let scaled = b.mul(index, size);
-        index = b.add(scaled, here);
-    }
+    let index = b.element_number(dims);
     let index = b.convert(index, Type::U64);
     let key = b.run_scalar(RunScalar::Seed);
     let stream = b.push(Inst::Const(Scalar::U64(7)), Type::U64);

@@ -210,12 +210,7 @@ impl Op for Dropout {
 fn uniform(cx: &Lower<'_>, nest: &mut NestBuilder, stream: u64) -> Reg {
     let dims = nest.dims().to_vec();
     let b = &mut nest.b;
-    let mut index = b.int(0);
-    for (axis, &size) in dims.iter().enumerate() {
-        let (size, here) = (b.int(size as i64), b.coordinate(axis));
-        let scaled = b.mul(index, size);
-        index = b.add(scaled, here);
-    }
+    let index = b.element_number(&dims);
     let index = b.convert(index, Type::U64);
     let exact =
         |b: &mut ortrain_expr::Builder, value: u64| b.push(Inst::Const(Scalar::U64(value)), Type::U64);
