@@ -162,6 +162,9 @@ fn layers() -> Vec<Case> {
     cases.push(layer("gpt2_small6 words", [4, 256, 8000, 384], nt, After::Nothing));
     cases.push(layer("gpt2_small6 words, to input", [4, 256, 384, 8000], nn, After::Nothing));
     cases.push(layer("gpt2_small6 words, to weight", [1, 384, 8000, 1024], tn, After::Turn));
+    cases.push(layer("bert_base in", [2, 128, 768, 768], nt, After::Nothing));
+    cases.push(layer("bert_base out", [2, 128, 768, 768], nt, After::Residual));
+    cases.push(layer("bert_base up", [2, 128, 3072, 768], nt, After::Gelu));
     cases.push(layer("bert_base down", [2, 128, 768, 3072], nt, After::Residual));
     cases.push(layer("bert_base down, to weight", [1, 3072, 768, 256], tn, After::Turn));
     for (m, n, k, transposed) in [(1024, 8, 256, nn), (1024, 256, 8, nn), (256, 8, 1024, tn)] {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use ortrain_expr::{DType, OutOfRange};
 
-use super::copy::{Rows, fill, lines, rows, total, turn};
+use super::copy::{Rows, fill, lines, rows, total};
 use super::cut::{Blocks, Cut, Unit};
 use super::finish::{Finish, Rect};
 use super::patches::{Patches, SLACK, Segment};
 use super::product::{DEPTH, GRAIN, PLENTY, STRIPS};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::{Factor, Micro, Real, Target};
-use crate::gemm::pack::Block;
+use crate::gemm::pack::{Block, turn};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange, SlidingAxis};
 
-use super::copy::{lines, total, turn};
+use super::copy::{lines, total};
 use super::cut::Cut;
 use super::finish::{Finish, Rect};
 use super::product::{GRAIN, PLENTY};
 use super::three::Three;
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::Real;
+use crate::gemm::pack::turn;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
 use crate::tape::ALIGN;

@@ -126,6 +126,13 @@ impl<T: Real> Micro<T> {
         }
     }
 
+    /// Whether panels of so many columns are nearly full.
+    pub(crate) fn columns_fit(&self, cols: usize) -> bool {
+        let narrow = cols % self.nr;
+        let rest = if narrow == 0 { 0 } else { self.columns(narrow) };
+        8 * (cols - narrow + rest) <= 9 * cols
+    }
+
     /// Columns that [`Micro::multiply`] writes for so many.
     pub(crate) fn columns(&self, cols: usize) -> usize {
         match self.half {

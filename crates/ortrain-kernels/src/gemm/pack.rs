@@ -199,3 +199,58 @@ pub(crate) unsafe fn pack<T: Real>(isa: Isa, dtype: DType, block: Block, panel: 
         other => unreachable!("a matrix of {other}: checked when compiled"),
     }
 }
+
+struct Turn<T> {
+    from: *const T,
+    from_step: usize,
+    lines: usize,
+    len: usize,
+    to: *mut T,
+    to_step: usize,
+}
+
+impl<T: Real> Work for Turn<T> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        const SIDE: usize = 8;
+        let Turn { from, from_step, lines, len, to, to_step } = self;
+        let squares = TypeId::of::<T>() == TypeId::of::<f32>() && lines >= SIDE && len >= SIDE;
+        for first in (0..lines).step_by(SIDE) {
+            for start in (0..len).step_by(SIDE) {
+                // SAFETY: the contract of `turn`.
+                unsafe {
+                    if squares {
+                        // The last squares may overlap those before.
+                        let (first, start) = (first.min(lines - SIDE), start.min(len - SIDE));
+                        let (from, to) =
+                            (from.add(first * from_step + start), to.add(start * to_step + first));
+                        L::turn8(from.cast(), from_step as isize, to.cast(), to_step);
+                        continue;
+                    }
+                    for line in first..lines.min(first + SIDE) {
+                        for i in start..len.min(start + SIDE) {
+                            let value = from.add(line * from_step + i).read_unaligned();
+                            to.add(i * to_step + line).write_unaligned(value);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Turns a matrix of `lines` lines of `len` elements: element `i` of line `j` becomes element `j` of line `i`.
+///
+/// # Safety
+/// The elements are there, and `to` has room for them.
+pub(crate) unsafe fn turn<T: Real>(
+    isa: Isa,
+    from: *const T,
+    from_step: usize,
+    (lines, len): (usize, usize),
+    to: *mut T,
+    to_step: usize,
+) {
+    isa.run(Turn { from, from_step, lines, len, to, to_step });
+}

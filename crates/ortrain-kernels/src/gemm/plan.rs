@@ -54,9 +54,14 @@ const CACHE: usize = 32 << 10;
 /// Elements of all partial results of cut sums, at most.
 const PARTIAL: usize = 1 << 19;
 
+/// A swapped product is worth it where so many elements of B would be packed for so many of A and of the results.
+const SWAPPED: (usize, usize) = (3, 2);
+
 /// How the product is cut, and where things lie in scratch memory.
 #[derive(Debug)]
 pub(super) struct Shape {
+    /// Whether the operands have changed places: blocks of `Cᵀ = Bᵀ·Aᵀ` are made, and turned when they are finished.
+    pub(super) swapped: bool,
     pub(super) batch: usize,
     pub(super) m: usize,
     pub(super) n: usize,
@@ -90,8 +95,9 @@ pub(super) struct Shape {
     /// Shared scratch memory: bytes, and where the partial results of cut sums lie in it.
     pub(super) shared: usize,
     pub(super) partial_at: usize,
-    /// A worker's scratch memory: where its finished block and a narrow one lie, and bytes.
+    /// A worker's scratch memory: where its finished block, one of a swapped product and a narrow one lie, and bytes.
     pub(super) block_at: usize,
+    pub(super) swapped_at: usize,
     pub(super) corner_at: usize,
     pub(super) bytes: usize,
 }
@@ -177,6 +183,16 @@ impl Operand {
             at: 0,
         })
     }
+
+    /// Whether a micro-kernel can read its lines as those of A where they lie: elements are adjacent along k.
+    fn lies_along(&self, real: DType) -> bool {
+        self.dtype == real && self.depth == 1 && !paged(self.line, real.size(), 4096)
+    }
+}
+
+/// Whether lines are a multiple of a page apart: they get into each other's way in the caches.
+fn paged(step: isize, bytes: usize, page: isize) -> bool {
+    (step * bytes as isize) % page == 0
 }
 
 /// Which axes of the epilogue are gone through from outside, and which are the rows and columns of one product.
@@ -261,7 +277,7 @@ impl Shape {
         let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };
         let micro: Micro<T> = Micro::choose(isa, desc.products, [a.dtype, b.dtype]);
         let Micro { mr, nr, .. } = micro;
-        let (row_unit, depth_unit) = micro.units();
+        let (mut row_unit, depth_unit) = micro.units();
         let mut direct = direct(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
 
         // What packs nothing multiplies operands as they are.
@@ -273,10 +289,26 @@ impl Shape {
             && m <= thin::ROWS
             && (b.line == 1 || b.depth == 1)
             && (m * T::BYTES).saturating_mul(k) <= KEEP;
-        let small = batch * m * n <= SMALL && k >= LONG;
+        let small = batch * m * n <= SMALL && k >= 2 * LONG;
         let keeps = |side: Side, lines: usize, depths: usize| {
             micro.packed(side, lines, depths).saturating_mul(T::BYTES) <= KEEP
         };
+        let swapped = as_they_are
+            && few.is_none()
+            && !thin
+            && !small
+            && b.lies_along(real)
+            && micro.columns_fit(m)
+            && SWAPPED.1.saturating_mul(n).saturating_mul(k)
+                >= SWAPPED.0.saturating_mul(m).saturating_mul(k.saturating_add(n));
+        let (mut m, mut n) = (m, n);
+        if swapped {
+            std::mem::swap(&mut a, &mut b);
+            std::mem::swap(&mut m, &mut n);
+            direct = None;
+            // Panels of what is read where it lies are short at the end only.
+            row_unit = mr;
+        }
         let mut cut = Cut::new(batch, m, n, k, (mr, nr), row_unit);
         if !thin && small && cut.tasks() < cut.wanted {
             cut.parts =
@@ -284,7 +316,9 @@ impl Shape {
         }
         if cut.parts == 1 {
             let panels = few.is_none() && !thin;
-            if panels && !keeps(Side::A, cut.rows.div_ceil(2), k) {
+            if swapped {
+                cut.refine(true, false);
+            } else if panels && !keeps(Side::A, cut.rows.div_ceil(2), k) {
                 cut.cols = even(n, MANY_COLUMNS, nr);
                 cut.refine(true, false);
             } else {
@@ -306,7 +340,9 @@ impl Shape {
         let parts = k.div_ceil(part).max(1);
         let Cut { rows, cols, .. } = cut;
         let small = (batch * m * n).saturating_mul(T::BYTES) <= APART;
-        let apart = parts > 1 || direct.is_none() && !thin && cols < n.min(NARROW) && small;
+        // Pieces of a row of results.
+        let (piece, row) = if swapped { (rows, m) } else { (cols, n) };
+        let apart = parts > 1 || direct.is_none() && !thin && piece < row.min(NARROW) && small;
         if apart {
             direct = None;
         }
@@ -367,8 +403,10 @@ impl Shape {
         let partial_at = room_for_all(if apart { parts * batch * m * n } else { 0 });
         let block = if direct.is_some() && !thin { 0 } else { rows * cols };
         let block_at = room(if apart { tape.tile } else { block });
+        let swapped_at = room(if swapped { rows * cols } else { 0 });
         let corner_at = room(mr * nr);
         let shape = Shape {
+            swapped,
             batch,
             m,
             n,
@@ -392,6 +430,7 @@ impl Shape {
             shared,
             partial_at,
             block_at,
+            swapped_at,
             corner_at,
             bytes,
         };
@@ -424,14 +463,11 @@ impl Blocks {
         let &Blocks { m, n, k, batch, rows, cols, bytes } = self;
         let Micro { mr, nr, tiles, .. } = micro;
         let packs = |operand: &Operand| operand.dtype != real || tiles.is_some();
-        // Lines a multiple of a page apart get into each other's way in the caches.
-        let page = |step: isize, page: isize| (step * bytes as isize) % page == 0;
-        let along = a.depth == 1 && !page(a.line, 4096);
-        if packs(a) || n.div_ceil(nr) > FEW_COLUMNS && !along {
+        if packs(a) || n.div_ceil(nr) > FEW_COLUMNS && !a.lies_along(real) {
             a.way = Way::Own { whole: a_whole };
         }
         let mut strip = n.next_multiple_of(cols).max(cols);
-        let many_rows = m.div_ceil(mr) > FEW_ROWS || page(b.depth, 8192) && m > mr;
+        let many_rows = m.div_ceil(mr) > FEW_ROWS || paged(b.depth, bytes, 8192) && m > mr;
         if packs(b) || b.line != 1 || many_rows {
             let again = m.div_ceil(rows) > 1 || batch > 1 && b.batch.stays();
             let copies = if b.batch.stays() { 1 } else { batch };

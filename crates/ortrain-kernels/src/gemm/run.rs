@@ -3,7 +3,7 @@
 use ortrain_expr::OutOfRange;
 
 use super::micro::{Dots, Factor, Micro, Real, Target};
-use super::pack::{Block, pack};
+use super::pack::{Block, pack, turn};
 use super::plan::{Few, Kept, Key, Operand, Shape, Way};
 use super::thin::{self, Thin};
 use super::tiles::{Session, Side};
@@ -27,6 +27,7 @@ pub(super) struct Product<T: 'static> {
 }
 
 /// One block, over some of the depths.
+#[derive(Clone, Copy)]
 struct Task<'a, T> {
     batch: usize,
     /// First one and number.
@@ -158,6 +159,7 @@ impl<T: Real> Product<T> {
         // SAFETY: the caller's contract, and the layout made by `Shape::new`.
         unsafe {
             let (c, c_row) = match &shape.direct {
+                _ if shape.swapped => (scratch.add(shape.swapped_at).cast::<T>(), cols.1 as isize),
                 _ if shape.apart => {
                     let partial = parts.shared().add(shape.partial_at).cast::<T>();
                     let row = ((part * shape.batch + batch) * shape.m + rows.0) * shape.n;
@@ -179,9 +181,28 @@ impl<T: Real> Product<T> {
             } else {
                 self.multiply(&task);
             }
+            let task = if shape.swapped { self.unswapped(task, parts) } else { task };
             if shape.direct.is_none() && !shape.apart {
                 self.finish(&task, scalars);
             }
+        }
+    }
+
+    /// Turns a block of a swapped product into one of the product itself.
+    unsafe fn unswapped<'a>(&self, task: Task<'a, T>, parts: Parts) -> Task<'a, T> {
+        let Shape { m, n, apart, partial_at, block_at, ref tape, .. } = self.shape;
+        let (rows, cols) = (task.cols, task.rows);
+        // SAFETY: the caller's contract, and the layout made by `Shape::new`: there is room for the block, or for all of
+        // the results, whose rows have as many elements as the swapped product has rows.
+        unsafe {
+            let (c, c_row) = if apart {
+                let all = parts.shared().add(partial_at).cast::<T>();
+                (all.add((task.batch * n + rows.0) * m + cols.0), m)
+            } else {
+                (task.scratch.add(block_at).cast::<T>(), cols.1)
+            };
+            turn(tape.isa, task.c, rows.1, (cols.1, rows.1), c, c_row);
+            Task { rows, cols, c, c_row: c_row as isize, ..task }
         }
     }
 
@@ -418,7 +439,7 @@ impl<T: Real> Product<T> {
 
     /// Runs the epilogue over a finished block.
     unsafe fn finish(&self, task: &Task<'_, T>, scalars: RunScalars) {
-        let n = self.shape.n;
+        let n = if self.shape.swapped { self.shape.m } else { self.shape.n };
         let (rows, cols) = (task.rows, task.cols);
         // SAFETY: the caller's contract.
         unsafe {

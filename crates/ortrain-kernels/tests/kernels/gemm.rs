@@ -290,6 +290,30 @@ fn results_may_lie_transposed() {
     }
 }
 
+/// Weights of many columns, whose lines along k are read where they lie.
+#[test]
+fn columns_may_be_many_beside_rows() {
+    let mut random = Random(7);
+    for (batch, m, n, k) in [(1, 30, 150, 96), (1, 45, 1030, 97), (2, 62, 400, 801), (1, 250, 1300, 600)] {
+        let sizes = Sizes { batch, m, n, k };
+        for (dtype, ta, shared) in [
+            (DType::F32, false, true),
+            (DType::F32, true, false),
+            (DType::F64, false, true),
+            (DType::BF16, false, false),
+        ] {
+            let mut desc = plain(sizes, dtype, ta, true);
+            if shared {
+                desc.b.strides[0] = 0;
+            }
+            let what = format!("{sizes:?} {dtype} {ta} {shared}");
+            check(&desc, &mut random, &what);
+            desc.epilogue.stores[0].strides = strides([m * n, 1, m]);
+            check(&desc, &mut random, &format!("{what}, turned"));
+        }
+    }
+}
+
 #[test]
 fn a_batch_may_be_lines_of_one_operand() {
     let mut random = Random(5);
@@ -344,9 +368,17 @@ proptest! {
 fn an_epilogue_has_everything_a_nest_has() {
     // relu(alpha * A·B + bias) + beta * old, in place, and the product itself in half precision beside it.
     let mut random = Random(9);
-    for (m, n, k) in
-        [(1, 1, 1), (10, 10, 4), (33, 70, 20), (100, 700, 33), (257, 9, 300), (64, 400, 200), (30, 40, 3000)]
-    {
+    let sizes = [
+        (1, 1, 1),
+        (10, 10, 4),
+        (33, 70, 20),
+        (100, 700, 33),
+        (257, 9, 300),
+        (64, 400, 200),
+        (30, 40, 3000),
+        (63, 4200, 130),
+    ];
+    for ((m, n, k), transposed) in sizes.into_iter().flat_map(|sizes| [(sizes, false), (sizes, true)]) {
         let dims = [1, m, n];
         let bias = Access::broadcast(DType::F32, &[n], &dims);
         let old = Access::contiguous(DType::F32, &dims);
@@ -354,7 +386,7 @@ fn an_epilogue_has_everything_a_nest_has() {
         let desc = GemmDesc {
             k,
             a: operand(DType::F32, [1, m, k], false),
-            b: operand(DType::F32, [1, k, n], false),
+            b: operand(DType::F32, [1, k, n], transposed),
             products: Products::F32,
             epilogue: epilogue(
                 dims,
