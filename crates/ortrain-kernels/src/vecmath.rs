@@ -51,17 +51,17 @@ pub(crate) const ERF: [f32; 7] = [
     1.283_791_7e-1,
 ];
 pub(crate) const ERF_SMALL: f32 = 0.925;
-/// Coefficients of `-log(1 - erf)` for the others.
+/// Coefficients of `(erf - 1) exp(x²)` for the others, in powers of `x - 1`.
 pub(crate) const ERF_LARGE: [f32; 9] = [
-    -1.660_596_3e-6,
-    4.649_336_3e-5,
-    -6.002_250_2e-4,
-    4.774_377_5e-3,
-    -2.645_941_5e-2,
-    1.101_405_6e-1,
-    6.317_695e-1,
-    1.130_261_8,
-    -3.259_053_6e-4,
+    -1.270_821_8e-4,
+    1.192_314e-3,
+    -5.266_233_3e-3,
+    1.557_830_4e-2,
+    -3.720_463_4e-2,
+    7.917_458e-2,
+    -1.543_715e-1,
+    2.732_123_7e-1,
+    -4.275_835_8e-1,
 ];
 /// From here on the result of `erf` rounds to 1.
 pub(crate) const ERF_END: f32 = 3.95;
@@ -180,8 +180,9 @@ pub(crate) fn erf<L: Level>(x: f32) -> f32 {
     let small = L::mul_add(p, x, x);
     // The comparison lets NaN through.
     let clamped = if t > ERF_END { ERF_END } else { t };
-    let g = polynomial::<L, 9>(clamped, ERF_LARGE);
-    let large = 1.0 - exp::<L>(-g);
+    let q = polynomial::<L, 9>(clamped - 1.0, ERF_LARGE);
+    // The derivative of `erf` takes the same exponential.
+    let large = L::mul_add(exp::<L>(-z), q, 1.0);
     // The sign of zero gets lost in the sum.
     (if t < ERF_SMALL { small } else { large }).copysign(x)
 }

@@ -30,7 +30,7 @@ enum After {
     Relu,
     /// Bias and what went around the layer.
     Residual,
-    /// Bias and Gelu, with what its gradient needs.
+    /// Bias and Gelu, with its slope.
     Gelu,
 }
 
@@ -279,8 +279,16 @@ fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
             let twice = b.add(erf, one);
             let product = b.mul(x, twice);
             result = b.mul(product, half);
-            others = vec![x, twice];
-            stores = vec![stores[0].clone(); 3];
+            // Its slope, as the gradient of Erf has it.
+            let square = b.mul(scaled, scaled);
+            let below = b.unary(UnaryOp::Neg, square);
+            let exponential = b.unary(UnaryOp::Exp, below);
+            let factor = b.constant(ty, std::f64::consts::FRAC_2_SQRT_PI);
+            let slope = b.mul(exponential, factor);
+            let slope = b.mul(x, slope);
+            let slope = b.binary(BinaryOp::Div, slope, root);
+            others = vec![b.add(twice, slope)];
+            stores = vec![stores[0].clone(); 2];
         }
     }
     others.push(result);
