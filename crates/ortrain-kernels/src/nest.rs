@@ -120,11 +120,17 @@ impl NestKernel {
             let work = outer.saturating_mul(inner).saturating_mul(tape.cost);
             let (mut tile, mut piece) = (tape.tile, None);
             if work > GRAIN {
-                tile = (outer / (PLENTY / 2)).next_multiple_of(64).max(128).min(tape.tile);
+                let wanted = (work / GRAIN).min(PLENTY);
                 let splits = (work / GRAIN).min(inner / (2 * BLOCK)).min(MAX_SPLITS / 2);
-                if outer.div_ceil(tile) < PLENTY && splits >= 2 {
+                let splits = if splits >= 2 && outer.div_ceil(tile) < PLENTY { splits } else { 1 };
+                if splits > 1 {
                     piece = Some(inner.div_ceil(splits).next_multiple_of(BLOCK));
                 }
+                // Memory is read in long pieces where rows are cut, instead of columns.
+                tile = (outer / wanted.div_ceil(splits))
+                    .next_multiple_of(64)
+                    .clamp(128, tile.max(128))
+                    .min(tile);
             }
             (tape, Shape::Col { kept: outer, reduced: inner, tile, piece })
         };

@@ -43,6 +43,10 @@ pub(crate) fn cases() -> Vec<Case> {
         cases.push(sum("row sums", dims, 1));
         cases.push(sum("column sums", dims, 0));
     }
+    // Gradients of biases, in the second-level cache and beyond it.
+    for dims in [[64, 512], [1024, 256], [8192, 1024]] {
+        cases.push(sum("column sums", dims, 0));
+    }
     // Statistics of the channels of images, as BatchNormalization wants them.
     cases.push(channels([8, 96, 24 * 24]));
     cases.push(channels([4, 64, 56 * 56]));
