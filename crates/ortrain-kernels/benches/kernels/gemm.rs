@@ -166,6 +166,9 @@ fn layers() -> Vec<Case> {
     cases.push(layer("bert_base out", [2, 128, 768, 768], nt, After::Residual));
     cases.push(layer("bert_base up", [2, 128, 3072, 768], nt, After::Gelu));
     cases.push(layer("bert_base down", [2, 128, 768, 3072], nt, After::Residual));
+    cases.push(layer("bert_base in, to input", [2, 128, 768, 768], nn, After::Nothing));
+    cases.push(layer("bert_base up, to input", [2, 128, 768, 3072], nn, After::Nothing));
+    cases.push(layer("bert_base down, to input", [2, 128, 3072, 768], nn, After::Nothing));
     cases.push(layer("bert_base down, to weight", [1, 3072, 768, 256], tn, After::Turn));
     for (m, n, k, transposed) in [(1024, 8, 256, nn), (1024, 256, 8, nn), (256, 8, 1024, tn)] {
         cases.push(layer("bert_mini_lora8", [1, m, n, k], transposed, After::Nothing));

@@ -3,10 +3,10 @@
 //! The product is cut into blocks of C, each a task that goes through all of k on its own, so that every sum has one
 //! order. Where blocks are too few and sums are long, k is cut too, and partial sums are added in order at the end.
 //! Operands come packed into panels: once for all tasks, or by the task that needs a block, which is kept while the
-//! next task of the same worker needs it again; what is read once anyway is read where it lies (`plan`). Of a few rows
-//! with weights that lie transposed `Cᵀ = Bᵀ·Aᵀ` is made instead: the weights are then lines of a first operand, which
-//! needs no packing, and finished blocks are turned. A micro-kernel (one file per level) multiplies panel by panel
-//! (`run`). A finished block goes through the epilogue while it is in cache.
+//! next task of the same worker needs it again; what is read once anyway is read where it lies (`plan`). Where B is
+//! much larger than A and C (weights, and a few rows), `Cᵀ = Bᵀ·Aᵀ` is made instead: each part of the weights is then read
+//! where it lies, or packed, by the one task that multiplies it, and finished blocks are turned. A micro-kernel (one file
+//! per level) multiplies panel by panel (`run`). A finished block goes through the epilogue while it is in cache.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -54,8 +54,9 @@ const CACHE: usize = 32 << 10;
 /// Elements of all partial results of cut sums, at most.
 const PARTIAL: usize = 1 << 19;
 
-/// A swapped product is worth it where so many elements of B would be packed for so many of A and of the results.
-const SWAPPED: (usize, usize) = (3, 2);
+/// A swapped product is worth it where B has so many halves of the elements of A and of the results: where B need not be
+/// packed then, and where it is.
+const SWAPPED: (usize, usize) = (3, 4);
 
 /// How the product is cut, and where things lie in scratch memory.
 #[derive(Debug)]
@@ -293,20 +294,22 @@ impl Shape {
         let keeps = |side: Side, lines: usize, depths: usize| {
             micro.packed(side, lines, depths).saturating_mul(T::BYTES) <= KEEP
         };
+        let halves = if b.lies_along(real) { SWAPPED.0 } else { SWAPPED.1 };
         let swapped = as_they_are
             && few.is_none()
             && !thin
             && !small
-            && b.lies_along(real)
+            && b.dtype == real
+            && (b.depth == 1 || b.line == 1)
             && micro.columns_fit(m)
-            && SWAPPED.1.saturating_mul(n).saturating_mul(k)
-                >= SWAPPED.0.saturating_mul(m).saturating_mul(k.saturating_add(n));
+            && 2usize.saturating_mul(n).saturating_mul(k)
+                >= halves.saturating_mul(m).saturating_mul(k.saturating_add(n));
         let (mut m, mut n) = (m, n);
         if swapped {
             std::mem::swap(&mut a, &mut b);
             std::mem::swap(&mut m, &mut n);
             direct = None;
-            // Panels of what is read where it lies are short at the end only.
+            // Panels of the larger operand are short at the end only.
             row_unit = mr;
         }
         let mut cut = Cut::new(batch, m, n, k, (mr, nr), row_unit);

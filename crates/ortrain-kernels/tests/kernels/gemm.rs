@@ -290,23 +290,28 @@ fn results_may_lie_transposed() {
     }
 }
 
-/// Weights of many columns, whose lines along k are read where they lie.
+/// Weights that are much larger than what is multiplied with them; lines of the last ones are a page apart.
 #[test]
 fn columns_may_be_many_beside_rows() {
     let mut random = Random(7);
-    for (batch, m, n, k) in [(1, 30, 150, 96), (1, 45, 1030, 97), (2, 62, 400, 801), (1, 250, 1300, 600)] {
+    for (batch, m, n, k) in
+        [(1, 30, 150, 96), (1, 45, 1030, 97), (2, 62, 400, 801), (1, 125, 1300, 600), (1, 48, 200, 1024)]
+    {
         let sizes = Sizes { batch, m, n, k };
-        for (dtype, ta, shared) in [
-            (DType::F32, false, true),
-            (DType::F32, true, false),
-            (DType::F64, false, true),
-            (DType::BF16, false, false),
+        for (dtype, ta, tb, shared) in [
+            (DType::F32, false, true, true),
+            (DType::F32, true, true, false),
+            (DType::F32, false, false, true),
+            (DType::F32, true, false, false),
+            (DType::F64, false, true, true),
+            (DType::F64, false, false, false),
+            (DType::BF16, false, true, false),
         ] {
-            let mut desc = plain(sizes, dtype, ta, true);
+            let mut desc = plain(sizes, dtype, ta, tb);
             if shared {
                 desc.b.strides[0] = 0;
             }
-            let what = format!("{sizes:?} {dtype} {ta} {shared}");
+            let what = format!("{sizes:?} {dtype} {ta} {tb} {shared}");
             check(&desc, &mut random, &what);
             desc.epilogue.stores[0].strides = strides([m * n, 1, m]);
             check(&desc, &mut random, &format!("{what}, turned"));
