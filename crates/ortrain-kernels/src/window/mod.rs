@@ -1,6 +1,6 @@
 //! Pooling: the largest element or the sum under windows that slide over planes, and the gradients of both.
 //!
-//! Four ways of computing it, chosen by the sizes:
+//! Five ways of computing it, chosen by the sizes:
 //!
 //! - `planes`: all windows of a plane side by side in vectors, after the plane was laid out as `lines` does with rows.
 //!   For planes that a cache holds.
@@ -9,10 +9,14 @@
 //!   planes, and for gradients of sums.
 //! - `cells`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
 //!   for sizes that no line holds.
-//! - `spread`: the gradient of a maximum, which follows positions, or the numbers of cells in their windows.
+//! - `apart`: gradients where at most one window covers an element: of each element, whether the one over it had its
+//!   maximum there.
+//! - `spread`: the gradient of a maximum where windows overlap, which follows positions, or the numbers of cells in their
+//!   windows.
 //!
 //! All give the same bits: maxima are exact, and sums are made in the order that [`ortrain_expr::WindowPass`] names.
 
+mod apart;
 mod cells;
 mod lines;
 mod planes;
@@ -25,6 +29,7 @@ use crate::isa::{Isa, portable};
 use crate::pool::Pool;
 use crate::tape::number::{Brain, Half, Number, Stored};
 use crate::views::{Bases, Scratch};
+use apart::Apart;
 use lines::Lines;
 use planes::Planes;
 use spread::Spread;
@@ -163,6 +168,7 @@ enum Way {
     Planes(Planes),
     Lines(Lines),
     Cells,
+    Apart(Apart),
     Spread(Spread),
 }
 
@@ -173,7 +179,7 @@ struct Tasks {
     planes: usize,
     /// Parts of a plane.
     parts: usize,
-    /// Rows of the target (elements, for [`Way::Spread`]) of a part.
+    /// Rows of the target (elements for [`Way::Spread`], steps for [`Way::Apart`]) of a part.
     rows: usize,
 }
 
@@ -412,7 +418,7 @@ struct Buffers {
     scratch: *mut u8,
 }
 
-/// The part of the target that a task has: rows (elements, for [`Way::Spread`]) of some planes.
+/// The part of the target that a task has: rows (elements for [`Way::Spread`], steps for [`Way::Apart`]) of some planes.
 #[derive(Clone, Copy)]
 struct Part {
     planes: (usize, usize),
@@ -455,9 +461,18 @@ impl WindowKernel {
         if axes.len() > AXES {
             return Err(format!("a window over {} axes, {AXES} are the most", axes.len()));
         }
-        let positions = Positions::new(index, &shape.axes, trivial);
-        let (planes, last) = (shape.planes, axes[axes.len() - 1]);
+        let mut positions = Positions::new(index, &shape.axes, trivial);
         let gradient = matches!(pass, WindowPass::MaxGradient | WindowPass::SumGradient);
+        // A single window as large as the plane: its cells have the order of the elements.
+        let whole = |axis: &SlidingAxis| {
+            axis.output == 1 && axis.kernel == axis.input && axis.dilation == 1 && axis.before == 0
+        };
+        if gradient && shape.axes.iter().all(whole) {
+            let all = shape.inputs();
+            axes = Axes::from_slice(&[SlidingAxis { input: all, kernel: all, ..axes[0] }]);
+            positions.units = SmallVec::from_slice(&[1]);
+        }
+        let (planes, last) = (shape.planes, axes[axes.len() - 1]);
         let (inputs, outputs) = (shape.inputs(), shape.outputs());
         let (source, target) = if gradient { (outputs, inputs) } else { (inputs, outputs) };
         let width = if gradient { last.input } else { last.output };
@@ -472,11 +487,28 @@ impl WindowKernel {
             let tasks = Tasks { planes: 1, parts: 1, rows: 0 };
             return Ok(WindowKernel { plan, dtype, isa, tasks, scratch: 0 });
         }
-        let (way, tasks, scratch) = if pass == WindowPass::MaxGradient {
+        let mut apart = if gradient { Apart::new(pass, &axes, dtype, &positions, target) } else { None };
+        // Whether all cells lie over the input.
+        let inside = |axis: &SlidingAxis| {
+            axis.output > 0 && [0, axis.output - 1].iter().all(|&o| axis.cells(o) == (0..axis.kernel))
+        };
+        let own = index.is_none() || index == Some(DType::U8) && shape.axes.iter().all(inside);
+        let (way, tasks, scratch) = if let Some(apart) = apart.take_if(|_| own) {
+            let (tasks, scratch) = (apart.tasks(planes, target), apart.scratch());
+            (Way::Apart(apart), tasks, scratch)
+        } else if pass == WindowPass::MaxGradient {
             let spread = Spread::new(dtype, shape, &positions);
             let tasks = spread.tasks(planes, source, target);
             let scratch = spread.scratch(&tasks);
-            (Way::Spread(spread), tasks, scratch)
+            match apart {
+                // A whole plane is looked at.
+                Some(apart) if tasks.parts == 1 => {
+                    let apart = apart.or(spread, scratch);
+                    let scratch = apart.scratch();
+                    (Way::Apart(apart), tasks, scratch)
+                }
+                _ => (Way::Spread(spread), tasks, scratch),
+            }
         } else {
             let tasks = by_rows(planes, &axes, gradient, width, target);
             let whole = if tasks.parts == 1 { Planes::new(pass, &axes, dtype, &positions) } else { None };
@@ -528,6 +560,7 @@ impl WindowKernel {
         }
         let Tasks { planes: whole, parts, rows } = self.tasks;
         let last = match self.plan.way {
+            Way::Apart(ref apart) => apart.steps(),
             Way::Spread(_) => elements,
             _ => self.plan.target_rows(),
         };
@@ -590,6 +623,13 @@ impl WindowKernel {
             Way::Cells => with_element!(self.dtype, S => {
                 portable::enter(cells::Run::<S, false>::new(plan, buffers, part))
             }),
+            Way::Apart(apart) => match self.dtype {
+                DType::F32 => apart::Run::<f32>::new(plan, apart, buffers, part).run(isa),
+                DType::F64 => apart::Run::<f64>::new(plan, apart, buffers, part).run(isa),
+                DType::F16 => apart::Run::<Half>::new(plan, apart, buffers, part).run(isa),
+                DType::BF16 => apart::Run::<Brain>::new(plan, apart, buffers, part).run(isa),
+                other => unreachable!("{other} lies apart: integers are followed"),
+            },
             Way::Spread(spread) => with_element!(self.dtype, S => {
                 portable::enter(spread::Run::<S>::new(plan, spread, buffers, part))
             }),

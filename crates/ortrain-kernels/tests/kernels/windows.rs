@@ -185,15 +185,21 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
             .map(|_| if random.chance(10) { random.pick(&wild) } else { random.below(total + 1) as i64 })
             .map(|number| if index_type == Some(DType::U8) { number & 0xff } else { number })
             .collect();
-        let (want, positions) = naive(shape, dtype, &source, &index, numbered);
-        for isa in Isa::available() {
-            for &threads in threads {
-                let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
-                let (got, found) = run_window(&desc, isa, threads, &source, &index);
-                let what = format!("{desc:?} on {threads} threads at {isa}");
-                assert_same(dtype, &got, &want, &what);
-                if shape.pass == WindowPass::Max && index_type.is_some() {
-                    assert!(found == positions, "{what}: positions {found:?}, not {positions:?}");
+        // And where maxima were, each under its own window.
+        let forward = WindowShape { pass: WindowPass::Max, ..shape.clone() };
+        let image = buffer(random, dtype, if gradient { forward.operands()[0] } else { 0 });
+        let own = gradient.then(|| naive(&forward, dtype, &image, &[], numbered).1);
+        for index in [index].into_iter().chain(own) {
+            let (want, positions) = naive(shape, dtype, &source, &index, numbered);
+            for isa in Isa::available() {
+                for &threads in threads {
+                    let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
+                    let (got, found) = run_window(&desc, isa, threads, &source, &index);
+                    let what = format!("{desc:?} on {threads} threads at {isa}");
+                    assert_same(dtype, &got, &want, &what);
+                    if shape.pass == WindowPass::Max && index_type.is_some() {
+                        assert!(found == positions, "{what}: positions {found:?}, not {positions:?}");
+                    }
                 }
             }
         }
@@ -252,6 +258,20 @@ fn pooling_by_the_definition() {
                 axis(20, [3, 1, 1, 1, 1]),
             ],
         ),
+        // Windows that lie apart: pairs of elements, others, with gaps, over the ends, in three axes, and whole planes.
+        (5, vec![axis(5, [2, 2, 1, 0, 0]), axis(33, [2, 2, 1, 0, 0])]),
+        (3, vec![axis(7, [3, 2, 1, 0, 0]), axis(9, [1, 2, 1, 0, 0])]),
+        (2, vec![axis(13, [3, 3, 1, 1, 1]), axis(35, [3, 3, 1, 1, 1])]),
+        (2, vec![axis(9, [2, 4, 1, 1, 0]), axis(40, [3, 4, 1, 2, 1])]),
+        (2, vec![axis(20, [9, 9, 1, 4, 3]), axis(47, [9, 9, 1, 4, 3])]),
+        (2, vec![axis(34, [17, 17, 1, 0, 0]), axis(70, [17, 18, 1, 1, 0])]),
+        (3, vec![axis(5, [2, 2, 1, 0, 1]), axis(6, [2, 2, 1, 0, 0]), axis(11, [2, 2, 1, 0, 0])]),
+        (9, vec![axis(3, [3, 1, 1, 0, 0]), axis(3, [3, 1, 1, 0, 0])]),
+        (3, vec![axis(7, [7, 1, 1, 0, 0]), axis(7, [7, 1, 1, 0, 0])]),
+        // Windows that overlap, with masks and without.
+        (3, vec![axis(9, [2, 1, 1, 0, 1]), axis(50, [2, 1, 1, 1, 0])]),
+        (2, vec![axis(14, [5, 2, 1, 2, 2]), axis(31, [7, 4, 1, 3, 3])]),
+        (2, vec![axis(10, [3, 2, 3, 3, 3]), axis(38, [4, 2, 3, 4, 5])]),
         // Nothing at all.
         (0, vec![axis(4, [2, 2, 1, 0, 0])]),
         (2, vec![axis(0, [2, 1, 1, 4, 4]), axis(20, [1, 1, 1, 0, 0])]),
@@ -278,6 +298,8 @@ fn large_planes_are_cut_without_a_difference() {
         (2, vec![axis(11, [3, 1, 1, 1, 1]), axis(5003, [3, 1, 1, 1, 1])]),
         (1, vec![axis(20_000, [5, 3, 2, 4, 4])]),
         (40, vec![axis(30, [2, 2, 1, 0, 0]), axis(30, [2, 2, 1, 0, 0])]),
+        (1, vec![axis(301, [2, 2, 1, 0, 0]), axis(203, [2, 2, 1, 0, 0])]),
+        (2, vec![axis(200, [3, 3, 1, 1, 1]), axis(161, [3, 3, 1, 1, 1])]),
     ] {
         for pass in PASSES {
             let shape = shape(pass, planes, &axes);
