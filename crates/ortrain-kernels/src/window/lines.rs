@@ -3,8 +3,7 @@
 //! With a stride of 2 the elements under cell `k` of adjacent windows are two apart, and at the ends of a row some lie in
 //! the padding. So rows of the source are laid out as lines first: one for each remainder of the position modulo the
 //! stride, with what padding contributes written out. In a line the elements under a cell of adjacent windows are
-//! adjacent. The gradient of a sum is the same the other way round: one line is read, and lines of the target, one for
-//! each remainder, are woven together. Lines that the next row of windows needs as well are kept.
+//! adjacent. Lines that the next row of windows needs as well are kept.
 
 use std::marker::PhantomData;
 
@@ -22,9 +21,8 @@ const KEPT: usize = 32 * 1024;
 const LINE: usize = 4 * 1024;
 /// Most windows of a tile.
 const TILE: usize = 2048;
-/// Most cells along the last axis, and most lines that are woven together.
+/// Most cells along the last axis.
 const CELLS: usize = 1024;
-const WOVEN: usize = 16;
 /// Fewest adjacent windows for which lines are worth it.
 const NARROW: usize = 4;
 
@@ -37,22 +35,9 @@ struct Cell {
     behind: i32,
 }
 
-/// A line of the target.
-#[derive(Clone, Debug)]
-struct Woven {
-    /// Position of the target that window 0 stands for; may lie outside.
-    first: isize,
-    cells: Vec<Cell>,
-}
-
 /// How rows are laid out, along the last axis.
-///
-/// "Window" `q` stands for the positions `q * weave + first` of the target, `first` being that of each woven line.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
-    /// The windows that stand for positions inside: `start..end`.
-    start: isize,
-    end: isize,
     /// Most windows of a tile.
     tile: usize,
     /// Elements of one line: enough for a tile of whole vectors and the reach of the cells.
@@ -62,8 +47,7 @@ pub(super) struct Lines {
     /// First source position of each line of a row, for window 0; one step of the window moves it by `step`.
     firsts: Vec<isize>,
     step: usize,
-    woven: Vec<Woven>,
-    weave: usize,
+    cells: Vec<Cell>,
     /// Rows that are kept: those that a window covers.
     rows: usize,
     /// For each window, and up to a whole vector, the first cell inside the input along the last axis, as
@@ -82,8 +66,8 @@ impl Lines {
     ) -> Option<Lines> {
         let last = axes.last()?;
         let SlidingAxis { input, output, kernel, stride, dilation, before } = *last;
-        let gradient = pass == WindowPass::SumGradient;
-        if !dtype.is_float() || kernel == 0 || kernel > CELLS || kernel > 64 + 4 * input {
+        let forward = matches!(pass, WindowPass::Max | WindowPass::Sum);
+        if !forward || !dtype.is_float() || kernel == 0 || kernel > CELLS || kernel > 64 + 4 * input {
             return None;
         }
         // Positions relative to the start of the window are counted in 32 bits.
@@ -99,48 +83,31 @@ impl Lines {
         let far = |k: usize| k * dilation;
         let unit = *positions.units.last()?;
         let most = far(kernel - 1) / stride;
-        let (start, end, weave, step) = if gradient {
-            let end = (input as isize - 1 + before).div_euclid(stride as isize) + 1;
-            (before.div_euclid(stride as isize), end, stride, 1)
-        } else {
-            (0, output as isize, 1, stride)
-        };
-        let count = usize::try_from(end - start).ok()?;
-        if count < NARROW || weave > WOVEN {
+        if output < NARROW {
             return None;
         }
         // Remainders of positions under cells.
         let mut remainders: Vec<usize> = (0..kernel).map(|k| far(k) % stride).collect();
         remainders.sort_unstable();
         remainders.dedup();
-        let lines = if gradient { 1 } else { remainders.len() };
+        let lines = remainders.len();
         let outer = &axes[..axes.len() - 1];
-        let rows = outer.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, gradient)));
+        let rows = outer.iter().fold(1usize, |n, axis| n.saturating_mul(most_sources(axis, false)));
         if rows > ROWS {
             return None;
         }
         let room = LINE.min(KEPT / rows.max(1)) / lines;
-        let tile = (room.checked_sub(most)? / LANES * LANES).min(TILE).min(count.next_multiple_of(LANES));
+        let tile = (room.checked_sub(most)? / LANES * LANES).min(TILE).min(output.next_multiple_of(LANES));
         if tile == 0 {
             return None;
         }
         let line = tile + most;
-        let (firsts, woven) = if gradient {
-            let cell = |k: usize| Cell { offset: most - far(k) / stride, behind: 0 };
-            let woven = (0..stride).map(|remainder| Woven {
-                first: remainder as isize - before,
-                // The last cell belongs to the first window.
-                cells: (0..kernel).rev().filter(|&k| far(k) % stride == remainder).map(cell).collect(),
-            });
-            (vec![-(most as isize)], woven.collect())
-        } else {
-            let cell = |k: usize| Cell {
-                offset: remainders.binary_search(&(far(k) % stride)).unwrap_or(0) * line + far(k) / stride,
-                behind: (k * unit) as i32,
-            };
-            let firsts = remainders.iter().map(|&remainder| remainder as isize - before).collect();
-            (firsts, vec![Woven { first: 0, cells: (0..kernel).map(cell).collect() }])
+        let cell = |k: usize| Cell {
+            offset: remainders.binary_search(&(far(k) % stride)).unwrap_or(0) * line + far(k) / stride,
+            behind: (k * unit) as i32,
         };
+        let cells = (0..kernel).map(cell).collect();
+        let firsts = remainders.iter().map(|&remainder| remainder as isize - before).collect();
         let index = pass == WindowPass::Max && positions.wanted();
         let inside = if index {
             let first = |o: usize| {
@@ -151,9 +118,9 @@ impl Lines {
         } else {
             Vec::new()
         };
-        let elements = rows * lines * line + weave * tile;
+        let elements = rows * lines * line + tile;
         let bytes = elements * computed_bytes(dtype) + if index { tile * size_of::<i32>() } else { 0 };
-        Some(Lines { start, end, tile, line, reach: most, firsts, step, woven, weave, rows, inside, bytes })
+        Some(Lines { tile, line, reach: most, firsts, step: stride, cells, rows, inside, bytes })
     }
 
     /// Bytes of scratch memory of a worker.
@@ -162,7 +129,7 @@ impl Lines {
     }
 }
 
-/// A part of a maximum (`MAX`), with positions (`INDEX`) or without, of a sum or of the gradient of a sum.
+/// A part of a maximum (`MAX`), with positions (`INDEX`) or without, or of a sum.
 pub(super) struct Run<'a, S: Element, const MAX: bool, const INDEX: bool> {
     plan: &'a Plan,
     lines: &'a Lines,
@@ -204,7 +171,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     /// Positions of the source along the last axis.
     #[inline(always)]
     fn source_width(&self) -> usize {
-        if self.plan.gradient() { self.plan.last.output } else { self.plan.last.input }
+        self.plan.last.input
     }
 
     /// Elements of the source from `at` on.
@@ -335,7 +302,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let plane = self.buffers.source.cast::<S>().wrapping_add(tile.plane * plan.source);
         let mut used = 0;
         covered.count = 0;
-        let mut rows = Rows::new(&plan.axes, plan.gradient(), tile.row);
+        let mut rows = Rows::new(&plan.axes, false, tile.row);
         loop {
             let behind = if INDEX { rows.behind(&plan.positions) as i32 } else { 0 };
             let Some(start) = rows.next() else { break };
@@ -349,9 +316,9 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     /// nothing was found.
     #[inline(always)]
     fn results(&self) -> (*mut S::Computed, *mut i32) {
-        let Lines { rows, line, weave, tile, ref firsts, .. } = *self.lines;
+        let Lines { rows, line, tile, ref firsts, .. } = *self.lines;
         let results = self.buffers.scratch.cast::<S::Computed>().wrapping_add(rows * firsts.len() * line);
-        (results, results.wrapping_add(weave * tile).cast())
+        (results, results.wrapping_add(tile).cast())
     }
 
     /// Adds the elements under `cells` to the results of `room` windows.
@@ -399,18 +366,15 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     #[inline(always)]
     fn tile(&self, tile: Tile, kept: &mut Kept, covered: &mut Covered<S::Computed>) {
         let plan = self.plan;
-        let Lines { weave, ref woven, ref inside, .. } = *self.lines;
+        let Lines { ref cells, ref inside, .. } = *self.lines;
         let Tile { plane, row, q, count } = tile;
         self.cover(tile, kept, covered);
         let room = count.next_multiple_of(LANES);
         let (results, found) = self.results();
         let start = if MAX { S::LEAST } else { S::Computed::ZERO };
-        for k in 0..weave {
-            let results = results.wrapping_add(k * self.lines.tile);
-            for i in 0..room {
-                // SAFETY: there is room for a tile of whole vectors.
-                unsafe { results.add(i).write(start) };
-            }
+        for i in 0..room {
+            // SAFETY: there is room for a tile of whole vectors.
+            unsafe { results.add(i).write(start) };
         }
         if INDEX {
             // The first cell inside, whatever lies under it.
@@ -422,15 +386,10 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 unsafe { found.add(i).write(first) };
             }
         }
-        for (k, woven) in woven.iter().enumerate() {
-            Self::fold(covered, &woven.cells, room, results.wrapping_add(k * self.lines.tile), found);
-        }
+        Self::fold(covered, cells, room, results, found);
         let first = plane * plan.target + row * plan.width;
         let target = self.buffers.target.cast::<S>().wrapping_add(first);
-        if weave > 1 {
-            return self.weave(tile, target);
-        }
-        let target = target.wrapping_offset(q + woven[0].first);
+        let target = target.wrapping_offset(q);
         for i in 0..count {
             // SAFETY: the windows stand for positions inside the row, which is this task's.
             unsafe { target.add(i).write_unaligned(S::encode(results.add(i).read())) };
@@ -462,59 +421,18 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         }
         origin
     }
-
-    /// Weaves the results of a tile into a row of the target.
-    #[inline(always)]
-    fn weave(&self, tile: Tile, target: *mut S) {
-        let Lines { weave, tile: room, ref woven, .. } = *self.lines;
-        let Tile { q, count, .. } = tile;
-        let width = self.plan.width as isize;
-        let (memory, _) = self.results();
-        let low = woven[0].first + q * weave as isize;
-        // SAFETY: the results have been computed.
-        let result = |k: usize, i: usize| unsafe { memory.add(k * room + i).read() };
-        // The windows all of whose positions lie inside.
-        let skip = usize::from(low < 0).min(count);
-        let end = ((width - low).max(0).unsigned_abs() / weave).clamp(skip, count);
-        for i in (0..skip).chain(end..count) {
-            for k in 0..weave {
-                let x = low + (i * weave + k) as isize;
-                if (0..width).contains(&x) {
-                    // SAFETY: the position lies inside the row, which is this task's.
-                    unsafe { target.offset(x).write_unaligned(S::encode(result(k, i))) };
-                }
-            }
-        }
-        let target = target.wrapping_offset(low);
-        if weave == 2 {
-            for i in skip..end {
-                // SAFETY: as above.
-                unsafe {
-                    target.add(2 * i).write_unaligned(S::encode(result(0, i)));
-                    target.add(2 * i + 1).write_unaligned(S::encode(result(1, i)));
-                }
-            }
-            return;
-        }
-        for k in 0..weave {
-            for i in skip..end {
-                // SAFETY: as above.
-                unsafe { target.add(i * weave + k).write_unaligned(S::encode(result(k, i))) };
-            }
-        }
-    }
 }
 
 impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, INDEX> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        let Lines { start, end, tile, .. } = *self.lines;
+        let (tile, end) = (self.lines.tile, self.plan.width as isize);
         let plain = S::PLAIN && self.lines.step == 1 && self.lines.firsts.len() == 1;
         let mut kept = Kept { rows: [NONE; ROWS], next: 0 };
         let mut covered = Covered { count: 0, lines: [std::ptr::null(); ROWS], behind: [0; ROWS] };
         for plane in self.part.planes.0..self.part.planes.1 {
-            let mut q = start;
+            let mut q = 0;
             while q < end {
                 let mut count = (end - q).unsigned_abs().min(tile);
                 // A tile of whole vectors may be read as it lies.

@@ -1,6 +1,6 @@
 //! Pooling: the largest element or the sum under windows that slide over planes, and the gradients of both.
 //!
-//! Five ways of computing it, chosen by the sizes:
+//! Six ways of computing it, chosen by the sizes:
 //!
 //! - `planes`: all windows of a plane side by side in vectors, after the plane was laid out as `lines` does with rows.
 //!   For planes that a cache holds.
@@ -11,6 +11,7 @@
 //!   for sizes that no line holds.
 //! - `apart`: gradients where at most one window covers an element: of each element, whether the one over it had its
 //!   maximum there.
+//! - `covers`: the gradient of a sum where windows overlap: of each element, what arrives at the windows that cover it.
 //! - `spread`: the gradient of a maximum where windows overlap, which follows positions, or the numbers of cells in their
 //!   windows.
 //!
@@ -18,6 +19,7 @@
 
 mod apart;
 mod cells;
+mod covers;
 mod lines;
 mod planes;
 mod spread;
@@ -30,6 +32,7 @@ use crate::pool::Pool;
 use crate::tape::number::{Brain, Half, Number, Stored};
 use crate::views::{Bases, Scratch};
 use apart::Apart;
+use covers::Covers;
 use lines::Lines;
 use planes::Planes;
 use spread::Spread;
@@ -169,6 +172,7 @@ enum Way {
     Lines(Lines),
     Cells,
     Apart(Apart),
+    Covers(Covers),
     Spread(Spread),
 }
 
@@ -511,10 +515,14 @@ impl WindowKernel {
             }
         } else {
             let tasks = by_rows(planes, &axes, gradient, width, target);
+            let covers = if gradient { Covers::new(&axes, dtype, target / width.max(1)) } else { None };
             let whole = if tasks.parts == 1 { Planes::new(pass, &axes, dtype, &positions) } else { None };
             if let Some(planes) = whole {
                 let scratch = planes.scratch();
                 (Way::Planes(planes), tasks, scratch)
+            } else if let Some(covers) = covers {
+                let scratch = covers.scratch();
+                (Way::Covers(covers), tasks, scratch)
             } else if let Some(lines) = Lines::new(pass, &axes, dtype, &positions) {
                 let scratch = lines.scratch();
                 (Way::Lines(lines), tasks, scratch)
@@ -629,6 +637,13 @@ impl WindowKernel {
                 DType::F16 => apart::Run::<Half>::new(plan, apart, buffers, part).run(isa),
                 DType::BF16 => apart::Run::<Brain>::new(plan, apart, buffers, part).run(isa),
                 other => unreachable!("{other} lies apart: integers are followed"),
+            },
+            Way::Covers(covers) => match self.dtype {
+                DType::F32 => covers::Run::<f32>::new(plan, covers, buffers, part).run(isa),
+                DType::F64 => covers::Run::<f64>::new(plan, covers, buffers, part).run(isa),
+                DType::F16 => covers::Run::<Half>::new(plan, covers, buffers, part).run(isa),
+                DType::BF16 => covers::Run::<Brain>::new(plan, covers, buffers, part).run(isa),
+                other => unreachable!("{other} is covered: integers are not"),
             },
             Way::Spread(spread) => with_element!(self.dtype, S => {
                 portable::enter(spread::Run::<S>::new(plan, spread, buffers, part))
