@@ -6,7 +6,7 @@
 //!   For planes that a cache holds.
 //! - `lines`: windows along the last axis side by side in vectors. The lines they read are laid out first, padded and
 //!   parted by the remainder of the position modulo the stride, so that what adjacent windows read is adjacent. For large
-//!   planes, and for gradients of sums.
+//!   planes.
 //! - `cells`: window by window, over the cells inside the input. For integers, for few windows along the last axis, and
 //!   for sizes that no line holds.
 //! - `apart`: gradients where at most one window covers an element: of each element, whether the one over it had its
