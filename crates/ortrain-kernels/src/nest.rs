@@ -127,10 +127,7 @@ impl NestKernel {
                     piece = Some(inner.div_ceil(splits).next_multiple_of(BLOCK));
                 }
                 // Memory is read in long pieces where rows are cut, instead of columns.
-                tile = (outer / wanted.div_ceil(splits))
-                    .next_multiple_of(64)
-                    .clamp(128, tile.max(128))
-                    .min(tile);
+                tile = (outer / wanted.div_ceil(splits)).next_multiple_of(64).max(128).min(tile);
             }
             (tape, Shape::Col { kept: outer, reduced: inner, tile, piece })
         };

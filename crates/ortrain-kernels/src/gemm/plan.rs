@@ -193,7 +193,7 @@ impl Operand {
 
 /// Whether lines are a multiple of a page apart: they get into each other's way in the caches.
 fn paged(step: isize, bytes: usize, page: isize) -> bool {
-    (step * bytes as isize) % page == 0
+    step.wrapping_mul(bytes as isize) % page == 0
 }
 
 /// Which axes of the epilogue are gone through from outside, and which are the rows and columns of one product.

@@ -249,6 +249,25 @@ macro_rules! with_element {
     }};
 }
 
+/// The same of the ways that floats alone go.
+macro_rules! with_float {
+    ($dtype:expr, $s:ident => $e:expr) => {{
+        macro_rules! with {
+            ($t:ty) => {{
+                type $s = $t;
+                $e
+            }};
+        }
+        match $dtype {
+            DType::F32 => with!(f32),
+            DType::F64 => with!(f64),
+            DType::F16 => with!(Half),
+            DType::BF16 => with!(Brain),
+            other => unreachable!("{other} goes this way: chosen for floats alone"),
+        }
+    }};
+}
+
 /// Bytes of an element as it is computed.
 fn computed_bytes(dtype: DType) -> usize {
     dtype.size().max(4)
@@ -601,24 +620,15 @@ impl WindowKernel {
         let (plan, isa) = (&self.plan, self.isa);
         macro_rules! laid {
             ($way:ident, $laid:ident) => {
-                match self.dtype {
-                    DType::F32 => laid!($way, $laid, f32),
-                    DType::F64 => laid!($way, $laid, f64),
-                    DType::F16 => laid!($way, $laid, Half),
-                    DType::BF16 => laid!($way, $laid, Brain),
-                    other => unreachable!("{other} is laid out: integers are not"),
-                }
-            };
-            ($way:ident, $laid:ident, $s:ty) => {
-                match (plan.pass, plan.positions.wanted()) {
+                with_float!(self.dtype, S => match (plan.pass, plan.positions.wanted()) {
                     (WindowPass::Max, true) => {
-                        isa.run($way::Run::<$s, true, true>::new(plan, $laid, buffers, part))
+                        isa.run($way::Run::<S, true, true>::new(plan, $laid, buffers, part))
                     }
                     (WindowPass::Max, false) => {
-                        isa.run($way::Run::<$s, true, false>::new(plan, $laid, buffers, part))
+                        isa.run($way::Run::<S, true, false>::new(plan, $laid, buffers, part))
                     }
-                    _ => isa.run($way::Run::<$s, false, false>::new(plan, $laid, buffers, part)),
-                }
+                    _ => isa.run($way::Run::<S, false, false>::new(plan, $laid, buffers, part)),
+                })
             };
         }
         // What goes element by element gains nothing from vectors.
@@ -631,20 +641,12 @@ impl WindowKernel {
             Way::Cells => with_element!(self.dtype, S => {
                 portable::enter(cells::Run::<S, false>::new(plan, buffers, part))
             }),
-            Way::Apart(apart) => match self.dtype {
-                DType::F32 => apart::Run::<f32>::new(plan, apart, buffers, part).run(isa),
-                DType::F64 => apart::Run::<f64>::new(plan, apart, buffers, part).run(isa),
-                DType::F16 => apart::Run::<Half>::new(plan, apart, buffers, part).run(isa),
-                DType::BF16 => apart::Run::<Brain>::new(plan, apart, buffers, part).run(isa),
-                other => unreachable!("{other} lies apart: integers are followed"),
-            },
-            Way::Covers(covers) => match self.dtype {
-                DType::F32 => covers::Run::<f32>::new(plan, covers, buffers, part).run(isa),
-                DType::F64 => covers::Run::<f64>::new(plan, covers, buffers, part).run(isa),
-                DType::F16 => covers::Run::<Half>::new(plan, covers, buffers, part).run(isa),
-                DType::BF16 => covers::Run::<Brain>::new(plan, covers, buffers, part).run(isa),
-                other => unreachable!("{other} is covered: integers are not"),
-            },
+            Way::Apart(apart) => {
+                with_float!(self.dtype, S => apart::Run::<S>::new(plan, apart, buffers, part).run(isa));
+            }
+            Way::Covers(covers) => {
+                with_float!(self.dtype, S => covers::Run::<S>::new(plan, covers, buffers, part).run(isa));
+            }
             Way::Spread(spread) => with_element!(self.dtype, S => {
                 portable::enter(spread::Run::<S>::new(plan, spread, buffers, part))
             }),
