@@ -8,7 +8,8 @@ use rustc_hash::FxHashMap;
 
 use crate::memory::ALIGNMENT;
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse, parts, plan,
+    Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse, narrow, parts,
+    plan,
 };
 
 /// Why a program cannot be made.
@@ -324,7 +325,7 @@ impl ProgramBuilder {
         (!index_fits).then(|| "positions that do not fit".into())
     }
 
-    /// The program with these inputs and outputs: instructions fused, those that can fail first, state written last, masks
+    /// The program with these inputs and outputs: what nobody reads and what is zero left out, instructions fused, those that can fail first, state written last, masks
     /// packed where that takes less memory, every work buffer placed.
     ///
     /// # Errors
@@ -332,6 +333,8 @@ impl ProgramBuilder {
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
+        narrow::narrow(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
+        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         fuse::number_cells(&self.instructions, &mut self.buffers, &inputs, &outputs);
         fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
         fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);

@@ -14,6 +14,7 @@ mod builder;
 mod cost;
 mod fuse;
 mod memory;
+mod narrow;
 mod parts;
 mod plan;
 mod program;

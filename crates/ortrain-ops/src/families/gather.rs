@@ -58,6 +58,18 @@ pub(super) fn guarded(b: &mut Builder, index: Reg, row: Reg, rows: usize) -> Reg
     b.guard(shown, rows as i64)
 }
 
+/// The first row and the step from each to the next, if the indices in input `k` are known and lie evenly.
+fn even_rows(cx: &Lower<'_>, k: usize, rows: usize) -> Option<(usize, isize)> {
+    let indices = cx.constant(k).and_then(Tensor::to_i64)?;
+    let from_front = |index: i64| if index < 0 { index + rows as i64 } else { index };
+    let mut picked = indices.into_iter().map(from_front);
+    let (first, second) = (picked.next()?, picked.next());
+    let step = second.map_or(1, |second| second - first);
+    let mut last = second;
+    let even = picked.all(|row| last.replace(row).is_some_and(|last| row - last == step));
+    even.then(|| Some((usize::try_from(first).ok()?, isize::try_from(step).ok()?))).flatten()
+}
+
 /// Where rows go: to row `place[j]` of `rows` for each of `count`, all of `inner` elements.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
@@ -165,9 +177,15 @@ impl Op for Gather {
         let axis = normalize_axis(self.axis, dims.len())?;
         let (before, rows, after) = around(&dims, axis);
         let count: usize = cx.dims(1).iter().product();
-        guard_indices(cx, 1, rows)?;
-
         let (data, indices, output) = (cx.input(0), cx.input(1), cx.output(0));
+        if let Some((first, step)) = even_rows(cx, 1, rows) {
+            let mut nest = cx.nest(&[before, count, after], 0);
+            let strides = [(rows * after) as isize, step * after as isize, 1];
+            let value = nest.load_strided(cx, data, first * after, &strides);
+            nest.store_whole(cx, output, value);
+            return cx.step(nest.map());
+        }
+        guard_indices(cx, 1, rows)?;
         let mut nest = cx.nest(&[before, count, after], 0);
         let loaded = nest.load_strided(cx, indices, 0, &[0, 1, 0]);
         let index = nest.b.convert(loaded, Type::I64);
@@ -266,6 +284,15 @@ impl Op for GatherGrad {
         guard_indices(cx, 1, rows)?;
         let output = cx.output(0);
         let gradient = cx.input(2);
+        if let Some((first, step)) = even_rows(cx, 1, rows).filter(|&(_, step)| step != 0) {
+            // No row twice, so nothing is summed.
+            fill(cx, output, 0.0)?;
+            let mut nest = cx.nest(&[outer, count, inner], 0);
+            let value = nest.load_broadcast(gradient, cx.dtype(2), &[outer, count, inner]);
+            let strides = [(rows * inner) as isize, step * inner as isize, 1];
+            nest.store_strided(cx, output, first * inner, strides.into_iter().collect(), value);
+            return cx.step(nest.map());
+        }
         let source = widened(cx, gradient, "wide_source")?;
         let dtype = cx.buffer_dtype(source);
         let narrow = cx.buffer_dtype(output) != dtype;

@@ -267,7 +267,7 @@ fn walk(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[Part; 
 }
 
 /// Appends an expression to another. `leaf` gets each instruction, its operands moved, and says what it becomes.
-pub(super) fn copy(
+pub(crate) fn copy(
     b: &mut Builder,
     expr: &Expr,
     mut leaf: impl FnMut(&mut Builder, Inst, Type) -> Reg,
@@ -281,7 +281,7 @@ pub(super) fn copy(
 }
 
 /// The expression that [`copy`] has appended, with its reductions; what neither of them needs is dropped.
-pub(super) fn finish(
+pub(crate) fn finish(
     b: Builder,
     expr: &Expr,
     reductions: &[Reduction],

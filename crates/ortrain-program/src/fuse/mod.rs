@@ -33,11 +33,12 @@ use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, S
 pub(crate) use attention::fuse_attention;
 pub(crate) use cells::number_cells;
 use embed::Embedding;
+pub(crate) use embed::{copy, finish};
 pub(crate) use late_sums::sum_late;
 use lives::Lives;
 pub(crate) use order::{order, remove_unused};
-pub(crate) use splice::with_constants;
 use splice::{Link, append, inline};
+pub(crate) use splice::{is_injective, with_constants};
 
 /// A result with more readers than this is stored.
 const MOST_READERS: usize = 8;

@@ -35,7 +35,7 @@ pub(super) fn same(a: &Access, b: &Access, dims: &[usize]) -> bool {
 }
 
 /// Whether an access surely reaches another element at every point.
-pub(super) fn is_injective(access: &Access, dims: &[usize]) -> bool {
+pub(crate) fn is_injective(access: &Access, dims: &[usize]) -> bool {
     let axes = dims.iter().zip(&access.strides).filter(|&(&dim, _)| dim > 1);
     let mut axes: Vec<(usize, usize)> = axes.map(|(&dim, &stride)| (stride.unsigned_abs(), dim)).collect();
     axes.sort_unstable();

@@ -1,0 +1,547 @@
+//! Leaves out what nobody reads and what is zero.
+//!
+//! Where the first token of each sentence is all that a classifier looks at, the last layer of a transformer is wanted for
+//! that token alone, and its gradient is zero for the others. A graph says neither: layers compute all tokens, of which a
+//! slice is taken, and gradients are zeros with a slice written into them. Here
+//!
+//! - sums leave out terms that are zero, and so do not read the factors of these;
+//! - instructions compute what is read of their results; of a result that is zero but for some elements, these, over a fill;
+//! - buffers of which the rest is neither written nor read any more hold nothing else.
+//!
+//! What is read, and what may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever axes a step sees.
+
+mod band;
+mod zeros;
+
+use ortrain_expr::{Access, Builder, Dims, Inst, Nest, Scalar, Type};
+use smallvec::SmallVec;
+
+use crate::cost::is_gathered;
+use crate::fuse::{copy, finish, is_injective, loop_of, with_constants, with_loop};
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Step, is_work};
+use band::{Band, Cut, Cuts, Narrowed, hull, points, share};
+use zeros::{is_made_of_sums_alone, zero_registers};
+
+/// What can be left out of an instruction because it is zero.
+#[derive(Default)]
+struct Zeros {
+    /// Terms of its sums that may be other than zero: cuts of reduced axes. That of a product is its third axis behind the
+    /// batch.
+    terms: Cuts,
+    /// For each result where it may be other than zero. Nothing is known of those that are not listed.
+    results: Vec<Part>,
+    /// Loads of its nest that are zero at every point.
+    loads: Vec<usize>,
+}
+
+/// Where in a space something may be other than zero.
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    /// At these points: at all, if there is no cut.
+    Points(Cuts),
+    Nowhere,
+}
+
+impl Part {
+    fn anywhere() -> Part {
+        Part::Points(Cuts::new())
+    }
+
+    fn share(&self) -> f64 {
+        match self {
+            Part::Points(cuts) => share(cuts),
+            Part::Nowhere => 0.0,
+        }
+    }
+
+    /// The part of an element of a buffer that is reached at some points alone, as far as axes say it.
+    fn along(&self, axes: impl Fn(usize) -> bool) -> Part {
+        match self {
+            Part::Points(cuts) => Part::Points(cuts.iter().filter(|cut| axes(cut.axis)).copied().collect()),
+            Part::Nowhere => Part::Nowhere,
+        }
+    }
+}
+
+/// Narrows instructions, which stand in the order in which they run.
+pub(crate) fn narrow(
+    instructions: &mut Vec<Instruction>,
+    buffers: &mut [Buffer],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) {
+    let zeros = find_zeros(instructions, buffers, inputs);
+    leave_out(instructions, buffers, outputs, zeros);
+    compact(instructions, buffers, inputs, outputs);
+}
+
+/// The spaces over which the factors of a product are read.
+fn spaces(m: &MatMul) -> [Dims; 2] {
+    let with = |dims: [usize; 2]| m.batch.iter().copied().chain(dims).collect();
+    [with([m.m, m.k]), with([m.k, m.n])]
+}
+
+/// The nest of a step whose space can be narrowed, and how many of its first loads are no loads.
+fn nest_of(step: &Step) -> Option<(&Loop, usize)> {
+    loop_of(step).filter(|_| !matches!(step, Step::Conv(_)))
+}
+
+// --- Zeros ------------------------------------------------------------------------------------------------------------
+
+/// What is zero in each instruction.
+fn find_zeros(instructions: &[Instruction], buffers: &[Buffer], inputs: &[BufferId]) -> Vec<Zeros> {
+    // Elements that may be other than zero so far.
+    let mut written: Vec<Band> = buffers
+        .iter()
+        .zip(0..)
+        .map(|(buffer, k)| {
+            let given = !is_work(buffers, BufferId(k)) || inputs.contains(&BufferId(k));
+            if given { Band::whole(buffer.len) } else { Band::none(buffer.len) }
+        })
+        .collect();
+    let mut all = Vec::with_capacity(instructions.len());
+    for Instruction { step, .. } in instructions {
+        let found = match step {
+            Step::Map(l) | Step::Row(l) | Step::Col(l) => zeros_of_nest(l, &written),
+            Step::MatMul(m) => zeros_of_product(m, &written),
+            Step::Conv(_) | Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => Zeros::default(),
+        };
+        for (k, id) in step.writes().into_iter().enumerate() {
+            let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);
+            let reached = match (found.results.get(k), loop_of(step)) {
+                (Some(Part::Nowhere), _) => Band::none(len),
+                (Some(Part::Points(cuts)), Some((l, _))) => {
+                    let left = Narrowed::new(&l.nest.dims, cuts);
+                    Band::reached(&left.access(&l.nest.stores[k]), &left.dims())
+                }
+                _ => Band::whole(len),
+            };
+            written[id] = written[id].hull(reached, len);
+        }
+        all.push(found);
+    }
+    all
+}
+
+/// Where an access may find something other than zero.
+fn part_of(access: &Access, dims: &[usize], written: Band) -> Part {
+    if Band::reached(access, dims).is_apart_from(written) {
+        return Part::Nowhere;
+    }
+    Part::Points(points(dims, access, written))
+}
+
+/// Where the loads of a nest may be other than zero; nothing is said of the first ones, which are no loads.
+fn parts_of_loads(l: &Loop, virtual_loads: usize, written: &[Band]) -> Vec<Part> {
+    let part = |(slot, (id, load)): (usize, (&BufferId, &Access))| {
+        if slot < virtual_loads || is_gathered(&l.nest, slot) {
+            return Part::anywhere();
+        }
+        part_of(load, &l.nest.dims, written[id.0 as usize])
+    };
+    l.reads.iter().zip(&l.nest.loads).enumerate().map(part).collect()
+}
+
+/// Whether loads are zero outside of a part.
+fn zero_outside(parts: &[Part], part: &Part) -> Vec<bool> {
+    parts.iter().map(|other| *other == Part::Nowhere || other == part && *part != Part::anywhere()).collect()
+}
+
+/// The parts outside of which something is zero, each once, and that outside of which only what is zero everywhere is.
+fn different(parts: &[Part]) -> SmallVec<[&Part; 4]> {
+    let mut seen: SmallVec<[&Part; 4]> = SmallVec::new();
+    for part in parts {
+        if *part != Part::anywhere() && !seen.contains(&part) {
+            seen.push(part);
+        }
+    }
+    seen
+}
+
+/// Where the results of a nest may be other than zero.
+fn parts_of_results(nest: &Nest, parts: &[Part]) -> Vec<Part> {
+    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
+    let nowhere = Part::Nowhere;
+    for part in different(parts).into_iter().chain([&nowhere]) {
+        let zero = zero_registers(nest, &zero_outside(parts, part), true);
+        for (result, reg) in results.iter_mut().zip(nest.expr.outputs()) {
+            if zero[usize::from(reg.0)] && part.share() < result.share() {
+                result.clone_from(part);
+            }
+        }
+    }
+    results
+}
+
+/// Loads that find nothing but zeros, of those that are worth it.
+fn zero_loads(parts: &[Part]) -> Vec<usize> {
+    (0..parts.len()).filter(|&slot| parts[slot] == Part::Nowhere).collect()
+}
+
+fn zeros_of_nest(l: &Loop, written: &[Band]) -> Zeros {
+    let nest = &l.nest;
+    if nest.expr.can_fail() {
+        return Zeros::default();
+    }
+    let parts = parts_of_loads(l, 0, written);
+    let kept = nest.dims.len() - nest.inner;
+    let outer: Vec<Part> = parts.iter().map(|part| part.along(|axis| axis < kept)).collect();
+    let mut terms = Cuts::new();
+    if nest.inner > 0 && is_made_of_sums_alone(nest) {
+        let inner: Vec<Part> = parts.iter().map(|part| part.along(|axis| axis >= kept)).collect();
+        for part in different(&inner) {
+            let zero = zero_registers(nest, &zero_outside(&inner, part), false);
+            let left_out = nest.reductions.iter().all(|reduction| zero[usize::from(reduction.value.0)]);
+            if let Part::Points(cuts) = part
+                && left_out
+                && share(cuts) < share(&terms)
+            {
+                terms.clone_from(cuts);
+            }
+        }
+    }
+    Zeros { terms, results: parts_of_results(nest, &outer), loads: zero_loads(&parts) }
+}
+
+fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
+    let nest = &m.epilogue.nest;
+    if nest.expr.can_fail() {
+        return Zeros::default();
+    }
+    let mut parts = parts_of_loads(&m.epilogue, 1, written);
+    let mut loads = zero_loads(&parts);
+    let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
+    // Axes of the factors, as those of the product and its sums.
+    let factors = [(m.a, &m.a_access, [rows, sums]), (m.b, &m.b_access, [sums, columns])];
+    let mut terms = Cuts::new();
+    let mut results = vec![Part::anywhere(); nest.expr.outputs().len()];
+    for ((id, access, last), dims) in factors.into_iter().zip(spaces(m)) {
+        let mut part = part_of(access, &dims, written[id.0 as usize]);
+        if let Part::Points(cuts) = &mut part {
+            for cut in cuts.iter_mut().filter(|cut| cut.axis >= rows) {
+                cut.axis = last[cut.axis - rows];
+            }
+            let own: Cuts = cuts.iter().filter(|cut| cut.axis == sums).copied().collect();
+            if share(&own) < share(&terms) {
+                terms = own;
+            }
+        }
+        if part == Part::Nowhere && !loads.contains(&0) {
+            loads.push(0);
+        }
+        parts[0] = part.along(|axis| axis != sums);
+        for (result, found) in results.iter_mut().zip(parts_of_results(nest, &parts)) {
+            if found.share() < result.share() {
+                *result = found;
+            }
+        }
+    }
+    Zeros { terms, results, loads }
+}
+
+// --- Leaving out ------------------------------------------------------------------------------------------------------
+
+/// A space is narrowed for zeros alone if no more than one point of so many is left: what is read of the others has to be
+/// filled.
+const LEAST_GAIN_OF_ZEROS: f64 = 2.0;
+
+/// Narrows every instruction to what is read of its results and is not zero.
+fn leave_out(
+    instructions: &mut Vec<Instruction>,
+    buffers: &[Buffer],
+    outputs: &[BufferId],
+    zeros: Vec<Zeros>,
+) {
+    let mut wanted: Vec<Band> = (0..)
+        .map(BufferId)
+        .zip(buffers)
+        .map(|(id, buffer)| {
+            let kept = !is_work(buffers, id) || outputs.contains(&id);
+            if kept { Band::whole(buffer.len) } else { Band::none(buffer.len) }
+        })
+        .collect();
+    let mut writers = vec![0usize; buffers.len()];
+    for id in instructions.iter().flat_map(|instruction| instruction.step.writes()) {
+        writers[id.0 as usize] += 1;
+    }
+    // Elements that are written, in some entries, before anybody reads them.
+    let mut overwritten: Vec<Option<(Band, Entries)>> = vec![None; buffers.len()];
+    let mut reversed: Vec<Instruction> = Vec::with_capacity(instructions.len());
+    for (mut instruction, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
+        let entries = instruction.entries;
+        if let [id] = instruction.step.writes()[..]
+            && is_work(buffers, id)
+            && matches!(instruction.step, Step::Map(_))
+            && !instruction.step.can_fail()
+            && overwritten[id.0 as usize].is_some_and(|(band, later)| {
+                band.holds(wanted[id.0 as usize]) && later.and(entries) == entries
+            })
+        {
+            continue;
+        }
+        let mut fills: SmallVec<[BufferId; 2]> = SmallVec::new();
+        if let Some((l, virtual_loads)) = nest_of(&instruction.step)
+            && !l.nest.expr.can_fail()
+        {
+            for (&id, store) in l.writes.iter().zip(&l.nest.stores) {
+                let whole = is_injective(store, &l.nest.dims).then(|| Band::reached(store, &l.nest.dims));
+                let points: usize = l
+                    .nest
+                    .dims
+                    .iter()
+                    .zip(&store.strides)
+                    .filter(|(_, s)| **s != 0)
+                    .map(|(&dim, _)| dim)
+                    .product();
+                overwritten[id.0 as usize] =
+                    whole.filter(|band| band.count(store.len) == points).map(|band| (band, entries));
+            }
+            let mut cuts: Option<Cuts> = None;
+            for (k, (&id, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
+                let (index, kept) = (id.0 as usize, l.nest.dims.len() - l.nest.inner);
+                if wanted[index].is_none() {
+                    continue;
+                }
+                let mut needed = points(&l.nest.dims, store, wanted[index]);
+                needed.retain(|cut| cut.axis < kept);
+                if let Some(Part::Points(other)) = zeros.results.get(k)
+                    && !matches!(instruction.step, Step::Map(_))
+                    && share(other) * LEAST_GAIN_OF_ZEROS <= share(&needed)
+                    && writers[index] == 1
+                    && is_work(buffers, id)
+                    && !instruction.step.reads().contains(&id)
+                {
+                    needed.clone_from(other);
+                    let left = Narrowed::new(&l.nest.dims, other);
+                    if !Band::reached(&left.access(store), &left.dims()).holds(wanted[index]) {
+                        fills.push(id);
+                    }
+                }
+                cuts = Some(cuts.map_or_else(|| needed.clone(), |cuts| hull(&cuts, &needed)));
+            }
+            let step = without_zeros(&instruction.step, l, virtual_loads, &zeros.loads);
+            instruction.step = narrowed(&step, &cuts.unwrap_or_default(), &zeros.terms);
+        } else {
+            for id in instruction.step.writes() {
+                overwritten[id.0 as usize] = None;
+            }
+        }
+        for (id, band) in reads(&instruction.step, buffers) {
+            let index = id.0 as usize;
+            wanted[index] = wanted[index].hull(band, buffers[index].len);
+            overwritten[index] = None;
+        }
+        let fill = |id: BufferId| Instruction {
+            step: Step::Map(fill(id, &buffers[id.0 as usize])),
+            ..instruction.clone()
+        };
+        let fills: SmallVec<[Instruction; 2]> = fills.into_iter().map(fill).collect();
+        reversed.push(instruction);
+        reversed.extend(fills);
+    }
+    reversed.reverse();
+    *instructions = reversed;
+}
+
+/// A step that does not load what is zero. A product that is zero is none.
+fn without_zeros(step: &Step, l: &Loop, virtual_loads: usize, zeros: &[usize]) -> Step {
+    let zero = |slot: usize| zeros.contains(&slot).then_some(Scalar::F64(0.0));
+    let values: Vec<Option<Scalar>> = (0..l.reads.len()).map(zero).collect();
+    let is_product = virtual_loads > 0 && !zeros.contains(&0);
+    let fewer = if zeros.is_empty() {
+        None
+    } else {
+        with_constants(l, if is_product { virtual_loads } else { 0 }, &values)
+    };
+    match fewer {
+        None => step.clone(),
+        Some(fewer) if virtual_loads > 0 && !is_product => Step::Map(fewer),
+        Some(fewer) => with_loop(step, fewer),
+    }
+}
+
+/// What a step reads of buffers.
+fn reads(step: &Step, buffers: &[Buffer]) -> Vec<(BufferId, Band)> {
+    let mut found = Vec::new();
+    let Some((l, virtual_loads)) = nest_of(step) else {
+        return step.reads().into_iter().map(|id| (id, Band::whole(buffers[id.0 as usize].len))).collect();
+    };
+    if let Step::MatMul(m) = step {
+        let factors = [(m.a, &m.a_access), (m.b, &m.b_access)];
+        found.extend(factors.into_iter().zip(spaces(m)).map(|((id, a), dims)| (id, Band::reached(a, &dims))));
+    }
+    for slot in virtual_loads..l.reads.len() {
+        let load = &l.nest.loads[slot];
+        let band = if is_gathered(&l.nest, slot) {
+            Band::whole(load.len)
+        } else {
+            Band::reached(load, &l.nest.dims)
+        };
+        found.push((l.reads[slot], band));
+    }
+    found
+}
+
+/// Zeros all over a buffer.
+fn fill(id: BufferId, buffer: &Buffer) -> Loop {
+    let mut b = Builder::new();
+    let zero = b.constant(Type::of(buffer.dtype), 0.0);
+    let nest = Nest {
+        dims: [buffer.len].into_iter().collect(),
+        inner: 0,
+        loads: Vec::new(),
+        expr: b.finish(&[zero]),
+        reductions: Vec::new(),
+        stores: vec![Access::contiguous(buffer.dtype, &[buffer.len])],
+    };
+    Loop { nest, reads: Vec::new(), writes: vec![id] }
+}
+
+/// A step over a part of its space and some of the terms of its sums. What cannot be left out stays.
+fn narrowed(step: &Step, cuts: &Cuts, terms: &Cuts) -> Step {
+    if cuts.is_empty() && terms.is_empty() {
+        return step.clone();
+    }
+    match step {
+        Step::MatMul(m) => narrowed_product(m, cuts, terms).map_or_else(|| step.clone(), Step::MatMul),
+        _ => {
+            let (l, _) = loop_of(step).expect("a step with a nest");
+            let cuts = cuts.iter().chain(terms).copied().collect();
+            with_loop(step, narrowed_loop(l, &cuts))
+        }
+    }
+}
+
+fn narrowed_product(m: &MatMul, cuts: &Cuts, terms: &Cuts) -> Option<Box<MatMul>> {
+    let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
+    let sizes: Dims = m.batch.iter().copied().chain([m.m, m.n, m.k]).collect();
+    // An axis of a product stays one.
+    let one = |cut: &&Cut| cut.turn == sizes[cut.axis] || cut.count == 1;
+    let cuts: Cuts = cuts.iter().filter(one).copied().collect();
+    let terms: Cuts = terms.iter().filter(one).copied().collect();
+    let of_factor = |axes: [usize; 2]| -> Cuts {
+        let moved = |cut: &Cut| {
+            let axis = if cut.axis < rows {
+                cut.axis
+            } else {
+                rows + axes.iter().position(|&axis| axis == cut.axis)?
+            };
+            Some(Cut { axis, ..*cut })
+        };
+        cuts.iter().chain(&terms).filter_map(moved).collect()
+    };
+    let [a_space, b_space] = spaces(m);
+    let a = Narrowed::new(&a_space, &of_factor([rows, sums]));
+    let b = Narrowed::new(&b_space, &of_factor([sums, columns]));
+    let (a_access, b_access) = (a.access(&m.a_access), b.access(&m.b_access));
+    // Kernels read lines of adjacent elements.
+    let adjacent = |access: &Access, dims: &[usize]| {
+        let last = dims.iter().zip(&access.strides).skip(rows);
+        last.into_iter().any(|(&dim, &stride)| dim == 1 || stride == 1)
+    };
+    let (a_dims, b_dims) = (a.dims(), b.dims());
+    if !adjacent(&a_access, &a_dims) || !adjacent(&b_access, &b_dims) {
+        return None;
+    }
+    let mut epilogue = narrowed_loop(&m.epilogue, &cuts);
+    epilogue.nest.loads[0] = Access::contiguous(epilogue.nest.loads[0].dtype, &epilogue.nest.dims);
+    Some(Box::new(MatMul {
+        batch: a_dims[..rows].iter().copied().collect(),
+        m: a_dims[rows],
+        n: b_dims[columns],
+        k: b_dims[rows],
+        a_access,
+        b_access,
+        epilogue,
+        ..m.clone()
+    }))
+}
+
+fn narrowed_loop(l: &Loop, cuts: &Cuts) -> Loop {
+    let nest = &l.nest;
+    let left = Narrowed::new(&nest.dims, cuts);
+    let mut b = Builder::new();
+    let regs = copy(&mut b, &nest.expr, |b, inst, ty| {
+        let Inst::Coordinate(axis) = inst else { return b.push(inst, ty) };
+        let (from, steps) = left.index(usize::from(axis));
+        let mut sum = b.int(from as i64);
+        for (axis, step) in steps {
+            let (index, step) = (b.coordinate(axis), b.int(step as i64));
+            let moved = b.mul(index, step);
+            sum = b.add(sum, moved);
+        }
+        sum
+    });
+    let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
+    let nest = Nest {
+        dims: left.dims(),
+        inner: left.last(nest.inner),
+        loads: nest.loads.iter().map(|load| left.access(load)).collect(),
+        expr,
+        reductions,
+        stores: nest.stores.iter().map(|store| left.access(store)).collect(),
+    };
+    Loop { nest, ..l.clone() }
+}
+
+// --- Buffers ----------------------------------------------------------------------------------------------------------
+
+/// Makes buffers of which a band alone is used hold nothing else.
+fn compact(
+    instructions: &mut [Instruction],
+    buffers: &mut [Buffer],
+    inputs: &[BufferId],
+    outputs: &[BufferId],
+) {
+    let mut used: Vec<Band> = buffers.iter().map(|buffer| Band::none(buffer.len)).collect();
+    for (k, band) in used.iter_mut().enumerate() {
+        let id = BufferId(k as u32);
+        if !is_work(buffers, id) || inputs.contains(&id) || outputs.contains(&id) {
+            *band = Band::whole(buffers[k].len);
+        }
+    }
+    for Instruction { step, .. } in instructions.iter() {
+        let writes: Vec<(BufferId, Band)> = match nest_of(step) {
+            Some((Loop { nest, writes, .. }, _)) => {
+                let reached = |store| Band::reached(store, &nest.dims);
+                writes.iter().copied().zip(nest.stores.iter().map(reached)).collect()
+            }
+            None => {
+                step.writes().into_iter().map(|id| (id, Band::whole(buffers[id.0 as usize].len))).collect()
+            }
+        };
+        for (id, band) in reads(step, buffers).into_iter().chain(writes) {
+            let k = id.0 as usize;
+            used[k] = used[k].hull(band, buffers[k].len);
+        }
+    }
+    let band_of = |id: BufferId| Some(used[id.0 as usize]).filter(|band| !band.is_whole() && !band.is_none());
+    for Instruction { step, .. } in instructions.iter_mut() {
+        if nest_of(step).is_none() {
+            continue;
+        }
+        if let Step::MatMul(m) = step {
+            let [a_space, b_space] = spaces(m);
+            if let Some(band) = band_of(m.a) {
+                m.a_access = band.compact(&m.a_access, &a_space);
+            }
+            if let Some(band) = band_of(m.b) {
+                m.b_access = band.compact(&m.b_access, &b_space);
+            }
+        }
+        let (l, virtual_loads) = loop_of(step).expect("a step with a nest");
+        let mut l = l.clone();
+        let reads = l.reads.iter().zip(&mut l.nest.loads).skip(virtual_loads);
+        for (&id, access) in reads.chain(l.writes.iter().zip(&mut l.nest.stores)) {
+            if let Some(band) = band_of(id) {
+                *access = band.compact(access, &l.nest.dims);
+            }
+        }
+        *step = with_loop(step, l);
+    }
+    for (buffer, band) in buffers.iter_mut().zip(used) {
+        if !band.is_none() {
+            buffer.len = band.count(buffer.len);
+        }
+    }
+}
