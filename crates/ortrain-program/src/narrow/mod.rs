@@ -11,6 +11,7 @@
 //! What is read, and what may be other than zero, are [`Band`]s of a buffer: as elements lie, whatever axes a step sees.
 
 mod band;
+mod product;
 mod zeros;
 
 use ortrain_expr::{Access, Builder, Dims, Inst, Nest, Scalar, Type};
@@ -19,7 +20,8 @@ use smallvec::SmallVec;
 use crate::cost::is_gathered;
 use crate::fuse::{copy, finish, is_injective, loop_of, with_constants, with_loop};
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Step, is_work};
-use band::{Band, Cut, Cuts, Narrowed, hull, points, share};
+use band::{Band, Cuts, Narrowed, hull, points, share};
+use product::{Narrow, narrowed_product};
 use zeros::{is_made_of_sums_alone, zero_registers};
 
 /// What can be left out of an instruction because it is zero.
@@ -66,7 +68,7 @@ impl Part {
 /// Narrows instructions, which stand in the order in which they run.
 pub(crate) fn narrow(
     instructions: &mut Vec<Instruction>,
-    buffers: &mut [Buffer],
+    buffers: &mut Vec<Buffer>,
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
@@ -245,99 +247,152 @@ fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
 /// filled.
 const LEAST_GAIN_OF_ZEROS: f64 = 2.0;
 
+/// What is wanted of buffers, while instructions are gone through from the last to the first.
+struct Demand<'a> {
+    outputs: &'a [BufferId],
+    /// How many steps write each buffer.
+    writers: Vec<usize>,
+    /// What is read of each from here on.
+    wanted: Vec<Band>,
+    /// Elements that are written, in some entries, before anybody reads them.
+    overwritten: Vec<Option<(Band, Entries)>>,
+}
+
+impl<'a> Demand<'a> {
+    fn new(instructions: &[Instruction], buffers: &[Buffer], outputs: &'a [BufferId]) -> Demand<'a> {
+        let mut demand = Demand {
+            outputs,
+            writers: vec![0; buffers.len()],
+            wanted: Vec::with_capacity(buffers.len()),
+            overwritten: vec![None; buffers.len()],
+        };
+        for id in instructions.iter().flat_map(|instruction| instruction.step.writes()) {
+            demand.writers[id.0 as usize] += 1;
+        }
+        demand.know(buffers);
+        demand
+    }
+
+    /// Takes in buffers that are new.
+    fn know(&mut self, buffers: &[Buffer]) {
+        for k in self.wanted.len()..buffers.len() {
+            let (id, len) = (BufferId(k as u32), buffers[k].len);
+            let kept = !is_work(buffers, id) || self.outputs.contains(&id);
+            self.wanted.push(if kept { Band::whole(len) } else { Band::none(len) });
+        }
+        self.overwritten.resize(buffers.len(), None);
+    }
+
+    /// Whether nobody sees the one result of a map, because something else is written in its place.
+    fn is_overwritten(&self, instruction: &Instruction, buffers: &[Buffer]) -> bool {
+        let Instruction { step: Step::Map(map), entries, .. } = instruction else { return false };
+        let &[id] = map.writes.as_slice() else { return false };
+        let sees_it = |(band, later): (Band, Entries)| {
+            !band.holds(self.wanted[id.0 as usize]) || later.and(*entries) != *entries
+        };
+        is_work(buffers, id)
+            && !map.nest.expr.can_fail()
+            && !self.overwritten[id.0 as usize].is_none_or(sees_it)
+    }
+
+    /// Takes in what a step writes.
+    fn write(&mut self, step: &Step, entries: Entries) {
+        for id in step.writes() {
+            self.overwritten[id.0 as usize] = None;
+        }
+        let Some((Loop { nest, writes, .. }, _)) = nest_of(step) else { return };
+        for (&id, store) in writes.iter().zip(&nest.stores) {
+            let band = Band::reached(store, &nest.dims);
+            let axes = nest.dims.iter().zip(&store.strides).filter(|&(_, &stride)| stride != 0);
+            let elements: usize = axes.map(|(&dim, _)| dim).product();
+            if is_injective(store, &nest.dims) && band.count(store.len) == elements {
+                self.overwritten[id.0 as usize] = Some((band, entries));
+            }
+        }
+    }
+
+    /// Takes in what a step reads.
+    fn read(&mut self, step: &Step, buffers: &[Buffer]) {
+        for (id, band) in reads(step, buffers) {
+            let k = id.0 as usize;
+            self.wanted[k] = self.wanted[k].hull(band, buffers[k].len);
+            self.overwritten[k] = None;
+        }
+    }
+
+    /// The part of its space that a step must compute, and results that have to be filled with zeros before it does.
+    fn part(
+        &self,
+        step: &Step,
+        l: &Loop,
+        zeros: &Zeros,
+        buffers: &[Buffer],
+    ) -> (Cuts, SmallVec<[BufferId; 2]>) {
+        let (dims, kept) = (&l.nest.dims, l.nest.dims.len() - l.nest.inner);
+        let (mut part, mut fills): (Option<Cuts>, _) = (None, SmallVec::new());
+        for (k, (&id, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
+            let wanted = self.wanted[id.0 as usize];
+            if wanted.is_none() {
+                continue;
+            }
+            let mut cuts = points(dims, store, wanted);
+            cuts.retain(|cut| cut.axis < kept);
+            let may_fill = !matches!(step, Step::Map(_))
+                && self.writers[id.0 as usize] == 1
+                && is_work(buffers, id)
+                && !step.reads().contains(&id);
+            if let Some(Part::Points(other)) = zeros.results.get(k)
+                && may_fill
+                && share(other) * LEAST_GAIN_OF_ZEROS <= share(&cuts)
+            {
+                let left = Narrowed::new(dims, other);
+                if !Band::reached(&left.access(store), &left.dims()).holds(wanted) {
+                    fills.push(id);
+                }
+                cuts.clone_from(other);
+            }
+            part = Some(part.map_or_else(|| cuts.clone(), |part| hull(&part, &cuts)));
+        }
+        (part.unwrap_or_default(), fills)
+    }
+}
+
 /// Narrows every instruction to what is read of its results and is not zero.
 fn leave_out(
     instructions: &mut Vec<Instruction>,
-    buffers: &[Buffer],
+    buffers: &mut Vec<Buffer>,
     outputs: &[BufferId],
     zeros: Vec<Zeros>,
 ) {
-    let mut wanted: Vec<Band> = (0..)
-        .map(BufferId)
-        .zip(buffers)
-        .map(|(id, buffer)| {
-            let kept = !is_work(buffers, id) || outputs.contains(&id);
-            if kept { Band::whole(buffer.len) } else { Band::none(buffer.len) }
-        })
-        .collect();
-    let mut writers = vec![0usize; buffers.len()];
-    for id in instructions.iter().flat_map(|instruction| instruction.step.writes()) {
-        writers[id.0 as usize] += 1;
-    }
-    // Elements that are written, in some entries, before anybody reads them.
-    let mut overwritten: Vec<Option<(Band, Entries)>> = vec![None; buffers.len()];
+    let mut demand = Demand::new(instructions, buffers, outputs);
     let mut reversed: Vec<Instruction> = Vec::with_capacity(instructions.len());
     for (mut instruction, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
-        let entries = instruction.entries;
-        if let [id] = instruction.step.writes()[..]
-            && is_work(buffers, id)
-            && matches!(instruction.step, Step::Map(_))
-            && !instruction.step.can_fail()
-            && overwritten[id.0 as usize].is_some_and(|(band, later)| {
-                band.holds(wanted[id.0 as usize]) && later.and(entries) == entries
-            })
-        {
+        if demand.is_overwritten(&instruction, buffers) {
             continue;
         }
-        let mut fills: SmallVec<[BufferId; 2]> = SmallVec::new();
+        demand.write(&instruction.step, instruction.entries);
+        let mut before: SmallVec<[Loop; 2]> = SmallVec::new();
         if let Some((l, virtual_loads)) = nest_of(&instruction.step)
             && !l.nest.expr.can_fail()
         {
-            for (&id, store) in l.writes.iter().zip(&l.nest.stores) {
-                let whole = is_injective(store, &l.nest.dims).then(|| Band::reached(store, &l.nest.dims));
-                let points: usize = l
-                    .nest
-                    .dims
-                    .iter()
-                    .zip(&store.strides)
-                    .filter(|(_, s)| **s != 0)
-                    .map(|(&dim, _)| dim)
-                    .product();
-                overwritten[id.0 as usize] =
-                    whole.filter(|band| band.count(store.len) == points).map(|band| (band, entries));
-            }
-            let mut cuts: Option<Cuts> = None;
-            for (k, (&id, store)) in l.writes.iter().zip(&l.nest.stores).enumerate() {
-                let (index, kept) = (id.0 as usize, l.nest.dims.len() - l.nest.inner);
-                if wanted[index].is_none() {
-                    continue;
-                }
-                let mut needed = points(&l.nest.dims, store, wanted[index]);
-                needed.retain(|cut| cut.axis < kept);
-                if let Some(Part::Points(other)) = zeros.results.get(k)
-                    && !matches!(instruction.step, Step::Map(_))
-                    && share(other) * LEAST_GAIN_OF_ZEROS <= share(&needed)
-                    && writers[index] == 1
-                    && is_work(buffers, id)
-                    && !instruction.step.reads().contains(&id)
-                {
-                    needed.clone_from(other);
-                    let left = Narrowed::new(&l.nest.dims, other);
-                    if !Band::reached(&left.access(store), &left.dims()).holds(wanted[index]) {
-                        fills.push(id);
-                    }
-                }
-                cuts = Some(cuts.map_or_else(|| needed.clone(), |cuts| hull(&cuts, &needed)));
-            }
+            let (cuts, fills) = demand.part(&instruction.step, l, &zeros, buffers);
+            before.extend(fills.into_iter().map(|id| fill(id, &buffers[id.0 as usize])));
             let step = without_zeros(&instruction.step, l, virtual_loads, &zeros.loads);
-            instruction.step = narrowed(&step, &cuts.unwrap_or_default(), &zeros.terms);
-        } else {
-            for id in instruction.step.writes() {
-                overwritten[id.0 as usize] = None;
-            }
+            let (step, copies) = narrowed(step, &cuts, &zeros.terms, buffers);
+            demand.know(buffers);
+            before.extend(copies);
+            instruction.step = step;
         }
-        for (id, band) in reads(&instruction.step, buffers) {
-            let index = id.0 as usize;
-            wanted[index] = wanted[index].hull(band, buffers[index].len);
-            overwritten[index] = None;
-        }
-        let fill = |id: BufferId| Instruction {
-            step: Step::Map(fill(id, &buffers[id.0 as usize])),
-            ..instruction.clone()
-        };
-        let fills: SmallVec<[Instruction; 2]> = fills.into_iter().map(fill).collect();
+        demand.read(&instruction.step, buffers);
+        let before: SmallVec<[Instruction; 2]> = before
+            .into_iter()
+            .map(|map| Instruction { step: Step::Map(map), ..instruction.clone() })
+            .collect();
         reversed.push(instruction);
-        reversed.extend(fills);
+        for instruction in before {
+            demand.read(&instruction.step, buffers);
+            reversed.push(instruction);
+        }
     }
     reversed.reverse();
     *instructions = reversed;
@@ -397,64 +452,21 @@ fn fill(id: BufferId, buffer: &Buffer) -> Loop {
     Loop { nest, reads: Vec::new(), writes: vec![id] }
 }
 
-/// A step over a part of its space and some of the terms of its sums. What cannot be left out stays.
-fn narrowed(step: &Step, cuts: &Cuts, terms: &Cuts) -> Step {
+/// A step over a part of its space and some of the terms of its sums, and the maps that make operands of it. What cannot be
+/// left out stays.
+fn narrowed(step: Step, cuts: &Cuts, terms: &Cuts, buffers: &mut Vec<Buffer>) -> (Step, SmallVec<[Loop; 2]>) {
     if cuts.is_empty() && terms.is_empty() {
-        return step.clone();
+        return (step, SmallVec::new());
     }
-    match step {
-        Step::MatMul(m) => narrowed_product(m, cuts, terms).map_or_else(|| step.clone(), Step::MatMul),
-        _ => {
-            let (l, _) = loop_of(step).expect("a step with a nest");
-            let cuts = cuts.iter().chain(terms).copied().collect();
-            with_loop(step, narrowed_loop(l, &cuts))
-        }
-    }
-}
-
-fn narrowed_product(m: &MatMul, cuts: &Cuts, terms: &Cuts) -> Option<Box<MatMul>> {
-    let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
-    let sizes: Dims = m.batch.iter().copied().chain([m.m, m.n, m.k]).collect();
-    // An axis of a product stays one.
-    let one = |cut: &&Cut| cut.turn == sizes[cut.axis] || cut.count == 1;
-    let cuts: Cuts = cuts.iter().filter(one).copied().collect();
-    let terms: Cuts = terms.iter().filter(one).copied().collect();
-    let of_factor = |axes: [usize; 2]| -> Cuts {
-        let moved = |cut: &Cut| {
-            let axis = if cut.axis < rows {
-                cut.axis
-            } else {
-                rows + axes.iter().position(|&axis| axis == cut.axis)?
-            };
-            Some(Cut { axis, ..*cut })
+    if let Step::MatMul(m) = &step {
+        return match narrowed_product(m, cuts, terms, buffers) {
+            Some(Narrow { product, copies }) => (Step::MatMul(product), copies),
+            None => (step, SmallVec::new()),
         };
-        cuts.iter().chain(&terms).filter_map(moved).collect()
-    };
-    let [a_space, b_space] = spaces(m);
-    let a = Narrowed::new(&a_space, &of_factor([rows, sums]));
-    let b = Narrowed::new(&b_space, &of_factor([sums, columns]));
-    let (a_access, b_access) = (a.access(&m.a_access), b.access(&m.b_access));
-    // Kernels read lines of adjacent elements.
-    let adjacent = |access: &Access, dims: &[usize]| {
-        let last = dims.iter().zip(&access.strides).skip(rows);
-        last.into_iter().any(|(&dim, &stride)| dim == 1 || stride == 1)
-    };
-    let (a_dims, b_dims) = (a.dims(), b.dims());
-    if !adjacent(&a_access, &a_dims) || !adjacent(&b_access, &b_dims) {
-        return None;
     }
-    let mut epilogue = narrowed_loop(&m.epilogue, &cuts);
-    epilogue.nest.loads[0] = Access::contiguous(epilogue.nest.loads[0].dtype, &epilogue.nest.dims);
-    Some(Box::new(MatMul {
-        batch: a_dims[..rows].iter().copied().collect(),
-        m: a_dims[rows],
-        n: b_dims[columns],
-        k: b_dims[rows],
-        a_access,
-        b_access,
-        epilogue,
-        ..m.clone()
-    }))
+    let (l, _) = loop_of(&step).expect("a step with a nest");
+    let cuts = cuts.iter().chain(terms).copied().collect();
+    (with_loop(&step, narrowed_loop(l, &cuts)), SmallVec::new())
 }
 
 fn narrowed_loop(l: &Loop, cuts: &Cuts) -> Loop {

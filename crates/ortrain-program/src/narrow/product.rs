@@ -1,0 +1,140 @@
+//! Products over parts of their axes.
+
+use ortrain_expr::{Access, Builder, Dims, Nest, Strides, Type};
+use smallvec::SmallVec;
+
+use super::band::{Cut, Cuts, Narrowed};
+use super::{narrowed_loop, spaces};
+use crate::{Buffer, BufferId, Loop, MatMul, Place};
+
+/// A product, and the maps that make factors of it.
+pub(super) struct Narrow {
+    pub(super) product: Box<MatMul>,
+    pub(super) copies: SmallVec<[Loop; 2]>,
+}
+
+/// A factor, over its batch, its lines or columns, and the axes of its terms.
+struct Factor {
+    id: BufferId,
+    access: Access,
+    dims: Dims,
+}
+
+/// A product of parts of its axes, which are numbered batch, rows, columns and terms. Columns that do not lie together
+/// stay; terms that do not lie together are copied. `None` where kernels could not read what is left.
+pub(super) fn narrowed_product(
+    m: &MatMul,
+    cuts: &Cuts,
+    terms: &Cuts,
+    buffers: &mut Vec<Buffer>,
+) -> Option<Narrow> {
+    let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
+    let stays = |cut: &&Cut| cut.axis != columns || cut.turn == m.n || cut.count == 1;
+    let cuts: Cuts = cuts.iter().filter(stays).copied().collect();
+    let of_factor = |axes: [usize; 2]| -> Cuts {
+        let moved = |cut: &Cut| {
+            let axis = if cut.axis < rows {
+                cut.axis
+            } else {
+                rows + axes.iter().position(|&axis| axis == cut.axis)?
+            };
+            Some(Cut { axis, ..*cut })
+        };
+        cuts.iter().chain(terms).filter_map(moved).collect()
+    };
+    let [a_space, b_space] = spaces(m);
+    let a = Narrowed::new(&a_space, &of_factor([rows, sums]));
+    let b = Narrowed::new(&b_space, &of_factor([sums, columns]));
+    let mut a = Factor { id: m.a, access: a.access(&m.a_access), dims: a.dims() };
+    let mut b = Factor { id: m.b, access: b.access(&m.b_access), dims: b.dims() };
+    let mut copies = SmallVec::new();
+    let is_split = |cut: &&Cut| cut.turn != [m.m, m.n, m.k][cut.axis - rows] && cut.count > 1;
+    if terms.iter().any(|cut| is_split(&cut)) {
+        let (last, first) = (a.dims.len() - 1, b.dims.len() - 3);
+        copies.push(a.with_one_axis(last - 1, buffers)?);
+        copies.push(b.with_one_axis(first, buffers)?);
+    }
+    // Rows in two axes: the outer one is a batch of products with the same columns.
+    if cuts.iter().filter(|cut| cut.axis == rows).any(|cut| is_split(&cut)) {
+        let at = b.dims.len() - 2;
+        b.dims.insert(at, a.dims[at]);
+        b.access.strides.insert(at, 0);
+    }
+    let batch = a.dims.len() - 2;
+    // Kernels read lines of adjacent elements.
+    let adjacent = |Factor { dims, access, .. }: &Factor| {
+        let last = dims.iter().zip(&access.strides).skip(batch);
+        last.into_iter().any(|(&dim, &stride)| dim == 1 || stride == 1)
+    };
+    if !adjacent(&a) || !adjacent(&b) {
+        return None;
+    }
+    let mut epilogue = narrowed_loop(&m.epilogue, &cuts);
+    epilogue.nest.loads[0] = Access::contiguous(epilogue.nest.loads[0].dtype, &epilogue.nest.dims);
+    let product = MatMul {
+        batch: a.dims[..batch].iter().copied().collect(),
+        m: a.dims[batch],
+        n: b.dims[batch + 1],
+        k: b.dims[batch],
+        a: a.id,
+        a_access: a.access,
+        b: b.id,
+        b_access: b.access,
+        epilogue,
+        precision: m.precision,
+    };
+    Some(Narrow { product: Box::new(product), copies })
+}
+
+impl Factor {
+    /// Copies the factor, so that an axis and the one behind it are one. `None` if it does not move along them.
+    fn with_one_axis(&mut self, outer: usize, buffers: &mut Vec<Buffer>) -> Option<Loop> {
+        let inner = outer + 1;
+        if self.access.strides[inner] == 0 {
+            return None;
+        }
+        // As the elements lay, but for the outer axis, which follows the inner one.
+        let mut axes: SmallVec<[usize; 6]> =
+            (0..self.dims.len()).filter(|&axis| axis != outer && self.access.strides[axis] != 0).collect();
+        axes.sort_by_key(|&axis| self.access.strides[axis].unsigned_abs());
+        let mut strides: Strides = self.dims.iter().map(|_| 0).collect();
+        let mut len = 1;
+        for axis in axes {
+            strides[axis] = len as isize;
+            len *= self.dims[axis];
+            if axis == inner {
+                strides[outer] = len as isize;
+                len *= self.dims[outer];
+            }
+        }
+        let (source, dtype) = (&buffers[self.id.0 as usize], self.access.dtype);
+        let label = format!("{}/part", source.label).into();
+        buffers.push(Buffer { label, dtype, len, place: Place::Work(0) });
+        let to = BufferId(buffers.len() as u32 - 1);
+        let store = Access { dtype, offset: 0, strides, len };
+        let mut b = Builder::new();
+        let value = b.load(0, Type::of(dtype));
+        // What is the same along an axis is copied once.
+        let dims: Dims = self
+            .dims
+            .iter()
+            .zip(&store.strides)
+            .map(|(&dim, &stride)| if stride == 0 { 1 } else { dim })
+            .collect();
+        let nest = Nest {
+            dims,
+            inner: 0,
+            loads: vec![self.access.clone()],
+            expr: b.finish(&[value]),
+            reductions: Vec::new(),
+            stores: vec![store.clone()],
+        };
+        let copy = Loop { nest, reads: vec![self.id], writes: vec![to] };
+        self.id = to;
+        self.access = store;
+        self.access.strides.remove(outer);
+        let turns = self.dims.remove(outer);
+        self.dims[outer] *= turns;
+        Some(copy)
+    }
+}
