@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Context;
-use super::emit::{POINTERS, ROUND, emit};
+use super::emit::{Layout, POINTERS, ROUND, emit, layout};
 use super::lanes::{Effect, Lane, Lanes, Value};
 use crate::isa::{Isa, Kind as Level};
 use crate::tape::{Chain, Kind, Op, PRODUCT, Place, Site, Size, THERE, ops};
@@ -33,6 +33,8 @@ pub(in crate::tape) struct Group {
     reads: Vec<Place>,
     writes: Vec<Place>,
     wide: bool,
+    /// Known when all operations are there.
+    layout: Option<Layout>,
 }
 
 /// Whether a group may have an operation.
@@ -86,6 +88,7 @@ impl Group {
                 reads: Vec::new(),
                 writes: Vec::new(),
                 wide,
+                layout: None,
             },
             values: FxHashMap::default(),
             inside: FxHashMap::default(),
@@ -101,9 +104,12 @@ impl Group {
                 making.write(op.d, value);
             }
         }
-        let group = making.group;
-        let feasible = group.pointers.len() <= POINTERS && emit(&group.lanes, wide, &|_| 0).is_some();
-        feasible.then_some(group)
+        let mut group = making.group;
+        if group.pointers.len() > POINTERS {
+            return None;
+        }
+        group.layout = Some(layout(&group.lanes, wide)?);
+        Some(group)
     }
 
     /// Registers of the tape that it reads.
@@ -119,7 +125,7 @@ impl Group {
     /// The function, where `place` says at which byte of the frame a register lies. `None` if the system has no memory
     /// for code.
     pub(in crate::tape) fn compile(&self, place: &dyn Fn(Place) -> Place) -> Option<Native> {
-        let code = emit(&self.lanes, self.wide, place)?;
+        let code = emit(&self.lanes, self.wide, place, self.layout?)?;
         let mut memory = MmapMut::map_anon(code.len()).ok()?;
         memory.copy_from_slice(&code);
         let folds = self.chains.iter().zip(&self.lanes.folds);

@@ -94,15 +94,32 @@ fn commutes(two: Two) -> bool {
     matches!(two, Two::Add | Two::Mul | Two::And | Two::Or | Two::Xor | Two::AddInteger)
 }
 
-/// The code of a function for `lanes`, where `place` says at which byte of the frame a register lies. `None` if it
-/// takes more registers than there are.
-pub(super) fn emit(lanes: &Lanes, wide: bool, place: &dyn Fn(Place) -> Place) -> Option<Vec<u8>> {
+/// How a function is laid out: vectors side by side, and how many it has to keep on the stack.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    abreast: usize,
+    slots: usize,
+}
+
+/// The layout of a function for `lanes` with the most vectors side by side. `None` if any takes more registers than there
+/// are.
+pub(super) fn layout(lanes: &Lanes, wide: bool) -> Option<Layout> {
     let most = 2 * ROUND / lanes_of_vector(wide);
     [4, 2, 1].into_iter().filter(|&abreast| abreast <= most).find_map(|abreast| {
-        let (code, slots) = emit_abreast(lanes, wide, place, abreast, 0)?;
-        // How much stack it takes is known afterwards.
-        if slots == 0 { Some(code) } else { Some(emit_abreast(lanes, wide, place, abreast, slots)?.0) }
+        // How much stack it takes is known afterwards; where registers lie in the frame makes no difference to it.
+        let (_, slots) = emit_abreast(lanes, wide, &|_| 0, abreast, 0)?;
+        Some(Layout { abreast, slots })
     })
+}
+
+/// The code of a function for `lanes`, where `place` says at which byte of the frame a register lies.
+pub(super) fn emit(
+    lanes: &Lanes,
+    wide: bool,
+    place: &dyn Fn(Place) -> Place,
+    Layout { abreast, slots }: Layout,
+) -> Option<Vec<u8>> {
+    emit_abreast(lanes, wide, place, abreast, slots).map(|(code, _)| code)
 }
 
 fn lanes_of_vector(wide: bool) -> usize {
