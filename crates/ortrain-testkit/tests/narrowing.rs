@@ -47,6 +47,16 @@ fn are_few(taken: &Taken) -> bool {
 }
 
 impl Config {
+    fn drop(&self, b: &mut CaseBuilder, x: ValueId, seed: i64) -> ValueId {
+        if !self.dropped {
+            return x;
+        }
+        let ratio = b.constant(Tensor::filled(DType::F32, &[], 0.25));
+        let training = b.constant(Tensor::filled(DType::Bool, &[], 1.0));
+        let inputs = [Some(x), Some(ratio), Some(training)];
+        b.node_with("", "Dropout", &inputs, 2, Attrs::new().with("seed", seed))[0]
+    }
+
     /// A layer of a transformer, and a classifier that sees what is taken of its results.
     fn case(&self) -> Case {
         let mut b = CaseBuilder::new("Gather", &format!("{self:?}"));
@@ -75,6 +85,7 @@ impl Config {
         let scale = b.constant(Tensor::filled(DType::F32, &[], 0.05));
         let scores = b.node("Mul", &[scores, scale], Attrs::new());
         let weights = b.node("Softmax", &[scores], Attrs::new().with("axis", -1i64));
+        let weights = self.drop(&mut b, weights, 7);
         let sums = b.node("MatMul", &[weights, v], Attrs::new());
         let moved = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
         let shape = b.ints(&[BATCH as i64, TOKENS as i64, WIDTH as i64]);
@@ -88,12 +99,7 @@ impl Config {
         let normal = normalize(&mut b, added);
         let up = linear(&mut b, normal, [WIDTH, INNER]);
         let mut up = b.node("Gelu", &[up], Attrs::new());
-        if self.dropped {
-            let ratio = b.constant(Tensor::filled(DType::F32, &[], 0.25));
-            let training = b.constant(Tensor::filled(DType::Bool, &[], 1.0));
-            let inputs = [Some(up), Some(ratio), Some(training)];
-            up = b.node_with("", "Dropout", &inputs, 2, Attrs::new().with("seed", 5i64))[0];
-        }
+        up = self.drop(&mut b, up, 5);
         let down = linear(&mut b, up, [INNER, WIDTH]);
         let added = b.node("Add", &[normal, down], Attrs::new());
         let hidden = normalize(&mut b, added);
@@ -168,8 +174,9 @@ fn a_layer_is_computed_for_what_is_taken_of_it() {
 /// Attention is an instruction still, for the queries that are wanted, and no buffer holds other tokens.
 #[test]
 fn attention_has_the_queries_that_are_wanted() {
-    for (taken, wanted) in [(Taken::One(0), 1), (Taken::One(-1), 1), (Taken::Slice(4, 7), 3)] {
-        let config = Config { taken, dropped: false };
+    let few = [(Taken::One(0), 1), (Taken::One(-1), 1), (Taken::Slice(4, 7), 3)];
+    for ((taken, wanted), dropped) in few.into_iter().flat_map(|few| [(few.clone(), false), (few, true)]) {
+        let config = Config { taken, dropped };
         let case = config.case();
         let backward = program(gradient_graph(&case).unwrap(), &case.inputs);
         let queries: Vec<usize> = backward
