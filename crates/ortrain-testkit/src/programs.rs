@@ -50,6 +50,8 @@ pub struct Kinds {
     pub narrow: bool,
     /// Pooling.
     pub windows: bool,
+    /// Parts of images: some that are read in place of all, or are other than zero.
+    pub parts: bool,
     /// How large images are.
     pub size: Size,
 }
@@ -684,7 +686,7 @@ impl RandomProgram {
         }
         let inputs = making.values.iter().map(|value| value.id).collect();
         for _ in 0..3 + making.random.below(10) {
-            match making.random.below(17) {
+            match making.random.below(if kinds.parts { 17 } else { 14 }) {
                 0..=4 => making.map(kinds),
                 5 => making.moved(),
                 6..=8 => making.row(kinds),
@@ -692,7 +694,7 @@ impl RandomProgram {
                 10 => making.matmul(kinds),
                 11 => making.conv(kinds),
                 12 if kinds.windows => making.window(kinds),
-                13..=15 => making.part(),
+                13..=15 if kinds.parts => making.part(),
                 _ => making.state(),
             }
         }

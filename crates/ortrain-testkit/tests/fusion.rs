@@ -16,7 +16,7 @@ use ortrain_testkit::tolerance;
 
 mod common;
 
-const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, size: Size::Small };
+const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, parts: true, size: Size::Small };
 const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
 
 /// Whether results are the same but for the sign of zeros: a negative number times a zero that is not computed is no negative

@@ -303,6 +303,8 @@ mod tests {
         assert_eq!(both, Band { len: 512, ..first });
         assert!(both.holds(first) && both.holds(second) && !first.holds(both));
         assert!(first.hull(Band { period: 512, start: 0, len: 256 }, LEN).is_whole());
+        assert!(first.is_apart_from(second) && !both.is_apart_from(second));
+        assert!(first.is_apart_from(Band::none(LEN)) && !first.is_apart_from(Band::whole(LEN)));
     }
 
     #[test]

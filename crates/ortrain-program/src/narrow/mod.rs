@@ -56,7 +56,7 @@ impl Part {
         }
     }
 
-    /// The part of an element of a buffer that is reached at some points alone, as far as axes say it.
+    /// The part that the cuts of some axes alone leave.
     fn along(&self, axes: impl Fn(usize) -> bool) -> Part {
         match self {
             Part::Points(cuts) => Part::Points(cuts.iter().filter(|cut| axes(cut.axis)).copied().collect()),
@@ -149,7 +149,7 @@ fn zero_outside(parts: &[Part], part: &Part) -> Vec<bool> {
     parts.iter().map(|other| *other == Part::Nowhere || other == part && *part != Part::anywhere()).collect()
 }
 
-/// The parts outside of which something is zero, each once, and that outside of which only what is zero everywhere is.
+/// The parts outside of which something is zero, each once.
 fn different(parts: &[Part]) -> SmallVec<[&Part; 4]> {
     let mut seen: SmallVec<[&Part; 4]> = SmallVec::new();
     for part in parts {
@@ -175,7 +175,7 @@ fn parts_of_results(nest: &Nest, parts: &[Part]) -> Vec<Part> {
     results
 }
 
-/// Loads that find nothing but zeros, of those that are worth it.
+/// Loads that find nothing but zeros.
 fn zero_loads(parts: &[Part]) -> Vec<usize> {
     (0..parts.len()).filter(|&slot| parts[slot] == Part::Nowhere).collect()
 }
@@ -302,12 +302,7 @@ impl<'a> Demand<'a> {
         }
         let Some((Loop { nest, writes, .. }, _)) = nest_of(step) else { return };
         for (&id, store) in writes.iter().zip(&nest.stores) {
-            let band = Band::reached(store, &nest.dims);
-            let axes = nest.dims.iter().zip(&store.strides).filter(|&(_, &stride)| stride != 0);
-            let elements: usize = axes.map(|(&dim, _)| dim).product();
-            if is_injective(store, &nest.dims) && band.count(store.len) == elements {
-                self.overwritten[id.0 as usize] = Some((band, entries));
-            }
+            self.overwritten[id.0 as usize] = written_whole(store, &nest.dims).map(|band| (band, entries));
         }
     }
 
@@ -346,7 +341,7 @@ impl<'a> Demand<'a> {
                 && share(other) * LEAST_GAIN_OF_ZEROS <= share(&cuts)
             {
                 let left = Narrowed::new(dims, other);
-                if !Band::reached(&left.access(store), &left.dims()).holds(wanted) {
+                if !written_whole(&left.access(store), &left.dims()).is_some_and(|band| band.holds(wanted)) {
                     fills.push(id);
                 }
                 cuts.clone_from(other);
@@ -413,6 +408,16 @@ fn without_zeros(step: &Step, l: &Loop, virtual_loads: usize, zeros: &[usize]) -
         Some(fewer) if virtual_loads > 0 && !is_product => Step::Map(fewer),
         Some(fewer) => with_loop(step, fewer),
     }
+}
+
+/// The band of which a store writes every element, if it leaves out none in between.
+fn written_whole(store: &Access, dims: &[usize]) -> Option<Band> {
+    let band = Band::reached(store, dims);
+    // What is the same along an axis is written there, too.
+    let moves = |(&dim, &stride)| if stride == 0 { 1 } else { dim };
+    let dims: Dims = dims.iter().zip(&store.strides).map(moves).collect();
+    let elements: usize = dims.iter().product();
+    (is_injective(store, &dims) && band.count(store.len) == elements).then_some(band)
 }
 
 /// What a step reads of buffers.
