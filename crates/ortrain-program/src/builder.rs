@@ -16,7 +16,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// An instruction that a backend could not run safely: a mistake in a lowering.
+    /// An instruction that a backend could not run safely: a mistake in a lowering or in what became of it.
     #[error("{node} was lowered to a faulty {step} instruction: {fault}")]
     Faulty {
         /// The node.
@@ -329,7 +329,7 @@ impl ProgramBuilder {
     /// packed where that takes less memory, every work buffer placed.
     ///
     /// # Errors
-    /// When the plan cannot be addressed.
+    /// When the plan cannot be addressed, or an instruction became faulty.
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
@@ -370,6 +370,12 @@ impl ProgramBuilder {
         } else {
             plan::plan(&mut self.buffers, &self.instructions, &inputs, &outputs)?
         };
+        // Backends trust programs: a mistake of a pass must not take them outside of buffers.
+        for Instruction { step, node, .. } in &self.instructions {
+            if let Some(fault) = self.fault(step) {
+                return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
+            }
+        }
         self.forget_unused_constants(&outputs);
         let mut planes: Vec<(PlaneId, usize)> = self.planes.into_iter().collect();
         planes.sort_unstable();

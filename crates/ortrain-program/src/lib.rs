@@ -2,7 +2,7 @@
 //! is, and the reference evaluator.
 //!
 //! - [`Step`]: the instructions. Operators are open; this is closed.
-//! - [`ProgramBuilder`] → [`Program`]: fusion, order, memory plan.
+//! - [`ProgramBuilder`] → [`Program`]: narrowing to what is read, fusion, order, memory plan.
 //! - [`Schedule`]: programs, host functions and control flow, in order.
 //! - [`Backend`], [`Executable`]: what runs a program. [`Reference`] is the slow and obvious one.
 #![forbid(unsafe_code)]
