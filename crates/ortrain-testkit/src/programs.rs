@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Nest, Precision, ReduceOp,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Expr, Nest, Precision, ReduceOp,
     Reduction, Reg, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
 use ortrain_program::{
@@ -289,6 +289,14 @@ impl Making {
         self.values.extend(made);
     }
 
+    /// A map of one load and one store.
+    fn copied(&mut self, dims: Dims, from: (Value, Access), expr: Expr, to: (Value, Access)) {
+        let ((source, load), (to, store)) = (from, to);
+        let nest =
+            Nest { dims, inner: 0, loads: vec![load], expr, reductions: Vec::new(), stores: vec![store] };
+        self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+    }
+
     /// A map that reads an image in another order: turned around along one axis, or by computed index.
     fn moved(&mut self) {
         let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
@@ -322,15 +330,7 @@ impl Making {
                 Access { dtype: source.dtype, offset: 0, strides: strides.iter().map(|_| 0).collect(), len };
             (load, b.load_at(0, index, ty))
         };
-        let nest = Nest {
-            dims,
-            inner: 0,
-            loads: vec![load],
-            expr: b.finish(&[result]),
-            reductions: Vec::new(),
-            stores: vec![store],
-        };
-        self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.copied(dims, (source, load), b.finish(&[result]), (to, store));
         self.values.push(to);
     }
 
@@ -366,15 +366,7 @@ impl Making {
             dims[axis] = 1 + self.random.below(dims[axis] - from);
             b.load(0, Type::of(source.dtype))
         };
-        let nest = Nest {
-            dims,
-            inner: 0,
-            loads: vec![load],
-            expr: b.finish(&[result]),
-            reductions: Vec::new(),
-            stores: vec![store],
-        };
-        self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.copied(dims, (source, load), b.finish(&[result]), (to, store));
         self.values.push(to);
     }
 

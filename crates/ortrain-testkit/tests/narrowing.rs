@@ -8,11 +8,10 @@ use std::sync::Arc;
 
 use common::every_level;
 use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId};
-use ortrain_ops::{Role, Specialiser};
-use ortrain_program::{Entry, Program, Reference, Step};
+use ortrain_program::{Entry, Precision, Program, Reference, Step};
 use ortrain_testkit::{
-    Case, CaseBuilder, Fill, check_backend, check_gradient, check_second_order, gradient_graph, run,
-    tolerance,
+    Case, CaseBuilder, Fill, check_backend, check_gradient, check_second_order, gradient_graph, program_at,
+    run, tolerance,
 };
 
 const BATCH: usize = 3;
@@ -143,9 +142,7 @@ fn configs() -> Vec<Config> {
 }
 
 fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
-    let roles = vec![Role::User; graph.inputs.len()];
-    let schedule = Specialiser::new(graph, roles).schedule(inputs).unwrap();
-    schedule.single().unwrap().clone()
+    program_at(graph, inputs, Precision::F32).unwrap()
 }
 
 /// Floating-point operations of a case, forward and backward.
