@@ -130,9 +130,7 @@ impl ProgramBuilder {
     /// # Errors
     /// [`ProgramError::Faulty`] when it reaches outside its buffers or contradicts itself.
     pub fn step(&mut self, step: Step, entries: Entries, node: &Arc<str>) -> Result<(), ProgramError> {
-        if let Some(fault) = self.fault(&step) {
-            return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
-        }
+        self.check(&step, node)?;
         // Over an empty space there is nothing to do (an empty batch, say).
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
         if !step.is_empty() && !self.is_checked(&step, entries) {
@@ -201,6 +199,13 @@ impl ProgramBuilder {
         }
         for (constant, _) in self.constants.iter_mut().zip(used).filter(|(_, used)| !used) {
             *constant = Tensor::filled(constant.dtype(), &[0], 0.0);
+        }
+    }
+
+    fn check(&self, step: &Step, node: &Arc<str>) -> Result<(), ProgramError> {
+        match self.fault(step) {
+            Some(fault) => Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault }),
+            None => Ok(()),
         }
     }
 
@@ -325,8 +330,8 @@ impl ProgramBuilder {
         (!index_fits).then(|| "positions that do not fit".into())
     }
 
-    /// The program with these inputs and outputs: what nobody reads and what is zero left out, instructions fused, those that can fail first, state written last, masks
-    /// packed where that takes less memory, every work buffer placed.
+    /// The program with these inputs and outputs: what nobody reads and what is zero left out, instructions fused, those
+    /// that can fail first, state written last, masks packed where that takes less memory, every work buffer placed.
     ///
     /// # Errors
     /// When the plan cannot be addressed, or an instruction became faulty.
@@ -372,9 +377,7 @@ impl ProgramBuilder {
         };
         // Backends trust programs: a mistake of a pass must not take them outside of buffers.
         for Instruction { step, node, .. } in &self.instructions {
-            if let Some(fault) = self.fault(step) {
-                return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
-            }
+            self.check(step, node)?;
         }
         self.forget_unused_constants(&outputs);
         let mut planes: Vec<(PlaneId, usize)> = self.planes.into_iter().collect();

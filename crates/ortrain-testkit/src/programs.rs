@@ -289,12 +289,13 @@ impl Making {
         self.values.extend(made);
     }
 
-    /// A map of one load and one store.
+    /// A value that is made by a map of one load.
     fn copied(&mut self, dims: Dims, from: (Value, Access), expr: Expr, to: (Value, Access)) {
         let ((source, load), (to, store)) = (from, to);
         let nest =
             Nest { dims, inner: 0, loads: vec![load], expr, reductions: Vec::new(), stores: vec![store] };
         self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
+        self.values.push(to);
     }
 
     /// A map that reads an image in another order: turned around along one axis, or by computed index.
@@ -331,25 +332,20 @@ impl Making {
             (load, b.load_at(0, index, ty))
         };
         self.copied(dims, (source, load), b.finish(&[result]), (to, store));
-        self.values.push(to);
     }
 
     /// One index along an axis of an image in place of all, or zeros in place of all but some.
     fn part(&mut self) {
         let Some(source) = self.some(|value| value.kind == Kind::Image) else { return };
-        let Sizes { c, h, w, .. } = self.sizes;
         let mut dims: Dims = self.sizes.all().into_iter().collect();
-        let strides: Strides = [(c * h * w) as isize, (h * w) as isize, w as isize, 1].into_iter().collect();
         let to = self.fresh(source.dtype, Kind::Image);
         let mut load = Access::contiguous(source.dtype, &dims);
         let mut store = load.clone();
         let axis = self.random.below(4);
         let from = self.random.below(dims[axis]);
-        load.offset = from * strides[axis].unsigned_abs();
-        let mut b = Builder::new();
-        let result = if self.random.chance(50) {
+        load.offset = from * load.strides[axis].unsigned_abs();
+        if self.random.chance(50) {
             load.strides[axis] = 0;
-            b.load(0, Type::of(source.dtype))
         } else {
             let mut zeros = Builder::new();
             let zero = zeros.constant(Type::of(source.dtype), 0.0);
@@ -364,10 +360,10 @@ impl Making {
             self.step(Step::Map(Loop { nest, reads: Vec::new(), writes: vec![to.id] }), Entries::ALL);
             store.offset = load.offset;
             dims[axis] = 1 + self.random.below(dims[axis] - from);
-            b.load(0, Type::of(source.dtype))
-        };
+        }
+        let mut b = Builder::new();
+        let result = b.load(0, Type::of(source.dtype));
         self.copied(dims, (source, load), b.finish(&[result]), (to, store));
-        self.values.push(to);
     }
 
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
@@ -718,6 +714,11 @@ impl RandomProgram {
             if fused { builder.finish(inputs, outputs) } else { builder.finish_unfused(inputs, outputs) };
         finished.expect("small programs have small plans")
     }
+}
+
+/// The float32 numbers of a result of [`run_program`].
+pub fn numbers(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
+    bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
 }
 
 /// Runs a program on random values, the same for equal seeds (and, of large images, equal planes): the bytes of its

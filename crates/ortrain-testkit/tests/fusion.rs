@@ -11,7 +11,7 @@ use ortrain_program::{
     Backend, BufferId, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Reference, ScatterAdd,
     Step, Window,
 };
-use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program};
+use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
 use ortrain_testkit::tolerance;
 
 mod common;
@@ -23,15 +23,13 @@ const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
 /// zero.
 fn are_same(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     let same = |(got, want): (&Vec<u8>, &Vec<u8>)| {
-        let numbers = |bytes: &[u8]| -> Vec<f32> {
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-        };
-        got == want || got.len() == want.len() && got.len().is_multiple_of(4) && numbers(got) == numbers(want)
+        let are_numbers = got.len() == want.len() && got.len().is_multiple_of(4);
+        got == want || are_numbers && numbers(got).eq(numbers(want))
     };
     got.len() == want.len() && got.iter().zip(want).all(same)
 }
 
-/// By the reference evaluator, which gives every buffer memory of its own: bit for bit.
+/// By the reference evaluator, which gives every buffer memory of its own: bit for bit, but for the sign of zeros.
 #[test]
 fn fused_programs_mean_the_same() {
     let (mut instructions, mut fewer) = (0, 0);
@@ -63,13 +61,7 @@ fn planned_programs_mean_the_same() {
             let want = run_program(&plain, &Reference, seed, entry);
             let got = run_program(&fused, &*cpu, seed, entry);
             for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-                let numbers = |bytes: &[u8]| -> Vec<f64> {
-                    bytes
-                        .chunks_exact(4)
-                        .map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
-                        .collect()
-                };
-                for (x, y) in numbers(got).into_iter().zip(numbers(want)) {
+                for (x, y) in numbers(got).zip(numbers(want)) {
                     let close = (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
                     assert!(close, "seed {seed}, {entry:?}, result {k}: {x} is not {y}\n{plain}\n{fused}");
                 }
@@ -174,12 +166,10 @@ fn sums_at_rows_touch_no_other_row() {
         {
             let want = run_program(&plain, &Reference, 1, entry);
             let got = run_program(&fused, backend, 1, entry);
-            let numbers = |results: &[Vec<u8>]| -> Vec<f32> {
-                let bytes = results.iter().flat_map(|bytes| bytes.chunks_exact(4));
-                bytes.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-            };
-            for (x, y) in numbers(&got).into_iter().zip(numbers(&want)) {
-                let close = f64::from((x - y).abs()) <= tolerance::FLOAT32 * f64::from(y.abs().max(1.0));
+            let [found, expected] =
+                [&got, &want].map(|results| results.iter().flat_map(|bytes| numbers(bytes)));
+            for (x, y) in found.zip(expected) {
+                let close = (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
                 assert!(close, "{between:?}, {entry:?}: {x} is not {y}\n{fused}");
             }
         }

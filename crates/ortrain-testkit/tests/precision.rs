@@ -9,7 +9,7 @@ use ortrain_expr::Precision;
 use ortrain_graph::{Attrs, DType, Tensor, ValueId};
 use ortrain_kernels::Isa;
 use ortrain_program::{Backend, Bf16Fallback, Entry, Program, Reference, Step};
-use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program};
+use ortrain_testkit::programs::{Kinds, RandomProgram, Size, numbers, run_program};
 use ortrain_testkit::{
     Case, CaseBuilder, Fill, check_backend_at, gradient_graph, program_at, run_at, tolerance,
 };
@@ -25,10 +25,6 @@ fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {
 /// How many of a program's instructions round factors.
 fn rounding(program: &Program) -> usize {
     program.instructions.iter().filter(|one| one.step.precision() != Precision::F32).count()
-}
-
-fn numbers(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
-    bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
 }
 
 /// One node of two inputs.

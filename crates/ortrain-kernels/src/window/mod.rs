@@ -222,50 +222,44 @@ elements! {
     u64: 0, true, u64;
 }
 
-/// Evaluates an expression with `$s` as the [`Element`] of a type.
-macro_rules! with_element {
-    ($dtype:expr, $s:ident => $e:expr) => {{
-        macro_rules! with {
-            ($t:ty) => {{
+/// Evaluates an expression with `$s` as the [`Element`] of a type that is listed.
+macro_rules! with_one_of {
+    ($dtype:expr, $s:ident => $e:expr, [$($variant:ident: $t:ty),*], $other:ident => $fault:expr) => {
+        match $dtype {
+            $(DType::$variant => {
                 type $s = $t;
                 $e
-            }};
+            })*
+            $other => $fault,
         }
-        match $dtype {
-            DType::F32 => with!(f32),
-            DType::F64 => with!(f64),
-            DType::F16 => with!(Half),
-            DType::BF16 => with!(Brain),
-            DType::I8 => with!(i8),
-            DType::I16 => with!(i16),
-            DType::I32 => with!(i32),
-            DType::I64 => with!(i64),
-            DType::U8 => with!(u8),
-            DType::U16 => with!(u16),
-            DType::U32 => with!(u32),
-            DType::U64 => with!(u64),
-            DType::Bool => unreachable!("pooling of bool: checked when compiled"),
-        }
-    }};
+    };
+}
+
+/// The same with any type that is pooled.
+macro_rules! with_element {
+    ($dtype:expr, $s:ident => $e:expr) => {
+        with_one_of!(
+            $dtype,
+            $s => $e,
+            [
+                F32: f32, F64: f64, F16: Half, BF16: Brain,
+                I8: i8, I16: i16, I32: i32, I64: i64, U8: u8, U16: u16, U32: u32, U64: u64
+            ],
+            other => unreachable!("pooling of {other}: checked when compiled")
+        )
+    };
 }
 
 /// The same of the ways that floats alone go.
 macro_rules! with_float {
-    ($dtype:expr, $s:ident => $e:expr) => {{
-        macro_rules! with {
-            ($t:ty) => {{
-                type $s = $t;
-                $e
-            }};
-        }
-        match $dtype {
-            DType::F32 => with!(f32),
-            DType::F64 => with!(f64),
-            DType::F16 => with!(Half),
-            DType::BF16 => with!(Brain),
-            other => unreachable!("{other} goes this way: chosen for floats alone"),
-        }
-    }};
+    ($dtype:expr, $s:ident => $e:expr) => {
+        with_one_of!(
+            $dtype,
+            $s => $e,
+            [F32: f32, F64: f64, F16: Half, BF16: Brain],
+            other => unreachable!("{other} goes this way: chosen for floats alone")
+        )
+    };
 }
 
 /// Bytes of an element as it is computed.
@@ -636,10 +630,10 @@ impl WindowKernel {
             Way::Planes(planes) => laid!(planes, planes),
             Way::Lines(lines) => laid!(lines, lines),
             Way::Cells if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
-                portable::enter(cells::Run::<S, true>::new(plan, buffers, part))
+                portable::enter(cells::Run::<S, true>::new(plan, buffers, part));
             }),
             Way::Cells => with_element!(self.dtype, S => {
-                portable::enter(cells::Run::<S, false>::new(plan, buffers, part))
+                portable::enter(cells::Run::<S, false>::new(plan, buffers, part));
             }),
             Way::Apart(apart) => {
                 with_float!(self.dtype, S => apart::Run::<S>::new(plan, apart, buffers, part).run(isa));
@@ -648,7 +642,7 @@ impl WindowKernel {
                 with_float!(self.dtype, S => covers::Run::<S>::new(plan, covers, buffers, part).run(isa));
             }
             Way::Spread(spread) => with_element!(self.dtype, S => {
-                portable::enter(spread::Run::<S>::new(plan, spread, buffers, part))
+                portable::enter(spread::Run::<S>::new(plan, spread, buffers, part));
             }),
         }
     }

@@ -7,6 +7,7 @@
 use ortrain_expr::{Access, Strides};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 
+use super::gather::fill;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
@@ -214,10 +215,7 @@ impl Op for SliceGrad {
             )));
         }
         let output = cx.output(0);
-        let mut zeros = cx.nest(&dims, 0);
-        let zero = zeros.b.constant(ortrain_expr::Type::of(cx.out_dtype(0)), 0.0);
-        zeros.store_whole(cx, output, zero);
-        cx.step(zeros.map())?;
+        fill(cx, output, 0.0)?;
         if part.contains(&0) {
             return Ok(());
         }

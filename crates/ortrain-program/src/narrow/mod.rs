@@ -83,6 +83,16 @@ fn spaces(m: &MatMul) -> [Dims; 2] {
     [with([m.m, m.k]), with([m.k, m.n])]
 }
 
+/// All of each buffer that is seen outside of the work of a program, one of these lists among them, and nothing of others.
+fn seen_outside(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<Band> {
+    let band = |(k, buffer): (u32, &Buffer)| {
+        let id = BufferId(k);
+        let seen = !is_work(buffers, id) || lists.iter().any(|list| list.contains(&id));
+        if seen { Band::whole(buffer.len) } else { Band::none(buffer.len) }
+    };
+    (0..).zip(buffers).map(band).collect()
+}
+
 /// The nest of a step whose space can be narrowed, and how many of its first loads are no loads.
 fn nest_of(step: &Step) -> Option<(&Loop, usize)> {
     loop_of(step).filter(|_| !matches!(step, Step::Conv(_)))
@@ -93,14 +103,7 @@ fn nest_of(step: &Step) -> Option<(&Loop, usize)> {
 /// What is zero in each instruction.
 fn find_zeros(instructions: &[Instruction], buffers: &[Buffer], inputs: &[BufferId]) -> Vec<Zeros> {
     // Elements that may be other than zero so far.
-    let mut written: Vec<Band> = buffers
-        .iter()
-        .zip(0..)
-        .map(|(buffer, k)| {
-            let given = !is_work(buffers, BufferId(k)) || inputs.contains(&BufferId(k));
-            if given { Band::whole(buffer.len) } else { Band::none(buffer.len) }
-        })
-        .collect();
+    let mut written = seen_outside(buffers, &[inputs]);
     let mut all = Vec::with_capacity(instructions.len());
     for Instruction { step, .. } in instructions {
         let found = match step {
@@ -248,8 +251,7 @@ fn zeros_of_product(m: &MatMul, written: &[Band]) -> Zeros {
 const LEAST_GAIN_OF_ZEROS: f64 = 2.0;
 
 /// What is wanted of buffers, while instructions are gone through from the last to the first.
-struct Demand<'a> {
-    outputs: &'a [BufferId],
+struct Demand {
     /// How many steps write each buffer.
     writers: Vec<usize>,
     /// What is read of each from here on.
@@ -258,28 +260,19 @@ struct Demand<'a> {
     overwritten: Vec<Option<(Band, Entries)>>,
 }
 
-impl<'a> Demand<'a> {
-    fn new(instructions: &[Instruction], buffers: &[Buffer], outputs: &'a [BufferId]) -> Demand<'a> {
-        let mut demand = Demand {
-            outputs,
-            writers: vec![0; buffers.len()],
-            wanted: Vec::with_capacity(buffers.len()),
-            overwritten: vec![None; buffers.len()],
-        };
+impl Demand {
+    fn new(instructions: &[Instruction], buffers: &[Buffer], outputs: &[BufferId]) -> Demand {
+        let mut writers = vec![0; buffers.len()];
         for id in instructions.iter().flat_map(|instruction| instruction.step.writes()) {
-            demand.writers[id.0 as usize] += 1;
+            writers[id.0 as usize] += 1;
         }
-        demand.know(buffers);
-        demand
+        Demand { writers, wanted: seen_outside(buffers, &[outputs]), overwritten: vec![None; buffers.len()] }
     }
 
-    /// Takes in buffers that are new.
+    /// Takes in buffers that are new, copies of factors.
     fn know(&mut self, buffers: &[Buffer]) {
-        for k in self.wanted.len()..buffers.len() {
-            let (id, len) = (BufferId(k as u32), buffers[k].len);
-            let kept = !is_work(buffers, id) || self.outputs.contains(&id);
-            self.wanted.push(if kept { Band::whole(len) } else { Band::none(len) });
-        }
+        let new = &buffers[self.wanted.len()..];
+        self.wanted.extend(new.iter().map(|buffer| Band::none(buffer.len)));
         self.overwritten.resize(buffers.len(), None);
     }
 
@@ -510,13 +503,7 @@ fn compact(
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
-    let mut used: Vec<Band> = buffers.iter().map(|buffer| Band::none(buffer.len)).collect();
-    for (k, band) in used.iter_mut().enumerate() {
-        let id = BufferId(k as u32);
-        if !is_work(buffers, id) || inputs.contains(&id) || outputs.contains(&id) {
-            *band = Band::whole(buffers[k].len);
-        }
-    }
+    let mut used = seen_outside(buffers, &[inputs, outputs]);
     for Instruction { step, .. } in instructions.iter() {
         let writes: Vec<(BufferId, Band)> = match nest_of(step) {
             Some((Loop { nest, writes, .. }, _)) => {
