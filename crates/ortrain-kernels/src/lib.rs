@@ -33,6 +33,7 @@ mod pages;
 mod pool;
 mod scatter;
 mod tape;
+mod turned;
 pub mod vecmath;
 mod views;
 mod window;

@@ -7,6 +7,7 @@ use crate::pool::Pool;
 use crate::tape::memory::width;
 use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Chain, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
+use crate::turned::Turned;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
 
 /// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
@@ -39,12 +40,13 @@ pub struct NestKernel {
 }
 
 /// How the space is cut into tasks. Depends on the nest alone.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Shape {
     Map {
         count: usize,
         chunk: usize,
     },
+    Turned(Turned),
     /// Either `rows` rows a task, or every row in pieces of `piece` elements.
     Row {
         outer: usize,
@@ -96,8 +98,14 @@ impl NestKernel {
         } else if nest.inner == 0 {
             let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &outer_axes, product: false };
             let tape = Tape::new(&plan, isa)?;
-            let chunk = (GRAIN / tape.cost).max(1).next_multiple_of(tape.tile);
-            (tape, Shape::Map { count: outer, chunk })
+            let shape = Turned::of(nest).map_or_else(
+                || {
+                    let chunk = (GRAIN / tape.cost).max(1).next_multiple_of(tape.tile);
+                    Shape::Map { count: outer, chunk }
+                },
+                Shape::Turned,
+            );
+            (tape, shape)
         } else if order == Order::Row || order == Order::Auto && !prefers_col(nest, outer, inner) {
             let plan =
                 Plan { nest, drive: Drive::Row, outside: &outer_axes, along: &inner_axes, product: false };
@@ -149,7 +157,7 @@ impl NestKernel {
     #[must_use]
     pub fn order(&self) -> Order {
         match self.shape {
-            Shape::Map { .. } | Shape::Row { .. } => Order::Row,
+            Shape::Map { .. } | Shape::Turned(_) | Shape::Row { .. } => Order::Row,
             Shape::Col { .. } => Order::Col,
         }
     }
@@ -219,6 +227,7 @@ impl NestKernel {
             }
             match self.shape {
                 Shape::Map { count, chunk } => run.map(pool, count, chunk),
+                Shape::Turned(ref turned) => turned.run(self.tape.isa, run.bases, pool, parts.workers),
                 Shape::Row { outer, inner, rows, piece: None } => run.rows(pool, outer, inner, rows),
                 Shape::Row { outer, inner, piece: Some(piece), .. } => {
                     run.split_rows(pool, outer, inner, piece);

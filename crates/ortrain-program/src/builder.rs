@@ -366,8 +366,11 @@ impl ProgramBuilder {
         outputs: Vec<BufferId>,
         fused: bool,
     ) -> Result<Program, ProgramError> {
-        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         self.set_precision();
+        if fused {
+            fuse::lay_panels(&mut self.instructions, &mut self.buffers);
+        }
+        fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         fuse::order(&mut self.instructions, &self.buffers);
         let work_bytes = if fused {
             bits::pack_masks(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?;

@@ -182,8 +182,10 @@ fn layers() -> Vec<Case> {
     cases.push(layer("lstm to inputs", [1, 1024, 128, 1024], nn, After::Nothing));
     cases.push(layer("lstm to weight", [1, 1024, 128, 1024], tn, After::Nothing));
     cases.push(layer("lstm to weight", [1, 1024, 256, 1008], tn, After::Nothing));
-    cases.push(layer("lstm step", [1, 16, 1024, 256], nt, After::Nothing));
+    cases.push(layer("lstm step", [1, 16, 1024, 256], nn, After::Nothing));
+    cases.push(in_panels("lstm step", [16, 1024, 256]));
     cases.push(layer("lstm step back", [1, 16, 256, 1024], nn, After::Nothing));
+    cases.push(in_panels("lstm step back", [16, 256, 1024]));
     cases
 }
 
@@ -223,6 +225,48 @@ fn case(what: &str, product: Product) -> Case {
                 }
                 // SAFETY: buffers are as long as the accesses say, and belong to this case.
                 let result = unsafe { kernel.run(&bases, SCALARS, pool, buffers.scratch()) };
+                result.expect("no guards");
+            })
+        }),
+    }
+}
+
+/// Columns of a panel.
+const PANEL: usize = 16;
+
+/// A product of few rows with a matrix that lies in panels: for each, k rows of its columns.
+fn in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
+    let elements = [m * k, k * n, m * n];
+    let dims = [n / PANEL, m, PANEL];
+    let access = |len: usize, strides: [usize; 3]| Access {
+        dtype: DType::F32,
+        len,
+        offset: 0,
+        strides: strides.iter().map(|&stride| stride as isize).collect(),
+    };
+    let desc = GemmDesc {
+        k,
+        a: access(m * k, [0, k, 1]),
+        b: access(k * n, [k * PANEL, PANEL, 1]),
+        products: Products::F32,
+        epilogue: Nest {
+            stores: vec![access(m * n, [PANEL, n, 1])],
+            ..nest(DType::F32, [dims[0], m, PANEL], After::Nothing)
+        },
+    };
+    Case {
+        name: format!("gemm NN f32 {what}, in panels {m}x{n}x{k}"),
+        flops: 2.0 * (m * n * k) as f64,
+        rate: 1.0,
+        precision: Precision::F32,
+        bytes: elements.iter().sum::<usize>() as f64 * 4.0,
+        compile: Box::new(move |isa, threads| {
+            let kernel = GemmKernel::new(&desc, isa).expect("a good description");
+            let mut buffers =
+                Buffers::new(&elements.map(|elements| 4 * elements), kernel.scratch_bytes(threads));
+            Box::new(move |pool| {
+                // SAFETY: buffers are as long as the accesses say, and belong to this case.
+                let result = unsafe { kernel.run(&buffers.bases(), SCALARS, pool, buffers.scratch()) };
                 result.expect("no guards");
             })
         }),

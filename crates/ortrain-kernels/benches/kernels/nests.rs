@@ -52,6 +52,9 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(channels([4, 64, 56 * 56]));
     cases.push(gates(16, 256));
     cases.push(gates_back(16, 256));
+    for dims in [[1024, 256], [512, 500], [2000, 1000]] {
+        cases.push(transposed(dims));
+    }
     cases.push(scatter([1, 30_000, 1024, 768]));
     cases.push(scatter([64, 1000, 64, 1]));
     // The gradients of the tables of bert_mini, bert_base and gpt2_small6.
@@ -59,6 +62,23 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(scatter([1, 30_522, 256, 768]));
     cases.push(scatter([1, 8000, 1024, 384]));
     cases
+}
+
+/// A matrix copied to its transpose.
+fn transposed([rows, columns]: [usize; 2]) -> Case {
+    let mut b = Builder::new();
+    let x = b.load(0, Type::F32);
+    let load = Access::contiguous(F32, &[rows, columns]);
+    let store = Access { strides: [1, rows as isize].into_iter().collect(), ..load.clone() };
+    let nest = Nest {
+        dims: [rows, columns].into_iter().collect(),
+        inner: 0,
+        loads: vec![load],
+        expr: b.finish(&[x]),
+        reductions: Vec::new(),
+        stores: vec![store],
+    };
+    case(format!("map transpose {rows}x{columns}"), 0.0, nest, false)
 }
 
 /// A nest; with `in_place` its stores go to its first loads.

@@ -216,22 +216,26 @@ impl<T: Real> Work for Turn<T> {
         const SIDE: usize = 8;
         let Turn { from, from_step, lines, len, to, to_step } = self;
         let squares = TypeId::of::<T>() == TypeId::of::<f32>() && lines >= SIDE && len >= SIDE;
-        for first in (0..lines).step_by(SIDE) {
+        // Cache lines of results are filled one after the other: results may lie a page apart.
+        const TWO: usize = 2 * SIDE;
+        for pair in (0..lines).step_by(TWO) {
             for start in (0..len).step_by(SIDE) {
-                // SAFETY: the contract of `turn`.
-                unsafe {
-                    if squares {
-                        // The last squares may overlap those before.
-                        let (first, start) = (first.min(lines - SIDE), start.min(len - SIDE));
-                        let (from, to) =
-                            (from.add(first * from_step + start), to.add(start * to_step + first));
-                        L::turn8(from.cast(), from_step as isize, to.cast(), to_step);
-                        continue;
-                    }
-                    for line in first..lines.min(first + SIDE) {
-                        for i in start..len.min(start + SIDE) {
-                            let value = from.add(line * from_step + i).read_unaligned();
-                            to.add(i * to_step + line).write_unaligned(value);
+                for first in (pair..lines.min(pair + TWO)).step_by(SIDE) {
+                    // SAFETY: the contract of `turn`.
+                    unsafe {
+                        if squares {
+                            // The last squares may overlap those before.
+                            let (first, start) = (first.min(lines - SIDE), start.min(len - SIDE));
+                            let (from, to) =
+                                (from.add(first * from_step + start), to.add(start * to_step + first));
+                            L::turn8(from.cast(), from_step as isize, to.cast(), to_step);
+                            continue;
+                        }
+                        for line in first..lines.min(first + SIDE) {
+                            for i in start..len.min(start + SIDE) {
+                                let value = from.add(line * from_step + i).read_unaligned();
+                                to.add(i * to_step + line).write_unaligned(value);
+                            }
                         }
                     }
                 }

@@ -448,3 +448,41 @@ fn rows_that_lie_apart() {
         compare(&nest, &loads, &format!("{rows} rows of {width}, {gap} apart"));
     }
 }
+
+/// A copy from where elements lie side by side along one axis to where they do along another, between other axes and with
+/// gaps.
+#[test]
+fn matrices_are_turned() {
+    let sizes = [7, 8, 9, 15, 16, 17, 40, 131];
+    for (lines, len) in sizes.into_iter().flat_map(|lines| sizes.map(|len| (lines, len))) {
+        for (dtype, gap, outer) in [(DType::F32, 0, 1), (DType::F32, 3, 5), (DType::F64, 1, 2)] {
+            let dims = [outer, lines, len];
+            let (across, down) = ((lines + gap) as isize, (len + gap) as isize);
+            let access = |strides: [isize; 3], each: usize| Access {
+                dtype,
+                offset: gap,
+                strides: strides.into_iter().collect(),
+                len: gap + outer * each,
+            };
+            let load = access([across * down, down, 1], (across * down) as usize);
+            let store = access([across * down, 1, across], (across * down) as usize);
+            let mut b = Builder::new();
+            let x = b.load(0, Type::of(dtype));
+            let nest = Nest {
+                dims: dims.into_iter().collect(),
+                inner: 0,
+                loads: vec![load],
+                expr: b.finish(&[x]),
+                reductions: Vec::new(),
+                stores: vec![store],
+            };
+            let mut random = Random((lines * len) as u64);
+            let (loads, outs) = buffers(&mut random, &nest);
+            let want = reference(&nest, &loads, &outs).unwrap();
+            for isa in Isa::available() {
+                let got = run(&nest, isa, Order::Auto, 2, &loads, &outs).unwrap();
+                assert_same(dtype, &got[0], &want[0], &format!("{dims:?} {dtype} at {isa}"));
+            }
+        }
+    }
+}

@@ -15,6 +15,7 @@ mod embed;
 mod late_sums;
 mod lives;
 mod order;
+mod panels;
 mod slopes;
 mod splice;
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub(crate) use embed::{copy, finish};
 pub(crate) use late_sums::sum_late;
 use lives::Lives;
 pub(crate) use order::{order, remove_unused};
+pub(crate) use panels::lay_panels;
 use splice::{Link, append, inline};
 pub(crate) use splice::{is_injective, with_constants};
 

@@ -1,0 +1,165 @@
+//! Matrices that many products of few rows read, laid in panels once.
+//!
+//! A recurrent net multiplies its state with the same weights at every step. A product of so few rows is over before
+//! packing would have paid, and reading the columns of a block where they lie touches a new page at every depth, for
+//! every few rows again. Laid out so that the columns of a panel are adjacent at each depth, and the depths follow each
+//! other, they are read in a row. Such a product is one of each panel.
+
+use ortrain_expr::{Access, Builder, DType, Inst, Nest, Precision, Strides, Type};
+use rustc_hash::FxHashMap;
+
+use super::cells;
+use super::splice::inline;
+use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Place, Step};
+
+/// Columns of a panel: those of a block that is summed up in registers.
+const COLUMNS: usize = 16;
+/// Rows of the products, from and to: fewer are multiplied without such blocks, with more it pays to pack each time.
+const ROWS: (usize, usize) = (9, 64);
+/// Products that a matrix is laid out for, at least: that takes about as long as one of them.
+const PRODUCTS: usize = 8;
+/// Elements of a matrix that is laid out, at least: a smaller one stays in the first-level cache.
+const ELEMENTS: usize = 1 << 13;
+
+/// Products that read the same elements of a buffer between two writes to it.
+struct Group {
+    product: MatMul,
+    readers: Vec<usize>,
+    entries: Entries,
+}
+
+/// Lays matrices in panels.
+pub(crate) fn lay_panels(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>) {
+    let cells = cells(buffers);
+    let cell = |id: BufferId| cells[id.0 as usize];
+    let mut open: FxHashMap<(BufferId, Access, [usize; 2]), Group> = FxHashMap::default();
+    let mut groups: Vec<Group> = Vec::new();
+    for (at, instruction) in instructions.iter().enumerate() {
+        if let Step::MatMul(product) = &instruction.step
+            && fits(product, buffers)
+        {
+            let key = (product.b, product.b_access.clone(), [product.k, product.n]);
+            let group = open.entry(key).or_insert_with(|| Group {
+                product: (**product).clone(),
+                readers: Vec::new(),
+                entries: Entries::NONE,
+            });
+            group.readers.push(at);
+            group.entries = group.entries.or(instruction.entries);
+        }
+        for written in instruction.step.writes() {
+            groups.extend(open.extract_if(|key, _| cell(key.0) == cell(written)).map(|(_, group)| group));
+        }
+    }
+    groups.extend(open.into_values());
+    groups.retain(|group| group.readers.len() >= PRODUCTS);
+    // Maps of hashes have no order.
+    groups.sort_unstable_by_key(|group| group.readers[0]);
+
+    let maps: Vec<Loop> = groups
+        .iter()
+        .enumerate()
+        .map(|(k, group)| {
+            let map = layout(&group.product, BufferId((buffers.len() + k) as u32));
+            moved(instructions, group, &map, cell).unwrap_or(map)
+        })
+        .collect();
+    for (Group { product, readers, .. }, map) in groups.iter().zip(&maps) {
+        let old = &buffers[product.b.0 as usize];
+        let (label, len) = (format!("{} in panels", old.label).into(), product.k * product.n);
+        buffers.push(Buffer { label, dtype: old.dtype, len, place: Place::Work(0) });
+        for &reader in readers {
+            if let Step::MatMul(product) = &mut instructions[reader].step {
+                read_panels(product, map.writes[0]);
+            }
+        }
+    }
+    // From the last on, so that places stay what they are.
+    for (group, map) in groups.iter().zip(maps).rev() {
+        let first = group.readers[0];
+        let node = instructions[first].node.clone();
+        instructions.insert(first, Instruction { step: Step::Map(map), entries: group.entries, node });
+    }
+}
+
+/// Whether a product would be better off with panels, if there are many like it.
+fn fits(product: &MatMul, buffers: &[Buffer]) -> bool {
+    let nest = &product.epilogue.nest;
+    let is_f32 = |id: BufferId| buffers[id.0 as usize].dtype == DType::F32;
+    product.batch.is_empty()
+        && product.precision == Precision::F32
+        && (ROWS.0..=ROWS.1).contains(&product.m)
+        && product.n % COLUMNS == 0
+        && product.n.saturating_mul(product.k) >= ELEMENTS
+        && is_f32(product.a)
+        && is_f32(product.b)
+        // The space gets another order.
+        && !nest.expr.can_fail()
+        && !nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Coordinate(_)))
+}
+
+/// An access over rows and columns, as one over panels, rows and the columns of a panel.
+fn parted(access: &Access) -> Access {
+    let (row, column) = (access.strides[0], access.strides[1]);
+    let strides: Strides = [COLUMNS as isize * column, row, column].into_iter().collect();
+    Access { strides, ..access.clone() }
+}
+
+/// The map that copies B of a product into panels.
+fn layout(product: &MatMul, panels: BufferId) -> Loop {
+    let dims = [product.n / COLUMNS, product.k, COLUMNS];
+    let store = Access::contiguous(product.b_access.dtype, &dims);
+    let mut b = Builder::new();
+    let element = b.load(0, Type::of(store.dtype));
+    let nest = Nest {
+        dims: dims.into_iter().collect(),
+        inner: 0,
+        loads: vec![parted(&product.b_access)],
+        expr: b.finish(&[element]),
+        reductions: Vec::new(),
+        stores: vec![store],
+    };
+    Loop { nest, reads: vec![product.b], writes: vec![panels] }
+}
+
+/// The map into panels that reads what another map reads which does nothing but move elements to where it reads them, if
+/// these products alone want them there.
+fn moved(
+    instructions: &[Instruction],
+    group: &Group,
+    map: &Loop,
+    cell: impl Fn(BufferId) -> usize,
+) -> Option<Loop> {
+    let (value, first) = (map.reads[0], group.readers[0]);
+    let touches = |ids: Vec<BufferId>, of: BufferId| ids.into_iter().any(|id| cell(id) == cell(of));
+    let writes = |at: &usize| touches(instructions[*at].step.writes(), value);
+    let mut writers = (0..instructions.len()).filter(writes);
+    let (maker, None) = (writers.next()?, writers.next()) else { return None };
+    let Instruction { step: Step::Map(guest), entries, .. } = &instructions[maker] else { return None };
+    let others = instructions
+        .iter()
+        .enumerate()
+        .any(|(at, instruction)| !group.readers.contains(&at) && touches(instruction.step.reads(), value));
+    let moves = guest.writes.len() == 1 && matches!(guest.nest.expr.insts(), [(Inst::Load(0), _)]);
+    let stays = maker < first
+        && !instructions[maker..first].iter().any(|other| touches(other.step.writes(), guest.reads[0]));
+    (moves && stays && !others && entries.and(group.entries) == group.entries)
+        .then(|| inline(map, 0, 0, guest, true))
+        .flatten()
+}
+
+/// Makes a product one of each panel.
+fn read_panels(product: &mut MatMul, panels: BufferId) {
+    let MatMul { batch, n, k, a_access, b, b_access, epilogue, .. } = product;
+    let count = *n / COLUMNS;
+    batch.push(count);
+    *n = COLUMNS;
+    a_access.strides.insert(0, 0);
+    *b = panels;
+    *b_access = Access::contiguous(b_access.dtype, &[count, *k, COLUMNS]);
+    let nest = &mut epilogue.nest;
+    nest.dims = [count, nest.dims[0], COLUMNS].into_iter().collect();
+    for access in nest.loads.iter_mut().chain(&mut nest.stores) {
+        *access = parted(access);
+    }
+}
