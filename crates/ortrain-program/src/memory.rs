@@ -61,7 +61,7 @@ impl Memory {
         if bytes == 0 {
             return Ok(Memory { words: Box::default(), first: 0, bytes, claimed });
         }
-        let alignment = if bytes >= 2 * LARGE { LARGE } else { ALIGNMENT };
+        let alignment = if bytes >= LARGE { LARGE } else { ALIGNMENT };
         let count = bytes.div_ceil(ALIGNMENT) * BLOCK + alignment / WORD;
         let words = try_zeroed_slice_box::<AtomicU64>(count).map_err(|()| OutOfMemory { bytes })?;
         let first = words.as_ptr().align_offset(alignment);
