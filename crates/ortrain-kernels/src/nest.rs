@@ -46,7 +46,7 @@ enum Shape {
         count: usize,
         chunk: usize,
     },
-    Turned(Turned),
+    Turned(Box<Turned>),
     /// Either `rows` rows a task, or every row in pieces of `piece` elements.
     Row {
         outer: usize,
@@ -103,7 +103,7 @@ impl NestKernel {
                     let chunk = (GRAIN / tape.cost).max(1).next_multiple_of(tape.tile);
                     Shape::Map { count: outer, chunk }
                 },
-                Shape::Turned,
+                |turned| Shape::Turned(Box::new(turned)),
             );
             (tape, shape)
         } else if order == Order::Row || order == Order::Auto && !prefers_col(nest, outer, inner) {

@@ -8,9 +8,11 @@ pub(crate) mod memory;
 mod native;
 pub(crate) mod number;
 pub(crate) mod ops;
+mod shared;
 pub(crate) mod walk;
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use ortrain_expr::{
     Access, BinaryOp, CompareOp, DType, Expr, Inst, Nest, OutOfRange, ReduceOp, Reg, RunScalar, Scalar, Type,
@@ -21,7 +23,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::RunScalars;
 use crate::isa::Isa;
 use memory::{Reach, width};
-use native::{Context, Group, Native};
+use native::{Context, Functions, Group};
 
 /// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
 /// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load
@@ -85,7 +87,7 @@ enum Kind {
 }
 
 /// How a tape is driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Drive {
     /// Every point by itself.
     Map,
@@ -130,21 +132,35 @@ pub(crate) struct Stage {
     pub(crate) totals: Vec<Total>,
 }
 
-/// A compiled expression.
+/// A compiled expression, and where its values lie.
 #[derive(Debug)]
 pub(crate) struct Tape {
-    pub(crate) isa: Isa,
     loads: Vec<Reach>,
     stores: Vec<Reach>,
     /// Linear index in the nest's own order.
     index: Reach,
+    code: Arc<Code>,
+}
+
+impl Deref for Tape {
+    type Target = Code;
+
+    fn deref(&self) -> &Code {
+        &self.code
+    }
+}
+
+/// What is done, wherever buffers begin and end: steps of a recurrent net do the same in other places, by the same code.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub(crate) isa: Isa,
     /// Done once for each task.
     pub(crate) once: Vec<Op>,
     /// The last one has no totals.
     pub(crate) stages: Vec<Stage>,
     /// What is stored once per outer index.
     pub(crate) post: Vec<Op>,
-    natives: Vec<Native>,
+    functions: Functions,
     /// Indices of a tile, at most.
     pub(crate) tile: usize,
     /// No tile reaches over a multiple of this: up to there what is read lies side by side.
@@ -292,7 +308,7 @@ impl Site<'_> {
     unsafe fn native(&self, k: u16, one: bool, outside: usize, start: usize, n: usize) {
         let n = if one { 1 } else { n };
         // SAFETY: the caller's contract.
-        unsafe { self.tape.natives[usize::from(k)].run(self, outside, start, n) };
+        unsafe { self.tape.functions.run(k, self, outside, start, n) };
     }
 
     /// Runs operations one by one.
@@ -555,15 +571,22 @@ impl Tape {
         let loads = nest.loads.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
+        let code = shared::code(plan, isa, code, || Code::new(plan, isa, code, &loads, &stores))?;
+        Ok(Tape { loads, stores, index, code })
+    }
+}
+
+impl Code {
+    fn new(plan: &Plan<'_>, isa: Isa, code: bool, loads: &[Reach], stores: &[Reach]) -> Result<Code, String> {
+        let nest = plan.nest;
         let along: usize = plan.along.iter().map(|&axis| nest.dims[axis]).product();
 
         // Rows that fit are computed once and kept through all stages.
         if plan.drive == Drive::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
-            let draft = Draft::new(plan, &loads, &stores, usize::MAX, true)?;
+            let draft = Draft::new(plan, loads, stores, usize::MAX, true)?;
             let tile = along.next_multiple_of(16).max(16);
             if draft.bytes(tile) <= FUSED || along <= MIN_TILE {
-                let tape = draft.finish(isa, code, &stores, tile);
-                return Ok(Tape { loads, stores, index, ..tape });
+                return Ok(draft.finish(isa, code, stores, tile));
             }
         }
         // Pieces shorter than this are better copied together into a tile.
@@ -573,12 +596,11 @@ impl Tape {
         let cut_elsewhere = plan.product || plan.drive == Drive::Col;
         let piece = if cut_elsewhere { usize::MAX } else { pieces.min().unwrap_or(usize::MAX) };
         let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
-        let draft = Draft::new(plan, &loads, &stores, piece, false)?;
+        let draft = Draft::new(plan, loads, stores, piece, false)?;
         // The size of a frame tells how many bytes one index of a tile takes.
         let per_index = (draft.bytes(2 * MIN_TILE) - draft.bytes(MIN_TILE)).div_ceil(MIN_TILE).max(1);
         let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
-        let tape = draft.finish(isa, code, &stores, tile.min(along.next_multiple_of(16).max(16)));
-        Ok(Tape { loads, stores, index, ..tape })
+        Ok(draft.finish(isa, code, stores, tile.min(along.next_multiple_of(16).max(16))))
     }
 }
 
@@ -944,8 +966,8 @@ impl<'a> Draft<'a> {
         Ok((section, Op { kind: Kind::Store(slot as u16), one, d: a, a: [a, 0, 0], ones: [false; 3] }))
     }
 
-    /// The tape, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
-    fn finish(mut self, isa: Isa, code: bool, stores: &[Reach], tile: usize) -> Tape {
+    /// What is done, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
+    fn finish(mut self, isa: Isa, code: bool, stores: &[Reach], tile: usize) -> Code {
         self.compare_coordinates();
         self.load_rows();
         let mut grouped = self.clone();
@@ -1218,8 +1240,8 @@ impl<'a> Draft<'a> {
         self.fixed_bytes() + self.slots().1 * self.slot_bytes(tile)
     }
 
-    /// Gives every register its bytes. The accesses are left out. `None` if groups get no memory for their code.
-    fn place(self, isa: Isa, tile: usize) -> Option<Tape> {
+    /// Gives every register its bytes. `None` if groups get no memory for their code.
+    fn place(self, isa: Isa, tile: usize) -> Option<Code> {
         let frame = self.bytes(tile);
         let (slots, _) = self.slots();
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
@@ -1249,16 +1271,13 @@ impl<'a> Draft<'a> {
             })
             .collect();
         let place = |place: Place| places.get(place as usize).copied().unwrap_or(0);
-        let natives = self.groups.iter().map(|group| group.compile(&place)).collect::<Option<_>>()?;
-        let mut tape = Tape {
+        let functions = Functions::new(&self.groups, &place)?;
+        let mut made = Code {
             isa,
-            loads: Vec::new(),
-            stores: Vec::new(),
-            index: Reach::new(&Access::contiguous(DType::U8, &[]), &[], &[], &[]).expect("no axes"),
             once: Vec::new(),
             stages: vec![Stage::default(); self.totals.len()],
             post: Vec::new(),
-            natives,
+            functions,
             tile,
             piece: self.piece,
             frame,
@@ -1271,19 +1290,19 @@ impl<'a> Draft<'a> {
                 op.a = op.a.map(place);
             }
             match section {
-                Section::Once => tape.once = list,
-                Section::Pre(stage) => tape.stages[stage].pre = list,
-                Section::Body(stage) => tape.stages[stage].body = list,
-                Section::Post => tape.post = list,
+                Section::Once => made.once = list,
+                Section::Pre(stage) => made.stages[stage].pre = list,
+                Section::Body(stage) => made.stages[stage].body = list,
+                Section::Post => made.post = list,
             }
         }
-        for (stage, totals) in tape.stages.iter_mut().zip(self.totals) {
+        for (stage, totals) in made.stages.iter_mut().zip(self.totals) {
             stage.totals = totals
                 .into_iter()
                 .map(|total| Total { state: place(total.state), result: place(total.result), ..total })
                 .collect();
         }
-        Some(tape)
+        Some(made)
     }
 }
 

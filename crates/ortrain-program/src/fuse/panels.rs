@@ -89,7 +89,7 @@ fn fits(product: &MatMul, buffers: &[Buffer]) -> bool {
     product.batch.is_empty()
         && product.precision == Precision::F32
         && (ROWS.0..=ROWS.1).contains(&product.m)
-        && product.n % COLUMNS == 0
+        && product.n.is_multiple_of(COLUMNS)
         && product.n.saturating_mul(product.k) >= ELEMENTS
         && is_f32(product.a)
         && is_f32(product.b)

@@ -121,20 +121,6 @@ impl Group {
     pub(in crate::tape) fn writes(&self) -> &[Place] {
         &self.writes
     }
-
-    /// The function, where `place` says at which byte of the frame a register lies. `None` if the system has no memory
-    /// for code.
-    pub(in crate::tape) fn compile(&self, place: &dyn Fn(Place) -> Place) -> Option<Native> {
-        let code = emit(&self.lanes, self.wide, place, self.layout?)?;
-        let mut memory = MmapMut::map_anon(code.len()).ok()?;
-        memory.copy_from_slice(&code);
-        let folds = self.chains.iter().zip(&self.lanes.folds);
-        Some(Native {
-            memory: memory.make_exec().ok()?,
-            pointers: self.pointers.iter().copied().collect(),
-            folds: folds.map(|(&(op, chain), fold)| (op, place(fold.place), place(chain))).collect(),
-        })
-    }
 }
 
 /// A group while it is made.
@@ -264,22 +250,29 @@ impl Making<'_> {
     }
 }
 
-/// A group as a function.
-pub(in crate::tape) struct Native {
-    memory: Mmap,
+/// The groups of a tape as functions, all in one piece of memory.
+pub(in crate::tape) struct Functions {
+    memory: Option<Mmap>,
+    list: Vec<Function>,
+}
+
+struct Function {
+    /// The byte of the memory where it begins.
+    start: usize,
     pointers: SmallVec<[Pointer; 8]>,
     /// Operation, its lanes, and the chain that its partial results go to.
     folds: SmallVec<[(ReduceOp, Place, Place); 2]>,
 }
 
-impl fmt::Debug for Native {
+impl fmt::Debug for Functions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Native").field("bytes", &self.memory.len()).finish_non_exhaustive()
+        let bytes = self.memory.as_ref().map_or(0, |memory| memory.len());
+        f.debug_struct("Functions").field("bytes", &bytes).finish_non_exhaustive()
     }
 }
 
 /// (frame, pointers, number of indices, words of the incomplete end).
-type Function = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
+type Entry = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
 
 /// Words of all ones, then of zeros: from the right place on, the mask of any incomplete end.
 static WORDS: [i32; 2 * ROUND] = {
@@ -292,16 +285,51 @@ static WORDS: [i32; 2 * ROUND] = {
     words
 };
 
-impl Native {
-    /// Runs it over the indices (`outside`, `start..start + n`).
+/// Functions begin where a line of the instruction cache does.
+const LINE: usize = 64;
+
+impl Functions {
+    /// The functions, where `place` says at which byte of the frame a register lies. `None` if the system has no memory
+    /// for code.
+    pub(in crate::tape) fn new(groups: &[Group], place: &dyn Fn(Place) -> Place) -> Option<Functions> {
+        let mut code = Vec::new();
+        let mut list = Vec::with_capacity(groups.len());
+        for Group { lanes, pointers, chains, wide, layout, .. } in groups {
+            code.resize(code.len().next_multiple_of(LINE), 0);
+            let folds = chains.iter().zip(&lanes.folds);
+            list.push(Function {
+                start: code.len(),
+                pointers: pointers.iter().copied().collect(),
+                folds: folds.map(|(&(op, chain), fold)| (op, place(fold.place), place(chain))).collect(),
+            });
+            code.extend(emit(lanes, *wide, place, (*layout)?)?);
+        }
+        if code.is_empty() {
+            return Some(Functions { memory: None, list });
+        }
+        let mut memory = MmapMut::map_anon(code.len()).ok()?;
+        memory.copy_from_slice(&code);
+        Some(Functions { memory: Some(memory.make_exec().ok()?), list })
+    }
+
+    /// Runs one over the indices (`outside`, `start..start + n`).
     ///
     /// # Safety
     /// The contract of [`Site::run`].
     #[inline]
-    pub(in crate::tape) unsafe fn run(&self, site: &Site<'_>, outside: usize, start: usize, n: usize) {
+    pub(in crate::tape) unsafe fn run(
+        &self,
+        k: u16,
+        site: &Site<'_>,
+        outside: usize,
+        start: usize,
+        n: usize,
+    ) {
         let tape = site.tape;
+        let Function { start: begin, pointers, folds } = &self.list[usize::from(k)];
+        let code = self.memory.as_ref().map_or(std::ptr::null(), |memory| memory[*begin..].as_ptr());
         let mut table = [const { MaybeUninit::<*const u8>::uninit() }; POINTERS];
-        for (at, pointer) in table.iter_mut().zip(&self.pointers) {
+        for (at, pointer) in table.iter_mut().zip(pointers) {
             at.write(match *pointer {
                 Pointer::Product => site.product,
                 Pointer::Load(slot) => {
@@ -319,9 +347,9 @@ impl Native {
         // the frame up to the next multiple of 16 indices, for which they have room, and callers' memory at the `n`
         // indices, which is there by the contract. Of the table it reads the pointers that were written.
         unsafe {
-            let function: Function = std::mem::transmute(self.memory.as_ptr());
+            let function: Entry = std::mem::transmute(code);
             function(site.frame, table.as_ptr().cast(), n, words);
-            for &(op, lanes, chain) in &self.folds {
+            for &(op, lanes, chain) in folds {
                 let lanes = site.at::<[f32; ROUND]>(lanes).read_unaligned();
                 let partial = ops::join_lanes(op, lanes);
                 (*site.at::<Chain>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));
