@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
-    AttentionDesc, AttentionKernel, Bf16Unit, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, NestKernel,
-    Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
+    AttentionDesc, AttentionKernel, Bf16Unit, Codes, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
+    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Place, Precision,
@@ -28,7 +28,13 @@ enum Kernel {
 }
 
 impl Kernel {
-    fn new(program: &Program, step: &Step, isa: Isa, bf16: Option<Bf16Unit>) -> Result<Kernel, String> {
+    fn new(
+        program: &Program,
+        step: &Step,
+        (isa, codes): (Isa, &Codes),
+        bf16: Option<Bf16Unit>,
+    ) -> Result<Kernel, String> {
+        let compiler = codes.compiler(isa);
         let products = match (step.precision(), bf16) {
             (Precision::F32, _) => Products::F32,
             (precision, Some(unit)) => Products { precision, unit },
@@ -39,7 +45,7 @@ impl Kernel {
         match step {
             // Row and Col mean the same sums; short rows are faster down the columns, whichever it is called.
             Step::Map(l) | Step::Row(l) | Step::Col(l) => {
-                NestKernel::new(&l.nest, isa).map(|kernel| Kernel::Nest(Box::new(kernel)))
+                NestKernel::new(&l.nest, compiler).map(|kernel| Kernel::Nest(Box::new(kernel)))
             }
             Step::MatMul(m) => {
                 let desc = GemmDesc {
@@ -49,7 +55,7 @@ impl Kernel {
                     products,
                     epilogue: m.epilogue.nest.clone(),
                 };
-                GemmKernel::new(&desc, isa).map(Kernel::MatMul)
+                GemmKernel::new(&desc, compiler).map(Kernel::MatMul)
             }
             Step::Conv(c) => {
                 let [a, b] = [c.a, c.b].map(|id| program.buffer(id).dtype);
@@ -137,12 +143,15 @@ impl CpuExecutable {
         isa: Isa,
         bf16: Option<Bf16Unit>,
     ) -> Result<CpuExecutable, UnsupportedOnBackend> {
+        let codes = Codes::new();
         let compile = |instruction: &Instruction| {
-            Kernel::new(&program, &instruction.step, isa, bf16).map_err(|reason| UnsupportedOnBackend {
-                backend: "cpu",
-                node: instruction.node.to_string(),
-                step: instruction.step.name(),
-                reason,
+            Kernel::new(&program, &instruction.step, (isa, &codes), bf16).map_err(|reason| {
+                UnsupportedOnBackend {
+                    backend: "cpu",
+                    node: instruction.node.to_string(),
+                    step: instruction.step.name(),
+                    reason,
+                }
             })
         };
         let kernels = program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()?;

@@ -2,11 +2,10 @@
 
 use ortrain_expr::{Nest, OutOfRange};
 
-use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::memory::width;
 use crate::tape::walk::Walk;
-use crate::tape::{ALIGN, Chain, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
+use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
 use crate::turned::Turned;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
 
@@ -69,15 +68,20 @@ impl NestKernel {
     /// # Errors
     /// What is wrong with the nest: [`Nest::fault`], an expression that is not well typed, a store that puts several
     /// results into one element.
-    pub fn new(nest: &Nest, isa: Isa) -> Result<NestKernel, String> {
-        NestKernel::with_order(nest, isa, Order::Auto)
+    pub fn new<'a>(nest: &Nest, compiler: impl Into<Compiler<'a>>) -> Result<NestKernel, String> {
+        NestKernel::with_order(nest, compiler, Order::Auto)
     }
 
     /// Compiles a nest whose reduced axes are gone through in the given order.
     ///
     /// # Errors
     /// As [`NestKernel::new`].
-    pub fn with_order(nest: &Nest, isa: Isa, order: Order) -> Result<NestKernel, String> {
+    pub fn with_order<'a>(
+        nest: &Nest,
+        compiler: impl Into<Compiler<'a>>,
+        order: Order,
+    ) -> Result<NestKernel, String> {
+        let compiler = compiler.into();
         if let Some(fault) = nest.fault() {
             return Err(fault);
         }
@@ -90,14 +94,14 @@ impl NestKernel {
             // Rows that reduce nothing.
             let (outside, along) = outer_axes.split_at(first);
             let plan = Plan { nest, drive: Drive::Row, outside, along, product: false };
-            let tape = Tape::new(&plan, isa)?;
+            let tape = Tape::new(&plan, compiler)?;
             let count = |axes: &[usize]| axes.iter().map(|&axis| nest.dims[axis]).product::<usize>();
             let (outer, inner) = (count(outside), count(along));
             let rows = (GRAIN / inner.saturating_mul(tape.cost)).max(1);
             (tape, Shape::Row { outer, inner, rows, piece: None })
         } else if nest.inner == 0 {
             let plan = Plan { nest, drive: Drive::Map, outside: &[], along: &outer_axes, product: false };
-            let tape = Tape::new(&plan, isa)?;
+            let tape = Tape::new(&plan, compiler)?;
             let shape = Turned::of(nest).map_or_else(
                 || {
                     let chunk = (GRAIN / tape.cost).max(1).next_multiple_of(tape.tile);
@@ -109,7 +113,7 @@ impl NestKernel {
         } else if order == Order::Row || order == Order::Auto && !prefers_col(nest, outer, inner) {
             let plan =
                 Plan { nest, drive: Drive::Row, outside: &outer_axes, along: &inner_axes, product: false };
-            let tape = Tape::new(&plan, isa)?;
+            let tape = Tape::new(&plan, compiler)?;
             let work = inner.saturating_mul(tape.cost);
             let rows = (GRAIN / work.max(1)).max(1);
             let splits = (work / GRAIN).min(MAX_SPLITS);
@@ -124,7 +128,7 @@ impl NestKernel {
             }
             let plan =
                 Plan { nest, drive: Drive::Col, outside: &inner_axes, along: &outer_axes, product: false };
-            let tape = Tape::new(&plan, isa)?;
+            let tape = Tape::new(&plan, compiler)?;
             let work = outer.saturating_mul(inner).saturating_mul(tape.cost);
             let (mut tile, mut piece) = (tape.tile, None);
             if work > GRAIN {

@@ -24,8 +24,9 @@ use std::fmt;
 
 use ortrain_expr::{Access, DType, Nest, OutOfRange, Precision, Type};
 
-use crate::isa::{Bf16Unit, Isa};
+use crate::isa::Bf16Unit;
 use crate::pool::Pool;
+use crate::tape::Compiler;
 use crate::views::{Parts, RunScalars, Scratch};
 use micro::Real;
 use plan::Shape;
@@ -108,16 +109,17 @@ impl GemmKernel {
     /// # Errors
     /// What is wrong with the description: accesses out of bounds, operands that are not floats of one compute type,
     /// an epilogue that reduces or is not well typed.
-    pub fn new(desc: &GemmDesc, isa: Isa) -> Result<GemmKernel, String> {
+    pub fn new<'a>(desc: &GemmDesc, compiler: impl Into<Compiler<'a>>) -> Result<GemmKernel, String> {
+        let compiler = compiler.into();
         let double = match (desc.a.dtype, desc.b.dtype) {
             (DType::F64, DType::F64) => true,
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a product of {a} and {b}")),
         };
         let engine: Box<dyn Engine> = if double {
-            Box::new(Product::<f64>::new(desc, isa)?)
+            Box::new(Product::<f64>::new(desc, compiler)?)
         } else {
-            Box::new(Product::<f32>::new(desc, isa)?)
+            Box::new(Product::<f32>::new(desc, compiler)?)
         };
         Ok(GemmKernel { engine })
     }

@@ -6,9 +6,8 @@ use super::GemmDesc;
 use super::micro::{Micro, Real};
 use super::thin;
 use super::tiles::Side;
-use crate::isa::Isa;
 use crate::tape::walk::Walk;
-use crate::tape::{ALIGN, Drive, Plan, Tape};
+use crate::tape::{ALIGN, Compiler, Drive, Plan, Tape};
 
 /// Depth of a chunk: a panel of A of that depth stays in the first-level cache, past which one of B streams.
 const DEPTH: usize = 384;
@@ -254,7 +253,8 @@ pub(super) struct Direct {
 }
 
 impl Shape {
-    pub(super) fn new<T: Real>(desc: &GemmDesc, isa: Isa) -> Result<(Shape, Micro<T>), String> {
+    pub(super) fn new<T: Real>(desc: &GemmDesc, compiler: Compiler<'_>) -> Result<(Shape, Micro<T>), String> {
+        let isa = compiler.isa;
         let nest = &desc.epilogue;
         let Some(axes) = nest.dims.len().checked_sub(2) else {
             return Err("a product has at least two axes".to_owned());
@@ -272,7 +272,7 @@ impl Shape {
         let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
         let along = [rows.as_slice(), &cols].concat();
         let plan = Plan { nest, drive: Drive::Map, outside: &outside, along: &along, product: true };
-        let tape = Tape::new(&plan, isa)?;
+        let tape = Tape::new(&plan, compiler)?;
         let of_a = Operand::new((&desc.a, 0), nest, k, &outside, (axes, axes + 1))?;
         let of_b = Operand::new((&desc.b, 1), nest, k, &outside, (axes + 1, axes))?;
         let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };

@@ -8,9 +8,9 @@ use super::plan::{Few, Kept, Key, Operand, Shape, Way};
 use super::thin::{self, Thin};
 use super::tiles::{Session, Side};
 use super::{Engine, GemmDesc};
-use crate::isa::{Isa, Level, Work};
+use crate::isa::{Level, Work};
 use crate::pool::Pool;
-use crate::tape::{Failure, Site};
+use crate::tape::{Compiler, Failure, Site};
 use crate::views::{Bases, Parts, RunScalars};
 
 /// Elements that one task packs for all, at least and at most, about.
@@ -100,9 +100,9 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
 }
 
 impl<T: Real> Product<T> {
-    pub(super) fn new(desc: &GemmDesc, isa: Isa) -> Result<Product<T>, String> {
-        let (shape, micro) = Shape::new(desc, isa)?;
-        Ok(Product { micro, dots: T::dots(isa), shape })
+    pub(super) fn new(desc: &GemmDesc, compiler: Compiler<'_>) -> Result<Product<T>, String> {
+        let (shape, micro) = Shape::new(desc, compiler)?;
+        Ok(Product { micro, dots: T::dots(compiler.isa), shape })
     }
 
     /// Packs B for all tasks of a strip.

@@ -24,6 +24,7 @@ use crate::RunScalars;
 use crate::isa::Isa;
 use memory::{Reach, width};
 use native::{Context, Functions, Group};
+pub use shared::{Codes, Compiler};
 
 /// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
 /// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load
@@ -554,24 +555,25 @@ struct Draft<'a> {
 
 impl Tape {
     /// Compiles an expression.
-    pub(crate) fn new(plan: &Plan<'_>, isa: Isa) -> Result<Tape, String> {
-        Tape::compile(plan, isa, true)
+    pub(crate) fn new<'a>(plan: &Plan<'_>, compiler: impl Into<Compiler<'a>>) -> Result<Tape, String> {
+        Tape::compile(plan, compiler.into(), true)
     }
 
     /// The same without machine code.
     #[cfg(test)]
     fn without_code(plan: &Plan<'_>, isa: Isa) -> Result<Tape, String> {
-        Tape::compile(plan, isa, false)
+        Tape::compile(plan, isa.into(), false)
     }
 
-    fn compile(plan: &Plan<'_>, isa: Isa, code: bool) -> Result<Tape, String> {
+    fn compile(plan: &Plan<'_>, compiler: Compiler<'_>, code: bool) -> Result<Tape, String> {
         let nest = plan.nest;
         check(nest, plan.product)?;
         let reach = |access: &Access| Reach::new(access, &nest.dims, plan.outside, plan.along);
         let loads = nest.loads.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
-        let code = shared::code(plan, isa, code, || Code::new(plan, isa, code, &loads, &stores))?;
+        let make = || Code::new(plan, compiler.isa, code, &loads, &stores);
+        let code = compiler.code(plan, code, make)?;
         Ok(Tape { loads, stores, index, code })
     }
 }

@@ -1,9 +1,11 @@
 //! Code that several tapes share: that of nests that differ in nothing but where their buffers begin and end.
 //!
-//! The steps of a recurrent net, the layers of a transformer, and programs for other batches have most of their nests in
-//! common. To make code takes longer than to look for it, and code that runs again is in the instruction cache.
+//! The steps of a recurrent net and the layers of a transformer have most of their nests in common. To make code takes
+//! longer than to look for it, and code that runs again is in the instruction cache.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
 
 use ortrain_expr::{Access, Nest};
 use rustc_hash::FxHashMap;
@@ -34,41 +36,62 @@ impl Key {
     }
 }
 
-/// Code that is in use, and some that was.
-struct Codes {
-    known: FxHashMap<Key, Weak<Code>>,
-    /// When there are so many, those that are not in use any more are forgotten.
-    many: usize,
+/// The code of kernels that are made one after the other, those of a program: what several have in common is made once.
+#[derive(Default)]
+pub struct Codes {
+    known: RefCell<FxHashMap<Key, Arc<Code>>>,
 }
 
-/// Fewer are not worth looking through.
-const FEW: usize = 256;
-
-static CODES: Mutex<Option<Codes>> = Mutex::new(None);
-
-/// The code of a plan: that of an equal one, if there is one, or what `make` makes.
-pub(super) fn code(
-    plan: &Plan<'_>,
-    isa: Isa,
-    machine_code: bool,
-    make: impl FnOnce() -> Result<Code, String>,
-) -> Result<Arc<Code>, String> {
-    let key = Key::new(plan, isa, machine_code);
-    // Nobody waits: who is too late makes its own, and in a forked process the lock may never be free again.
-    let known = CODES.try_lock().ok().and_then(|codes| codes.as_ref()?.known.get(&key)?.upgrade());
-    if let Some(code) = known {
-        return Ok(code);
+impl fmt::Debug for Codes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Codes").field("known", &self.known.borrow().len()).finish()
     }
-    let code = Arc::new(make()?);
-    if let Ok(mut codes) = CODES.try_lock() {
-        let codes = codes.get_or_insert_with(|| Codes { known: FxHashMap::default(), many: FEW });
-        if codes.known.len() >= codes.many {
-            codes.known.retain(|_, code| code.strong_count() > 0);
-            codes.many = FEW.max(2 * codes.known.len());
+}
+
+impl Codes {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Codes {
+        Codes::default()
+    }
+
+    /// Makes kernels of a level that share code with those that were made with it before.
+    #[must_use]
+    pub fn compiler(&self, isa: Isa) -> Compiler<'_> {
+        Compiler { isa, codes: Some(self) }
+    }
+}
+
+/// What makes a kernel: an instruction-set level, alone or with the [`Codes`] of other kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Compiler<'a> {
+    pub(crate) isa: Isa,
+    codes: Option<&'a Codes>,
+}
+
+impl From<Isa> for Compiler<'_> {
+    fn from(isa: Isa) -> Self {
+        Compiler { isa, codes: None }
+    }
+}
+
+impl Compiler<'_> {
+    /// The code of a plan: that of an equal one, if there is one, or what `make` makes.
+    pub(super) fn code(
+        self,
+        plan: &Plan<'_>,
+        machine_code: bool,
+        make: impl FnOnce() -> Result<Code, String>,
+    ) -> Result<Arc<Code>, String> {
+        let Some(codes) = self.codes else { return Ok(Arc::new(make()?)) };
+        let key = Key::new(plan, self.isa, machine_code);
+        if let Some(code) = codes.known.borrow().get(&key) {
+            return Ok(Arc::clone(code));
         }
-        codes.known.insert(key, Arc::downgrade(&code));
+        let code = Arc::new(make()?);
+        codes.known.borrow_mut().insert(key, Arc::clone(&code));
+        Ok(code)
     }
-    Ok(code)
 }
 
 #[cfg(test)]
@@ -79,7 +102,7 @@ mod tests {
     use crate::tape::Tape;
 
     /// `to = from * factor` over matrices of so many columns, in buffers that begin somewhere.
-    fn tape(columns: usize, factor: f64, (from, to): (usize, usize)) -> Tape {
+    fn tape(codes: &Codes, columns: usize, factor: f64, (from, to): (usize, usize)) -> Tape {
         let dims = [6, columns];
         let access = |offset: usize| Access {
             offset,
@@ -99,30 +122,20 @@ mod tests {
             stores: vec![access(to)],
         };
         let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[], along: &[0, 1], product: false };
-        Tape::new(&plan, Isa::detect()).expect("a good nest")
-    }
-
-    /// Other tests that make tapes at the same time may have the lock.
-    fn shared(make: impl Fn() -> (Tape, Tape)) -> bool {
-        (0..1000).any(|_| {
-            let (a, b) = make();
-            Arc::ptr_eq(&a.code, &b.code)
-        })
+        Tape::new(&plan, codes.compiler(Isa::detect())).expect("a good nest")
     }
 
     #[test]
-    fn nests_that_differ_in_places_share_their_code() {
-        assert!(shared(|| (tape(50, 2.0, (0, 0)), tape(50, 2.0, (17, 300)))));
-        for other in [|| tape(51, 2.0, (0, 0)), || tape(50, 3.0, (0, 0))] {
-            let (a, b) = (tape(50, 2.0, (0, 0)), other());
-            assert!(!Arc::ptr_eq(&a.code, &b.code));
+    fn nests_that_differ_in_places_alone_share_their_code() {
+        let codes = Codes::new();
+        let first = tape(&codes, 50, 2.0, (0, 0));
+        for (other, shared) in [
+            (tape(&codes, 50, 2.0, (17, 300)), true),
+            (tape(&codes, 51, 2.0, (0, 0)), false),
+            (tape(&codes, 50, -2.0, (0, 0)), false),
+            (tape(&Codes::new(), 50, 2.0, (0, 0)), false),
+        ] {
+            assert_eq!(Arc::ptr_eq(&first.code, &other.code), shared);
         }
-    }
-
-    #[test]
-    fn what_is_not_in_use_is_forgotten() {
-        (1000..1000 + 4 * FEW).for_each(|columns| drop(tape(columns, 2.0, (0, 0))));
-        let known = CODES.lock().unwrap().as_ref().map_or(0, |codes| codes.known.len());
-        assert!((1..3 * FEW).contains(&known), "{known}");
     }
 }
