@@ -573,7 +573,7 @@ impl Tape {
         let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
         let make = || Code::new(plan, compiler.isa, code, &loads, &stores);
-        let code = compiler.code(plan, code, make)?;
+        let code = compiler.code(plan, make)?;
         Ok(Tape { loads, stores, index, code })
     }
 }

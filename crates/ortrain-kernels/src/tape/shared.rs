@@ -23,16 +23,15 @@ struct Key {
     along: Vec<usize>,
     product: bool,
     isa: Isa,
-    machine_code: bool,
 }
 
 impl Key {
-    fn new(plan: &Plan<'_>, isa: Isa, machine_code: bool) -> Key {
+    fn new(plan: &Plan<'_>, isa: Isa) -> Key {
         let nowhere = |access: &Access| Access { offset: 0, len: 0, ..access.clone() };
         let list = |accesses: &[Access]| accesses.iter().map(nowhere).collect();
         let Plan { nest, drive, outside, along, product } = *plan;
         let nest = Nest { loads: list(&nest.loads), stores: list(&nest.stores), ..nest.clone() };
-        Key { nest, drive, outside: outside.to_vec(), along: along.to_vec(), product, isa, machine_code }
+        Key { nest, drive, outside: outside.to_vec(), along: along.to_vec(), product, isa }
     }
 }
 
@@ -80,11 +79,10 @@ impl Compiler<'_> {
     pub(super) fn code(
         self,
         plan: &Plan<'_>,
-        machine_code: bool,
         make: impl FnOnce() -> Result<Code, String>,
     ) -> Result<Arc<Code>, String> {
         let Some(codes) = self.codes else { return Ok(Arc::new(make()?)) };
-        let key = Key::new(plan, self.isa, machine_code);
+        let key = Key::new(plan, self.isa);
         if let Some(code) = codes.known.borrow().get(&key) {
             return Ok(Arc::clone(code));
         }
