@@ -3,6 +3,8 @@
 //! Vector instructions are encoded as VEX at AVX2 and as EVEX at AVX-512; both take the same opcodes. Encodings are
 //! those of Intel's manual (Software Developer's Manual, volume 2); memory operands have 32-bit displacements.
 
+use crate::tape::Place;
+
 /// A general register, by number.
 pub(super) type Gpr = u8;
 
@@ -12,7 +14,8 @@ pub(super) const RDX: Gpr = 2;
 pub(super) const RBX: Gpr = 3;
 pub(super) const RBP: Gpr = 5;
 pub(super) const RSI: Gpr = 6;
-pub(super) const RDI: Gpr = 7;
+/// Where a function finds the frame of its tape: its first argument (`extern "sysv64"`).
+pub(super) const FRAME: Gpr = 7;
 
 /// What an instruction reads or writes beside its registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +24,8 @@ pub(super) enum Rm {
     Register(u8),
     /// Memory at `base + displacement`, and with a scale plus `rax` times 1, 2, 4 or 8 (as a power).
     Memory { base: Gpr, scale: Option<u8>, displacement: i32 },
+    /// The same of a register of the tape, wherever in the frame that is going to lie.
+    Frame { place: Place, scale: Option<u8>, displacement: i32 },
     /// A constant behind the code.
     Constant(usize),
 }
@@ -84,11 +89,54 @@ pub(super) struct Assembler {
     constants: Vec<u32>,
     /// Displacements to constants: where they lie, where the instruction ends, and which constant.
     fixes: Vec<(usize, usize, usize)>,
+    /// Displacements from the frame: where they lie, and from which of its registers on they count.
+    places: Vec<(usize, Place)>,
+}
+
+/// A whole function, which runs from anywhere.
+#[derive(Clone, Debug)]
+pub(super) struct Assembled {
+    bytes: Vec<u8>,
+    places: Vec<(usize, Place)>,
+}
+
+impl Assembled {
+    /// Appends it to other code, for a frame in which each register lies at the byte that `place` says.
+    pub(super) fn append_to(&self, code: &mut Vec<u8>, place: impl Fn(Place) -> Place) {
+        let start = code.len();
+        code.extend_from_slice(&self.bytes);
+        let displacements = &mut code[start..];
+        for &(at, register) in &self.places {
+            let Some(displacement) = displacements[at..].first_chunk_mut() else {
+                unreachable!("four bytes")
+            };
+            *displacement = (i32::from_le_bytes(*displacement) + place(register) as i32).to_le_bytes();
+        }
+    }
 }
 
 impl Assembler {
     pub(super) fn new(wide: bool) -> Assembler {
-        Assembler { bytes: Vec::with_capacity(1024), wide, constants: Vec::new(), fixes: Vec::new() }
+        Assembler {
+            bytes: Vec::with_capacity(1024),
+            wide,
+            constants: Vec::new(),
+            fixes: Vec::new(),
+            places: Vec::new(),
+        }
+    }
+
+    /// Puts code in front that has no operands in memory but those of general registers.
+    pub(super) fn prepend(&mut self, front: Assembler) {
+        let by = front.bytes.len();
+        self.bytes.splice(0..0, front.bytes);
+        for (at, end, _) in &mut self.fixes {
+            *at += by;
+            *end += by;
+        }
+        for (at, _) in &mut self.places {
+            *at += by;
+        }
     }
 
     fn full(&self) -> Length {
@@ -149,7 +197,7 @@ impl Assembler {
         let b = match rm {
             Rm::Register(rm) => not(rm >> 3),
             Rm::Memory { base, .. } => not(base >> 3),
-            Rm::Constant(_) => 1,
+            Rm::Frame { .. } | Rm::Constant(_) => 1,
         };
         let long = u8::from(length != Length::Bits128);
         self.bytes.extend([
@@ -164,7 +212,7 @@ impl Assembler {
         let (x, b) = match rm {
             Rm::Register(rm) => (not(rm >> 4), not(rm >> 3)),
             Rm::Memory { base, .. } => (1, not(base >> 3)),
-            Rm::Constant(_) => (1, 1),
+            Rm::Frame { .. } | Rm::Constant(_) => (1, 1),
         };
         let bits = match length {
             Length::Bits128 => 0,
@@ -193,10 +241,12 @@ impl Assembler {
                 None
             }
             Rm::Memory { base, scale, displacement } => {
-                // With an index (rax), or with 4: no index.
-                let (power, index) = scale.map_or((0, 4), |power| (power, RAX));
-                self.bytes.extend([0x80 | field | 4, power << 6 | index << 3 | base & 7]);
-                self.bytes.extend(displacement.to_le_bytes());
+                self.in_memory(field, base, scale, displacement);
+                None
+            }
+            Rm::Frame { place, scale, displacement } => {
+                self.in_memory(field, FRAME, scale, displacement);
+                self.places.push((self.bytes.len() - 4, place));
                 None
             }
             Rm::Constant(constant) => {
@@ -207,6 +257,14 @@ impl Assembler {
         };
         self.bytes.extend(immediate);
         self.fixes.extend(fix.map(|(at, constant)| (at, self.bytes.len(), constant)));
+    }
+
+    /// An operand in memory.
+    fn in_memory(&mut self, field: u8, base: Gpr, scale: Option<u8>, displacement: i32) {
+        // With an index (rax), or with 4: no index.
+        let (power, index) = scale.map_or((0, 4), |power| (power, RAX));
+        self.bytes.extend([0x80 | field | 4, power << 6 | index << 3 | base & 7]);
+        self.bytes.extend(displacement.to_le_bytes());
     }
 
     pub(super) fn push(&mut self, register: Gpr) {
@@ -313,7 +371,7 @@ impl Assembler {
     }
 
     /// Returns to the caller; the constants follow.
-    pub(super) fn finish(mut self) -> Vec<u8> {
+    pub(super) fn finish(mut self) -> Assembled {
         self.bytes.push(0xc3);
         let copies = if self.wide { 1 } else { 8 };
         self.bytes.resize(self.bytes.len().next_multiple_of(4 * copies), 0xcc);
@@ -325,6 +383,6 @@ impl Assembler {
         for constant in self.constants {
             self.bytes.extend(constant.to_le_bytes().repeat(copies));
         }
-        self.bytes
+        Assembled { bytes: self.bytes, places: self.places }
     }
 }

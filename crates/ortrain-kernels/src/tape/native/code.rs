@@ -9,7 +9,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Context;
-use super::emit::{Layout, POINTERS, ROUND, emit, layout};
+use super::assembler::Assembled;
+use super::emit::{POINTERS, ROUND, emit};
 use super::lanes::{Effect, Lane, Lanes, Value};
 use crate::isa::{Isa, Kind as Level};
 use crate::tape::{Chain, Kind, Op, PRODUCT, Place, Site, Size, THERE, ops};
@@ -25,16 +26,20 @@ enum Pointer {
 /// Operations that become one function, before registers of the tape have their bytes.
 #[derive(Clone, Debug)]
 pub(in crate::tape) struct Group {
-    lanes: Lanes,
-    pointers: Vec<Pointer>,
-    /// Of each fold: where its partial results are chained.
-    chains: Vec<(ReduceOp, Place)>,
+    code: Assembled,
+    pointers: SmallVec<[Pointer; 8]>,
+    folds: SmallVec<[Folded; 2]>,
     /// Registers of the tape.
     reads: Vec<Place>,
     writes: Vec<Place>,
-    wide: bool,
-    /// Known when all operations are there.
-    layout: Option<Layout>,
+}
+
+/// What a function leaves of a fold: its lanes, which are joined and go to a chain.
+#[derive(Clone, Copy, Debug)]
+struct Folded {
+    op: ReduceOp,
+    lanes: Place,
+    chain: Place,
 }
 
 /// Whether a group may have an operation.
@@ -81,15 +86,11 @@ impl Group {
         let wide = context.isa.kind() == Level::Avx512;
         let mut making = Making {
             context,
-            group: Group {
-                lanes: Lanes::new(wide),
-                pointers: Vec::new(),
-                chains: Vec::new(),
-                reads: Vec::new(),
-                writes: Vec::new(),
-                wide,
-                layout: None,
-            },
+            lanes: Lanes::new(wide),
+            pointers: SmallVec::new(),
+            folds: SmallVec::new(),
+            reads: Vec::new(),
+            writes: Vec::new(),
             values: FxHashMap::default(),
             inside: FxHashMap::default(),
         };
@@ -104,12 +105,11 @@ impl Group {
                 making.write(op.d, value);
             }
         }
-        let mut group = making.group;
-        if group.pointers.len() > POINTERS {
+        let Making { lanes, pointers, folds, reads, writes, .. } = making;
+        if pointers.len() > POINTERS {
             return None;
         }
-        group.layout = Some(layout(&group.lanes, wide)?);
-        Some(group)
+        Some(Group { code: emit(&lanes, wide)?, pointers, folds, reads, writes })
     }
 
     /// Registers of the tape that it reads.
@@ -126,7 +126,11 @@ impl Group {
 /// A group while it is made.
 struct Making<'a> {
     context: &'a Context<'a>,
-    group: Group,
+    lanes: Lanes,
+    pointers: SmallVec<[Pointer; 8]>,
+    folds: SmallVec<[Folded; 2]>,
+    reads: Vec<Place>,
+    writes: Vec<Place>,
     /// Of the tape's registers that are operands or results.
     values: FxHashMap<Place, Value>,
     /// How often the group reads a register.
@@ -162,32 +166,32 @@ impl Making<'_> {
                 Lane::Tile(place)
             }
         };
-        let value = self.group.lanes.push(lane);
+        let value = self.lanes.push(lane);
         self.values.insert(place, value);
         value
     }
 
     fn read(&mut self, place: Place) {
-        if !self.group.reads.contains(&place) {
-            self.group.reads.push(place);
+        if !self.reads.contains(&place) {
+            self.reads.push(place);
         }
     }
 
     fn write(&mut self, place: Place, value: Value) {
-        if self.group.writes.contains(&place) {
+        if self.writes.contains(&place) {
             return;
         }
-        self.group.writes.push(place);
+        self.writes.push(place);
         let effect = match (self.context.sizes)(place) {
             Size::Tile(Type::Bool) => Effect::Truths(place, value),
             Size::One => Effect::One(place, value),
             _ => Effect::Tile(place, value),
         };
-        self.group.lanes.effects.push(effect);
+        self.lanes.effects.push(effect);
     }
 
     fn pointer(&mut self, pointer: Pointer) -> u8 {
-        let pointers = &mut self.group.pointers;
+        let pointers = &mut self.pointers;
         let known = pointers.iter().position(|&other| other == pointer);
         let number = known.unwrap_or_else(|| {
             pointers.push(pointer);
@@ -197,7 +201,7 @@ impl Making<'_> {
                 Pointer::Store(slot) => self.context.stores.get(usize::from(slot)),
             };
             let step = reach.and_then(|reach| reach.step(self.context.piece));
-            self.group.lanes.steps.push(step.filter(|_| self.context.tile >= self.context.piece));
+            self.lanes.steps.push(step.filter(|_| self.context.tile >= self.context.piece));
             pointers.len() - 1
         });
         // More than a byte holds are refused later on.
@@ -208,39 +212,39 @@ impl Making<'_> {
         let a = self.operand(op.a[0]);
         let result = match op.kind {
             Kind::Copy(_) | Kind::Splat(_) => a,
-            Kind::Unary(unary, _) => self.group.lanes.unary(unary, a)?,
+            Kind::Unary(unary, _) => self.lanes.unary(unary, a)?,
             Kind::Binary(binary, ty) => {
                 let b = self.operand(op.a[1]);
-                let lanes = &mut self.group.lanes;
+                let lanes = &mut self.lanes;
                 if ty == Type::Bool { lanes.logic(binary, a, b)? } else { lanes.binary(binary, a, b)? }
             }
             Kind::Compare(compare, _) => {
                 let b = self.operand(op.a[1]);
-                self.group.lanes.compare(compare, a, b)
+                self.lanes.compare(compare, a, b)
             }
             Kind::Select(_) => {
                 let (b, c) = (self.operand(op.a[1]), self.operand(op.a[2]));
-                self.group.lanes.choose(a, b, c)
+                self.lanes.choose(a, b, c)
             }
-            Kind::Convert(Type::Bool, _) => self.group.lanes.number_of_truth(a),
-            Kind::Convert(..) => self.group.lanes.truth(a),
+            Kind::Convert(Type::Bool, _) => self.lanes.number_of_truth(a),
+            Kind::Convert(..) => self.lanes.truth(a),
             Kind::Fold(reduce, _) => {
                 let place = lanes_of();
-                self.group.lanes.fold(reduce, place, a);
-                self.group.chains.push((reduce, op.d));
-                self.group.writes.extend([place, op.d]);
+                self.lanes.fold(reduce, place, a);
+                self.folds.push(Folded { op: reduce, lanes: place, chain: op.d });
+                self.writes.extend([place, op.d]);
                 return Some(());
             }
             Kind::Accumulate(reduce, _) => {
-                let old = self.group.lanes.push(Lane::Tile(op.d));
+                let old = self.lanes.push(Lane::Tile(op.d));
                 self.read(op.d);
-                let sum = self.group.lanes.reduce(reduce, old, a);
+                let sum = self.lanes.reduce(reduce, old, a);
                 self.write(op.d, sum);
                 return Some(());
             }
             Kind::Store(slot) => {
                 let pointer = self.pointer(Pointer::Store(slot));
-                self.group.lanes.effects.push(Effect::There(pointer, a));
+                self.lanes.effects.push(Effect::There(pointer, a));
                 return Some(());
             }
             other => unreachable!("{other:?} is not for groups"),
@@ -260,8 +264,8 @@ struct Function {
     /// The byte of the memory where it begins.
     start: usize,
     pointers: SmallVec<[Pointer; 8]>,
-    /// Operation, its lanes, and the chain that its partial results go to.
-    folds: SmallVec<[(ReduceOp, Place, Place); 2]>,
+    /// With places in the frame.
+    folds: SmallVec<[Folded; 2]>,
 }
 
 impl fmt::Debug for Functions {
@@ -294,15 +298,19 @@ impl Functions {
     pub(in crate::tape) fn new(groups: &[Group], place: &dyn Fn(Place) -> Place) -> Option<Functions> {
         let mut code = Vec::new();
         let mut list = Vec::with_capacity(groups.len());
-        for Group { lanes, pointers, chains, wide, layout, .. } in groups {
+        for Group { code: function, pointers, folds, .. } in groups {
             code.resize(code.len().next_multiple_of(LINE), 0);
-            let folds = chains.iter().zip(&lanes.folds);
+            let in_frame = |&Folded { op, lanes, chain }: &Folded| Folded {
+                op,
+                lanes: place(lanes),
+                chain: place(chain),
+            };
             list.push(Function {
                 start: code.len(),
-                pointers: pointers.iter().copied().collect(),
-                folds: folds.map(|(&(op, chain), fold)| (op, place(fold.place), place(chain))).collect(),
+                pointers: pointers.clone(),
+                folds: folds.iter().map(in_frame).collect(),
             });
-            code.extend(emit(lanes, *wide, place, (*layout)?)?);
+            function.append_to(&mut code, place);
         }
         if code.is_empty() {
             return Some(Functions { memory: None, list });
@@ -349,7 +357,7 @@ impl Functions {
         unsafe {
             let function: Entry = std::mem::transmute(code);
             function(site.frame, table.as_ptr().cast(), n, words);
-            for &(op, lanes, chain) in folds {
+            for &Folded { op, lanes, chain } in folds {
                 let lanes = site.at::<[f32; ROUND]>(lanes).read_unaligned();
                 let partial = ops::join_lanes(op, lanes);
                 (*site.at::<Chain>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));

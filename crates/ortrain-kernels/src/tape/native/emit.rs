@@ -17,7 +17,8 @@ use std::ops::Range;
 use ortrain_expr::ReduceOp;
 
 use super::assembler::{
-    Assembler, Condition, Extra, Gpr, Length, Opcode, RAX, RBP, RBX, RCX, RDI, RDX, RSI, Rm, Use, opcode,
+    Assembled, Assembler, Condition, Extra, Gpr, Length, Opcode, RAX, RBP, RBX, RCX, RDX, RSI, Rm, Use,
+    opcode,
 };
 use super::lanes::{Effect, Fold, Lane, Lanes, Logic, Set, Two, Value};
 use crate::tape::{ALIGN, Place};
@@ -29,8 +30,7 @@ pub(super) const POINTERS: usize = 24;
 /// Values on the stack, at most; as vectors they fill less than a page.
 const SLOTS: usize = 60;
 
-/// Registers: of the first arguments (`extern "sysv64"`), and others.
-const FRAME: Gpr = RDI;
+/// Registers: of the arguments behind the frame (`extern "sysv64"`), and others.
 const TABLE: Gpr = RSI;
 const COUNT: Gpr = RDX;
 /// Sixteen words of all ones or all zeros: the lanes of the incomplete end that are there.
@@ -94,59 +94,24 @@ fn commutes(two: Two) -> bool {
     matches!(two, Two::Add | Two::Mul | Two::And | Two::Or | Two::Xor | Two::AddInteger)
 }
 
-/// How a function is laid out: vectors side by side, and how many it has to keep on the stack.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
-    abreast: usize,
-    slots: usize,
-}
-
-/// The layout of a function for `lanes` with the most vectors side by side. `None` if any takes more registers than there
+/// The code of a function for `lanes`, with the most vectors side by side. `None` if any takes more registers than there
 /// are.
-pub(super) fn layout(lanes: &Lanes, wide: bool) -> Option<Layout> {
+pub(super) fn emit(lanes: &Lanes, wide: bool) -> Option<Assembled> {
+    let order = Order::new(lanes);
     let most = 2 * ROUND / lanes_of_vector(wide);
-    [4, 2, 1].into_iter().filter(|&abreast| abreast <= most).find_map(|abreast| {
-        // How much stack it takes is known afterwards; where registers lie in the frame makes no difference to it.
-        let (_, slots) = emit_abreast(lanes, wide, &|_| 0, abreast, 0)?;
-        Some(Layout { abreast, slots })
-    })
-}
-
-/// The code of a function for `lanes`, where `place` says at which byte of the frame a register lies.
-pub(super) fn emit(
-    lanes: &Lanes,
-    wide: bool,
-    place: &dyn Fn(Place) -> Place,
-    Layout { abreast, slots }: Layout,
-) -> Option<Vec<u8>> {
-    emit_abreast(lanes, wide, place, abreast, slots).map(|(code, _)| code)
+    let fits = |&abreast: &usize| abreast <= most;
+    [4, 2, 1].into_iter().filter(fits).find_map(|abreast| emit_abreast(&order, wide, abreast))
 }
 
 fn lanes_of_vector(wide: bool) -> usize {
     if wide { 16 } else { 8 }
 }
 
-/// The same with so many vectors side by side and room for so many on the stack, and for how many it needs room.
-pub(super) fn emit_abreast(
-    lanes: &Lanes,
-    wide: bool,
-    place: &dyn Fn(Place) -> Place,
-    abreast: usize,
-    slots: usize,
-) -> Option<(Vec<u8>, usize)> {
-    let order = Order::new(lanes);
-    let plan = Plan::new(&order, &lanes.folds, wide, place, abreast)?;
+/// The same with so many vectors side by side.
+pub(super) fn emit_abreast(order: &Order<'_>, wide: bool, abreast: usize) -> Option<Assembled> {
+    let lanes = order.lanes;
+    let plan = Plan::new(order, &lanes.folds, wide, abreast)?;
     let mut asm = Assembler::new(wide);
-    for register in SAVED {
-        asm.push(register);
-    }
-    if slots > 0 {
-        // Aligned, with the way back in front.
-        asm.copy(LIMIT, STACK);
-        asm.add_large(STACK, -(((slots + 1) * plan.bytes()) as i32));
-        asm.and_number(STACK, -(ALIGN as i8));
-        asm.store(LIMIT, STACK, 0);
-    }
     for (pointer, &register) in HELD.iter().enumerate().take(order.pointers()) {
         asm.load(register, TABLE, 8 * pointer as i32);
     }
@@ -175,7 +140,7 @@ pub(super) fn emit_abreast(
         asm.copy(LIMIT, COUNT);
         asm.and_number(LIMIT, -TWO);
         let again = asm.here();
-        plan.rounds(&mut asm, &order, 2, false)?;
+        plan.rounds(&mut asm, order, 2, false)?;
         asm.add_number(RAX, TWO);
         asm.compare(RAX, LIMIT);
         asm.jump_back(Condition::Below, again);
@@ -190,44 +155,58 @@ pub(super) fn emit_abreast(
     asm.compare(RAX, LIMIT);
     let skip = asm.jump(Condition::AboveOrEqual);
     let again = asm.here();
-    plan.rounds(&mut asm, &order, 1, false)?;
+    plan.rounds(&mut asm, order, 1, false)?;
     asm.add_number(RAX, ROUND as i8);
     asm.compare(RAX, LIMIT);
     asm.jump_back(Condition::Below, again);
     asm.land(skip);
     asm.compare(RAX, COUNT);
     let skip = asm.jump(Condition::AboveOrEqual);
-    plan.rounds(&mut asm, &order, 1, true)?;
+    plan.rounds(&mut asm, order, 1, true)?;
     asm.land(skip);
     for (fold, registers) in lanes.folds.iter().zip(&plan.sums) {
         for (k, &register) in registers[..plan.vectors].iter().enumerate() {
-            let displacement = place(fold.place) as i32 + (k * plan.bytes()) as i32;
-            let to = Rm::Memory { base: FRAME, scale: None, displacement };
+            let to = Rm::Frame { place: fold.place, scale: None, displacement: (k * plan.bytes()) as i32 };
             asm.vector(STORE, register, 0, to, Extra::default());
         }
     }
     asm.clear_upper();
+    // How many values wait on the stack is known by now.
+    let slots = plan.slots.get();
+    let mut front = Assembler::new(wide);
+    for register in SAVED {
+        front.push(register);
+    }
     if slots > 0 {
+        // Aligned, with the way back in front.
+        front.copy(LIMIT, STACK);
+        front.add_large(STACK, -(((slots + 1) * plan.bytes()) as i32));
+        front.and_number(STACK, -(ALIGN as i8));
+        front.store(LIMIT, STACK, 0);
         asm.load(STACK, STACK, 0);
     }
     for register in SAVED.into_iter().rev() {
         asm.pop(register);
     }
-    Some((asm.finish(), plan.slots.get()))
+    asm.prepend(front);
+    Some(asm.finish())
 }
 
 /// Values in the order in which they are made: each before what uses it, and not long before.
-struct Order<'a> {
+pub(super) struct Order<'a> {
     lanes: &'a Lanes,
     values: Vec<Value>,
-    /// Where each is used: the positions of values, and of effects behind them.
-    uses: Vec<Vec<usize>>,
+    /// The positions of values, and of effects behind them, that use a value; those of one value side by side, in order.
+    users: Vec<u32>,
+    /// Where those of each value begin, and where the last ones end.
+    starts: Vec<u32>,
 }
 
 impl<'a> Order<'a> {
-    fn new(lanes: &'a Lanes) -> Order<'a> {
+    pub(super) fn new(lanes: &'a Lanes) -> Order<'a> {
         let count = lanes.all.len();
-        let mut order = Order { lanes, values: Vec::with_capacity(count), uses: vec![Vec::new(); count] };
+        let mut order =
+            Order { lanes, values: Vec::with_capacity(count), users: Vec::new(), starts: Vec::new() };
         let mut made = vec![false; count];
         for effect in &lanes.effects {
             order.visit(effect.value(), &mut made);
@@ -237,9 +216,17 @@ impl<'a> Order<'a> {
             values.flat_map(|(k, &value)| lanes.all[usize::from(value)].operands().map(move |a| (k, a)));
         let effects = lanes.effects.iter().enumerate();
         let stored = effects.map(|(k, effect)| (order.values.len() + k, effect.value()));
-        for (position, value) in operands.chain(stored) {
-            order.uses[usize::from(value)].push(position);
+        let mut uses: Vec<(Value, u32)> =
+            operands.chain(stored).map(|(position, value)| (value, position as u32)).collect();
+        uses.sort_unstable();
+        order.starts = vec![0; count + 1];
+        for &(value, _) in &uses {
+            order.starts[usize::from(value) + 1] += 1;
         }
+        for value in 0..count {
+            order.starts[value + 1] += order.starts[value];
+        }
+        order.users = uses.into_iter().map(|(_, position)| position).collect();
         order
     }
 
@@ -247,9 +234,15 @@ impl<'a> Order<'a> {
         self.lanes.all[usize::from(value)]
     }
 
+    /// Where a value is used.
+    fn users(&self, value: Value) -> &[u32] {
+        let value = usize::from(value);
+        &self.users[self.starts[value] as usize..self.starts[value + 1] as usize]
+    }
+
     /// How often a value is used.
     fn count(&self, value: Value) -> usize {
-        self.uses[usize::from(value)].len()
+        self.users(value).len()
     }
 
     /// Whether a value stays where it is until it is used.
@@ -300,8 +293,7 @@ impl<'a> Order<'a> {
 }
 
 /// What is decided before code is made.
-struct Plan<'a> {
-    place: &'a dyn Fn(Place) -> Place,
+struct Plan {
     wide: bool,
     /// Vectors of a round.
     vectors: usize,
@@ -324,14 +316,8 @@ fn reserve(free: &mut u32) -> Option<u8> {
     Some(register as u8)
 }
 
-impl<'a> Plan<'a> {
-    fn new(
-        order: &Order<'_>,
-        folds: &[Fold],
-        wide: bool,
-        place: &'a dyn Fn(Place) -> Place,
-        abreast: usize,
-    ) -> Option<Plan<'a>> {
+impl Plan {
+    fn new(order: &Order<'_>, folds: &[Fold], wide: bool, abreast: usize) -> Option<Plan> {
         if order.pointers() > POINTERS {
             return None;
         }
@@ -340,7 +326,7 @@ impl<'a> Plan<'a> {
         let mut registers = || (0..2 * vectors).map(|_| reserve(&mut free)).collect::<Option<Vec<u8>>>();
         let sums = folds.iter().map(|_| registers()).collect::<Option<Vec<_>>>()?;
         let slots = Cell::new(0);
-        let mut plan = Plan { place, wide, vectors, abreast, sums, hoisted: Vec::new(), free, slots };
+        let mut plan = Plan { wide, vectors, abreast, sums, hoisted: Vec::new(), free, slots };
 
         let mut trial = Body::new(&plan, order, 0..abreast, false);
         trial.shares = false;
@@ -375,9 +361,7 @@ impl<'a> Plan<'a> {
     fn single(&self, asm: &mut Assembler, lane: Lane) -> Rm {
         match lane {
             Lane::Constant(bits) => asm.constant(bits),
-            Lane::One(place) => {
-                Rm::Memory { base: FRAME, scale: None, displacement: (self.place)(place) as i32 }
-            }
+            Lane::One(place) => Rm::Frame { place, scale: None, displacement: 0 },
             Lane::Single(pointer) => {
                 Rm::Memory { base: pointer_register(asm, pointer), scale: None, displacement: 0 }
             }
@@ -411,7 +395,7 @@ fn is_single(lane: Lane) -> bool {
 
 /// Code for some vectors side by side.
 struct Body<'a> {
-    plan: &'a Plan<'a>,
+    plan: &'a Plan,
     order: &'a Order<'a>,
     /// Whether it is of the incomplete end.
     end: bool,
@@ -453,15 +437,15 @@ enum At {
 }
 
 impl<'a> Body<'a> {
-    fn new(plan: &'a Plan<'a>, order: &'a Order<'a>, vectors: Range<usize>, end: bool) -> Body<'a> {
-        let mut at = vec![At::Elsewhere; order.uses.len()];
+    fn new(plan: &'a Plan, order: &'a Order<'a>, vectors: Range<usize>, end: bool) -> Body<'a> {
+        let mut at = vec![At::Elsewhere; order.lanes.all.len()];
         for &(value, register) in &plan.hoisted {
             // Values of sums that are joined have nothing in common with these.
             if at.len() > usize::from(value) && is_single(order.lane(value)) {
                 at[usize::from(value)] = At::Register(register);
             }
         }
-        let uses: Vec<usize> = order.uses.iter().map(Vec::len).collect();
+        let uses: Vec<usize> = order.starts.windows(2).map(|ends| (ends[1] - ends[0]) as usize).collect();
         let stream = |vector| Stream { vector, at: at.clone(), uses: uses.clone() };
         Body {
             plan,
@@ -577,13 +561,13 @@ impl<'a> Body<'a> {
         let mut last = (self.position, None);
         for (k, stream) in self.streams.iter().enumerate() {
             for &value in &self.order.values {
-                let uses = &self.order.uses[usize::from(value)];
+                let users = self.order.users(value);
                 let left = stream.uses[usize::from(value)];
                 let At::Register(register) = stream.at[usize::from(value)] else { continue };
                 if left == 0 || is_single(self.order.lane(value)) || self.is_mask(value) {
                     continue;
                 }
-                let next = uses[uses.len() - left];
+                let next = users[users.len() - left] as usize;
                 if next > last.0 {
                     last = (next, Some((k, value, register)));
                 }
@@ -638,12 +622,13 @@ impl<'a> Body<'a> {
 
     /// Memory of the frame at this vector's indices, of values of so many bytes (as a power of two).
     fn in_frame(&self, place: Place, power: u8) -> Rm {
-        self.memory(FRAME, (self.plan.place)(place) as i32, power)
+        Rm::Frame { place, scale: Some(power), displacement: self.first_byte(power) }
     }
 
-    fn memory(&self, base: Gpr, displacement: i32, power: u8) -> Rm {
+    /// Where this vector begins, in bytes of values of so many bytes (as a power of two).
+    fn first_byte(&self, power: u8) -> i32 {
         let lanes = self.streams[self.now].vector * lanes_of_vector(self.plan.wide);
-        Rm::Memory { base, scale: Some(power), displacement: displacement + (lanes << power) as i32 }
+        (lanes << power) as i32
     }
 
     /// The lanes of the incomplete end that are there, in a new register.
@@ -657,7 +642,8 @@ impl<'a> Body<'a> {
 
     /// The memory of a pointer at this vector's indices.
     fn there(&self, asm: &mut Assembler, pointer: u8) -> Rm {
-        self.memory(pointer_register(asm, pointer), 0, 2)
+        let base = pointer_register(asm, pointer);
+        Rm::Memory { base, scale: Some(2), displacement: self.first_byte(2) }
     }
 
     /// Asks for what lies there in the next piece, once for each line of the cache.
@@ -959,8 +945,7 @@ impl<'a> Body<'a> {
         match effect {
             Effect::Tile(place, _) => asm.vector(STORE, register, 0, self.in_frame(place, 2), plain),
             Effect::One(place, _) => {
-                let to =
-                    Rm::Memory { base: FRAME, scale: None, displacement: (self.plan.place)(place) as i32 };
+                let to = Rm::Frame { place, scale: None, displacement: 0 };
                 asm.vector_of(Length::Bits128, STORE_ONE, register, 0, to, plain);
             }
             Effect::There(pointer, _) => {

@@ -5,7 +5,7 @@ use ortrain_expr::{
 };
 use proptest::prelude::*;
 
-use super::emit::emit_abreast;
+use super::emit::{Order, emit_abreast};
 use super::lanes::{Effect, Lane, Lanes};
 use crate::RunScalars;
 use crate::isa::Isa;
@@ -397,7 +397,7 @@ fn lanes_at_once(live: u32, wide: bool) -> Lanes {
 /// At every level, whether the machine has it or not.
 #[test]
 fn vectors_side_by_side() {
-    let fits = |lanes: &Lanes, wide, abreast| emit_abreast(lanes, wide, &|_| 0, abreast, 0);
+    let fits = |lanes: &Lanes, wide, abreast| emit_abreast(&Order::new(lanes), wide, abreast);
     for (wide, live, most) in
         [(false, 2, 4), (false, 8, 2), (false, 30, 1), (true, 2, 2), (true, 12, 2), (true, 60, 1)]
     {
