@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use ortrain_expr::OutOfRange;
 use ortrain_kernels::{
-    AttentionDesc, AttentionKernel, Bf16Unit, Codes, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
+    AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
     NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
+    with_shared_code,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Place, Precision,
@@ -31,10 +32,9 @@ impl Kernel {
     fn new(
         program: &Program,
         step: &Step,
-        (isa, codes): (Isa, &Codes),
+        compiler: Compiler<'_>,
         bf16: Option<Bf16Unit>,
     ) -> Result<Kernel, String> {
-        let compiler = codes.compiler(isa);
         let products = match (step.precision(), bf16) {
             (Precision::F32, _) => Products::F32,
             (precision, Some(unit)) => Products { precision, unit },
@@ -61,15 +61,15 @@ impl Kernel {
                 let [a, b] = [c.a, c.b].map(|id| program.buffer(id).dtype);
                 let (shape, epilogue) = (c.shape.clone(), c.epilogue.nest.clone());
                 let desc = ConvDesc { shape, a, b, products, epilogue };
-                ConvKernel::new(&desc, isa).map(Kernel::Conv)
+                ConvKernel::new(&desc, compiler).map(Kernel::Conv)
             }
-            Step::Attention(a) => AttentionKernel::new(&description(a), isa)
+            Step::Attention(a) => AttentionKernel::new(&description(a), compiler)
                 .map(|kernel| Kernel::Attention(kernel, a.buffers())),
             Step::Window(w) => {
                 let dtype = program.buffer(w.target).dtype;
                 let index = w.index.map(|id| program.buffer(id).dtype);
                 let desc = WindowDesc { shape: w.shape.clone(), dtype, index };
-                WindowKernel::new(&desc, isa).map(|kernel| Kernel::Window(Box::new(kernel)))
+                WindowKernel::new(&desc, compiler.isa()).map(|kernel| Kernel::Window(Box::new(kernel)))
             }
             Step::ScatterAdd(s) => {
                 let desc = ScatterDesc {
@@ -80,7 +80,7 @@ impl Kernel {
                     dtype: program.buffer(s.target).dtype,
                     index: program.buffer(s.index).dtype,
                 };
-                ScatterKernel::new(desc, isa).map(Kernel::Scatter)
+                ScatterKernel::new(desc, compiler.isa()).map(Kernel::Scatter)
             }
         }
     }
@@ -143,18 +143,18 @@ impl CpuExecutable {
         isa: Isa,
         bf16: Option<Bf16Unit>,
     ) -> Result<CpuExecutable, UnsupportedOnBackend> {
-        let codes = Codes::new();
-        let compile = |instruction: &Instruction| {
-            Kernel::new(&program, &instruction.step, (isa, &codes), bf16).map_err(|reason| {
-                UnsupportedOnBackend {
+        let kernels = with_shared_code(isa, |compiler| {
+            let compile = |instruction: &Instruction| {
+                let unsupported = |reason| UnsupportedOnBackend {
                     backend: "cpu",
                     node: instruction.node.to_string(),
                     step: instruction.step.name(),
                     reason,
-                }
-            })
-        };
-        let kernels = program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
+                };
+                Kernel::new(&program, &instruction.step, compiler, bf16).map_err(unsupported)
+            };
+            program.instructions.iter().map(compile).collect::<Result<Vec<_>, _>>()
+        })?;
         // With fewer bytes than it asks for a kernel uses fewer threads, with the same result.
         let threads = Pool::global().num_threads();
         let scratch = kernels.iter().map(|kernel| kernel.scratch_bytes(threads)).max().unwrap_or(0);

@@ -9,7 +9,7 @@
 //! - [`WindowKernel`] pools: the largest or the sum under sliding windows, and their gradients.
 //! - [`ScatterKernel`] adds rows into the rows that indices name.
 //! - [`Products`] says how those two make products: in f32, or in bfloat16 by a [`Bf16Unit`].
-//! - [`Codes`] are what kernels of a program have in common: the code of nests that are equal but for their places.
+//! - [`with_shared_code`] makes the kernels of a program, with the same code for nests that are equal but for their places.
 //! - [`Pool`] shares the tasks of a run between threads; [`Isa`] is the instruction-set level that it runs at.
 //! - [`prefer_large_pages`] makes fresh memory quicker to touch.
 //! - [`Limits`] are what the machine can do at most, measured.
@@ -48,6 +48,6 @@ pub use nest::{NestKernel, Order};
 pub use pages::prefer_large_pages;
 pub use pool::Pool;
 pub use scatter::{ScatterDesc, ScatterKernel};
-pub use tape::{Codes, Compiler};
+pub use tape::{Compiler, with_shared_code};
 pub use views::{RunScalars, Scratch};
 pub use window::{WindowDesc, WindowKernel};

@@ -20,7 +20,7 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::number::Float;
 use crate::tape::walk::Walk;
-use crate::tape::{ALIGN, Drive, Plan, Tape};
+use crate::tape::{ALIGN, Compiler, Drive, Plan, Tape};
 use crate::views::{Parts, RunScalars, Scratch};
 
 /// Attention, or the gradients of its operands.
@@ -134,10 +134,14 @@ impl AttentionKernel {
     /// # Errors
     /// What is wrong with the description: accesses out of bounds, operands that are not all `F32` or all `F64`, sizes
     /// of zero, nests that reduce, can fail, are not well typed or belong to another space.
-    pub fn new(desc: &AttentionDesc, isa: Isa) -> Result<AttentionKernel, String> {
+    pub fn new<'a>(
+        desc: &AttentionDesc,
+        compiler: impl Into<Compiler<'a>>,
+    ) -> Result<AttentionKernel, String> {
+        let compiler = compiler.into();
         let engine: Box<dyn Engine> = match desc.q.dtype {
-            DType::F32 => Box::new(Kernel::<f32>::new(desc, isa)?),
-            DType::F64 => Box::new(Kernel::<f64>::new(desc, isa)?),
+            DType::F32 => Box::new(Kernel::<f32>::new(desc, compiler)?),
+            DType::F64 => Box::new(Kernel::<f64>::new(desc, compiler)?),
             other => return Err(format!("an attention of {other}")),
         };
         Ok(AttentionKernel { engine })
@@ -312,7 +316,7 @@ struct Kernel<T: 'static> {
 
 /// A kernel in the making.
 struct Making<'a> {
-    isa: Isa,
+    compiler: Compiler<'a>,
     real: DType,
     batch: &'a [usize],
     cut: Cut,
@@ -369,7 +373,7 @@ impl Making<'_> {
         let outside: Vec<usize> = (0..axes).collect();
         let plan =
             Plan { nest, drive: Drive::Map, outside: &outside, along: &[axes, axes + 1], product: true };
-        let tape = Tape::new(&plan, self.isa)?;
+        let tape = Tape::new(&plan, self.compiler)?;
         let frame = self.cut.room(tape.frame);
         let (buffer, buffers) = (self.cut.buffers, loads - given + if to_block { 0 } else { stores });
         self.cut.buffers += buffers;
@@ -459,7 +463,8 @@ fn simple(nest: &Nest, real: DType) -> Option<Simple> {
 }
 
 impl<T: Computed> Kernel<T> {
-    fn new(desc: &AttentionDesc, isa: Isa) -> Result<Kernel<T>, String> {
+    fn new(desc: &AttentionDesc, compiler: Compiler<'_>) -> Result<Kernel<T>, String> {
+        let isa = compiler.isa();
         let real = T::DTYPE;
         let dims = &desc.scores.dims;
         let Some(axes) = dims.len().checked_sub(2) else {
@@ -474,7 +479,7 @@ impl<T: Computed> Kernel<T> {
         let Micro { mr, nr, .. } = micro;
         let heads = dims[..axes].iter().product();
         let cut = Cut::new(heads, [queries, keys, size, width], mr);
-        let mut making = Making { isa, real, batch: &dims[..axes], cut };
+        let mut making = Making { compiler, real, batch: &dims[..axes], cut };
         let q = making.operand(&desc.q, queries, size)?;
         let k = making.operand(&desc.k, keys, size)?;
         let v = making.operand(&desc.v, keys, width)?;

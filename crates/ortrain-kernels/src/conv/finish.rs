@@ -5,8 +5,8 @@ use ortrain_expr::{Access, ConvPass, DType, Inst, OutOfRange, Type};
 use super::ConvDesc;
 use super::copy::lines;
 use crate::gemm::micro::Real;
-use crate::isa::{Isa, prefetch_early};
-use crate::tape::{ALIGN, Drive, Failure, Plan, Site, Tape};
+use crate::isa::prefetch_early;
+use crate::tape::{ALIGN, Compiler, Drive, Failure, Plan, Site, Tape};
 use crate::views::{Parts, RunScalars};
 
 /// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
@@ -44,7 +44,7 @@ pub(super) struct Rect {
 }
 
 impl Finish {
-    pub(super) fn new<T: Real>(desc: &ConvDesc, isa: Isa) -> Result<Finish, String> {
+    pub(super) fn new<T: Real>(desc: &ConvDesc, compiler: Compiler<'_>) -> Result<Finish, String> {
         let nest = &desc.epilogue;
         let [_, _, dims] = desc.shape.operands();
         if nest.dims != dims {
@@ -70,7 +70,7 @@ impl Finish {
         let axes: Vec<usize> = (0..dims.len()).collect();
         let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
         let plan = Plan { nest, drive: Drive::Map, outside, along, product: true };
-        let tape = Tape::new(&plan, isa)?;
+        let tape = Tape::new(&plan, compiler)?;
         let row_major = |access: &Access| {
             let mut step = 1;
             dims.iter().zip(&access.strides).rev().all(|(&dim, &stride)| {

@@ -28,6 +28,7 @@ use crate::gemm::Products;
 use crate::gemm::micro::{Micro, Real};
 use crate::isa::Isa;
 use crate::pool::Pool;
+use crate::tape::Compiler;
 use crate::views::{RunScalars, Scratch};
 use depthwise::{Depthwise, DepthwiseFilter};
 use direct::Direct;
@@ -88,7 +89,8 @@ impl ConvKernel {
     /// # Errors
     /// What is wrong with the description: sizes that cannot be counted, operands that are not floats of one compute
     /// type, an epilogue that reduces, is not well typed or not over the result.
-    pub fn new(desc: &ConvDesc, isa: Isa) -> Result<ConvKernel, String> {
+    pub fn new<'a>(desc: &ConvDesc, compiler: impl Into<Compiler<'a>>) -> Result<ConvKernel, String> {
+        let compiler = compiler.into();
         if let Some(fault) = desc.shape.fault() {
             return Err(fault);
         }
@@ -105,7 +107,7 @@ impl ConvKernel {
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a convolution of {a} and {b}")),
         };
-        let engine = if double { choose::<f64>(desc, isa)? } else { choose::<f32>(desc, isa)? };
+        let engine = if double { choose::<f64>(desc, compiler)? } else { choose::<f32>(desc, compiler)? };
         let nest = &desc.epilogue;
         Ok(ConvKernel { engine, buffers: 1 + nest.loads.len() + nest.stores.len() })
     }
@@ -154,8 +156,9 @@ fn micro<T: Real>(desc: &ConvDesc, isa: Isa, dtypes: [DType; 2]) -> Micro<T> {
 }
 
 /// The engine for a shape: the first of these that fits and is not worse than those that follow.
-fn choose<T: Real + Send + Sync>(desc: &ConvDesc, isa: Isa) -> Result<Box<dyn Engine>, String> {
-    let finish = Arc::new(Finish::new::<T>(desc, isa)?);
+fn choose<T: Real + Send + Sync>(desc: &ConvDesc, compiler: Compiler<'_>) -> Result<Box<dyn Engine>, String> {
+    let isa = compiler.isa();
+    let finish = Arc::new(Finish::new::<T>(desc, compiler)?);
     fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
         Box::new(engine)
     }

@@ -254,7 +254,7 @@ pub(super) struct Direct {
 
 impl Shape {
     pub(super) fn new<T: Real>(desc: &GemmDesc, compiler: Compiler<'_>) -> Result<(Shape, Micro<T>), String> {
-        let isa = compiler.isa;
+        let isa = compiler.isa();
         let nest = &desc.epilogue;
         let Some(axes) = nest.dims.len().checked_sub(2) else {
             return Err("a product has at least two axes".to_owned());

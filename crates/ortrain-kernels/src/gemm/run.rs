@@ -102,7 +102,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
 impl<T: Real> Product<T> {
     pub(super) fn new(desc: &GemmDesc, compiler: Compiler<'_>) -> Result<Product<T>, String> {
         let (shape, micro) = Shape::new(desc, compiler)?;
-        Ok(Product { micro, dots: T::dots(compiler.isa), shape })
+        Ok(Product { micro, dots: T::dots(compiler.isa()), shape })
     }
 
     /// Packs B for all tasks of a strip.

@@ -23,8 +23,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::RunScalars;
 use crate::isa::Isa;
 use memory::{Reach, width};
-use native::{Context, Functions, Group};
-pub use shared::{Codes, Compiler};
+use native::{CodeMemory, Context, Functions, Group};
+pub use shared::{Compiler, with_shared_code};
 
 /// A register: before allocation its number, after it the byte where it lies in a worker's frame. Operands that are
 /// read where callers have them ([`Size::There`], [`Size::Single`]) carry the bit [`THERE`] and the number of the load
@@ -532,7 +532,6 @@ enum Size {
     Single(Place),
 }
 
-#[derive(Clone)]
 struct Draft<'a> {
     plan: &'a Plan<'a>,
     expr: &'a Expr,
@@ -556,30 +555,28 @@ struct Draft<'a> {
 impl Tape {
     /// Compiles an expression.
     pub(crate) fn new<'a>(plan: &Plan<'_>, compiler: impl Into<Compiler<'a>>) -> Result<Tape, String> {
-        Tape::compile(plan, compiler.into(), true)
-    }
-
-    /// The same without machine code.
-    #[cfg(test)]
-    fn without_code(plan: &Plan<'_>, isa: Isa) -> Result<Tape, String> {
-        Tape::compile(plan, isa.into(), false)
-    }
-
-    fn compile(plan: &Plan<'_>, compiler: Compiler<'_>, code: bool) -> Result<Tape, String> {
+        let compiler = compiler.into();
         let nest = plan.nest;
         check(nest, plan.product)?;
         let reach = |access: &Access| Reach::new(access, &nest.dims, plan.outside, plan.along);
         let loads = nest.loads.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
-        let make = || Code::new(plan, compiler.isa, code, &loads, &stores);
+        let make = |memory: Option<&_>| Code::new(plan, compiler.isa(), memory, &loads, &stores);
         let code = compiler.code(plan, make)?;
         Ok(Tape { loads, stores, index, code })
     }
 }
 
 impl Code {
-    fn new(plan: &Plan<'_>, isa: Isa, code: bool, loads: &[Reach], stores: &[Reach]) -> Result<Code, String> {
+    /// With machine code if there is memory for it.
+    fn new(
+        plan: &Plan<'_>,
+        isa: Isa,
+        memory: Option<&Arc<CodeMemory>>,
+        loads: &[Reach],
+        stores: &[Reach],
+    ) -> Result<Code, String> {
         let nest = plan.nest;
         let along: usize = plan.along.iter().map(|&axis| nest.dims[axis]).product();
 
@@ -588,7 +585,7 @@ impl Code {
             let draft = Draft::new(plan, loads, stores, usize::MAX, true)?;
             let tile = along.next_multiple_of(16).max(16);
             if draft.bytes(tile) <= FUSED || along <= MIN_TILE {
-                return Ok(draft.finish(isa, code, stores, tile));
+                return Ok(draft.finish(isa, memory, stores, tile));
             }
         }
         // Pieces shorter than this are better copied together into a tile.
@@ -602,7 +599,7 @@ impl Code {
         // The size of a frame tells how many bytes one index of a tile takes.
         let per_index = (draft.bytes(2 * MIN_TILE) - draft.bytes(MIN_TILE)).div_ceil(MIN_TILE).max(1);
         let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
-        Ok(draft.finish(isa, code, stores, tile.min(along.next_multiple_of(16).max(16))))
+        Ok(draft.finish(isa, memory, stores, tile.min(along.next_multiple_of(16).max(16))))
     }
 }
 
@@ -969,15 +966,13 @@ impl<'a> Draft<'a> {
     }
 
     /// What is done, with machine code where there can be some. Neither tiles nor the order of sums depend on it.
-    fn finish(mut self, isa: Isa, code: bool, stores: &[Reach], tile: usize) -> Code {
+    fn finish(mut self, isa: Isa, memory: Option<&Arc<CodeMemory>>, stores: &[Reach], tile: usize) -> Code {
         self.compare_coordinates();
         self.load_rows();
-        let mut grouped = self.clone();
-        if code {
-            grouped.make_groups(isa, stores, tile);
+        if memory.is_some() {
+            self.make_groups(isa, stores, tile);
         }
-        // The system may refuse memory for code.
-        grouped.place(isa, tile).unwrap_or_else(|| self.place(isa, tile).expect("no groups"))
+        self.place(isa, memory, tile)
     }
 
     /// Compares coordinates with one number where they are, instead of writing both over a tile first.
@@ -1242,8 +1237,8 @@ impl<'a> Draft<'a> {
         self.fixed_bytes() + self.slots().1 * self.slot_bytes(tile)
     }
 
-    /// Gives every register its bytes. `None` if groups get no memory for their code.
-    fn place(self, isa: Isa, tile: usize) -> Option<Code> {
+    /// Gives every register its bytes.
+    fn place(self, isa: Isa, memory: Option<&Arc<CodeMemory>>, tile: usize) -> Code {
         let frame = self.bytes(tile);
         let (slots, _) = self.slots();
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
@@ -1273,7 +1268,7 @@ impl<'a> Draft<'a> {
             })
             .collect();
         let place = |place: Place| places.get(place as usize).copied().unwrap_or(0);
-        let functions = Functions::new(&self.groups, &place)?;
+        let functions = Functions::new(&self.groups, &place, memory.unwrap_or(&Arc::default()));
         let mut made = Code {
             isa,
             once: Vec::new(),
@@ -1304,7 +1299,7 @@ impl<'a> Draft<'a> {
                 .map(|total| Total { state: place(total.state), result: place(total.result), ..total })
                 .collect();
         }
-        Some(made)
+        made
     }
 }
 

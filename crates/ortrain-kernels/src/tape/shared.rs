@@ -4,17 +4,17 @@
 //! longer than to look for it, and code that runs again is in the instruction cache.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::sync::Arc;
 
 use ortrain_expr::{Access, Nest};
 use rustc_hash::FxHashMap;
 
+use super::native::CodeMemory;
 use super::{Code, Drive, Plan};
 use crate::isa::Isa;
 
 /// All that code depends on.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 struct Key {
     /// Its accesses lie nowhere.
     nest: Nest,
@@ -35,58 +35,72 @@ impl Key {
     }
 }
 
-/// The code of kernels that are made one after the other, those of a program: what several have in common is made once.
-#[derive(Default)]
-pub struct Codes {
+/// What the kernels of a program have in common.
+#[derive(Debug, Default)]
+struct Codes {
     known: RefCell<FxHashMap<Key, Arc<Code>>>,
+    memory: Arc<CodeMemory>,
 }
 
-impl fmt::Debug for Codes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Codes").field("known", &self.known.borrow().len()).finish()
+/// Makes kernels that share code: what several of them have in common is made once, and all of it lies together. They may
+/// run when `make` is done. Where the system gives no memory for machine code they are made again, without any.
+///
+/// # Errors
+/// Those of `make`.
+pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T, E>) -> Result<T, E> {
+    let codes = Codes::default();
+    let made = make(Compiler { isa, native: true, codes: Some(&codes) })?;
+    if codes.memory.finish() {
+        return Ok(made);
     }
+    make(Compiler { isa, native: false, codes: Some(&Codes::default()) })
 }
 
-impl Codes {
-    /// None yet.
-    #[must_use]
-    pub fn new() -> Codes {
-        Codes::default()
-    }
-
-    /// Makes kernels of a level that share code with those that were made with it before.
-    #[must_use]
-    pub fn compiler(&self, isa: Isa) -> Compiler<'_> {
-        Compiler { isa, codes: Some(self) }
-    }
-}
-
-/// What makes a kernel: an instruction-set level, alone or with the [`Codes`] of other kernels.
+/// What makes a kernel: an instruction-set level, alone or for [several kernels](with_shared_code).
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler<'a> {
-    pub(crate) isa: Isa,
+    isa: Isa,
+    /// Whether there is machine code.
+    native: bool,
     codes: Option<&'a Codes>,
 }
 
 impl From<Isa> for Compiler<'_> {
     fn from(isa: Isa) -> Self {
-        Compiler { isa, codes: None }
+        Compiler { isa, native: true, codes: None }
     }
 }
 
 impl Compiler<'_> {
-    /// The code of a plan: that of an equal one, if there is one, or what `make` makes.
+    /// The level.
+    #[must_use]
+    pub fn isa(self) -> Isa {
+        self.isa
+    }
+
+    /// The same without machine code.
+    #[cfg(test)]
+    pub(super) fn without_code(isa: Isa) -> Self {
+        Compiler { native: false, ..isa.into() }
+    }
+
+    /// The code of a plan: that of an equal one, if there is one, or what `make` makes, with memory for machine code if
+    /// there is to be some.
     pub(super) fn code(
         self,
         plan: &Plan<'_>,
-        make: impl FnOnce() -> Result<Code, String>,
+        make: impl Fn(Option<&Arc<CodeMemory>>) -> Result<Code, String>,
     ) -> Result<Arc<Code>, String> {
-        let Some(codes) = self.codes else { return Ok(Arc::new(make()?)) };
+        let Some(codes) = self.codes else {
+            let memory = Arc::default();
+            let code = make(self.native.then_some(&memory))?;
+            return if memory.finish() { Ok(code) } else { make(None) }.map(Arc::new);
+        };
         let key = Key::new(plan, self.isa);
         if let Some(code) = codes.known.borrow().get(&key) {
             return Ok(Arc::clone(code));
         }
-        let code = Arc::new(make()?);
+        let code = Arc::new(make(self.native.then_some(&codes.memory))?);
         codes.known.borrow_mut().insert(key, Arc::clone(&code));
         Ok(code)
     }
@@ -100,7 +114,7 @@ mod tests {
     use crate::tape::Tape;
 
     /// `to = from * factor` over matrices of so many columns, in buffers that begin somewhere.
-    fn tape(codes: &Codes, columns: usize, factor: f64, (from, to): (usize, usize)) -> Tape {
+    fn tape(compiler: Compiler<'_>, columns: usize, factor: f64, (from, to): (usize, usize)) -> Tape {
         let dims = [6, columns];
         let access = |offset: usize| Access {
             offset,
@@ -120,20 +134,45 @@ mod tests {
             stores: vec![access(to)],
         };
         let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[], along: &[0, 1], product: false };
-        Tape::new(&plan, codes.compiler(Isa::detect())).expect("a good nest")
+        Tape::new(&plan, compiler).expect("a good nest")
     }
 
     #[test]
     fn nests_that_differ_in_places_alone_share_their_code() {
-        let codes = Codes::new();
-        let first = tape(&codes, 50, 2.0, (0, 0));
-        for (other, shared) in [
-            (tape(&codes, 50, 2.0, (17, 300)), true),
-            (tape(&codes, 51, 2.0, (0, 0)), false),
-            (tape(&codes, 50, -2.0, (0, 0)), false),
-            (tape(&Codes::new(), 50, 2.0, (0, 0)), false),
-        ] {
+        let isa = Isa::detect();
+        let tapes = with_shared_code(isa, |compiler| {
+            let others = [((17, 300), 50, 2.0), ((0, 0), 51, 2.0), ((0, 0), 50, -2.0)];
+            let first = tape(compiler, 50, 2.0, (0, 0));
+            Ok::<_, String>((
+                first,
+                others.map(|(places, columns, factor)| tape(compiler, columns, factor, places)),
+            ))
+        });
+        let (first, [moved, wider, negated]) = tapes.expect("good nests");
+        for (other, shared) in
+            [(moved, true), (wider, false), (negated, false), (tape(isa.into(), 50, 2.0, (0, 0)), false)]
+        {
             assert_eq!(Arc::ptr_eq(&first.code, &other.code), shared);
         }
+    }
+
+    #[test]
+    fn without_memory_for_code_kernels_are_made_without_it() {
+        let isa = Isa::detect();
+        let tapes = RefCell::new(Vec::new());
+        let made = with_shared_code(isa, |compiler| {
+            let made = tape(compiler, 50, 2.0, (0, 0));
+            // What is executable takes no more code: the system says no at the end.
+            if let Some(codes) = compiler.codes.filter(|_| compiler.native) {
+                assert!(codes.memory.finish());
+                tapes.borrow_mut().push(tape(compiler, 51, 2.0, (0, 0)));
+            }
+            Ok::<_, String>(made)
+        });
+        let is_native = |tape: &Tape| {
+            tape.stages[0].body.iter().any(|op| matches!(op.kind, crate::tape::Kind::Native(_)))
+        };
+        assert!(!is_native(&made.expect("a good nest")));
+        assert!(tapes.borrow().iter().all(|tape| is_native(tape) || isa == Isa::PORTABLE));
     }
 }

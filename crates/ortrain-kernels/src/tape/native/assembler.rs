@@ -94,7 +94,7 @@ pub(super) struct Assembler {
 }
 
 /// A whole function, which runs from anywhere.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Assembled {
     bytes: Vec<u8>,
     places: Vec<(usize, Place)>,

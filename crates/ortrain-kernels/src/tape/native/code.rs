@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use memmap2::{Mmap, MmapMut};
 use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
@@ -24,7 +25,7 @@ enum Pointer {
 }
 
 /// Operations that become one function, before registers of the tape have their bytes.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::tape) struct Group {
     code: Assembled,
     pointers: SmallVec<[Pointer; 8]>,
@@ -254,25 +255,51 @@ impl Making<'_> {
     }
 }
 
-/// The groups of a tape as functions, all in one piece of memory.
+/// Memory for the functions of tapes: written while these are made, executable from then on, never both.
+#[derive(Default)]
+pub(in crate::tape) struct CodeMemory {
+    written: Mutex<Vec<u8>>,
+    executable: OnceLock<Mmap>,
+}
+
+impl CodeMemory {
+    /// Makes all functions executable. False if the system does not allow it, or has done so before there were some more:
+    /// then the new ones never run.
+    pub(in crate::tape) fn finish(&self) -> bool {
+        let code = std::mem::take(&mut *self.written.lock().unwrap_or_else(PoisonError::into_inner));
+        if code.is_empty() {
+            return true;
+        }
+        let executable = || {
+            let mut memory = MmapMut::map_anon(code.len())?;
+            memory.copy_from_slice(&code);
+            memory.make_exec()
+        };
+        executable().is_ok_and(|memory| self.executable.set(memory).is_ok())
+    }
+}
+
+impl fmt::Debug for CodeMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.executable.get().map_or(0, |memory| memory.len());
+        f.debug_struct("CodeMemory").field("bytes", &bytes).finish_non_exhaustive()
+    }
+}
+
+/// The groups of a tape as functions.
+#[derive(Debug)]
 pub(in crate::tape) struct Functions {
-    memory: Option<Mmap>,
+    memory: Arc<CodeMemory>,
     list: Vec<Function>,
 }
 
+#[derive(Debug)]
 struct Function {
     /// The byte of the memory where it begins.
     start: usize,
     pointers: SmallVec<[Pointer; 8]>,
     /// With places in the frame.
     folds: SmallVec<[Folded; 2]>,
-}
-
-impl fmt::Debug for Functions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.memory.as_ref().map_or(0, |memory| memory.len());
-        f.debug_struct("Functions").field("bytes", &bytes).finish_non_exhaustive()
-    }
 }
 
 /// (frame, pointers, number of indices, words of the incomplete end).
@@ -293,34 +320,33 @@ static WORDS: [i32; 2 * ROUND] = {
 const LINE: usize = 64;
 
 impl Functions {
-    /// The functions, where `place` says at which byte of the frame a register lies. `None` if the system has no memory
-    /// for code.
-    pub(in crate::tape) fn new(groups: &[Group], place: &dyn Fn(Place) -> Place) -> Option<Functions> {
-        let mut code = Vec::new();
-        let mut list = Vec::with_capacity(groups.len());
-        for Group { code: function, pointers, folds, .. } in groups {
-            code.resize(code.len().next_multiple_of(LINE), 0);
+    /// The functions, where `place` says at which byte of the frame a register lies. They may run once the memory is
+    /// [finished](CodeMemory::finish).
+    pub(in crate::tape) fn new(
+        groups: &[Group],
+        place: &dyn Fn(Place) -> Place,
+        memory: &Arc<CodeMemory>,
+    ) -> Functions {
+        let mut code = memory.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let function = |Group { code: function, pointers, folds, .. }: &Group| {
+            let start = code.len().next_multiple_of(LINE);
+            code.resize(start, 0);
+            function.append_to(&mut code, place);
             let in_frame = |&Folded { op, lanes, chain }: &Folded| Folded {
                 op,
                 lanes: place(lanes),
                 chain: place(chain),
             };
-            list.push(Function {
-                start: code.len(),
-                pointers: pointers.clone(),
-                folds: folds.iter().map(in_frame).collect(),
-            });
-            function.append_to(&mut code, place);
-        }
-        if code.is_empty() {
-            return Some(Functions { memory: None, list });
-        }
-        let mut memory = MmapMut::map_anon(code.len()).ok()?;
-        memory.copy_from_slice(&code);
-        Some(Functions { memory: Some(memory.make_exec().ok()?), list })
+            Function { start, pointers: pointers.clone(), folds: folds.iter().map(in_frame).collect() }
+        };
+        let list = groups.iter().map(function).collect();
+        Functions { memory: Arc::clone(memory), list }
     }
 
     /// Runs one over the indices (`outside`, `start..start + n`).
+    ///
+    /// # Panics
+    /// When its memory was not finished.
     ///
     /// # Safety
     /// The contract of [`Site::run`].
@@ -335,7 +361,8 @@ impl Functions {
     ) {
         let tape = site.tape;
         let Function { start: begin, pointers, folds } = &self.list[usize::from(k)];
-        let code = self.memory.as_ref().map_or(std::ptr::null(), |memory| memory[*begin..].as_ptr());
+        let code = self.memory.executable.get().expect("kernels run when their code is finished");
+        let code = code[*begin..].as_ptr();
         let mut table = [const { MaybeUninit::<*const u8>::uninit() }; POINTERS];
         for (at, pointer) in table.iter_mut().zip(pointers) {
             at.write(match *pointer {

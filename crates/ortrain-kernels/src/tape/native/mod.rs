@@ -27,9 +27,9 @@ use super::memory::Reach;
 use super::{Place, Size};
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
-pub(super) use code::{Functions, Group, takes};
+pub(super) use code::{CodeMemory, Functions, Group, takes};
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) use none::{Functions, Group, takes};
+pub(super) use none::{CodeMemory, Functions, Group, takes};
 
 /// What a group must know of the tape that it is made of.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there are no groups that look at it"))]

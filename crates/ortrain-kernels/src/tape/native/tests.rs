@@ -9,7 +9,7 @@ use super::emit::{Order, emit_abreast};
 use super::lanes::{Effect, Lane, Lanes};
 use crate::RunScalars;
 use crate::isa::Isa;
-use crate::tape::{Chain, Drive, Failure, Kind, Plan, Site, Tape};
+use crate::tape::{Chain, Compiler, Drive, Failure, Kind, Plan, Site, Tape};
 
 /// Lengths around those of vectors, rounds and two rounds, and one of several tiles. A single element is one value, and
 /// nothing for tiles.
@@ -91,8 +91,10 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
     for isa in levels() {
         let drive = if nest.inner == 0 { Drive::Map } else { Drive::Row };
         let plan = Plan { nest, drive, outside: &[], along: &[0], product: false };
-        let (tape, plain) =
-            (Tape::new(&plan, isa).expect("good"), Tape::without_code(&plan, isa).expect("good"));
+        let (tape, plain) = (
+            Tape::new(&plan, isa).expect("good"),
+            Tape::new(&plan, Compiler::without_code(isa)).expect("good"),
+        );
         assert!(
             !plain.stages.iter().any(|stage| stage.body.iter().any(|op| matches!(op.kind, Kind::Native(_))))
         );
@@ -171,8 +173,10 @@ fn single_values_of_rows() {
             result
         };
         for isa in levels() {
-            let (tape, plain) =
-                (Tape::new(&plan, isa).expect("good"), Tape::without_code(&plan, isa).expect("good"));
+            let (tape, plain) = (
+                Tape::new(&plan, isa).expect("good"),
+                Tape::new(&plan, Compiler::without_code(isa)).expect("good"),
+            );
             assert!(
                 tape.stages[0].body.iter().all(|op| matches!(op.kind, Kind::Native(_))),
                 "loads of their own"
