@@ -584,7 +584,7 @@ impl Code {
         if plan.drive == Drive::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
             let draft = Draft::new(plan, loads, stores, usize::MAX, true)?;
             let tile = along.next_multiple_of(16).max(16);
-            if draft.bytes(tile) <= FUSED || along <= MIN_TILE {
+            if along <= MIN_TILE || draft.bytes(tile, draft.slots().1) <= FUSED {
                 return Ok(draft.finish(isa, memory, stores, tile));
             }
         }
@@ -597,7 +597,9 @@ impl Code {
         let piece = if piece < LONG_PIECE { usize::MAX } else { piece };
         let draft = Draft::new(plan, loads, stores, piece, false)?;
         // The size of a frame tells how many bytes one index of a tile takes.
-        let per_index = (draft.bytes(2 * MIN_TILE) - draft.bytes(MIN_TILE)).div_ceil(MIN_TILE).max(1);
+        let slots = draft.slots().1;
+        let bytes = slots * (draft.slot_bytes(2 * MIN_TILE) - draft.slot_bytes(MIN_TILE));
+        let per_index = bytes.div_ceil(MIN_TILE).max(1);
         let tile = (CACHE / per_index).clamp(MIN_TILE, MAX_TILE) / MIN_TILE * MIN_TILE;
         Ok(draft.finish(isa, memory, stores, tile.min(along.next_multiple_of(16).max(16))))
     }
@@ -1031,8 +1033,11 @@ impl<'a> Draft<'a> {
 
     /// Drops those of some operations whose results nobody reads any more.
     fn drop_unread(&mut self, some: &FxHashMap<Place, Op>) {
+        if some.is_empty() {
+            return;
+        }
         let ops = self.lists.iter().flat_map(|(_, list)| list);
-        let read: FxHashSet<Place> = ops.flat_map(|op| op.a[..op.kind.operands()].to_vec()).collect();
+        let read: FxHashSet<Place> = ops.flat_map(|op| op.a.into_iter().take(op.kind.operands())).collect();
         for (_, list) in &mut self.lists {
             list.retain(|op| !some.contains_key(&op.d) || read.contains(&op.d));
         }
@@ -1233,14 +1238,14 @@ impl<'a> Draft<'a> {
         (size_of::<Failure>() + sizes.sum::<usize>()).next_multiple_of(ALIGN)
     }
 
-    fn bytes(&self, tile: usize) -> usize {
-        self.fixed_bytes() + self.slots().1 * self.slot_bytes(tile)
+    fn bytes(&self, tile: usize, slots: usize) -> usize {
+        self.fixed_bytes() + slots * self.slot_bytes(tile)
     }
 
     /// Gives every register its bytes.
     fn place(self, isa: Isa, memory: Option<&Arc<CodeMemory>>, tile: usize) -> Code {
-        let frame = self.bytes(tile);
-        let (slots, _) = self.slots();
+        let (slots, count) = self.slots();
+        let frame = self.bytes(tile, count);
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
         let mut fixed = size_of::<Failure>();
         let places: Vec<Place> = self
