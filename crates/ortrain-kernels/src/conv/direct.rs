@@ -1,8 +1,9 @@
 //! The output, and the gradient of the input, where few channels share what a window sees: nothing is packed.
 //!
 //! What some rows of positions see of all channels is copied into strips. There a vector of consecutive positions of a
-//! row is read under each tap where it lies, and multiplied with the weights of a few channels of the result at once.
-//! Packing would take as long as multiplying. Rows of a window that lie in the padding are left out.
+//! row is read under each tap where it lies, and multiplied with the weights of a few channels of the result at once; or
+//! what one position sees is multiplied with the weights of vectors of channels, where rows of positions would not fill
+//! vectors. Packing would take as long as multiplying. Rows of a window that lie in the padding are left out.
 
 use std::sync::Arc;
 
@@ -13,8 +14,9 @@ use super::cut::{Blocks, Cut, Unit};
 use super::finish::{Finish, Rect};
 use super::patches::Patches;
 use super::product::{PLENTY, STRIPS};
-use super::tiles::{Tiles, VECTORS};
+use super::tiles::{ChannelTiles, NEIGHBOURS, Tiles, VECTORS};
 use super::{ConvDesc, Engine};
+use crate::gemm::pack::turn;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
@@ -31,11 +33,47 @@ const CHANNELS: usize = 4;
 /// Bytes of what some vectors of positions see of some channels: they stay in the first-level cache, beside the weights
 /// that go through it, while all channels of the result are made.
 const SEEN: usize = 12 << 10;
+/// The same of the weights of a tile of channels, while all positions of the block are made.
+const WEIGHTS: usize = 12 << 10;
+/// One part in so many that vectors of channels must save: their weights are read more often.
+const SAVED: usize = 16;
+
+/// What a vector holds.
+#[derive(Clone, Copy)]
+enum Lanes {
+    /// What consecutive positions of a row see.
+    Positions(Tiles),
+    /// Weights of channels of the result.
+    Channels(ChannelTiles),
+}
+
+impl Lanes {
+    /// Channels of the result that are made together.
+    fn height(self) -> usize {
+        match self {
+            Lanes::Positions(tiles) => tiles.rows,
+            Lanes::Channels(tiles) => tiles.channels,
+        }
+    }
+
+    /// Products that a row of positions takes, in those of one channel.
+    fn work(self, m: usize, cols: usize) -> usize {
+        let each = match self {
+            Lanes::Positions(tiles) => cols.next_multiple_of(tiles.lanes),
+            Lanes::Channels(tiles) => {
+                let parts = Cut::at_most(cols, 1, tiles.run.len());
+                let part = |i| parts.part(i);
+                (0..parts.parts).map(part).map(|(from, to)| (to - from).max(NEIGHBOURS)).sum()
+            }
+        };
+        m.next_multiple_of(self.height()).saturating_mul(each)
+    }
+}
 
 pub(super) struct Direct {
     finish: Arc<Finish>,
     isa: Isa,
-    tiles: Tiles,
+    lanes: Lanes,
     patches: Patches,
     dtypes: [DType; 2],
     /// Channels of the result, and of a sum.
@@ -60,6 +98,8 @@ struct Layout {
     strips: usize,
     strip_bytes: usize,
     block: usize,
+    /// The block with its channels side by side, if it is made that way.
+    turned: usize,
     each: usize,
     shared: usize,
     /// Elements from row to row of a block.
@@ -71,7 +111,6 @@ impl Direct {
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Direct> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
-        let tiles = Tiles::new(isa);
         let mut patches = Patches::new(shape, false)?;
         let [phase] = patches.phases.as_slice() else { return None };
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
@@ -88,7 +127,12 @@ impl Direct {
         }
         // Lanes and rows that are not there against packing.
         let cols = patches.cols.count;
-        let spent = m.next_multiple_of(tiles.rows).saturating_mul(cols.next_multiple_of(tiles.lanes));
+        let tiles = Tiles::new(isa);
+        let [positions, across] = [Lanes::Positions(tiles), Lanes::Channels(ChannelTiles::new(isa, m))];
+        let [spent, spent_across] = [positions, across].map(|lanes| lanes.work(m, cols));
+        let spent_across = spent_across + spent_across / SAVED;
+        let (lanes, spent) = if spent_across < spent { (across, spent_across) } else { (positions, spent) };
+        let height = lanes.height();
         if spent > (m + PACKING).saturating_mul(cols) || m.saturating_mul(cols) > 2 * BLOCK {
             return None;
         }
@@ -108,7 +152,11 @@ impl Direct {
         order.sort_by_key(|&tap| phase.row_offset(tap));
         let lines = order.chunk_by(|&a, &b| phase.row_offset(a) == phase.row_offset(b));
         let line = (tiles.run.len() * tiles.lanes * BYTES).next_multiple_of(CACHE_LINE) + CACHE_LINE;
-        let chunks = Cut::at_most(channels, 1, (SEEN / (lines.clone().count() * line)).max(1));
+        let at_once = match lanes {
+            Lanes::Positions(_) => SEEN / (lines.clone().count() * line),
+            Lanes::Channels(_) => WEIGHTS / (phase.taps.len() * height * BYTES),
+        };
+        let chunks = Cut::at_most(channels, 1, at_once.max(1));
         let (mut offsets, mut terms, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in 0..chunks.parts {
             let (first, end) = chunks.part(chunk);
@@ -128,6 +176,7 @@ impl Direct {
         }
 
         let mut layout = Layout { each: finish.frame, pitch: blocks.most + tiles.lanes, ..Layout::default() };
+        let all = m.next_multiple_of(height);
         layout.strip_bytes = channels * elements * BYTES;
         let mut room = |bytes: usize| {
             let at = layout.each;
@@ -135,13 +184,16 @@ impl Direct {
             at
         };
         layout.strips = room(layout.strip_bytes);
-        layout.block = room(m.next_multiple_of(tiles.rows) * layout.pitch * BYTES);
-        let weights = m.next_multiple_of(tiles.rows) * offsets.len();
+        layout.block = room(all * layout.pitch * BYTES);
+        if matches!(lanes, Lanes::Channels(_)) {
+            layout.turned = room(all * blocks.most * BYTES);
+        }
+        let weights = all * offsets.len();
         layout.shared = (weights * BYTES).next_multiple_of(ALIGN);
         Some(Direct {
             finish: Arc::clone(finish),
             isa,
-            tiles,
+            lanes,
             patches,
             dtypes: [desc.a, desc.b],
             m,
@@ -155,9 +207,9 @@ impl Direct {
         })
     }
 
-    /// Packs the weights of a tile's rows, zero where there is no row.
+    /// Packs the weights of a tile's channels of the result, zero where there is none.
     unsafe fn pack(&self, filter: *const f32, tile: usize, to: *mut f32) {
-        let height = self.tiles.rows;
+        let height = self.lanes.height();
         let [line, plane] = self.filter;
         for (k, &(channel, tap)) in self.terms.iter().enumerate() {
             for i in 0..height {
@@ -195,13 +247,10 @@ impl Direct {
         parts: Parts,
         worker: usize,
     ) {
-        let Direct { patches, layout, tiles, .. } = self;
-        let (cols, lanes) = (patches.cols.count, tiles.lanes);
-        let (row, rows) = (begin / cols, (end - begin) / cols);
+        let Direct { patches, layout, .. } = self;
         let start = image * patches.positions();
         let scratch = parts.of(worker);
-        // SAFETY: the layout made by `new`, and the caller's contract. A vector that goes beyond its row is stored before
-        // the next row, or into the room at the end of a line.
+        // SAFETY: the layout made by `new`, and the caller's contract.
         unsafe {
             let strips = scratch.add(layout.strips).cast::<f32>();
             strips.cast::<u8>().write_bytes(0, layout.strip_bytes);
@@ -217,6 +266,42 @@ impl Direct {
             );
             let block = scratch.add(layout.block).cast::<f32>();
             let weights = parts.shared().cast::<f32>().cast_const();
+            match &self.lanes {
+                Lanes::Positions(tiles) => {
+                    self.vectors_of_positions(tiles, bases, image, (begin, end), weights, strips, block);
+                }
+                Lanes::Channels(tiles) => {
+                    let turned = scratch.add(layout.turned).cast::<f32>();
+                    self.vectors_of_channels(tiles, (begin, end), weights, strips, turned);
+                    let pitch = self.m.next_multiple_of(tiles.channels);
+                    turn(self.isa, turned, pitch, (end - begin, self.m), block, layout.pitch);
+                }
+            }
+            let rect = Rect { image, channels: (0, self.m), places: (begin, end - begin) };
+            self.finish.run(bases, scalars, scratch, rect, block.cast_const(), layout.pitch);
+        }
+    }
+
+    /// The block, vector by vector of its positions.
+    ///
+    /// # Safety
+    /// The layout made by `new`: the weights are packed and the strips filled. A vector that goes beyond its row is stored
+    /// before the next row, or into the room at the end of a line.
+    unsafe fn vectors_of_positions(
+        &self,
+        tiles: &Tiles,
+        bases: &[*mut u8],
+        image: usize,
+        (begin, end): (usize, usize),
+        weights: *const f32,
+        strips: *mut f32,
+        block: *mut f32,
+    ) {
+        let Direct { patches, layout, .. } = self;
+        let (cols, lanes) = (patches.cols.count, tiles.lanes);
+        let (row, rows) = (begin / cols, (end - begin) / cols);
+        // SAFETY: the caller's contract.
+        unsafe {
             let across = cols.div_ceil(lanes);
             let vector = |i: usize| (i / across, i % across * lanes);
             for first in (0..rows * across).step_by(tiles.run.len()) {
@@ -250,8 +335,46 @@ impl Direct {
                     }
                 }
             }
-            let rect = Rect { image, channels: (0, self.m), places: (begin, end - begin) };
-            self.finish.run(bases, scalars, scratch, rect, block.cast_const(), layout.pitch);
+        }
+    }
+
+    /// The block with its channels side by side, a few neighbours at a time.
+    ///
+    /// # Safety
+    /// The layout made by `new`: the weights are packed and the strips filled.
+    unsafe fn vectors_of_channels(
+        &self,
+        tiles: &ChannelTiles,
+        (begin, end): (usize, usize),
+        weights: *const f32,
+        strips: *const f32,
+        to: *mut f32,
+    ) {
+        let Direct { patches, .. } = self;
+        let cols = patches.cols.count;
+        let (row, rows) = (begin / cols, (end - begin) / cols);
+        let parts = Cut::at_most(cols, 1, tiles.run.len());
+        let pitch = self.m.next_multiple_of(tiles.channels);
+        for (chunk, lines) in self.rows.iter().enumerate() {
+            for tile in 0..self.m.div_ceil(tiles.channels) {
+                for y in 0..rows {
+                    let (low, high) = self.terms(lines, row + y, row + y);
+                    for (x, x_end) in (0..parts.parts).map(|i| parts.part(i)) {
+                        // SAFETY: the caller's contract.
+                        unsafe {
+                            tiles.run[x_end - x - 1](
+                                high - low,
+                                self.offsets.as_ptr().add(low),
+                                weights.add((tile * self.offsets.len() + low) * tiles.channels),
+                                strips.add(y * patches.strip.row_step + x),
+                                to.add((y * cols + x) * pitch + tile * tiles.channels),
+                                pitch,
+                                chunk > 0,
+                            );
+                        }
+                    }
+                }
+            }
         }
     }
 }
@@ -276,11 +399,12 @@ impl Engine for Direct {
         let bases = Bases(bases);
         // SAFETY: the layout made by `new`; tasks have blocks of their own.
         unsafe { self.finish.open(parts) };
-        pool.run(self.m.div_ceil(self.tiles.rows), parts.workers, &|tile, _| {
+        let height = self.lanes.height();
+        pool.run(self.m.div_ceil(height), parts.workers, &|tile, _| {
             let filter = { bases }.0[1].cast::<f32>().cast_const();
             // SAFETY: as above.
             unsafe {
-                let to = parts.shared().cast::<f32>().add(tile * self.offsets.len() * self.tiles.rows);
+                let to = parts.shared().cast::<f32>().add(tile * self.offsets.len() * height);
                 self.pack(filter, tile, to);
             }
         });

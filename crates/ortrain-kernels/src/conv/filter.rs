@@ -42,6 +42,12 @@ struct Step {
     taps: usize,
 }
 
+impl Step {
+    fn rows(&self) -> usize {
+        self.channels * self.taps
+    }
+}
+
 pub(super) struct FilterGradient<T: 'static> {
     finish: Arc<Finish>,
     micro: Micro<T>,
@@ -145,7 +151,7 @@ impl<T: Real> FilterGradient<T> {
         let (mut most_rows, mut most_channels) = (0, 0);
         for channels in ins.sizes() {
             for step in steps(channels, alive, at_once, &patches) {
-                most_rows = most_rows.max(step.channels * step.taps);
+                most_rows = most_rows.max(step.rows());
                 most_channels = most_channels.max(step.channels);
             }
         }
@@ -289,7 +295,7 @@ impl<T: Real> FilterGradient<T> {
                 let segments = std::slice::from_raw_parts(segments, count);
                 let mut column = 0;
                 for step in self.steps(ins.1 - ins.0) {
-                    let rows_here = step.channels * step.taps;
+                    let rows_here = step.rows();
                     debug_assert!(rows_here <= layout.step_rows && step.channels <= layout.step_channels);
                     let first_channel = (group * self.c + ins.0 + step.channel) * patches.plane;
                     let source = bases[1].wrapping_add(first_channel * self.dtypes[1].size()).cast_const();
@@ -383,20 +389,42 @@ impl<T: Real> FilterGradient<T> {
         let alive = phase.taps.len();
         let (channels, width) = (ins.1 - ins.0, (ins.1 - ins.0) * self.taps);
         let nr = self.micro.nr;
+        // Every tap is there, so rows are in the order of the filter's elements.
+        let in_order = alive == self.taps;
+        let columns = |step: &Step| if self.wide { step.rows() } else { step.rows().next_multiple_of(nr) };
+        // Nothing lies between the columns of two steps.
+        let whole = || {
+            self.steps(channels).scan(0, |end, step| {
+                let begin = std::mem::replace(end, *end + columns(&step));
+                Some(begin == step.channel * self.taps + step.tap)
+            })
+        };
+        let stays = !self.wide && in_order && whole().all(|whole| whole);
         // SAFETY: the layout made by `new`, and the caller's contract.
         unsafe {
             let line = scratch.add(self.layout.line).cast::<T>();
             for tile in (out..out_end).step_by(TILE) {
                 let count = TILE.min(out_end - tile);
-                if self.wide && alive == self.taps {
+                let mut block = (line.cast_const(), width);
+                if stays {
+                    block = (sums.add((tile - out) * pitch), pitch);
+                } else if self.wide && in_order {
                     turn(self.isa, sums.add(tile - out), pitch, (width, count), line, width);
-                } else {
-                    if alive < self.taps {
-                        (0..count * width).for_each(|i| line.add(i).write(T::ZERO));
-                    }
+                } else if in_order {
                     let mut column = 0;
                     for step in self.steps(channels) {
-                        for i in 0..step.channels * step.taps {
+                        for row in 0..count {
+                            let from = sums.add((tile - out + row) * pitch + column);
+                            let to = line.add(row * width + step.channel * self.taps + step.tap);
+                            from.copy_to_nonoverlapping(to, step.rows());
+                        }
+                        column += columns(&step);
+                    }
+                } else {
+                    (0..count * width).for_each(|i| line.add(i).write(T::ZERO));
+                    let mut column = 0;
+                    for step in self.steps(channels) {
+                        for i in 0..step.rows() {
                             let (channel, tap) = (step.channel + i / step.taps, step.tap + i % step.taps);
                             let to = line.add(channel * self.taps + phase.taps[tap]);
                             for row in 0..count {
@@ -408,8 +436,7 @@ impl<T: Real> FilterGradient<T> {
                                 to.add(row * width).write(from.read());
                             }
                         }
-                        let rows = step.channels * step.taps;
-                        column += if self.wide { rows } else { rows.next_multiple_of(nr) };
+                        column += columns(&step);
                     }
                 }
                 let rect = Rect {
@@ -417,7 +444,7 @@ impl<T: Real> FilterGradient<T> {
                     channels: (group * self.m + tile, count),
                     places: (ins.0 * self.taps, width),
                 };
-                self.finish.run(bases, scalars, scratch, rect, line.cast_const(), width);
+                self.finish.run(bases, scalars, scratch, rect, block.0, block.1);
             }
         }
     }

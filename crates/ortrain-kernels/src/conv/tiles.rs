@@ -1,4 +1,8 @@
-//! Micro-kernels that read what windows see where it lies, vector by vector, instead of from packed panels.
+//! Micro-kernels that read what windows see where it lies instead of from packed panels: vectors of it, for a few channels
+//! of the result, or single elements, for vectors of channels.
+
+#[cfg(target_arch = "x86_64")]
+use x86::{avx2_channels, avx512_channels};
 
 use crate::isa::{Isa, Kind};
 
@@ -41,8 +45,100 @@ impl Tiles {
     }
 }
 
+/// Multiplies the weights of a few vectors of channels with what a few neighbours see, keeping the sums in registers.
+#[derive(Clone, Copy)]
+pub(super) struct ChannelTiles {
+    /// Channels of the result: lanes of all vectors.
+    pub(super) channels: usize,
+    /// Functions for 1, 2, ... positions.
+    pub(super) run: &'static [RunChannels],
+}
+
+/// (How long sums are; for each of their terms its offset and the weights of all channels; where the first position starts
+/// at offset zero, and the next ones side by side; the result, channels side by side, and its step by position; whether
+/// to add to it.) Sums are made in order, and then added.
+///
+/// # Safety
+/// The elements are valid for reads, those of the result for writes; the machine has the level.
+pub(super) type RunChannels = unsafe fn(usize, *const u32, *const f32, *const f32, *mut f32, usize, bool);
+
+/// Positions with fewer neighbours than this take as long as if there were so many: sums wait for themselves.
+pub(super) const NEIGHBOURS: usize = 4;
+
+/// One function for each number of positions.
+macro_rules! neighbours {
+    ($name:ident, $vectors:literal, $($positions:literal)+) => {
+        &[$($name::<$positions, $vectors>),+]
+    };
+}
+
+impl ChannelTiles {
+    /// For a result of so many channels.
+    pub(super) fn new(isa: Isa, channels: usize) -> ChannelTiles {
+        let tiles = |lanes: usize, [one, two]: [&'static [RunChannels]; 2]| match channels <= lanes {
+            true => ChannelTiles { channels: lanes, run: one },
+            false => ChannelTiles { channels: 2 * lanes, run: two },
+        };
+        match isa.kind() {
+            Kind::Portable => tiles(
+                LANES,
+                [neighbours!(portable_channels, 1, 1 2 3 4), neighbours!(portable_channels, 2, 1 2 3 4)],
+            ),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => tiles(
+                8,
+                [neighbours!(avx2_channels, 1, 1 2 3 4 5 6), neighbours!(avx2_channels, 2, 1 2 3 4 5 6)],
+            ),
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => tiles(
+                16,
+                [
+                    neighbours!(avx512_channels, 1, 1 2 3 4 5 6 7 8),
+                    neighbours!(avx512_channels, 2, 1 2 3 4 5 6 7 8),
+                ],
+            ),
+        }
+    }
+}
+
 /// Elements of a vector of the portable kernel.
 const LANES: usize = 8;
+
+/// # Safety
+/// The contract of [`RunChannels`].
+unsafe fn portable_channels<const P: usize, const V: usize>(
+    count: usize,
+    offsets: *const u32,
+    weights: *const f32,
+    from: *const f32,
+    to: *mut f32,
+    step: usize,
+    add: bool,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut sums = [[[0f32; LANES]; V]; P];
+        for k in 0..count {
+            let from = from.add(offsets.add(k).read() as usize);
+            let line = weights.cast::<[[f32; LANES]; V]>().add(k).read_unaligned();
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let seen = from.add(i).read_unaligned();
+                for (sums, line) in sums.iter_mut().zip(&line) {
+                    for (sum, weight) in sums.iter_mut().zip(line) {
+                        *sum += seen * weight;
+                    }
+                }
+            }
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            let to = to.add(i * step).cast::<[[f32; LANES]; V]>();
+            let before = if add { to.read_unaligned() } else { [[0.0; LANES]; V] };
+            to.write_unaligned(std::array::from_fn(|v| {
+                std::array::from_fn(|l| if add { before[v][l] + sums[v][l] } else { sums[v][l] })
+            }));
+        }
+    }
+}
 
 /// # Safety
 /// The contract of [`Run`].
@@ -90,7 +186,7 @@ mod x86 {
 
     macro_rules! tile {
         (
-            $name:ident, $features:literal, $rows:literal,
+            $name:ident, $channels:ident, $features:literal, $rows:literal, $lanes:literal,
             $zero:ident, $load:ident, $store:ident, $set:ident, $add:ident, $fma:ident
         ) => {
             /// # Safety
@@ -133,13 +229,53 @@ mod x86 {
                     }
                 }
             }
+
+            /// # Safety
+            /// The contract of [`super::RunChannels`].
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn $channels<const P: usize, const V: usize>(
+                count: usize,
+                offsets: *const u32,
+                mut weights: *const f32,
+                from: *const f32,
+                to: *mut f32,
+                step: usize,
+                add: bool,
+            ) {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let mut sums = [[$zero(); V]; P];
+                    for k in 0..count {
+                        let from = from.add(offsets.add(k).read() as usize);
+                        let mut line = [$zero(); V];
+                        for (v, line) in line.iter_mut().enumerate() {
+                            *line = $load(weights.add(v * $lanes));
+                        }
+                        for (i, sums) in sums.iter_mut().enumerate() {
+                            let seen = $set(from.add(i).read_unaligned());
+                            for (sum, &weight) in sums.iter_mut().zip(&line) {
+                                *sum = $fma(seen, weight, *sum);
+                            }
+                        }
+                        weights = weights.add(V * $lanes);
+                    }
+                    for (i, sums) in sums.into_iter().enumerate() {
+                        for (v, sum) in sums.into_iter().enumerate() {
+                            let to = to.add(i * step + v * $lanes);
+                            $store(to, if add { $add($load(to), sum) } else { sum });
+                        }
+                    }
+                }
+            }
         };
     }
 
     tile!(
         avx2,
+        avx2_channels,
         "avx2,fma",
         6,
+        8,
         _mm256_setzero_ps,
         _mm256_loadu_ps,
         _mm256_storeu_ps,
@@ -149,8 +285,10 @@ mod x86 {
     );
     tile!(
         avx512,
+        avx512_channels,
         "avx512f",
         8,
+        16,
         _mm512_setzero_ps,
         _mm512_loadu_ps,
         _mm512_storeu_ps,

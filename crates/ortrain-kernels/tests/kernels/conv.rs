@@ -221,6 +221,21 @@ fn layers_of_networks() {
     }
 }
 
+/// Rows of positions that do not fill vectors, of any number of channels; windows that reach into the padding.
+#[test]
+fn narrow_rows() {
+    let mut random = Random(4);
+    for cols in 1..=15 {
+        for (k, channels) in [4, 7, 8, 9, 15, 16, 17, 31, 32, 40].into_iter().enumerate() {
+            let (pad, stride) = [(0, 1), (2, 1), (1, 2), (4, 1)][(cols + k) % 4];
+            let sides = [5, cols].map(|count| axis((count - 1) * stride + 5, 5, stride, 1, [pad; 2]));
+            let others = random.pick(&[1, 3, 11]);
+            check_passes(1 + k % 3, [1, others, channels], &sides, &mut random);
+            check_passes(1 + k % 3, [1, channels, others], &sides, &mut random);
+        }
+    }
+}
+
 #[test]
 fn sizes_zero_and_one() {
     let mut random = Random(2);
