@@ -78,6 +78,8 @@ pub struct AttentionGradients {
 
 /// Elements of a block of scores, about: several such blocks stay in the second-level cache.
 const SCORES: usize = 16 << 10;
+/// The same where a mask differs from query to query: the fewer queries a block has, the more keys it hides from all.
+const MASKED_SCORES: usize = 4 << 10;
 /// Multiplications that make a task worth while.
 const GRAIN: usize = 1 << 19;
 /// Tasks that are plenty for any number of cores.
@@ -196,10 +198,11 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(heads: usize, [queries, keys, size, width]: [usize; 4], mr: usize) -> Cut {
+    /// With blocks of about so many scores.
+    fn new(heads: usize, [queries, keys, size, width]: [usize; 4], scores: usize, mr: usize) -> Cut {
         let one = (queries * keys).saturating_mul(size + width);
         let wanted = (one.saturating_mul(heads) / GRAIN).clamp(1, PLENTY).div_ceil(heads);
-        let most = (SCORES / keys).max(mr).min(queries.div_ceil(wanted).max(mr));
+        let most = (scores / keys).max(mr).min(queries.div_ceil(wanted).max(mr));
         // Whole blocks of the micro-kernel.
         let rows = queries.div_ceil(queries.div_ceil(most)).next_multiple_of(mr).min(queries);
         let blocks = queries.div_ceil(rows);
@@ -478,7 +481,10 @@ impl<T: Computed> Kernel<T> {
         let micro = T::micro(isa);
         let Micro { mr, nr, .. } = micro;
         let heads = dims[..axes].iter().product();
-        let cut = Cut::new(heads, [queries, keys, size, width], mr);
+        let differs = |mask: &Access| mask.strides.get(axes).is_some_and(|&stride| stride != 0);
+        let masked = desc.scores.loads.iter().skip(1).any(differs);
+        let scores = if masked { MASKED_SCORES } else { SCORES };
+        let cut = Cut::new(heads, [queries, keys, size, width], scores, mr);
         let mut making = Making { compiler, real, batch: &dims[..axes], cut };
         let q = making.operand(&desc.q, queries, size)?;
         let k = making.operand(&desc.k, keys, size)?;
