@@ -418,3 +418,51 @@ impl Engine for Direct {
         unsafe { self.finish.close(parts) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_expr::{Access, Builder, ConvShape, Nest, SlidingAxis, Type};
+
+    use super::*;
+    use crate::Products;
+
+    /// Windows of 5x5 over images of so many columns, between so many channels.
+    fn lanes(isa: Isa, [from, to]: [usize; 2], columns: usize) -> Option<Lanes> {
+        let axis =
+            SlidingAxis { input: columns + 4, output: columns, kernel: 5, stride: 1, dilation: 1, before: 0 };
+        let shape = ConvShape {
+            pass: ConvPass::Output,
+            batch: 2,
+            groups: 1,
+            channels_in: from,
+            channels_out: to,
+            axes: [axis, axis].into_iter().collect(),
+        };
+        let [_, _, dims] = shape.operands();
+        let whole = Access::contiguous(DType::F32, &dims);
+        let mut b = Builder::new();
+        let result = b.load(0, Type::F32);
+        let epilogue = Nest {
+            dims,
+            inner: 0,
+            loads: vec![whole.clone()],
+            expr: b.finish(&[result]),
+            reductions: Vec::new(),
+            stores: vec![whole],
+        };
+        let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
+        let finish = Arc::new(Finish::new::<f32>(&desc, isa.into()).expect("a good description"));
+        Direct::new(&desc, isa, &finish).map(|direct| direct.lanes)
+    }
+
+    #[test]
+    fn vectors_hold_what_fills_them() {
+        for isa in Isa::available() {
+            let all = ChannelTiles::new(isa, 32).channels;
+            assert!(matches!(lanes(isa, [16, all], 10), Some(Lanes::Channels(_))), "{isa}");
+            assert!(matches!(lanes(isa, [16, 18], 64), Some(Lanes::Positions(_))), "{isa}");
+            // To pack it is no more than one part in a hundred.
+            assert!(lanes(isa, [16, 800], 10).is_none(), "{isa}");
+        }
+    }
+}
