@@ -46,10 +46,10 @@ pub(super) const PLENTY: usize = 16;
 /// Bytes up to which packed weights, or packed windows, are shared by all tasks.
 const SHARED_WEIGHTS: usize = 4 << 20;
 const SHARED_WINDOWS: usize = 8 << 20;
-/// Bytes of windows, and panels of rows of a task, with which many columns go together: all rows of a task go through
-/// all windows, which should come from the second-level cache.
+/// Bytes of windows, and rows of a task, with which many columns go together: all rows of a task go through all windows,
+/// which should come from the second-level cache.
 const NEAR_WINDOWS: usize = 512 << 10;
-const MANY_PANELS: usize = 4;
+const MANY_ROWS: usize = 24;
 /// Columns that are packed as one task, at least.
 const PACKED: usize = 128;
 
@@ -178,7 +178,7 @@ impl<T: Real> Product<T> {
         let wanted = (work / GRAIN).clamp(1, PLENTY);
         let copies = if single { 1 } else { phases + spread };
         let windows = micro.packed(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
-        let near = single && windows <= NEAR_WINDOWS && m >= MANY_PANELS * mr * wanted;
+        let near = single && windows <= NEAR_WINDOWS && m >= MANY_ROWS * wanted;
         let few = near || n <= PLENTY * nr && (single || patches.cols.count <= COLUMNS);
         let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= SHARED_WINDOWS;
         let (rows, blocks);

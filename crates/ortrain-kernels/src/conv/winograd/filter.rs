@@ -84,7 +84,8 @@ impl FilterGradient {
         if !COSTS.pay(tiles, positions, [channels, m], nr)? || rows.input * cols.input == 0 {
             return None;
         }
-        let height = m.div_ceil(m.div_ceil(mr));
+        // An even number of panels: few of them are what all threads share.
+        let height = m.div_ceil(m.div_ceil(mr).next_multiple_of(2));
         let width = channels.next_multiple_of(nr);
         let most = DEPTH.min(STRIP / (POINTS * width * BYTES));
         let strips = Cut::at_most(tile_rows, 1, most / grid[1]);

@@ -21,7 +21,7 @@ use crate::tape::ALIGN;
 use crate::views::{Bases, RunScalars, Scratch};
 
 /// Tiles of a block, where weights are shared, and bytes of what they become.
-const TILES: usize = 96;
+const TILES: usize = 112;
 const OWN_TILES: usize = 640 << 10;
 /// Bytes of transformed weights up to which they are shared.
 const SHARED_WEIGHTS: usize = 2 << 20;
