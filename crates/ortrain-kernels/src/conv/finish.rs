@@ -12,6 +12,8 @@ use crate::views::{Parts, RunScalars};
 /// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
 /// then. Shorter ones go together, several channels at a time.
 const LONG: usize = 96;
+/// Bytes that are asked for at a time.
+const CACHE_LINE: usize = 64;
 
 /// The result as rows: `images × channels` planes of `plane` adjacent elements.
 #[derive(Debug)]
@@ -125,14 +127,17 @@ impl Finish {
         (image * self.channels + channel) * self.plane + place
     }
 
-    /// Asks for the start of each channel's part of a rectangle, up to a cache line, which will soon be run: where
-    /// planes are large every row of a block lies on a page of its own, and the processor would not see it coming.
+    /// Asks for each channel's part of a rectangle, which will soon be run: where planes are large every row of a block
+    /// lies on a page of its own, and the processor would not see it coming.
     #[inline]
     pub(super) fn expect(&self, bases: &[*mut u8], rect: Rect) {
         let first = self.linear(rect.image, rect.channels.0, rect.places.0);
         for &(buffer, offset, size) in &self.beside {
             let at = bases[buffer].wrapping_offset((offset + first as isize) * size as isize);
-            (0..rect.channels.1).for_each(|c| prefetch_early(at.wrapping_add(c * self.plane * size)));
+            for line in 0..(rect.places.1 * size).div_ceil(CACHE_LINE) {
+                let at = at.wrapping_add(line * CACHE_LINE);
+                (0..rect.channels.1).for_each(|c| prefetch_early(at.wrapping_add(c * self.plane * size)));
+            }
         }
     }
 
