@@ -46,32 +46,45 @@ impl<S: Stored> Pack<S> {
         let whole = lines - lines % PANEL;
         let to = |first: usize, p: usize| self.to.wrapping_add(first * depth + p * PANEL);
         if line_step == 1 {
+            let rest = lines - whole;
             for slice in (0..depth).step_by(SLICE) {
+                let depths = slice..depth.min(slice + SLICE);
+                // Lines of the next slice: a page apart, they are nothing that the machine expects.
+                let ask_ahead = |first: usize, p: usize| {
+                    let ahead = self.from(first, p + SLICE);
+                    (0..PANEL).step_by(64 / size_of::<S>()).for_each(|i| prefetch(ahead.wrapping_add(i)));
+                };
                 for first in (0..whole).step_by(PANEL) {
-                    for p in slice..depth.min(slice + SLICE) {
-                        // Lines of the next slice: a page apart, they are nothing that the machine expects.
-                        let ahead = self.from(first, p + SLICE);
-                        (0..PANEL).step_by(64 / size_of::<S>()).for_each(|i| prefetch(ahead.wrapping_add(i)));
+                    for p in depths.clone() {
+                        ask_ahead(first, p);
                         // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
                         // room for whole panels (contract of `pack`).
-                        unsafe {
-                            let from = self.from(first, p).cast::<[S; PANEL]>().read_unaligned();
-                            to(first, p).cast::<[S::Computed; PANEL]>().write(from.map(S::decode));
-                        }
+                        unsafe { copy::<S, PANEL>(self.from(first, p), to(first, p)) };
+                    }
+                }
+                if rest == 0 {
+                    continue;
+                }
+                for p in depths {
+                    ask_ahead(whole, p);
+                    // SAFETY: as above.
+                    unsafe {
+                        to(whole, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]);
+                        copy_few(self.from(whole, p), rest, to(whole, p));
                     }
                 }
             }
-        } else {
-            for first in (0..whole).step_by(PANEL) {
-                let turned =
-                    if depth_step == 1 { self.turn::<L, PANEL>((first, PANEL), to(first, 0)) } else { 0 };
-                for p in turned..depth {
-                    for i in 0..PANEL {
-                        // SAFETY: as above.
-                        unsafe {
-                            let from = self.from(first + i, p).read_unaligned().decode();
-                            to(first, p).add(i).write(from);
-                        }
+            return;
+        }
+        for first in (0..whole).step_by(PANEL) {
+            let turned =
+                if depth_step == 1 { self.turn::<L, PANEL>((first, PANEL), to(first, 0)) } else { 0 };
+            for p in turned..depth {
+                for i in 0..PANEL {
+                    // SAFETY: as above.
+                    unsafe {
+                        let from = self.from(first + i, p).read_unaligned().decode();
+                        to(first, p).add(i).write(from);
                     }
                 }
             }
@@ -86,13 +99,8 @@ impl<S: Stored> Pack<S> {
                 // SAFETY: as above.
                 unsafe { to(whole, p).add(i).write(self.from(whole + i, p).read_unaligned().decode()) };
             };
-            if line_step == 1 {
-                (0..depth).for_each(|p| (0..rest).for_each(|i| one(i, p)));
-            } else {
-                let turned =
-                    if depth_step == 1 { self.turn::<L, PANEL>((whole, rest), to(whole, 0)) } else { 0 };
-                (0..rest).for_each(|i| (turned..depth).for_each(|p| one(i, p)));
-            }
+            let turned = if depth_step == 1 { self.turn::<L, PANEL>((whole, rest), to(whole, 0)) } else { 0 };
+            (0..rest).for_each(|i| (turned..depth).for_each(|p| one(i, p)));
         }
     }
 
@@ -140,6 +148,37 @@ impl<S: Stored> Pack<S> {
                 }
             }
             whole
+        }
+    }
+}
+
+/// Copies elements that lie side by side.
+///
+/// # Safety
+/// They are there, and may be written.
+#[inline(always)]
+unsafe fn copy<S: Stored, const COUNT: usize>(from: *const S, to: *mut S::Computed) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let from = from.cast::<[S; COUNT]>().read_unaligned();
+        to.cast::<[S::Computed; COUNT]>().write_unaligned(from.map(S::decode));
+    }
+}
+
+/// The same of any number of them: in the largest pieces that it has, of which the last two may overlap.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+unsafe fn copy_few<S: Stored>(from: *const S, count: usize, to: *mut S::Computed) {
+    let pieces = |size: usize| (0..count).step_by(size).map(move |i| i.min(count - size));
+    // SAFETY: the caller's contract; pieces lie before `count`.
+    unsafe {
+        match count {
+            16.. => pieces(16).for_each(|i| copy::<S, 16>(from.add(i), to.add(i))),
+            8.. => pieces(8).for_each(|i| copy::<S, 8>(from.add(i), to.add(i))),
+            4.. => pieces(4).for_each(|i| copy::<S, 4>(from.add(i), to.add(i))),
+            _ => (0..count).for_each(|i| copy::<S, 1>(from.add(i), to.add(i))),
         }
     }
 }
