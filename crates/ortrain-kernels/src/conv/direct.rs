@@ -17,7 +17,7 @@ use super::product::{PLENTY, STRIPS};
 use super::tiles::{ChannelTiles, NEIGHBOURS, Tiles, VECTORS};
 use super::{ConvDesc, Engine};
 use crate::gemm::pack::turn;
-use crate::isa::Isa;
+use crate::isa::{CACHE_LINE, Isa};
 use crate::pool::Pool;
 use crate::tape::ALIGN;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
@@ -26,8 +26,6 @@ use crate::views::{Bases, Parts, RunScalars, Scratch};
 const BLOCK: usize = 64 << 10;
 /// What packing a vector costs, in multiplications of a vector.
 const PACKING: usize = 8;
-/// Bytes of a cache line.
-const CACHE_LINE: usize = 64;
 /// Channels of the result from which on this may be the better way.
 const CHANNELS: usize = 4;
 /// Bytes of what some vectors of positions see of some channels: they stay in the first-level cache, beside the weights

@@ -5,15 +5,13 @@ use ortrain_expr::{Access, ConvPass, DType, Inst, OutOfRange, Type};
 use super::ConvDesc;
 use super::copy::lines;
 use crate::gemm::micro::Real;
-use crate::isa::prefetch_early;
+use crate::isa::{CACHE_LINE, prefetch_early};
 use crate::tape::{ALIGN, Compiler, Drive, Failure, Plan, Site, Tape};
 use crate::views::{Parts, RunScalars};
 
 /// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
 /// then. Shorter ones go together, several channels at a time.
 const LONG: usize = 96;
-/// Bytes that are asked for at a time.
-const CACHE_LINE: usize = 64;
 
 /// The result as rows: `images × channels` planes of `plane` adjacent elements.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::any::TypeId;
 use ortrain_expr::DType;
 
 use super::micro::Real;
-use crate::isa::{Isa, Level, Work, prefetch};
+use crate::isa::{CACHE_LINE, Isa, Level, Work, prefetch};
 use crate::tape::number::{Brain, Half, Stored};
 
 /// A block of a matrix as packing sees it: `lines` run across the panels (rows of A, columns of B), `depth` is k.
@@ -52,7 +52,9 @@ impl<S: Stored> Pack<S> {
                 // Lines of the next slice: a page apart, they are nothing that the machine expects.
                 let ask_ahead = |first: usize, p: usize| {
                     let ahead = self.from(first, p + SLICE);
-                    (0..PANEL).step_by(64 / size_of::<S>()).for_each(|i| prefetch(ahead.wrapping_add(i)));
+                    (0..PANEL)
+                        .step_by(CACHE_LINE / size_of::<S>())
+                        .for_each(|i| prefetch(ahead.wrapping_add(i)));
                 };
                 for first in (0..whole).step_by(PANEL) {
                     for p in depths.clone() {

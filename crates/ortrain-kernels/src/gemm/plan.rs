@@ -6,6 +6,7 @@ use super::GemmDesc;
 use super::micro::{Micro, Real};
 use super::thin;
 use super::tiles::Side;
+use crate::isa::CACHE_LINE;
 use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Compiler, Drive, Plan, Tape};
 
@@ -37,7 +38,7 @@ const FEW_COLUMNS: usize = 2;
 /// Panels of A up to which B is read where it lies, if columns are adjacent; and bytes of a row of a panel, two lines of
 /// the cache, from which on it is however many there are.
 const FEW_ROWS: usize = 10;
-const WIDE_ROW: usize = 128;
+const WIDE_ROW: usize = 2 * CACHE_LINE;
 /// Bytes of results up to which an epilogue runs by itself over all of them, where blocks are narrow.
 const APART: usize = 1 << 20;
 /// Columns that are narrow for an epilogue: it runs over one piece of a row at a time.
@@ -472,8 +473,8 @@ impl Blocks {
             a.way = Way::Own { whole: a_whole };
         }
         let mut strip = n.next_multiple_of(cols).max(cols);
-        let many_rows = m.div_ceil(mr) > FEW_ROWS && nr * bytes < WIDE_ROW;
-        let many_rows = many_rows || paged(b.depth, bytes, 8192) && m > mr;
+        let many_rows =
+            m.div_ceil(mr) > FEW_ROWS && nr * bytes < WIDE_ROW || m > mr && paged(b.depth, bytes, 8192);
         if packs(b) || b.line != 1 || many_rows {
             let again = m.div_ceil(rows) > 1 || batch > 1 && b.batch.stays();
             let copies = if b.batch.stays() { 1 } else { batch };

@@ -187,6 +187,9 @@ pub(crate) trait Level: Copy {
     }
 }
 
+/// Bytes of a line of the caches.
+pub(crate) const CACHE_LINE: usize = 64;
+
 /// Asks for the cache line at an address that will be read soon, if there is one.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T) {

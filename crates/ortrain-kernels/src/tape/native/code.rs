@@ -13,7 +13,7 @@ use super::Context;
 use super::assembler::Assembled;
 use super::emit::{POINTERS, ROUND, emit};
 use super::lanes::{Effect, Lane, Lanes, Value};
-use crate::isa::{Isa, Kind as Level};
+use crate::isa::{CACHE_LINE, Isa, Kind as Level};
 use crate::tape::{Chain, Kind, Op, PRODUCT, Place, Site, Size, THERE, ops};
 
 /// What a function finds at a pointer.
@@ -316,9 +316,6 @@ static WORDS: [i32; 2 * ROUND] = {
     words
 };
 
-/// Functions begin where a line of the instruction cache does.
-const LINE: usize = 64;
-
 impl Functions {
     /// The functions, where `place` says at which byte of the frame a register lies. They may run once the memory is
     /// [finished](CodeMemory::finish).
@@ -329,7 +326,8 @@ impl Functions {
     ) -> Functions {
         let mut code = memory.written.lock().unwrap_or_else(PoisonError::into_inner);
         let function = |Group { code: function, pointers, folds, .. }: &Group| {
-            let start = code.len().next_multiple_of(LINE);
+            // Where a line of the instruction cache begins.
+            let start = code.len().next_multiple_of(CACHE_LINE);
             code.resize(start, 0);
             function.append_to(&mut code, place);
             let in_frame = |&Folded { op, lanes, chain }: &Folded| Folded {

@@ -21,6 +21,7 @@ use super::assembler::{
     opcode,
 };
 use super::lanes::{Effect, Fold, Lane, Lanes, Logic, Set, Two, Value};
+use crate::isa::CACHE_LINE;
 use crate::tape::{ALIGN, Place};
 
 /// Indices of a round.
@@ -648,8 +649,7 @@ impl<'a> Body<'a> {
 
     /// Asks for what lies there in the next piece, once for each line of the cache.
     fn ask_ahead(&self, asm: &mut Assembler, pointer: u8, here: Rm, what_for: Use) {
-        const LINE: usize = 64;
-        let starts_line = (self.streams[self.now].vector * self.plan.bytes()).is_multiple_of(LINE);
+        let starts_line = (self.streams[self.now].vector * self.plan.bytes()).is_multiple_of(CACHE_LINE);
         let step = self.order.lanes.steps.get(usize::from(pointer)).copied().flatten();
         if let (Some(step), Rm::Memory { base, displacement, .. }, true, false) =
             (step, here, starts_line, self.end)
