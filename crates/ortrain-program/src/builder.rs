@@ -7,6 +7,7 @@ use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
 use crate::memory::ALIGNMENT;
+use crate::versions::{self, FinalVersions, Versions};
 use crate::{
     Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse, narrow, parts,
     plan,
@@ -25,6 +26,12 @@ pub enum ProgramError {
         step: &'static str,
         /// What is wrong.
         fault: String,
+    },
+    /// A pass has put a write to state, or to a result, behind a later one: a mistake of the pass.
+    #[error("{label:?} would not hold the last of its updates at the end of the program")]
+    LostUpdate {
+        /// The value.
+        label: String,
     },
     /// More memory than can be addressed.
     #[error("the buffer for {label:?} is too large to address")]
@@ -134,7 +141,8 @@ impl ProgramBuilder {
         // Over an empty space there is nothing to do (an empty batch, say).
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
         if !step.is_empty() && !self.is_checked(&step, entries) {
-            self.instructions.push(Instruction { step, entries, node: node.clone() });
+            let versions = Versions::default();
+            self.instructions.push(Instruction { step, entries, node: node.clone(), versions });
         }
         Ok(())
     }
@@ -184,6 +192,7 @@ impl ProgramBuilder {
                 && let Some(l) = fuse::with_constants(l, virtual_loads, &values)
             {
                 instruction.step = fuse::with_loop(&instruction.step, l);
+                instruction.versions = instruction.versions.of_step(&instruction.step);
             }
         }
     }
@@ -337,6 +346,7 @@ impl ProgramBuilder {
     /// When the plan cannot be addressed, or an instruction became faulty.
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        let last_versions = versions::number(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
         narrow::narrow(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
@@ -345,7 +355,7 @@ impl ProgramBuilder {
         fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         fuse::fuse(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
-        self.planned(inputs, outputs, true)
+        self.planned(inputs, outputs, last_versions, true)
     }
 
     /// The program as it was put together, with nothing fused: what fusion is compared with.
@@ -353,17 +363,19 @@ impl ProgramBuilder {
     /// # Errors
     /// As [`ProgramBuilder::finish`].
     pub fn finish_unfused(
-        self,
+        mut self,
         inputs: Vec<BufferId>,
         outputs: Vec<BufferId>,
     ) -> Result<Program, ProgramError> {
-        self.planned(inputs, outputs, false)
+        let last_versions = versions::number(&mut self.instructions, &self.buffers, &outputs);
+        self.planned(inputs, outputs, last_versions, false)
     }
 
     fn planned(
         mut self,
         inputs: Vec<BufferId>,
         outputs: Vec<BufferId>,
+        last_versions: FinalVersions,
         fused: bool,
     ) -> Result<Program, ProgramError> {
         self.set_precision();
@@ -382,6 +394,8 @@ impl ProgramBuilder {
         for Instruction { step, node, .. } in &self.instructions {
             self.check(step, node)?;
         }
+        versions::check(&self.instructions, &self.buffers, &last_versions)
+            .map_err(|stale| stale.error(&self.instructions, &self.buffers))?;
         self.forget_unused_constants(&outputs);
         let mut planes: Vec<(PlaneId, usize)> = self.planes.into_iter().collect();
         planes.sort_unstable();
@@ -393,6 +407,7 @@ impl ProgramBuilder {
             outputs,
             work_bytes,
             planes,
+            last_versions,
         })
     }
 }

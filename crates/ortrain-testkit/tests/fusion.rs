@@ -16,7 +16,8 @@ use ortrain_testkit::tolerance;
 
 mod common;
 
-const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, parts: true, size: Size::Small };
+const ALL: Kinds =
+    Kinds { jumps: true, narrow: true, windows: true, parts: true, updates: false, size: Size::Small };
 const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
 
 /// Whether results are the same but for the sign of zeros: a negative number times a zero that is not computed is no negative
@@ -47,6 +48,25 @@ fn fused_programs_mean_the_same() {
     }
     // That there was something to see.
     assert!(5 * fewer > instructions, "{fewer} of {instructions} instructions were fused");
+}
+
+/// By the reference evaluator: what is updated in place is read as it was before, and as it is after.
+#[test]
+fn what_is_updated_in_place_is_read_as_it_was_meant() {
+    let kinds = Kinds { updates: true, ..ALL };
+    let mut updates = 0;
+    for seed in 0..3000 {
+        let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
+        let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
+        for entry in ENTRIES {
+            let want = run_program(&plain, &Reference, seed, entry);
+            let got = run_program(&fused, &Reference, seed, entry);
+            assert!(are_same(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
+        }
+        updates += fused.instructions.iter().filter(|i| i.step.name() == "ScatterAdd").count();
+    }
+    // That there was something to see.
+    assert!(updates > 300, "{updates} updates");
 }
 
 /// On the CPU, where buffers share bytes as the plan says.

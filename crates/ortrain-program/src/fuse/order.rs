@@ -24,6 +24,7 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
             let results: Vec<bool> = l.writes.iter().copied().map(wanted).collect();
             if let Some(fewer) = splice::with_results(l, virtual_loads, &results) {
                 instruction.step = with_loop(step, fewer);
+                instruction.versions = instruction.versions.of_step(&instruction.step);
             }
         }
         for id in instruction.step.reads() {
@@ -44,14 +45,17 @@ pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &[Buffer]) {
     }
     let mut early = vec![false; instructions.len()];
     let mut wanted: Vec<bool> = vec![false; buffers.len()];
+    // What is updated early has been read by then.
+    let mut updated: Vec<bool> = vec![false; buffers.len()];
     for (index, instruction) in instructions.iter().enumerate().rev() {
-        let produces =
-            instruction.step.writes().iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
-        if instruction.step.can_fail() || produces {
+        let (reads, writes) = (instruction.step.reads(), instruction.step.writes());
+        let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
+        let precedes = reads.iter().any(|&id| updated[id.0 as usize]);
+        if instruction.step.can_fail() || produces || precedes {
             early[index] = true;
-            for id in instruction.step.reads() {
-                wanted[id.0 as usize] = true;
-            }
+            reads.iter().for_each(|id| wanted[id.0 as usize] = true);
+            let work = writes.iter().filter(|&&id| is_work(buffers, id));
+            work.for_each(|id| updated[id.0 as usize] = true);
         }
     }
     let (mut first, mut rest) = (Vec::new(), Vec::new());
@@ -74,7 +78,10 @@ fn without_state(instruction: &mut Instruction, buffers: &[Buffer]) -> Option<In
     }
     let (early, late) =
         (splice::with_results(l, virtual_loads, &own)?, splice::with_results(l, virtual_loads, &state)?);
-    let late = Instruction { step: with_loop(&instruction.step, late), ..instruction.clone() };
+    let late = with_loop(&instruction.step, late);
+    let late =
+        Instruction { versions: instruction.versions.of_step(&late), step: late, ..instruction.clone() };
     instruction.step = with_loop(&instruction.step, early);
+    instruction.versions = instruction.versions.of_step(&instruction.step);
     Some(late)
 }
