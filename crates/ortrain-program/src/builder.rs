@@ -348,13 +348,21 @@ impl ProgramBuilder {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
         let last_versions = versions::number(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
+        self.assert_versions(&last_versions, "inline_constants");
         narrow::narrow(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "narrow");
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        self.assert_versions(&last_versions, "remove_unused");
         fuse::number_cells(&self.instructions, &mut self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "number_cells");
         fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "sum_late");
         fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "fuse_attention");
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        self.assert_versions(&last_versions, "remove_unused");
         fuse::fuse(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "fuse");
         self.planned(inputs, outputs, last_versions, true)
     }
 
@@ -371,6 +379,15 @@ impl ProgramBuilder {
         self.planned(inputs, outputs, last_versions, false)
     }
 
+    /// In builds with assertions, checks after a pass that every read still sees the version that it was given.
+    fn assert_versions(&self, last: &FinalVersions, pass: &str) {
+        if cfg!(debug_assertions)
+            && let Err(stale) = versions::check(&self.instructions, &self.buffers, last)
+        {
+            panic!("after {pass}: {}", stale.error(&self.instructions, &self.buffers));
+        }
+    }
+
     fn planned(
         mut self,
         inputs: Vec<BufferId>,
@@ -383,7 +400,7 @@ impl ProgramBuilder {
             fuse::lay_panels(&mut self.instructions, &mut self.buffers);
         }
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        fuse::order(&mut self.instructions, &self.buffers);
+        fuse::order(&mut self.instructions, &mut self.buffers);
         let work_bytes = if fused {
             bits::pack_masks(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?;
             parts::plan_in_parts(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?

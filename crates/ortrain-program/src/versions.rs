@@ -51,6 +51,14 @@ impl Versions {
         self.reads.iter().find(|(read, _)| *read == id).map(|(_, seen)| seen)
     }
 
+    /// The version of a buffer that is read, if it is the same in all of some entries.
+    pub(crate) fn read_everywhere(&self, id: BufferId, entries: Entries) -> Option<Version> {
+        let seen = self.seen(id)?;
+        let mut versions = entries_of(entries).map(|entry| seen[entry]);
+        let first = versions.next()??;
+        versions.all(|version| version == Some(first)).then_some(first)
+    }
+
     /// What it reads of one buffer.
     pub(crate) fn read_of(&self, id: BufferId) -> Versions {
         Versions::default().with_read_of(id, self)
