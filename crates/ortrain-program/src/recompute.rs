@@ -32,7 +32,7 @@ impl Program {
         // What is alive is more than the arena, as results may take the place of operands.
         let mut goal = work.peak() as f64 * (bytes as f64 / self.work_bytes.max(1) as f64);
         for _ in 0..ATTEMPTS {
-            if smallest <= bytes {
+            if smallest <= bytes || self.instructions.is_empty() {
                 break;
             }
             let reached = work.lower(goal as i64);
@@ -201,7 +201,8 @@ impl<'a> Recomputation<'a> {
         for (at, entry) in order.entries.iter().enumerate() {
             entry.reads.iter().chain(&entry.writes).for_each(|&value| touch(value, at));
         }
-        let mut change = vec![0i64; count + 1];
+        // Inputs and outputs are alive in a program of no instructions, too.
+        let mut change = vec![0i64; count.max(1) + 1];
         for (value, span) in spans.iter().enumerate() {
             if let Some((first, last)) = *span {
                 change[first] += self.size(order, value);
@@ -209,7 +210,7 @@ impl<'a> Recomputation<'a> {
             }
         }
         let mut sum = 0;
-        let alive = change[..count].iter().map(|change| {
+        let alive = change[..count.max(1)].iter().map(|change| {
             sum += change;
             sum
         });
@@ -474,6 +475,16 @@ mod tests {
         // The same again.
         let [one, other] = [0, 0].map(|_| whole.within(whole.work_bytes / 2).to_string());
         assert_eq!(one, other);
+    }
+
+    /// The body of a loop may pass on what it gets.
+    #[test]
+    fn a_program_of_no_instructions_stays_one() {
+        let mut b = ProgramBuilder::new();
+        let x = b.work("x", DType::F32, N);
+        let program = b.finish(vec![x], vec![x]).unwrap();
+        let less = program.within(0);
+        assert_eq!((less.instructions.len(), less.work_bytes), (0, program.work_bytes));
     }
 
     #[test]

@@ -300,3 +300,151 @@ pub(crate) fn check(
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ortrain_expr::{Access, Builder, DType, Nest, Type};
+
+    use super::*;
+    use crate::{Loop, PlaneId};
+
+    const N: usize = 8;
+
+    /// Buffers, and maps that add up what they read.
+    #[derive(Default)]
+    struct Sketch {
+        buffers: Vec<Buffer>,
+        instructions: Vec<Instruction>,
+    }
+
+    impl Sketch {
+        fn buffer(&mut self, label: &str, place: Place) -> BufferId {
+            self.buffers.push(Buffer { label: label.into(), dtype: DType::F32, len: N, place });
+            BufferId(self.buffers.len() as u32 - 1)
+        }
+
+        fn map(&mut self, reads: &[BufferId], to: BufferId, entries: Entries) {
+            let mut b = Builder::new();
+            let mut sum = b.constant(Type::F32, 1.0);
+            for slot in 0..reads.len() {
+                let x = b.load(slot, Type::F32);
+                sum = b.add(sum, x);
+            }
+            let whole = Access::contiguous(DType::F32, &[N]);
+            let nest = Nest {
+                dims: [N].into_iter().collect(),
+                inner: 0,
+                loads: vec![whole.clone(); reads.len()],
+                expr: b.finish(&[sum]),
+                reductions: Vec::new(),
+                stores: vec![whole],
+            };
+            let step = Step::Map(Loop { nest, reads: reads.to_vec(), writes: vec![to] });
+            let node: Arc<str> = format!("node {}", self.instructions.len()).into();
+            self.instructions.push(Instruction { step, entries, node, versions: Versions::default() });
+        }
+
+        fn fault(&self, last: &FinalVersions) -> Option<String> {
+            let stale = check(&self.instructions, &self.buffers, last).err()?;
+            Some(stale.error(&self.instructions, &self.buffers).to_string())
+        }
+    }
+
+    /// A value that is read, updated, and read again.
+    fn updated() -> (Sketch, FinalVersions) {
+        let mut s = Sketch::default();
+        let [x, before, after] = ["x", "before", "after"].map(|label| s.buffer(label, Place::Work(0)));
+        s.map(&[], x, Entries::ALL);
+        s.map(&[x], before, Entries::ALL);
+        s.map(&[x], x, Entries::ALL);
+        s.map(&[x], after, Entries::ALL);
+        let last = number(&mut s.instructions, &s.buffers, &[before, after]);
+        (s, last)
+    }
+
+    #[test]
+    fn a_program_as_it_was_put_together_is_sound() {
+        let (s, last) = updated();
+        assert_eq!(s.fault(&last), None);
+    }
+
+    #[test]
+    fn a_reader_that_passes_an_update_is_found() {
+        for (one, other, node) in [(1, 2, "node 1"), (2, 3, "node 3")] {
+            let (mut s, last) = updated();
+            s.instructions.swap(one, other);
+            let want = format!(
+                "{node} was lowered to a faulty Map instruction: a read of \"x\" from before or after the update that it was \
+                 given"
+            );
+            assert_eq!(s.fault(&last), Some(want));
+        }
+    }
+
+    #[test]
+    fn an_instruction_that_makes_what_another_reads_is_missed() {
+        let (mut s, last) = updated();
+        s.instructions.remove(2);
+        assert!(s.fault(&last).is_some());
+    }
+
+    #[test]
+    fn the_last_update_stays_the_last() {
+        let mut s = Sketch::default();
+        let state = s.buffer("state", Place::Plane(PlaneId(0), 0));
+        let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
+        s.map(&[x], state, Entries::ALL);
+        s.map(&[y], state, Entries::ALL);
+        let last = number(&mut s.instructions, &s.buffers, &[]);
+        assert_eq!(s.fault(&last), None);
+        s.instructions.swap(0, 1);
+        let want = "\"state\" would not hold the last of its updates at the end of the program";
+        assert_eq!(s.fault(&last).as_deref(), Some(want));
+    }
+
+    #[test]
+    fn parts_of_a_plane_that_overlap_are_one() {
+        let mut s = Sketch::default();
+        let whole = s.buffer("whole", Place::Plane(PlaneId(0), 0));
+        let half = s.buffer("half", Place::Plane(PlaneId(0), 4 * N / 2));
+        let x = s.buffer("x", Place::Work(0));
+        s.map(&[x], half, Entries::ALL);
+        s.map(&[whole], x, Entries::ALL);
+        let last = number(&mut s.instructions, &s.buffers, &[x]);
+        assert_eq!(s.fault(&last), None);
+        s.instructions.swap(0, 1);
+        assert!(s.fault(&last).is_some());
+    }
+
+    /// Each entry sees its own updates.
+    #[test]
+    fn entries_are_apart() {
+        let mut s = Sketch::default();
+        let [x, y] = ["x", "y"].map(|label| s.buffer(label, Place::Work(0)));
+        s.map(&[], x, Entries::ALL);
+        s.map(&[x], x, Entries::only(Entry::Accumulate));
+        s.map(&[x], y, Entries::only(Entry::Overwrite));
+        let last = number(&mut s.instructions, &s.buffers, &[x, y]);
+        assert_eq!(s.fault(&last), None);
+        // They do not run in one entry, so their order does not matter.
+        s.instructions.swap(1, 2);
+        assert_eq!(s.fault(&last), None);
+        s.instructions.swap(0, 1);
+        assert!(s.fault(&last).is_some());
+    }
+
+    /// A map that reads a result of another one as it is after an update is not joined with it.
+    #[test]
+    fn what_is_updated_in_between_is_not_taken_from_where_it_is_made() {
+        let (s, _) = updated();
+        let [maker, reader] = [&s.instructions[0], &s.instructions[3]].map(|i| &i.versions);
+        assert!(maker.followed_by(reader, Entries::ALL).is_none());
+        let [maker, reader] = [&s.instructions[0], &s.instructions[1]].map(|i| &i.versions);
+        assert!(maker.followed_by(reader, Entries::ALL).is_some());
+        // Nor can an instruction see a buffer both before and after an update.
+        let [before, after] = [&s.instructions[1], &s.instructions[3]].map(|i| &i.versions);
+        assert!(before.clone().reading_also(after).is_none());
+    }
+}

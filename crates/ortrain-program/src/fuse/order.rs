@@ -54,7 +54,9 @@ pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffe
     for (index, instruction) in instructions.iter().enumerate().rev() {
         let (reads, writes) = (instruction.step.reads(), instruction.step.writes());
         let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
-        let precedes = reads.iter().chain(&writes).any(|&id| updated[id.0 as usize]);
+        // State alone waits for its turn; it gets a copy of what is updated.
+        let precedes = writes.iter().any(|&id| is_work(buffers, id))
+            && reads.iter().chain(&writes).any(|&id| updated[id.0 as usize]);
         if instruction.step.can_fail() || produces || precedes {
             early[index] = true;
             reads.iter().for_each(|id| wanted[id.0 as usize] = true);

@@ -9,7 +9,8 @@ use ortrain_expr::{
 
 use crate::reference::evaluate;
 use crate::{
-    BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, Program, ProgramBuilder, Scalars, Step, Window,
+    Backend, Bindings, BufferId, Conv, Entries, Entry, Loop, MatMul, Memory, Place, PlaneId, Program,
+    ProgramBuilder, Reference, Scalars, Step, Window, Workspace,
 };
 
 /// Images of a program: `[n, c, h * w]`.
@@ -555,6 +556,49 @@ fn state_is_written_after_everything_that_can_fail() {
     let fails = program.instructions.iter().rposition(|i| i.step.can_fail()).unwrap();
     let writes = program.instructions.iter().position(|i| i.step.writes().contains(&running)).unwrap();
     assert!(fails < writes, "{program}");
+}
+
+/// Builds `y = tanh(x)`, `running = y`, `y = y - x`, and a check of `y`.
+fn state_before_an_update(fused: bool) -> (Program, [BufferId; 2]) {
+    let mut i = Images::new(1, 4, 1, 1);
+    let [x, y, checked] = ["x", "y", "checked"].map(|name| i.channels(name));
+    let running = i.b.plane("running", DType::F32, 4, PlaneId(0), 0);
+    i.map(&[4], &[(x, &[1])], &[(y, &[1])], |b, regs| vec![b.unary(UnaryOp::Tanh, regs[0])]);
+    i.map(&[4], &[(y, &[1])], &[(running, &[1])], |_, regs| vec![regs[0]]);
+    i.map(&[4], &[(y, &[1]), (x, &[1])], &[(y, &[1])], |b, regs| vec![b.sub(regs[0], regs[1])]);
+    i.map(&[4], &[(y, &[1])], &[(checked, &[1])], |b, regs| {
+        let index = b.convert(regs[0], Type::I64);
+        let index = b.guard(index, 4);
+        vec![b.convert(index, Type::F32)]
+    });
+    let (inputs, outputs) = (vec![x], vec![checked]);
+    let program = if fused { i.b.finish(inputs, outputs) } else { i.b.finish_unfused(inputs, outputs) };
+    (program.unwrap(), [x, running])
+}
+
+/// State takes a value as it is before an update, and something that can fail reads the value after the update: the state
+/// is written last, from a copy.
+#[test]
+fn state_takes_what_was_there_before_an_early_update() {
+    for fused in [false, true] {
+        let (program, [x, running]) = state_before_an_update(fused);
+        let fails = program.instructions.iter().rposition(|i| i.step.can_fail()).unwrap();
+        let writes = program.instructions.iter().position(|i| i.step.writes().contains(&running)).unwrap();
+        assert!(fails < writes, "{program}");
+        let given = [-0.5f32, 0.25, 1.0, -1.5];
+        let executable = Reference.compile(Arc::new(program)).unwrap();
+        let program = executable.program();
+        let mut work = Workspace::new();
+        work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
+        let Place::Work(at) = program.buffer(x).place else { unreachable!("an input is a work buffer") };
+        work.arena().write(at, bytemuck::cast_slice(&given));
+        let plane = Memory::new(16);
+        executable
+            .run(&Bindings { planes: &[&plane] }, &mut work, Entry::Overwrite, Scalars::default())
+            .unwrap();
+        let found: Vec<f32> = bytemuck::pod_collect_to_vec(&plane.to_vec(0, 16));
+        assert_eq!(found, given.map(|x| f64::from(x).tanh() as f32), "{program}");
+    }
 }
 
 /// `y = x * tanh(x)` of what arrives, and its gradient `g * t + g * (x * (1 - t * t))`; `read_again` says that something
