@@ -56,6 +56,10 @@ conform: build/wheel.stamp $(if $(UPSTREAM),build/upstream.stamp) ## recorded ru
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
 	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)
 
+.PHONY: mutants
+mutants: build/wheel.stamp build/nextest.stamp build/mutants.stamp ## thirty small mistakes in the passes, each of which a test must catch; some minutes each; ARGUMENTS="--count 5 --seed 7"
+	$(BIN)/python tests/mutants.py $(ARGUMENTS)
+
 ##@ The inner loop
 
 .PHONY: check
@@ -118,6 +122,11 @@ build/venv.stamp: constraints.txt
 build/nextest.stamp:
 	@mkdir -p build
 	cargo nextest --version >/dev/null 2>&1 || cargo install cargo-nextest --locked
+	touch $@
+
+build/mutants.stamp:
+	@mkdir -p build
+	cargo mutants --version >/dev/null 2>&1 || cargo install cargo-mutants --locked
 	touch $@
 
 # The development profile: the crates are those that the Rust tests have built already.

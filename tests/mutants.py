@@ -1,0 +1,136 @@
+"""Mutants of the passes of ortrain-program: small mistakes, drawn by lot, each of which a test must catch.
+
+``make mutants`` runs it, with ``ARGUMENTS="--count 5 --seed 7"`` for others than those of every run. cargo-mutants lists
+the mutants there are (a condition negated, an operator exchanged, a function that returns a constant). Each is put into
+a copy of the repository, and the tests run, the quickest first, until one fails: the tests of ortrain-program, those of
+the test kit, then random graphs (tests/random_graphs) with the extension that is built of the copy. A mutant that
+passes all of them has survived: survivors are listed, and make the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY = ROOT / "build" / "mutants"
+SOURCE = "crates/ortrain-program/src"
+# The passes between a program as it was put together and the one that runs.
+PASSES = ["fuse", "narrow", "plan.rs", "bits.rs", "parts.rs", "recompute.rs", "versions.rs"]
+# The mutants of every run.
+SEED = 23
+COUNT = 30
+GRAPHS = 300
+# Seconds until a build or its tests are taken to hang.
+TIMEOUT = 1800
+
+
+def mutants() -> list[dict[str, Any]]:
+    """All mutants of the passes, in cargo-mutants' order."""
+    command = ["cargo", "mutants", "--list", "--json", "--diff", "--no-config"]
+    for name in PASSES:
+        path = f"{SOURCE}/{name}"
+        command += ["--file", path if name.endswith(".rs") else f"{path}/**/*.rs"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: list[dict[str, Any]] = json.loads(listed.stdout)
+    return [mutant for mutant in found if "/tests" not in mutant["file"]]
+
+
+def copy() -> None:
+    """The tracked files of the repository as they are, with what was built for mutants before."""
+    COPY.mkdir(parents=True, exist_ok=True)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        source, target = ROOT / name, COPY / name
+        if not source.exists():
+            target.unlink(missing_ok=True)
+        elif not target.exists() or target.read_bytes() != source.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+
+
+def apply(diff: str, *, back: bool) -> None:
+    command = ["patch", "--quiet", "--strip=1", "--no-backup-if-mismatch", *(["--reverse"] if back else [])]
+    subprocess.run(command, cwd=COPY, input=diff, text=True, check=True)
+
+
+def tests(graphs: int) -> list[tuple[str, list[str]]]:
+    """What is run, the quickest first."""
+    python = ROOT / ".venv" / "bin" / "python"
+    nextest = ["cargo", "nextest", "run"]
+    found = [
+        ("ortrain-program", [*nextest, "-p", "ortrain-program"]),
+        ("ortrain-testkit", [*nextest, "-p", "ortrain-testkit"]),
+    ]
+    if graphs > 0:
+        check = f'VIRTUAL_ENV="{COPY}/.venv" "{python.parent}/maturin" develop --quiet --extras test && cd tests && '
+        check += f'"{COPY}/.venv/bin/python" -m random_graphs --count {graphs} --seed {SEED}'
+        found.append(("random graphs", ["bash", "-c", check]))
+    return found
+
+
+def passes(command: list[str], log: Path) -> bool:
+    """Whether a command succeeds in the copy. One that does not come to an end has failed."""
+    with log.open("w") as out:
+        try:
+            variables = os.environ | {"PYO3_PYTHON": f"{COPY}/.venv/bin/python"}
+            done = subprocess.run(
+                command, cwd=COPY, env=variables, stdout=out, stderr=out, timeout=TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    return done.returncode == 0
+
+
+def caught_by(mutant: dict[str, Any], number: int, graphs: int) -> str | None:
+    """The first tests that fail with a mutant."""
+    apply(mutant["diff"], back=False)
+    try:
+        for name, command in tests(graphs):
+            if not passes(command, ROOT / "build" / f"mutant-{number}.log"):
+                return name
+    finally:
+        apply(mutant["diff"], back=True)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--count", type=int, default=COUNT, help="how many are drawn")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the lot")
+    parser.add_argument("--first", type=int, default=0, help="how many of those drawn are left out")
+    parser.add_argument("--graphs", type=int, default=GRAPHS, help="random graphs for each mutant; 0: none")
+    given = parser.parse_args()
+    every = mutants()
+    drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))[given.first :]
+    copy()
+    if not (COPY / ".venv").exists():
+        subprocess.run([ROOT / ".venv" / "bin" / "python", "-m", "venv", COPY / ".venv"], check=True)
+    for name, command in tests(given.graphs):
+        if not passes(command, ROOT / "build" / "mutant-none.log"):
+            print(f"without a mutant, {name} fails: build/mutant-none.log", file=sys.stderr)
+            return 1
+    print(f"{len(drawn)} of {len(every)} mutants, seed {given.seed}")
+    survivors = []
+    for number, mutant in enumerate(drawn, given.first):
+        start = time.monotonic()
+        found = caught_by(mutant, number, given.graphs)
+        print(f"{number:3} {found or 'SURVIVED':16} {time.monotonic() - start:5.0f} s  {mutant['name']}", flush=True)
+        if found is None:
+            survivors.append(mutant["name"])
+    print(f"{len(drawn) - len(survivors)} caught, {len(survivors)} survived")
+    for name in survivors:
+        print(f"  {name}")
+    return min(len(survivors), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
