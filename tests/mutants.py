@@ -1,10 +1,10 @@
 """Mutants of the passes of ortrain-program: small mistakes, drawn by lot, each of which a test must catch.
 
-``make mutants`` runs it, with ``ARGUMENTS="--count 5 --seed 7"`` for others than those of every run. cargo-mutants lists
-the mutants there are (a condition negated, an operator exchanged, a function that returns a constant). Each is put into
-a copy of the repository, and the tests run, the quickest first, until one fails: the tests of ortrain-program, those of
-the test kit, then random graphs (tests/random_graphs) with the extension that is built of the copy. A mutant that
-passes all of them has survived: survivors are listed, and make the exit status 1.
+``make mutants`` runs it, with ``ARGUMENTS="--count 5 --seed 7"`` for others than those of every run. cargo-mutants
+lists the mutants there are (a condition negated, an operator exchanged, a function that returns a constant). Each
+is put into a copy of the repository, and the tests run, the quickest first, until one fails: the tests of ortrain-
+program, those of the test kit, then random graphs (tests/random_graphs) with the extension that is built of the
+copy. A mutant that passes all of them has survived: survivors are listed, and make the exit status 1.
 """
 
 from __future__ import annotations
