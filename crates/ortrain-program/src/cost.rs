@@ -209,7 +209,7 @@ impl<'a> Traffic<'a> {
 
 /// Whether a load is read by computed index.
 pub(crate) fn is_gathered(nest: &Nest, slot: usize) -> bool {
-    nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
+    nest.is_gathered(slot)
 }
 
 /// For each instruction of a nest's expression the axes along which its result changes, as bits.

@@ -5,7 +5,7 @@
 //! outside fails the run and nothing is committed. Narrow floats are summed in float32. What other gathers and scatters
 //! share with these stands here as well.
 
-use ortrain_expr::{Access, Builder, CompareOp, Reg, Type};
+use ortrain_expr::{Builder, CompareOp, Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 use ortrain_program::{BufferId, ScatterAdd, Step};
 
@@ -196,11 +196,7 @@ impl Op for Gather {
         let row = nest.b.add(start, row);
         let start = nest.b.mul(row, after);
         let at = nest.b.add(start, inner);
-        let dtype = cx.buffer_dtype(data);
-        let access =
-            Access { dtype, offset: 0, strides: [0; 3].into_iter().collect(), len: cx.buffer_len(data) };
-        let slot = nest.slot(data, access);
-        let value = nest.b.load_at(slot, at, Type::of(dtype));
+        let value = nest.gather(cx, data, at);
         nest.store_whole(cx, output, value);
         cx.step(nest.map())
     }

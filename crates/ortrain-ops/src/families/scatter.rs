@@ -17,7 +17,7 @@ use super::gather::{
     Places, add_at, check_indices, copy, fill, from_front, guard_indices, scatter_add, widened,
 };
 use super::gather_elements::{
-    check_alike, check_elements, load_at, places_of_elements, places_of_slices, position, shape_of_slices,
+    check_alike, check_elements, places_of_elements, places_of_slices, position, shape_of_slices,
 };
 use crate::OpError;
 use crate::grad::Grad;
@@ -104,7 +104,7 @@ impl Scatter {
                 let along = nest.b.coordinate(dims.len());
                 let at = position(&mut nest, &taken, axis, along);
                 let indices = cx.input(1);
-                let loaded = load_at(cx, &mut nest, indices, at);
+                let loaded = nest.gather(cx, indices, at);
                 let index = nest.b.convert(loaded, Type::I64);
                 let row = from_front(&mut nest.b, index, dims[axis]);
                 let here = nest.b.coordinate(axis);
@@ -116,7 +116,7 @@ impl Scatter {
                         hit = nest.b.binary(BinaryOp::And, hit, inside);
                     }
                 }
-                let update = load_at(cx, &mut nest, updates, at);
+                let update = nest.gather(cx, updates, at);
                 (nest, old, update, hit)
             }
             Form::Slices => {
