@@ -103,10 +103,12 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             traffic.read(s.source, u64::MAX);
             traffic.read(s.index, u64::MAX);
             let added = count([s.outer, s.count, s.inner]);
-            traffic.read(s.target, added);
             traffic.write(s.target, added);
-            if buffers[s.target.0 as usize].dtype.is_float() {
-                flops = added;
+            if !s.last {
+                traffic.read(s.target, added);
+                if buffers[s.target.0 as usize].dtype.is_float() {
+                    flops = added;
+                }
             }
         }
     }

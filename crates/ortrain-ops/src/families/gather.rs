@@ -87,7 +87,20 @@ pub(super) fn scatter_add(
     target: BufferId,
 ) -> Result<(), OpError> {
     let &Places { place, rows, count, inner } = places;
-    cx.step(Step::ScatterAdd(ScatterAdd { outer: 1, rows, count, inner, source, index: place, target }))
+    let (outer, index, last) = (1, place, false);
+    cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
+}
+
+/// Writes rows over those of a buffer of the same type; of several at one place the last stays.
+pub(super) fn scatter_last(
+    cx: &mut Lower<'_>,
+    places: &Places,
+    source: BufferId,
+    target: BufferId,
+) -> Result<(), OpError> {
+    let &Places { place, rows, count, inner } = places;
+    let (outer, index, last) = (1, place, true);
+    cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
 }
 
 /// Puts the sum of rows and a buffer, or zeros, into another; narrow floats are summed in float32.
@@ -295,7 +308,8 @@ impl Op for GatherGrad {
         let target = if narrow { cx.temp("wide", dtype, cx.buffer_len(output)) } else { output };
         fill(cx, target, 0.0)?;
         let index = cx.input(1);
-        cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target }))?;
+        let last = false;
+        cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))?;
         if narrow {
             copy(cx, target, output)?;
         }

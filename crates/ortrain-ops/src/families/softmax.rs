@@ -4,10 +4,12 @@
 //! default 1, on) and 13 (one axis, by default the last); `SoftmaxGrad_13`, `LogSoftmaxGrad_13` (one axis) and
 //! `SoftmaxGrad`, `LogSoftmaxGrad` (a matrix) of `com.microsoft`. All of them get the forward *result*, not the input.
 //! Older forms are read as Flatten, the newest form, and Reshape. Narrow floats are computed in float32. The largest
-//! element is subtracted before anything is raised; a row of nothing but -inf gives NaN, as in PyTorch.
+//! element is subtracted before anything is raised; a row of nothing but -inf gives NaN, as in PyTorch. Where a graph makes
+//! zeros of such rows afterwards, their gradients are zero.
 
 use ortrain_expr::{ReduceOp, Strides, UnaryOp};
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use rustc_hash::FxHashSet;
 
 use super::elementwise::build_unrunnable;
 use crate::OpError;
@@ -51,6 +53,7 @@ impl Op for Softmax {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let y = cx.output(0, "y");
+        let y = what_is_left(cx, y)?;
         let name = if self.log { "LogSoftmaxGrad_13" } else { "SoftmaxGrad_13" };
         let gradient = cx.add_in("com.microsoft", name, &[g, y], Attrs::new().with("axis", self.axis));
         cx.give(0, gradient);
@@ -74,6 +77,81 @@ impl Op for Softmax {
         nest.store_strided(cx, output, 0, strides, result);
         cx.step(nest.reduction())
     }
+}
+
+/// Operators that pass each element on, as it is or changed by itself: what is not a number stays none.
+const ELEMENT_BY_ELEMENT: [&str; 18] = [
+    "Cast",
+    "CastLike",
+    "Concat",
+    "Div",
+    "Dropout",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "Identity",
+    "Mul",
+    "Pad",
+    "Reshape",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "Tile",
+    "Transpose",
+    "Unsqueeze",
+];
+
+/// The result `y` of a softmax as its gradient is taken with it. A row of nothing but -inf has no softmax. Where a graph
+/// puts zeros in its place (`Where(IsNaN(y), 0, y)`, as exporters write attention behind a padding mask), nothing of the row
+/// is left and nothing goes back to it: the gradient is taken with these zeros, for NaN times the zero that arrives is NaN.
+fn what_is_left(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
+    let producers_of_nan = |graph: &Graph, condition: Option<ValueId>| {
+        let is_nan = |node: &Node| {
+            &*node.op == "IsNaN"
+                && node.outputs.first().copied().flatten() == condition
+                && node.inputs.first().copied().flatten() == Some(y)
+        };
+        condition.is_some() && graph.nodes.iter().any(is_nan)
+    };
+    let mut holds: FxHashSet<ValueId> = FxHashSet::default();
+    holds.insert(y);
+    let mut chosen = false;
+    let graph = &*cx.graph;
+    for node in &graph.nodes[cx.node_index + 1..] {
+        let port = |k: usize| node.inputs.get(k).copied().flatten();
+        if !node.present_inputs().any(|id| holds.contains(&id)) || !node.domain.is_empty() {
+            continue;
+        }
+        match &*node.op {
+            "Where" => {
+                let zero = |k: usize| {
+                    let content = port(k).and_then(|id| graph.value(id).content());
+                    content.is_some_and(|tensor| tensor.len() == 1 && tensor.to_f64()[0] == 0.0)
+                };
+                let rank =
+                    |id: Option<ValueId>| id.and_then(|id| graph.value(id).ty.shape()).map(Shape::rank);
+                if port(2) == Some(y)
+                    && zero(1)
+                    && rank(port(1)) <= rank(Some(y))
+                    && producers_of_nan(graph, port(0))
+                    && let Some(left) = node.outputs.first().copied().flatten()
+                {
+                    return Ok(left);
+                }
+                chosen |= [1, 2].into_iter().any(|k| port(k).is_some_and(|id| holds.contains(&id)));
+            }
+            op if ELEMENT_BY_ELEMENT.contains(&op) => holds.extend(node.present_outputs()),
+            // A branch may choose, too.
+            _ => chosen |= node.captures > 0,
+        }
+    }
+    if !chosen {
+        return Ok(y);
+    }
+    let zero = Tensor::scalar(cx.dtype(y)?, 0.0);
+    let zero = cx.constant("zero", zero);
+    let broken = cx.add("IsNaN", &[y], Attrs::new());
+    Ok(cx.add("Where", &[broken, zero, y], Attrs::new()))
 }
 
 impl Op for SoftmaxGrad {

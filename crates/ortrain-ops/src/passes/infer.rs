@@ -12,6 +12,7 @@ use crate::{Error, OpError};
 /// # Errors
 /// The first node that contradicts its operator's definition, or its declaration.
 pub fn infer(graph: &mut Graph) -> Result<(), Error> {
+    check_given(graph)?;
     for index in 0..graph.nodes.len() {
         infer_node(graph, index)?;
     }
@@ -21,7 +22,7 @@ pub fn infer(graph: &mut Graph) -> Result<(), Error> {
 /// As [`infer`], as far as it goes: what depends on a node that nobody knows, or that is wrong, is passed over where it
 /// cannot be told. Returns everything that is wrong, an error for each node.
 pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
-    let mut errors = Vec::new();
+    let mut errors: Vec<Error> = check_given(graph).err().into_iter().collect();
     let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
@@ -72,8 +73,34 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// The most axes of a tensor: as many as NumPy and onnxruntime have. An expression counts positions along fewer than 256.
+pub const MOST_AXES: usize = 64;
+
+/// Refuses shapes of too many axes.
+fn countable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
+    match ty.shape() {
+        Some(shape) if shape.rank() > MOST_AXES => Err(OpError::unsupported(format!(
+            "{:?} has {} axes, of shape {shape}; a tensor has {MOST_AXES} at most, so leave out axes of one element or merge \
+             some by a Reshape",
+            graph.name_of(id),
+            shape.rank()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Checks what the graph is given: inputs and initializers.
+fn check_given(graph: &Graph) -> Result<(), Error> {
+    let constants = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
+    for id in graph.inputs.iter().copied().chain(constants) {
+        countable(graph, id, &graph.value(id).ty).map_err(|error| Error::Graph(error.to_string()))?;
+    }
+    Ok(())
+}
+
 /// Refuses sizes whose product overflows, here and once, so that everything behind may multiply them.
 fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
+    countable(graph, id, ty)?;
     let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(()) };
     let Some(dims) = shape.concrete() else { return Ok(()) };
     let outcome = ortrain_graph::byte_length(*dtype, &dims);
