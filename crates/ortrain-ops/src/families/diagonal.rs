@@ -201,6 +201,19 @@ mod tests {
         }
     }
 
+    /// Behind a trained value it is a constant.
+    #[test]
+    fn an_eye_passes_nothing_back() {
+        let x = spread(&[2, 3], 1);
+        let (mut graph, ids) = crate::testing::graph(&[&x]);
+        let eye = crate::testing::add(&mut graph, ("", "EyeLike"), "eye", &[Some(ids[0])], 1, Attrs::new());
+        let ports = [Some(eye[0]), Some(ids[0])];
+        let product = crate::testing::add(&mut graph, ("", "Mul"), "y", &ports, 1, Attrs::new());
+        graph.outputs = product;
+        crate::passes::infer::infer(&mut graph).expect("valid");
+        check_gradients(&graph, &[x], &[0], &[0]);
+    }
+
     #[test]
     fn eyes() {
         let x = Tensor::i64(&[2, 3], &[0; 6]);
