@@ -446,7 +446,7 @@ fn queries_that_see_nothing() {
     for scores in [Scores::Pairs, Scores::Keys, Scores::Scaled] {
         for dropped in [false, true] {
             for dtype in [DType::F32, DType::F64] {
-                for sizes in [[2, 3, 9, 35, 8, 12], [1, 1, 500, 260, 20, 36], [1, 2, 5, 1, 4, 4]] {
+                for sizes in [[2, 3, 9, 35, 8, 12], [1, 2, 5, 1, 4, 4]] {
                     let case = Case { sizes, dtype, scores, dropped, cleared: true, ..PLAIN };
                     check(case);
                     let want = expected(case, &case.inputs(&mut Random(3)));
@@ -455,6 +455,8 @@ fn queries_that_see_nothing() {
             }
         }
     }
+    // In parts.
+    check(Case { sizes: [1, 1, 260, 130, 20, 36], scores: Scores::Pairs, cleared: true, ..PLAIN });
 }
 
 /// Few heads: queries are parted, and so are sums of the gradients of keys and values. Many: they are grouped.

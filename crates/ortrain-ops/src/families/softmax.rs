@@ -517,7 +517,7 @@ mod tests {
                 add_to(b, "Where", &[broken, zero, part], none())
             }
             Cleared::Inside => {
-                let on = b.add_constant("on", Tensor::filled(DType::Bool, &[], 1.0));
+                let on = add_to(b, "Equal", &[zero, zero], none());
                 let mut branch = Graph::new("branch");
                 let inner = branch.add_value("inner", ValueType::tensor(DType::F64, x.dims()));
                 branch.inputs = vec![inner];
