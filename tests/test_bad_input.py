@@ -51,6 +51,9 @@ def weight(**changes: Any) -> TensorProto:
 
 
 MATMUL = node("MatMul", ["x", "w"], ["y"], "product")
+# One axis more than a tensor has at most.
+AXES = 65
+ADVICE = "a tensor has 64 at most, so leave out axes of one element or merge some by a Reshape"
 
 MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
     "empty": (b"", ortrain.InvalidModelError, "the model is empty; an ONNX model was expected"),
@@ -113,6 +116,26 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
         'the model: node "product" (MatMul) with inputs (x: float32[n, 2], w: float32[5, 3]): shapes [n, 2] and [5, 3] '
         "do not fit: rows of the left have 2 elements, columns of the right 5",
     ),
+    "more axes than there may be": (
+        model(
+            node("Unsqueeze", ["x", "axes"], ["y"], "wide"),
+            weights=(numpy_helper.from_array(np.arange(2, AXES), "axes"),),
+        ),
+        ortrain.UnsupportedError,
+        'the model: node "wide" (Unsqueeze) with inputs (x: float32[n, 2], axes: int64[63]): "y" has 65 axes, of shape '
+        f"[n, 2{', 1' * 63}]; {ADVICE}",
+    ),
+    "an initializer of more axes than there may be": (
+        model(
+            node("ReduceSum", ["w"], ["s"], "sum", keepdims=0),
+            node("Add", ["x", "s"], ["y"]),
+            weights=(
+                helper.make_tensor("w", TensorProto.FLOAT, [1] * AXES, np.ones(1, np.float32).tobytes(), raw=True),
+            ),
+        ),
+        ortrain.InvalidModelError,
+        f'the model: "w" has 65 axes, of shape [1{", 1" * 64}]; {ADVICE}',
+    ),
     "oversized": (
         model(MATMUL, weights=(weight(dims=[2**40, 2**40]),)),
         ortrain.InvalidModelError,
@@ -151,6 +174,28 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
         'the model: the model uses version 3 of operator set "ai.onnx"; versions 7 to 28 are supported',
     ),
 }
+
+
+def test_an_input_of_more_axes_than_there_may_be() -> None:
+    """And a shape that turns out to have more when it is known."""
+    wide = helper.make_tensor_value_info("v", TensorProto.FLOAT, [1] * AXES)
+    content = onnx.load_from_string(
+        model(node("ReduceSum", ["v"], ["s"], "sum", keepdims=0), node("Add", ["x", "s"], ["y"]))
+    )
+    content.graph.input.append(wide)
+    message = f'the model: "v" has 65 axes, of shape [1{", 1" * 64}]; {ADVICE}'
+    with pytest.raises(ortrain.InvalidModelError, match=re.escape(message)):
+        ortrain.InferenceSession(content.SerializeToString())
+    content = onnx.load_from_string(model(node("Reshape", ["x", "shape"], ["y"], "wide")))
+    content.graph.input.append(helper.make_tensor_value_info("shape", TensorProto.INT64, ["axes"]))
+    session = ortrain.InferenceSession(content.SerializeToString())
+    message = (
+        'node "wide" (Reshape) with inputs (x: float32[3, 2], shape: int64[65]): "y" has 65 axes, of shape '
+        f"[3, 2{', 1' * 63}]; {ADVICE}"
+    )
+    feeds = {"x": np.ones((3, 2), np.float32), "shape": np.array([3, 2] + [1] * 63)}
+    with pytest.raises(ortrain.UnsupportedError, match=re.escape(message)):
+        session.run(None, feeds)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -198,3 +198,85 @@ def test_failed_step_keeps_statistics(tmp_path: Path) -> None:
     assert np.isnan(run.module(*empty))
     for name, values in zip(STATISTICS, before, strict=True):
         np.testing.assert_array_equal(run.state.parameters[name].data, values)
+
+
+def with_nodes(
+    before: list[Any], bn: list[str], weights: dict[str, np.ndarray], after: list[Any] | None = None
+) -> ModelProto:
+    """`scores = BatchNormalization(bn) w2` behind some nodes."""
+    nodes = [
+        *before,
+        helper.make_node("BatchNormalization", bn, ["normal"], "bn", momentum=MOMENTUM, epsilon=EPSILON),
+        *(after or [helper.make_node("MatMul", ["normal", "w2"], ["scores"], "second")]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", CLASSES])],
+        [
+            numpy_helper.from_array(value if value.dtype == np.int64 else value.astype(np.float32), name)
+            for name, value in weights.items()
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def some(*dims: int) -> np.ndarray:
+    return np.random.default_rng(sum(dims)).standard_normal(dims)
+
+
+def test_ones_like_something_trained_are_not_trained(tmp_path: Path) -> None:
+    """As PyTorch's new exporter writes `affine=False`: running statistics are used, and stay."""
+    like = [
+        helper.make_node("MatMul", ["x", "w1"], ["hidden"], "first"),
+        helper.make_node("Shape", ["hidden"], ["columns"], start=1, end=2),
+    ]
+    for name, value in (("ones", "one"), ("zeros", "zero")):
+        like.append(helper.make_node("CastLike", [value, "hidden"], [f"{name}_like"]))
+        like.append(helper.make_node("Expand", [f"{name}_like", "columns"], [name]))
+    mean, var = some(HIDDEN), np.random.default_rng(1).uniform(0.5, 1.5, HIDDEN)
+    weights = {"w1": some(FEATURES, HIDDEN), "w2": some(HIDDEN, CLASSES), "mean": mean, "var": var}
+    weights |= {"one": np.float32(1), "zero": np.float32(0)}
+    model = with_nodes(like, ["hidden", "ones", "zeros", "mean", "var"], {k: np.asarray(v) for k, v in weights.items()})
+    run = Run(make(tmp_path, model, requires_grad=["w1", "w2"]))
+    x, labels = batch(1)
+    scores = (x @ weights["w1"] - mean) / np.sqrt(var + EPSILON) @ weights["w2"]
+    np.testing.assert_allclose(run.step((x, labels)), loss_of(scores, labels), rtol=ROUNDING)
+    assert {name for name, _ in run.state.parameters} == {"w1", "w2"}
+
+
+@pytest.mark.parametrize("trained", [["gain", "w1", "w2"], ["gain", "w2"]], ids=["trained", "frozen"])
+def test_standardized_weights(trained: list[str], tmp_path: Path) -> None:
+    """A normalization of a weight by statistics that are computed from it (`F.batch_norm`): its gradient goes through them."""
+    rows = [
+        helper.make_node("Transpose", ["w1"], ["rows"], perm=[1, 0]),
+        helper.make_node("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),
+        helper.make_node("ReduceMean", ["rows"], ["column"], axes=[1], keepdims=1),
+        helper.make_node("Sub", ["rows", "column"], ["centred"]),
+        helper.make_node("Mul", ["centred", "centred"], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["var"], axes=[1], keepdims=0),
+    ]
+    after = [
+        helper.make_node("MatMul", ["x", "normal"], ["hidden"], "first"),
+        helper.make_node("MatMul", ["hidden", "w2"], ["scores"], "second"),
+    ]
+    weights = {"w1": some(FEATURES, HIDDEN), "w2": some(HIDDEN, CLASSES), "gain": some(HIDDEN), "zeros": np.zeros(HIDDEN)}
+    model = with_nodes(rows, ["w1", "gain", "zeros", "mean", "var"], weights, after)
+    run = Run(make(tmp_path, model, requires_grad=trained))
+    assert {name for name, _ in run.state.parameters} == set(trained)
+    data = x, labels = batch(1)
+
+    def loss(changed: dict[str, np.ndarray]) -> float:
+        p = {name: value.astype(np.float32).astype(np.float64) for name, value in weights.items()} | changed
+        normal = (p["w1"] - p["w1"].mean(0)) / np.sqrt(p["w1"].var(0) + EPSILON) * p["gain"]
+        return loss_of(x @ normal @ p["w2"], labels)
+
+    run.module.train()
+    np.testing.assert_allclose(float(run.module(*data)), loss({}), rtol=ROUNDING)
+    for name in trained:
+        value = weights[name].astype(np.float32).astype(np.float64)
+        along = some(*value.shape)
+        slope = (loss({name: value + 1e-5 * along}) - loss({name: value - 1e-5 * along})) / 2e-5
+        got = float((run.state.parameters[name].grad * along).sum())
+        assert got == pytest.approx(slope, rel=1e-4, abs=1e-5), name

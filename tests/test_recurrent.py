@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 3, 4, 6
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 # Sums of a few products, and functions of them, in float32.
 TOLERANCE = 2e-6
+# Of a difference of losses in float32: its step, and what rounding of both over twice the step leaves.
+STEP, SLOPE = 1e-2, 2e-3
 FUNCTIONS = {
     "default": {},
     "clipped": {"clip": 0.6},
@@ -87,3 +93,55 @@ def test_results_are_those_of_onnxruntime(op: str, direction: str, functions: st
         ours = ortrain.InferenceSession(content).run(None, feeds)
         for got, want in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE, err_msg=f"{attributes} {present}")
+
+
+@pytest.mark.parametrize("part", [(0, STEPS), (2, 4)], ids=["all", "part"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", GATES)
+def test_training_with_lengths_is_that_of_onnxruntime(
+    op: str, direction: str, part: tuple[int, int], tmp_path: Path
+) -> None:
+    """Of all steps and of some. X is in the model, trained and not: the loss is onnxruntime's, the gradient its slope along random directions."""
+    content, feeds = model(op, [False, True] + [False] * (3 if op == "LSTM" else 1), {"direction": direction})
+    forward = onnx.load_from_string(content)
+    graph = forward.graph
+    held = {name: feeds[name] for name in ("X", "W", "R")}
+    rng = np.random.default_rng(3)
+    directions = 2 if direction == "bidirectional" else 1
+    weights = rng.normal(size=(part[1] - part[0], directions, BATCH, HIDDEN)).astype(np.float32)
+    held |= {"weights": weights, "first": np.array(part[:1]), "end": np.array(part[1:])}
+    given = [info for info in graph.input if info.name == "sequence_lens"]
+    del graph.input[:], graph.output[:]
+    graph.input.extend(given)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in held.items())
+    graph.node.append(helper.make_node("Slice", ["Y", "first", "end"], ["seen"]))
+    graph.node.append(helper.make_node("Mul", ["seen", "weights"], ["weighed"]))
+    graph.node.append(helper.make_node("ReduceSum", ["weighed"], ["loss"], keepdims=0))
+    graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
+
+    def loss_of(values: dict[str, np.ndarray], lengths: np.ndarray) -> float:
+        changed = onnx.ModelProto()
+        changed.CopyFrom(forward)
+        del changed.graph.initializer[:]
+        changed.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+        session = onnxruntime.InferenceSession(changed.SerializeToString(), providers=["CPUExecutionProvider"])
+        return float(session.run(None, {"sequence_lens": lengths})[0])
+
+    for trained in (["X", "W", "R"], ["W", "R"]):
+        folder = tmp_path / "".join(trained)
+        folder.mkdir()
+        artifacts.generate_artifacts(forward, requires_grad=trained, loss=None, artifact_directory=folder)
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state)
+        for lengths in (np.array([5, 2, 4], np.int32), np.array([0, 5, 1], np.int32)):
+            module.train()
+            loss = float(module(lengths))
+            np.testing.assert_allclose(loss, loss_of(held, lengths), rtol=1e-5, atol=1e-5)
+            for name in trained:
+                gradient = state.parameters[name].grad
+                along = rng.normal(size=gradient.shape).astype(np.float32)
+                up, down = (loss_of(held | {name: held[name] + sign * STEP * along}, lengths) for sign in (1, -1))
+                slope = (up - down) / (2 * STEP)
+                got = float((gradient * along).sum())
+                assert abs(got - slope) <= SLOPE * max(1, abs(slope)), f"{name} {lengths}"
+            module.lazy_reset_grad()

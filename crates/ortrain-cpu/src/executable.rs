@@ -79,6 +79,7 @@ impl Kernel {
                     inner: s.inner,
                     dtype: program.buffer(s.target).dtype,
                     index: program.buffer(s.index).dtype,
+                    last: s.last,
                 };
                 ScatterKernel::new(desc, compiler.isa()).map(Kernel::Scatter)
             }
@@ -108,6 +109,7 @@ fn description(a: &Attention) -> AttentionDesc {
             ortrain_kernels::AttentionPass::Gradients(Box::new(ortrain_kernels::AttentionGradients {
                 given: g.given.access.clone(),
                 weights: g.weights.nest.clone(),
+                softmax: g.softmax.nest.clone(),
                 scores: g.scores.nest.clone(),
                 q,
                 k,

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::{DType, Expr, Reg};
+use crate::{DType, Expr, Inst, Reg};
 
 /// Sizes of the axes of an iteration space.
 pub type Dims = SmallVec<[usize; 6]>;
@@ -20,7 +20,7 @@ pub struct Access {
     /// One stride per axis of the nest.
     pub strides: Strides,
     /// Number of elements of the buffer. Affine accesses stay inside (checked when a program is made);
-    /// [`crate::Inst::LoadAt`] reads zero outside `offset..len`.
+    /// [`crate::Inst::LoadAt`] reads zero outside `offset..len`; a load that it reads has no other strides than zeros.
     pub len: usize,
 }
 
@@ -140,8 +140,18 @@ impl Nest {
         &self.dims[self.dims.len() - self.inner..]
     }
 
-    /// What is wrong with the nest, if anything: accesses out of bounds, ranks that differ, untyped results. A nest
-    /// without a fault can be run by any backend without reading or writing outside its buffers.
+    /// Whether a load is read by computed index.
+    #[must_use]
+    pub fn is_gathered(&self, slot: usize) -> bool {
+        self.expr
+            .insts()
+            .iter()
+            .any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
+    }
+
+    /// What is wrong with the nest, if anything: accesses out of bounds, ranks that differ, untyped results, strides of a
+    /// load that is read by computed index. A nest without a fault can be run by any backend without reading or writing
+    /// outside its buffers.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         if self.inner > self.dims.len() {
@@ -169,6 +179,17 @@ impl Nest {
                 return Some(format!("elements {low}..={high} of a buffer of {}", access.len));
             }
         }
+        // The index says where the element lies: strides beside it would be added a second time by a pass that moves or
+        // cuts axes.
+        let strided = |(slot, load): &(usize, &Access)| {
+            load.strides.iter().any(|&stride| stride != 0) && self.is_gathered(*slot)
+        };
+        if let Some((slot, load)) = self.loads.iter().enumerate().find(strided) {
+            let strides = load.strides.as_slice();
+            return Some(format!(
+                "strides {strides:?} for load {slot}, which is read by computed index: zeros are needed"
+            ));
+        }
         None
     }
 }
@@ -176,6 +197,7 @@ impl Nest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Builder, Type};
 
     #[test]
     fn broadcasting_stretches_ones() {
@@ -189,6 +211,33 @@ mod tests {
         assert_eq!(access.reach(&[6, 9]), Some((0, 5)));
         assert_eq!(access.reach(&[7, 9]), Some((-1, 5)));
         assert_eq!(access.reach(&[0, 9]), None);
+    }
+
+    #[test]
+    fn what_is_read_by_computed_index_has_no_strides() {
+        let nest = |strides: [isize; 2], gathered: bool| {
+            let mut b = Builder::new();
+            let at = b.coordinate(1);
+            let value = if gathered { b.load_at(0, at, Type::F32) } else { b.load(0, Type::F32) };
+            Nest {
+                dims: [2, 3].into_iter().collect(),
+                inner: 0,
+                loads: vec![Access {
+                    strides: strides.into_iter().collect(),
+                    ..Access::contiguous(DType::F32, &[2, 3])
+                }],
+                expr: b.finish(&[value]),
+                reductions: Vec::new(),
+                stores: vec![Access::contiguous(DType::F32, &[2, 3])],
+            }
+        };
+        assert_eq!(nest([0, 0], true).fault(), None);
+        assert_eq!(nest([3, 1], false).fault(), None);
+        for strides in [[3, 1], [0, 1], [3, 0]] {
+            let expected =
+                format!("strides {strides:?} for load 0, which is read by computed index: zeros are needed");
+            assert_eq!(nest(strides, true).fault(), Some(expected));
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Adding into the places that indices name: the gradient of a gather.
+//! Adding into the places that indices name, the gradient of a gather; or writing there.
 
 use ortrain_expr::DType;
 
@@ -11,7 +11,8 @@ use crate::views::Bases;
 /// `[count]` and `[outer, count, inner]`.
 ///
 /// A negative index counts from the end; one that is still out of range adds nothing. An element is added to in the
-/// order of j, each sum rounded to the type of the buffer (`F16` and `BF16` are added as `F32`).
+/// order of j, each sum rounded to the type of the buffer (`F16` and `BF16` are added as `F32`). With `last` elements are
+/// not added but written, in the same order: the last one stays.
 #[derive(Clone, Copy, Debug)]
 pub struct ScatterDesc {
     /// Product of the axes before the indexed one.
@@ -22,10 +23,12 @@ pub struct ScatterDesc {
     pub count: usize,
     /// Product of the axes after the indexed one.
     pub inner: usize,
-    /// Type of `out` and `src`: a float, `I32` or `I64`.
+    /// Type of `out` and `src`: a float, `I32` or `I64`; any with `last`.
     pub dtype: DType,
     /// Type of the indices: `I32` or `I64`.
     pub index: DType,
+    /// Whether elements are written, not added.
+    pub last: bool,
 }
 
 /// A compiled [`ScatterDesc`].
@@ -48,8 +51,11 @@ impl ScatterKernel {
     /// # Errors
     /// When it is not defined for the types, or a buffer is too large to count.
     pub fn new(desc: ScatterDesc, isa: Isa) -> Result<ScatterKernel, String> {
-        if !matches!(desc.dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16 | DType::I32 | DType::I64)
-        {
+        let adds = matches!(
+            desc.dtype,
+            DType::F32 | DType::F64 | DType::F16 | DType::BF16 | DType::I32 | DType::I64
+        );
+        if !desc.last && !adds {
             return Err(format!("adding {}", desc.dtype));
         }
         if !matches!(desc.index, DType::I32 | DType::I64) {
@@ -63,14 +69,14 @@ impl ScatterKernel {
         Ok(ScatterKernel { desc, isa, width })
     }
 
-    /// Adds. Allocates nothing, needs no scratch memory, and gives the same bits on any number of threads.
+    /// Adds, or writes. Allocates nothing, needs no scratch memory, and gives the same bits on any number of threads.
     ///
     /// # Safety
     /// The pointers are the starts of buffers of the description's shapes and types, valid for reads, and `out` for
     /// writes, until the run is over; any alignment will do. `out` overlaps neither of the others, and nobody else
     /// touches it; nobody writes the others.
     pub unsafe fn run(&self, out: *mut u8, indices: *const u8, src: *const u8, pool: &Pool) {
-        let ScatterDesc { outer, size, count, inner, dtype, index } = self.desc;
+        let ScatterDesc { outer, size, count, inner, dtype, index, last } = self.desc;
         if outer * size * inner == 0 || count == 0 {
             return;
         }
@@ -85,8 +91,8 @@ impl ScatterKernel {
             let at =
                 |base: *mut u8, lines: usize| base.wrapping_add((o * lines * inner + first) * dtype.size());
             macro_rules! go {
-                ($s:ty, $i:ty) => {
-                    self.isa.run(Add::<$s, $i> {
+                ($work:ident, $s:ty, $i:ty) => {
+                    self.isa.run($work(Column::<$s, $i> {
                         out: at(out, size).cast(),
                         indices: indices.cast_const().cast(),
                         src: at(src, count).cast_const().cast(),
@@ -94,29 +100,33 @@ impl ScatterKernel {
                         count,
                         width,
                         step: inner,
-                    })
+                    }))
                 };
             }
             macro_rules! by_index {
-                ($s:ty) => {
-                    if index == DType::I32 { go!($s, i32) } else { go!($s, i64) }
+                ($work:ident, $s:ty) => {
+                    if index == DType::I32 { go!($work, $s, i32) } else { go!($work, $s, i64) }
                 };
             }
-            match dtype {
-                DType::F32 => by_index!(f32),
-                DType::F64 => by_index!(f64),
-                DType::F16 => by_index!(Half),
-                DType::BF16 => by_index!(Brain),
-                DType::I32 => by_index!(i32),
-                DType::I64 => by_index!(i64),
-                other => unreachable!("adding {other}: checked when compiled"),
+            match (last, dtype, dtype.size()) {
+                (false, DType::F32, _) => by_index!(Add, f32),
+                (false, DType::F64, _) => by_index!(Add, f64),
+                (false, DType::F16, _) => by_index!(Add, Half),
+                (false, DType::BF16, _) => by_index!(Add, Brain),
+                (false, DType::I32, _) => by_index!(Add, i32),
+                (false, DType::I64, _) => by_index!(Add, i64),
+                (true, _, 1) => by_index!(Write, u8),
+                (true, _, 2) => by_index!(Write, u16),
+                (true, _, 4) => by_index!(Write, u32),
+                (true, _, 8) => by_index!(Write, u64),
+                (_, other, _) => unreachable!("adding {other}: checked when compiled"),
             }
         });
     }
 }
 
 /// A column of the buffers: `width` elements of each line.
-struct Add<S, I> {
+struct Column<S, I> {
     out: *mut S,
     indices: *const I,
     src: *const S,
@@ -126,26 +136,61 @@ struct Add<S, I> {
     step: usize,
 }
 
-impl<S: Stored<Computed: Number>, I: Copy + Into<i64>> Work for Add<S, I> {
-    type Out = ();
+impl<S, I: Copy + Into<i64>> Column<S, I> {
+    /// Calls `f` with each line of the source and the one of the output that its index names, in order.
+    ///
+    /// # Safety
+    /// The contract of [`ScatterKernel::run`]; nobody else writes this column of the output.
     #[inline(always)]
-    fn work<L: Level>(self) {
+    unsafe fn lines(&self, mut f: impl FnMut(*mut S, *const S)) {
         for j in 0..self.count {
-            // SAFETY: by the contract of `ScatterKernel::run` there are `count` indices.
+            // SAFETY: by the contract there are `count` indices.
             let index: i64 = unsafe { self.indices.add(j).read_unaligned() }.into();
             let index = if index < 0 { index.wrapping_add(self.size as i64) } else { index };
             if index < 0 || index >= self.size as i64 {
                 continue;
             }
-            // SAFETY: both lines lie in their buffers, and nobody else writes this part of `out`.
-            unsafe {
-                let out = self.out.add(index as usize * self.step);
-                let src = self.src.add(j * self.step);
-                for i in 0..self.width {
+            // SAFETY: both lines lie in their buffers.
+            unsafe { f(self.out.add(index as usize * self.step), self.src.add(j * self.step)) }
+        }
+    }
+}
+
+/// Adds lines to those that their indices name.
+struct Add<S, I>(Column<S, I>);
+
+impl<S: Stored<Computed: Number>, I: Copy + Into<i64>> Work for Add<S, I> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let width = self.0.width;
+        // SAFETY: promised by who made the work; lines have `width` elements.
+        unsafe {
+            self.0.lines(|out, src| {
+                for i in 0..width {
                     let sum = out.add(i).read_unaligned().decode().plus(src.add(i).read_unaligned().decode());
                     out.add(i).write_unaligned(S::encode(sum));
                 }
-            }
+            });
+        }
+    }
+}
+
+/// Writes lines over those that their indices name.
+struct Write<S, I>(Column<S, I>);
+
+impl<S: Copy, I: Copy + Into<i64>> Work for Write<S, I> {
+    type Out = ();
+    #[inline(always)]
+    fn work<L: Level>(self) {
+        let width = self.0.width;
+        // SAFETY: promised by who made the work; lines have `width` elements.
+        unsafe {
+            self.0.lines(|out, src| {
+                for i in 0..width {
+                    out.add(i).write_unaligned(src.add(i).read_unaligned());
+                }
+            });
         }
     }
 }

@@ -134,8 +134,15 @@ fn runs_allocate_nothing() {
             });
         }
 
-        let desc =
-            ScatterDesc { outer: 2, size: 10, count: 100, inner: 500, dtype: DType::F32, index: DType::I64 };
+        let desc = ScatterDesc {
+            outer: 2,
+            size: 10,
+            count: 100,
+            inner: 500,
+            dtype: DType::F32,
+            index: DType::I64,
+            last: false,
+        };
         let kernel = ScatterKernel::new(desc, isa).unwrap();
         let out = vec![0.0f32; 2 * 10 * 500];
         let (indices, src) = (vec![3i64; 100], vec![1.0f32; 2 * 100 * 500]);

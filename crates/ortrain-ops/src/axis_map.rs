@@ -1,6 +1,6 @@
 //! Sparse linear maps along one axis: what Resize, its gradient, and Pad by copying do to each axis.
 
-use ortrain_expr::{Access, BinaryOp, ReduceOp, Reg, Type};
+use ortrain_expr::{BinaryOp, ReduceOp, Reg, Type};
 use ortrain_graph::{DType, Tensor};
 use ortrain_program::BufferId;
 
@@ -282,10 +282,7 @@ impl AxisMap {
         let row = nest.b.add(start, index);
         let row = nest.b.mul(row, step);
         let at = nest.b.add(row, j);
-        let dtype = cx.buffer_dtype(from);
-        let strides = space.iter().map(|_| 0).collect();
-        let slot = nest.slot(from, Access { dtype, offset: 0, strides, len: cx.buffer_len(from) });
-        let value = nest.b.load_at(slot, at, Type::of(dtype));
+        let value = nest.gather(cx, from, at);
         let mut value = nest.b.convert(value, computed);
         if !copies {
             let weights = match computed {

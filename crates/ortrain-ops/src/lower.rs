@@ -375,8 +375,8 @@ impl NestBuilder {
         &self.dims
     }
 
-    /// Adds a load and returns its slot, for computed indices.
-    pub fn slot(&mut self, buffer: BufferId, access: Access) -> usize {
+    /// Adds a load and returns its slot.
+    fn slot(&mut self, buffer: BufferId, access: Access) -> usize {
         self.loads.push(access);
         self.reads.push(buffer);
         self.loads.len() - 1
@@ -410,6 +410,15 @@ impl NestBuilder {
             len: cx.buffer_len(buffer),
         };
         self.load(buffer, access)
+    }
+
+    /// The element of a buffer at a computed index (`I64`, counted from its start), in the type it is computed in; zero
+    /// where that lies outside. The load itself moves along no axis: the index alone says where the element is.
+    pub fn gather(&mut self, cx: &Lower<'_>, buffer: BufferId, index: Reg) -> Reg {
+        let dtype = cx.buffer_dtype(buffer);
+        let strides = self.dims.iter().map(|_| 0).collect();
+        let slot = self.slot(buffer, Access { dtype, offset: 0, strides, len: cx.buffer_len(buffer) });
+        self.b.load_at(slot, index, Type::of(dtype))
     }
 
     /// Reduces a value over the inner axes.

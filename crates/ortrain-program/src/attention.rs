@@ -67,6 +67,10 @@ pub struct AttentionGradients {
     /// From the gradient of what weighs the values to that of the softmax. Load 1 is the softmax itself, and has no
     /// buffer either.
     pub weights: Loop,
+    /// What is left of the softmax where its gradient is taken: with what becomes of it here, and not with the softmax
+    /// itself, the gradient of what weighs the values is multiplied. Where rows of nothing but -inf give NaN, and a graph
+    /// goes on with zeros in their place, it makes these zeros.
+    pub softmax: Loop,
     /// From the gradient of the softmax's operand to that of the product.
     pub scores: Loop,
     /// The gradient of the queries, over their space.
@@ -131,6 +135,7 @@ impl Attention {
             AttentionPass::Output(output) => parts.push(result(output, "output", queries, width)),
             AttentionPass::Gradients(gradients) => {
                 parts.push(scores(&gradients.weights, "gradient of weights", 2));
+                parts.push(scores(&gradients.softmax, "softmax of the gradient", 1));
                 parts.push(scores(&gradients.scores, "gradient of scores", 1));
                 let results = [
                     (&gradients.q, "gradient of q", queries, size),
@@ -186,6 +191,7 @@ impl Attention {
             AttentionPass::Gradients(gradients) => {
                 gradients.given.buffer = read(gradients.given.buffer);
                 all(&mut gradients.weights);
+                all(&mut gradients.softmax);
                 all(&mut gradients.scores);
                 [&mut gradients.q, &mut gradients.k, &mut gradients.v].into_iter().flatten().for_each(all);
             }

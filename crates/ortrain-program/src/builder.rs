@@ -242,6 +242,10 @@ impl ProgramBuilder {
                         let dtype = self.buffer(s.index).dtype;
                         (!matches!(dtype, DType::I32 | DType::I64))
                             .then(|| format!("indices of type {dtype}"))
+                    })
+                    .or_else(|| {
+                        let [from, to] = [s.source, s.target].map(|id| self.buffer(id).dtype);
+                        (from != to).then(|| format!("rows of {from} for rows of {to}"))
                     });
             }
         };

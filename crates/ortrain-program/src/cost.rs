@@ -103,10 +103,12 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
             traffic.read(s.source, u64::MAX);
             traffic.read(s.index, u64::MAX);
             let added = count([s.outer, s.count, s.inner]);
-            traffic.read(s.target, added);
             traffic.write(s.target, added);
-            if buffers[s.target.0 as usize].dtype.is_float() {
-                flops = added;
+            if !s.last {
+                traffic.read(s.target, added);
+                if buffers[s.target.0 as usize].dtype.is_float() {
+                    flops = added;
+                }
             }
         }
     }
@@ -209,7 +211,7 @@ impl<'a> Traffic<'a> {
 
 /// Whether a load is read by computed index.
 pub(crate) fn is_gathered(nest: &Nest, slot: usize) -> bool {
-    nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
+    nest.is_gathered(slot)
 }
 
 /// For each instruction of a nest's expression the axes along which its result changes, as bits.

@@ -185,7 +185,8 @@ pub struct Window {
     pub target: BufferId,
 }
 
-/// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`.
+/// `target[o, index[j], i] += source[o, j, i]`; duplicates are added in the order of `j`. Or, with `last`,
+/// `target[o, index[j], i] = source[o, j, i]`; of duplicates the last stays.
 ///
 /// Indices count from the end where negative; those outside contribute nothing (whoever emits the instruction has
 /// them checked where that is an error). The target holds something already: zeros, or a gradient to add to.
@@ -205,6 +206,8 @@ pub struct ScatterAdd {
     pub index: BufferId,
     /// What it is added to: `[outer, rows, inner]`.
     pub target: BufferId,
+    /// Whether the source is written over the target, not added to it.
+    pub last: bool,
 }
 
 /// An instruction. The set is closed: every backend matches on all of it.
@@ -290,7 +293,10 @@ impl Step {
                     sizes(|axis| axis.kernel)
                 )
             }
-            Step::ScatterAdd(s) => format!("{}x{}x{} rows {}", s.outer, s.count, s.inner, s.rows),
+            Step::ScatterAdd(s) => {
+                let last = if s.last { " the last stays" } else { "" };
+                format!("{}x{}x{} rows {}{last}", s.outer, s.count, s.inner, s.rows)
+            }
         }
     }
 

@@ -517,9 +517,11 @@ impl<'a> Run<'a> {
                     self.value(&gradients.weights, &at(j), &[of_weight, softmax[j]])
                 });
                 let back = back.collect::<Result<Vec<Scalar>, _>>()?;
-                let total = sum(&mut (0..keys).map(|j| mul(back[j], softmax[j])));
+                let kept = (0..keys).map(|j| self.value(&gradients.softmax, &at(j), &[softmax[j]]));
+                let kept = kept.collect::<Result<Vec<Scalar>, _>>()?;
+                let total = sum(&mut (0..keys).map(|j| mul(back[j], kept[j])));
                 for j in 0..keys {
-                    let of_score = mul(softmax[j], sub(back[j], total));
+                    let of_score = mul(kept[j], sub(back[j], total));
                     let of_product = self.value(&gradients.scores, &at(j), &[of_score])?;
                     let add = |to: &mut Scalar, x, y| *to = combine(ReduceOp::Sum, *to, mul(x, y));
                     for l in 0..size {
@@ -697,7 +699,12 @@ impl<'a> Run<'a> {
                 for i in 0..s.inner {
                     let from = self.buffers[s.source.0 as usize][(outer * s.count + j) * s.inner + i];
                     let to = &mut self.buffers[s.target.0 as usize][(outer * s.rows + row) * s.inner + i];
-                    *to = stored(combine(ReduceOp::Sum, *to, from.convert(to.ty())), dtype, self.mode);
+                    let from = from.convert(to.ty());
+                    *to = if s.last {
+                        from
+                    } else {
+                        stored(combine(ReduceOp::Sum, *to, from), dtype, self.mode)
+                    };
                 }
             }
         }

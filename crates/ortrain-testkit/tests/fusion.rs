@@ -164,7 +164,7 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
     let mut value = b.work("gradient", DType::F32, rows * width);
     let total = b.plane("total", DType::F32, rows * width, PlaneId(0), 0);
     let zeros = map(&b, &[], value, |b, _| b.constant(Type::F32, 0.0));
-    let sums = ScatterAdd { outer: 1, rows, count, inner: width, source, index, target: value };
+    let sums = ScatterAdd { outer: 1, rows, count, inner: width, source, index, target: value, last: false };
     let mut steps = vec![(zeros, Entries::ALL), (Step::ScatterAdd(sums), Entries::ALL)];
     if let Some(op) = between {
         let next = b.work("both", DType::F32, rows * width);

@@ -458,7 +458,7 @@ pub(crate) fn generate_loaded(
         plain = Some(std::mem::replace(&mut graph.node, nodes));
         check_outputs(graph, &outputs)?;
     }
-    let training_model = training_model(label, &forward, &outputs, &values, opset, options)?;
+    let training_model = training_model(label, &forward, &outputs, (&values, &statistics), opset, options)?;
     let mut eval_model = forward.proto;
     if let (Some(nodes), Some(graph)) = (plain, &mut eval_model.graph) {
         graph.node = nodes;
@@ -766,7 +766,7 @@ fn training_model(
     label: &str,
     forward: &LoadedModel,
     outputs: &[String],
-    values: &[(Arc<str>, bool, Tensor)],
+    (values, statistics): (&[(Arc<str>, bool, Tensor)], &[String]),
     opset: i64,
     options: &ArtifactOptions,
 ) -> Result<ModelProto> {
@@ -779,7 +779,8 @@ fn training_model(
     let mut targets: Vec<&str> =
         values.iter().filter(|(_, trained, _)| *trained).map(|(name, ..)| &**name).collect();
     let trained = targets.iter().copied().collect();
-    for_training(&mut graph, opset, options.batch_norm, &trained).map_err(fail)?;
+    let statistics = statistics.iter().map(String::as_str).collect();
+    for_training(&mut graph, opset, options.batch_norm, &trained, &statistics).map_err(fail)?;
     targets.extend(options.input_gradients.iter().map(String::as_str));
     let updated: Vec<String> = targets.iter().map(|name| format!("{name}{UPDATED}")).collect();
     infer(&mut graph).map_err(fail)?;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{batch, evaluate, given, numbers, train};
+use common::{batch, evaluate, given, gradient, numbers, train};
 use ortrain::artifacts::{ArtifactOptions, Artifacts, BatchNormMode, Loss, OptimizerKind, generate};
 use ortrain::{
     CheckpointState, DType, ErrorKind, InferenceSession, ModelSource, Module, ModuleOptions, Optimizer,
@@ -12,6 +12,8 @@ use ortrain::{
 use ortrain_graph::{Attrs, Dim, Graph, Node, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, ModelProto, OperatorSetIdProto, encode};
 
+/// A normalization that uses the statistics of the batch.
+const INTERNAL: &str = "BatchNormInternal";
 const HIDDEN: usize = 4;
 const MOMENTUM: f32 = 0.75;
 const STATISTICS: [&str; 4] = ["one.mean", "one.var", "two.mean", "two.var"];
@@ -506,6 +508,166 @@ fn normalizations_that_share_statistics_update_them_one_after_the_other() {
     assert_blended(&run.value("one.mean"), &first, &bias);
 }
 
+/// A vector of one number for each column of the hidden values, which are trained, that no gradient goes back through.
+fn untouched(maker: &mut Maker, how: &str, value: f32, h: ValueId) -> ValueId {
+    let name = |part: &str| format!("{how}.{value}.{part}");
+    let number = maker.graph.add_constant(&name("number"), Tensor::f32(&[], &[value]));
+    let cast = |dtype: DType| Attrs::new().with("to", i64::from(dtype.to_onnx()));
+    let columns = Attrs::new().with("start", 1i64).with("end", 2i64);
+    let shape = maker.node("Shape", &name("shape"), &[h], columns);
+    let least = Attrs::new().with("axes", vec![0i64]).with("keepdims", 0i64);
+    match how {
+        // The new exporter of PyTorch writes `affine=False` so.
+        "like" => {
+            let like = maker.node("CastLike", &name("like"), &[number, h], Attrs::new());
+            maker.node("Expand", &name("vector"), &[like, shape], Attrs::new())
+        }
+        "filled" => {
+            let value = Attrs::new().with("value", Tensor::f32(&[1], &[value]));
+            maker.node("ConstantOfShape", &name("vector"), &[shape], value)
+        }
+        "whole" => {
+            let least = maker.node("ReduceMax", &name("max"), &[h], least);
+            let whole = maker.node("Cast", &name("whole"), &[least], cast(DType::I32));
+            maker.node("Cast", &name("vector"), &[whole], cast(DType::F32))
+        }
+        "chosen" => {
+            let least = maker.node("ReduceMax", &name("max"), &[h], least);
+            let above = maker.node("Greater", &name("above"), &[least, number], Attrs::new());
+            maker.node("Where", &name("vector"), &[above, number, number], Attrs::new())
+        }
+        "sign" => {
+            let least = maker.node("ReduceMax", &name("max"), &[h], least);
+            maker.node("Sign", &name("vector"), &[least], Attrs::new())
+        }
+        _ => unreachable!("{how}"),
+    }
+}
+
+#[test]
+fn what_no_gradient_reaches_is_not_trained() {
+    for how in ["like", "filled", "whole", "chosen", "sign"] {
+        let mut maker = Maker::new();
+        let h = maker.hidden();
+        let [_, _, mean, var] = maker.parameters("one", 10);
+        let (scale, bias) = (untouched(&mut maker, how, 1.0, h), untouched(&mut maker, how, 0.0, h));
+        let a = maker.norm("a", h, [scale, bias, mean, var]);
+        // A real one behind it keeps its mode.
+        let two = maker.parameters("two", 20);
+        let b = maker.norm("b", a, two);
+        let model = maker.finish(b);
+        let artifacts = made(&model, &["w1", "w2", "two.scale", "two.bias"], BatchNormMode::Auto);
+        assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "{how}");
+        let held = inputs(artifacts.training_model.graph.as_ref());
+        let updated: Vec<&str> =
+            STATISTICS.into_iter().filter(|name| held.contains(&(*name).to_owned())).collect();
+        assert_eq!(updated, ["two.mean", "two.var"], "{how}");
+        let mut run = Run::new(&artifacts);
+        assert!(run.step(&batch(8, 3)).is_finite(), "{how}");
+        let frozen = made(&model, &["w1", "w2"], BatchNormMode::Auto);
+        assert_eq!(count(&frozen.training_model, INTERNAL), 0, "{how}");
+        let all = made(&model, &["w1", "w2"], BatchNormMode::Train);
+        assert_eq!(count(&all.training_model, INTERNAL), 2, "{how}");
+    }
+}
+
+/// A scale that is computed from a parameter is trained where a gradient goes back to that.
+#[test]
+fn what_a_gradient_reaches_is_trained() {
+    for how in ["Identity", "Mul", "Expand", "CastLike", "Where"] {
+        let mut maker = Maker::new();
+        let h = maker.hidden();
+        let [_, bias, mean, var] = maker.parameters("one", 10);
+        let dims: &[usize] = if how == "Expand" { &[] } else { &[HIDDEN] };
+        let gain = maker.weight("gain", dims, 30);
+        let none = Attrs::new;
+        let two = maker.graph.add_constant("number", Tensor::f32(&[], &[2.0]));
+        let columns = Attrs::new().with("start", 1i64).with("end", 2i64);
+        let scale = match how {
+            "Identity" => maker.node("Identity", "scaled", &[gain], none()),
+            "Mul" => maker.node("Mul", "scaled", &[gain, two], none()),
+            "Expand" => {
+                let shape = maker.node("Shape", "shape", &[h], columns);
+                maker.node("Expand", "scaled", &[gain, shape], none())
+            }
+            "CastLike" => maker.node("CastLike", "scaled", &[gain, h], none()),
+            _ => {
+                let above = maker.node("Greater", "above", &[gain, two], none());
+                maker.node("Where", "scaled", &[above, two, gain], none())
+            }
+        };
+        let a = maker.norm("a", h, [scale, bias, mean, var]);
+        let model = maker.finish(a);
+        let artifacts = made(&model, &["gain"], BatchNormMode::Auto);
+        assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "{how}");
+        let artifacts = made(&model, &["w1"], BatchNormMode::Auto);
+        assert_eq!(count(&artifacts.training_model, INTERNAL), 0, "{how}");
+    }
+}
+
+/// Weights that are standardized by a normalization (`F.batch_norm` of PyTorch) whose statistics are computed; behind them
+/// is a real one.
+fn standardized(trained: bool) -> (ModelProto, Vec<&'static str>) {
+    let mut maker = Maker::new();
+    let w = maker.weight("w1", &[HIDDEN, 10], 1);
+    let gain = maker.weight("gain", &[HIDDEN], 30);
+    let zeros = maker.graph.add_constant("zeros", Tensor::f32(&[HIDDEN], &[0.0; HIDDEN]));
+    let shape = maker.graph.add_constant("rows", Tensor::i64(&[3], &[1, HIDDEN as i64, 10]));
+    let back = maker.graph.add_constant("back", Tensor::i64(&[2], &[HIDDEN as i64, 10]));
+    let rows = maker.node("Reshape", "reshaped", &[w, shape], Attrs::new());
+    let axes = || Attrs::new().with("axes", vec![1i64]);
+    let mean = maker.node("ReduceMean", "row.mean", &[w], axes().with("keepdims", 1i64));
+    let centred = maker.node("Sub", "centred", &[w, mean], Attrs::new());
+    let square = maker.node("Mul", "square", &[centred, centred], Attrs::new());
+    let var = maker.node("ReduceMean", "row.var", &[square], axes().with("keepdims", 0i64));
+    let flat = maker.graph.add_constant("flat", Tensor::i64(&[1], &[-1]));
+    let mean = maker.node("Reshape", "row.flat", &[mean, flat], Attrs::new());
+    let normal = maker.norm("standard", rows, [gain, zeros, mean, var]);
+    let normal = maker.node("Reshape", "normal", &[normal, back], Attrs::new());
+    let turned = maker.node("Transpose", "turned", &[normal], Attrs::new());
+    let h = maker.node("MatMul", "h", &[maker.graph.inputs[0], turned], Attrs::new());
+    let one = maker.parameters("one", 10);
+    let a = maker.norm("a", h, one);
+    let mut names = vec!["gain", "one.scale", "one.bias", "w2"];
+    names.extend(trained.then_some("w1"));
+    (maker.finish(a), names)
+}
+
+/// The statistics of a weight are computed in training as in the model, and its gradient goes through them; those of a real
+/// normalization are those of the batch.
+#[test]
+fn statistics_that_are_computed_are_used_as_they_are() {
+    for trained in [true, false] {
+        let (model, names) = standardized(trained);
+        let artifacts = made(&model, &names, BatchNormMode::Auto);
+        assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "trained: {trained}");
+        let held = inputs(artifacts.training_model.graph.as_ref());
+        assert!(held.contains(&"one.mean".to_owned()) && held.contains(&"one.var".to_owned()), "{held:?}");
+        assert!(!held.iter().any(|name| name.starts_with("row.")), "{held:?}");
+        let data = batch(16, 3);
+        let loss_with = |name: &str, at: usize, step: f32| {
+            let mut run = Run::new(&artifacts);
+            if !name.is_empty() {
+                let old = run.state.parameter(name).unwrap().to_tensor();
+                let mut values: Vec<f32> = old.to_vec();
+                values[at] += step;
+                run.state.set_parameter(name, &Tensor::f32(old.dims(), &values)).unwrap();
+            }
+            let loss = train(&mut run.module, &mut run.state, &data);
+            (loss, run)
+        };
+        let (_, run) = loss_with("", 0, 0.0);
+        let targets = if trained { vec!["gain", "w1"] } else { vec!["gain"] };
+        for name in targets {
+            for (at, &got) in gradient(&run.module, name).iter().enumerate().step_by(3) {
+                let step = 1e-2;
+                let slope = (loss_with(name, at, step).0 - loss_with(name, at, -step).0) / (2.0 * step);
+                assert!((got - slope).abs() < 2e-3, "{name} at {at}: {got}, the difference says {slope}");
+            }
+        }
+    }
+}
+
 #[test]
 fn statistics_that_nothing_can_update_are_refused() {
     let model = two();
@@ -533,11 +695,36 @@ fn statistics_that_nothing_can_update_are_refused() {
     let _ = axes;
     let a = maker.norm("a", h, [parameters[0], parameters[1], mean, parameters[3]]);
     let model = maker.finish(a);
-    let (kind, message) = refused(&model, options(&["one.scale"], BatchNormMode::Auto));
+    let (kind, message) = refused(&model, options(&["one.scale"], BatchNormMode::Train));
     assert_eq!(kind, ErrorKind::NotImplemented);
-    assert!(message.contains("\"computed\" is not constant in the model"), "{message}");
+    assert!(
+        message.contains(
+            "training would update its running statistics, but \"computed\" is not constant in the model; train with \
+             batch_norm=\"auto\" or \"freeze\", which use statistics that are computed as they are"
+        ),
+        "{message}"
+    );
     made(&model, &["one.scale", "w1"], BatchNormMode::Freeze);
-    made(&model, &["w1"], BatchNormMode::Auto);
+    for trained in [&["w1"][..], &["one.scale"], &["one.scale", "w1"]] {
+        let artifacts = made(&model, trained, BatchNormMode::Auto);
+        assert_eq!(count(&artifacts.training_model, INTERNAL), 0, "{trained:?}");
+    }
+
+    // And those that it is given.
+    let mut maker = Maker::new();
+    let h = maker.hidden();
+    let [scale, bias, _, var] = maker.parameters("one", 10);
+    let mean = maker.graph.add_value("given", ValueType::tensor(DType::F32, &[HIDDEN]));
+    maker.graph.inputs.push(mean);
+    let a = maker.norm("a", h, [scale, bias, mean, var]);
+    let (_, message) = refused(&maker.finish(a), options(&["one.scale"], BatchNormMode::Auto));
+    assert!(
+        message.contains(
+            "training would update its running statistics, but \"given\" is not constant in the model; make it an \
+             initializer, or train with batch_norm=\"freeze\""
+        ),
+        "{message}"
+    );
 
     // An initializer that is something else as well.
     let mut maker = Maker::new();

@@ -113,6 +113,7 @@ fn desc(sizes: [usize; 4], scores: Scores, backward: bool) -> AttentionDesc {
         AttentionPass::Gradients(Box::new(AttentionGradients {
             given: operand.clone(),
             weights: nest(&square, 2, None, |_, x| x[0]),
+            softmax: nest(&square, 1, None, |_, x| x[0]),
             scores: back,
             q: Some(result()),
             k: Some(result()),

@@ -389,7 +389,7 @@ fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
 }
 
 fn scatter([outer, size, count, inner]: [usize; 4]) -> Case {
-    let desc = ScatterDesc { outer, size, count, inner, dtype: F32, index: DType::I64 };
+    let desc = ScatterDesc { outer, size, count, inner, dtype: F32, index: DType::I64, last: false };
     let moved = outer * count * inner;
     Case {
         name: format!("scatter {outer}x{count}x{inner} into {size}"),

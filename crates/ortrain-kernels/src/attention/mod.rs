@@ -66,6 +66,8 @@ pub struct AttentionGradients {
     /// From the gradient of the weights that were used to that of the softmax. Load 1 is the softmax itself, and has
     /// no buffer either.
     pub weights: Nest,
+    /// What becomes of the softmax before its gradient is taken with it.
+    pub softmax: Nest,
     /// From the gradient of the softmax's operand to that of the product.
     pub scores: Nest,
     /// The epilogue of the gradient of the queries, if it is wanted, over their space; load 0 is the gradient.
@@ -292,6 +294,7 @@ struct Layout {
 struct Gradients {
     given: Operand,
     weights: Pointwise,
+    softmax: Pointwise,
     scores: Pointwise,
     q: Option<Taped>,
     k: Option<Taped>,
@@ -500,14 +503,15 @@ impl<T: Computed> Kernel<T> {
                 Pass::Output(Box::new(making.taped(nest, [queries, width], 1, false)?))
             }
             (AttentionPass::Gradients(gradients), Some(given)) => {
-                let AttentionGradients { weights, scores, q, k, v, .. } = &**gradients;
+                let AttentionGradients { weights, softmax, scores, q, k, v, .. } = &**gradients;
                 let weights = making.pointwise(weights, 2, [false, false])?;
+                let softmax = making.pointwise(softmax, 1, [false, false])?;
                 let scores = making.pointwise(scores, 1, [true, false])?;
                 let mut result = |nest: &Option<Nest>, lines, elements| {
                     nest.as_ref().map(|nest| making.taped(nest, [lines, elements], 1, false)).transpose()
                 };
                 let (q, k, v) = (result(q, queries, size)?, result(k, keys, size)?, result(v, keys, width)?);
-                Pass::Gradients(Box::new(Gradients { given, weights, scores, q, k, v }))
+                Pass::Gradients(Box::new(Gradients { given, weights, softmax, scores, q, k, v }))
             }
             (AttentionPass::Gradients(_), None) => unreachable!("the given gradient was made above"),
         };

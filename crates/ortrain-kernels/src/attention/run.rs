@@ -200,7 +200,8 @@ impl<T: Computed> Kernel<T> {
             return false;
         };
         let one_by_one = |gradients: &Gradients| {
-            matches!(gradients.weights, Pointwise::Nothing) && !matches!(gradients.scores, Pointwise::Tape(_))
+            matches!((&gradients.weights, &gradients.softmax), (Pointwise::Nothing, Pointwise::Nothing))
+                && !matches!(gradients.scores, Pointwise::Tape(_))
         };
         let given = gradients.map(|gradients| &gradients.given);
         let mut operands = [&self.q, &self.k, &self.v].into_iter().chain(given);
@@ -438,6 +439,10 @@ impl<T: Computed> Kernel<T> {
             self.multiply(task, [rows, seen, width], a, (layout.v_turned, width), (c, false));
             if let Pointwise::Tape(taped) = &gradients.weights {
                 self.tape(task, taped, block, to, softmax, to);
+            }
+            // What weighs the values, which may lie there as well, is done with.
+            if let Pointwise::Tape(taped) = &gradients.softmax {
+                self.tape(task, taped, block, softmax, std::ptr::null(), softmax);
             }
             let scale = match &gradients.scores {
                 Pointwise::Scale(factor) => T::from_constant(*factor),

@@ -32,6 +32,8 @@ struct Case {
     scores: Scores,
     /// Weights are dropped.
     dropped: bool,
+    /// What is not a number in the softmax, where a query sees nothing, is made zero.
+    cleared: bool,
     /// Heads lie between positions and elements.
     interleaved: bool,
     /// All heads of an element of the batch have the same keys and values.
@@ -94,6 +96,13 @@ fn dropped(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
     b.select(keep, doubled, zero)
 }
 
+/// The value, or zero where the softmax is not a number.
+fn cleared(b: &mut Builder, value: Reg, softmax: Reg) -> Reg {
+    let zero = b.constant(b.ty(value), 0.0);
+    let number = b.compare(CompareOp::Eq, softmax, softmax);
+    b.select(number, value, zero)
+}
+
 impl Case {
     fn scores(self) -> Nest {
         let [batch, heads, queries, keys, size, _] = self.sizes;
@@ -146,7 +155,25 @@ impl Case {
         let [batch, heads, queries, keys, ..] = self.sizes;
         let dims = [batch, heads, queries, keys];
         nest(self.dtype, &dims, given, Vec::new(), None, |b, regs| {
-            if self.dropped { dropped(b, &dims, regs[0]) } else { regs[0] }
+            let (mut value, softmax) = (regs[0], regs[given - 1]);
+            // What was made zero last passes nothing back first.
+            if self.dropped && given == 2 {
+                value = dropped(b, &dims, value);
+            }
+            if self.cleared {
+                value = cleared(b, value, softmax);
+            }
+            if self.dropped && given == 1 {
+                value = dropped(b, &dims, value);
+            }
+            value
+        })
+    }
+
+    fn softmax(self) -> Nest {
+        let [batch, heads, queries, keys, ..] = self.sizes;
+        nest(self.dtype, &[batch, heads, queries, keys], 1, Vec::new(), None, |b, regs| {
+            if self.cleared { cleared(b, regs[0], regs[0]) } else { regs[0] }
         })
     }
 
@@ -163,6 +190,7 @@ impl Case {
             AttentionPass::Gradients(Box::new(AttentionGradients {
                 given: operand(self, queries, width, false),
                 weights: self.weights(2),
+                softmax: self.softmax(),
                 scores: self.scores_gradient(),
                 q: Some(self.result(queries, size)),
                 k: Some(self.result(keys, size)),
@@ -274,7 +302,7 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     let [batch, heads, queries, keys, size, width] = case.sizes;
     let desc = case.desc(true);
     let AttentionPass::Gradients(gradients) = &desc.pass else { unreachable!() };
-    let AttentionGradients { given, weights, scores, .. } = &**gradients;
+    let AttentionGradients { given, weights, softmax: kept, scores, .. } = &**gradients;
     let element = |access: &Access, k: usize, index: [usize; 4]| {
         let at: isize = access.strides.iter().zip(index).map(|(&s, i)| s * i as isize).sum();
         get(&inputs[k], case.dtype, at as usize).to_f64()
@@ -315,9 +343,10 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
                         value(weights, &[terms.sum(), softmax[j]], j)
                     })
                     .collect();
-                let total: f64 = back.iter().zip(&softmax).map(|(g, p)| g * p).sum();
+                let kept: Vec<f64> = (0..keys).map(|j| value(kept, &[softmax[j]], j)).collect();
+                let total: f64 = back.iter().zip(&kept).map(|(g, p)| g * p).sum();
                 for j in 0..keys {
-                    let score = value(scores, &[softmax[j] * (back[j] - total)], j);
+                    let score = value(scores, &[kept[j] * (back[j] - total)], j);
                     for l in 0..size {
                         results[1][place(&q_at, [b, h, i, l])] += score * element(&desc.k, 1, [b, h, j, l]);
                         results[2][place(&k_at, [b, h, j, l])] += score * element(&desc.q, 0, [b, h, i, l]);
@@ -382,6 +411,7 @@ const PLAIN: Case = Case {
     dtype: DType::F32,
     scores: Scores::Scaled,
     dropped: false,
+    cleared: false,
     interleaved: true,
     shared: false,
 };
@@ -403,11 +433,30 @@ fn masks_and_dropout() {
             for (interleaved, shared) in [(true, false), (false, true)] {
                 for dtype in [DType::F32, DType::F64] {
                     let sizes = [2, 3, 9, 35, 8, 12];
-                    check(Case { sizes, dtype, scores, dropped, interleaved, shared });
+                    check(Case { sizes, dtype, scores, dropped, cleared: false, interleaved, shared });
                 }
             }
         }
     }
+}
+
+/// Queries that see nothing have a softmax that is not a number. Where that is made zero all gradients are finite.
+#[test]
+fn queries_that_see_nothing() {
+    for scores in [Scores::Pairs, Scores::Keys, Scores::Scaled] {
+        for dropped in [false, true] {
+            for dtype in [DType::F32, DType::F64] {
+                for sizes in [[2, 3, 9, 35, 8, 12], [1, 2, 5, 1, 4, 4]] {
+                    let case = Case { sizes, dtype, scores, dropped, cleared: true, ..PLAIN };
+                    check(case);
+                    let want = expected(case, &case.inputs(&mut Random(3)));
+                    assert!(want.iter().flatten().all(|value| value.is_finite()), "{case:?}");
+                }
+            }
+        }
+    }
+    // In parts.
+    check(Case { sizes: [1, 1, 260, 130, 20, 36], scores: Scores::Pairs, cleared: true, ..PLAIN });
 }
 
 /// Few heads: queries are parted, and so are sums of the gradients of keys and values. Many: they are grouped.

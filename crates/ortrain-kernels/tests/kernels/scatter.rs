@@ -28,6 +28,17 @@ fn run_scatter(
 
 #[test]
 fn sums_are_made_in_order_of_the_indices() {
+    let types = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64];
+    check(&types, false);
+}
+
+#[test]
+fn the_last_one_that_is_written_stays() {
+    let types = [DType::F32, DType::F64, DType::F16, DType::I64, DType::U8, DType::I16, DType::Bool];
+    check(&types, true);
+}
+
+fn check(types: &[DType], last: bool) {
     let mut random = Random(4);
     for (outer, size, count, inner) in [
         (1, 1, 1, 1),
@@ -40,9 +51,9 @@ fn sums_are_made_in_order_of_the_indices() {
         (4, 3, 50, 0),
         (1, 50, 3000, 700),
     ] {
-        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64] {
+        for &dtype in types {
             for index in [DType::I32, DType::I64] {
-                let desc = ScatterDesc { outer, size, count, inner, dtype, index };
+                let desc = ScatterDesc { outer, size, count, inner, dtype, index, last };
                 let indices: Vec<i64> =
                     (0..count).map(|_| random.below(2 * size + 3) as i64 - size as i64 - 1).collect();
                 let fill = |random: &mut Random, n: usize| {
@@ -62,8 +73,9 @@ fn sums_are_made_in_order_of_the_indices() {
                         for i in 0..inner {
                             let to = (o * size + at as usize) * inner + i;
                             let from = get(&src, dtype, (o * count + j) * inner + i);
-                            let sum = Scalar::binary(BinaryOp::Add, get(&want, dtype, to), from);
-                            put(&mut want, dtype, to, sum);
+                            let sum = |to: Scalar| Scalar::binary(BinaryOp::Add, to, from);
+                            let here = if last { from } else { sum(get(&want, dtype, to)) };
+                            put(&mut want, dtype, to, here);
                         }
                     }
                 }
@@ -81,7 +93,8 @@ fn sums_are_made_in_order_of_the_indices() {
 
 #[test]
 fn wrong_types_are_refused() {
-    let good = ScatterDesc { outer: 1, size: 2, count: 3, inner: 4, dtype: DType::F32, index: DType::I64 };
+    let (dtype, index) = (DType::F32, DType::I64);
+    let good = ScatterDesc { outer: 1, size: 2, count: 3, inner: 4, dtype, index, last: false };
     ScatterKernel::new(good, Isa::PORTABLE).unwrap();
     for desc in [
         ScatterDesc { dtype: DType::Bool, ..good },

@@ -945,6 +945,36 @@ mod tests {
         assert_eq!(whole.expect("it runs")[0], Tensor::i64(&[3], &[-6, 0, 5]));
     }
 
+    /// Sizes of a slope that are not known may fit; whether they do is seen when they are.
+    #[test]
+    fn slopes_of_open_sizes() {
+        use ortrain_graph::{Dim, Shape, ValueType};
+        let sizes = |dims: &[&str]| -> Shape {
+            dims.iter().map(|dim| dim.parse().map_or_else(|_| Dim::symbol(dim), Dim::Known)).collect()
+        };
+        for (x, slope, x_dims, slope_dims) in [
+            (&["n", "1", "4"][..], &["a", "b"][..], [2, 1, 4], &[1, 4][..]),
+            (&["n", "1", "4"], &["a", "b"], [2, 1, 4], &[1, 1]),
+            (&["n", "c", "4"], &["c", "b"], [2, 3, 4], &[3, 1]),
+            (&["2", "3", "4"], &["a", "b", "c"], [2, 3, 4], &[1, 3, 4]),
+            (&["1", "1", "1"], &["a"], [1, 1, 1], &[1]),
+        ] {
+            let inputs = [spread(&x_dims, 1), spread(slope_dims, 2)];
+            let mut graph = graph_of("PRelu", &[&inputs[0], &inputs[1]], &Attrs::new());
+            for (k, open) in [x, slope].into_iter().enumerate() {
+                let id = graph.inputs[k];
+                graph.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(sizes(open)));
+            }
+            let y = graph.outputs[0];
+            graph.value_mut(y).ty = ValueType::Unknown;
+            passes::infer::infer(&mut graph).expect("it may fit");
+            assert_eq!(graph.value(y).ty.shape(), Some(&sizes(x)));
+            check_gradients(&graph, &inputs, &[0, 1], &[0]);
+            let wide = [inputs[0].clone(), spread(&[5, 5, 5], 3)];
+            assert!(run(&graph, &wide).is_err(), "it does not fit");
+        }
+    }
+
     #[test]
     fn a_slope_that_is_larger_is_refused() {
         for (x, slope) in [(&[2, 1][..], &[3][..]), (&[3], &[2, 3]), (&[], &[1, 1])] {

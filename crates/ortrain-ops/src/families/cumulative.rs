@@ -8,7 +8,7 @@
 //! The gradient of a sum is a sum from the other end. That of a product is made of products between each pair of
 //! elements, so that zeros get the products of the others.
 
-use ortrain_expr::{Access, BinaryOp, CompareOp, Type};
+use ortrain_expr::{BinaryOp, CompareOp, Type};
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::BufferId;
 
@@ -54,8 +54,6 @@ impl Cumulative {
         let dtype = cx.buffer_dtype(source);
         let ty = Type::of(dtype);
         let own = nest.load(source, cx.whole(source, &[before, size, after]));
-        let strides = [0; 3].into_iter().collect();
-        let slot = nest.slot(source, Access { dtype, offset: 0, strides, len: cx.buffer_len(source) });
         let b = &mut nest.b;
         let (outer, at, inner) = (b.coordinate(0), b.coordinate(1), b.coordinate(2));
         let (step, zero) = (b.int(distance as i64), b.int(0));
@@ -71,7 +69,8 @@ impl Cumulative {
         let row = b.add(line, from);
         let start = b.mul(row, afters);
         let place = b.add(start, inner);
-        let other = b.load_at(slot, place, ty);
+        let other = nest.gather(cx, source, place);
+        let b = &mut nest.b;
         let (value, alone) = if shifts {
             (other, b.constant(ty, if self.product { 1.0 } else { 0.0 }))
         } else {

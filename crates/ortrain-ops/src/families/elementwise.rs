@@ -423,10 +423,11 @@ impl Op for Elementwise {
         // Attributes that contradict the definition are found here and not at the first run.
         self.expr(Type::of(dtype), count)?;
         let shape = cx.broadcast(0..count)?;
+        // An open size may turn out to fit.
+        let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
         if self.row.first_leads
             && let (Some(all), Some(first)) = (&shape, cx.shape(0))
-            && (all.rank() != first.rank()
-                || all.iter().zip(first.iter()).any(|(a, b)| b.known().is_some() && a != b))
+            && (all.rank() != first.rank() || all.iter().zip(first.iter()).any(differ))
         {
             let others: Vec<String> =
                 (1..count).filter_map(|k| cx.shape(k)).map(ToString::to_string).collect();

@@ -5,7 +5,7 @@
 //! outside fails the run and nothing is committed. Narrow floats are summed in float32. What other gathers and scatters
 //! share with these stands here as well.
 
-use ortrain_expr::{Access, Builder, CompareOp, Reg, Type};
+use ortrain_expr::{Builder, CompareOp, Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 use ortrain_program::{BufferId, ScatterAdd, Step};
 
@@ -87,7 +87,20 @@ pub(super) fn scatter_add(
     target: BufferId,
 ) -> Result<(), OpError> {
     let &Places { place, rows, count, inner } = places;
-    cx.step(Step::ScatterAdd(ScatterAdd { outer: 1, rows, count, inner, source, index: place, target }))
+    let (outer, index, last) = (1, place, false);
+    cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
+}
+
+/// Writes rows over those of a buffer of the same type; of several at one place the last stays.
+pub(super) fn scatter_last(
+    cx: &mut Lower<'_>,
+    places: &Places,
+    source: BufferId,
+    target: BufferId,
+) -> Result<(), OpError> {
+    let &Places { place, rows, count, inner } = places;
+    let (outer, index, last) = (1, place, true);
+    cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
 }
 
 /// Puts the sum of rows and a buffer, or zeros, into another; narrow floats are summed in float32.
@@ -196,11 +209,7 @@ impl Op for Gather {
         let row = nest.b.add(start, row);
         let start = nest.b.mul(row, after);
         let at = nest.b.add(start, inner);
-        let dtype = cx.buffer_dtype(data);
-        let access =
-            Access { dtype, offset: 0, strides: [0; 3].into_iter().collect(), len: cx.buffer_len(data) };
-        let slot = nest.slot(data, access);
-        let value = nest.b.load_at(slot, at, Type::of(dtype));
+        let value = nest.gather(cx, data, at);
         nest.store_whole(cx, output, value);
         cx.step(nest.map())
     }
@@ -299,7 +308,8 @@ impl Op for GatherGrad {
         let target = if narrow { cx.temp("wide", dtype, cx.buffer_len(output)) } else { output };
         fill(cx, target, 0.0)?;
         let index = cx.input(1);
-        cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target }))?;
+        let last = false;
+        cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))?;
         if narrow {
             copy(cx, target, output)?;
         }

@@ -6,9 +6,8 @@
 //! Negative indices count from the end; any other index outside fails the run and nothing is committed. Gradients of
 //! equal indices add up, those of narrow floats in float32.
 
-use ortrain_expr::{Access, Reg, Type};
+use ortrain_expr::{Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
-use ortrain_program::BufferId;
 
 use super::gather::{Places, add_at, check_indices, from_front, guard_indices, has_elements};
 use crate::OpError;
@@ -103,18 +102,10 @@ impl Op for GatherElements {
         let index = nest.b.convert(loaded, Type::I64);
         let row = from_front(&mut nest.b, index, dims[axis]);
         let at = position(&mut nest, &dims, axis, row);
-        let value = load_at(cx, &mut nest, data, at);
+        let value = nest.gather(cx, data, at);
         nest.store_whole(cx, output, value);
         cx.step(nest.map())
     }
-}
-
-/// The element of a buffer at a computed position.
-pub(super) fn load_at(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId, at: Reg) -> Reg {
-    let dtype = cx.buffer_dtype(buffer);
-    let strides = nest.dims().iter().map(|_| 0).collect();
-    let slot = nest.slot(buffer, Access { dtype, offset: 0, strides, len: cx.buffer_len(buffer) });
-    nest.b.load_at(slot, at, Type::of(dtype))
 }
 
 /// The gradient of what elements were gathered from.
@@ -270,7 +261,7 @@ impl Op for GatherNd {
         let start = nest.b.mul(row, inner);
         let here = nest.b.coordinate(1);
         let at = nest.b.add(start, here);
-        let value = load_at(cx, &mut nest, data, at);
+        let value = nest.gather(cx, data, at);
         nest.store_whole(cx, output, value);
         cx.step(nest.map())
     }

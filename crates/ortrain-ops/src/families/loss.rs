@@ -214,9 +214,7 @@ impl Entropy {
     fn weight(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, label: &Label, ty: Type) -> Reg {
         let weight = if cx.has(self.weights) {
             let buffer = cx.input(self.weights);
-            let stored = cx.buffer_dtype(buffer);
-            let slot = table(cx, nest, buffer);
-            let loaded = nest.b.load_at(slot, label.safe, Type::of(stored));
+            let loaded = nest.gather(cx, buffer, label.safe);
             nest.b.convert(loaded, ty)
         } else {
             nest.b.constant(ty, 1.0)
@@ -232,13 +230,6 @@ impl Entropy {
         nest.b.guard(label.safe, classes as i64);
         cx.step(nest.map())
     }
-}
-
-/// A buffer to be read by computed index.
-fn table(cx: &Lower<'_>, nest: &mut NestBuilder, buffer: BufferId) -> usize {
-    let strides: Strides = nest.dims().iter().map(|_| 0).collect();
-    let access = Access { dtype: cx.buffer_dtype(buffer), offset: 0, strides, len: cx.buffer_len(buffer) };
-    nest.slot(buffer, access)
 }
 
 /// Whether two sizes are certainly not the same.

@@ -4,7 +4,7 @@
 //! sequence of the batch has its own length; what lies behind it stays where it is. Turned twice it is as before, so the
 //! gradient is turned in the same way.
 
-use ortrain_expr::{Access, BinaryOp, CompareOp, Type};
+use ortrain_expr::{BinaryOp, CompareOp};
 use ortrain_graph::{DType, Dim, Graph, Node, Shape};
 
 use crate::OpError;
@@ -65,9 +65,7 @@ impl Op for ReverseSequence {
         let mut nest = cx.nest(&dims, 0);
         let along: Vec<isize> = (0..dims.len()).map(|axis| isize::from(axis == self.batch_axis)).collect();
         let length = nest.load_strided(cx, lengths, 0, &along);
-        let access = Access::contiguous(cx.dtype(0), &dims);
-        let strides = access.strides.clone();
-        let slot = nest.slot(data, access);
+        let strides = cx.whole(data, &dims).strides;
         let b = &mut nest.b;
         let step = b.coordinate(self.time_axis);
         let one = b.int(1);
@@ -82,7 +80,7 @@ impl Op for ReverseSequence {
             let part = b.binary(BinaryOp::Mul, position, stride);
             index = b.add(index, part);
         }
-        let value = b.load_at(slot, index, Type::of(cx.dtype(0)));
+        let value = nest.gather(cx, data, index);
         let output = cx.output(0);
         nest.store_whole(cx, output, value);
         cx.step(nest.map())

@@ -3,26 +3,27 @@
 //! ScatterElements-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterElements.html>), Scatter-9 (the same under
 //! its older name) and ScatterND-11, 13, 16, 18 (<https://onnx.ai/onnx/operators/onnx__ScatterND.html>) of ONNX, with the
 //! reductions `none`, `add`, `mul`, `max` and `min`. Negative indices count from the end; any other index outside fails the
-//! run and nothing is committed. Where `none` is given an index twice, which ONNX leaves undefined, the updates are summed.
+//! run and nothing is committed. Where `none` is given an index twice, which ONNX leaves undefined, the last update stays, as
+//! in onnxruntime.
 //!
-//! Gradients: of `none` those of the data are 0 where something was written; of `mul` each factor gets the product of the
+//! Gradients: of `none` those of the data are 0 where something was written, and those of updates that others were written
+//! over are 0, too; of `mul` each factor gets the product of the
 //! others, zeros or not; of `max` and `min` data and updates that are the result share equally. Products and extremes look
 //! at every update for every element (of the same line, for elements).
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type};
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use rustc_hash::FxHashSet;
 
 use super::elementwise::build_unrunnable;
-use super::gather::{
-    Places, add_at, check_indices, copy, fill, from_front, guard_indices, scatter_add, widened,
-};
+use super::gather::{Places, add_at, check_indices, copy, from_front, guard_indices, scatter_last};
 use super::gather_elements::{
-    check_alike, check_elements, load_at, places_of_elements, places_of_slices, position, shape_of_slices,
+    check_alike, check_elements, places_of_elements, places_of_slices, position, shape_of_slices,
 };
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::lower::Lower;
+use crate::lower::{Lower, around};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
@@ -58,28 +59,11 @@ impl Scatter {
         }
     }
 
-    /// Writes the updates: zeros where something will be written, and sums.
+    /// Writes the updates over a copy of the data, in their order.
     fn overwrite(&self, cx: &mut Lower<'_>, places: &Places) -> Result<(), OpError> {
-        let ones = cx.temp("ones", DType::I32, places.count);
-        fill(cx, ones, 1.0)?;
-        let hits = cx.temp("hits", DType::I32, places.rows);
-        fill(cx, hits, 0.0)?;
-        scatter_add(cx, &Places { inner: 1, ..*places }, ones, hits)?;
         let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
-        let source = widened(cx, updates, "wide_source")?;
-        let dtype = cx.buffer_dtype(source);
-        let narrow = cx.buffer_dtype(output) != dtype;
-        let target = if narrow { cx.temp("wide", dtype, cx.buffer_len(output)) } else { output };
-        let mut nest = cx.nest(&[places.rows, places.inner], 0);
-        let old = nest.load_strided(cx, data, 0, &[places.inner as isize, 1]);
-        let hit = nest.load_strided(cx, hits, 0, &[1, 0]);
-        let hit = nest.b.convert(hit, Type::Bool);
-        let zero = nest.b.constant(nest.b.ty(old), 0.0);
-        let kept = nest.b.select(hit, zero, old);
-        nest.store_whole(cx, target, kept);
-        cx.step(nest.map())?;
-        scatter_add(cx, places, source, target)?;
-        if narrow { copy(cx, target, output) } else { Ok(()) }
+        copy(cx, data, output)?;
+        scatter_last(cx, places, updates, output)
     }
 
     /// Combines each element with the updates that meet it: their indices are looked through.
@@ -104,7 +88,7 @@ impl Scatter {
                 let along = nest.b.coordinate(dims.len());
                 let at = position(&mut nest, &taken, axis, along);
                 let indices = cx.input(1);
-                let loaded = load_at(cx, &mut nest, indices, at);
+                let loaded = nest.gather(cx, indices, at);
                 let index = nest.b.convert(loaded, Type::I64);
                 let row = from_front(&mut nest.b, index, dims[axis]);
                 let here = nest.b.coordinate(axis);
@@ -116,7 +100,7 @@ impl Scatter {
                         hit = nest.b.binary(BinaryOp::And, hit, inside);
                     }
                 }
-                let update = load_at(cx, &mut nest, updates, at);
+                let update = nest.gather(cx, updates, at);
                 (nest, old, update, hit)
             }
             Form::Slices => {
@@ -184,7 +168,12 @@ impl Op for Scatter {
                     cx.give(0, kept);
                 }
                 if cx.wants(2) {
-                    let taken = self.gathered(cx, g)?;
+                    let mut taken = self.gathered(cx, g)?;
+                    if let Some(stays) = self.stays(cx)? {
+                        let zero = Tensor::scalar(cx.dtype(cx.input(2)?)?, 0.0);
+                        let zero = cx.constant("zero", zero);
+                        taken = cx.add("Where", &[stays, taken, zero], Attrs::new());
+                    }
                     cx.give(2, taken);
                 }
                 Ok(())
@@ -220,6 +209,58 @@ impl Op for Scatter {
 }
 
 impl Scatter {
+    /// Whether the indices are known and no place is among them twice.
+    fn are_distinct(&self, cx: &Grad<'_>) -> Result<bool, OpError> {
+        let (data, indices) = (cx.input(0)?, cx.input(1)?);
+        let Some(tensor) = cx.constant_of(indices) else { return Ok(false) };
+        let (Some(found), dims) = (tensor.to_i64(), tensor.dims()) else { return Ok(false) };
+        let rank = cx.shape(data).map(Shape::rank);
+        // An index from the end may be the same as one from the front; of axes of unknown size nobody knows.
+        let from_front = |index: i64, axis: usize| {
+            let size = cx.shape(data).and_then(|shape| shape.get(axis)).and_then(Dim::known);
+            if index >= 0 { Some(index) } else { size.map(|size| index + size as i64) }
+        };
+        let mut places: FxHashSet<Vec<i64>> = FxHashSet::default();
+        Ok(match self.form {
+            Form::Elements { axis } => {
+                let Some(axis) = rank.map(|rank| normalize_axis(axis, rank)).transpose()? else {
+                    return Ok(false);
+                };
+                let (_, size, after) = around(dims, axis);
+                found.iter().enumerate().all(|(k, &index)| {
+                    let line = k / (size * after) * after + k % after;
+                    from_front(index, axis).is_some_and(|row| places.insert(vec![line as i64, row]))
+                })
+            }
+            Form::Slices => {
+                let width = dims.last().copied().unwrap_or(1).max(1);
+                found.chunks(width).all(|place| {
+                    let place = place.iter().enumerate().map(|(axis, &index)| from_front(index, axis));
+                    place.collect::<Option<Vec<i64>>>().is_some_and(|place| places.insert(place))
+                })
+            }
+        })
+    }
+
+    /// Which updates stay, none of them overwritten by a later one: their numbers are scattered and gathered again.
+    /// `None`: all do.
+    fn stays(&self, cx: &mut Grad<'_>) -> Result<Option<ValueId>, OpError> {
+        if self.are_distinct(cx)? {
+            return Ok(None);
+        }
+        let (data, updates) = (cx.input(0)?, cx.input(2)?);
+        let number = |cx: &mut Grad<'_>, value: i64| cx.constant("number", Tensor::i64(&[], &[value]));
+        let (zero, one) = (number(cx, 0), number(cx, 1));
+        let count = cx.add("Size", &[updates], Attrs::new());
+        let numbers = cx.add("Range", &[zero, count, one], Attrs::new());
+        let shape = cx.shape_of(updates);
+        let numbers = cx.add("Reshape", &[numbers, shape], Attrs::new());
+        let nobody = Scatter::filled(cx, data, DType::I64, -1.0);
+        let last = self.scattered(cx, nobody, numbers, "none")?;
+        let last = self.gathered(cx, last)?;
+        Ok(Some(cx.add("Equal", &[last, numbers], Attrs::new())))
+    }
+
     /// What lies at the indices.
     fn gathered(&self, cx: &mut Grad<'_>, value: ValueId) -> Result<ValueId, OpError> {
         let indices = cx.input(1)?;
@@ -383,7 +424,7 @@ mod tests {
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
         Failure, assert_close, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run,
-        run_node, spread,
+        run_node, spread, typed,
     };
 
     const ELEMENTS: (&str, &str) = ("", "ScatterElements");
@@ -429,11 +470,55 @@ mod tests {
         }
     }
 
+    /// Reads that follow writes see the last one, whatever it is of; where something is written, nothing else is left of
+    /// what was there, a zero's sign included.
+    #[test]
+    fn the_last_of_several_updates_stays() {
+        let at = Tensor::i64(&[1], &[1]);
+        let got = run_node(
+            ELEMENTS,
+            &[Some(&f64s(&[2], &[1.0, 2.0])), Some(&at), Some(&f64s(&[1], &[-0.0]))],
+            1,
+            Attrs::new(),
+        );
+        assert!(got.expect("it runs")[0].to_f64()[1].is_sign_negative());
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool] {
+            let numbers = |values: &[f64]| typed(&f64s(&[values.len()], values), dtype);
+            let (data, updates) = (numbers(&[1., 0., 1., 0.]), numbers(&[0., 1., 0., 1., 0.]));
+            let flat = Tensor::i64(&[5], &[2, 3, -1, 0, 2]);
+            let got = run_node(ELEMENTS, &[Some(&data), Some(&flat), Some(&updates)], 1, Attrs::new());
+            assert_eq!(got.expect("it runs")[0].to_f64(), [1., 0., 0., 0.], "{dtype}");
+            let column = Tensor::i64(&[5, 1], &[2, 3, -1, 0, 2]);
+            let got = run_node(ND, &[Some(&data), Some(&column), Some(&updates)], 1, Attrs::new());
+            assert_eq!(got.expect("it runs")[0].to_f64(), [1., 0., 0., 0.], "{dtype}");
+        }
+    }
+
+    /// Indices that are in the model: where they are distinct nothing is asked about them.
+    #[test]
+    fn gradients_of_constant_indices() {
+        for (indices, distinct) in [(vec![2i64, 0], true), (vec![-1, 2], false), (vec![1, 1], false)] {
+            for op in [ELEMENTS, ND] {
+                let at = Tensor::i64(if op == ND { &[2, 1] } else { &[2] }, &indices);
+                let inputs = [spread(&[3], 3), spread(&[2], 4)];
+                let (mut graph, ids) = crate::testing::graph(&[&inputs[0], &inputs[1]]);
+                let at = graph.add_constant("at", at);
+                let ports = [Some(ids[0]), Some(at), Some(ids[1])];
+                crate::testing::add(&mut graph, op, "y", &ports, 1, Attrs::new());
+                crate::passes::infer::infer(&mut graph).expect("valid");
+                check_gradients(&graph, &inputs, &[0, 1], &[0]);
+                let gradient = gradient_graph(&graph, &[Some(spread(&[3], 5))], &[0, 1]);
+                let asks = gradient.nodes.iter().any(|node| &*node.op == "Range");
+                assert_eq!(asks, !distinct, "{indices:?}\n{gradient}");
+            }
+        }
+    }
+
     #[test]
     fn gradients() {
         for name in ["none", "add", "mul", "max", "min"] {
-            // Indices that meet each other, where that means something.
-            let second = if name == "none" { 0 } else { 2 };
+            // Indices that meet each other.
+            let second = 2;
             let cases = [
                 (ELEMENTS, vec![3, 2], Tensor::i64(&[2, 2], &[2, 1, second, -1]), vec![2, 2], 0i64),
                 (ELEMENTS, vec![2, 3], Tensor::i64(&[1, 2], &[-1, second]), vec![1, 2], 1),

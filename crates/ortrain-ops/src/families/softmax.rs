@@ -4,10 +4,12 @@
 //! default 1, on) and 13 (one axis, by default the last); `SoftmaxGrad_13`, `LogSoftmaxGrad_13` (one axis) and
 //! `SoftmaxGrad`, `LogSoftmaxGrad` (a matrix) of `com.microsoft`. All of them get the forward *result*, not the input.
 //! Older forms are read as Flatten, the newest form, and Reshape. Narrow floats are computed in float32. The largest
-//! element is subtracted before anything is raised; a row of nothing but -inf gives NaN, as in PyTorch.
+//! element is subtracted before anything is raised; a row of nothing but -inf gives NaN, as in PyTorch. Where a graph makes
+//! zeros of such rows afterwards, their gradients are zero.
 
 use ortrain_expr::{ReduceOp, Strides, UnaryOp};
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use rustc_hash::FxHashSet;
 
 use super::elementwise::build_unrunnable;
 use crate::OpError;
@@ -51,6 +53,7 @@ impl Op for Softmax {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let y = cx.output(0, "y");
+        let y = what_is_left(cx, y)?;
         let name = if self.log { "LogSoftmaxGrad_13" } else { "SoftmaxGrad_13" };
         let gradient = cx.add_in("com.microsoft", name, &[g, y], Attrs::new().with("axis", self.axis));
         cx.give(0, gradient);
@@ -74,6 +77,81 @@ impl Op for Softmax {
         nest.store_strided(cx, output, 0, strides, result);
         cx.step(nest.reduction())
     }
+}
+
+/// Operators that pass each element on, as it is or changed by itself: what is not a number stays none.
+const ELEMENT_BY_ELEMENT: [&str; 18] = [
+    "Cast",
+    "CastLike",
+    "Concat",
+    "Div",
+    "Dropout",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "Identity",
+    "Mul",
+    "Pad",
+    "Reshape",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "Tile",
+    "Transpose",
+    "Unsqueeze",
+];
+
+/// The result `y` of a softmax as its gradient is taken with it. A row of nothing but -inf has no softmax. Where a graph
+/// puts zeros in its place (`Where(IsNaN(y), 0, y)`, as exporters write attention behind a padding mask), nothing of the row
+/// is left and nothing goes back to it: the gradient is taken with these zeros, for NaN times the zero that arrives is NaN.
+fn what_is_left(cx: &mut Grad<'_>, y: ValueId) -> Result<ValueId, OpError> {
+    let producers_of_nan = |graph: &Graph, condition: Option<ValueId>| {
+        let is_nan = |node: &Node| {
+            &*node.op == "IsNaN"
+                && node.outputs.first().copied().flatten() == condition
+                && node.inputs.first().copied().flatten() == Some(y)
+        };
+        condition.is_some() && graph.nodes.iter().any(is_nan)
+    };
+    let mut holds: FxHashSet<ValueId> = FxHashSet::default();
+    holds.insert(y);
+    let mut chosen = false;
+    let graph = &*cx.graph;
+    for node in &graph.nodes[cx.node_index + 1..] {
+        let port = |k: usize| node.inputs.get(k).copied().flatten();
+        if !node.present_inputs().any(|id| holds.contains(&id)) || !node.domain.is_empty() {
+            continue;
+        }
+        match &*node.op {
+            "Where" => {
+                let zero = |k: usize| {
+                    let content = port(k).and_then(|id| graph.value(id).content());
+                    content.is_some_and(|tensor| tensor.len() == 1 && tensor.to_f64()[0] == 0.0)
+                };
+                let rank =
+                    |id: Option<ValueId>| id.and_then(|id| graph.value(id).ty.shape()).map(Shape::rank);
+                if port(2) == Some(y)
+                    && zero(1)
+                    && rank(port(1)) <= rank(Some(y))
+                    && producers_of_nan(graph, port(0))
+                    && let Some(left) = node.outputs.first().copied().flatten()
+                {
+                    return Ok(left);
+                }
+                chosen |= [1, 2].into_iter().any(|k| port(k).is_some_and(|id| holds.contains(&id)));
+            }
+            op if ELEMENT_BY_ELEMENT.contains(&op) => holds.extend(node.present_outputs()),
+            // A branch may choose, too.
+            _ => chosen |= node.captures > 0,
+        }
+    }
+    if !chosen {
+        return Ok(y);
+    }
+    let zero = Tensor::scalar(cx.dtype(y)?, 0.0);
+    let zero = cx.constant("zero", zero);
+    let broken = cx.add("IsNaN", &[y], Attrs::new());
+    Ok(cx.add("Where", &[broken, zero, y], Attrs::new()))
 }
 
 impl Op for SoftmaxGrad {
@@ -242,8 +320,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        assert_close, check_decomposition, check_downgrade, check_gradients, f64s, one_node, run, run_node,
-        spread,
+        add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, gradient_graph,
+        graph, one_node, run, run_node, spread,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -341,6 +419,187 @@ mod tests {
             let graph = one_node(11, ("", name), &[Some(&x)], 1, Attrs::new()).expect("it is read");
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         }
+    }
+
+    /// How a graph makes zeros of rows that have no softmax.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Cleared {
+        /// As exporters write it.
+        Plainly,
+        /// By what is not a number in another type.
+        ByCast,
+        /// In another type.
+        AsCast,
+        /// Where a number equals itself.
+        ByEqual,
+        /// By the mask.
+        ByMask,
+        /// By rows of nothing but -inf in the input, as PyTorch decomposes its safe softmax.
+        ByRows,
+        /// After weights were dropped.
+        AfterDropout,
+        /// In another shape, of a part.
+        Moved,
+        /// In a branch.
+        Inside,
+    }
+
+    const CLEARED: [Cleared; 9] = [
+        Cleared::Plainly,
+        Cleared::ByCast,
+        Cleared::AsCast,
+        Cleared::ByEqual,
+        Cleared::ByMask,
+        Cleared::ByRows,
+        Cleared::AfterDropout,
+        Cleared::Moved,
+        Cleared::Inside,
+    ];
+
+    /// `softmax(x + mask)`, of whose rows some are nothing but -inf, with zeros in the place of these.
+    fn cleared(how: Cleared, op: &str, x: &Tensor, mask: &Tensor, along: i64) -> Graph {
+        let (mut graph, ids) = graph(&[x]);
+        let mask_id = graph.add_constant("mask", mask.clone());
+        let zero = graph.add_constant("zero", Tensor::scalar(DType::F64, 0.0));
+        let add_to = |graph: &mut Graph, op: &str, inputs: &[ValueId], attrs: Attrs| {
+            let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+            add(graph, ("", op), "v", &ports, 1, attrs)[0]
+        };
+        let cast = |dtype: DType| Attrs::new().with("to", i64::from(dtype.to_onnx()));
+        let none = Attrs::new;
+        let masked = add_to(&mut graph, "Add", &[ids[0], mask_id], none());
+        let y = add_to(&mut graph, op, &[masked], axis(along));
+        let b = &mut graph;
+        let result = match how {
+            Cleared::Plainly => {
+                let broken = add_to(b, "IsNaN", &[y], none());
+                add_to(b, "Where", &[broken, zero, y], none())
+            }
+            Cleared::ByCast => {
+                let narrow = add_to(b, "Cast", &[y], cast(DType::F32));
+                let broken = add_to(b, "IsNaN", &[narrow], none());
+                add_to(b, "Where", &[broken, zero, y], none())
+            }
+            Cleared::AsCast => {
+                let zero = b.add_constant("narrow zero", Tensor::scalar(DType::F64, 0.0));
+                let same = add_to(b, "Cast", &[y], cast(DType::F64));
+                let broken = add_to(b, "IsNaN", &[same], none());
+                add_to(b, "Where", &[broken, zero, same], none())
+            }
+            Cleared::ByEqual => {
+                let number = add_to(b, "Equal", &[y, y], none());
+                add_to(b, "Where", &[number, y, zero], none())
+            }
+            Cleared::ByMask => {
+                let hidden = add_to(b, "IsInf", &[mask_id], none());
+                add_to(b, "Where", &[hidden, zero, y], none())
+            }
+            Cleared::ByRows => {
+                let hidden = add_to(b, "IsInf", &[masked], none());
+                let hidden = add_to(b, "Cast", &[hidden], cast(DType::I32));
+                let axes = b.add_constant("axes", Tensor::i64(&[1], &[along]));
+                let rows = add_to(b, "ReduceMin", &[hidden, axes], none());
+                let rows = add_to(b, "Cast", &[rows], cast(DType::Bool));
+                add_to(b, "Where", &[rows, zero, y], none())
+            }
+            Cleared::AfterDropout => {
+                let ratio = b.add_constant("ratio", Tensor::scalar(DType::F32, 0.25));
+                let on = b.add_constant("on", Tensor::filled(DType::Bool, &[], 1.0));
+                let dropped = add_to(b, "Dropout", &[y, ratio, on], Attrs::new().with("seed", 3i64));
+                let broken = add_to(b, "IsNaN", &[dropped], none());
+                add_to(b, "Where", &[broken, zero, dropped], none())
+            }
+            Cleared::Moved => {
+                let turned = add_to(b, "Transpose", &[y], none());
+                let bounds = [[1], [3], [0]].map(|at| b.add_constant("at", Tensor::i64(&[1], &at)));
+                let part = add_to(b, "Slice", &[turned, bounds[0], bounds[1], bounds[2]], none());
+                let broken = add_to(b, "IsNaN", &[part], none());
+                add_to(b, "Where", &[broken, zero, part], none())
+            }
+            Cleared::Inside => {
+                let on = add_to(b, "Equal", &[zero, zero], none());
+                let mut branch = Graph::new("branch");
+                let inner = branch.add_value("inner", ValueType::tensor(DType::F64, x.dims()));
+                branch.inputs = vec![inner];
+                let zero = branch.add_constant("nothing", Tensor::scalar(DType::F64, 0.0));
+                let broken = add_to(&mut branch, "IsNaN", &[inner], none());
+                let chosen = add_to(&mut branch, "Where", &[broken, zero, inner], none());
+                branch.outputs = vec![chosen];
+                let attrs = Attrs::new().with("then_branch", branch.clone()).with("else_branch", branch);
+                let result = add_to(b, "If", &[on, y], attrs);
+                b.nodes.last_mut().expect("just added").captures = 1;
+                result
+            }
+        };
+        graph.outputs = vec![result];
+        crate::passes::infer::infer(&mut graph).expect("it is valid");
+        graph
+    }
+
+    /// Gradients behind rows that have no softmax are finite, and zero where nothing is left, at every shape and mask.
+    #[test]
+    fn rows_that_have_no_softmax_pass_nothing_back() {
+        let hidden = f64::NEG_INFINITY;
+        for (dims, along) in [(vec![3, 4], -1i64), (vec![4, 3], 0), (vec![2, 3, 4], 2), (vec![2, 4, 3], 1)] {
+            let x = spread(&dims, 7);
+            let (_, size, after) = around(&dims, normalize_axis(along, dims.len()).expect("valid"));
+            let row = |k: usize| (k / (size * after)) * after + k % after;
+            let at = |k: usize| k / after % size;
+            // One row, all rows but one, rows in part, all.
+            for kind in 0..4 {
+                let mask: Vec<f64> = (0..x.len())
+                    .map(|k| match kind {
+                        0 if row(k) == 1 => hidden,
+                        1 if row(k) != 1 => hidden,
+                        2 if at(k) < row(k) => hidden,
+                        3 => hidden,
+                        _ => 0.25 * at(k) as f64,
+                    })
+                    .collect();
+                let mask = f64s(&dims, &mask);
+                for how in CLEARED {
+                    for op in ["Softmax", "LogSoftmax"] {
+                        // A finite logarithm is not what the mask hides: of some elements only it is -inf.
+                        if op == "LogSoftmax" && kind == 2 {
+                            continue;
+                        }
+                        let graph = cleared(how, op, &x, &mask, along);
+                        let dims = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete);
+                        let arriving = Tensor::filled(DType::F64, &dims.expect("known"), 1.5);
+                        let gradient = gradient_graph(&graph, &[Some(arriving)], &[0]);
+                        let given = std::slice::from_ref(&x);
+                        let got = run(&gradient, given).expect("it runs").remove(0).to_f64();
+                        for (k, got) in got.iter().enumerate() {
+                            let what = format!("{op} {how:?} {kind}: {got} at {k}");
+                            assert!(got.is_finite(), "{what}");
+                            let nothing = kind == 3 || kind == 0 && row(k) == 1 || kind == 1 && row(k) != 1;
+                            assert!(!nothing || *got == 0.0, "{what}");
+                        }
+                        check_gradients(&graph, given, &[0], &[0]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where nothing is put in the place of a row without softmax, its gradient is NaN, as in PyTorch.
+    #[test]
+    fn rows_that_have_no_softmax_show() {
+        let x = f64s(&[2, 2], &[f64::NEG_INFINITY, f64::NEG_INFINITY, 1.0, 2.0]);
+        let graph = one_node(NEWEST, ("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("it is read");
+        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 2], 1))], &[0]);
+        assert_eq!(gradient.nodes.len(), 2, "{gradient}");
+        let got = run(&gradient, &[x]).expect("it runs").remove(0).to_f64();
+        assert_eq!([0, 1, 2, 3].map(|k| got[k].is_nan()), [true, true, false, false]);
+    }
+
+    /// The zeros that a graph has are used, and no others are made.
+    #[test]
+    fn zeros_that_are_there_are_used() {
+        let (x, mask) = (spread(&[2, 3], 1), f64s(&[2, 3], &[0.0; 6]));
+        let graph = cleared(Cleared::Plainly, "Softmax", &x, &mask, -1);
+        let gradient = gradient_graph(&graph, &[Some(spread(&[2, 3], 2))], &[0]);
+        assert_eq!(gradient.nodes.iter().filter(|node| &*node.op == "IsNaN").count(), 1, "{gradient}");
     }
 
     #[test]

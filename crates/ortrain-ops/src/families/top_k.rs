@@ -8,7 +8,7 @@
 //! both trade places or not. It takes about half the square of the number of binary digits of the axis, and every pass is
 //! a map. The gradient goes to the indices.
 
-use ortrain_expr::{Access, BinaryOp, CompareOp, Reg, Type, UnaryOp};
+use ortrain_expr::{BinaryOp, CompareOp, Reg, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor};
 use ortrain_program::BufferId;
 
@@ -74,10 +74,7 @@ impl TopK {
     fn entrant(cx: &Lower<'_>, nest: &mut NestBuilder, lines: &Lines, data: BufferId, index: Reg) -> Entrant {
         let (o, i) = (nest.b.coordinate(0), nest.b.coordinate(1));
         let at = element(nest, lines, o, i, index);
-        let dtype = cx.buffer_dtype(data);
-        let strides = nest.dims().iter().map(|_| 0).collect();
-        let slot = nest.slot(data, Access { dtype, offset: 0, strides, len: cx.buffer_len(data) });
-        Entrant { index, value: nest.b.load_at(slot, at, Type::of(dtype)) }
+        Entrant { index, value: nest.gather(cx, data, at) }
     }
 
     /// One pass: everyone meets the one whose position differs in the bits `distance`, in lines that are sorted up or
@@ -93,13 +90,6 @@ impl TopK {
         let space = [lines.before, lines.after, lines.padded];
         let mut nest = cx.nest(&space, 0);
         let own = nest.load(from, cx.whole(from, &space));
-        let access = Access {
-            dtype: DType::I64,
-            offset: 0,
-            strides: [0; 3].into_iter().collect(),
-            len: cx.buffer_len(from),
-        };
-        let slot = nest.slot(from, access);
         let b = &mut nest.b;
         let here = b.coordinate(2);
         let (distance, block, zero) = (b.int(distance as i64), b.int(block as i64), b.int(0));
@@ -110,7 +100,7 @@ impl TopK {
         let line = b.add(line, i);
         let start = b.mul(line, padded);
         let at = b.add(start, partner);
-        let other = b.load_at(slot, at, Type::I64);
+        let other = nest.gather(cx, from, at);
         let a = TopK::entrant(cx, &mut nest, lines, data, own);
         let z = TopK::entrant(cx, &mut nest, lines, data, other);
         let first = self.comes_first(&mut nest, lines.size, a, z);
@@ -230,10 +220,7 @@ impl Op for TopK {
         if cx.wants(0) {
             let (o, i) = (nest.b.coordinate(0), nest.b.coordinate(2));
             let at = element(&mut nest, &lines, o, i, index);
-            let dtype = cx.buffer_dtype(data);
-            let strides = [0; 3].into_iter().collect();
-            let slot = nest.slot(data, Access { dtype, offset: 0, strides, len: cx.buffer_len(data) });
-            let value = nest.b.load_at(slot, at, Type::of(dtype));
+            let value = nest.gather(cx, data, at);
             let values = cx.output(0);
             nest.store_whole(cx, values, value);
         }

@@ -12,6 +12,7 @@ use crate::{Error, OpError};
 /// # Errors
 /// The first node that contradicts its operator's definition, or its declaration.
 pub fn infer(graph: &mut Graph) -> Result<(), Error> {
+    check_given(graph)?;
     for index in 0..graph.nodes.len() {
         infer_node(graph, index)?;
     }
@@ -21,7 +22,7 @@ pub fn infer(graph: &mut Graph) -> Result<(), Error> {
 /// As [`infer`], as far as it goes: what depends on a node that nobody knows, or that is wrong, is passed over where it
 /// cannot be told. Returns everything that is wrong, an error for each node.
 pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
-    let mut errors = Vec::new();
+    let mut errors: Vec<Error> = check_given(graph).err().into_iter().collect();
     let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
@@ -72,8 +73,34 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// The most axes of a tensor: as many as NumPy and onnxruntime have. An expression counts positions along fewer than 256.
+pub const MOST_AXES: usize = 64;
+
+/// Refuses shapes of too many axes.
+fn countable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
+    match ty.shape() {
+        Some(shape) if shape.rank() > MOST_AXES => Err(OpError::unsupported(format!(
+            "{:?} has {} axes, of shape {shape}; a tensor has {MOST_AXES} at most, so leave out axes of one element or merge \
+             some by a Reshape",
+            graph.name_of(id),
+            shape.rank()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Checks what the graph is given: inputs and initializers.
+fn check_given(graph: &Graph) -> Result<(), Error> {
+    let constants = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
+    for id in graph.inputs.iter().copied().chain(constants) {
+        countable(graph, id, &graph.value(id).ty).map_err(|error| Error::Graph(error.to_string()))?;
+    }
+    Ok(())
+}
+
 /// Refuses sizes whose product overflows, here and once, so that everything behind may multiply them.
 fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
+    countable(graph, id, ty)?;
     let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(()) };
     let Some(dims) = shape.concrete() else { return Ok(()) };
     let outcome = ortrain_graph::byte_length(*dtype, &dims);
@@ -117,5 +144,110 @@ pub(crate) fn merge(
         },
         (ValueType::Sequence(a), ValueType::Sequence(b)) if a == b => Ok(inferred),
         _ => Err(Box::new((declared.clone(), inferred))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, Tensor};
+
+    use super::*;
+    use crate::testing::{Failure, add, graph, run};
+
+    const MANY: usize = MOST_AXES + 1;
+
+    /// What an operator that makes so many axes says, of values that are known before a run and of those that are not.
+    fn said(op: &str, given: &[Tensor], attrs: &Attrs, constant: bool) -> String {
+        let x: Vec<&Tensor> = given.iter().collect();
+        let (mut made, ids) = graph(&x);
+        let ports: Vec<Option<ValueId>> = ids
+            .iter()
+            .zip(given)
+            .map(|(&id, tensor)| {
+                let is_data = tensor.dtype().is_float() || !constant;
+                Some(if is_data { id } else { made.add_constant("known", tensor.clone()) })
+            })
+            .collect();
+        add(&mut made, ("", op), "y", &ports, 1, attrs.clone());
+        match infer(&mut made) {
+            Err(error) => error.to_string(),
+            Ok(()) => match run(&made, given) {
+                Err(Failure::Prepare(error)) => error.to_string(),
+                Err(Failure::Run(error)) => error.to_string(),
+                Ok(_) => panic!("{op} runs"),
+            },
+        }
+    }
+
+    #[test]
+    fn operators_make_no_more_axes_than_there_may_be() {
+        let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
+        let new: Vec<i64> = (1..MANY as i64).collect();
+        let ones: Vec<i64> = std::iter::once(3).chain(vec![1; MANY - 1]).collect();
+        let front: Vec<i64> = vec![1; MANY - 1].into_iter().chain([3]).collect();
+        let shape = |sizes: &[i64]| Tensor::i64(&[sizes.len()], sizes);
+        let at = Tensor::i64(&[1; MANY], &[0]);
+        for (op, inputs) in [
+            ("Unsqueeze", vec![x.clone(), shape(&new)]),
+            ("Reshape", vec![x.clone(), shape(&ones)]),
+            ("Expand", vec![x.clone(), shape(&front)]),
+            ("Gather", vec![x.clone(), at]),
+            ("ConstantOfShape", vec![shape(&ones)]),
+            (
+                "OneHot",
+                vec![
+                    Tensor::i64(&[1; MOST_AXES], &[0]),
+                    Tensor::i64(&[], &[2]),
+                    Tensor::f32(&[2], &[0.0, 1.0]),
+                ],
+            ),
+        ] {
+            for constant in [true, false] {
+                if constant && op == "OneHot" {
+                    continue;
+                }
+                let said = said(op, &inputs, &Attrs::new(), constant);
+                let expected = if op == "Gather" && !constant {
+                    "\"x1\" has 65 axes"
+                } else {
+                    "has 65 axes, of shape ["
+                };
+                assert!(said.contains(expected), "{op}: {said}");
+                assert!(
+                    said.contains("; a tensor has 64 at most, so leave out axes of one element or merge"),
+                    "{op}: {said}"
+                );
+                assert!(said.contains(op) || said.contains("\"x1\""), "{op}: {said}");
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_axes_as_there_may_be() {
+        let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
+        let new: Vec<i64> = (1..MOST_AXES as i64).collect();
+        let (mut made, ids) = graph(&[&x]);
+        let new = made.add_constant("new", Tensor::i64(&[new.len()], &new));
+        let y = add(&mut made, ("", "Unsqueeze"), "y", &[Some(ids[0]), Some(new)], 1, Attrs::new());
+        let y = add(&mut made, ("", "Relu"), "z", &[Some(y[0])], 1, Attrs::new());
+        made.outputs = y;
+        infer(&mut made).expect("it is valid");
+        let got = run(&made, std::slice::from_ref(&x)).expect("it runs");
+        assert_eq!(got[0].dims().len(), MOST_AXES);
+        assert_eq!(got[0].to_f64(), [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn inputs_and_initializers_have_no_more_axes_than_there_may_be() {
+        let wide = Tensor::f32(&[1; MANY], &[1.0]);
+        let (mut given, _) = graph(&[&wide]);
+        let message = infer(&mut given).expect_err("too many").to_string();
+        assert!(message.starts_with("\"x0\" has 65 axes, of shape [1, 1, "), "{message}");
+        let (mut held, _) = graph(&[]);
+        held.add_constant("w", wide);
+        let message = infer(&mut held).expect_err("too many").to_string();
+        assert!(message.starts_with("\"w\" has 65 axes, of shape [1, 1, "), "{message}");
+        let errors = infer_known(&mut held);
+        assert_eq!(errors.len(), 1, "{errors:?}");
     }
 }

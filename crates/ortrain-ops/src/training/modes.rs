@@ -10,13 +10,17 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::families::dropout::fnv1a64;
 use crate::families::norm::{make_inference, make_internal};
 use crate::families::optim::assign;
+use crate::passes::differentiate::gradients_known;
+use crate::passes::infer::{infer, infer_known};
+use crate::passes::versions::upgrade;
 use crate::{Error, OpError};
 
 /// Which statistics the BatchNormalization nodes of a training model use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BatchNormMode {
     /// Where scale or bias is trained, those of the batch, and the running ones are updated. Elsewhere the running ones,
-    /// which stay as they are.
+    /// which stay as they are. Statistics that the model computes (as those of weights that are standardized) are used as
+    /// they are computed.
     #[default]
     Auto,
     /// Those of the batch everywhere, and the running ones are updated.
@@ -94,8 +98,8 @@ const DROPOUT_TRAINS_FROM: i64 = 12;
 /// and before opset 12 a Dropout cannot say that it is on: there it stays what the model says, the identity.
 ///
 /// Every BatchNormalization uses the statistics that `mode` says; `trained` are the names of the values to be trained.
-/// Where it uses those of the batch it updates the running ones, which are inputs of the graph
-/// ([`running_statistics`]).
+/// Where it uses those of the batch it updates the running ones, `statistics` ([`running_statistics`]), which are inputs
+/// of the graph.
 ///
 /// # Errors
 /// When a running statistic is not an input, or reached in a way that it cannot be updated through.
@@ -104,19 +108,31 @@ pub fn for_training(
     opset: i64,
     mode: BatchNormMode,
     trained: &FxHashSet<&str>,
+    statistics: &FxHashSet<&str>,
 ) -> Result<(), Error> {
-    let trained = graph.inputs.iter().copied().filter(|&id| trained.contains(graph.name_of(id))).collect();
-    let settings = Settings { dropout: opset >= DROPOUT_TRAINS_FROM, mode };
-    settings.apply(graph, trained, false)
+    let inputs = |names: &FxHashSet<&str>| -> FxHashSet<ValueId> {
+        graph.inputs.iter().copied().filter(|&id| names.contains(graph.name_of(id))).collect()
+    };
+    let (trained, statistics) = (inputs(trained), inputs(statistics));
+    let untouched = untouched(graph, mode, &trained);
+    let settings = Settings { dropout: opset >= DROPOUT_TRAINS_FROM, mode, untouched };
+    settings.apply(graph, trained, &statistics, false)
 }
 
 struct Settings {
     dropout: bool,
     mode: BatchNormMode,
+    untouched: FxHashSet<ValueId>,
 }
 
 impl Settings {
-    fn apply(&self, graph: &mut Graph, mut trained: FxHashSet<ValueId>, inner: bool) -> Result<(), Error> {
+    fn apply(
+        &self,
+        graph: &mut Graph,
+        mut trained: FxHashSet<ValueId>,
+        statistics: &FxHashSet<ValueId>,
+        inner: bool,
+    ) -> Result<(), Error> {
         let mut index = 0;
         while index < graph.nodes.len() {
             let node = &graph.nodes[index];
@@ -132,7 +148,15 @@ impl Settings {
                     give_seed(graph, index);
                 }
             } else if is_batch_norm(&node.domain, &node.op) {
-                if uses_batch(self.mode, node, &trained) {
+                let is_stored = |k: usize| {
+                    let given = node.inputs.get(k).copied().flatten();
+                    given.is_some_and(|id| statistics.contains(&viewed(graph, id).unwrap_or(id)))
+                };
+                let is_trained =
+                    |id: ValueId| trained.contains(&id) && (inner || !self.untouched.contains(&id));
+                // In a mode that is not asked for everything is updated, or it was refused before.
+                let stored = self.mode != BatchNormMode::Auto || is_stored(3) && is_stored(4);
+                if stored && uses_batch(self.mode, node, is_trained) {
                     make_internal(graph, index, &prefix);
                     update_through_views(graph, index, inner)?;
                 } else {
@@ -144,7 +168,8 @@ impl Settings {
                 for attr in attrs.0.values_mut() {
                     if let Attr::Graph(subgraph) = attr {
                         let inside = captured_among(&inputs, subgraph, &trained);
-                        self.apply(subgraph, inside, true)?;
+                        let stored = captured_among(&inputs, subgraph, statistics);
+                        self.apply(subgraph, inside, &stored, true)?;
                     }
                 }
                 graph.nodes[index].attrs = attrs;
@@ -159,12 +184,134 @@ impl Settings {
 }
 
 /// Whether a BatchNormalization uses the statistics of the batch.
-fn uses_batch(mode: BatchNormMode, node: &Node, trained: &FxHashSet<ValueId>) -> bool {
-    let is_trained = |k: usize| node.inputs.get(k).copied().flatten().is_some_and(|id| trained.contains(&id));
+fn uses_batch(mode: BatchNormMode, node: &Node, is_trained: impl Fn(ValueId) -> bool) -> bool {
+    let is_trained = |k: usize| node.inputs.get(k).copied().flatten().is_some_and(&is_trained);
     match mode {
         BatchNormMode::Auto => is_trained(1) || is_trained(2),
         BatchNormMode::Train => true,
         BatchNormMode::Freeze => false,
+    }
+}
+
+/// The value that a Reshape shows in another shape, as an old node with `spatial=0` sees its statistics.
+fn viewed(graph: &Graph, id: ValueId) -> Option<ValueId> {
+    let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id))?;
+    maker.inputs.first().copied().flatten().filter(|_| &*maker.op == "Reshape")
+}
+
+/// Scales and biases of BatchNormalizations that are computed from something trained, but in such a way that no gradient
+/// goes back to it: ones of the type and shape of what is normalized, say. They are not trained.
+fn untouched(graph: &Graph, mode: BatchNormMode, trained: &FxHashSet<ValueId>) -> FxHashSet<ValueId> {
+    let mut untouched = FxHashSet::default();
+    if mode != BatchNormMode::Auto {
+        return untouched;
+    }
+    let mut dependent = trained.clone();
+    let mut candidates: Vec<ValueId> = Vec::new();
+    for node in &graph.nodes {
+        if is_batch_norm(&node.domain, &node.op) {
+            let parameters = node.inputs.iter().take(3).skip(1).copied().flatten();
+            candidates.extend(parameters.filter(|id| dependent.contains(id) && !trained.contains(id)));
+        }
+        if node.present_inputs().any(|id| dependent.contains(&id)) {
+            dependent.extend(node.present_outputs());
+        }
+    }
+    if candidates.is_empty() {
+        return untouched;
+    }
+    let mut typed = graph.clone();
+    // What cannot be read is refused elsewhere.
+    if upgrade(&mut typed).is_err() {
+        return untouched;
+    }
+    infer_known(&mut typed);
+    let in_typed = |id: ValueId| typed.find(graph.name_of(id));
+    let targets: FxHashSet<ValueId> = trained.iter().filter_map(|&id| in_typed(id)).collect();
+    let mut paths = Paths::new(&typed, targets);
+    untouched
+        .extend(candidates.into_iter().filter(|&id| in_typed(id).is_some_and(|id| !paths.lead_from(id))));
+    untouched
+}
+
+/// The ways on which gradients go back to some values.
+struct Paths<'a> {
+    graph: &'a Graph,
+    targets: FxHashSet<ValueId>,
+    makers: Vec<Option<usize>>,
+    /// Values from which no way leads there.
+    dead: FxHashSet<ValueId>,
+}
+
+impl Paths<'_> {
+    fn new(graph: &Graph, targets: FxHashSet<ValueId>) -> Paths<'_> {
+        Paths { graph, targets, makers: graph.producers(), dead: FxHashSet::default() }
+    }
+
+    /// Whether a gradient of a value reaches a target.
+    fn lead_from(&mut self, value: ValueId) -> bool {
+        let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+        let mut open = vec![value];
+        while let Some(id) = open.pop() {
+            if self.targets.contains(&id) {
+                return true;
+            }
+            if self.dead.contains(&id) || !seen.insert(id) {
+                continue;
+            }
+            if let Some(maker) = self.makers[id.0 as usize] {
+                open.extend(inputs_with_gradients(self.graph, maker));
+            }
+        }
+        self.dead.extend(seen);
+        false
+    }
+}
+
+/// The inputs of a node that its gradient goes to, found by differentiating it alone; of what cannot be differentiated so,
+/// every input of floats.
+fn inputs_with_gradients(graph: &Graph, index: usize) -> Vec<ValueId> {
+    let node = &graph.nodes[index];
+    // What is not known may be floats.
+    let may_be_float = |id: ValueId| graph.value(id).ty.dtype().is_none_or(DType::is_float);
+    if !node.present_outputs().any(may_be_float) {
+        return Vec::new();
+    }
+    let mut inputs: Vec<ValueId> = node.present_inputs().filter(|&id| may_be_float(id)).collect();
+    inputs.sort_unstable();
+    inputs.dedup();
+    if node.captures > 0 {
+        return inputs;
+    }
+    let mut alone = Graph::new("node");
+    alone.opsets.clone_from(&graph.opsets);
+    let mut copies: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+    for id in node.present_inputs().chain(node.present_outputs()) {
+        copies.entry(id).or_insert_with(|| {
+            let value = graph.value(id);
+            let copy = alone.add_value(&value.name, value.ty.clone());
+            alone.value_mut(copy).constant = value.content().cloned();
+            copy
+        });
+    }
+    let ports = |ports: &[Option<ValueId>]| ports.iter().map(|port| port.map(|id| copies[&id])).collect();
+    let copy = Node { inputs: ports(&node.inputs), outputs: ports(&node.outputs), ..node.clone() };
+    alone.inputs = node.present_inputs().map(|id| copies[&id]).collect();
+    alone.nodes.push(copy);
+    let outputs: Vec<ValueId> = node.present_outputs().map(|id| copies[&id]).collect();
+    if infer(&mut alone).is_err() {
+        return inputs;
+    }
+    let floats = outputs.into_iter().filter(|&id| alone.value(id).ty.dtype().is_some_and(DType::is_float));
+    let seeds: Vec<ValueId> = floats.collect();
+    let seeds: Vec<(ValueId, ValueId)> =
+        seeds.into_iter().map(|id| (id, alone.add_value("arriving", alone.value(id).ty.clone()))).collect();
+    let targets: Vec<ValueId> = inputs.iter().map(|id| copies[id]).collect();
+    match gradients_known(&mut alone, &seeds, &targets) {
+        Ok((known, stops)) if stops.iter().all(|stop| stop.error.is_none()) => {
+            inputs.into_iter().zip(known).filter(|(_, known)| *known).map(|(id, _)| id).collect()
+        }
+        _ => inputs,
     }
 }
 
@@ -212,9 +359,7 @@ fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<
         if graph.inputs.contains(&old) {
             continue;
         }
-        let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|id| id == old));
-        let viewed = maker.filter(|node| &*node.op == "Reshape").and_then(|node| node.inputs[0]);
-        let Some(state) = viewed.filter(|id| !inner && graph.inputs.contains(id)) else {
+        let Some(state) = viewed(graph, old).filter(|id| !inner && graph.inputs.contains(id)) else {
             let message =
                 "its running statistics cannot be updated where they are; train with batch_norm=\"freeze\"";
             return Err(Error::at(graph, &graph.nodes[index], OpError::unsupported(message)));
@@ -277,9 +422,9 @@ pub fn running_statistics(
     trained: &FxHashSet<&str>,
 ) -> Result<Vec<RunningStatistic>, Error> {
     let mut found = Found::default();
-    let search = Search { mode, trained };
     let dependent =
         graph.value_ids().filter(|&id| trained.contains(graph.name_of(id))).collect::<FxHashSet<_>>();
+    let search = Search { mode, trained, untouched: untouched(graph, mode, &dependent) };
     search.graph(graph, &FxHashMap::default(), dependent, false, &mut found)?;
     let mut names: FxHashSet<&str> = FxHashSet::default();
     let mut result = Vec::new();
@@ -305,6 +450,7 @@ pub fn running_statistics(
 struct Search<'a> {
     mode: BatchNormMode,
     trained: &'a FxHashSet<&'a str>,
+    untouched: FxHashSet<ValueId>,
 }
 
 impl Search<'_> {
@@ -332,10 +478,30 @@ impl Search<'_> {
             }
         }
         let makers = graph.producers();
+        // What depends on what the graph is given; in a subgraph anything may.
+        let mut fed: FxHashSet<ValueId> = graph.inputs.iter().copied().collect();
+        for node in &graph.nodes {
+            if node.present_inputs().any(|id| fed.contains(&id)) {
+                fed.extend(node.present_outputs());
+            }
+        }
+        // Whether a normalization is given statistics that are computed, or normalizes a weight: there are no running ones.
+        let is_computed = |node: &Node| {
+            let port = |k: usize| node.inputs.get(k).copied().flatten();
+            let varies = |id: ValueId| {
+                makers[id.0 as usize].is_some() && !matches!(origins.get(&id), Some(Origin::Constant(_)))
+            };
+            port(0).is_some_and(|id| !inner && !fed.contains(&id))
+                || [3, 4].into_iter().filter_map(port).any(varies)
+        };
         for node in &graph.nodes {
             let label = graph.node_label(node);
             let norm = is_batch_norm(&node.domain, &node.op);
-            let batch = norm && uses_batch(self.mode, node, &dependent);
+            let is_trained =
+                |id: ValueId| dependent.contains(&id) && (inner || !self.untouched.contains(&id));
+            let batch = norm
+                && uses_batch(self.mode, node, is_trained)
+                && !(self.mode == BatchNormMode::Auto && is_computed(node));
             let own = node.inputs.len() - node.captures;
             for (k, port) in node.inputs[..own].iter().enumerate() {
                 let Some(id) = *port else { continue };
@@ -346,9 +512,13 @@ impl Search<'_> {
                 };
                 let Some(Origin::Constant(value)) = origins.get(&id) else {
                     if batch && kind != Use::Other {
+                        let help = if makers[id.0 as usize].is_some() {
+                            "train with batch_norm=\"auto\" or \"freeze\", which use statistics that are computed as they are"
+                        } else {
+                            "make it an initializer, or train with batch_norm=\"freeze\""
+                        };
                         let message = format!(
-                            "training would update its running statistics, but {:?} is not constant in the model; make \
-                             it an initializer, or train with batch_norm=\"freeze\"",
+                            "training would update its running statistics, but {:?} is not constant in the model; {help}",
                             graph.name_of(id)
                         );
                         return Err(Error::at(graph, node, OpError::unsupported(message)));
@@ -493,7 +663,8 @@ mod tests {
         let mut node = Node::new("", "If", &[Some(condition), Some(x)], &[Some(z)], attrs);
         node.captures = 1;
         graph.nodes.push(node);
-        for_training(&mut graph, 17, BatchNormMode::Auto, &FxHashSet::default()).expect("it trains");
+        let none = FxHashSet::default();
+        for_training(&mut graph, 17, BatchNormMode::Auto, &none, &none).expect("it trains");
         for (_, branch) in Graph::subgraphs(&graph.nodes[0]) {
             let flag = branch.nodes[0].inputs[2].expect("it is on");
             assert_eq!(branch.name_of(flag), "y_training_mode");
@@ -507,9 +678,10 @@ mod tests {
         let x = graph.add_value("x", ValueType::tensor(DType::F32, &[4]));
         let y = graph.add_value("y", ValueType::Unknown);
         graph.nodes.push(Node::new("", "Dropout", &[Some(x)], &[Some(y)], Attrs::new()));
-        for_training(&mut graph, 11, BatchNormMode::Auto, &FxHashSet::default()).expect("it trains");
+        let none = FxHashSet::default();
+        for_training(&mut graph, 11, BatchNormMode::Auto, &none, &none).expect("it trains");
         assert_eq!(graph.nodes[0].inputs.len(), 1, "before opset 12 a Dropout cannot be on");
-        for_training(&mut graph, 12, BatchNormMode::Auto, &FxHashSet::default()).expect("it trains");
+        for_training(&mut graph, 12, BatchNormMode::Auto, &none, &none).expect("it trains");
         let flag = graph.nodes[0].inputs[2].expect("it is on");
         assert_eq!(graph.value(flag).constant, Some(Tensor::filled(DType::Bool, &[], 1.0)));
         assert_eq!(graph.nodes[0].inputs[1], None, "the ratio is what the model says");

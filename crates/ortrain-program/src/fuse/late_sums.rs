@@ -43,7 +43,8 @@ fn moved(
     let target = sums.target;
     let buffer = |id: BufferId| &buffers[id.0 as usize];
     let in_a_plane = |id: BufferId| matches!(buffer(id).place, Place::Plane(..));
-    if !is_work(buffers, target)
+    if sums.last
+        || !is_work(buffers, target)
         || !matches!(buffer(target).dtype, DType::F32 | DType::F64)
         || inputs.contains(&target)
         || outputs.contains(&target)

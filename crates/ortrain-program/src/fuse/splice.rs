@@ -59,11 +59,20 @@ impl Loads {
     fn find_or_add(&mut self, access: Access, id: BufferId, dims: &[usize]) -> usize {
         let known = (self.virtual_loads..self.accesses.len())
             .find(|&slot| self.reads[slot] == id && same(&self.accesses[slot], &access, dims));
-        known.unwrap_or_else(|| {
-            self.accesses.push(access);
-            self.reads.push(id);
-            self.accesses.len() - 1
-        })
+        known.unwrap_or_else(|| self.add(access, id))
+    }
+
+    /// The load of a guest that is read by computed index. It shares none but one of the very same access.
+    fn find_or_add_gathered(&mut self, access: Access, id: BufferId) -> usize {
+        let known = (self.virtual_loads..self.accesses.len())
+            .find(|&slot| self.reads[slot] == id && self.accesses[slot] == access);
+        known.unwrap_or_else(|| self.add(access, id))
+    }
+
+    fn add(&mut self, access: Access, id: BufferId) -> usize {
+        self.accesses.push(access);
+        self.reads.push(id);
+        self.accesses.len() - 1
     }
 
     /// The nest with the loads that its expression still needs.
@@ -139,7 +148,13 @@ impl Guest<'_> {
             if gathered && affine {
                 return None;
             }
-            slots.push(Some(loads.find_or_add(self.access(access, gathered), id, dims)));
+            let moved = self.access(access, gathered);
+            // Strides along axes of one element make no difference but to a load that is read by computed index.
+            slots.push(Some(if gathered {
+                loads.find_or_add_gathered(moved, id)
+            } else {
+                loads.find_or_add(moved, id, dims)
+            }));
         }
         Some(copy(b, &nest.expr, |b, inst, ty| match inst {
             Inst::Load(slot) => match (slots[usize::from(slot)], known(usize::from(slot))) {

@@ -7,7 +7,7 @@
 use ortrain_expr::Reg;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
-use super::{Entropy, Ignore, Reduction, losses_buffer, table, total};
+use super::{Entropy, Ignore, Reduction, losses_buffer, total};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
@@ -123,10 +123,9 @@ impl Op for Likelihood {
         let scores = cx.input(0);
         let mut nest = cx.nest(&[batch, places], 0);
         let label = entropy.label(cx, &mut nest, &[places as isize, 1]);
-        let slot = table(cx, &mut nest, scores);
         let index = element_of(&mut nest, (classes, places), label.safe);
         let ty = ortrain_expr::Type::of(dtype);
-        let score = nest.b.load_at(slot, index, ty);
+        let score = nest.gather(cx, scores, index);
         let weight = entropy.weight(cx, &mut nest, &label, ty);
         let loss = nest.b.mul(score, weight);
         let loss = nest.b.unary(ortrain_expr::UnaryOp::Neg, loss);

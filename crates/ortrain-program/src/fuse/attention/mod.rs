@@ -495,19 +495,18 @@ impl Fusion<'_> {
             makers.push(reader);
             v = Some(self.with_moves(view.epilogue, space.entries, &mut makers));
         }
-        let behind = self.readers[self.cell(softmax)].iter().find_map(|&reader| {
-            let (of_softmax, of_operand) = softmax_gradient(self.step(reader)?, softmax)?;
-            Some((reader, of_softmax, of_operand))
-        });
-        let behind = match behind {
-            Some((reader, of_softmax, of_operand)) => {
-                Some(self.behind(reader, [of_softmax, of_operand, softmax], forward, space)?)
+        let behind = match self.gradient_behind(softmax, space) {
+            Some((kept, reader, [of_softmax, of_operand])) => {
+                let behind = self.behind(reader, [of_softmax, of_operand, softmax], forward, space)?;
+                Some((kept, behind))
             }
             None => None,
         };
         let mut of_scores = self.made_of(softmax, &[softmax], space)?;
+        let mut of_softmax = of_scores.clone();
         let mut of_weights = self.made_of(softmax, &[softmax, softmax], space)?;
-        if let Some(behind) = behind {
+        if let Some((kept, behind)) = behind {
+            of_softmax = self.made_of(kept, &[softmax], space)?;
             if given.as_ref().is_some_and(|known| !equal(known, &behind.given, [queries, width])) {
                 return None;
             }
@@ -546,7 +545,8 @@ impl Fusion<'_> {
         let (Some(given), Some(&place)) = (given, makers.iter().chain(&inside).min()) else {
             return Some(None);
         };
-        let gradients = AttentionGradients { given, weights: of_weights, scores: of_scores, q, k, v };
+        let (weights, softmax, scores) = (of_weights, of_softmax, of_scores);
+        let gradients = AttentionGradients { given, weights, softmax, scores, q, k, v };
         let step = Attention { pass: AttentionPass::Gradients(Box::new(gradients)), ..forward.clone() };
         Some(Some(Replaced { place, step, makers, inside }))
     }
@@ -607,26 +607,43 @@ impl Fusion<'_> {
 
     /// What weighs the values, made of the softmax, and the product that weighs them.
     fn weighs_values(&self, softmax: BufferId, space: &Space) -> Option<(BufferId, usize)> {
-        let mut values = vec![softmax];
+        self.find_behind(softmax, space, |value, reader| {
+            let view = self.product(reader, space).and_then(|m| seen_from(m, value))?;
+            (view.rows == space.queries && space.is_whole(&view.left)).then_some((value, reader))
+        })
+    }
+
+    /// The gradient of the softmax: what is left of the softmax, the instruction, and the gradients that this reads and
+    /// writes.
+    fn gradient_behind(&self, softmax: BufferId, space: &Space) -> Option<(BufferId, usize, [BufferId; 2])> {
+        self.find_behind(softmax, space, |value, reader| {
+            let (from, to) = softmax_gradient(self.step(reader)?, value)?;
+            Some((value, reader, [from, to]))
+        })
+    }
+
+    /// The first instruction that `is_it` among the readers of a value and of what maps make of it.
+    fn find_behind<T>(
+        &self,
+        value: BufferId,
+        space: &Space,
+        is_it: impl Fn(BufferId, usize) -> Option<T>,
+    ) -> Option<T> {
+        let mut values = vec![value];
         let mut next = 0;
         while let Some(&value) = values.get(next) {
             next += 1;
             for &reader in &self.readers[self.cell(value)] {
-                match self.step(reader)? {
-                    Step::MatMul(_) => {
-                        let found = self.product(reader, space).and_then(|m| seen_from(m, value));
-                        if found.is_some_and(|view| view.rows == space.queries && space.is_whole(&view.left))
-                        {
-                            return Some((value, reader));
-                        }
-                    }
-                    Step::Map(map) if values.len() < MOST_MAPS => {
-                        let whole = |id: &&BufferId| self.buffers[id.0 as usize].len == space.whole.len;
-                        let more = map.writes.iter().filter(whole).filter(|id| !values.contains(id));
-                        let more: Vec<BufferId> = more.copied().collect();
-                        values.extend(more);
-                    }
-                    _ => {}
+                if let Some(found) = is_it(value, reader) {
+                    return Some(found);
+                }
+                if let Step::Map(map) = self.step(reader)?
+                    && values.len() < MOST_MAPS
+                {
+                    let whole = |id: &&BufferId| self.buffers[id.0 as usize].len == space.whole.len;
+                    let more = map.writes.iter().filter(whole).filter(|id| !values.contains(id));
+                    let more: Vec<BufferId> = more.copied().collect();
+                    values.extend(more);
                 }
             }
         }

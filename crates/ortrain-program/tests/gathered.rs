@@ -1,0 +1,42 @@
+//! Loads that are read by computed index have no strides: programs with others are refused when they are made.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use ortrain_expr::{Access, Builder, DType, Nest, Type};
+use ortrain_program::{Entries, Loop, ProgramBuilder, Step};
+
+const ROWS: usize = 2;
+const COLUMNS: usize = 3;
+
+/// Why a map that reads a buffer by computed index is refused, whose load has these strides.
+fn refused(strides: [isize; 2]) -> Option<String> {
+    let mut b = ProgramBuilder::new();
+    let [from, to] = ["from", "to"].map(|name| b.work(name, DType::F32, ROWS * COLUMNS));
+    let mut e = Builder::new();
+    let (row, width) = (e.coordinate(0), e.int(COLUMNS as i64));
+    let index = e.mul(row, width);
+    let value = e.load_at(0, index, Type::F32);
+    let whole = Access::contiguous(DType::F32, &[ROWS, COLUMNS]);
+    let nest = Nest {
+        dims: [ROWS, COLUMNS].into_iter().collect(),
+        inner: 0,
+        loads: vec![Access { strides: strides.into_iter().collect(), ..whole.clone() }],
+        expr: e.finish(&[value]),
+        reductions: Vec::new(),
+        stores: vec![whole],
+    };
+    let step = Step::Map(Loop { nest, reads: vec![from], writes: vec![to] });
+    b.step(step, Entries::ALL, &"node \"turned\" (Reverse)".into()).err().map(|error| error.to_string())
+}
+
+#[test]
+fn strides_beside_a_computed_index_are_refused() {
+    assert_eq!(refused([0, 0]), None);
+    for strides in [[3, 1], [0, 1], [3, 0]] {
+        let message = format!(
+            "node \"turned\" (Reverse) was lowered to a faulty Map instruction: strides {strides:?} for load 0, which is \
+             read by computed index: zeros are needed"
+        );
+        assert_eq!(refused(strides), Some(message));
+    }
+}
