@@ -89,6 +89,9 @@ pub enum Error {
     /// A backend cannot run a program.
     #[error(transparent)]
     Unsupported(#[from] UnsupportedOnBackend),
+    /// The environment asks for an instruction-set level that there is not.
+    #[error(transparent)]
+    Isa(#[from] ortrain_cpu::UnknownIsa),
     /// The machine has nothing that computes in a precision and may be used.
     #[error(transparent)]
     Precision(#[from] UnsupportedPrecision),
@@ -319,6 +322,7 @@ impl Error {
             | Error::Names { .. }
             | Error::NominalNames { .. }
             | Error::OtherState { .. }
+            | Error::Isa(_)
             | Error::InputCount { .. }
             | Error::Input { .. }
             | Error::OutputCount { .. }

@@ -337,7 +337,7 @@ impl Module {
         eval: Option<ModelSource>,
         options: ModuleOptions,
     ) -> Result<Module> {
-        let (backend, precision) = (options.backend.unwrap_or_else(default_backend), options.precision);
+        let (backend, precision) = (options.backend.map_or_else(default_backend, Ok)?, options.precision);
         let backend = backend.with_precision(precision, options.bf16_fallback)?;
         let computed = (&backend, precision);
         let label = train.label("the training model");
@@ -658,7 +658,7 @@ impl Module {
             )?;
             collector.step(start, Instant::now());
         }
-        let limits = Cpu::new().limits();
+        let limits = Cpu::new()?.limits();
         let bf16_unit = self.backend.bf16_unit();
         // What is emulated is made of multiply-adds.
         let flops = bf16_unit.and_then(Cpu::bf16_flops).unwrap_or(limits.flops);
