@@ -183,6 +183,18 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// A file is something else than what it was given for.
+    #[error("{file} is {found}, not {expected}; {help}")]
+    WrongFile {
+        /// The file.
+        file: String,
+        /// What it is.
+        found: String,
+        /// What was expected.
+        expected: String,
+        /// What helps.
+        help: &'static str,
+    },
     /// The state is not the one that a module or optimizer was made for.
     #[error("the state given does not have the parameters of the state this {what} was made for")]
     OtherState {
@@ -293,6 +305,7 @@ impl Error {
             | Error::State(_)
             | Error::NominalState
             | Error::NoEvalModel { .. }
+            | Error::WrongFile { .. }
             | Error::NoOptimizer(_) => ErrorKind::Fail,
             Error::Checkpoint(error) => match error.content() {
                 ortrain_checkpoint::Error::Missing { .. }

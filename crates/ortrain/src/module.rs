@@ -25,7 +25,7 @@ use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
 use crate::tail;
 use crate::{
     CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
-    ValueInfo, default_backend, export,
+    ValueInfo, default_backend, export, kind,
 };
 
 /// How a [`Module`] is made.
@@ -342,6 +342,7 @@ impl Module {
         let computed = (&backend, precision);
         let label = train.label("the training model");
         let mut graph = graph_to_run(&label, &train.load_to_run(None)?)?;
+        kind::check_training(&label, &graph, state)?;
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
         let train = Phase::new(&label, graph, bound.roles, Some(state), computed)?;
@@ -356,10 +357,7 @@ impl Module {
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
                 if let Some(missing) = parameters.find(|name| !evaluated.parameters.contains(name)) {
-                    let reason = format!(
-                        "it has no input for parameter {missing:?} of the training model; give the one that was made \
-                         together with the training model"
-                    );
+                    let reason = kind::lacks_parameter(&graph, missing);
                     return Err(Error::Mismatch { model: label, reason });
                 }
                 eval_message = Some(message);
