@@ -81,8 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "inspect":
             shapes = dict(options.shape)
             found = inspect(options.model, options.loss_input, batch_size=options.batch_size, shapes=shapes)
-            print(f"{found.to_json()}\n" if options.json else found.report(all=options.all), end="")
-            if not options.json and not options.all and found.report() != found.report(all=True):
+            print(f"{found.to_json()}\n" if options.json else found.report(everything=options.all), end="")
+            if not options.json and not options.all and found.report() != found.report(everything=True):
                 print("(--all prints every tensor and every node)")
             return 0 if found.obstacle is None else 1
         print(dump(options.model, options.stage, dict(options.shape)), end="")

@@ -208,15 +208,15 @@ class Inspection:
         """
         return [info.name for info in self.parameters if info.role == role]
 
-    def report(self, *, all: bool = False) -> str:
-        """A report: what ``str`` gives, or with ``all`` every tensor and every node.
+    def report(self, *, everything: bool = False) -> str:
+        """A report: what ``str`` gives, or with ``everything`` every tensor and every node.
 
         >>> import ortrain
         >>> found = ortrain.inspect("examples/convnet.onnx")
-        >>> len(found.report().splitlines()) < len(found.report(all=True).splitlines())
+        >>> len(found.report().splitlines()) < len(found.report(everything=True).splitlines())
         True
         """
-        return self._everything if all else self._text
+        return self._everything if everything else self._text
 
     def to_json(self) -> str:
         """Everything, as JSON.
@@ -241,8 +241,8 @@ def inspect(
 ) -> Inspection:
     """Say what of a model would be trained, what stands in the way, and what a step takes. Nothing is written.
 
-    Of a file of a training (a training, evaluation or optimizer model, a checkpoint, safetensors) it says what it is and
-    which tensors are in it.
+    Of another file of a training (a training, evaluation or optimizer model, a checkpoint, safetensors) it says what it
+    is and which tensors are in it.
 
     Trained are floats that reach the loss through operators with a gradient: initializers and the values of Constant
     nodes, in subgraphs too. Running statistics are not, nor are single numbers in arithmetic (an epsilon, an exponent,
@@ -256,7 +256,7 @@ def inspect(
         operators: operators and gradients of one's own.
 
     Raises:
-        InvalidModelError, UnsupportedError: if the file cannot be read, or a loss or a step is asked for of one that is no
+        InvalidModelError, UnsupportedError: if the file cannot be read, or a loss or a step is asked for and it is no
             forward model.
         InvalidArgumentError: if a value or an input is not there, or ``batch_size`` or ``shapes`` do not fit the model.
         TypeError: for arguments of other types.

@@ -285,4 +285,7 @@ def inspect(
     batch_size: int | None,
     shapes: Sequence[tuple[str, Sequence[int]]],
 ) -> tuple[str, str, str]:
-    """The report as JSON, as short text and as text with everything. ``strict``: what is wrong with the operators of the model is an error."""
+    """The report as JSON, as short text and as text with everything.
+
+    ``strict``: what is wrong with the operators of the model is an error.
+    """

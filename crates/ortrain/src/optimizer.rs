@@ -66,7 +66,7 @@ impl Optimizer {
         let moments = moments_of_optimizer(&graph).map_err(|source| match FileKind::of(&graph) {
             FileKind::OptimizerModel => Error::model(&label, source),
             kind => wrong(format!(
-                "it is {}, but {source}; give the optimizer model that was made together with the checkpoint \
+                "it is {}, and {source}; give the optimizer model that was made together with the checkpoint \
                  (optimizer_model.onnx)",
                 kind.a_name()
             )),
