@@ -713,8 +713,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
             "training",
             "{ours}/training_model.onnx",
             'the model trains "fc1.weight", "fc1.bias", "fc2.weight" and 1 more, and the checkpoint has none of '
-            "these, but "
-            "@@CNN@@; give the checkpoint that was made together with the model",
+            'these, but "bn1.bias", "bn1.weight", "conv1.bias" and 3 more; give the checkpoint that was made together '
+            "with the model",
         ),
     ),
     "mixed: the same model, trained otherwise": (

@@ -86,11 +86,16 @@ impl Edges {
         pool.run(len.div_ceil(PIECE), workers, &|piece, _| {
             let bases = &{ bases };
             let from = bases.0[operand].cast::<f32>().wrapping_add(piece * PIECE).cast_const();
-            if self.isa.run(Odd { from, len: PIECE.min(len - piece * PIECE), least: INFINITE }) {
+            if self.isa.run(Odd { from, len: PIECE.min(len - piece * PIECE), least: self.least() }) {
                 odd.store(true, Ordering::Relaxed);
             }
         });
         odd.into_inner()
+    }
+
+    /// The bits from which on magnitudes are infinite as factors.
+    fn least(&self) -> u32 {
+        if self.precision == Precision::Bf16 { ROUNDED_TO_INFINITY } else { INFINITE }
     }
 
     /// Makes the spoiled sums of a rectangle of the result again, whose lines lie at `block`, `step` elements apart.
@@ -161,7 +166,7 @@ impl Edges {
             if self.dtypes[self.bare.0] == DType::F32 {
                 let from =
                     bases[self.bare.0].cast::<f32>().wrapping_add(sum.bare.0 + s * sum.bare.1).cast_const();
-                if !self.isa.run(Odd { from, len: sum.inner, least: INFINITE }) {
+                if !self.isa.run(Odd { from, len: sum.inner, least: self.least() }) {
                     continue;
                 }
             }
@@ -360,6 +365,8 @@ impl<'a> Meets<'a> {
 
 /// The bits from which on magnitudes are infinite, or no numbers.
 const INFINITE: u32 = f32::INFINITY.to_bits();
+/// The bits from which on the nearest bfloat16 is infinite: half of a last bit above the largest.
+const ROUNDED_TO_INFINITY: u32 = 0x7f7f_8000;
 
 /// Whether any of some numbers has a magnitude of these bits or more; infinities, and what is no number, have more than any
 /// other.

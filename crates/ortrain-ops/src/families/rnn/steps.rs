@@ -264,8 +264,8 @@ pub(super) fn from_zeros(
     let weights = Matrix::rows(cx.input(R), sizes.hidden);
     let mut nest = cx.nest(&[sizes.rows, sizes.hidden], 1);
     let weight = weights.load(cx, &mut nest);
-    let zero = nest.b.constant(Type::of(dtype), 0.0);
-    let term = nest.b.mul(weight, zero);
+    // What is zero times this: a product with a constant zero would be left out as zero.
+    let term = nest.b.sub(weight, weight);
     let sum = nest.reduce(ReduceOp::Sum, term);
     Matrix { strides: [1, 0], ..result }.store(cx, &mut nest, sum);
     cx.step(nest.reduction())?;
