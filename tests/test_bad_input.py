@@ -521,7 +521,7 @@ GIVEN: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("face", "name"), FACES, ids=" ".join)
+@pytest.mark.parametrize(("face", "name"), [pytest.param(*key, id=" for ".join(key[::-1])) for key in FACES])
 def test_a_file_for_another_one(face: str, name: str, files: Path) -> None:
     with pytest.raises(ortrain.OrtrainError) as error:
         GIVEN[face](files, files / name)
