@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ from conftest import RECORDS, Run
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import ortrain
-from ortrain.api import CheckpointState, Module
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.session import TrainingSession
 
 PERCEPTRON = Path(__file__).parent.parent / "examples" / "perceptron.onnx"
 WEIGHT = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
@@ -66,6 +71,16 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
         b"hello, world",
         ortrain.InvalidModelError,
         "the model is not an ONNX model: it looks like text",
+    ),
+    "safetensors": (
+        (2).to_bytes(8, "little") + b"{}",
+        ortrain.InvalidModelError,
+        "the model is not an ONNX model: it is a safetensors file, which has tensors but no graph",
+    ),
+    "a picture": (
+        b"\x89PNG\r\n\x1a\n" + bytes(100),
+        ortrain.InvalidModelError,
+        "the model is not an ONNX model: it is a PNG image",
     ),
     "truncated": (
         PERCEPTRON.read_bytes()[:1000],
@@ -353,7 +368,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "a model": (
         lambda _: PERCEPTRON.read_bytes(),
-        NOT_A_CHECKPOINT,
+        "{path} is a forward model, not a checkpoint; generate_artifacts makes a checkpoint of a forward model",
     ),
     "truncated": (
         lambda content: content[:500],
@@ -399,9 +414,218 @@ def test_model_of_another_checkpoint(run: Run) -> None:
     with pytest.raises(ortrain.InvalidModelError) as error:
         Module(PERCEPTRON, run.state)
     assert str(error.value) == (
-        f"the training model {PERCEPTRON} does not fit the checkpoint: parameter "
-        '"fc1.bias" is to be trained by the checkpoint, but the model has no input of this name'
+        f"the training model {PERCEPTRON} cannot be used here: it is a forward model, which computes no "
+        f"gradients; give the "
+        "training model that generate_artifacts makes of it (training_model.onnx)"
     )
+
+
+# Every file of a training, given where another one is expected: what is said, in terms of the folder of the files.
+TRAIN, EVAL, UPDATE = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
+OF_TOGETHER = "give the training model that was made together with it (training_model.onnx)"
+GIVE_UPDATE = (
+    "and an optimizer model needs a node that updates the parameters (AdamWOptimizer or SGDOptimizerV2), but it "
+    "has none; "
+    "give the optimizer model that was made together with the checkpoint (optimizer_model.onnx)"
+)
+GIVE_EVAL = "give the evaluation model that was made together with the training model (eval_model.onnx)"
+GIVE_CHECKPOINT = (
+    "not a checkpoint; give the file that generate_artifacts wrote beside it (checkpoint), or one that save_checkpoint "
+    "wrote"
+)
+GIVE_TENSORS = "not a safetensors file; give a file that save_safetensors, or another library, wrote"
+NO_MODEL = "{folder}/checkpoint is not an ONNX model: it is a training checkpoint, not a model"
+NO_GRAPH = "{folder}/w.safetensors is not an ONNX model: it is a safetensors file, which has tensors but no graph"
+FACES: dict[tuple[str, str], str] = {
+    (
+        "train",
+        EVAL,
+    ): "the training model {folder}/eval_model.onnx cannot be used here: it is an evaluation model, which "
+    f"computes no gradients; {OF_TOGETHER}",
+    (
+        "train",
+        UPDATE,
+    ): "the training model {folder}/optimizer_model.onnx cannot be used here: it is an optimizer model, which "
+    f"computes no gradients; {OF_TOGETHER}",
+    (
+        "train",
+        "forward.onnx",
+    ): "the training model {folder}/forward.onnx cannot be used here: it is a forward model, which "
+    "computes no gradients; give the training model that generate_artifacts makes of it (training_model.onnx)",
+    ("train", "checkpoint"): NO_MODEL,
+    ("train", "w.safetensors"): NO_GRAPH,
+    ("train", "other/training_model.onnx"): "the training model {folder}/other/training_model.onnx does not fit the "
+    'checkpoint: the model trains "block1.weight", "block1.scale", "block1.bias" and 8 more, and the checkpoint '
+    "has none of "
+    'these, but "fc1.bias", "fc1.weight", "fc2.bias" and 1 more; give the checkpoint that was made together '
+    "with the model",
+    (
+        "eval",
+        TRAIN,
+    ): "the evaluation model {folder}/training_model.onnx cannot be used here: it is a training model, with an "
+    'input "fc1.weight_grad.accumulation.buffer" for a gradient; give the evaluation model that was made '
+    "together with it",
+    (
+        "eval",
+        UPDATE,
+    ): "the evaluation model {folder}/optimizer_model.onnx does not fit the checkpoint: it is an optimizer "
+    f"model, which computes no outputs of a model; {GIVE_EVAL}",
+    (
+        "eval",
+        "forward.onnx",
+    ): "the evaluation model {folder}/forward.onnx does not fit the checkpoint: it is a forward model, "
+    f'with a value of its own for parameter "fc1.weight"; {GIVE_EVAL}',
+    (
+        "eval",
+        "other/eval_model.onnx",
+    ): "the evaluation model {folder}/other/eval_model.onnx does not fit the checkpoint: it "
+    'has no input for parameter "fc1.weight" of the training model; give the one that was made together with '
+    "the training "
+    "model",
+    ("eval", "checkpoint"): NO_MODEL,
+    (
+        "optimizer",
+        TRAIN,
+    ): f"the optimizer model {{folder}}/training_model.onnx cannot be used here: it is a training model, {GIVE_UPDATE}",
+    ("optimizer", EVAL): "the optimizer model {folder}/eval_model.onnx cannot be used here: it is an evaluation model, "
+    f"{GIVE_UPDATE}",
+    (
+        "optimizer",
+        "forward.onnx",
+    ): f"the optimizer model {{folder}}/forward.onnx cannot be used here: it is a forward model, {GIVE_UPDATE}",
+    ("optimizer", "checkpoint"): NO_MODEL,
+    ("checkpoint", TRAIN): f"{{folder}}/training_model.onnx is a training model, {GIVE_CHECKPOINT}",
+    ("checkpoint", EVAL): f"{{folder}}/eval_model.onnx is an evaluation model, {GIVE_CHECKPOINT}",
+    ("checkpoint", UPDATE): f"{{folder}}/optimizer_model.onnx is an optimizer model, {GIVE_CHECKPOINT}",
+    (
+        "checkpoint",
+        "forward.onnx",
+    ): "{folder}/forward.onnx is a forward model, not a checkpoint; generate_artifacts makes a "
+    "checkpoint of a forward model",
+    (
+        "checkpoint",
+        "w.safetensors",
+    ): "{folder}/w.safetensors: this is not a checkpoint but looks like safetensors, which load_safetensors reads",
+    ("parameters", TRAIN): f"{{folder}}/training_model.onnx is a training model, {GIVE_CHECKPOINT}",
+    ("safetensors", TRAIN): f"{{folder}}/training_model.onnx is a training model, {GIVE_TENSORS}",
+    ("safetensors", "checkpoint"): "{folder}/checkpoint is a checkpoint, not a safetensors file; load_parameters and "
+    "CheckpointState.load_checkpoint read checkpoints",
+    (
+        "artifacts",
+        TRAIN,
+    ): "the model {folder}/training_model.onnx cannot be used here: it is a training model, which was made "
+    "for training already; give the forward model it was made of",
+    (
+        "artifacts",
+        UPDATE,
+    ): "the model {folder}/optimizer_model.onnx cannot be used here: it is an optimizer model, which was "
+    "made for training already; give the forward model it was made of",
+    ("artifacts", "checkpoint"): NO_MODEL,
+    (
+        "session",
+        "forward.onnx",
+    ): "the training model {folder}/forward.onnx cannot be used here: it is a forward model, which "
+    "computes no gradients; give the training model that generate_artifacts makes of it (training_model.onnx)",
+    ("inference", "checkpoint"): NO_MODEL,
+    ("inference", "w.safetensors"): NO_GRAPH,
+    ("dump", "checkpoint"): NO_MODEL,
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every file of a training, and those of another one."""
+    folder: Path = tmp_path_factory.mktemp("files")
+    (folder / "other").mkdir()
+    for to, path in ((folder, PERCEPTRON), (folder / "other", PERCEPTRON.with_name("convnet.onnx"))):
+        artifacts.generate_artifacts(
+            path, loss=artifacts.LossType.CrossEntropyLoss, optimizer=artifacts.OptimType.AdamW, artifact_directory=to
+        )
+    (folder / "forward.onnx").write_bytes(PERCEPTRON.read_bytes())
+    CheckpointState.load_checkpoint(folder / "checkpoint").save_safetensors(folder / "w.safetensors")
+    return folder
+
+
+def state_of(folder: Path) -> CheckpointState:
+    return CheckpointState.load_checkpoint(folder / "checkpoint")
+
+
+GIVEN: dict[str, Callable[[Path, Path], Any]] = {
+    "train": lambda folder, path: Module(path, state_of(folder)),
+    "eval": lambda folder, path: Module(folder / TRAIN, state_of(folder), path),
+    "optimizer": lambda folder, path: Optimizer(path, Module(folder / TRAIN, state_of(folder))),
+    "checkpoint": lambda _, path: CheckpointState.load_checkpoint(path),
+    "parameters": lambda folder, path: state_of(folder).load_parameters(path),
+    "safetensors": lambda folder, path: state_of(folder).load_safetensors(path),
+    "artifacts": lambda folder, path: artifacts.generate_artifacts(
+        path, loss=artifacts.LossType.CrossEntropyLoss, artifact_directory=folder / "other"
+    ),
+    "session": lambda folder, path: TrainingSession(state_of(folder), path),
+    "inference": lambda _, path: ortrain.InferenceSession(path),
+    "dump": lambda _, path: ortrain.dump(path),
+}
+
+
+@pytest.mark.parametrize(("face", "name"), [pytest.param(*key, id=" for ".join(key[::-1])) for key in FACES])
+def test_a_file_for_another_one(face: str, name: str, files: Path) -> None:
+    with pytest.raises(ortrain.OrtrainError) as error:
+        GIVEN[face](files, files / name)
+    assert str(error.value) == FACES[face, name].replace("{folder}", str(files))
+
+
+def test_the_checkpoint_of_other_artifacts(files: Path) -> None:
+    with pytest.raises(ortrain.InvalidModelError) as error:
+        Module(files / TRAIN, state_of(files / "other"))
+    assert str(error.value) == (
+        f"the training model {files}/training_model.onnx does not fit the checkpoint: the model trains "
+        '"fc1.weight", "fc1.bias", "fc2.weight" and 1 more, and the checkpoint has none of these, but "block1.bias", '
+        '"block1.scale", "block1.weight" and 8 more; give the checkpoint that was made together with the model'
+    )
+
+
+def test_the_checkpoint_of_other_shapes(files: Path, tmp_path: Path) -> None:
+    """The same names, of a model of other sizes."""
+    message = onnx.load(PERCEPTRON)
+    for tensor in message.graph.initializer:
+        if tensor.name.startswith("fc2."):
+            tensor.CopyFrom(numpy_helper.from_array(np.ones([7, *tensor.dims[1:]], np.float32), tensor.name))
+    message.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7
+    artifacts.generate_artifacts(message, loss=artifacts.LossType.CrossEntropyLoss, artifact_directory=tmp_path)
+    with pytest.raises(ortrain.InvalidModelError) as error:
+        Module(files / TRAIN, state_of(tmp_path))
+    assert str(error.value) == (
+        f'the training model {files}/training_model.onnx does not fit the checkpoint: "fc2.weight" is '
+        f"float32[10, 96] in the "
+        "model, but float32[7, 96] in the checkpoint; give the checkpoint that was made together with the model"
+    )
+
+
+# What a process says whose environment names an instruction-set level.
+LEVELS = f"""
+import numpy as np
+import ortrain
+try:
+    session = ortrain.InferenceSession({str(PERCEPTRON)!r})
+    print(session.run(None, {{"x": np.zeros((2, 64), np.float32)}})[0].shape)
+except ortrain.InvalidArgumentError as error:
+    print(error)
+print(ortrain.InferenceSession({str(PERCEPTRON)!r}, providers=["reference"]).get_inputs()[0].name)
+"""
+
+
+@pytest.mark.parametrize("level", ["portable", "avx2", "avx512", "", "avx1024", "AVX2"])
+def test_instruction_set_levels(level: str) -> None:
+    """One that there is not is an error where a backend is made, and not before."""
+    command = [sys.executable, "-c", LEVELS]
+    environment = os.environ | {"ORTRAIN_ISA": level}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    said = (
+        f'the environment variable ORTRAIN_ISA is "{level}", which is no instruction-set level; set it to "portable", '
+        '"avx2" or "avx512", or unset it to use the best level of the machine'
+        if level in ("avx1024", "AVX2")
+        else "(2, 10)"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\nx\n", "")
 
 
 def test_training_model_with_an_edited_checkpoint(run: Run) -> None:

@@ -700,7 +700,9 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         UNFIT.format(
             "training",
             "{ours}/training_model.onnx",
-            '"fc2.bias" is float32[5] in the model, but float32[6] in the checkpoint',
+            '"fc2.bias" is float32[5] in the model, but float32[6] in the checkpoint; give the checkpoint that '
+            "was made "
+            "together with the model",
         ),
     ),
     # Artifacts that do not belong together.
@@ -710,8 +712,9 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         UNFIT.format(
             "training",
             "{ours}/training_model.onnx",
-            'input "fc1.weight_grad.accumulation.buffer" holds the gradient of "fc1.weight", but the checkpoint has no '
-            "such parameter",
+            'the model trains "fc1.weight", "fc1.bias", "fc2.weight" and 1 more, and the checkpoint has none of '
+            'these, but "bn1.bias", "bn1.weight", "conv1.bias" and 3 more; give the checkpoint that was made together '
+            "with the model",
         ),
     ),
     "mixed: the same model, trained otherwise": (
@@ -741,7 +744,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "order: a training model for a checkpoint": (
         lambda desk: CheckpointState.load_checkpoint(written(desk.folder / "c", (desk.mlp / TRAIN).read_bytes())),
         ERROR,
-        NOT_A_CHECKPOINT,
+        "{folder}/c is a training model, not a checkpoint; give the file that generate_artifacts wrote beside it "
+        "(checkpoint), or one that save_checkpoint wrote",
     ),
     "order: a checkpoint for a training model": (
         lambda desk: desk.module(desk.mlp / "checkpoint"),
@@ -751,12 +755,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "order: the eval model for the training model": (
         lambda desk: desk.module(desk.mlp / EVAL, desk.mlp / TRAIN),
         MODEL,
-        UNFIT.format(
-            "training",
-            "{ours}/eval_model.onnx",
-            'parameter "fc1.bias" is to be trained by the checkpoint, but the model has no input '
-            '"fc1.bias_grad.accumulation.buffer" for its gradient',
-        ),
+        "the training model {ours}/eval_model.onnx cannot be used here: it is an evaluation model, which computes no "
+        "gradients; give the training model that was made together with it (training_model.onnx)",
     ),
     "order: the training model for the eval model": (
         lambda desk: desk.module(None, desk.mlp / TRAIN),
@@ -768,30 +768,35 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "order: the optimizer model for the training model": (
         lambda desk: desk.module(desk.mlp / OPTIMIZER),
         MODEL,
-        UNFIT.format(
-            "training",
-            "{ours}/optimizer_model.onnx",
-            'parameter "fc1.bias" is to be trained by the checkpoint, but the model has no input of this name',
-        ),
+        "the training model {ours}/optimizer_model.onnx cannot be used here: it is an optimizer model, which "
+        "computes no "
+        "gradients; give the training model that was made together with it (training_model.onnx)",
     ),
     "order: the optimizer model for the eval model": (
         lambda desk: desk.module(None, desk.mlp / OPTIMIZER),
         MODEL,
         UNFIT.format(
-            "evaluation", "{ours}/optimizer_model.onnx", f'it has no input for parameter "fc1.weight" {NOT_TOGETHER}'
+            "evaluation",
+            "{ours}/optimizer_model.onnx",
+            "it is an optimizer model, which computes no outputs of a model; give the evaluation model that was made "
+            "together with the training model (eval_model.onnx)",
         ),
     ),
     "order: the training model for the optimizer model": (
         lambda desk: Optimizer(desk.mlp / TRAIN, desk.run.module),
         MODEL,
-        "the optimizer model {ours}/training_model.onnx: an optimizer model needs a node that updates the parameters "
-        "(AdamWOptimizer or SGDOptimizerV2), but it has none",
+        "the optimizer model {ours}/training_model.onnx cannot be used here: it is a training model, and an optimizer "
+        "model needs a node that updates the parameters (AdamWOptimizer or SGDOptimizerV2), but it has none; give the "
+        "optimizer model that was made together with the checkpoint (optimizer_model.onnx)",
     ),
     "order: the forward model for the eval model (its own values)": (
         lambda desk: desk.module(None, CASE / "forward.onnx"),
         MODEL,
         UNFIT.format(
-            "evaluation", f"{CASE}/forward.onnx", f'it has no input for parameter "fc1.weight" {NOT_TOGETHER}'
+            "evaluation",
+            f"{CASE}/forward.onnx",
+            'it is a forward model, with a value of its own for parameter "fc1.weight"; give the evaluation model that '
+            "was made together with the training model (eval_model.onnx)",
         ),
     ),
     "order: arguments of Module": (

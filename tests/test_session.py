@@ -735,7 +735,7 @@ def test_a_session_that_cannot_be_made(session: TrainingSession, ours: Callable[
         ((train, None, evaluation), ortrain.InvalidModelError, "the optimizer model .*eval_model"),
         # The third argument of C#.
         ((train, optimizer), ortrain.InvalidModelError, "the evaluation model .*optimizer_model"),
-        ((RECORDS / "mlp_l1" / "eval_model.onnx",), ortrain.InvalidModelError, "does not fit the checkpoint"),
+        ((RECORDS / "mlp_l1" / "eval_model.onnx",), ortrain.InvalidModelError, "it is an evaluation model"),
         ((train, None, b""), ortrain.InvalidModelError, "the model is empty"),
         ((3,), TypeError, r"a model is a path, bytes or an onnx\.ModelProto, not int"),
     ):

@@ -51,9 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="the sizes of an input; may be repeated",
     )
     command = commands.add_parser(
-        "inspect", help="say what would be trained, what stands in the way, what a step takes"
+        "inspect", help="say what a file is, what would be trained, what stands in the way, what a step takes"
     )
-    command.add_argument("model", metavar="MODEL", help="an .onnx file")
+    command.add_argument("model", metavar="FILE", help="an .onnx file, a checkpoint, or safetensors")
     command.add_argument(
         "--loss-input",
         action="append",
@@ -70,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME=2,3",
         help="plan a step for these sizes of an input; may be repeated",
     )
-    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.add_argument("--all", action="store_true", help="print every tensor and every node")
+    command.add_argument("--json", action="store_true", help="print the report as JSON, with exact numbers")
     commands.add_parser("operators", help="list the operators, what they take, pass back, and how they run")
     options = parser.parse_args(arguments)
     try:
@@ -80,7 +81,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "inspect":
             shapes = dict(options.shape)
             found = inspect(options.model, options.loss_input, batch_size=options.batch_size, shapes=shapes)
-            print(found.to_json() if options.json else found, end="\n" if options.json else "")
+            print(f"{found.to_json()}\n" if options.json else found.report(everything=options.all), end="")
+            if not options.json and not options.all and found.report() != found.report(everything=True):
+                print("(--all prints every tensor and every node)")
             return 0 if found.obstacle is None else 1
         print(dump(options.model, options.stage, dict(options.shape)), end="")
     except OrtrainError as error:

@@ -14,6 +14,10 @@ from ortrain.errors import InvalidArgumentError
 
 __all__ = ["GradientStop", "Inspection", "NodeNote", "Obstacle", "ParameterInfo", "StepCost", "inspect"]
 
+Kind = Literal[
+    "forward model", "training model", "evaluation model", "optimizer model", "checkpoint", "safetensors file"
+]
+
 
 @dataclass(frozen=True)
 class ParameterInfo:
@@ -157,17 +161,16 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :func:`inspect` found. ``str`` of it is a report.
+    """What :func:`inspect` found. ``str`` of it is a short report.
 
     >>> import ortrain
     >>> print(ortrain.inspect("examples/perceptron.onnx"))
-    trained: 4 tensors, 7210 elements
+    a forward model: generate_artifacts makes it ready for training
+    trained: 4 tensors, 7,210 elements, 28.8 kB
       fc1.weight: float32[96, 64]: it is a weight of node "fc1" (Gemm)
       fc1.bias: float32[96]: it is a weight of node "fc1" (Gemm)
       fc2.weight: float32[10, 96]: it is a weight of node "fc2" (Gemm)
       fc2.bias: float32[10]: it is a weight of node "fc2" (Gemm)
-    statistics, in the checkpoint but not trained: 0 tensors, 0 elements
-    not trained: 0 tensors, 0 elements
     a step can be planned when sizes are given (batch_size, shapes) of x: float32[batch, 64]
     <BLANKLINE>
     """
@@ -188,7 +191,12 @@ class Inspection:
     """Inputs whose shapes must be said before a step can be planned, with their types."""
     step: StepCost | None
     """What a training step computes and takes, if all shapes are known."""
+    kind: Kind
+    """What the file is. Of what is no forward model there are only ``parameters`` and ``inputs``."""
+    inputs: dict[str, str]
+    """The inputs that a run is given, with their types."""
     _text: str = field(repr=False)
+    _everything: str = field(repr=False)
     _json: str = field(repr=False)
 
     def names(self, role: Literal["trained", "statistic", "constant"]) -> list[str]:
@@ -199,6 +207,16 @@ class Inspection:
         ['block1.mean', 'block1.var', 'block2.mean', 'block2.var', 'block3.mean', 'block3.var']
         """
         return [info.name for info in self.parameters if info.role == role]
+
+    def report(self, *, everything: bool = False) -> str:
+        """A report: what ``str`` gives, or with ``everything`` every tensor and every node.
+
+        >>> import ortrain
+        >>> found = ortrain.inspect("examples/convnet.onnx")
+        >>> len(found.report().splitlines()) < len(found.report(everything=True).splitlines())
+        True
+        """
+        return self._everything if everything else self._text
 
     def to_json(self) -> str:
         """Everything, as JSON.
@@ -223,19 +241,23 @@ def inspect(
 ) -> Inspection:
     """Say what of a model would be trained, what stands in the way, and what a step takes. Nothing is written.
 
+    Of another file of a training (a training, evaluation or optimizer model, a checkpoint, safetensors) it says what it
+    is and which tensors are in it.
+
     Trained are floats that reach the loss through operators with a gradient: initializers and the values of Constant
     nodes, in subgraphs too. Running statistics are not, nor are single numbers in arithmetic (an epsilon, an exponent,
     a scale). A model with operators that nobody knows, or with nodes that are wrong, is reported as far as it goes.
 
     Args:
-        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        model: a path, the bytes of a file, or an ``onnx.ModelProto``.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
         batch_size: the size of first axes of inputs that are open, to plan a step for it.
         shapes: shapes of inputs, by name, for the same purpose. A step is planned if all shapes are known with these.
         operators: operators and gradients of one's own.
 
     Raises:
-        InvalidModelError, UnsupportedError: if the model cannot be read.
+        InvalidModelError, UnsupportedError: if the file cannot be read, or a loss or a step is asked for and it is no
+            forward model.
         InvalidArgumentError: if a value or an input is not there, or ``batch_size`` or ``shapes`` do not fit the model.
         TypeError: for arguments of other types.
 
@@ -287,7 +309,7 @@ def inspection(
     """As :func:`inspect`; ``first_output`` leaves out all outputs but one, ``strict`` raises for wrong operators."""
     import json
 
-    json_text, text = _ortrain.inspect(
+    json_text, text, everything = _ortrain.inspect(
         source, values, first_output, strict=strict, batch_size=batch_size, shapes=shapes
     )
     found = json.loads(json_text)
@@ -303,6 +325,9 @@ def inspection(
         control_flow=[NodeNote(**note) for note in found["control_flow"]],
         open_inputs=found["open_inputs"],
         step=step,
+        kind=found["kind"],
+        inputs=found["inputs"],
         _text=text,
+        _everything=everything,
         _json=json_text,
     )

@@ -284,5 +284,8 @@ def inspect(
     strict: bool,
     batch_size: int | None,
     shapes: Sequence[tuple[str, Sequence[int]]],
-) -> tuple[str, str]:
-    """The report as JSON and as text. ``strict``: what is wrong with the operators of the model is an error."""
+) -> tuple[str, str, str]:
+    """The report as JSON, as short text and as text with everything.
+
+    ``strict``: what is wrong with the operators of the model is an error.
+    """

@@ -9,8 +9,8 @@ mod executable;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use ortrain_kernels::Limits;
 use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
+pub use ortrain_kernels::{Limits, UnknownIsa};
 use ortrain_program::{
     Backend, Bf16Fallback, Executable, Memory, Precision, Program, UnsupportedOnBackend, UnsupportedPrecision,
 };
@@ -23,17 +23,13 @@ pub struct Cpu {
     bf16: Option<Bf16Unit>,
 }
 
-impl Default for Cpu {
-    fn default() -> Cpu {
-        Cpu::with_isa(Isa::detect())
-    }
-}
-
 impl Cpu {
     /// At the best instruction-set level of this machine, or what `ORTRAIN_ISA` caps it to.
-    #[must_use]
-    pub fn new() -> Cpu {
-        Cpu::default()
+    ///
+    /// # Errors
+    /// When that environment variable names no level.
+    pub fn new() -> Result<Cpu, UnknownIsa> {
+        Ok(Cpu::with_isa(Isa::detect()?))
     }
 
     /// At a given level.

@@ -15,6 +15,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 const SETS: [usize; 7] = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 192 << 10, 512 << 10];
 
 fn main() {
+    let best = Isa::detect().expect("ORTRAIN_ISA is a level or not set");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match std::env::var("THREADS") {
         Ok(list) => list.split(',').filter_map(|n| n.parse().ok()).collect(),
@@ -34,7 +35,7 @@ fn main() {
             }
         }
         for kibibytes in SETS {
-            let rate = limits::bandwidth(Isa::detect(), &pool, kibibytes << 10);
+            let rate = limits::bandwidth(best, &pool, kibibytes << 10);
             println!("  bandwidth in {kibibytes:>6} KiB    {:>12.1} GB/s", rate / 1e9);
         }
     }

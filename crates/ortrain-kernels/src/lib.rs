@@ -42,7 +42,7 @@ mod window;
 pub use attention::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass};
 pub use conv::{ConvDesc, ConvKernel};
 pub use gemm::{GemmDesc, GemmKernel, Products};
-pub use isa::{Bf16Unit, Isa};
+pub use isa::{Bf16Unit, Isa, UnknownIsa};
 pub use limits::Limits;
 pub use nest::{NestKernel, Order};
 pub use pages::prefer_large_pages;

@@ -170,7 +170,12 @@ fn read<M: prost::Message + Default>(
 
 /// What bytes that are no model seem to be.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
-    const BY_START: [(&[u8], &str); 4] = [
+    const BY_START: [(&[u8], &str); 9] = [
+        (b"\x89PNG", "it is a PNG image"),
+        (b"\xff\xd8\xff", "it is a JPEG image"),
+        (b"\x93NUMPY", "it is an array of NumPy"),
+        (b"\x7fELF", "it is a program or a library"),
+        (b"%PDF", "it is a PDF document"),
         (b"version https://git-lfs", "it is a Git LFS pointer; fetch the file itself with `git lfs pull`"),
         (b"PK\x03\x04", "it is a zip archive (a saved PyTorch model is one); export it to ONNX first"),
         (b"\x89HDF", "it is an HDF5 file (a saved Keras model is one); convert it to ONNX first"),
@@ -184,6 +189,10 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
         Some(b"ODTC") => return Some("it is a training checkpoint, not a model"),
         Some(b"TFL3") => return Some("it is a TensorFlow Lite model; convert it to ONNX first"),
         _ => {}
+    }
+    // A header of JSON after its length.
+    if bytes.get(8) == Some(&b'{') && bytes.get(4..8) == Some(&[0; 4]) {
+        return Some("it is a safetensors file, which has tensors but no graph");
     }
     let start = &bytes[..bytes.len().min(256)];
     let text = match std::str::from_utf8(start) {

@@ -400,7 +400,7 @@ pub(crate) fn generate_artifacts(
     py.detach(|| generate(model.0, options)?.write(directory, prefix)).map_err(raise)
 }
 
-/// What is known of a model: its report as JSON and as text. `strict`: what is wrong with its operators is an error.
+/// What is known of a model: its report as JSON, as short text and as text with everything. `strict`: what is wrong with its operators is an error.
 #[pyfunction]
 #[pyo3(signature = (model, values, first_output, *, strict, batch_size, shapes))]
 pub(crate) fn inspect(
@@ -411,7 +411,7 @@ pub(crate) fn inspect(
     strict: bool,
     batch_size: Option<usize>,
     shapes: Vec<(String, Vec<usize>)>,
-) -> PyResult<(String, String)> {
+) -> PyResult<(String, String, String)> {
     let scope = match (values.is_empty(), first_output) {
         (false, _) => Scope::Values(values),
         (true, true) => Scope::FirstOutput,
@@ -425,7 +425,7 @@ pub(crate) fn inspect(
         false => ortrain::inspect_with(model.0, &scope, &options),
     });
     let found = found.map_err(raise)?;
-    Ok((found.to_json(), found.to_string()))
+    Ok((found.to_json(), found.to_string(), format!("{found:#}")))
 }
 
 /// Every operator: domain, name, whether ONNX has it, versions, how it runs, what it passes back (and to which inputs, if

@@ -90,7 +90,7 @@ fn every_read_sees_the_update_that_it_was_given() {
 #[test]
 fn planned_programs_mean_the_same() {
     let kinds = Kinds { jumps: false, narrow: false, ..ALL };
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new());
+    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     for seed in 0..1500 {
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
@@ -111,7 +111,7 @@ fn planned_programs_mean_the_same() {
 #[test]
 fn threads_change_no_bit() {
     let kinds = Kinds { size: Size::Large, ..ALL };
-    let cpu = ortrain_cpu::Cpu::new();
+    let cpu = ortrain_cpu::Cpu::new().unwrap();
     let before = ortrain_cpu::Cpu::num_threads();
     let (mut convolutions, mut windows) = (0, 0);
     for seed in 0..120 {
@@ -197,7 +197,7 @@ fn sums_at_rows_touch_no_other_row() {
         let fused = Arc::new(embedding(true, between));
         assert_eq!(entry_of(&fused, Entry::Accumulate), adding, "{fused}");
         assert_eq!(entry_of(&fused, Entry::Overwrite), putting, "{fused}");
-        let cpu: &dyn Backend = &ortrain_cpu::Cpu::new();
+        let cpu: &dyn Backend = &ortrain_cpu::Cpu::new().unwrap();
         for (entry, backend) in
             ENTRIES.into_iter().flat_map(|entry| [(entry, &Reference as &dyn Backend), (entry, cpu)])
         {

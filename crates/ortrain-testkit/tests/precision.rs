@@ -119,7 +119,7 @@ fn gradients_are_rounded_as_the_reference_rounds_them() {
             let graph = gradient_graph(&case).unwrap();
             let program = program_at(graph, &case.inputs, precision).unwrap();
             assert!(rounding(&program) >= 2, "{}\n{program}", case.name);
-            let backend = cpu(Isa::detect(), precision);
+            let backend = cpu(Isa::detect().unwrap(), precision);
             check_backend_at(&case, &backend, true, precision, tolerance::of_factors(precision)).unwrap();
         }
     }
@@ -130,7 +130,7 @@ fn gradients_are_rounded_as_the_reference_rounds_them() {
 fn random_programs_mean_the_same() {
     let mut found = 0;
     for precision in ROUNDED {
-        let cpu = cpu(Isa::detect(), precision);
+        let cpu = cpu(Isa::detect().unwrap(), precision);
         for seed in 0..60 {
             let plain = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(false));
             let fused = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(true));
@@ -155,7 +155,7 @@ fn threads_change_no_bit() {
     let before = Cpu::num_threads();
     let mut found = 0;
     for precision in ROUNDED {
-        let cpu = cpu(Isa::detect(), precision);
+        let cpu = cpu(Isa::detect().unwrap(), precision);
         for seed in 0..40 {
             let kinds = Kinds { size: Size::Large, ..KINDS };
             let program = Arc::new(RandomProgram::new(seed, kinds).precision(precision).finish(true));
@@ -216,6 +216,6 @@ fn nothing_is_chosen_in_silence() {
         .map(|seed| RandomProgram::new(seed, KINDS).precision(Precision::Bf16).finish(true))
         .find(|program| rounding(program) > 0)
         .unwrap();
-    let refused = Cpu::new().compile(Arc::new(program)).unwrap_err();
+    let refused = Cpu::new().unwrap().compile(Arc::new(program)).unwrap_err();
     assert_eq!(refused.reason, "its factors are bf16, for which nothing was chosen");
 }

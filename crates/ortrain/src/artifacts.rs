@@ -28,6 +28,7 @@ use rustc_hash::FxHashSet;
 use crate::binding::{BUFFER, RESET_FLAG, UPDATED, parameter_of_gradient};
 use crate::constants::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
 use crate::inspect::{ParameterRole, Scope, inspect_loaded};
+use crate::kind::check_forward;
 use crate::module::graph_of;
 use crate::tail;
 use crate::{Error, ModelSource, Result};
@@ -395,6 +396,9 @@ pub(crate) fn generate_loaded(
     model: LoadedModel,
     options: &ArtifactOptions,
 ) -> Result<Artifacts> {
+    if let Ok(graph) = Graph::from_model(&model) {
+        check_forward(label, &graph)?;
+    }
     let mut forward = self_contained(label, model)?;
     let inner = constants_of_subgraphs(&forward.proto);
     let inner: Vec<&str> =

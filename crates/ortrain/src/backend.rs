@@ -10,11 +10,14 @@ use crate::{Error, Result};
 /// The backend that is used when none is given.
 ///
 /// ```
-/// assert_eq!(ortrain::default_backend().name(), "cpu");
+/// assert_eq!(ortrain::default_backend()?.name(), "cpu");
+/// # Ok::<(), ortrain::Error>(())
 /// ```
-#[must_use]
-pub fn default_backend() -> Arc<dyn Backend> {
-    Arc::new(Cpu::new())
+///
+/// # Errors
+/// When the environment variable `ORTRAIN_ISA` names no instruction-set level.
+pub fn default_backend() -> Result<Arc<dyn Backend>> {
+    Ok(Arc::new(Cpu::new()?))
 }
 
 /// The backend of a name: `cpu`, or `reference`, which says what is right and takes its time. `num_threads` is how many
@@ -30,14 +33,14 @@ pub fn default_backend() -> Arc<dyn Backend> {
 /// ```
 ///
 /// # Errors
-/// When there is none of this name.
+/// When there is none of this name; for `cpu`, as [`default_backend`].
 pub fn backend(name: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
     match name {
         "cpu" => {
             if num_threads > 0 {
                 Cpu::set_num_threads(num_threads);
             }
-            Ok(default_backend())
+            default_backend()
         }
         "reference" => Ok(Arc::new(Reference)),
         _ => Err(Error::Argument(format!(

@@ -191,7 +191,8 @@ fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, what: 
         return Err(Error::Mismatch {
             model: model.to_owned(),
             reason: format!(
-                "{what}{:?} is {} in the model, but {}{dims:?} in the checkpoint",
+                "{what}{:?} is {} in the model, but {}{dims:?} in the checkpoint; give the checkpoint that was made \
+                 together with the model",
                 entry.name,
                 graph.value(id).ty,
                 entry.dtype,

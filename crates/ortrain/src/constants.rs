@@ -217,7 +217,7 @@ fn computed_now(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     write_out(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     let mut values = Vec::with_capacity(graph.outputs.len());
-    let mut runners = Runners::new(graph, Vec::new(), default_backend());
+    let mut runners = Runners::new(graph, Vec::new(), default_backend()?);
     let mut work = Workspace::new();
     runners.run(
         &mut work,

@@ -89,6 +89,9 @@ pub enum Error {
     /// A backend cannot run a program.
     #[error(transparent)]
     Unsupported(#[from] UnsupportedOnBackend),
+    /// The environment asks for an instruction-set level that there is not.
+    #[error(transparent)]
+    Isa(#[from] ortrain_cpu::UnknownIsa),
     /// The machine has nothing that computes in a precision and may be used.
     #[error(transparent)]
     Precision(#[from] UnsupportedPrecision),
@@ -179,6 +182,18 @@ pub enum Error {
         model: String,
         /// Why not.
         reason: String,
+    },
+    /// A file is something else than what it was given for.
+    #[error("{file} is {found}, not {expected}; {help}")]
+    WrongFile {
+        /// The file.
+        file: String,
+        /// What it is.
+        found: String,
+        /// What was expected.
+        expected: String,
+        /// What helps.
+        help: &'static str,
     },
     /// The state is not the one that a module or optimizer was made for.
     #[error("the state given does not have the parameters of the state this {what} was made for")]
@@ -290,6 +305,7 @@ impl Error {
             | Error::State(_)
             | Error::NominalState
             | Error::NoEvalModel { .. }
+            | Error::WrongFile { .. }
             | Error::NoOptimizer(_) => ErrorKind::Fail,
             Error::Checkpoint(error) => match error.content() {
                 ortrain_checkpoint::Error::Missing { .. }
@@ -319,6 +335,7 @@ impl Error {
             | Error::Names { .. }
             | Error::NominalNames { .. }
             | Error::OtherState { .. }
+            | Error::Isa(_)
             | Error::InputCount { .. }
             | Error::Input { .. }
             | Error::OutputCount { .. }

@@ -6,7 +6,8 @@ use ortrain_checkpoint::{ModuleState, NamedTensor, load_safetensors, save_safete
 use ortrain_graph::{DType, Tensor};
 use rustc_hash::FxHashMap;
 
-use crate::{CheckpointState, Error, Result};
+use crate::kind::told;
+use crate::{CheckpointState, Error, FileKind, Result};
 
 /// What a file had for a state.
 ///
@@ -74,7 +75,10 @@ impl CheckpointState {
     /// does not have all of its parameters. Then nothing has changed.
     pub fn load_parameters(&mut self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
         let path = path.as_ref();
-        let tensors = match ortrain_checkpoint::load(path)?.module {
+        let tensors = match ortrain_checkpoint::load(path)
+            .map_err(|error| told(error, path, FileKind::Checkpoint))?
+            .module
+        {
             ModuleState::Full { trainable, frozen } => [trainable, frozen].concat(),
             ModuleState::Nominal { .. } => {
                 return Err(Error::Argument(format!(
@@ -111,7 +115,8 @@ impl CheckpointState {
     ) -> Result<LoadReport> {
         let path = path.as_ref();
         self.check_names(names)?;
-        self.take(path, load_safetensors(path)?, strict, names)
+        let tensors = load_safetensors(path).map_err(|error| told(error, path, FileKind::Safetensors))?;
+        self.take(path, tensors, strict, names)
     }
 
     /// Writes all parameters, frozen ones too, as a safetensors file. `names` says what a parameter is to be called there,

@@ -13,9 +13,10 @@ use rustc_hash::FxHashMap;
 
 use crate::artifacts::inferred;
 use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
-use crate::step_cost::{plan, shapes};
+use crate::kind::{described_inputs, inspect_artifact, inspect_other};
+use crate::step_cost::{made_for, plan, shapes};
 use crate::tail;
-use crate::{Error, InspectOptions, ModelSource, Result, StepCost};
+use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
 
 /// What becomes of a constant of a model in training.
 ///
@@ -166,7 +167,7 @@ pub struct NodeNote {
 
 /// What is known of a model before it is trained.
 ///
-/// The text of an inspection is a report:
+/// The text of an inspection is a short report; with `{:#}` it has every tensor and every node:
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -174,12 +175,16 @@ pub struct NodeNote {
 ///
 /// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
 /// assert_eq!(found.obstacle, None);
-/// assert!(found.to_string().starts_with("trained: 4 tensors, 7210 elements\n"));
+/// assert!(found.to_string().contains("trained: 4 tensors, 7,210 elements, 28.8 kB\n"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
+    /// What the file is. Of what is no forward model there are only `parameters` and `inputs`.
+    pub kind: FileKind,
+    /// The inputs that a run is given, each with its type.
+    pub inputs: Vec<(String, String)>,
     /// The initializers of the model, in its order, those of subgraphs last, then the values of Constant nodes.
     pub parameters: Vec<ParameterInfo>,
     /// Why the model cannot be trained as it is, if it cannot: the error that making artifacts would give.
@@ -253,7 +258,7 @@ pub enum Scope {
 /// ```
 ///
 /// # Errors
-/// When the model cannot be read, or a value of the scope is not there. What is wrong with its operators is in the report.
+/// When the file cannot be read, or a value of the scope is not there. What is wrong with its operators is in the report.
 pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
     inspect_with(model, scope, &InspectOptions::default())
 }
@@ -276,8 +281,23 @@ pub fn inspect(model: ModelSource, scope: &Scope) -> Result<Inspection> {
 /// As [`inspect`], and when the shapes do not fit the model.
 pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions) -> Result<Inspection> {
     let label = model.label("the model");
+    if let Some(found) = inspect_other(&model)? {
+        unplanned(&label, found.kind, scope, options)?;
+        return Ok(found);
+    }
     let model = model.load_for_gradients()?;
+    if let Ok(graph) = Graph::from_model(&model) {
+        let kind = FileKind::of(&graph);
+        if kind != FileKind::ForwardModel && *scope == Scope::Outputs && *options == InspectOptions::default()
+        {
+            return Ok(inspect_artifact(kind, &graph));
+        }
+        if matches!(kind, FileKind::TrainingModel | FileKind::OptimizerModel) {
+            unplanned(&label, kind, scope, options)?;
+        }
+    }
     let Looked { mut inspection, graph, values, .. } = look(&label, &model, scope)?;
+    inspection.inputs = described_inputs(&graph);
     let shapes = shapes(&label, &graph, options)?;
     for (name, dims) in &shapes {
         if dims.is_none() {
@@ -287,9 +307,13 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
     }
     let shapes: Option<Vec<(String, Vec<usize>)>> =
         shapes.into_iter().map(|(name, dims)| Some((name, dims?))).collect();
-    if let (Some(shapes), true) = (shapes, inspection.obstacles.is_empty() && !values.is_empty()) {
-        match plan(&label, model, &inspection, &values, shapes) {
-            Ok((step, scheduled)) => {
+    if inspection.obstacles.is_empty() && !values.is_empty() {
+        // Artifacts are made for open sizes, too: what keeps them from being made is an obstacle for every size.
+        let made = made_for(&label, model, &inspection, &values);
+        let planned = made.and_then(|made| shapes.map(|shapes| plan(made, shapes)).transpose());
+        match planned {
+            Ok(None) => {}
+            Ok(Some((step, scheduled))) => {
                 for note in &mut inspection.control_flow {
                     if !scheduled.contains(&note.node) {
                         note.what =
@@ -310,6 +334,21 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
         }
     }
     Ok(inspection)
+}
+
+/// An error where something is asked of a file that only a forward model has.
+fn unplanned(label: &str, kind: FileKind, scope: &Scope, options: &InspectOptions) -> Result<()> {
+    if *scope == Scope::Outputs && *options == InspectOptions::default() {
+        return Ok(());
+    }
+    Err(Error::WrongModel {
+        model: label.to_owned(),
+        reason: format!(
+            "it is {}, but a loss is chosen and a step is planned (loss_input_names, batch_size, shapes) for a forward \
+             model; give the one that it was made of",
+            kind.a_name()
+        ),
+    })
 }
 
 /// [`inspect`] for a model that was read already, of which nothing is planned. What is wrong with its operators is an

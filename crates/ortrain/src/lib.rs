@@ -77,6 +77,7 @@ mod exchange;
 mod export;
 mod inputs;
 mod inspect;
+mod kind;
 mod module;
 mod operators;
 mod optimizer;
@@ -103,6 +104,7 @@ pub use inspect::inspect_strictly;
 pub use inspect::{
     GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope, inspect, inspect_with,
 };
+pub use kind::FileKind;
 pub use module::{MemoryUse, Module, ModuleOptions};
 pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;

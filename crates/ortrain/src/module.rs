@@ -25,7 +25,7 @@ use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
 use crate::tail;
 use crate::{
     CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
-    ValueInfo, default_backend, export,
+    ValueInfo, default_backend, export, kind,
 };
 
 /// How a [`Module`] is made.
@@ -337,11 +337,12 @@ impl Module {
         eval: Option<ModelSource>,
         options: ModuleOptions,
     ) -> Result<Module> {
-        let (backend, precision) = (options.backend.unwrap_or_else(default_backend), options.precision);
+        let (backend, precision) = (options.backend.map_or_else(default_backend, Ok)?, options.precision);
         let backend = backend.with_precision(precision, options.bf16_fallback)?;
         let computed = (&backend, precision);
         let label = train.label("the training model");
         let mut graph = graph_to_run(&label, &train.load_to_run(None)?)?;
+        kind::check_training(&label, &graph, state)?;
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
         let train = Phase::new(&label, graph, bound.roles, Some(state), computed)?;
@@ -356,10 +357,7 @@ impl Module {
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
                 if let Some(missing) = parameters.find(|name| !evaluated.parameters.contains(name)) {
-                    let reason = format!(
-                        "it has no input for parameter {missing:?} of the training model; give the one that was made \
-                         together with the training model"
-                    );
+                    let reason = kind::lacks_parameter(&graph, missing);
                     return Err(Error::Mismatch { model: label, reason });
                 }
                 eval_message = Some(message);
@@ -658,7 +656,7 @@ impl Module {
             )?;
             collector.step(start, Instant::now());
         }
-        let limits = Cpu::new().limits();
+        let limits = Cpu::new()?.limits();
         let bf16_unit = self.backend.bf16_unit();
         // What is emulated is made of multiply-adds.
         let flops = bf16_unit.and_then(Cpu::bf16_flops).unwrap_or(limits.flops);

@@ -12,7 +12,7 @@ use crate::binding::{Planes, sequence};
 use crate::module::graph_of;
 use crate::runners::Runners;
 use crate::state::{Group, StateLayout};
-use crate::{CheckpointState, Error, ModelSource, Module, Result};
+use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
 
 /// The inputs of an optimizer model: two scalars, then sequences.
 const SCALARS: [&str; 2] = ["learning_rate", "step"];
@@ -63,7 +63,14 @@ impl Optimizer {
         let label = model.label("the optimizer model");
         let wrong = |reason: String| Error::WrongModel { model: label.clone(), reason };
         let mut graph = graph_of(&label, &model.load()?)?;
-        let moments = moments_of_optimizer(&graph).map_err(|source| Error::model(&label, source))?;
+        let moments = moments_of_optimizer(&graph).map_err(|source| match FileKind::of(&graph) {
+            FileKind::OptimizerModel => Error::model(&label, source),
+            kind => wrong(format!(
+                "it is {}, and {source}; give the optimizer model that was made together with the checkpoint \
+                 (optimizer_model.onnx)",
+                kind.a_name()
+            )),
+        })?;
         let expected: Vec<&str> =
             SCALARS.into_iter().chain(SEQUENCES[..2 + moments].iter().copied()).collect();
         let actual: Vec<&str> = graph.inputs.iter().map(|&id| graph.name_of(id)).collect();

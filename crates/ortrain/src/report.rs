@@ -2,52 +2,108 @@
 
 use std::fmt;
 
+use ortrain_graph::byte_length;
+
 use crate::profile::json;
-use crate::{GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, StepCost};
+use crate::{FileKind, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, StepCost};
+
+/// Lines of a list that a short report has.
+const SHOWN: usize = 8;
+
+/// Up to [`SHOWN`] lines, and how many more there are; with `{:#}` all of them.
+fn lines<T>(
+    f: &mut fmt::Formatter<'_>,
+    items: &[T],
+    mut line: impl FnMut(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
+) -> fmt::Result {
+    // One line too many takes no more room than to say so.
+    let shown = if f.alternate() || items.len() <= SHOWN + 1 { items.len() } else { SHOWN };
+    items[..shown].iter().try_for_each(|item| line(f, item))?;
+    match items.len() - shown {
+        0 => Ok(()),
+        more => writeln!(f, "  and {more} more"),
+    }
+}
+
+/// How many there are of something, in words.
+fn counted(count: usize, what: &str) -> String {
+    format!("{} {what}{}", grouped(count as u64), if count == 1 { "" } else { "s" })
+}
 
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.kind.a_name(), self.kind.purpose())?;
+        let trained = match self.kind {
+            FileKind::EvalModel => "parameters",
+            _ => "trained",
+        };
+        let others = match self.kind {
+            FileKind::Safetensors => "tensors",
+            _ => "not trained",
+        };
         let titles = [
-            (ParameterRole::Trained, "trained"),
+            (ParameterRole::Trained, trained),
             (ParameterRole::Statistic, "statistics, in the checkpoint but not trained"),
-            (ParameterRole::Constant, "not trained"),
+            (ParameterRole::Constant, others),
         ];
         for (role, title) in titles {
             let found: Vec<&ParameterInfo> =
                 self.parameters.iter().filter(|info| info.role == role).collect();
-            let elements: usize = found.iter().map(|info| info.dims.iter().product::<usize>()).sum();
-            writeln!(f, "{title}: {} tensors, {elements} elements", found.len())?;
-            for ParameterInfo { name, dtype, dims, reason, .. } in found {
-                writeln!(f, "  {name}: {dtype}{dims:?}: {reason}")?;
+            // That a forward model trains nothing is worth a line.
+            if found.is_empty() && !(role == ParameterRole::Trained && self.kind == FileKind::ForwardModel) {
+                continue;
             }
+            let sum = |size: &dyn Fn(&ParameterInfo, usize) -> usize| {
+                let of = |info: &&ParameterInfo| size(info, info.dims.iter().product());
+                found.iter().map(of).fold(0, usize::saturating_add)
+            };
+            let elements = sum(&|_, elements| elements);
+            let bytes = sum(&|info, elements| byte_length(info.dtype, &info.dims).unwrap_or(elements));
+            writeln!(
+                f,
+                "{title}: {}, {}, {}",
+                counted(found.len(), "tensor"),
+                counted(elements, "element"),
+                readable_bytes(bytes as u64)
+            )?;
+            lines(f, &found, |f, ParameterInfo { name, dtype, dims, reason, .. }| {
+                writeln!(f, "  {name}: {dtype}{dims:?}: {reason}")
+            })?;
+        }
+        if self.kind != FileKind::ForwardModel {
+            if !self.inputs.is_empty() {
+                writeln!(f, "inputs: {}", described(&self.inputs))?;
+            }
+            return Ok(());
         }
         if !self.stops.is_empty() {
-            writeln!(f, "no gradient goes back through: {} nodes", self.stops.len())?;
-            for stop in &self.stops {
+            writeln!(f, "no gradient goes back through: {}", counted(self.stops.len(), "node"))?;
+            lines(f, &self.stops, |f, stop| {
                 writeln!(f, "  {}: {}", stop.node, stop.reason)?;
-                if !stop.parameters.is_empty() {
-                    writeln!(f, "    not trained for it: {}", stop.parameters.join(", "))?;
-                    writeln!(f, "    what helps: {}", stop.fix)?;
+                if stop.parameters.is_empty() {
+                    return Ok(());
                 }
-            }
+                let shown = if f.alternate() { stop.parameters.len() } else { SHOWN };
+                let more = stop.parameters.len().saturating_sub(shown);
+                let names = stop.parameters[..stop.parameters.len() - more].join(", ");
+                let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+                writeln!(f, "    not trained for it: {names}{rest}")?;
+                writeln!(f, "    what helps: {}", stop.fix)
+            })?;
         }
         for (title, list) in [("on the host", &self.host_steps), ("control flow", &self.control_flow)] {
             if !list.is_empty() {
-                writeln!(f, "{title}: {} nodes", list.len())?;
-                for note in list {
-                    writeln!(f, "  {}: {}", note.node, note.what)?;
-                }
+                writeln!(f, "{title}: {}", counted(list.len(), "node"))?;
+                lines(f, list, |f, note| writeln!(f, "  {}: {}", note.node, note.what))?;
             }
         }
         if let Some(step) = &self.step {
             step.fmt(f)?;
         } else if !self.open_inputs.is_empty() {
-            let open: Vec<String> =
-                self.open_inputs.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
             writeln!(
                 f,
                 "a step can be planned when sizes are given (batch_size, shapes) of {}",
-                open.join(", ")
+                described(&self.open_inputs)
             )?;
         }
         if !self.obstacles.is_empty() {
@@ -59,6 +115,11 @@ impl fmt::Display for Inspection {
         }
         Ok(())
     }
+}
+
+fn described(inputs: &[(String, String)]) -> String {
+    let all: Vec<String> = inputs.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+    all.join(", ")
 }
 
 /// Digits in groups of three.
@@ -74,26 +135,49 @@ fn grouped(number: u64) -> String {
     out
 }
 
+/// A number with a unit, to three digits at least: `12.3 MB`, `999 B`.
+fn readable(number: u64, unit: &str) -> String {
+    const PREFIXES: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
+    let (mut value, mut prefix) = (number as f64, 0);
+    // What would be rounded to 1000 is 1 of the next.
+    while value >= if prefix == 0 { 1000.0 } else { 999.95 } {
+        value /= 1000.0;
+        prefix += 1;
+    }
+    match prefix {
+        0 => format!("{number} {unit}"),
+        _ => format!("{value:.1} {}{unit}", PREFIXES[prefix]),
+    }
+}
+
+/// Bytes as people read them: `12.3 MB` are 12 300 000 of them, or nearly so.
+fn readable_bytes(bytes: u64) -> String {
+    readable(bytes, "B")
+}
+
 /// The lines of a report.
 impl fmt::Display for StepCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inputs: Vec<String> = self.inputs.iter().map(|(name, dims)| format!("{name}{dims:?}")).collect();
         writeln!(f, "one step on {}", inputs.join(", "))?;
+        let flops = |number| readable(number, "FLOP");
+        let bytes = |number: usize| readable_bytes(number as u64);
         let rows = [
-            ("FLOPs, forward", self.forward_flops),
-            ("FLOPs, forward and backward", self.training_flops),
-            ("bytes of parameters", self.parameters as u64),
-            ("bytes of gradients", self.gradients as u64),
-            ("bytes of moments of AdamW", self.moments as u64),
-            ("bytes of constants", self.constants as u64),
-            ("bytes of inputs and activations", self.work as u64),
-            ("bytes of scratch", self.scratch as u64),
-            ("bytes at the peak of training", self.total() as u64),
+            ("forward", flops(self.forward_flops)),
+            ("forward and backward", flops(self.training_flops)),
+            ("parameters", bytes(self.parameters)),
+            ("gradients", bytes(self.gradients)),
+            ("moments of AdamW", bytes(self.moments)),
+            ("constants", bytes(self.constants)),
+            ("inputs and activations", bytes(self.work)),
+            ("scratch", bytes(self.scratch)),
+            ("peak of training", bytes(self.total())),
         ];
-        let rows = rows.map(|(what, number)| (what, grouped(number)));
-        let width = rows.iter().map(|(_, number)| number.len()).max().unwrap_or(0);
-        for (what, number) in rows {
-            writeln!(f, "  {what:<31}  {number:>width$}")?;
+        // Numbers end below each other; units are of different lengths.
+        let number = |text: &str| text.find(' ').unwrap_or(text.len());
+        let width = rows.iter().map(|(_, text)| number(text)).max().unwrap_or(0);
+        for (what, text) in rows {
+            writeln!(f, "  {what:<22}  {:1$}{text}", "", width - number(&text))?;
         }
         for what in &self.without {
             writeln!(f, "  not counted: {what}")?;
@@ -110,7 +194,8 @@ impl Inspection {
     /// use ortrain::{Scope, inspect};
     ///
     /// let json = inspect(setup::MODEL.into(), &Scope::Outputs)?.to_json();
-    /// assert!(json.starts_with(r#"{"parameters":[{"name":"fc1.weight","dtype":"float32""#));
+    /// assert!(json.starts_with(r#"{"kind":"forward model","inputs":{"x":"float32[batch, 64]"}"#));
+    /// assert!(json.contains(r#""parameters":[{"name":"fc1.weight","dtype":"float32""#));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -174,17 +259,44 @@ impl Inspection {
                 ("without", texts(&step.without)),
             ])
         };
-        let open: Vec<(&str, String)> =
-            self.open_inputs.iter().map(|(name, ty)| (name.as_str(), json(ty))).collect();
+        let typed = |inputs: &[(String, String)]| {
+            let all: Vec<(&str, String)> =
+                inputs.iter().map(|(name, ty)| (name.as_str(), json(ty))).collect();
+            object(&all)
+        };
         object(&[
+            ("kind", json(self.kind.name())),
+            ("inputs", typed(&self.inputs)),
             ("parameters", list(self.parameters.iter().map(parameter).collect())),
             ("obstacle", maybe(&self.obstacle)),
             ("obstacles", list(self.obstacles.iter().map(obstacle).collect())),
             ("stops", list(self.stops.iter().map(stop).collect())),
             ("host_steps", list(self.host_steps.iter().map(note).collect())),
             ("control_flow", list(self.control_flow.iter().map(note).collect())),
-            ("open_inputs", object(&open)),
+            ("open_inputs", typed(&self.open_inputs)),
             ("step", self.step.as_ref().map_or_else(|| "null".to_owned(), step)),
         ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_as_people_read_them() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.0 kB"),
+            (28_840, "28.8 kB"),
+            (999_949, "999.9 kB"),
+            (999_960, "1.0 MB"),
+            (12_300_000, "12.3 MB"),
+            (2_400_000_000, "2.4 GB"),
+            (u64::MAX, "18.4 EB"),
+        ] {
+            assert_eq!(readable_bytes(bytes), text);
+        }
     }
 }

@@ -270,7 +270,7 @@ impl InferenceSession {
     /// # Errors
     /// When the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
-        let backend = options.backend.unwrap_or_else(default_backend);
+        let backend = options.backend.map_or_else(default_backend, Ok)?;
         let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
         let label = model.label("the model");
         let model = model.load_to_run(None)?;

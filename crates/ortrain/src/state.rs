@@ -14,7 +14,8 @@ use ortrain_graph::{DType, Tensor, byte_length};
 use ortrain_program::{Memory, OutOfMemory, align};
 use rustc_hash::FxHashSet;
 
-use crate::{Error, Result};
+use crate::kind::{told, told_of_bytes};
+use crate::{Error, FileKind, Result};
 
 /// The one parameter group of ONNX Runtime's optimizers.
 const GROUP: &str = "group0";
@@ -255,7 +256,10 @@ impl CheckpointState {
     /// # Errors
     /// When there is no file, or it is not a sound checkpoint.
     pub fn load(path: impl AsRef<Path>) -> Result<CheckpointState> {
-        CheckpointState::from_checkpoint(ortrain_checkpoint::load(path)?)
+        let path = path.as_ref();
+        let found =
+            ortrain_checkpoint::load(path).map_err(|error| told(error, path, FileKind::Checkpoint))?;
+        CheckpointState::from_checkpoint(found)
     }
 
     /// Loads the bytes of a checkpoint file, [`CheckpointState::to_bytes`] among them.
@@ -271,7 +275,9 @@ impl CheckpointState {
     /// # Errors
     /// When they are not a sound checkpoint, or its tensors lie in a file beside it.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<CheckpointState> {
-        CheckpointState::from_checkpoint(ortrain_checkpoint::read(bytes.into())?)
+        let bytes = bytes.into();
+        let found = ortrain_checkpoint::read(bytes.clone()).map_err(|error| told_of_bytes(error, &bytes))?;
+        CheckpointState::from_checkpoint(found)
     }
 
     /// The state that a checkpoint describes.

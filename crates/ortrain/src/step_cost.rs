@@ -8,7 +8,7 @@ use ortrain_ops::training::append_stand_in;
 use ortrain_program::{Code, Entry, Program, Schedule, Segment};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::artifacts::{ArtifactOptions, generate_loaded, message_graph};
+use crate::artifacts::{ArtifactOptions, Artifacts, generate_loaded, message_graph};
 use crate::tail;
 use crate::{CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptions, ParameterRole, Result};
 
@@ -208,15 +208,13 @@ pub(crate) fn shapes(
     Ok(all)
 }
 
-/// Plans a step as a [`Module`] does, with a loss that stands for the one to come. Also the nodes that are segments of
-/// their own.
-pub(crate) fn plan(
+/// Makes artifacts with a loss that stands for the one to come.
+pub(crate) fn made_for(
     label: &str,
     mut model: LoadedModel,
     inspection: &Inspection,
     values: &[(String, ValueType)],
-    inputs: Vec<(String, Vec<usize>)>,
-) -> Result<(StepCost, FxHashSet<String>)> {
+) -> Result<Artifacts> {
     let asked: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
     if let Some(shorter) = tail::without(&model, &asked) {
         model = shorter;
@@ -228,7 +226,14 @@ pub(crate) fn plan(
     graph.output = vec![known.unwrap_or(declared)];
     let requires_grad = inspection.names(ParameterRole::Trained).map(str::to_owned).collect();
     let options = ArtifactOptions { requires_grad, ..ArtifactOptions::default() };
-    let made = generate_loaded(label, model, &options)?;
+    generate_loaded(label, model, &options)
+}
+
+/// Plans a step on artifacts as a [`Module`] does. Also the nodes that are segments of their own.
+pub(crate) fn plan(
+    made: Artifacts,
+    inputs: Vec<(String, Vec<usize>)>,
+) -> Result<(StepCost, FxHashSet<String>)> {
     let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
     let (train, eval) =
         (ModelSource::from_proto(&made.training_model)?, ModelSource::from_proto(&made.eval_model)?);

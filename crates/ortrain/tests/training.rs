@@ -245,7 +245,7 @@ fn model_and_checkpoint_must_belong_together() {
             trainable.push(NamedTensor::new("fc2.bias", Tensor::f32(&[6], &[0.0; 6])));
         })),
         "the training model does not fit the checkpoint: \"fc2.bias\" is float32[5] in the model, but float32[6] in the \
-         checkpoint"
+         checkpoint; give the checkpoint that was made together with the model"
     );
     // A frozen parameter that the model does not have harms nobody.
     let mut state = changed(|_, frozen| frozen.push(NamedTensor::new("more", Tensor::f32(&[1], &[0.0]))));

@@ -40,7 +40,7 @@ fn cases() -> Vec<Case> {
 fn main() {
     // Cargo passes flags of its own.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let isa = Isa::detect();
+    let isa = Isa::detect().expect("ORTRAIN_ISA is a level or not set");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match std::env::var("THREADS") {
         Ok(list) => list.split(',').filter_map(|n| n.parse().ok()).collect(),

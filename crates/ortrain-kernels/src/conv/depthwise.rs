@@ -11,6 +11,7 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::{fill, lines};
 use super::cut::{Blocks, Cut, Unit};
+use super::edges::Given;
 use super::finish::{Finish, Rect};
 use super::interleave::{Strands, Weave};
 use super::patches::Patches;
@@ -21,7 +22,7 @@ use crate::gemm::micro::Real;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
 use crate::tape::ALIGN;
-use crate::views::{Bases, RunScalars, Scratch};
+use crate::views::{Bases, Scratch};
 
 /// Output channels of a group up to which this is the better way.
 const MOST: usize = 4;
@@ -153,7 +154,7 @@ impl<T: Real> Depthwise<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         image: usize,
         (channel, channel_end): (usize, usize),
         (begin, end): (usize, usize),
@@ -212,7 +213,7 @@ impl<T: Real> Depthwise<T> {
                     continue;
                 }
                 if self.single {
-                    self.finish.run(bases, scalars, scratch, rect, block.cast_const(), size);
+                    self.finish.run(bases, given, scratch, rect, block, size);
                     continue;
                 }
                 let weave = Weave {
@@ -224,7 +225,7 @@ impl<T: Real> Depthwise<T> {
                     pitch: size,
                 };
                 let (block, line) = (block.cast_const(), at(layout.line));
-                weave.run(bases, scalars, (first, count), positions, block, line, scratch);
+                weave.run(bases, given, (first, count), positions, block, line, scratch);
             }
         }
     }
@@ -365,7 +366,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -380,7 +381,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
             let (part, image) = (rest % self.parts.parts, rest / self.parts.parts);
             let (channels, positions) = (self.parts.part(part), self.blocks.block(block));
             // SAFETY: as above.
-            unsafe { self.task(bases.0, scalars, image, channels, positions, parts.of(worker)) };
+            unsafe { self.task(bases.0, given, image, channels, positions, parts.of(worker)) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.finish.close(parts) }
@@ -459,7 +460,7 @@ impl<T: Real> DepthwiseFilter<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         (group, group_end): (usize, usize),
         scratch: *mut u8,
     ) {
@@ -503,7 +504,7 @@ impl<T: Real> DepthwiseFilter<T> {
                 }
                 let channels = (first * many, count * many);
                 let rect = Rect { image: 0, channels, places: (0, taps) };
-                self.finish.run(bases, scalars, scratch, rect, line.cast_const(), taps);
+                self.finish.run(bases, given, scratch, rect, line, taps);
             }
         }
     }
@@ -668,7 +669,7 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilter<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -679,7 +680,7 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilter<T> {
         pool.run(self.parts.parts, parts.workers, &|task, worker| {
             let bases = &{ bases };
             // SAFETY: as above.
-            unsafe { self.task(bases.0, scalars, self.parts.part(task), parts.of(worker)) };
+            unsafe { self.task(bases.0, given, self.parts.part(task), parts.of(worker)) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.finish.close(parts) }

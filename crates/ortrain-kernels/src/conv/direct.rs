@@ -11,6 +11,7 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::fill;
 use super::cut::{Blocks, Cut, Unit};
+use super::edges::Given;
 use super::finish::{Finish, Rect};
 use super::patches::Patches;
 use super::product::{PLENTY, STRIPS};
@@ -20,7 +21,7 @@ use crate::gemm::pack::turn;
 use crate::isa::{CACHE_LINE, Isa};
 use crate::pool::Pool;
 use crate::tape::ALIGN;
-use crate::views::{Bases, Parts, RunScalars, Scratch};
+use crate::views::{Bases, Parts, Scratch};
 
 /// Elements of a block of the result.
 const BLOCK: usize = 64 << 10;
@@ -239,7 +240,7 @@ impl Direct {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         image: usize,
         (begin, end): (usize, usize),
         parts: Parts,
@@ -276,7 +277,7 @@ impl Direct {
                 }
             }
             let rect = Rect { image, channels: (0, self.m), places: (begin, end - begin) };
-            self.finish.run(bases, scalars, scratch, rect, block.cast_const(), layout.pitch);
+            self.finish.run(bases, given, scratch, rect, block, layout.pitch);
         }
     }
 
@@ -389,7 +390,7 @@ impl Engine for Direct {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -410,7 +411,7 @@ impl Engine for Direct {
             let bases = &{ bases };
             let (block, image) = (task % self.blocks.count, task / self.blocks.count);
             // SAFETY: as above; the weights are packed.
-            unsafe { self.task(bases.0, scalars, image, self.blocks.block(block), parts, worker) };
+            unsafe { self.task(bases.0, given, image, self.blocks.block(block), parts, worker) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.finish.close(parts) }

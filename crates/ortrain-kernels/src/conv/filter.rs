@@ -11,6 +11,7 @@ use ortrain_expr::{DType, OutOfRange};
 
 use super::copy::{Rows, fill, lines, rows, total};
 use super::cut::{Blocks, Cut, Unit};
+use super::edges::Given;
 use super::finish::{Finish, Rect};
 use super::patches::{Patches, SLACK, Segment};
 use super::product::{DEPTH, GRAIN, PLENTY, STRIPS};
@@ -21,7 +22,7 @@ use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
-use crate::views::{Bases, Parts, RunScalars, Scratch};
+use crate::views::{Bases, Parts, Scratch};
 
 /// Elements of a task's sums.
 const SUMS: usize = 256 << 10;
@@ -377,7 +378,7 @@ impl<T: Real> FilterGradient<T> {
     unsafe fn finish(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         group: usize,
         (out, out_end): (usize, usize),
         ins: (usize, usize),
@@ -405,9 +406,9 @@ impl<T: Real> FilterGradient<T> {
             let line = scratch.add(self.layout.line).cast::<T>();
             for tile in (out..out_end).step_by(TILE) {
                 let count = TILE.min(out_end - tile);
-                let mut block = (line.cast_const(), width);
+                let mut block = (line, width);
                 if stays {
-                    block = (sums.add((tile - out) * pitch), pitch);
+                    block = (sums.add((tile - out) * pitch).cast_mut(), pitch);
                 } else if self.wide && in_order {
                     turn(self.isa, sums.add(tile - out), pitch, (width, count), line, width);
                 } else if in_order {
@@ -444,7 +445,7 @@ impl<T: Real> FilterGradient<T> {
                     channels: (group * self.m + tile, count),
                     places: (ins.0 * self.taps, width),
                 };
-                self.finish.run(bases, scalars, scratch, rect, block.0, block.1);
+                self.finish.run(bases, given, scratch, rect, block.0, block.1);
             }
         }
     }
@@ -453,7 +454,7 @@ impl<T: Real> FilterGradient<T> {
     unsafe fn join(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         (group, out, in_): (usize, usize, usize),
         tile: usize,
         parts: Parts,
@@ -478,7 +479,7 @@ impl<T: Real> FilterGradient<T> {
             let from = parts.shared().cast::<T>().add(self.place(0, group, out, in_) * size + first);
             let step = self.place(1, 0, 0, 0) * size;
             total(self.isa, from, pitch, (self.parts.parts, step), (rows, width), to, to_pitch);
-            self.finish(bases, scalars, group, (begin, end), ins, to, to_pitch, scratch);
+            self.finish(bases, given, group, (begin, end), ins, to, to_pitch, scratch);
         }
     }
 
@@ -514,7 +515,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -542,7 +543,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
                 };
                 self.sum(bases.0, group, self.parts.part(part), outs, ins, scratch, sums);
                 if !split {
-                    self.finish(bases.0, scalars, group, outs, ins, sums, layout.pitch, scratch);
+                    self.finish(bases.0, given, group, outs, ins, sums, layout.pitch, scratch);
                 }
             }
         });
@@ -553,7 +554,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
                 let (in_, rest) = (rest % self.ins.parts, rest / self.ins.parts);
                 let (out, group) = (rest % self.outs.parts, rest / self.outs.parts);
                 // SAFETY: as above.
-                unsafe { self.join({ bases }.0, scalars, (group, out, in_), tile, parts, worker) };
+                unsafe { self.join({ bases }.0, given, (group, out, in_), tile, parts, worker) };
             });
         }
         // SAFETY: all tasks are done.

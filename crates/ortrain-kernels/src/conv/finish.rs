@@ -4,10 +4,11 @@ use ortrain_expr::{Access, ConvPass, DType, Inst, OutOfRange, Type};
 
 use super::ConvDesc;
 use super::copy::lines;
+use super::edges::{Edges, Given};
 use crate::gemm::micro::Real;
 use crate::isa::{CACHE_LINE, prefetch_early};
 use crate::tape::{ALIGN, Compiler, Drive, Failure, Plan, Site, Tape};
-use crate::views::{Parts, RunScalars};
+use crate::views::Parts;
 
 /// Elements of a plane from which on each is gone through by itself: what is the same in all of a channel is one value
 /// then. Shorter ones go together, several channels at a time.
@@ -33,6 +34,8 @@ pub(super) struct Finish {
     /// Where the result starts in the only store, if it goes there as it is.
     direct: Option<isize>,
     store: usize,
+    /// What padding may spoil.
+    pub(super) edges: Option<Edges>,
 }
 
 /// A rectangle of the result: a range of channels of one image, and a range of each one's plane.
@@ -69,6 +72,7 @@ impl Finish {
         let long = plane >= LONG;
         let axes: Vec<usize> = (0..dims.len()).collect();
         let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
+        let edges = Edges::new(desc, compiler.isa());
         let plan = Plan { nest, drive: Drive::Map, outside, along, product: true };
         let tape = Tape::new(&plan, compiler)?;
         let row_major = |access: &Access| {
@@ -92,7 +96,8 @@ impl Finish {
         }
         let line = if long || direct.is_some() { 0 } else { tape.tile.max(LONG) * T::BYTES };
         let frame = tape.frame + line.next_multiple_of(ALIGN);
-        Ok(Finish { tape, frame, long, real, channels, plane, beside, direct, store: 1 + nest.loads.len() })
+        let store = 1 + nest.loads.len();
+        Ok(Finish { tape, frame, long, real, channels, plane, beside, direct, store, edges })
     }
 
     /// Whether the result is stored as it is, so that blocks are not needed.
@@ -163,28 +168,33 @@ impl Finish {
     /// Runs the epilogue over a rectangle whose values lie at `block`, channel by channel, `step` elements apart.
     ///
     /// # Safety
-    /// The contract of [`super::ConvKernel::run`]; `frame` is that of the worker alone; the rectangle lies in the
+    /// The contract of [`super::ConvKernel::run`]; `frame` and `block` are the worker's alone; the rectangle lies in the
     /// result, is not empty and nobody else's.
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         frame: *mut u8,
         rect: Rect,
-        block: *const T,
+        block: *mut T,
         step: usize,
     ) {
         let tape = &self.tape;
         if self.is_direct() {
             // SAFETY: the caller's contract.
-            unsafe { self.copy(bases, rect, block, step) };
+            unsafe { self.copy(bases, rect, block.cast_const(), step) };
             return;
         }
+        if let Some(edges) = self.edges.as_ref().filter(|_| given.doubtful) {
+            // SAFETY: the caller's contract.
+            unsafe { edges.mend(bases, rect, (self.channels, self.plane), block, step) };
+        }
+        let block = block.cast_const();
         let site = |product: *const T| Site {
             tape,
             // Slot 0 is never taken from `bases`, so that slots count from B on.
             bases: &bases[1..],
-            scalars,
+            scalars: given.scalars,
             frame,
             product: product.cast(),
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange};
 
+use super::edges::Given;
 use super::finish::{Finish, Rect};
 use super::{ConvDesc, Engine};
 use crate::gemm::micro::{Factor, Micro, Real, Target};
@@ -13,7 +14,7 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
 use crate::tape::number::{Brain, Half, Stored};
-use crate::views::{Bases, RunScalars, Scratch};
+use crate::views::{Bases, Scratch};
 
 const DEPTH: usize = 256;
 const ROW_PANELS: usize = 16;
@@ -193,7 +194,7 @@ impl<T: Real + Send + Sync> Engine for General<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -259,7 +260,7 @@ impl<T: Real + Send + Sync> Engine for General<T> {
                     let (image, place) = ((col + j) / plane, (col + j) % plane);
                     let count = (plane - place).min(cols - j);
                     let rect = Rect { image, channels: (channel, rows), places: (place, count) };
-                    self.finish.run(bases.0, scalars, frame, rect, c.add(j), self.cols);
+                    self.finish.run(bases.0, given, frame, rect, c.add(j), self.cols);
                     j += count;
                 }
             }

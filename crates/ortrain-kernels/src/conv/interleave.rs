@@ -1,10 +1,10 @@
 //! From the phases of a block to rows of the result.
 
+use super::edges::Given;
 use super::finish::{Finish, Rect};
 use super::patches::Patches;
 use crate::gemm::micro::Real;
 use crate::isa::{Level, Work};
-use crate::views::RunScalars;
 
 /// The phases that make a row of the result.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Weave<'_> {
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         channels: (usize, usize),
         (begin, end): (usize, usize),
         block: *const T,
@@ -107,7 +107,7 @@ impl Weave<'_> {
                     });
                     if !finish.is_direct() {
                         // SAFETY: the caller's contract.
-                        unsafe { finish.run(bases, scalars, frame, rect, to.cast_const(), step) };
+                        unsafe { finish.run(bases, given, frame, rect, to, step) };
                     }
                 }
             });

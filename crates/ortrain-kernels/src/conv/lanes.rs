@@ -10,6 +10,7 @@ use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange, SlidingAxis};
 
 use super::copy::{lines, total};
 use super::cut::Cut;
+use super::edges::Given;
 use super::finish::{Finish, Rect};
 use super::product::{GRAIN, PLENTY};
 use super::three::Three;
@@ -19,7 +20,7 @@ use crate::gemm::pack::turn;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
 use crate::tape::ALIGN;
-use crate::views::{Bases, RunScalars, Scratch};
+use crate::views::{Bases, Scratch};
 
 /// Channels that go together.
 const LANES: usize = 32;
@@ -196,7 +197,7 @@ impl<T: Real> Lanes<T> {
     unsafe fn store(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         (block, image): (usize, usize),
         from: *const T,
         scratch: *mut u8,
@@ -213,7 +214,7 @@ impl<T: Real> Lanes<T> {
             }
             let to = scratch.add(self.layout.lines).cast::<T>();
             turn(self.isa, from, LANES, (places, channels.1), to, places);
-            self.finish.run(bases, scalars, scratch, rect, to.cast_const(), places);
+            self.finish.run(bases, given, scratch, rect, to, places);
         }
     }
 
@@ -278,7 +279,7 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -299,7 +300,7 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
                     let to = scratch.add(result).cast::<T>();
                     self.clear(block, scratch);
                     self.image(bases.0, block, image, to, scratch);
-                    self.store(bases.0, scalars, (block, image), to, scratch);
+                    self.store(bases.0, given, (block, image), to, scratch);
                 }
             });
         } else {
@@ -322,7 +323,7 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
                         self.image(bases.0, block, image, to, scratch);
                     }
                     if shared == 0 {
-                        self.store(bases.0, scalars, (block, 0), to, scratch);
+                        self.store(bases.0, given, (block, 0), to, scratch);
                     }
                 }
             });
@@ -335,7 +336,7 @@ impl<T: Real + Send + Sync> Engine for Lanes<T> {
                         let to = scratch.add(result).cast::<T>();
                         let sums = (count, blocks * elements);
                         total(self.isa, from, LANES, sums, (self.places[2], LANES), to, LANES);
-                        self.store({ bases }.0, scalars, (block, 0), to, scratch);
+                        self.store({ bases }.0, given, (block, 0), to, scratch);
                     }
                 });
             }

@@ -8,6 +8,7 @@ mod copy;
 mod cut;
 mod depthwise;
 mod direct;
+mod edges;
 mod filter;
 mod finish;
 mod general;
@@ -32,8 +33,9 @@ use crate::tape::Compiler;
 use crate::views::{RunScalars, Scratch};
 use depthwise::{Depthwise, DepthwiseFilter};
 use direct::Direct;
+use edges::Given;
 use filter::FilterGradient;
-use finish::Finish;
+use finish::{Finish, Rect};
 use general::General;
 use lanes::Lanes;
 use product::Product;
@@ -58,6 +60,9 @@ pub struct ConvDesc {
 /// A compiled [`ConvDesc`].
 pub struct ConvKernel {
     engine: Box<dyn Engine>,
+    /// A quicker way for operands that hold nothing odd.
+    transformed: Option<Winograd>,
+    double: bool,
     buffers: usize,
 }
 
@@ -77,7 +82,7 @@ trait Engine: Send + Sync {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange>;
@@ -107,9 +112,11 @@ impl ConvKernel {
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a convolution of {a} and {b}")),
         };
-        let engine = if double { choose::<f64>(desc, compiler)? } else { choose::<f32>(desc, compiler)? };
+        let (engine, transformed) =
+            if double { choose::<f64>(desc, compiler)? } else { choose::<f32>(desc, compiler)? };
         let nest = &desc.epilogue;
-        Ok(ConvKernel { engine, buffers: 1 + nest.loads.len() + nest.stores.len() })
+        let buffers = 1 + nest.loads.len() + nest.stores.len();
+        Ok(ConvKernel { engine, transformed, double, buffers })
     }
 
     /// Whether a run can fail (the epilogue holds a guard).
@@ -121,8 +128,14 @@ impl ConvKernel {
     /// Bytes of scratch memory for a run on so many threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
-        let (shared, each) = self.engine.scratch();
+        let (shared, each) = self.scratch();
         shared + threads.max(1) * each
+    }
+
+    /// Bytes that all workers share, and that each has for itself: enough for either way.
+    fn scratch(&self) -> (usize, usize) {
+        let (a, b) = (self.engine.scratch(), self.transformed.as_ref().map_or((0, 0), Winograd::scratch));
+        (a.0.max(b.0), a.1.max(b.1))
     }
 
     /// Computes the convolution and its epilogue. Allocates nothing, and gives the same bits on any number of threads.
@@ -145,8 +158,33 @@ impl ConvKernel {
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
         assert_eq!(bases.len(), self.buffers, "one pointer for each buffer");
+        let (shared, each) = self.scratch();
+        let workers = scratch.part(shared, each, pool).workers;
+        let finish = self.engine.finish();
+        let mut given = Given { scalars, doubtful: true };
+        if let Some(transformed) = &self.transformed {
+            if !transformed.is_odd(bases, pool, workers) {
+                given.doubtful = false;
+                // SAFETY: the caller's contract.
+                return unsafe { transformed.run(bases, given, pool, scratch) };
+            }
+        } else {
+            given.doubtful = finish.edges.as_ref().is_some_and(|edges| edges.doubt(bases, pool, workers));
+        }
         // SAFETY: the caller's contract.
-        unsafe { self.engine.run(bases, scalars, pool, scratch) }
+        unsafe { self.engine.run(bases, given, pool, scratch) }?;
+        if let Some(edges) = finish.edges.as_ref().filter(|_| given.doubtful && finish.is_direct()) {
+            let all = Rect { image: 0, channels: (0, 0), places: (0, 0) };
+            // SAFETY: the caller's contract; what is stored as it is holds the sums.
+            unsafe {
+                if self.double {
+                    edges.mend_all(bases, finish.target::<f64>(bases, all), pool, workers);
+                } else {
+                    edges.mend_all(bases, finish.target::<f32>(bases, all), pool, workers);
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -155,8 +193,12 @@ fn micro<T: Real>(desc: &ConvDesc, isa: Isa, dtypes: [DType; 2]) -> Micro<T> {
     Micro::choose(isa, desc.products, dtypes)
 }
 
-/// The engine for a shape: the first of these that fits and is not worse than those that follow.
-fn choose<T: Real + Send + Sync>(desc: &ConvDesc, compiler: Compiler<'_>) -> Result<Box<dyn Engine>, String> {
+/// The engine for a shape: the first of these that fits and is not worse than those that follow; and the transformed way
+/// where it is better.
+fn choose<T: Real + Send + Sync>(
+    desc: &ConvDesc,
+    compiler: Compiler<'_>,
+) -> Result<(Box<dyn Engine>, Option<Winograd>), String> {
     let isa = compiler.isa();
     let finish = Arc::new(Finish::new::<T>(desc, compiler)?);
     fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
@@ -179,8 +221,6 @@ fn choose<T: Real + Send + Sync>(desc: &ConvDesc, compiler: Compiler<'_>) -> Res
             .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
     });
     let engine = engine.unwrap_or_else(|| boxed(General::<T>::new(desc, isa, Arc::clone(&finish))));
-    if T::BYTES != 4 || !as_they_are {
-        return Ok(engine);
-    }
-    Ok(Winograd::new(desc, isa, &finish, engine).map_or_else(|plain| plain, boxed))
+    let fits = T::BYTES == 4 && as_they_are;
+    Ok((engine, fits.then(|| Winograd::new(desc, isa, &finish)).flatten()))
 }

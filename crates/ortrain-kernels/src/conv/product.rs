@@ -15,6 +15,7 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::{Rows, fill, rows};
 use super::cut::{Blocks, Cut, Unit};
+use super::edges::Given;
 use super::finish::{Finish, Rect};
 use super::interleave::{Strands, Weave};
 use super::patches::{Patches, SLACK, Segment};
@@ -25,7 +26,7 @@ use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
-use crate::views::{Bases, Parts, RunScalars, Scratch};
+use crate::views::{Bases, Parts, Scratch};
 
 /// Depth of a panel: it stays in the first-level cache.
 pub(super) const DEPTH: usize = 256;
@@ -431,7 +432,7 @@ impl<T: Real> Product<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         group: usize,
         positions: (usize, usize),
         rows: (usize, usize),
@@ -465,7 +466,7 @@ impl<T: Real> Product<T> {
                 }
             }
             if self.single && !self.direct {
-                self.store(bases, scalars, group, positions, rows, scratch);
+                self.store(bases, given, group, positions, rows, scratch);
             } else if !self.direct {
                 let weave = Weave {
                     patches: &self.patches,
@@ -478,7 +479,7 @@ impl<T: Real> Product<T> {
                 let channels = (group * self.m + rows.0, rows.1 - rows.0);
                 let block = scratch.add(layout.block).cast::<T>();
                 let line = scratch.add(layout.line).cast::<T>();
-                weave.run(bases, scalars, channels, positions, block, line, scratch);
+                weave.run(bases, given, channels, positions, block, line, scratch);
             }
         }
     }
@@ -571,7 +572,7 @@ impl<T: Real> Product<T> {
     unsafe fn store(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         group: usize,
         (begin, end): (usize, usize),
         (row, row_end): (usize, usize),
@@ -586,7 +587,7 @@ impl<T: Real> Product<T> {
             // SAFETY: the caller's contract; the block is complete.
             unsafe {
                 let block = scratch.add(self.layout.block).cast::<T>().add(col - begin);
-                self.finish.run(bases, scalars, scratch, rect, block.cast_const(), self.layout.pitch);
+                self.finish.run(bases, given, scratch, rect, block, self.layout.pitch);
             }
             col += now;
         }
@@ -605,7 +606,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -655,7 +656,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
             let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
             let (positions, rows) = (self.blocks.block(block), self.rows.part(row));
             // SAFETY: as above.
-            unsafe { self.task(bases.0, scalars, group, positions, rows, parts, worker) };
+            unsafe { self.task(bases.0, given, group, positions, rows, parts, worker) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.finish.close(parts) }

@@ -433,6 +433,10 @@ pub(crate) trait Real: Number {
     fn dots(isa: Isa) -> Option<Dots<Self>>;
     /// `a * b + c`, as the level does it.
     fn fused<L: Level>(a: Self, b: Self, c: Self) -> Self;
+    /// Whether it is NaN.
+    fn is_no_number(self) -> bool;
+    /// The nearest to a number.
+    fn nearest(number: f64) -> Self;
 }
 
 impl Real for f32 {
@@ -460,6 +464,14 @@ impl Real for f32 {
     fn fused<L: Level>(a: f32, b: f32, c: f32) -> f32 {
         L::mul_add(a, b, c)
     }
+
+    fn is_no_number(self) -> bool {
+        self.is_nan()
+    }
+
+    fn nearest(number: f64) -> f32 {
+        number as f32
+    }
 }
 
 impl Real for f64 {
@@ -486,5 +498,13 @@ impl Real for f64 {
     #[inline(always)]
     fn fused<L: Level>(a: f64, b: f64, c: f64) -> f64 {
         L::mul_add64(a, b, c)
+    }
+
+    fn is_no_number(self) -> bool {
+        self.is_nan()
+    }
+
+    fn nearest(number: f64) -> f64 {
+        number
     }
 }

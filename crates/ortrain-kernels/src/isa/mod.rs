@@ -36,22 +36,36 @@ pub(crate) enum Kind {
 pub(crate) const CHAINS: usize = 12;
 
 impl Isa {
+    /// The names of all levels, from the least to the best: the values of `ORTRAIN_ISA`.
+    pub const NAMES: [&'static str; 3] = ["portable", "avx2", "avx512"];
     /// What every machine of the target has.
     pub const PORTABLE: Isa = Isa(Kind::Portable);
 
-    /// The best level of this machine, capped by the environment variable `ORTRAIN_ISA` (`portable`, `avx2`
-    /// or `avx512`; other values are ignored). Decided once per process.
-    #[must_use]
-    pub fn detect() -> Isa {
-        static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| Isa::capped(std::env::var("ORTRAIN_ISA").ok().as_deref()))
+    /// The best level of this machine, capped by the environment variable `ORTRAIN_ISA` (one of [`Isa::NAMES`]; a level
+    /// that the machine does not have caps nothing, nor does an empty value). Decided once per process.
+    ///
+    /// # Errors
+    /// When the variable has another value.
+    pub fn detect() -> Result<Isa, UnknownIsa> {
+        static BEST: OnceLock<Result<Isa, UnknownIsa>> = OnceLock::new();
+        let best = BEST.get_or_init(|| {
+            let cap = std::env::var_os("ORTRAIN_ISA").map(|cap| cap.to_string_lossy().into_owned());
+            Isa::capped(cap.as_deref().filter(|cap| !cap.is_empty()))
+        });
+        best.clone()
     }
 
-    fn capped(cap: Option<&str>) -> Isa {
+    fn capped(cap: Option<&str>) -> Result<Isa, UnknownIsa> {
         let levels = Isa::available();
-        let end =
-            cap.and_then(|cap| levels.iter().position(|isa| isa.name() == cap)).unwrap_or(levels.len() - 1);
-        levels[end]
+        let last = levels.len() - 1;
+        let end = match cap {
+            None => last,
+            Some(cap) => {
+                let known = Isa::NAMES.iter().position(|name| *name == cap);
+                known.ok_or_else(|| UnknownIsa(cap.to_owned()))?.min(last)
+            }
+        };
+        Ok(levels[end])
     }
 
     /// Every level of this machine, from the least to the best, whatever the environment says.
@@ -106,6 +120,24 @@ impl Isa {
         }
     }
 }
+
+/// A value of the environment variable `ORTRAIN_ISA` that is no level's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownIsa(pub String);
+
+impl fmt::Display for UnknownIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [least, middle, best] = Isa::NAMES;
+        write!(
+            f,
+            "the environment variable ORTRAIN_ISA is {:?}, which is no instruction-set level; set it to {least:?}, \
+             {middle:?} or {best:?}, or unset it to use the best level of the machine",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for UnknownIsa {}
 
 impl fmt::Debug for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -229,12 +261,23 @@ mod tests {
 
     #[test]
     fn the_environment_caps_but_never_raises() {
-        assert_eq!(Isa::capped(Some("portable")), Isa::PORTABLE);
+        assert_eq!(Isa::capped(Some("portable")), Ok(Isa::PORTABLE));
         let best = *Isa::available().last().expect("there is always the portable level");
         for isa in Isa::available() {
-            assert_eq!(Isa::capped(Some(isa.name())), isa);
+            assert_eq!(Isa::capped(Some(isa.name())), Ok(isa));
+            assert!(Isa::NAMES.contains(&isa.name()));
         }
-        assert_eq!(Isa::capped(Some("nonsense")), best);
-        assert_eq!(Isa::capped(None), best);
+        assert_eq!(Isa::capped(Some("avx512")), Ok(best), "what the machine does not have caps nothing");
+        assert_eq!(Isa::capped(None), Ok(best));
+        for unknown in ["nonsense", "AVX2", " avx2", "sse2"] {
+            let error = Isa::capped(Some(unknown)).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "the environment variable ORTRAIN_ISA is {unknown:?}, which is no instruction-set level; set it to \
+                     \"portable\", \"avx2\" or \"avx512\", or unset it to use the best level of the machine"
+                )
+            );
+        }
     }
 }

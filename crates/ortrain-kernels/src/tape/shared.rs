@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn nests_that_differ_in_places_alone_share_their_code() {
-        let isa = Isa::detect();
+        let isa = Isa::detect().unwrap();
         let tapes = with_shared_code(isa, |compiler| {
             let others = [((17, 300), 50, 2.0), ((0, 0), 51, 2.0), ((0, 0), 50, -2.0)];
             let first = tape(compiler, 50, 2.0, (0, 0));
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn without_memory_for_code_kernels_are_made_without_it() {
-        let isa = Isa::detect();
+        let isa = Isa::detect().unwrap();
         let tapes = RefCell::new(Vec::new());
         let made = with_shared_code(isa, |compiler| {
             let made = tape(compiler, 50, 2.0, (0, 0));

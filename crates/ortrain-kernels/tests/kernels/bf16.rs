@@ -287,7 +287,7 @@ fn convolutions_of_small_integers_are_exact() {
             let inputs = [whole(a), whole(b)];
             let [doubles, inputs] = [DType::F64, DType::F32]
                 .map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
-            let want = run_conv(&plain, Isa::detect(), &doubles);
+            let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
             for precision in ROUNDED {
                 for (isa, products) in machines(precision) {
                     let got =
@@ -312,7 +312,7 @@ fn convolutions_lose_what_products_lose() {
         let inputs = [factors(a), factors(b)];
         let [doubles, inputs] =
             [DType::F64, DType::F32].map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
-        let want = run_conv(&plain, Isa::detect(), &doubles);
+        let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
         let size = want.iter().map(|want| want * want).sum::<f64>();
         for (precision, least, most) in ROOT_MEAN_SQUARES {
             for (isa, products) in machines(precision) {
@@ -334,7 +334,7 @@ fn doubles_are_multiplied_as_they_are() {
     let desc = gemm(sides, [DType::F64; 2], [false; 2], products);
     let factors: Vec<f64> = (0..400).map(|_| random.unit()).collect();
     let bytes = buffer_of(DType::F64, &factors);
-    let got = run_gemm(&desc, Isa::detect(), [&bytes, &bytes]);
+    let got = run_gemm(&desc, Isa::detect().unwrap(), [&bytes, &bytes]);
     for (got, want) in got.iter().zip(multiply(sides, &factors, &factors)) {
         assert!((got - want).abs() <= 1e-14 * (1.0 + want.abs()), "{got} is not {want}");
     }

@@ -167,10 +167,8 @@ fn square(input: usize, kernel: usize, stride: usize, pad: isize) -> [SlidingAxi
 }
 
 /// What networks are made of, but smaller; depths, rows and columns go beyond one block somewhere.
-#[test]
-fn layers_of_networks() {
-    let mut random = Random(1);
-    for (batch, channels, axes) in [
+fn networks() -> Vec<(usize, [usize; 3], [SlidingAxis; 2])> {
+    vec![
         (2, [1, 1, 6], square(14, 5, 1, 2)),
         (3, [1, 6, 16], square(14, 5, 1, 0)),
         (1, [1, 3, 20], square(32, 7, 2, 3)),
@@ -216,7 +214,13 @@ fn layers_of_networks() {
         (1, [1, 3, 5], [axis(90, 2, 1, 40, [0, 0]), axis(9, 3, 1, 1, [1, 1])]),
         (1, [1, 2, 40], square(48, 12, 12, 0)),
         (1, [1, 2, 3], square(40, 33, 1, 0)),
-    ] {
+    ]
+}
+
+#[test]
+fn layers_of_networks() {
+    let mut random = Random(1);
+    for (batch, channels, axes) in networks() {
         check_passes(batch, channels, &axes, &mut random);
     }
 }
@@ -295,34 +299,39 @@ fn any_axis(random: &mut Random) -> SlidingAxis {
     axis
 }
 
+fn any_desc(random: &mut Random) -> ConvDesc {
+    let rank = random.pick(&[1, 2, 2, 2, 3]);
+    let axes: Vec<SlidingAxis> = (0..rank).map(|_| any_axis(random)).collect();
+    let most = [40, 12, 4][rank - 1];
+    let channels = match random.below(4) {
+        0 => [1 + random.below(40), 1, 1],
+        1 => [1 + random.below(3), 1 + random.below(4), 1 + random.below(4)],
+        _ => [1, 1 + random.below(most), 1 + random.below(most)],
+    };
+    let shape = shape(random.pick(&PASSES), random.below(4), channels, &axes);
+    let double = random.chance(20);
+    let narrow = random.chance(20);
+    let types: &[DType] = match (double, narrow) {
+        (true, _) => &[DType::F64],
+        (false, false) => &[DType::F32],
+        (false, true) => &[DType::F32, DType::F16, DType::BF16],
+    };
+    let dtypes = [random.pick(types), random.pick(types)];
+    let [_, _, dims] = shape.operands();
+    let out = random.pick(&[DType::F32, DType::F32, DType::F64, DType::F16]);
+    let store = random.chance(40).then(|| random_access(random, out, &dims, true, &[]));
+    let mut desc = plain(shape, dtypes, store);
+    desc.products.precision = random.pick(&Precision::ALL);
+    desc
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_shape(seed: u64) {
         let mut random = Random(seed);
-        let rank = random.pick(&[1, 2, 2, 2, 3]);
-        let axes: Vec<SlidingAxis> = (0..rank).map(|_| any_axis(&mut random)).collect();
-        let most = [40, 12, 4][rank - 1];
-        let channels = match random.below(4) {
-            0 => [1 + random.below(40), 1, 1],
-            1 => [1 + random.below(3), 1 + random.below(4), 1 + random.below(4)],
-            _ => [1, 1 + random.below(most), 1 + random.below(most)],
-        };
-        let shape = shape(random.pick(&PASSES), random.below(4), channels, &axes);
-        let double = random.chance(20);
-        let narrow = random.chance(20);
-        let types: &[DType] = match (double, narrow) {
-            (true, _) => &[DType::F64],
-            (false, false) => &[DType::F32],
-            (false, true) => &[DType::F32, DType::F16, DType::BF16],
-        };
-        let dtypes = [random.pick(types), random.pick(types)];
-        let [_, _, dims] = shape.operands();
-        let out = random.pick(&[DType::F32, DType::F32, DType::F64, DType::F16]);
-        let store = random.chance(40).then(|| random_access(&mut random, out, &dims, true, &[]));
-        let mut desc = plain(shape, dtypes, store);
-        desc.products.precision = random.pick(&Precision::ALL);
+        let desc = any_desc(&mut random);
         check(&desc, &mut random, &format!("{desc:?}"));
     }
 }
@@ -395,25 +404,135 @@ fn transformed_tiles_are_as_accurate_as_sums() {
     }
 }
 
+/// Runs a description on operands of which one element is infinite or no number: it reaches the results whose sums have
+/// a product with it, and no others. Padding has no products, so that zero times infinity is nowhere.
+fn check_odd(desc: &ConvDesc, (operand, at, odd): (usize, usize, f32), random: &mut Random, what: &str) {
+    let mut inputs = operands(desc, random);
+    put(&mut inputs[operand], [desc.a, desc.b][operand], at, Scalar::F64(odd.into()));
+    let (sums, scale) = convolve(desc, &inputs);
+    let store = &desc.epilogue.stores[0];
+    let epsilon = worst(desc.products.precision);
+    for (isa, products) in machines(desc.products.precision) {
+        let desc = &ConvDesc { products, ..desc.clone() };
+        let outs = [vec![0; store.len * store.dtype.size()]];
+        let got = run_conv(desc, isa, 1, &inputs, &outs).unwrap();
+        assert!(
+            got == run_conv(desc, isa, 2, &inputs, &outs).unwrap(),
+            "{what}: threads change bits at {isa}"
+        );
+        for (i, (&sum, scale)) in sums.iter().zip(&scale).enumerate() {
+            let got = get(&got[0], store.dtype, i).to_f64();
+            let close = (got - sum).abs() <= epsilon * (1.0 + scale);
+            let same = got == sum || got.is_nan() && sum.is_nan();
+            assert!(
+                close || same,
+                "{what}: {odd} at {at} of operand {operand}, at {isa} by {:?}: {i} is {got}, not {sum}",
+                products.unit
+            );
+        }
+    }
+}
+
 #[test]
-fn what_is_no_number_reaches_those_that_see_it() {
+fn what_is_no_number_reaches_the_sums_that_hold_it() {
     let mut random = Random(5);
-    for odd in [f32::INFINITY, f32::NAN, f32::MAX] {
+    let layers = networks().into_iter().chain([(2, [1, 48, 48], square(16, 3, 1, 1))]);
+    for (batch, channels, axes) in layers {
         for pass in PASSES {
-            let desc = plain(shape(pass, 2, [1, 48, 48], &square(16, 3, 1, 1)), [DType::F32; 2], None);
-            let mut inputs = operands(&desc, &mut random);
-            // The one that is padded: zeros of the padding are multiplied with the other.
-            let padded = &mut inputs[usize::from(pass == ConvPass::FilterGradient)];
-            let at = random.below(padded.len() / 4);
-            put(padded, DType::F32, at, Scalar::F32(odd));
-            let (sums, scale) = convolve(&desc, &inputs);
-            for isa in Isa::available() {
-                let got = run_conv(&desc, isa, 2, &inputs, &[vec![0; sums.len() * 4]]).unwrap();
-                for (i, (&sum, scale)) in sums.iter().zip(&scale).enumerate() {
-                    let got = get(&got[0], DType::F32, i).to_f64();
-                    let close = (got - sum).abs() <= 1e-6 * (1.0 + scale);
-                    let same = got == sum || got.is_nan() && sum.is_nan();
-                    assert!(close || same, "{pass:?} of {odd} at {isa}: {i} is {got}, not {sum}");
+            let shape = shape(pass, batch, channels, &axes);
+            let what = format!("{shape:?}");
+            let mut desc = plain(shape, [DType::F32; 2], None);
+            for operand in [0, 1] {
+                let len = desc.shape.operands()[operand].iter().product::<usize>();
+                desc.products.precision = random.pick(&[Precision::F32, Precision::F32, Precision::Bf16x3]);
+                for (at, odd) in [(0, f32::NAN), (random.below(len), f32::INFINITY)] {
+                    check_odd(&desc, (operand, at, odd), &mut random, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Sums of tiles of which one is huge.
+#[test]
+fn what_is_huge_reaches_the_sums_that_hold_it() {
+    let mut random = Random(5);
+    for pass in PASSES {
+        let desc = plain(shape(pass, 2, [1, 48, 48], &square(16, 3, 1, 1)), [DType::F32; 2], None);
+        for operand in [0, 1] {
+            let len = desc.shape.operands()[operand].iter().product::<usize>();
+            check_odd(&desc, (operand, random.below(len), f32::MAX), &mut random, &format!("{pass:?}"));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_no_number_in_any_shape(seed: u64) {
+        let mut random = Random(seed);
+        let mut desc = any_desc(&mut random);
+        desc.epilogue = plain(desc.shape.clone(), [desc.a, desc.b], None).epilogue;
+        let operand = random.below(2);
+        let len = desc.shape.operands()[operand].iter().product::<usize>();
+        if len > 0 {
+            let odd = random.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+            let at = random.below(len);
+            check_odd(&desc, (operand, at, odd), &mut random, &format!("{desc:?}"));
+        }
+    }
+}
+
+/// An epilogue that reads what it replaces, of sums of which some are made again.
+#[test]
+fn what_is_no_number_in_a_sum_that_is_added() {
+    let mut random = Random(11);
+    for (batch, channels, axes) in [
+        (2, [1, 5, 7], square(9, 3, 1, 1)),
+        (2, [19, 1, 1], square(9, 3, 2, 1)),
+        (9, [1, 20, 15], square(15, 5, 1, 2)),
+    ] {
+        for pass in PASSES {
+            let shape = shape(pass, batch, channels, &axes);
+            let [_, _, dims] = shape.operands();
+            let count = dims.iter().product();
+            let mut b = Builder::new();
+            let (result, old) = (b.load(0, Type::F32), b.load(1, Type::F32));
+            let sum = b.add(result, old);
+            let access = Access::contiguous(DType::F32, &dims);
+            let epilogue = Nest {
+                inner: 0,
+                loads: vec![access.clone(), access.clone()],
+                expr: b.finish(&[sum]),
+                reductions: Vec::new(),
+                stores: vec![access],
+                dims,
+            };
+            let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
+            for operand in [0, 1] {
+                let mut inputs = operands(&desc, &mut random);
+                put(&mut inputs[operand], DType::F32, 0, Scalar::F32(f32::NAN));
+                let (sums, _) = convolve(&desc, &inputs);
+                let kernel = ConvKernel::new(&desc, Isa::detect().unwrap()).unwrap();
+                let mut memory = Memory::new(kernel.scratch_bytes(2));
+                let [a, b] = &mut inputs[..] else { unreachable!("two operands") };
+                let mut state = bytes_of(&vec![1.0; count]);
+                let at = state.as_mut_ptr();
+                // SAFETY: the old and the new state have equal accesses; the buffers belong to this test.
+                unsafe {
+                    kernel.run(
+                        &[a.as_mut_ptr(), b.as_mut_ptr(), at, at],
+                        SCALARS,
+                        &Pool::new(2),
+                        memory.scratch(),
+                    )
+                }
+                .unwrap();
+                for (i, (got, sum)) in floats(&state).iter().zip(&sums).enumerate() {
+                    let want = (sum + 1.0) as f32;
+                    let same = got.is_nan() && want.is_nan() || (got - want).abs() < 1e-3;
+                    assert!(same, "{pass:?} {channels:?}, operand {operand}: {i} is {got}, not {want}");
                 }
             }
         }
@@ -533,7 +652,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
     let [a, b] = operands(&desc, &mut Random(1));
     let inputs = [a, b, values.iter().flat_map(|v| v.to_le_bytes()).collect()];
     for threads in 1..=3 {
-        let got = run_conv(&desc, Isa::detect(), threads, &inputs, &[vec![0; count * 4]]);
+        let got = run_conv(&desc, Isa::detect().unwrap(), threads, &inputs, &[vec![0; count * 4]]);
         assert_eq!(got, Err(OutOfRange { point: 50_001, index: -3, bound: 5 }));
     }
 }

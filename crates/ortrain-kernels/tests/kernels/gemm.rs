@@ -490,7 +490,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         values.iter().flat_map(|v| v.to_le_bytes()).collect(),
     ];
     for threads in 1..=3 {
-        let got = run_gemm(&desc, Isa::detect(), threads, &inputs, &[vec![0; m * n * 4]]);
+        let got = run_gemm(&desc, Isa::detect().unwrap(), threads, &inputs, &[vec![0; m * n * 4]]);
         assert_eq!(got, Err(OutOfRange { point: 50_001, index: -3, bound: 5 }));
     }
 }

@@ -292,7 +292,7 @@ fn less_scratch_memory_means_fewer_threads() {
         let x = b.load(0, Type::F32);
         vec![b.unary(UnaryOp::Exp, x)]
     });
-    let kernel = NestKernel::new(&nest, Isa::detect()).unwrap();
+    let kernel = NestKernel::new(&nest, Isa::detect().unwrap()).unwrap();
     let pool = Pool::new(4);
     let mut random = Random(1);
     let mut load = f32_buffer(&mut random, n);

@@ -315,7 +315,7 @@ fn a_value_that_changes_along_the_row_is_not_stored_once() {
 #[test]
 fn rows_and_columns_are_told_apart() {
     let order = |shape, transposed| {
-        NestKernel::new(&over(shape, transposed, DType::F32, sums), Isa::detect()).unwrap().order()
+        NestKernel::new(&over(shape, transposed, DType::F32, sums), Isa::detect().unwrap()).unwrap().order()
     };
     assert_eq!(order((100, 1000), false), Order::Row);
     assert_eq!(order((100, 1000), true), Order::Col);

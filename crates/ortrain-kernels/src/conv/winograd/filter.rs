@@ -10,6 +10,7 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 use super::transform::{Gradients, Images, Planes, Tiles};
 use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
 use crate::conv::cut::Cut;
+use crate::conv::edges::Given;
 use crate::conv::finish::{Finish, Rect};
 use crate::conv::product::{DEPTH, PLENTY};
 use crate::conv::{ConvDesc, Engine};
@@ -18,7 +19,7 @@ use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
-use crate::views::{Bases, Parts, RunScalars, Scratch};
+use crate::views::{Bases, Parts, Scratch};
 
 /// Bytes of the packed tiles of a strip.
 const STRIP: usize = 4 << 20;
@@ -165,7 +166,7 @@ impl FilterGradient {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         strip: usize,
         task: usize,
         parts: Parts,
@@ -223,7 +224,7 @@ impl FilterGradient {
                     line,
                 });
                 let rect = Rect { image: 0, channels: (row, rows), places: (0, channels * TAPS) };
-                self.finish.run(bases, scalars, scratch, rect, block.cast_const(), line);
+                self.finish.run(bases, given, scratch, rect, block, line);
             }
         }
     }
@@ -241,7 +242,7 @@ impl Engine for FilterGradient {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -259,7 +260,7 @@ impl Engine for FilterGradient {
             pool.run(self.rows.parts, parts.workers, &|task, worker| {
                 let bases = &{ bases };
                 // SAFETY: as said above; the strip is packed.
-                unsafe { self.task(bases.0, scalars, strip, task, parts, worker) };
+                unsafe { self.task(bases.0, given, strip, task, parts, worker) };
             });
         }
         // SAFETY: all tasks are done.

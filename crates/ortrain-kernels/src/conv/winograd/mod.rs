@@ -20,11 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ortrain_expr::{DType, OutOfRange, SlidingAxis};
 
+use super::edges::{Given, Odd, PIECE};
 use super::finish::Finish;
 use super::{ConvDesc, Engine};
-use crate::isa::{Isa, Level, Work};
+use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::views::{Bases, RunScalars, Scratch};
+use crate::views::{Bases, Scratch};
 use filter::FilterGradient;
 use result::Results;
 
@@ -39,84 +40,60 @@ const WIDE: usize = 256;
 
 /// Magnitudes from which on values are huge: below it no transformed product overflows.
 const HUGE: f32 = (1u64 << 48) as f32;
-/// Elements that are looked through at a time.
-const PIECE: usize = 1 << 15;
 
-/// The transformed way, with the plain one beside it.
+/// The transformed way.
 pub(super) struct Winograd {
     isa: Isa,
-    transformed: Box<dyn Engine>,
-    plain: Box<dyn Engine>,
+    engine: Box<dyn Engine>,
     /// Elements of the operands.
     sizes: [usize; 2],
 }
 
 impl Winograd {
-    /// `Err` with the plain way if that is better.
-    pub(super) fn new(
-        desc: &ConvDesc,
-        isa: Isa,
-        finish: &Arc<Finish>,
-        plain: Box<dyn Engine>,
-    ) -> Result<Winograd, Box<dyn Engine>> {
+    /// `None` if the plain way is better.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Finish>) -> Option<Winograd> {
         let results = Results::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<dyn Engine>);
         let gradient = || FilterGradient::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<_>);
-        let Some(transformed) = results.or_else(gradient) else { return Err(plain) };
+        let engine = results.or_else(gradient)?;
         let [a, b, _] = desc.shape.operands().map(|dims| dims.iter().product());
-        Ok(Winograd { isa, transformed, plain, sizes: [a, b] })
-    }
-}
-
-impl Engine for Winograd {
-    fn finish(&self) -> &Finish {
-        self.plain.finish()
+        Some(Winograd { isa, engine, sizes: [a, b] })
     }
 
-    fn scratch(&self) -> (usize, usize) {
-        let (a, b) = (self.transformed.scratch(), self.plain.scratch());
-        (a.0.max(b.0), a.1.max(b.1))
+    /// Bytes of scratch memory, as those of an engine.
+    pub(super) fn scratch(&self) -> (usize, usize) {
+        self.engine.scratch()
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        scalars: RunScalars,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
+    /// Whether operands hold what must go the plain way.
+    pub(super) fn is_odd(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
         let odd = AtomicBool::new(false);
         let pieces = self.sizes.map(|size| size.div_ceil(PIECE));
-        let (shared, each) = self.scratch();
-        let workers = scratch.part(shared, each, pool).workers;
         let operands = Bases(bases);
         pool.run(pieces[0] + pieces[1], workers, &|piece, _| {
             let operands = &{ operands };
             let (operand, piece) = if piece < pieces[0] { (0, piece) } else { (1, piece - pieces[0]) };
             let len = PIECE.min(self.sizes[operand] - piece * PIECE);
             let from = operands.0[operand].cast::<f32>().wrapping_add(piece * PIECE).cast_const();
-            if self.isa.run(Most { from, len }) >= HUGE.to_bits() {
+            if self.isa.run(Odd { from, len, least: HUGE.to_bits() }) {
                 odd.store(true, Ordering::Relaxed);
             }
         });
-        let engine = if odd.into_inner() { &self.plain } else { &self.transformed };
-        // SAFETY: the caller's contract, and scratch memory is enough for either.
-        unsafe { engine.run(bases, scalars, pool, scratch) }
+        odd.into_inner()
     }
-}
 
-/// The bits of the largest magnitude; infinities and what is no number have more than any other.
-struct Most {
-    from: *const f32,
-    len: usize,
-}
-
-impl Work for Most {
-    type Out = u32;
-    #[inline(always)]
-    fn work<L: Level>(self) -> u32 {
-        // SAFETY: elements of an operand (the contract of a run).
-        let values = unsafe { std::slice::from_raw_parts(self.from, self.len) };
-        values.iter().fold(0, |most, value| most.max(value.to_bits() & !(1 << 31)))
+    /// As an engine runs, on operands that are not odd.
+    ///
+    /// # Safety
+    /// As [`super::ConvKernel::run`].
+    pub(super) unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        given: Given,
+        pool: &Pool,
+        scratch: Scratch,
+    ) -> Result<(), OutOfRange> {
+        // SAFETY: the caller's contract.
+        unsafe { self.engine.run(bases, given, pool, scratch) }
     }
 }
 

@@ -10,6 +10,7 @@ use ortrain_expr::{ConvPass, DType, OutOfRange};
 use super::transform::{Images, Squares, Tiles, Weights};
 use super::{Costs, LANES, POINTS, TAPS, axes, pitch};
 use crate::conv::cut::Cut;
+use crate::conv::edges::Given;
 use crate::conv::finish::{Finish, Rect};
 use crate::conv::product::{DEPTH, PLENTY};
 use crate::conv::{ConvDesc, Engine};
@@ -18,7 +19,7 @@ use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::tape::ALIGN;
-use crate::views::{Bases, RunScalars, Scratch};
+use crate::views::{Bases, Scratch};
 
 /// Tiles of a block, where weights are shared, and bytes of what they become.
 const TILES: usize = 112;
@@ -205,7 +206,7 @@ impl Results {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         strip: (usize, usize),
         (row, end): (usize, usize),
         (weights, tiles): (*const f32, *const f32),
@@ -261,8 +262,8 @@ impl Results {
                     channels: (row, end - row),
                     places: ((begin - image * height) * width, (end_of_strip - begin) * width),
                 };
-                let from = block.add((begin - first) * width).cast_const();
-                self.finish.run(bases, scalars, scratch, rect, from, line);
+                let from = block.add((begin - first) * width);
+                self.finish.run(bases, given, scratch, rect, from, line);
             }
         }
     }
@@ -309,7 +310,7 @@ impl Engine for Results {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        scalars: RunScalars,
+        given: Given,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -341,7 +342,7 @@ impl Engine for Results {
                     for i in 0..rows.parts {
                         let rows = rows.part(i);
                         let weights = shared().add(rows.0 / self.height * POINTS * layout.panel);
-                        self.task(bases.0, scalars, strip, rows, (weights, tiles), scratch);
+                        self.task(bases.0, given, strip, rows, (weights, tiles), scratch);
                     }
                 }
             });
@@ -360,7 +361,7 @@ impl Engine for Results {
                     unsafe {
                         let weights = scratch.add(layout.weights).cast::<f32>();
                         self.weights(filter(), rows, scratch.add(layout.packed).cast(), weights);
-                        self.task(bases.0, scalars, strip, rows, (weights, shared()), scratch);
+                        self.task(bases.0, given, strip, rows, (weights, shared()), scratch);
                     }
                 });
             }

@@ -9,8 +9,9 @@
 use ortrain_expr::Reg;
 
 use super::steps::{
-    Lengths, Matrix, Sizes, factor, given_state, input_gradients, input_products, load_state, lower_nothing,
-    or_zero, output, plain_product, product, product_with_states, spaced, sum_at, temp, turned, where_held,
+    Lengths, Matrix, Sizes, factor, from_zeros, given_state, input_gradients, input_products, load_state,
+    lower_nothing, or_zero, output, plain_product, product, product_with_states, spaced, sum_at, temp,
+    turned, where_held,
 };
 use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
 use crate::OpError;
@@ -77,6 +78,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     if sizes.steps == 0 {
         return lower_nothing(cx, &[1], &[state], &sizes);
     }
+    let from_zeros = from_zeros(cx, &sizes, state)?;
     let (all, last) = (output(cx, 0, hidden), output(cx, 1, hidden));
     let kept = output(cx, 2, sizes.rows);
     for step in 0..sizes.steps {
@@ -100,7 +102,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         if own.linear_before_reset {
             let from_state = match state {
                 Some(h) => Some(plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
-                None => None,
+                None => from_zeros,
             };
             let recurrent = [from_state, biases.map(|biases| biases.at_column(sizes.rows))];
             let mut nest = cx.nest(&[batch, hidden], 0);
@@ -155,11 +157,12 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                 }
                 None => {
                     let mut nest = cx.nest(&[batch, 2 * hidden], 0);
-                    let nothing = load_state(cx, &mut nest, None);
+                    let nothing = load_state(cx, &mut nest, from_zeros);
                     apply(cx, &mut nest, nothing);
                     cx.step(nest.map())?;
                     let mut nest = cx.nest(&[batch, hidden], 0);
-                    let nothing = load_state(cx, &mut nest, None);
+                    let of_new = from_zeros.map(|zeros| zeros.at_column(NEW * hidden));
+                    let nothing = load_state(cx, &mut nest, of_new);
                     finish(cx, &mut nest, nothing);
                     cx.step(nest.map())?;
                 }

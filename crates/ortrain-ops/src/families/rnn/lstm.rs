@@ -7,8 +7,8 @@
 //! ```
 
 use super::steps::{
-    Lengths, Matrix, Sizes, column_sums, factor, given_state, input_gradients, input_products, load_state,
-    lower_nothing, or_zero, output, plain_product, product, product_with_states, spaced, sum_at,
+    Lengths, Matrix, Sizes, column_sums, factor, from_zeros, given_state, input_gradients, input_products,
+    load_state, lower_nothing, or_zero, output, plain_product, product, product_with_states, spaced, sum_at,
     sum_of_biases, temp, turned, where_held, wide, zeros,
 };
 use super::{Attributes, B, C0, GradInputs, H0, Kind, LENGTHS, P, R, X};
@@ -37,6 +37,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     if sizes.steps == 0 {
         return lower_nothing(cx, &[1, 2], &[h, c], &sizes);
     }
+    let from_zeros = from_zeros(cx, &sizes, h)?;
     let results = [output(cx, 0, hidden), output(cx, 3, hidden)];
     let finals = [output(cx, 1, hidden), output(cx, 2, hidden)];
     let kept_gates = output(cx, 4, sizes.rows);
@@ -45,7 +46,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         let is_last = step + 1 == sizes.steps;
         let from_state = match h {
             Some(h) => Some(plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
-            None => None,
+            None => from_zeros,
         };
         let [all_h, all_c] = results.map(|all| all.map(|all| all.at_row(row)));
         // States that are results as they are need no place of their own.

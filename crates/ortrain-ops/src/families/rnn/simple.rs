@@ -1,8 +1,8 @@
 //! `RNN`: `h = f(x W' + h R' + biases)`.
 
 use super::steps::{
-    Lengths, Matrix, Sizes, factor, given_state, input_gradients, input_products, load_state, lower_nothing,
-    or_zero, output, product, product_with_states, spaced, temp, turned, where_held,
+    Lengths, Matrix, Sizes, factor, from_zeros, given_state, input_gradients, input_products, load_state,
+    lower_nothing, or_zero, output, product, product_with_states, spaced, temp, turned, where_held,
 };
 use super::{Attributes, B, GradInputs, H0, Kind, LENGTHS, R};
 use crate::OpError;
@@ -18,6 +18,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     if sizes.steps == 0 {
         return lower_nothing(cx, &[1], &[state], &sizes);
     }
+    let from_zeros = from_zeros(cx, &sizes, state)?;
     let (all, last) = (output(cx, 0, sizes.hidden), output(cx, 1, sizes.hidden));
     for step in 0..sizes.steps {
         let row = step * sizes.batch;
@@ -45,7 +46,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             }
             None => {
                 let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
-                let nothing = load_state(cx, &mut nest, None);
+                let nothing = load_state(cx, &mut nest, from_zeros);
                 finish(cx, &mut nest, nothing);
                 cx.step(nest.map())?;
             }

@@ -230,7 +230,7 @@ pub(super) fn or_zero(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg) -> Re
     where_held(nest, held, yes, zero)
 }
 
-/// A state, or zeros.
+/// A state, or what stands for one; else zeros.
 pub(super) fn load_state(cx: &Lower<'_>, nest: &mut NestBuilder, state: Option<Matrix>) -> Reg {
     match state {
         Some(state) => state.load(cx, nest),
@@ -246,6 +246,30 @@ pub(super) fn given_state(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Op
     let is_zero = |state: &Tensor| state.to_f64().into_iter().all(|value| value == 0.0);
     let is_given = cx.has(input) && !cx.constant(input).is_some_and(is_zero);
     is_given.then(|| Matrix::rows(cx.input(input), sizes.hidden))
+}
+
+/// What a state of zeros adds to the gates of the first step, the same in every row: zeros, but no number where the weights
+/// of the state hold infinity, or what is no number. `None` where a state is given, or the weights are known to be finite.
+pub(super) fn from_zeros(
+    cx: &mut Lower<'_>,
+    sizes: &Sizes,
+    state: Option<Matrix>,
+) -> Result<Option<Matrix>, OpError> {
+    let is_finite = |weights: &Tensor| weights.to_f64().into_iter().all(f64::is_finite);
+    if state.is_some() || cx.constant(R).is_some_and(is_finite) {
+        return Ok(None);
+    }
+    let dtype = wide(cx);
+    let result = Matrix::broadcast(cx.temp("from_zeros", dtype, sizes.rows));
+    let weights = Matrix::rows(cx.input(R), sizes.hidden);
+    let mut nest = cx.nest(&[sizes.rows, sizes.hidden], 1);
+    let weight = weights.load(cx, &mut nest);
+    // What is zero times this: a product with a constant zero would be left out as zero.
+    let term = nest.b.sub(weight, weight);
+    let sum = nest.reduce(ReduceOp::Sum, term);
+    Matrix { strides: [1, 0], ..result }.store(cx, &mut nest, sum);
+    cx.step(nest.reduction())?;
+    Ok(Some(result))
 }
 
 /// An output of rows of `width` elements, if it is used.

@@ -1,0 +1,393 @@
+//! Products that padding keeps out of sums.
+//!
+//! Engines take padding for zeros, which change no sum of numbers. But zero times infinity, or times what is no number, is
+//! no number, and where the padding is the definition has no product: neither has the reference evaluator. So sums that
+//! come out as no number are looked at again where windows reach over an edge, and those that only padding spoiled are
+//! made again by the definition, in `f64`. The same holds in the gradient of the input for the places between strides.
+//!
+//! That costs next to nothing: sums are looked at only if the operand that is not padded holds something odd, or if there
+//! are fewer of them than it has elements.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Precision, SlidingAxis, Type};
+
+use super::ConvDesc;
+use super::finish::Rect;
+use crate::gemm::micro::Real;
+use crate::isa::{Isa, Level, Work};
+use crate::pool::Pool;
+use crate::tape::number::{Brain, Half, Stored};
+use crate::views::{Bases, RunScalars};
+
+/// Elements that are looked through at a time.
+pub(super) const PIECE: usize = 1 << 15;
+
+/// What a run of an engine is given beside buffers and memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    pub(super) scalars: RunScalars,
+    /// Whether padding may have spoiled sums.
+    pub(super) doubtful: bool,
+}
+
+/// The sums of a convolution whose windows reach over an edge somewhere.
+#[derive(Debug)]
+pub(super) struct Edges {
+    shape: ConvShape,
+    dtypes: [DType; 2],
+    precision: Precision,
+    isa: Isa,
+    /// Which operand is not padded, and its elements.
+    bare: (usize, usize),
+    /// Elements of the result.
+    results: usize,
+}
+
+/// The sum that is an element of the result: products of `outer × inner` elements of the operand that is not padded with
+/// those elements of the other that they meet.
+struct Sum {
+    outer: usize,
+    inner: usize,
+    /// The first element of the operand that is not padded, and the step from one outer index to the next.
+    bare: (usize, usize),
+    /// The same of the other.
+    padded: (usize, usize),
+}
+
+impl Edges {
+    /// `None` where no window reaches over an edge.
+    pub(super) fn new(desc: &ConvDesc, isa: Isa) -> Option<Edges> {
+        let shape = &desc.shape;
+        let [a, b, results] = shape.operands().map(|dims| dims.iter().product());
+        let bare = if shape.pass == ConvPass::FilterGradient { (0, a) } else { (1, b) };
+        let inside = shape.axes.iter().all(|axis| is_inside(axis, shape.pass));
+        let shape = shape.clone();
+        (!inside && bare.1 > 0).then_some(Edges {
+            shape,
+            dtypes: [desc.a, desc.b],
+            precision: desc.products.precision,
+            isa,
+            bare,
+            results,
+        })
+    }
+
+    /// Whether padding may spoil sums: the operand that is not padded holds something odd, or has more elements than
+    /// there are sums, which are then looked at anyhow.
+    pub(super) fn doubt(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
+        let (operand, len) = self.bare;
+        let dtype = self.dtypes[operand];
+        if len > self.results || dtype != DType::F32 {
+            return true;
+        }
+        let bases = Bases(bases);
+        let odd = AtomicBool::new(false);
+        pool.run(len.div_ceil(PIECE), workers, &|piece, _| {
+            let bases = &{ bases };
+            let from = bases.0[operand].cast::<f32>().wrapping_add(piece * PIECE).cast_const();
+            if self.isa.run(Odd { from, len: PIECE.min(len - piece * PIECE), least: self.least() }) {
+                odd.store(true, Ordering::Relaxed);
+            }
+        });
+        odd.into_inner()
+    }
+
+    /// The bits from which on magnitudes are infinite as factors.
+    fn least(&self) -> u32 {
+        if self.precision == Precision::Bf16 { ROUNDED_TO_INFINITY } else { INFINITE }
+    }
+
+    /// Makes the spoiled sums of a rectangle of the result again, whose lines lie at `block`, `step` elements apart.
+    ///
+    /// # Safety
+    /// The contract of [`super::ConvKernel::run`]; the elements of the rectangle may be read and written.
+    pub(super) unsafe fn mend<T: Real>(
+        &self,
+        bases: &[*mut u8],
+        rect: Rect,
+        (channels, plane): (usize, usize),
+        block: *mut T,
+        step: usize,
+    ) {
+        for c in 0..rect.channels.1 {
+            let line = block.wrapping_add(c * step);
+            let len = rect.places.1;
+            // SAFETY: the caller's contract.
+            if !unsafe { is_doubtful(self.isa, line, len) } {
+                continue;
+            }
+            let first = (rect.image * channels + rect.channels.0 + c) * plane + rect.places.0;
+            for i in 0..len {
+                // SAFETY: as above.
+                unsafe {
+                    let at = line.add(i);
+                    if at.read_unaligned().is_no_number()
+                        && let Some(sum) = self.again(bases, first + i)
+                    {
+                        at.write_unaligned(T::nearest(sum));
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`Edges::mend`], of a result that is stored as it is, from `result` on.
+    ///
+    /// # Safety
+    /// As [`Edges::mend`]: of all elements of the result.
+    pub(super) unsafe fn mend_all<T: Real>(
+        &self,
+        bases: &[*mut u8],
+        result: *mut T,
+        pool: &Pool,
+        workers: usize,
+    ) {
+        let shared = Bases(bases);
+        let to = Bases(&[result.cast()]);
+        pool.run(self.results.div_ceil(PIECE), workers, &|piece, _| {
+            let (shared, to) = (&{ shared }, &{ to });
+            let first = piece * PIECE;
+            let rect = Rect { image: 0, channels: (0, 1), places: (first, PIECE.min(self.results - first)) };
+            let block = to.0[0].cast::<T>().wrapping_add(first);
+            // SAFETY: the caller's contract; pieces share no elements.
+            unsafe { self.mend(shared.0, rect, (1, self.results), block, 0) };
+        });
+    }
+
+    /// The sum that is an element of the result, by the definition, if padding has spoiled it.
+    unsafe fn again(&self, bases: &[*mut u8], element: usize) -> Option<f64> {
+        let (sum, places) = self.sum_of(element);
+        // SAFETY: elements of the operands.
+        let bare =
+            |s: usize, t: usize| unsafe { self.read(bases, self.bare.0, sum.bare.0 + s * sum.bare.1 + t) };
+        let mut spoiled = None;
+        'search: for s in 0..sum.outer {
+            if self.dtypes[self.bare.0] == DType::F32 {
+                let from =
+                    bases[self.bare.0].cast::<f32>().wrapping_add(sum.bare.0 + s * sum.bare.1).cast_const();
+                if !self.isa.run(Odd { from, len: sum.inner, least: self.least() }) {
+                    continue;
+                }
+            }
+            let mut meets = Meets::new(self, &places);
+            for t in 0..sum.inner {
+                if meets.next().is_none() && !bare(s, t).is_finite() {
+                    spoiled = Some(s);
+                    break 'search;
+                }
+            }
+        }
+        // What spoils one product has often spoiled those beside it, too.
+        let first = spoiled?;
+        let mut total = 0.0;
+        for s in (first..sum.outer).chain(0..first) {
+            let mut meets = Meets::new(self, &places);
+            for t in 0..sum.inner {
+                if let Some(place) = meets.next() {
+                    let at = sum.padded.0 + s * sum.padded.1 + place;
+                    // SAFETY: as above.
+                    total += bare(s, t) * unsafe { self.read(bases, 1 - self.bare.0, at) };
+                    if total.is_nan() {
+                        return None;
+                    }
+                }
+            }
+        }
+        Some(total)
+    }
+
+    /// Where the products of an element of the result lie, and its positions along the axes.
+    fn sum_of(&self, mut element: usize) -> (Sum, Dims) {
+        let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = self.shape;
+        let mut places = zeros(&self.shape);
+        for (place, axis) in places.iter_mut().zip(axes).rev() {
+            let size = match pass {
+                ConvPass::Output => axis.output,
+                ConvPass::InputGradient => axis.input,
+                ConvPass::FilterGradient => axis.kernel,
+            };
+            *place = element % size;
+            element /= size;
+        }
+        let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).product::<usize>();
+        let (inputs, outputs, taps) =
+            (sizes(|axis| axis.input), sizes(|axis| axis.output), sizes(|axis| axis.kernel));
+        let sum = match pass {
+            ConvPass::Output => {
+                let (image, row) = (element / (groups * channels_out), element % (groups * channels_out));
+                let input = (image * groups + row / channels_out) * channels_in;
+                Sum {
+                    outer: channels_in,
+                    inner: taps,
+                    bare: (row * channels_in * taps, taps),
+                    padded: (input * inputs, inputs),
+                }
+            }
+            ConvPass::InputGradient => {
+                let (image, row) = (element / (groups * channels_in), element % (groups * channels_in));
+                let (group, channel) = (row / channels_in, row % channels_in);
+                let output = (image * groups + group) * channels_out;
+                Sum {
+                    outer: channels_out,
+                    inner: taps,
+                    bare: ((group * channels_out * channels_in + channel) * taps, channels_in * taps),
+                    padded: (output * outputs, outputs),
+                }
+            }
+            ConvPass::FilterGradient => {
+                let (row, channel) = (element / channels_in, element % channels_in);
+                let input = row / channels_out * channels_in + channel;
+                Sum {
+                    outer: batch,
+                    inner: outputs,
+                    bare: (row * outputs, groups * channels_out * outputs),
+                    padded: (input * inputs, groups * channels_in * inputs),
+                }
+            }
+        };
+        (sum, places)
+    }
+
+    unsafe fn read(&self, bases: &[*mut u8], operand: usize, element: usize) -> f64 {
+        let base = bases[operand].cast_const();
+        macro_rules! go {
+            ($s:ty) => {
+                // SAFETY: the caller's contract.
+                unsafe { base.cast::<$s>().add(element).read_unaligned().decode().into() }
+            };
+        }
+        let dtype = self.dtypes[operand];
+        let factor: f64 = match dtype {
+            DType::F32 => go!(f32),
+            DType::F64 => go!(f64),
+            DType::F16 => go!(Half),
+            DType::BF16 => go!(Brain),
+            other => unreachable!("a convolution of {other}: checked when compiled"),
+        };
+        // What several terms stand for differs from the factor by less than sums do.
+        match self.precision {
+            Precision::Bf16 if Type::of(dtype) == Type::F32 => self.precision.split(factor as f32)[0].into(),
+            _ => factor,
+        }
+    }
+}
+
+/// Whether every element of an axis that is not padded meets one of the other for each element of the result.
+fn is_inside(axis: &SlidingAxis, pass: ConvPass) -> bool {
+    if axis.kernel == 0 || axis.output == 0 || axis.input == 0 {
+        return true;
+    }
+    match pass {
+        ConvPass::Output | ConvPass::FilterGradient => {
+            axis.input_at(0, 0).is_some() && axis.input_at(axis.output - 1, axis.kernel - 1).is_some()
+        }
+        ConvPass::InputGradient => {
+            axis.stride == 1
+                && output_at(axis, 0, axis.kernel - 1).is_some()
+                && output_at(axis, axis.input - 1, 0).is_some()
+        }
+    }
+}
+
+fn zeros(shape: &ConvShape) -> Dims {
+    Dims::from_elem(0, shape.axes.len())
+}
+
+/// The output position whose window has a cell over an input position.
+fn output_at(axis: &SlidingAxis, input: usize, cell: usize) -> Option<usize> {
+    let at = input as isize + axis.before - (cell * axis.dilation) as isize;
+    let at = usize::try_from(at).ok()?;
+    (at.is_multiple_of(axis.stride) && at / axis.stride < axis.output).then_some(at / axis.stride)
+}
+
+/// What the elements along the axes of the operand that is not padded meet in the other, one after the other.
+struct Meets<'a> {
+    edges: &'a Edges,
+    places: &'a Dims,
+    index: Dims,
+    /// What all axes but the last meet.
+    outside: Option<usize>,
+}
+
+impl<'a> Meets<'a> {
+    fn new(edges: &'a Edges, places: &'a Dims) -> Meets<'a> {
+        let mut meets = Meets { edges, places, index: zeros(&edges.shape), outside: None };
+        meets.outside = meets.met(edges.shape.axes.len().saturating_sub(1));
+        meets
+    }
+
+    fn sizes(&self, axis: &SlidingAxis) -> (usize, usize) {
+        match self.edges.shape.pass {
+            ConvPass::Output => (axis.kernel, axis.input),
+            ConvPass::InputGradient => (axis.kernel, axis.output),
+            ConvPass::FilterGradient => (axis.output, axis.input),
+        }
+    }
+
+    /// What the first axes meet, as one number.
+    fn met(&self, axes: usize) -> Option<usize> {
+        (0..axes)
+            .try_fold(0, |place, i| Some(place * self.sizes(&self.edges.shape.axes[i]).1 + self.along(i)?))
+    }
+
+    fn along(&self, i: usize) -> Option<usize> {
+        let (axis, place, at) = (&self.edges.shape.axes[i], self.places[i], self.index[i]);
+        match self.edges.shape.pass {
+            ConvPass::Output => axis.input_at(place, at),
+            ConvPass::InputGradient => output_at(axis, place, at),
+            ConvPass::FilterGradient => axis.input_at(at, place),
+        }
+    }
+
+    /// What the next element meets; `None` where there is nothing.
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let axes = &self.edges.shape.axes;
+        let Some(last) = axes.len().checked_sub(1) else { return Some(0) };
+        let (size, other) = self.sizes(&axes[last]);
+        let found = self.outside.and_then(|outside| Some(outside * other + self.along(last)?));
+        self.index[last] += 1;
+        if self.index[last] == size {
+            self.index[last] = 0;
+            for i in (0..last).rev() {
+                self.index[i] += 1;
+                if self.index[i] < self.sizes(&axes[i]).0 {
+                    break;
+                }
+                self.index[i] = 0;
+            }
+            self.outside = self.met(last);
+        }
+        found
+    }
+}
+
+/// The bits from which on magnitudes are infinite, or no numbers.
+const INFINITE: u32 = f32::INFINITY.to_bits();
+/// The bits from which on the nearest bfloat16 is infinite: half of a last bit above the largest.
+const ROUNDED_TO_INFINITY: u32 = 0x7f7f_8000;
+
+/// Whether any of some numbers has a magnitude of these bits or more; infinities, and what is no number, have more than any
+/// other.
+pub(super) struct Odd {
+    pub(super) from: *const f32,
+    pub(super) len: usize,
+    pub(super) least: u32,
+}
+
+impl Work for Odd {
+    type Out = bool;
+    #[inline(always)]
+    fn work<L: Level>(self) -> bool {
+        // SAFETY: elements of an operand (the contract of a run).
+        let values = unsafe { std::slice::from_raw_parts(self.from, self.len) };
+        values.iter().fold(0, |most, value| most.max(value.to_bits() & !(1 << 31))) >= self.least
+    }
+}
+
+/// Whether some of the sums may be no number.
+unsafe fn is_doubtful<T: Real>(isa: Isa, from: *const T, len: usize) -> bool {
+    // SAFETY: the caller's contract.
+    T::BYTES != 4 || isa.run(Odd { from: from.cast(), len, least: INFINITE + 1 })
+}

@@ -1,0 +1,140 @@
+"""Where infinity and NaN go: to the results whose definition has a product with them, on every device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module
+
+DEVICES = ("cpu", "reference")
+# Sums of some hundred products in float32.
+TOLERANCE = 1e-4
+ODD = {"NaN": np.nan, "infinity": np.inf}
+
+
+def of_one_node(op: str, feeds: dict[str, np.ndarray], names: list[str], **attributes: Any) -> Any:
+    """A model of a node whose inputs are all given."""
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], "it", **attributes)],
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape) for name, value in feeds.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "one channel": ("Conv", (1, 1, 5, 5), (1, 1, 3, 3), {"pads": [1] * 4}),
+    "some channels": ("Conv", (2, 16, 6, 6), (16, 16, 3, 3), {"pads": [1] * 4}),
+    "tiles of many channels": ("Conv", (1, 64, 16, 16), (64, 64, 3, 3), {"pads": [1] * 4}),
+    "depthwise": ("Conv", (2, 16, 9, 9), (16, 1, 3, 3), {"pads": [1] * 4, "group": 16}),
+    "groups": ("Conv", (1, 8, 7, 7), (12, 4, 3, 3), {"pads": [1] * 4, "group": 2}),
+    "one axis": ("Conv", (1, 3, 8), (4, 3, 3), {"pads": [1, 1]}),
+    "strides": ("Conv", (1, 3, 9, 9), (8, 3, 3, 3), {"pads": [1] * 4, "strides": [2, 2]}),
+    "dilations": ("Conv", (1, 3, 9, 9), (8, 3, 3, 3), {"pads": [2] * 4, "dilations": [2, 2]}),
+    "transposed": ("ConvTranspose", (1, 2, 5, 5), (2, 3, 3, 3), {"pads": [1] * 4}),
+    "transposed with strides": ("ConvTranspose", (1, 2, 5, 5), (2, 3, 2, 2), {"strides": [3, 3]}),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str, odd: str) -> None:
+    op, x_shape, w_shape, attributes = CONVOLUTIONS[name]
+    rng = np.random.default_rng(3)
+    for given in ("x", "w"):
+        feeds = {"x": rng.standard_normal(x_shape, np.float32), "w": rng.standard_normal(w_shape, np.float32)}
+        feeds[given].flat[0] = ODD[odd]
+        model = of_one_node(op, feeds, ["x", "w"], **attributes).SerializeToString()
+        results = [ortrain.InferenceSession(model, providers=[device]).run(None, feeds)[0] for device in DEVICES]
+        np.testing.assert_allclose(*results, rtol=TOLERANCE, atol=TOLERANCE)
+        assert not np.isfinite(results[0]).all()
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if CONVOLUTIONS[name][0] == "Conv"])
+def test_gradients_of_convolutions(name: str, odd: str, tmp_path: Path) -> None:
+    """That of the input, which a factor before the node gets, and that of the filter."""
+    _, x_shape, w_shape, attributes = CONVOLUTIONS[name]
+    rng = np.random.default_rng(4)
+    declare = helper.make_tensor_value_info
+    factor = rng.standard_normal(x_shape[1:], np.float32)
+    weights = {"factor": factor, "w": rng.standard_normal(w_shape, np.float32)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "factor"], ["a"]),
+            helper.make_node("Conv", ["a", "w"], ["y"], "it", **attributes),
+            helper.make_node("Mul", ["y", "scale"], ["b"]),
+            helper.make_node("ReduceSum", ["b"], ["loss"], keepdims=0),
+        ],
+        "graph",
+        [declare("x", TensorProto.FLOAT, x_shape), declare("scale", TensorProto.FLOAT, None)],
+        [declare("loss", TensorProto.FLOAT, [])],
+        [helper.make_tensor(key, TensorProto.FLOAT, value.shape, value.ravel()) for key, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = rng.standard_normal(x_shape, np.float32)
+    (shape,) = (
+        ortrain.InferenceSession(of_one_node("Conv", {"x": x, "w": weights["w"]}, ["x", "w"], **attributes))
+        .run(None, {"x": x, "w": weights["w"]})[0]
+        .shape,
+    )
+    graph.input[1].CopyFrom(declare("scale", TensorProto.FLOAT, shape))
+    model.graph.input[1].CopyFrom(graph.input[1])
+    artifacts.generate_artifacts(model, ["factor", "w"], artifact_directory=tmp_path)
+    for given in ("scale", "w"):
+        scale = rng.standard_normal(shape, np.float32)
+        gradients = []
+        for device in DEVICES:
+            state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+            if given == "w":
+                value = weights["w"].copy()
+                value.flat[0] = ODD[odd]
+                state.parameters["w"].data = value
+            else:
+                scale.flat[0] = ODD[odd]
+            module = Module(tmp_path / "training_model.onnx", state, device=device)
+            module(x, scale)
+            gradients.append({key: parameter.grad.copy() for key, parameter in state.parameters})
+        for key in weights:
+            np.testing.assert_allclose(*(of[key] for of in gradients), rtol=TOLERANCE, atol=TOLERANCE, err_msg=key)
+
+
+NETS = {"RNN": (1, {}), "GRU": (3, {}), "GRU, reset behind": (3, {"linear_before_reset": 1}), "LSTM": (4, {})}
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", NETS)
+def test_weights_of_a_state_of_zeros(name: str, odd: str, direction: str) -> None:
+    """Zeros times them are no numbers from the first step on, whether the zeros are given or not."""
+    gates, attributes = NETS[name]
+    steps, batch, size, hidden = 3, 2, 4, 5
+    rng = np.random.default_rng(5)
+    shapes = {"x": (steps, batch, size), "w": (1, gates * hidden, size), "r": (1, gates * hidden, hidden)}
+    feeds = {key: rng.standard_normal(dims, np.float32) for key, dims in shapes.items()}
+    feeds["r"][0, -hidden, 2] = ODD[odd]
+    given = feeds | {"h": np.zeros((1, batch, hidden), np.float32)}
+    more: dict[str, Any] = {"hidden_size": hidden, "direction": direction} | attributes
+    op = name.split(",")[0]
+    without = of_one_node(op, feeds, ["x", "w", "r"], **more)
+    with_zeros = of_one_node(op, given, ["x", "w", "r", "", "", "h"], **more).SerializeToString()
+    for device in DEVICES:
+        first, second = (
+            ortrain.InferenceSession(model, providers=[device]).run(None, inputs)[0]
+            for model, inputs in ((without.SerializeToString(), feeds), (with_zeros, given))
+        )
+        start = first[0 if direction == "forward" else -1]
+        assert np.isnan(start[0, :, 0]).all(), device
+        np.testing.assert_array_equal(np.isnan(first), np.isnan(second), err_msg=device)
+        if direction == "forward":
+            expected = ReferenceEvaluator(without).run(None, feeds)[0]
+            np.testing.assert_array_equal(np.isnan(first), np.isnan(expected), err_msg=device)
