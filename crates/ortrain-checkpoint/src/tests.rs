@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
+use ortrain_files::faults::{self, Act};
 use ortrain_graph::{DType, Tensor};
 use planus::Builder;
 
-use crate::disk::faults::{self, Act};
 use crate::generated::ortrain::checkpoint as format;
 use crate::read::{IDENTIFIER, SideSum, load_by, waiting_side_path};
 use crate::write::header;

@@ -62,7 +62,10 @@ fn says_where_it_could_not_write() {
     // The target is a folder: nothing is left behind.
     let path = folder.path().join("sub");
     std::fs::create_dir_all(path.join("x")).unwrap();
-    assert!(matches!(save(&weights(), &path), Err(OnnxError::Write { .. })));
+    says(
+        save(&weights(), &path),
+        &format!("cannot write {}: it is a folder; name a file in it", path.display()),
+    );
     assert_eq!(files(folder.path()), ["sub"]);
 }
 
@@ -76,8 +79,8 @@ fn two_gigabytes_need_external_data() {
     says::<()>(
         Err(error),
         &format!(
-            "the model takes {size} bytes, but one ONNX file holds at most 2 GiB; save it with external data, which \
-             keeps the weights in a file beside it"
+            "the model takes {size} bytes, but one message of ONNX holds at most 2 GiB; only written to a path, with its \
+             weights in a file beside it, can a model be larger"
         ),
     );
 }
