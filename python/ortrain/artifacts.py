@@ -155,11 +155,18 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     batch_norm: Literal["auto", "train", "freeze"] = "auto",
     operators: OperatorLibrary | None = None,
+    external_data: bool = False,
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
 
     The files load here and in onnxruntime-training. Nothing is written unless everything can be; existing files are
     replaced. The caller's model is not changed.
+
+    What is neither trained nor in the checkpoint, a frozen base, lies in the models; or once for all of them in files
+    beside them. What the model has in files of external data in the artifact folder or below stays there, and the
+    artifacts name those files. What it has in files elsewhere, and everything else where a model would take more than
+    2 GiB, lies in ``frozen.data``; if it lies in one file, ``frozen.data`` is a second name of that file where the
+    system allows it, and nothing is copied (``docs/checkpoints.md`` says what follows when folders are moved).
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -189,6 +196,7 @@ def generate_artifacts(
             itself says (``training_mode``) makes no difference. Running statistics that are updated are in the
             checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
         operators: operators and gradients of one's own; the artifacts hold plain nodes and need none.
+        external_data: whether initializers lie in ``frozen.data`` also where the models would take less than 2 GiB.
 
     Raises:
         InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
@@ -250,6 +258,7 @@ def generate_artifacts(
         nominal_checkpoint=nominal_checkpoint,
         loss_input_names=_names("loss_input_names", loss_input_names),
         batch_norm=batch_norm,
+        external_above=0 if external_data else None,
     )
 
 

@@ -57,7 +57,7 @@ pub use proto::{
     ValueInfoProto,
 };
 pub use save::{
-    DataFile, EXTERNAL_FROM, LARGEST_MESSAGE, StagedModels, ToWrite, encode, save, stage,
+    DataFile, EXTERNAL_FROM, LARGEST_MESSAGE, StagedModels, ToWrite, encode, message_size, save, stage,
 };
 pub use sparse::densify;
 pub use tensors::{TensorRole, visit_tensors_mut};

@@ -41,6 +41,11 @@ pub fn encode(model: &ModelProto) -> Result<Vec<u8>, OnnxError> {
     Ok(model.encode_to_vec())
 }
 
+/// The bytes that a model takes as one protobuf message, without its external data.
+pub fn message_size(model: &ModelProto) -> usize {
+    model.encoded_len()
+}
+
 /// Writes a message as it is; external data it refers to must be there already.
 ///
 /// The file is written beside, flushed to the disk and renamed: at every moment `path` is the old file or the new one.
@@ -66,6 +71,8 @@ pub struct DataFile<'a> {
     /// Whether tensors that have external data keep it, which is then where their model will look for it. Otherwise it is
     /// taken in, or goes to the file with all other.
     pub keep: bool,
+    /// A file that the models name as this one already: it gets a second name, and nothing is written.
+    pub other: Option<&'a Path>,
 }
 
 /// A model to be written.
@@ -105,10 +112,12 @@ struct StagedData {
 ///
 /// Offsets in it are multiples of 64, those of tensors of a MiB and more multiples of 4096.
 ///
+/// `None` if a file is to have a second name, and cannot.
+///
 /// # Errors
 ///
 /// External data cannot be read, what stays in a message is larger than 2 GiB, or a file cannot be written.
-pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels, OnnxError> {
+pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<Option<StagedModels>, OnnxError> {
     // What is no place for a file is found before the work.
     models.iter().try_for_each(|model| named(model.path).map(drop))?;
     let mut messages: Vec<ModelProto> = models.iter().map(|model| model.model.clone()).collect();
@@ -124,6 +133,10 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
         }
         outside |= size > data.above;
     }
+    if let (Some(other), false) = (data.other, outside) {
+        let Some(file) = Staged::second_name(other, data.path)? else { return Ok(None) };
+        return staged_with_data(models, messages, data, file, data_place).map(Some);
+    }
     if !outside {
         // A larger one may have been killed here.
         sweep(&data_place);
@@ -134,7 +147,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
             written(&encode(message)?, model.path)
         });
         let models = staged.collect::<Result<_, _>>()?;
-        return Ok(StagedModels { models, data: None, data_place });
+        return Ok(Some(StagedModels { models, data: None, data_place }));
     }
 
     let location = named(data.path)?;
@@ -165,9 +178,21 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     let Some(file) = side.finished()? else {
         // All of it is small, or constants of nodes.
         let staged = messages.iter().zip(models).map(|(message, model)| written(&encode(message)?, model.path));
-        return Ok(StagedModels { models: staged.collect::<Result<_, _>>()?, data: None, data_place });
+        let models = staged.collect::<Result<_, _>>()?;
+        return Ok(Some(StagedModels { models, data: None, data_place }));
     };
+    staged_with_data(models, messages, data, file, data_place).map(Some)
+}
 
+/// The end of [`stage`]: the models, which name a file that is written.
+fn staged_with_data(
+    models: &[ToWrite<'_>],
+    mut messages: Vec<ModelProto>,
+    data: &DataFile<'_>,
+    file: Staged,
+    data_place: PathBuf,
+) -> Result<StagedModels, OnnxError> {
+    let location = named(data.path)?;
     let waiting = beside(data.path, &format!("{:08x}", a_number()));
     let (mut at_place, mut at_waiting) = (Vec::new(), Vec::new());
     for (message, model) in messages.iter_mut().zip(models) {
@@ -299,7 +324,8 @@ impl LoadedModel {
         let data = path.with_file_name(format!("{}.data", named(path)?));
         let model = ToWrite { model: &self.proto, external: self.external(), path };
         let above = above.min(LARGEST_MESSAGE as u64);
-        stage(&[model], &DataFile { path: &data, above, from, keep: false })?.place()
+        let data = DataFile { path: &data, above, from, keep: false, other: None };
+        stage(&[model], &data)?.map_or(Ok(()), StagedModels::place)
     }
 }
 

@@ -367,7 +367,7 @@ fn optimizer_of(name: &str) -> PyResult<OptimizerKind> {
 #[pyfunction]
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
-    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm
+    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
@@ -383,6 +383,7 @@ pub(crate) fn generate_artifacts(
     nominal_checkpoint: bool,
     loss_input_names: Vec<String>,
     batch_norm: &str,
+    external_above: Option<u64>,
 ) -> PyResult<()> {
     let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
     let options = ArtifactOptions {
@@ -397,7 +398,14 @@ pub(crate) fn generate_artifacts(
         batch_norm: batch_norm_of(batch_norm)?,
         ..ArtifactOptions::default()
     };
-    py.detach(|| generate(model.0, options)?.write(directory, prefix)).map_err(raise)
+    py.detach(|| {
+        let made = generate(model.0, options)?;
+        match external_above {
+            None => made.write(directory, prefix),
+            Some(above) => made.write_with_external_data(directory, prefix, above),
+        }
+    })
+    .map_err(raise)
 }
 
 /// What is known of a model: its report as JSON and as text. `strict`: what is wrong with its operators is an error.

@@ -80,6 +80,7 @@ mod inspect;
 mod module;
 mod operators;
 mod optimizer;
+mod origins;
 mod outputs;
 mod profile;
 mod report;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ortrain_cpu::Cpu;
 use ortrain_graph::{DType, Graph, ValueId};
-use ortrain_onnx::LoadedModel;
+use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
@@ -1038,6 +1038,8 @@ impl Module {
     /// Everything else stays as it is in the evaluation model: names, operator sets, metadata, order. Any value of the
     /// graph can be an output, also an intermediate one. Inputs that nothing needs any more go.
     ///
+    /// A model of more than 2 GiB has its weights, those of a frozen base too, in `<path>.data` beside it.
+    ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
@@ -1059,8 +1061,35 @@ impl Module {
         path: impl AsRef<Path>,
         graph_output_names: &[&str],
     ) -> Result<()> {
-        self.inference_model(state, graph_output_names)?.save(path)?;
-        Ok(())
+        self.export_with_external_data(state, path, graph_output_names, LARGEST_MESSAGE as u64)
+    }
+
+    /// [`Module::export_model_for_inferencing`] with another threshold: if the model would take more than `above` bytes, its
+    /// weights lie in `<path>.data`, which belongs to it. (2 GiB are the most that an ONNX file can have.)
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::{InferenceSession, SessionOptions};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("trained.onnx");
+    /// module.export_with_external_data(&state, &path, &["logits"], 0)?;
+    /// assert!(folder.path().join("trained.onnx.data").exists());
+    /// let session = InferenceSession::new(path.into(), SessionOptions::default())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn export_with_external_data(
+        &self,
+        state: &CheckpointState,
+        path: impl AsRef<Path>,
+        graph_output_names: &[&str],
+        above: u64,
+    ) -> Result<()> {
+        Ok(self.inference_model(state, graph_output_names)?.save_above(path, above)?)
     }
 
     /// The model that [`Module::export_model_for_inferencing`] writes.

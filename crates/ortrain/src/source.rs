@@ -53,19 +53,27 @@ impl ModelSource {
     /// there and the buffer that the file was read into is free again; those that `known` has as well are its.
     pub(crate) fn load_to_run(self, known: Option<&Graph>) -> Result<LoadedModel> {
         let mut model = self.load()?;
+        let mut proto = std::mem::take(&mut model.proto);
         let shared = |tensor: &TensorProto| {
             let graph = known?;
             let value = graph.value(graph.find(&tensor.name)?).constant.as_ref()?;
             let same = value.dtype().to_onnx() == tensor.data_type && value.data() == &tensor.raw_data;
             same.then(|| value.data().clone())
         };
-        let Ok(()) = visit_tensors_mut::<Infallible>(&mut model.proto, |tensor, _| {
+        let Ok(()) = visit_tensors_mut::<Infallible>(&mut proto, |tensor, _| {
+            // Read one after the other, so that what is known already is there twice for a moment only. What cannot be
+            // read is reported when the graph is made, with what it is for.
+            if !tensor.external_data.is_empty()
+                && let Ok(payload) = model.tensor_payload(tensor)
+            {
+                make_internal(tensor, payload);
+            }
             if !tensor.raw_data.is_empty() {
-                tensor.raw_data = shared(tensor).unwrap_or_else(|| aligned_copy(&tensor.raw_data, ALIGNMENT));
+                tensor.raw_data = shared(tensor).unwrap_or_else(|| aligned(&tensor.raw_data));
             }
             Ok(())
         });
-        Ok(model)
+        Ok(model.with_proto(proto))
     }
 
     /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it.
@@ -120,9 +128,26 @@ impl ModelSource {
     /// ```
     ///
     /// # Errors
-    /// When it is larger than 2 GiB.
+    /// When it is larger than 2 GiB: then it has to be written to a file.
     pub fn from_proto(proto: &ModelProto) -> Result<ModelSource> {
         Ok(ModelSource::Bytes(encode(proto).map_err(Error::from)?.into()))
+    }
+}
+
+/// Puts the data of a tensor that lies in another file into the message.
+pub(crate) fn make_internal(tensor: &mut TensorProto, payload: Bytes) {
+    tensor.raw_data = payload;
+    tensor.external_data.clear();
+    tensor.data_location = 0;
+}
+
+/// The same bytes in memory of their own, at an address that kernels like. What was read from a file of external data has
+/// both already.
+fn aligned(bytes: &Bytes) -> Bytes {
+    if bytes.is_unique() && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+        bytes.clone()
+    } else {
+        aligned_copy(bytes, ALIGNMENT)
     }
 }
 

@@ -1,0 +1,96 @@
+//! Where the data of initializers lies on the disk already, so that a frozen base need not be written again.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use bytes::Bytes;
+use ortrain_onnx::{EXTERNAL_FROM, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
+use ortrain_onnx::proto::tensor_proto::DataLocation;
+use rustc_hash::FxHashMap;
+
+/// Payloads that were read from files of external data. A payload is known by its memory, which stays as long as this
+/// does: whatever was done to a message or graph in between, a tensor that still has these bytes has those of the file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origins(FxHashMap<(usize, usize), Origin>);
+
+#[derive(Clone, Debug)]
+struct Origin {
+    _payload: Bytes,
+    /// With all links followed.
+    file: PathBuf,
+    offset: u64,
+}
+
+fn key(payload: &Bytes) -> (usize, usize) {
+    (payload.as_ptr().addr(), payload.len())
+}
+
+impl Origins {
+    /// Notes that a payload begins at an offset of a file.
+    pub(crate) fn note(&mut self, payload: &Bytes, file: PathBuf, offset: u64) {
+        // What is small stays in messages.
+        if payload.len() >= EXTERNAL_FROM {
+            self.0.insert(key(payload), Origin { _payload: payload.clone(), file, offset });
+        }
+    }
+
+    /// Lets the initializers of models name the files that they came from, where those lie in the folder of `data` or
+    /// below and are none of `written`. Returns the other files that they came from.
+    pub(crate) fn name_files(
+        &self,
+        models: &mut [ModelProto],
+        data: &Path,
+        written: &[PathBuf],
+    ) -> Vec<PathBuf> {
+        let mut elsewhere: Vec<PathBuf> = Vec::new();
+        let Ok(folder) = fs::canonicalize(ortrain_files::folder(data)) else { return elsewhere };
+        let written: Vec<PathBuf> = written.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
+        for graph in graphs(models) {
+            for tensor in &mut graph.initializer {
+                let Some(origin) = self.0.get(&key(&tensor.raw_data)) else { continue };
+                match location(&folder, &origin.file).filter(|_| !written.contains(&origin.file)) {
+                    Some(location) => name(tensor, &location, origin.offset),
+                    None if elsewhere.contains(&origin.file) => {}
+                    None => elsewhere.push(origin.file.clone()),
+                }
+            }
+        }
+        elsewhere
+    }
+
+    /// Lets the initializers that came from `file` name `data`, which is to be a second name of it.
+    pub(crate) fn name_file(&self, models: &mut [ModelProto], file: &Path, data: &Path) {
+        let Some(location) = data.file_name().and_then(|name| name.to_str()) else { return };
+        for tensor in graphs(models).flat_map(|graph| &mut graph.initializer) {
+            if let Some(origin) = self.0.get(&key(&tensor.raw_data)).filter(|origin| origin.file == file) {
+                name(tensor, location, origin.offset);
+            }
+        }
+    }
+}
+
+fn graphs(models: &mut [ModelProto]) -> impl Iterator<Item = &mut GraphProto> {
+    models.iter_mut().filter_map(|model| model.graph.as_mut())
+}
+
+/// How a model in `folder` names a file, if it lies there or below and every reader understands its name.
+fn location(folder: &Path, file: &Path) -> Option<String> {
+    let parts = file.strip_prefix(folder).ok()?.components();
+    let texts = parts.map(|part| match part {
+        Component::Normal(text) => text.to_str().filter(|text| !text.contains(['\\', ':'])),
+        _ => None,
+    });
+    Some(texts.collect::<Option<Vec<&str>>>()?.join("/"))
+}
+
+/// Replaces the data of a tensor by the place where it lies.
+fn name(tensor: &mut TensorProto, location: &str, offset: u64) {
+    let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
+    let payload = std::mem::take(&mut tensor.raw_data);
+    tensor.data_location = DataLocation::External.into();
+    tensor.external_data = vec![
+        entry("location", location.to_owned()),
+        entry("offset", offset.to_string()),
+        entry("length", payload.len().to_string()),
+    ];
+}
