@@ -27,7 +27,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import ParameterInfo, inspection
-from ortrain._operators import OperatorLibrary, Source, with_operators
+from ortrain._operators import OperatorLibrary, Plain, Source, with_operators
 from ortrain._sources import ModelLike, PathLike, existing_library, model_source
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
@@ -229,7 +229,8 @@ def generate_artifacts(
         raise UnsupportedError("ort_format=True is not supported: ortrain writes and reads .onnx files")
     if custom_op_library is not None:
         existing_library(custom_op_library)
-    source = model_source(model)
+    given = model_source(model)
+    source: Plain = given
     optimizer_model = None
     chosen = _Choice(with_operators(source, operators), loss, loss_input_names)
     frozen = chosen.frozen(frozen_params)
@@ -241,10 +242,10 @@ def generate_artifacts(
         if _is_block(loss):
             names = _names("loss_input_names", loss_input_names)
             additional = _names("additional_output_names", additional_output_names)
-            source = _artifacts.with_loss(source, loss, names, additional, operators)
+            source = _artifacts.with_loss(given, loss, names, additional, operators)
             loss, loss_input_names = None, None
         if _is_block(optimizer):
-            optimizer_model, optimizer = _artifacts.optimizer_model(source, optimizer, trained, frozen), None
+            optimizer_model, optimizer = _artifacts.optimizer_model(given, optimizer, trained, frozen), None
     _ortrain.generate_artifacts(
         with_operators(source, operators),
         requires_grad=trained,

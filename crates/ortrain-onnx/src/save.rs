@@ -55,7 +55,8 @@ pub fn message_size(model: &ModelProto) -> usize {
 /// The message is larger than 2 GiB, or the file cannot be written.
 pub fn save(model: &ModelProto, path: impl AsRef<Path>) -> Result<(), OnnxError> {
     let path = path.as_ref();
-    named(path)?;
+    // One with a second file may have been killed here.
+    sweep(&resolved(&data_beside(path)?));
     Ok(written(&encode(model)?, path)?.place()?)
 }
 
@@ -276,6 +277,11 @@ fn written(bytes: &[u8], path: &Path) -> Result<Staged, OnnxError> {
     Ok(file)
 }
 
+/// The file with the data of one model.
+fn data_beside(path: &Path) -> Result<PathBuf, OnnxError> {
+    Ok(path.with_file_name(format!("{}.data", named(path)?)))
+}
+
 /// The name of a file. Locations are texts; a name that is none could not be found again.
 fn named(path: &Path) -> Result<&str, OnnxError> {
     let name = path.file_name().and_then(|name| name.to_str());
@@ -321,7 +327,7 @@ impl LoadedModel {
     }
 
     fn save_as(&self, path: &Path, above: u64, from: usize) -> Result<(), OnnxError> {
-        let data = path.with_file_name(format!("{}.data", named(path)?));
+        let data = data_beside(path)?;
         let model = ToWrite { model: &self.proto, external: self.external(), path };
         let above = above.min(LARGEST_MESSAGE as u64);
         let data = DataFile { path: &data, above, from, keep: false, other: None };

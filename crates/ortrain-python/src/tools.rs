@@ -61,13 +61,17 @@ fn decoded(function: &[u8]) -> PyResult<FunctionProto> {
         .map_err(|source| InvalidArgumentError::new_err(source.to_string()))
 }
 
-/// A path, or the bytes of a model; with operators of the user's a pair of that and these.
+/// A path, or the bytes of a model, or a pair of these and the folder of external data; with operators of the user's a
+/// pair of that and these.
 pub(crate) struct Source(pub(crate) ModelSource);
 
 impl<'py> FromPyObject<'_, 'py> for Source {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Source> {
+        if let Ok((bytes, folder)) = object.extract::<(PyBackedBytes, PathBuf)>() {
+            return Ok(Source(ModelSource::BytesIn(Bytes::from_owner(bytes), folder)));
+        }
         if let Ok(pair) = object.cast::<PyTuple>() {
             let (Source(model), operators) = pair.extract::<(Source, PyRef<'_, OperatorLibrary>)>()?;
             return Ok(Source(model.with_operators(&operators.library)));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use ortrain_graph::{Graph, aligned_copy};
-use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, TensorProto, encode, visit_tensors_mut};
+use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut};
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_program::ALIGNMENT;
 
@@ -25,6 +25,8 @@ pub enum ModelSource {
     Path(PathBuf),
     /// The bytes of a file; there is no external data.
     Bytes(Bytes),
+    /// The bytes of a file; external data is found in this folder.
+    BytesIn(Bytes, PathBuf),
     /// One of the others, read with operators and gradients of the user's: [`ModelSource::with_operators`].
     WithOperators(Box<ModelSource>, OperatorLibrary),
 }
@@ -100,6 +102,10 @@ impl ModelSource {
             ModelSource::Bytes(bytes) => {
                 (LoadedModel::from_bytes(bytes, ExternalData::none())?, OperatorLibrary::default())
             }
+            ModelSource::BytesIn(bytes, folder) => {
+                let external = ExternalData::in_folder(folder, Storage::Read);
+                (LoadedModel::from_bytes(bytes, external)?, OperatorLibrary::default())
+            }
             // The last library holds.
             ModelSource::WithOperators(source, library) => (source.read()?.0, library),
         })
@@ -109,7 +115,7 @@ impl ModelSource {
     pub(crate) fn label(&self, what: &str) -> String {
         match self {
             ModelSource::Path(path) => format!("{what} {}", path.display()),
-            ModelSource::Bytes(_) => what.to_owned(),
+            ModelSource::Bytes(_) | ModelSource::BytesIn(..) => what.to_owned(),
             ModelSource::WithOperators(source, _) => source.label(what),
         }
     }
