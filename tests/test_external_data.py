@@ -15,6 +15,7 @@ import ortrain
 from ortrain import artifacts, onnxblock
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.artifacts import LossType, OptimType
+from ortrain.session import TrainingSession
 
 WIDTH, ROWS = 64, 4
 BASE = WIDTH * WIDTH * 4
@@ -149,30 +150,24 @@ def test_a_frozen_base_stays_where_it_lies(
     )
 
 
-def test_a_base_elsewhere_gets_a_second_name(inline: list[float], tmp_path: Path) -> None:
-    path = save_outside(tmp_path / "base" / "m.onnx")
+@pytest.mark.parametrize("one_file", [True, False])
+def test_a_base_elsewhere_is_written_once(one_file: bool, inline: list[float], tmp_path: Path) -> None:
+    """No reader of ONNX finds what lies outside of a model's folder, nor what has two names."""
+    path = save_outside(tmp_path / "base" / "m.onnx", one_file=one_file)
     folder = tmp_path / "made"
-    for _ in range(2):
-        generate(path, folder, prefix="p_")
-        assert names(folder) == sorted(f"p_{name}" for name in [*MADE, "frozen.data"])
-        assert (folder / "p_frozen.data").samefile(tmp_path / "base" / "weights.bin"), "nothing is copied"
-    for name in MADE:
-        (folder / f"p_{name}").rename(folder / name)
+    for prefix in ("p_", "p_", ""):
+        generate(path, folder, prefix=prefix)
+        assert (folder / f"{prefix}frozen.data").stat().st_nlink == 1
+        assert 2 * BASE <= (folder / f"{prefix}frozen.data").stat().st_size < 3 * BASE
+        for name in BOTH:
+            names_of = dict.fromkeys(["base.0", "base.1"], f"{prefix}frozen.data")
+            assert files_named(folder / f"{prefix}{name}") == names_of
+    assert names(folder) == sorted(prefix + name for prefix in ("", "p_") for name in [*MADE, "frozen.data"])
     assert Training(folder).losses == inline
-    # The original may go, and what is written in its place later is another file.
-    path.unlink()
-    (tmp_path / "base" / "weights.bin").unlink()
-    assert Training(folder).losses == inline
-
-
-def test_a_base_of_many_files_elsewhere_is_written_once(inline: list[float], tmp_path: Path) -> None:
-    path = save_outside(tmp_path / "base" / "m.onnx", one_file=False)
-    folder = tmp_path / "made"
-    generate(path, folder)
-    assert names(folder) == sorted([*MADE, "frozen.data"])
-    assert 2 * BASE <= (folder / "frozen.data").stat().st_size < 3 * BASE
-    for name in BOTH:
-        assert files_named(folder / name) == {"base.0": "frozen.data", "base.1": "frozen.data"}
+    onnx.load(folder / "eval_model.onnx")
+    # The original may go.
+    for file in path.parent.iterdir():
+        file.unlink()
     assert Training(folder).losses == inline
 
 
@@ -232,7 +227,7 @@ def test_exports_hold_everything(external: bool, tmp_path: Path) -> None:
 def test_an_export_of_a_session(tmp_path: Path) -> None:
     generate(forward(), tmp_path, external_data=True)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    with ortrain.TrainingSession(state, tmp_path / "training_model.onnx", tmp_path / "eval_model.onnx") as session:
+    with TrainingSession(state, tmp_path / "training_model.onnx", tmp_path / "eval_model.onnx") as session:
         session.export_model_for_inferencing(tmp_path / "m.onnx", ["y"], external_data=True)
     assert (tmp_path / "m.onnx.data").stat().st_size >= 2 * BASE
     onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": FEEDS["x"]})

@@ -165,8 +165,7 @@ def generate_artifacts(
     What is neither trained nor in the checkpoint, a frozen base, lies in the models; or once for all of them in files
     beside them. What the model has in files of external data in the artifact folder or below stays there, and the
     artifacts name those files. What it has in files elsewhere, and everything else where a model would take more than
-    2 GiB, lies in ``frozen.data``; if it lies in one file, ``frozen.data`` is a second name of that file where the
-    system allows it, and nothing is copied (``docs/checkpoints.md`` says what follows when folders are moved).
+    2 GiB, is written to ``frozen.data``, for readers of ONNX find nothing outside the folder of a model.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.

@@ -19,8 +19,6 @@ pub struct Staged {
     target: PathBuf,
     /// Where that leads.
     place: PathBuf,
-    /// Whether the file has another name, which is somebody else's.
-    is_second_name: bool,
     kept: bool,
 }
 
@@ -60,7 +58,7 @@ impl Staged {
                         keep_access(&file, pattern);
                     }
                     let (target, place) = (target.to_owned(), place.clone());
-                    let staged = Staged { file, at, target, place, is_second_name: false, kept: false };
+                    let staged = Staged { file, at, target, place, kept: false };
                     // Another save may have swept it before it was locked.
                     if staged.at.exists() {
                         return Ok(staged);
@@ -80,29 +78,6 @@ impl Staged {
                 }
             }
         }
-    }
-
-    /// A second name of a file that is there already, beside the place that `target` leads to; nothing is copied. `None`
-    /// where that file cannot have one: on another disk, say.
-    ///
-    /// # Errors
-    /// When `target` is no place for a regular file.
-    pub fn second_name(of: &Path, target: &Path) -> Result<Option<Staged>> {
-        let place = place_of(target)?;
-        sweep(&place);
-        let at = temporary(&place);
-        let _ = fs::remove_file(&at);
-        if fs::hard_link(of, &at).is_err() {
-            return Ok(None);
-        }
-        let Ok(file) = File::open(&at) else {
-            let _ = fs::remove_file(&at);
-            return Ok(None);
-        };
-        // A shared lock keeps it from being swept; another second name may be made of it as well.
-        let _ = file.try_lock_shared();
-        let target = target.to_owned();
-        Ok(Some(Staged { file, at, target, place, is_second_name: true, kept: false }))
     }
 
     /// Where the file belongs: the path that it was made for, or where that leads.
@@ -136,10 +111,6 @@ impl Staged {
     pub fn rename(&mut self, name: &Path) -> Result<()> {
         let done = faults::before(Act::Rename).and_then(|()| fs::rename(&self.at, name));
         done.map_err(|source| Error::Io { action: "replace", path: name.to_owned(), source })?;
-        if self.is_second_name {
-            // Where the file has that name already, a rename takes none away.
-            let _ = fs::remove_file(&self.at);
-        }
         name.clone_into(&mut self.at);
         Ok(())
     }
@@ -160,7 +131,6 @@ impl Staged {
             let _ = fs::remove_file(&second);
             Error::Io { action: "replace", path: self.target.clone(), source }
         })?;
-        let _ = fs::remove_file(&second);
         Ok(true)
     }
 

@@ -200,29 +200,3 @@ fn what_killed_processes_left_is_swept() {
     left.sort_unstable();
     assert_eq!(names(folder.path()), left);
 }
-
-#[test]
-fn a_second_name_is_no_copy() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    fs::create_dir(at("base")).unwrap();
-    fs::write(at("base/weights"), "many").unwrap();
-    let inode = |name: &str| fs::metadata(at(name)).unwrap().ino();
-    // Again and again, and over something else.
-    for _ in 0..3 {
-        let staged = Staged::second_name(&at("base/weights"), &at("frozen")).unwrap().unwrap();
-        staged.place().unwrap();
-        assert_eq!(inode("frozen"), inode("base/weights"));
-        assert_eq!(names(folder.path()), ["base", "frozen"]);
-    }
-    fs::remove_file(at("frozen")).unwrap();
-    fs::write(at("frozen"), "other").unwrap();
-    drop(Staged::second_name(&at("base/weights"), &at("frozen")).unwrap().unwrap());
-    assert_eq!(fs::read(at("frozen")).unwrap(), b"other", "it was not placed");
-    Staged::second_name(&at("base/weights"), &at("frozen")).unwrap().unwrap().place().unwrap();
-    assert_eq!(fs::read(at("frozen")).unwrap(), b"many");
-    assert_eq!(names(folder.path()), ["base", "frozen"]);
-    // Where a file cannot have one.
-    assert!(Staged::second_name(&at("base"), &at("folder")).unwrap().is_none());
-    assert!(Staged::second_name(Path::new("/proc/self/status"), &at("status")).unwrap().is_none());
-}

@@ -72,8 +72,6 @@ pub struct DataFile<'a> {
     /// Whether tensors that have external data keep it, which is then where their model will look for it. Otherwise it is
     /// taken in, or goes to the file with all other.
     pub keep: bool,
-    /// A file that the models name as this one already: it gets a second name, and nothing is written.
-    pub other: Option<&'a Path>,
 }
 
 /// A model to be written.
@@ -113,12 +111,10 @@ struct StagedData {
 ///
 /// Offsets in it are multiples of 64, those of tensors of a MiB and more multiples of 4096.
 ///
-/// `None` if a file is to have a second name, and cannot.
-///
 /// # Errors
 ///
 /// External data cannot be read, what stays in a message is larger than 2 GiB, or a file cannot be written.
-pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<Option<StagedModels>, OnnxError> {
+pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels, OnnxError> {
     // What is no place for a file is found before the work.
     models.iter().try_for_each(|model| named(model.path).map(drop))?;
     let mut messages: Vec<ModelProto> = models.iter().map(|model| model.model.clone()).collect();
@@ -134,10 +130,6 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<Option<Stage
         }
         outside |= size > data.above;
     }
-    if let (Some(other), false) = (data.other, outside) {
-        let Some(file) = Staged::second_name(other, data.path)? else { return Ok(None) };
-        return staged_with_data(models, messages, data, file, data_place).map(Some);
-    }
     if !outside {
         // A larger one may have been killed here.
         sweep(&data_place);
@@ -148,7 +140,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<Option<Stage
             written(&encode(message)?, model.path)
         });
         let models = staged.collect::<Result<_, _>>()?;
-        return Ok(Some(StagedModels { models, data: None, data_place }));
+        return Ok(StagedModels { models, data: None, data_place });
     }
 
     let location = named(data.path)?;
@@ -180,9 +172,9 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<Option<Stage
         // All of it is small, or constants of nodes.
         let staged = messages.iter().zip(models).map(|(message, model)| written(&encode(message)?, model.path));
         let models = staged.collect::<Result<_, _>>()?;
-        return Ok(Some(StagedModels { models, data: None, data_place }));
+        return Ok(StagedModels { models, data: None, data_place });
     };
-    staged_with_data(models, messages, data, file, data_place).map(Some)
+    staged_with_data(models, messages, data, file, data_place)
 }
 
 /// The end of [`stage`]: the models, which name a file that is written.
@@ -330,8 +322,8 @@ impl LoadedModel {
         let data = data_beside(path)?;
         let model = ToWrite { model: &self.proto, external: self.external(), path };
         let above = above.min(LARGEST_MESSAGE as u64);
-        let data = DataFile { path: &data, above, from, keep: false, other: None };
-        stage(&[model], &data)?.map_or(Ok(()), StagedModels::place)
+        let data = DataFile { path: &data, above, from, keep: false };
+        stage(&[model], &data)?.place()
     }
 }
 

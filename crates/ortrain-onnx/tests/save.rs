@@ -268,9 +268,9 @@ fn models_share_what_they_have_in_common() {
         ToWrite { model: &train, external: &none, path: &train_path },
         ToWrite { model: &eval, external: &none, path: &eval_path },
     ];
-    let options = DataFile { path: &data, above: 0, from: 1024, keep: true, other: None };
+    let options = DataFile { path: &data, above: 0, from: 1024, keep: true };
     for _ in 0..2 {
-        stage(&models, &options).unwrap().unwrap().place().unwrap();
+        stage(&models, &options).unwrap().place().unwrap();
     }
     assert_eq!(files(folder.path()), ["eval.onnx", "frozen.data", "there.bin", "train.onnx"]);
     let length = std::fs::metadata(&data).unwrap().len();
@@ -287,7 +287,7 @@ fn models_share_what_they_have_in_common() {
     let kept = LoadedModel::load(&train_path).unwrap().proto.graph.unwrap().initializer.remove(3);
     assert_eq!(kept, there);
     std::fs::remove_file(&data).unwrap();
-    drop(stage(&models, &options).unwrap().unwrap());
+    drop(stage(&models, &options).unwrap());
     assert_eq!(files(folder.path()), ["eval.onnx", "there.bin", "train.onnx"]);
 }
 
@@ -411,34 +411,5 @@ mod unix {
             write(&folder.path().join("s.onnx")).unwrap();
             assert!(files(folder.path()).iter().all(|name| !name.ends_with(".tmp")), "{name}");
         }
-    }
-
-    #[test]
-    fn a_file_elsewhere_gets_a_second_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        fs::create_dir_all(at("made")).unwrap();
-        fs::write(at("base.bin"), [5; 5000]).unwrap();
-        let proto = model(vec![external("w", &[1250], &[("location", "frozen.data")])]);
-        let none = ExternalData::none();
-        let (path, data, base) = (at("made/m.onnx"), at("made/frozen.data"), at("base.bin"));
-        let models = [ToWrite { model: &proto, external: &none, path: &path }];
-        let options =
-            DataFile { path: &data, above: u64::MAX, from: 1024, keep: true, other: Some(&base) };
-        for _ in 0..2 {
-            stage(&models, &options).unwrap().unwrap().place().unwrap();
-            let loaded = LoadedModel::load(&path).unwrap();
-            let tensor = &loaded.proto.graph.as_ref().unwrap().initializer[0];
-            assert_eq!(loaded.tensor_payload(tensor).unwrap(), vec![5; 5000]);
-            assert_eq!(files(&at("made")), ["frozen.data", "m.onnx"]);
-            let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
-            assert_eq!(inode(&data), inode(&base));
-        }
-        // Older data makes way; at every moment the model has its own.
-        fs::remove_file(&data).unwrap();
-        fs::write(&data, [4; 5000]).unwrap();
-        stage(&models, &options).unwrap().unwrap().place().unwrap();
-        assert_eq!(fs::read(&data).unwrap(), [5; 5000]);
-        assert_eq!(files(&at("made")), ["frozen.data", "m.onnx"]);
     }
 }

@@ -280,9 +280,8 @@ impl Artifacts {
     ///
     /// - What the forward model has in files of external data in this folder or below stays there, and the models name
     ///   those files.
-    /// - What it has in files elsewhere, and everything else where a model would take more than 2 GiB, lies in
-    ///   `frozen.data`. If it lies in one file elsewhere, `frozen.data` is a second name of that file (a hard link), where
-    ///   the system allows it; otherwise it is written.
+    /// - What it has in files elsewhere, and everything else where a model would take more than 2 GiB, is written to
+    ///   `frozen.data`: readers of ONNX find nothing outside the folder of a model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -368,30 +367,14 @@ impl Artifacts {
         }
         let written: Vec<PathBuf> =
             paths.iter().chain([&data, &at("checkpoint"), &at("checkpoint.data")]).cloned().collect();
-        let elsewhere = self.origins.name_files(&mut messages, &data, &written);
-        let none = ExternalData::none();
-        let write = |messages: &[ModelProto], above, other: Option<&Path>| {
-            let models: Vec<ToWrite<'_>> = (messages.iter().zip(&paths))
-                .map(|(model, path)| ToWrite { model, external: &none, path })
-                .collect();
-            stage(&models, &DataFile { path: &data, above, from: EXTERNAL_FROM, keep: true, other })
-        };
-        let fits = |messages: &[ModelProto]| {
-            messages.iter().all(|model| ortrain_onnx::message_size(model) as u64 <= above)
-        };
-        if let [file] = elsewhere.as_slice() {
-            let mut linked = messages.clone();
-            self.origins.name_file(&mut linked, file, &data);
-            // One file only, and it may be on another disk.
-            if fits(&linked)
-                && let Some(staged) = write(&linked, above, Some(file))?
-            {
-                return Ok(staged);
-            }
-        }
         // What lies in files elsewhere is not written into each model.
-        let above = if elsewhere.is_empty() { above } else { 0 };
-        Ok(write(&messages, above, None)?.expect("nothing is to be linked"))
+        let elsewhere = self.origins.name_files(&mut messages, &data, &written);
+        let above = if elsewhere { 0 } else { above };
+        let external = ExternalData::none();
+        let models: Vec<ToWrite<'_>> = (messages.iter().zip(&paths))
+            .map(|(model, path)| ToWrite { model, external: &external, path })
+            .collect();
+        Ok(stage(&models, &DataFile { path: &data, above, from: EXTERNAL_FROM, keep: true })?)
     }
 
     /// The bytes of the checkpoint file.

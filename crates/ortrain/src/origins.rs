@@ -35,14 +35,9 @@ impl Origins {
     }
 
     /// Lets the initializers of models name the files that they came from, where those lie in the folder of `data` or
-    /// below and are none of `written`. Returns the other files that they came from.
-    pub(crate) fn name_files(
-        &self,
-        models: &mut [ModelProto],
-        data: &Path,
-        written: &[PathBuf],
-    ) -> Vec<PathBuf> {
-        let mut elsewhere: Vec<PathBuf> = Vec::new();
+    /// below and are none of `written`. Returns whether any came from another file.
+    pub(crate) fn name_files(&self, models: &mut [ModelProto], data: &Path, written: &[PathBuf]) -> bool {
+        let mut elsewhere = false;
         let Ok(folder) = fs::canonicalize(ortrain_files::folder(data)) else { return elsewhere };
         let written: Vec<PathBuf> = written.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
         for graph in graphs(models) {
@@ -50,22 +45,11 @@ impl Origins {
                 let Some(origin) = self.0.get(&key(&tensor.raw_data)) else { continue };
                 match location(&folder, &origin.file).filter(|_| !written.contains(&origin.file)) {
                     Some(location) => name(tensor, &location, origin.offset),
-                    None if elsewhere.contains(&origin.file) => {}
-                    None => elsewhere.push(origin.file.clone()),
+                    None => elsewhere = true,
                 }
             }
         }
         elsewhere
-    }
-
-    /// Lets the initializers that came from `file` name `data`, which is to be a second name of it.
-    pub(crate) fn name_file(&self, models: &mut [ModelProto], file: &Path, data: &Path) {
-        let Some(location) = data.file_name().and_then(|name| name.to_str()) else { return };
-        for tensor in graphs(models).flat_map(|graph| &mut graph.initializer) {
-            if let Some(origin) = self.0.get(&key(&tensor.raw_data)).filter(|origin| origin.file == file) {
-                name(tensor, location, origin.offset);
-            }
-        }
     }
 }
 
