@@ -46,6 +46,16 @@ pub fn message_size(model: &ModelProto) -> usize {
     model.encoded_len()
 }
 
+/// The bytes that a model takes with its external data, which is only looked at.
+fn whole_size(message: &mut ModelProto) -> Result<u64, OnnxError> {
+    let mut size = message.encoded_len() as u64;
+    visit_tensors_mut(message, |tensor, _| {
+        size += if is_external(tensor) { stored_size(tensor)? as u64 } else { 0 };
+        Ok::<(), OnnxError>(())
+    })?;
+    Ok(size)
+}
+
 /// Writes a message as it is; external data it refers to must be there already.
 ///
 /// The file is written beside, flushed to the disk and renamed: at every moment `path` is the old file or the new one.
@@ -121,13 +131,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     let data_place = resolved(data.path);
     let mut outside = false;
     for message in &mut messages {
-        let mut size = message.encoded_len() as u64;
-        if !data.keep {
-            visit_tensors_mut(message, |tensor, _| {
-                size += if is_external(tensor) { stored_size(tensor)? as u64 } else { 0 };
-                Ok::<(), OnnxError>(())
-            })?;
-        }
+        let size = if data.keep { message_size(message) as u64 } else { whole_size(message)? };
         outside |= size > data.above;
     }
     if !outside {
@@ -316,6 +320,17 @@ impl LoadedModel {
     /// As there.
     pub fn save_above(&self, path: impl AsRef<Path>, above: u64) -> Result<(), OnnxError> {
         self.save_as(path.as_ref(), above, EXTERNAL_FROM)
+    }
+
+    /// The second file that [`LoadedModel::save_above`] writes, if it writes one.
+    ///
+    /// # Errors
+    ///
+    /// The path does not end in a file name, or the model has data of unknown size.
+    pub fn data_file_above(&self, path: impl AsRef<Path>, above: u64) -> Result<Option<PathBuf>, OnnxError> {
+        let data = data_beside(path.as_ref())?;
+        let size = whole_size(&mut self.proto.clone())?;
+        Ok((size > above.min(LARGEST_MESSAGE as u64)).then_some(data))
     }
 
     fn save_as(&self, path: &Path, above: u64, from: usize) -> Result<(), OnnxError> {

@@ -356,7 +356,6 @@ impl Artifacts {
             ("eval_model.onnx", Some(&self.eval_model)),
             ("optimizer_model.onnx", self.optimizer_model.as_ref()),
         ];
-        let data = at("frozen.data");
         let mut paths = Vec::new();
         let mut messages = Vec::new();
         for (name, model) in named {
@@ -365,10 +364,19 @@ impl Artifacts {
                 messages.push(model.clone());
             }
         }
-        let written: Vec<PathBuf> =
-            paths.iter().chain([&data, &at("checkpoint"), &at("checkpoint.data")]).cloned().collect();
+        let mut others = paths.iter().cloned().chain(["checkpoint", "checkpoint.data"].map(at));
+        if let Some(path) = others.find(|path| self.origins.read_from(path)) {
+            return Err(Error::Argument(format!(
+                "{} cannot be written: the model has its data in that file; choose another prefix or another folder",
+                path.display()
+            )));
+        }
+        // Artifacts of earlier artifacts: what those have stays as it is.
+        let mut names = std::iter::once("frozen.data".to_owned()).chain((2..).map(|n| format!("frozen_{n}.data")));
+        let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.read_from(path)));
+        let data = data.expect("there are more names than files");
         // What lies in files elsewhere is not written into each model.
-        let elsewhere = self.origins.name_files(&mut messages, &data, &written);
+        let elsewhere = self.origins.name_files(&mut messages, ortrain_files::folder(&data));
         let above = if elsewhere { 0 } else { above };
         let external = ExternalData::none();
         let models: Vec<ToWrite<'_>> = (messages.iter().zip(&paths))

@@ -1,7 +1,7 @@
 //! A model in training.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -189,6 +189,8 @@ pub struct Module {
     train: Phase,
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
+    /// Files of external data that the models were read from: what is written there is theirs no longer.
+    read_from: Vec<PathBuf>,
     precision: Precision,
     backend: Arc<dyn Backend>,
     /// One for all programs.
@@ -341,7 +343,9 @@ impl Module {
         let backend = backend.with_precision(precision, options.bf16_fallback)?;
         let computed = (&backend, precision);
         let label = train.label("the training model");
-        let mut graph = graph_to_run(&label, &train.load_to_run(None)?)?;
+        let (train, mut read_from) = train.load_with_files(None)?;
+        let mut graph = graph_to_run(&label, &train)?;
+        drop(train);
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
         let train = Phase::new(&label, graph, bound.roles, Some(state), computed)?;
@@ -351,7 +355,8 @@ impl Module {
             None => None,
             Some(source) => {
                 let label = source.label("the evaluation model");
-                let message = source.load_to_run(Some(train.runners.graph()))?;
+                let (message, files) = source.load_with_files(Some(train.runners.graph()))?;
+                read_from.extend(files);
                 let mut graph = graph_to_run(&label, &message)?;
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
@@ -382,6 +387,7 @@ impl Module {
             train,
             eval,
             eval_message,
+            read_from,
             precision,
             backend,
             work,
@@ -1089,7 +1095,19 @@ impl Module {
         graph_output_names: &[&str],
         above: u64,
     ) -> Result<()> {
-        Ok(self.inference_model(state, graph_output_names)?.save_above(path, above)?)
+        let (model, path) = (self.inference_model(state, graph_output_names)?, path.as_ref());
+        let Some(data) = model.data_file_above(path, above)? else { return Ok(model.save_above(path, above)?) };
+        let place = ortrain_files::resolved(&data);
+        if let Some(file) = self.read_from.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
+        {
+            return Err(Error::Argument(format!(
+                "the model cannot be exported to {}: its weights would replace {}, in which the models that are trained \
+                 have theirs; export it under another name, or to another folder",
+                path.display(),
+                file.display()
+            )));
+        }
+        Ok(model.save_above(path, above)?)
     }
 
     /// The model that [`Module::export_model_for_inferencing`] writes.

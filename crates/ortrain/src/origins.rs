@@ -6,12 +6,16 @@ use std::path::{Component, Path, PathBuf};
 use bytes::Bytes;
 use ortrain_onnx::{EXTERNAL_FROM, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use ortrain_onnx::proto::tensor_proto::DataLocation;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Payloads that were read from files of external data. A payload is known by its memory, which stays as long as this
 /// does: whatever was done to a message or graph in between, a tensor that still has these bytes has those of the file.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Origins(FxHashMap<(usize, usize), Origin>);
+pub(crate) struct Origins {
+    payloads: FxHashMap<(usize, usize), Origin>,
+    /// All files that anything was read from, whatever became of it.
+    files: FxHashSet<PathBuf>,
+}
 
 #[derive(Clone, Debug)]
 struct Origin {
@@ -30,20 +34,26 @@ impl Origins {
     pub(crate) fn note(&mut self, payload: &Bytes, file: PathBuf, offset: u64) {
         // What is small stays in messages.
         if payload.len() >= EXTERNAL_FROM {
-            self.0.insert(key(payload), Origin { _payload: payload.clone(), file, offset });
+            let origin = Origin { _payload: payload.clone(), file: file.clone(), offset };
+            self.payloads.insert(key(payload), origin);
         }
+        self.files.insert(file);
     }
 
-    /// Lets the initializers of models name the files that they came from, where those lie in the folder of `data` or
-    /// below and are none of `written`. Returns whether any came from another file.
-    pub(crate) fn name_files(&self, models: &mut [ModelProto], data: &Path, written: &[PathBuf]) -> bool {
+    /// Whether the model that is trained has data in the file that a path leads to.
+    pub(crate) fn read_from(&self, path: &Path) -> bool {
+        fs::canonicalize(path).is_ok_and(|path| self.files.contains(&path))
+    }
+
+    /// Lets the initializers of models name the files that they came from, where those lie in the folder or below. Returns
+    /// whether any came from another file.
+    pub(crate) fn name_files(&self, models: &mut [ModelProto], folder: &Path) -> bool {
         let mut elsewhere = false;
-        let Ok(folder) = fs::canonicalize(ortrain_files::folder(data)) else { return elsewhere };
-        let written: Vec<PathBuf> = written.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
+        let Ok(folder) = fs::canonicalize(folder) else { return elsewhere };
         for graph in graphs(models) {
             for tensor in &mut graph.initializer {
-                let Some(origin) = self.0.get(&key(&tensor.raw_data)) else { continue };
-                match location(&folder, &origin.file).filter(|_| !written.contains(&origin.file)) {
+                let Some(origin) = self.payloads.get(&key(&tensor.raw_data)) else { continue };
+                match location(&folder, &origin.file) {
                     Some(location) => name(tensor, &location, origin.offset),
                     None => elsewhere = true,
                 }

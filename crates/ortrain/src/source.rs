@@ -54,6 +54,12 @@ impl ModelSource {
     /// Reads a model that runs. Its tensors lie in memory of their own, as kernels like them, so that programs read them
     /// there and the buffer that the file was read into is free again; those that `known` has as well are its.
     pub(crate) fn load_to_run(self, known: Option<&Graph>) -> Result<LoadedModel> {
+        Ok(self.load_with_files(known)?.0)
+    }
+
+    /// [`ModelSource::load_to_run`], and the files that its external data lies in, with all links followed.
+    pub(crate) fn load_with_files(self, known: Option<&Graph>) -> Result<(LoadedModel, Vec<PathBuf>)> {
+        let mut files: Vec<PathBuf> = Vec::new();
         let mut model = self.load()?;
         let mut proto = std::mem::take(&mut model.proto);
         let shared = |tensor: &TensorProto| {
@@ -68,6 +74,11 @@ impl ModelSource {
             if !tensor.external_data.is_empty()
                 && let Ok(payload) = model.tensor_payload(tensor)
             {
+                if let Ok(Some((file, _))) = model.external_file(tensor)
+                    && !files.contains(&file)
+                {
+                    files.push(file);
+                }
                 make_internal(tensor, payload);
             }
             if !tensor.raw_data.is_empty() {
@@ -75,7 +86,7 @@ impl ModelSource {
             }
             Ok(())
         });
-        Ok(model.with_proto(proto))
+        Ok((model.with_proto(proto), files))
     }
 
     /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it.
