@@ -115,9 +115,7 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.parametrize("one_file", [True, False])
 @pytest.mark.parametrize("below", [True, False])
-def test_a_frozen_base_stays_where_it_lies(
-    one_file: bool, below: bool, inline: list[float], tmp_path: Path
-) -> None:
+def test_a_frozen_base_stays_where_it_lies(one_file: bool, below: bool, inline: list[float], tmp_path: Path) -> None:
     folder = tmp_path / "project"
     path = save_outside(folder / "base" / "m.onnx" if below else folder / "m.onnx", one_file=one_file)
     before = {file: file.stat() for file in path.parent.iterdir()}
@@ -256,18 +254,19 @@ def test_a_loss_of_blocks_leaves_the_base_where_it_is(inline: list[float], tmp_p
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"location": "gone.bin"}, "has its data in the file `gone.bin`, which cannot be read: No such file or directory "
-         "(os error 2); it must lie beside the model"),
-        ({"location": "../secret"}, "has its data in the file `../secret`, which is refused: it leads out of the model's "
-         "folder by `..`"),
+        ({"location": "gone.bin"}, "has its data in the file `gone.bin`, which cannot be read: No such file or "
+         "directory (os error 2); it must lie beside the model"),
+        ({"location": "../secret"}, "has its data in the file `../secret`, which is refused: it leads out of the "
+         "model's folder by `..`"),
         ({"location": "/etc/hostname"}, "has its data in the file `/etc/hostname`, which is refused: it is an absolute "
          "path; it must be relative to the model's folder"),
         ({"location": "link"}, "has its data in the file `link`, which is refused: it is a link that leads out of the "
          "model's folder"),
-        ({"offset": str(2 * BASE)}, f"should have {BASE} bytes at offset {2 * BASE} of the file `frozen.data`, which has "
-         f"only {2 * BASE} bytes; was it copied or downloaded completely?"),
+        ({"offset": str(2 * BASE)}, f"should have {BASE} bytes at offset {2 * BASE} of the file `frozen.data`, which "
+         f"has only {2 * BASE} bytes; was it copied or downloaded completely?"),
         ({"length": "7"}, f"should have {BASE} bytes by its dimensions and type, but external_data holds 7"),
     ],
+    ids=["missing", "outside", "absolute", "link", "short", "length"],
 )  # fmt: skip
 def test_damaged_artifacts(model: str, change: dict[str, str], reason: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(4 * BASE))
@@ -287,6 +286,48 @@ def test_damaged_artifacts(model: str, change: dict[str, str], reason: str, tmp_
     assert str(error.value) == f"the {kind} model {folder / model}: tensor `base.0` {reason}"
 
 
+def test_what_is_read_from_is_not_written_over(inline: list[float], tmp_path: Path) -> None:
+    """The second file of an export, or of artifacts, is none that another model needs."""
+    path = save_outside(tmp_path / "m.onnx")
+    (tmp_path / "weights.bin").rename(tmp_path / "m.onnx.data")
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        tensor.external_data[0].value = "m.onnx.data"
+    path.write_bytes(proto.SerializeToString())
+    generate(path, tmp_path)
+    before = (tmp_path / "m.onnx.data").read_bytes()
+    training = Training(tmp_path)
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        training.module.export_model_for_inferencing(path, ["y"], external_data=True)
+    assert str(error.value) == (
+        f"the model cannot be exported to {path}: its weights would replace {tmp_path}/m.onnx.data, in which the "
+        "models that are trained have theirs; export it under another name, or to another folder"
+    )
+    assert (tmp_path / "m.onnx.data").read_bytes() == before
+    training.module.export_model_for_inferencing(tmp_path / "other.onnx", ["y"], external_data=True)
+    assert Training(tmp_path).losses == inline
+
+    # Artifacts of what has its data in a file called as ours.
+    (tmp_path / "m.onnx.data").rename(tmp_path / "frozen.data")
+    for tensor in proto.graph.initializer:
+        tensor.external_data[0].value = "frozen.data"
+    path.write_bytes(proto.SerializeToString())
+    generate(path, tmp_path)
+    assert (tmp_path / "frozen.data").read_bytes() == before
+    assert files_named(tmp_path / "eval_model.onnx") == {"base.0": "frozen.data", "base.1": "frozen.data"}
+    (tmp_path / "frozen.data").rename(tmp_path / "checkpoint")
+    for tensor in proto.graph.initializer:
+        tensor.external_data[0].value = "checkpoint"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        generate(path, tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}/checkpoint cannot be written: the model has its data in that file; choose another prefix "
+        "or another folder"
+    )
+    assert (tmp_path / "checkpoint").read_bytes() == before
+
+
 def test_a_file_cut_short(tmp_path: Path) -> None:
     generate(forward(), tmp_path, external_data=True)
     os.truncate(tmp_path / "frozen.data", 2 * BASE - 1)
@@ -294,8 +335,8 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
     with pytest.raises(ortrain.InvalidModelError) as error:
         Module(tmp_path / "training_model.onnx", state)
     assert str(error.value) == (
-        f"the training model {tmp_path}/training_model.onnx: tensor `base.1` should have {BASE} bytes at offset {BASE} of "
-        f"the file `frozen.data`, which has only {2 * BASE - 1} bytes; was it copied or downloaded completely?"
+        f"the training model {tmp_path}/training_model.onnx: tensor `base.1` should have {BASE} bytes at offset {BASE} "
+        f"of the file `frozen.data`, which has only {2 * BASE - 1} bytes; was it copied or downloaded completely?"
     )
 
 
@@ -312,6 +353,6 @@ def test_a_message_that_is_too_large() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.generate_artifacts(Model(), loss=LossType.MSELoss)
     assert str(error.value) == (
-        "the model takes more than 2 GiB, which no message of protobuf can have; write it to a file with its weights in "
-        "a file beside it (onnx.save_model(..., save_as_external_data=True)), and give its path"
+        "the model takes more than 2 GiB, which no message of protobuf can have; write it to a file with its weights "
+        "in a file beside it (onnx.save_model(..., save_as_external_data=True)), and give its path"
     )

@@ -10,8 +10,8 @@ use planus::{Builder, Offset};
 use crate::generated::ortrain::checkpoint as format;
 use crate::read::{IDENTIFIER, INLINE, SideSum, VERSION, side_path, waiting_side_path};
 use crate::{
-    Checkpoint, Error, Extras, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, Property, Result, disk,
-    trailer,
+    Checkpoint, Error, Extras, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, Property, Result,
+    disk, trailer,
 };
 
 /// Above this many bytes of tensors, [`save`] moves them to `<path>.data`: 1800 MiB, as onnxruntime-training 1.19.2.

@@ -26,10 +26,9 @@ pub(crate) fn stem(name: &OsStr) -> OsString {
         return name.to_owned();
     }
     // FNV-1a: the same in every process, which a sweep relies on.
-    let hash = name
-        .as_encoded_bytes()
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = name.as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     format!("~{hash:016x}").into()
 }
 

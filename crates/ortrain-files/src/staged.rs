@@ -271,8 +271,7 @@ fn sweep_named(target: &Path, wanted: impl Fn(&[u8]) -> bool) {
     let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
     let stem = stem(name);
     // The second is what versions before 0.2 called models that they were writing.
-    let prefixes =
-        [[stem.as_encoded_bytes(), b"."].concat(), [b".", name.as_encoded_bytes(), b"."].concat()];
+    let prefixes = [[stem.as_encoded_bytes(), b"."].concat(), [b".", name.as_encoded_bytes(), b"."].concat()];
     for entry in entries.flatten() {
         let found = entry.file_name();
         let rest = prefixes.iter().find_map(|prefix| found.as_encoded_bytes().strip_prefix(&**prefix));

@@ -19,8 +19,10 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -40,7 +42,11 @@ fn the_mode_stays() {
         file.append(b"new").unwrap();
         let between = names(folder.path()).into_iter().find(|name| name.ends_with(".tmp")).unwrap();
         let between = mode(&folder.path().join(between));
-        assert_eq!(between & !wanted, 0, "{wanted:o}: nobody else reads it while it is written, but {between:o}");
+        assert_eq!(
+            between & !wanted,
+            0,
+            "{wanted:o}: nobody else reads it while it is written, but {between:o}"
+        );
         file.sync().unwrap();
         file.place().unwrap();
         assert_eq!(format!("{:o}", mode(&path)), format!("{wanted:o}"));
@@ -89,7 +95,10 @@ fn links_stay_and_what_they_lead_to_is_replaced() {
     assert_eq!(mode(&at("store/deep/c")), 0o640);
     assert_eq!(fs::read_link(at("first")).unwrap(), Path::new("store/second"));
     assert_eq!(fs::read_link(at("store/second")).unwrap(), Path::new("deep/c"));
-    assert_eq!((names(folder.path()), names(&at("store/deep"))), (vec!["first".into(), "store".into()], vec!["c".into()]));
+    assert_eq!(
+        (names(folder.path()), names(&at("store/deep"))),
+        (vec!["first".into(), "store".into()], vec!["c".into()])
+    );
 
     // A link to what is not there yet: as `open` makes it.
     symlink("store/later", at("dangling")).unwrap();

@@ -174,7 +174,8 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     }
     let Some(file) = side.finished()? else {
         // All of it is small, or constants of nodes.
-        let staged = messages.iter().zip(models).map(|(message, model)| written(&encode(message)?, model.path));
+        let staged =
+            messages.iter().zip(models).map(|(message, model)| written(&encode(message)?, model.path));
         let models = staged.collect::<Result<_, _>>()?;
         return Ok(StagedModels { models, data: None, data_place });
     };

@@ -274,10 +274,14 @@ fn models_share_what_they_have_in_common() {
     }
     assert_eq!(files(folder.path()), ["eval.onnx", "frozen.data", "there.bin", "train.onnx"]);
     let length = std::fs::metadata(&data).unwrap().len();
-    assert!((1 << 20..(1 << 20) + 10_000).contains(&length), "the base is there once, but {length} bytes are");
+    assert!(
+        (1 << 20..(1 << 20) + 10_000).contains(&length),
+        "the base is there once, but {length} bytes are"
+    );
     for (path, want) in [(&train_path, &train), (&eval_path, &eval)] {
         let loaded = LoadedModel::load(path).unwrap();
-        let want = LoadedModel::from_proto(want.clone(), ExternalData::in_folder(folder.path(), Default::default()));
+        let want =
+            LoadedModel::from_proto(want.clone(), ExternalData::in_folder(folder.path(), Default::default()));
         let initializers = |model: &LoadedModel| model.proto.graph.as_ref().unwrap().initializer.clone();
         for (tensor, old) in initializers(&loaded).iter().zip(&initializers(&want)) {
             assert_eq!(loaded.tensor_payload(tensor).unwrap(), want.tensor_payload(old).unwrap());

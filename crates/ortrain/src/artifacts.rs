@@ -316,12 +316,7 @@ impl Artifacts {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn write_with_external_data(
-        &self,
-        folder: impl AsRef<Path>,
-        prefix: &str,
-        above: u64,
-    ) -> Result<()> {
+    pub fn write_with_external_data(&self, folder: impl AsRef<Path>, prefix: &str, above: u64) -> Result<()> {
         let folder = folder.as_ref();
         match std::fs::metadata(folder) {
             Ok(there) if there.is_dir() => {}
@@ -372,7 +367,8 @@ impl Artifacts {
             )));
         }
         // Artifacts of earlier artifacts: what those have stays as it is.
-        let mut names = std::iter::once("frozen.data".to_owned()).chain((2..).map(|n| format!("frozen_{n}.data")));
+        let mut names =
+            std::iter::once("frozen.data".to_owned()).chain((2..).map(|n| format!("frozen_{n}.data")));
         let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.read_from(path)));
         let data = data.expect("there are more names than files");
         // What lies in files elsewhere is not written into each model.

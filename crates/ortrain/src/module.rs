@@ -1096,9 +1096,12 @@ impl Module {
         above: u64,
     ) -> Result<()> {
         let (model, path) = (self.inference_model(state, graph_output_names)?, path.as_ref());
-        let Some(data) = model.data_file_above(path, above)? else { return Ok(model.save_above(path, above)?) };
+        let Some(data) = model.data_file_above(path, above)? else {
+            return Ok(model.save_above(path, above)?);
+        };
         let place = ortrain_files::resolved(&data);
-        if let Some(file) = self.read_from.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
+        if let Some(file) =
+            self.read_from.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
         {
             return Err(Error::Argument(format!(
                 "the model cannot be exported to {}: its weights would replace {}, in which the models that are trained \

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
-use ortrain_onnx::{EXTERNAL_FROM, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use ortrain_onnx::proto::tensor_proto::DataLocation;
+use ortrain_onnx::{EXTERNAL_FROM, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Payloads that were read from files of external data. A payload is known by its memory, which stays as long as this

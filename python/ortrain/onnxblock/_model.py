@@ -116,8 +116,8 @@ def base(
 
     Args:
         model: the model; it is not changed.
-        model_path: where its file lies: its external data is found beside it, if the model was loaded without, as models
-            of more than 2 GiB have to be. Kept for :attr:`ModelAccessor.path`, too.
+        model_path: where its file lies: its external data is found beside it, if the model was loaded without, as
+            models of more than 2 GiB have to be. Kept for :attr:`ModelAccessor.path`, too.
         operators: operators and gradients of one's own that the model, or what blocks add to it, uses.
 
     Raises:
