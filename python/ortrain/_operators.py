@@ -103,10 +103,12 @@ class OperatorLibrary:
         self._native.add_gradient(domain, operator, node, _message(gradient))
 
 
-Source: TypeAlias = str | bytes | tuple[str | bytes, _ortrain.OperatorLibrary]
+# A path, the bytes of a model, or these and the folder of its external data.
+Plain: TypeAlias = str | bytes | tuple[bytes, str]
+Source: TypeAlias = Plain | tuple[Plain, _ortrain.OperatorLibrary]
 
 
-def with_operators(source: str | bytes, operators: OperatorLibrary | None) -> Source:
+def with_operators(source: Plain, operators: OperatorLibrary | None) -> Source:
     """A path or the bytes of a model, with operators of the caller's if there are any."""
     if operators is None:
         return source

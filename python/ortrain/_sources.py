@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from ortrain.errors import NoSuchFileError
+from ortrain.errors import InvalidArgumentError, NoSuchFileError
 
 
 @runtime_checkable
@@ -28,7 +28,16 @@ def model_source(model: ModelLike) -> str | bytes:
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model)
     if isinstance(model, SupportsSerializeToString):
-        return model.SerializeToString()
+        try:
+            return model.SerializeToString()
+        except Exception as error:
+            # protobuf has errors of its own, in a package that need not be there; no field of a model is required.
+            if type(error).__name__ not in ("EncodeError", "ValueError"):
+                raise
+            raise InvalidArgumentError(
+                "the model takes more than 2 GiB, which no message of protobuf can have; write it to a file with its "
+                "weights in a file beside it (onnx.save_model(..., save_as_external_data=True)), and give its path"
+            ) from error
     raise TypeError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import ParameterInfo, inspection
-from ortrain._operators import OperatorLibrary, Source, with_operators
+from ortrain._operators import OperatorLibrary, Plain, Source, with_operators
 from ortrain._sources import ModelLike, PathLike, existing_library, model_source
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.ortvalue import OrtValue
@@ -155,11 +155,17 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     batch_norm: Literal["auto", "train", "freeze"] = "auto",
     operators: OperatorLibrary | None = None,
+    external_data: bool = False,
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
 
     The files load here and in onnxruntime-training. Nothing is written unless everything can be; existing files are
     replaced. The caller's model is not changed.
+
+    What is neither trained nor in the checkpoint, a frozen base, lies in the models; or once for all of them in files
+    beside them. What the model has in files of external data in the artifact folder or below stays there, and the
+    artifacts name those files. What it has in files elsewhere, and everything else where a model would take more than
+    2 GiB, is written to ``frozen.data``, for readers of ONNX find nothing outside the folder of a model.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -189,6 +195,7 @@ def generate_artifacts(
             itself says (``training_mode``) makes no difference. Running statistics that are updated are in the
             checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
         operators: operators and gradients of one's own; the artifacts hold plain nodes and need none.
+        external_data: whether initializers lie in ``frozen.data`` also where the models would take less than 2 GiB.
 
     Raises:
         InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
@@ -221,7 +228,8 @@ def generate_artifacts(
         raise UnsupportedError("ort_format=True is not supported: ortrain writes and reads .onnx files")
     if custom_op_library is not None:
         existing_library(custom_op_library)
-    source = model_source(model)
+    given = model_source(model)
+    source: Plain = given
     optimizer_model = None
     chosen = _Choice(with_operators(source, operators), loss, loss_input_names)
     frozen = chosen.frozen(frozen_params)
@@ -233,10 +241,10 @@ def generate_artifacts(
         if _is_block(loss):
             names = _names("loss_input_names", loss_input_names)
             additional = _names("additional_output_names", additional_output_names)
-            source = _artifacts.with_loss(source, loss, names, additional, operators)
+            source = _artifacts.with_loss(given, loss, names, additional, operators)
             loss, loss_input_names = None, None
         if _is_block(optimizer):
-            optimizer_model, optimizer = _artifacts.optimizer_model(source, optimizer, trained, frozen), None
+            optimizer_model, optimizer = _artifacts.optimizer_model(given, optimizer, trained, frozen), None
     _ortrain.generate_artifacts(
         with_operators(source, operators),
         requires_grad=trained,
@@ -250,6 +258,7 @@ def generate_artifacts(
         nominal_checkpoint=nominal_checkpoint,
         loss_input_names=_names("loss_input_names", loss_input_names),
         batch_norm=batch_norm,
+        external_above=0 if external_data else None,
     )
 
 

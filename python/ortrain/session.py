@@ -337,8 +337,12 @@ class TrainingSession:
         """
         return len(self._native.output_names(training))
 
-    def export_model_for_inferencing(self, inference_model_path: PathLike, graph_output_names: Sequence[str]) -> None:
+    def export_model_for_inferencing(
+        self, inference_model_path: PathLike, graph_output_names: Sequence[str], external_data: bool = False
+    ) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need.
+
+        A model of more than 2 GiB has its weights in ``<inference_model_path>.data``; with ``external_data`` any has.
 
         Raises:
             InvalidArgumentError: for a name that no value has, or without any.
@@ -349,7 +353,8 @@ class TrainingSession:
         """
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")
-        self._native.export_model_for_inferencing(os.fspath(inference_model_path), list(graph_output_names))
+        above = 0 if external_data else None
+        self._native.export_model_for_inferencing(os.fspath(inference_model_path), list(graph_output_names), above)
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of random numbers (of Dropout, say), which is the state's and goes into checkpoints.

@@ -43,6 +43,9 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// The path is no place for a file of ours.
+    #[error(transparent)]
+    Unwritable(ortrain_files::Error),
     /// What is wrong with the content of a file. [`Error::content`] reaches through.
     #[error("{}: {source}", path.display())]
     InFile {
@@ -205,6 +208,17 @@ impl Error {
         match self {
             Error::InFile { source, .. } => source.content(),
             error => error,
+        }
+    }
+}
+
+impl From<ortrain_files::Error> for Error {
+    fn from(error: ortrain_files::Error) -> Error {
+        match error {
+            ortrain_files::Error::NoName { path } => Error::NoName { path },
+            ortrain_files::Error::Directory { path } => Error::Directory { path },
+            ortrain_files::Error::Io { action, path, source } => Error::Io { action, path, source },
+            error => Error::Unwritable(error),
         }
     }
 }

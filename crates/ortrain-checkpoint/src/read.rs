@@ -89,9 +89,9 @@ pub(crate) fn side_path(path: &Path) -> std::path::PathBuf {
     disk::with_suffix(path, ".data")
 }
 
-/// See [`side_path`].
+/// See [`side_path`]. Where the path of the `.data` file is a link, this is where that leads.
 pub(crate) fn waiting_side_path(path: &Path, checksum: u32) -> std::path::PathBuf {
-    disk::with_suffix(path, &format!(".data.{checksum:08x}"))
+    ortrain_files::beside(&ortrain_files::resolved(&side_path(path)), &format!("{checksum:08x}"))
 }
 
 fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {

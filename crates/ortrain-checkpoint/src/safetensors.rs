@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use bytes::Bytes;
+use ortrain_files::Staged;
 use ortrain_graph::{DType, Tensor};
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::disk::{self, Staged};
-use crate::{Error, NamedTensor, Result};
+use crate::{Error, NamedTensor, Result, disk};
 
 /// Reads the tensors of a safetensors buffer, in the order of their bytes. Tensors are ranges of the buffer.
 ///
@@ -67,9 +67,9 @@ pub fn write_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
 pub fn save_safetensors(tensors: &[NamedTensor], path: impl AsRef<Path>) -> Result<()> {
     let bytes = write_safetensors(tensors)?;
     let mut file = Staged::beside(path.as_ref())?;
-    file.write(&bytes)?;
-    file.flush()?;
-    file.place(path.as_ref())
+    file.append(&bytes)?;
+    file.sync()?;
+    Ok(file.place()?)
 }
 
 fn to_safetensors(dtype: DType) -> Dtype {

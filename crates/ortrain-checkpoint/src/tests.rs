@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
+use ortrain_files::faults::{self, Act};
 use ortrain_graph::{DType, Tensor};
 use planus::Builder;
 
-use crate::disk::faults::{self, Act};
 use crate::generated::ortrain::checkpoint as format;
 use crate::read::{IDENTIFIER, SideSum, load_by, waiting_side_path};
 use crate::write::header;
@@ -949,6 +949,171 @@ mod files {
     #[test]
     fn devices_are_refused() {
         assert_eq!(load("/dev/zero").unwrap_err().to_string(), "/dev/zero is not a regular file");
+    }
+
+    #[cfg(unix)]
+    mod unix {
+        use std::fs::Permissions;
+        use std::os::unix::fs::{PermissionsExt, symlink};
+
+        use super::*;
+
+        type Writer = fn(&Path) -> crate::Result<()>;
+
+        /// Every way to a file.
+        const WRITERS: [(&str, Writer); 4] = [
+            ("checkpoint", |path| save(&small(), path, Layout::State)),
+            ("two files", |path| save(&sample(), path, external(Layout::State))),
+            ("artifact", |path| stage(&small(), path, Layout::Artifacts)?.place()),
+            ("safetensors", |path| save_safetensors(&tensors(), path)),
+        ];
+
+        fn tensors() -> Vec<NamedTensor> {
+            vec![NamedTensor::new("w", Tensor::f32(&[1], &[1.0]))]
+        }
+
+        /// Whether a file can be read as what its writer writes.
+        fn sound(name: &str, path: &Path) -> bool {
+            match name {
+                "safetensors" => load_safetensors(path).unwrap() == tensors(),
+                _ => load(path).is_ok(),
+            }
+        }
+
+        fn mode(path: &Path) -> u32 {
+            fs::metadata(path).unwrap().permissions().mode() & 0o7777
+        }
+
+        #[test]
+        fn every_writer_keeps_the_mode() {
+            for (name, write) in WRITERS {
+                let folder = tempfile::tempdir().unwrap();
+                let (path, side) = (folder.path().join("c"), folder.path().join("c.data"));
+                for wanted in [0o640, 0o600, 0o664, 0o440] {
+                    fs::write(&path, "old").unwrap();
+                    fs::set_permissions(&path, Permissions::from_mode(wanted)).unwrap();
+                    let _ = fs::remove_file(&side);
+                    write(&path).unwrap();
+                    write(&path).unwrap();
+                    assert!(sound(name, &path), "{name}");
+                    assert_eq!(format!("{:o}", mode(&path)), format!("{wanted:o}"), "{name}");
+                    if side.exists() {
+                        assert_eq!(format!("{:o}", mode(&side)), format!("{wanted:o}"), "{name}");
+                    }
+                    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+                }
+            }
+        }
+
+        #[test]
+        fn every_writer_follows_links() {
+            for (name, write) in WRITERS {
+                let folder = tempfile::tempdir().unwrap();
+                let at = |name: &str| folder.path().join(name);
+                fs::create_dir(at("store")).unwrap();
+                for (link, target) in [("c", "store/one"), ("c.data", "store/two")] {
+                    symlink(target, at(link)).unwrap();
+                }
+                // To nothing first, and then to what was written.
+                for round in 0..2 {
+                    write(&at("c")).unwrap();
+                    assert!(sound(name, &at("c")), "{name} in round {round}");
+                    assert_eq!(fs::read_link(at("c")).unwrap(), Path::new("store/one"), "{name}");
+                    assert_eq!(fs::read_link(at("c.data")).unwrap(), Path::new("store/two"), "{name}");
+                    let there: &[&str] = if name == "two files" { &["one", "two"] } else { &["one"] };
+                    assert_eq!(names(&at("store")), there, "{name} in round {round}");
+                    assert_eq!(names(folder.path()), ["c", "c.data", "store"], "{name}");
+                }
+                symlink("loop", at("loop")).unwrap();
+                assert_eq!(
+                    write(&at("loop")).unwrap_err().to_string(),
+                    format!(
+                        "cannot write {}: it is a symbolic link that leads back to itself; remove it or name another \
+                         file",
+                        at("loop").display()
+                    ),
+                    "{name}"
+                );
+            }
+        }
+
+        #[test]
+        fn a_save_through_links_that_fails_leaves_a_state() {
+            let folder = tempfile::tempdir().unwrap();
+            let at = |name: &str| folder.path().join(name);
+            fs::create_dir(at("store")).unwrap();
+            symlink("store/one", at("c")).unwrap();
+            symlink("store/two", at("c.data")).unwrap();
+            let [first, second] = pair();
+            let options = external(Layout::State);
+            for failing in 0.. {
+                save(&first, at("c"), options).unwrap();
+                let (saved, _) = faults::with(Some(failing), || save(&second, at("c"), options));
+                let found = load(at("c")).unwrap();
+                assert!(found == first || found == second, "failing at {failing}");
+                if saved.is_ok() {
+                    break;
+                }
+            }
+            assert_eq!(names(&at("store")), ["one", "two"]);
+        }
+
+        #[test]
+        fn every_writer_refuses_what_is_no_regular_file() {
+            let folder = tempfile::tempdir().unwrap();
+            let pipe = folder.path().join("pipe");
+            assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            for (name, write) in WRITERS {
+                for (path, kind) in [(Path::new("/dev/null"), "a device"), (&pipe, "a pipe")] {
+                    assert_eq!(
+                        write(path).unwrap_err().to_string(),
+                        format!(
+                            "cannot write {}: it is {kind}, and only regular files are replaced; name another file",
+                            path.display()
+                        ),
+                        "{name}"
+                    );
+                }
+            }
+            assert_eq!(names(folder.path()), ["pipe"]);
+            assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        }
+
+        #[test]
+        fn every_writer_has_room_for_long_names_and_sweeps() {
+            for (name, write) in WRITERS {
+                let folder = tempfile::tempdir().unwrap();
+                let path = folder.path().join("c".repeat(250));
+                for suffix in ["", ".data"] {
+                    let target = crate::disk::with_suffix(&path, suffix);
+                    fs::write(ortrain_files::beside(&target, "77-0.tmp"), "half of").unwrap();
+                }
+                write(&path).unwrap();
+                write(&path).unwrap();
+                assert!(sound(name, &path), "{name}");
+                let left = names(folder.path());
+                // Safetensors have no second file.
+                let swept = left.iter().filter(|name| name.ends_with(".tmp")).count();
+                assert_eq!(swept, usize::from(name == "safetensors"), "{name}: {left:?}");
+            }
+        }
+
+        #[test]
+        fn a_second_file_of_a_long_name_may_wait() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("c".repeat(250));
+            let [first, second] = pair();
+            let options = external(Layout::State);
+            for failing in 0.. {
+                save(&first, &path, options).unwrap();
+                let (saved, _) = faults::with(Some(failing), || save(&second, &path, options));
+                let found = load(&path).unwrap();
+                assert!(found == first || found == second, "failing at {failing}");
+                if saved.is_ok() {
+                    break;
+                }
+            }
+        }
     }
 }
 

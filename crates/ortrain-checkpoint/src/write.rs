@@ -3,15 +3,15 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use ortrain_files::{Staged, flush_folder, lock_folder, sweep, sweep_waiting};
 use ortrain_graph::DType;
 use planus::{Builder, Offset};
 
-use crate::disk::{self, Staged};
 use crate::generated::ortrain::checkpoint as format;
 use crate::read::{IDENTIFIER, INLINE, SideSum, VERSION, side_path, waiting_side_path};
 use crate::{
     Checkpoint, Error, Extras, ModuleState, NamedTensor, NominalTensor, OptimizerGroup, Property, Result,
-    trailer,
+    disk, trailer,
 };
 
 /// Above this many bytes of tensors, [`save`] moves them to `<path>.data`: 1800 MiB, as onnxruntime-training 1.19.2.
@@ -128,21 +128,23 @@ pub fn stage(
     let side = if plan.tensors().map(|tensor| tensor.data.len() as u64).sum::<u64>() > options.external_above
     {
         plan.move_out(options.layout);
-        Some(plan.write_side(&side_path(&path))?)
+        Some(plan.write_side(&path)?)
     } else {
+        // A larger one may have been killed here.
+        sweep(&ortrain_files::resolved(&side_path(&path)));
         None
     };
     let buffer = plan.build(side.as_ref().map(|(_, sum)| sum))?;
 
     let mut main = Staged::beside(&path)?;
     for part in buffer.parts() {
-        main.write(part)?;
+        main.append(part)?;
     }
-    main.flush()?;
+    main.sync()?;
     let side = match side {
         None => None,
         Some((mut side, sum)) => {
-            side.flush()?;
+            side.sync()?;
             Some((side, sum.checksum, buffer.parts().concat()))
         }
     };
@@ -156,8 +158,9 @@ impl StagedCheckpoint {
     /// When the operating system refuses.
     pub fn place(self) -> Result<()> {
         let StagedCheckpoint { path, mut main, side } = self;
-        let Some((mut side, checksum, content)) = side else { return main.place(&path) };
-        let _one_at_a_time = disk::lock_folder(&path);
+        let Some((mut side, checksum, content)) = side else { return Ok(main.place()?) };
+        let (place, side_place) = (main.destination().to_owned(), side.destination().to_owned());
+        let _one_at_a_time = lock_folder(&place);
         let waiting = waiting_side_path(&path, checksum);
         let wanted = waiting.exists();
         side.rename(&waiting)?;
@@ -165,19 +168,19 @@ impl StagedCheckpoint {
             // The checkpoint that is there may be waiting for the very same tensors.
             side.keep();
         }
-        disk::flush_folder(&path)?;
-        main.rename(&path)?;
+        flush_folder(&waiting)?;
+        main.rename(&place)?;
         // From here on the new checkpoint is there, and needs its tensors wherever they lie.
         main.keep();
         side.keep();
-        disk::flush_folder(&path)?;
+        flush_folder(&place)?;
         if disk::read(&path).is_ok_and(|there| there != content) {
             // A save without tensors to wait for has replaced it already, or one that did not see the lock.
             return Ok(());
         }
-        side.rename(&side_path(&path))?;
-        disk::flush_folder(&path)?;
-        disk::sweep_waiting(&side_path(&path));
+        side.rename(&side_place)?;
+        flush_folder(&side_place)?;
+        sweep_waiting(&side_place);
         Ok(())
     }
 }
@@ -321,11 +324,11 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Writes the `.data` file, beside its place.
+    /// Writes the `.data` file of the checkpoint at `path`, beside its place.
     fn write_side(&self, path: &Path) -> Result<(Staged, SideSum)> {
         // Asked before the work, for no work then is in vain.
         self.check_size()?;
-        let mut file = Staged::beside(path)?;
+        let mut file = Staged::beside_like(&side_path(path), path)?;
         let mut hasher = crc32fast::Hasher::new();
         let mut length = 0;
         for tensor in self.tensors() {
@@ -333,7 +336,7 @@ impl<'a> Plan<'a> {
             let padding = &[0; ALIGNMENT as usize][..(start - length) as usize];
             for bytes in [padding, tensor.data] {
                 hasher.update(bytes);
-                file.write(bytes)?;
+                file.append(bytes)?;
             }
             length = start + tensor.data.len() as u64;
         }

@@ -290,13 +290,29 @@ pub enum OnnxError {
 
     /// A protobuf message cannot be larger than 2 GiB.
     #[error(
-        "the model takes {size} bytes, but one ONNX file holds at most 2 GiB; \
-         save it with external data, which keeps the weights in a file beside it"
+        "the model takes {size} bytes, but one message of ONNX holds at most 2 GiB; only written to a path, with its \
+         weights in a file beside it, can a model be larger"
     )]
     TooLarge {
         /// The bytes the message would take.
         size: usize,
     },
+
+    /// What is left of a model without its weights is larger than 2 GiB.
+    #[error(
+        "{} takes {size} bytes without the weights that lie in the file beside it, but one message of ONNX holds at most \
+         2 GiB; its nodes hold large constants: make initializers of them", .path.display()
+    )]
+    TooLargeInside {
+        /// The file that was to be written.
+        path: PathBuf,
+        /// The bytes the message would take.
+        size: usize,
+    },
+
+    /// The path to save to is no place for a file.
+    #[error(transparent)]
+    Unwritable(ortrain_files::Error),
 
     /// The path to save to does not name a file.
     #[error("cannot save to {}: the path does not end in a file name", .path.display())]
@@ -304,6 +320,16 @@ pub enum OnnxError {
         /// The path.
         path: PathBuf,
     },
+}
+
+impl From<ortrain_files::Error> for OnnxError {
+    fn from(error: ortrain_files::Error) -> OnnxError {
+        match error {
+            ortrain_files::Error::NoName { path } => OnnxError::FileName { path },
+            ortrain_files::Error::Io { path, source, .. } => OnnxError::Write { path, error: source },
+            error => OnnxError::Unwritable(error),
+        }
+    }
 }
 
 /// How much of a stranger's text is repeated in a message.

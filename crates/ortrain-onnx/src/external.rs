@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use ortrain_files::folder;
 
 use crate::error::shown;
 use crate::mapped;
@@ -58,6 +59,9 @@ enum Source {
 /// Models exported with a file per tensor have thousands of files; a process may open about a thousand.
 const MAX_OPEN: usize = 32;
 
+/// What is read from a file starts at a multiple of this, so that whoever computes on it need not copy it.
+const READ_ALIGNMENT: usize = 256;
+
 impl ExternalData {
     /// No folder and no bytes: a tensor with external data is an error.
     pub fn none() -> Self {
@@ -72,7 +76,7 @@ impl ExternalData {
 
     /// Files beside the model at `path`.
     pub fn beside(path: &Path, storage: Storage) -> Self {
-        let given = absolute(folder_of(path).to_owned());
+        let given = absolute(folder(path).to_owned());
         let behind_link = std::fs::canonicalize(path).ok().and_then(|real| Some(real.parent()?.to_owned()));
         Self { folders: Some(Folders { given, behind_link }), storage, ..Self::default() }
     }
@@ -115,10 +119,12 @@ impl ExternalData {
             // The range is inside, so both fit `usize`.
             Source::Memory(bytes) => Ok(bytes.slice(offset as usize..offset as usize + expected)),
             Source::File { file, .. } => {
-                let mut bytes = Vec::new();
+                let mut bytes: Vec<u8> = Vec::new();
                 bytes
-                    .try_reserve_exact(expected)
+                    .try_reserve_exact(expected.saturating_add(READ_ALIGNMENT - 1))
                     .map_err(|_| OnnxError::OutOfMemory { tensor: label(tensor), bytes: expected })?;
+                let skipped = bytes.as_ptr().addr().wrapping_neg() % READ_ALIGNMENT;
+                bytes.resize(skipped, 0);
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let read = file
                     .seek(SeekFrom::Start(offset))
@@ -135,9 +141,18 @@ impl ExternalData {
                         size,
                     });
                 }
-                Ok(bytes.into())
+                Ok(Bytes::from(bytes).slice(skipped..))
             }
         }
+    }
+
+    /// The file that holds the external bytes of `tensor`, with all links followed, and where in it they begin.
+    pub(crate) fn locate(&self, tensor: &TensorProto) -> Result<Option<(PathBuf, u64)>, OnnxError> {
+        let Range { location, offset, .. } = Range::of(tensor)?;
+        if self.provided.contains_key(location) || self.folders.is_none() {
+            return Ok(None);
+        }
+        Ok(Some((self.path_of(tensor, location)?, offset)))
     }
 
     fn source(&self, tensor: &TensorProto, location: &str) -> Result<Arc<Source>, OnnxError> {
@@ -156,7 +171,8 @@ impl ExternalData {
         Ok(source)
     }
 
-    fn open(&self, tensor: &TensorProto, location: &str) -> Result<Source, OnnxError> {
+    /// The path of a plain file inside the model's folder, with all links followed.
+    fn path_of(&self, tensor: &TensorProto, location: &str) -> Result<PathBuf, OnnxError> {
         let refuse =
             |reason| OnnxError::Location { tensor: label(tensor), location: shown(location), reason };
         let relative = plain_relative(location).map_err(refuse)?;
@@ -175,6 +191,12 @@ impl ExternalData {
         if !path.metadata().map_err(failed)?.is_file() {
             return Err(refuse("it is not a plain file"));
         }
+        Ok(path)
+    }
+
+    fn open(&self, tensor: &TensorProto, location: &str) -> Result<Source, OnnxError> {
+        let failed = |error| unreadable(tensor, location, error);
+        let path = self.path_of(tensor, location)?;
         let file = File::open(&path).map_err(failed)?;
         match self.storage {
             Storage::Mapped => Ok(Source::Memory(mapped::map(&file).map_err(failed)?)),
@@ -224,14 +246,6 @@ impl<'a> Range<'a> {
         }
         let location = location.ok_or_else(|| wrong("it names no `location`".into()))?;
         Ok(Range { location, offset, length })
-    }
-}
-
-/// The folder a file lies in, as the caller would write it.
-pub(crate) fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
     }
 }
 

@@ -56,6 +56,8 @@ pub use proto::{
     StringStringEntryProto, TensorAnnotation, TensorProto, TensorShapeProto, TrainingInfoProto, TypeProto,
     ValueInfoProto,
 };
-pub use save::{StagedModel, encode, save, stage};
+pub use save::{
+    DataFile, EXTERNAL_FROM, LARGEST_MESSAGE, StagedModels, ToWrite, encode, message_size, save, stage,
+};
 pub use sparse::densify;
 pub use tensors::{TensorRole, visit_tensors_mut};

@@ -1,7 +1,7 @@
 //! From bytes to a model.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -89,6 +89,16 @@ impl LoadedModel {
     /// Dimensions, type, size or place of the data may be wrong; the error names the tensor and says how.
     pub fn tensor_payload(&self, tensor: &TensorProto) -> Result<Bytes, OnnxError> {
         payload::tensor_payload(tensor, &self.external)
+    }
+
+    /// The file that holds the external data of one of the model's tensors, with all links followed, and where in it the
+    /// data begins; `None` if it has none, or none in a file.
+    ///
+    /// # Errors
+    ///
+    /// The file is not there, or not inside the model's folder.
+    pub fn external_file(&self, tensor: &TensorProto) -> Result<Option<(PathBuf, u64)>, OnnxError> {
+        if payload::is_external(tensor) { self.external.locate(tensor) } else { Ok(None) }
     }
 
     /// One of the model's sparse tensors, written out; see [`densify`](crate::densify).

@@ -236,6 +236,11 @@ fn typed(
 /// External data of any type with a fixed size, as it is stored: for saving what only passes through.
 pub(crate) fn stored_bytes(tensor: &TensorProto, external: &ExternalData) -> Result<Bytes, OnnxError> {
     check_place(tensor)?;
+    external.read(tensor, stored_size(tensor)?)
+}
+
+/// How many bytes [`stored_bytes`] are, by dimensions and type.
+pub(crate) fn stored_size(tensor: &TensorProto) -> Result<usize, OnnxError> {
     let bits = match DataType::try_from(tensor.data_type) {
         Ok(DataType::Complex64) => 64,
         Ok(DataType::Complex128) => 128,
@@ -250,6 +255,5 @@ pub(crate) fn stored_bytes(tensor: &TensorProto, external: &ExternalData) -> Res
         Ok(DataType::Uint2 | DataType::Int2) => 2,
         _ => element_size(element_type(tensor)?).unwrap_or(1) * 8,
     };
-    let (_, bytes) = counts(tensor, bits)?;
-    external.read(tensor, bytes)
+    Ok(counts(tensor, bits)?.1)
 }

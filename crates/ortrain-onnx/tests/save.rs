@@ -6,9 +6,10 @@ mod common;
 
 use bytes::Bytes;
 use common::{external, model, raw, says, tensor};
+use ortrain_files::faults;
 use ortrain_onnx::{
-    AttributeProto, AttributeType, DataType, ExternalData, LoadedModel, ModelProto, NodeProto, OnnxError,
-    SparseTensorProto, TensorProto, encode, save, visit_tensors_mut,
+    AttributeProto, AttributeType, DataFile, DataType, ExternalData, LoadedModel, ModelProto, NodeProto,
+    OnnxError, SparseTensorProto, TensorProto, ToWrite, encode, message_size, save, stage, visit_tensors_mut,
 };
 
 fn files(folder: &std::path::Path) -> Vec<String> {
@@ -62,7 +63,10 @@ fn says_where_it_could_not_write() {
     // The target is a folder: nothing is left behind.
     let path = folder.path().join("sub");
     std::fs::create_dir_all(path.join("x")).unwrap();
-    assert!(matches!(save(&weights(), &path), Err(OnnxError::Write { .. })));
+    says(
+        save(&weights(), &path),
+        &format!("cannot write {}: it is a folder; name a file in it", path.display()),
+    );
     assert_eq!(files(folder.path()), ["sub"]);
 }
 
@@ -76,8 +80,8 @@ fn two_gigabytes_need_external_data() {
     says::<()>(
         Err(error),
         &format!(
-            "the model takes {size} bytes, but one ONNX file holds at most 2 GiB; save it with external data, which \
-             keeps the weights in a file beside it"
+            "the model takes {size} bytes, but one message of ONNX holds at most 2 GiB; only written to a path, with its \
+             weights in a file beside it, can a model be larger"
         ),
     );
 }
@@ -181,4 +185,235 @@ fn every_tensor_is_visited() {
     .unwrap();
     let part = ["t", "ts", "inner", "values", "indices", "inner", "values", "indices"];
     assert_eq!(names, [["outer"].as_slice(), &part, &part].concat());
+}
+
+/// A model whose weights are all `value`, and which says so.
+fn marked(value: u8) -> LoadedModel {
+    let proto = ModelProto {
+        producer_version: value.to_string(),
+        ..model(vec![raw("w", DataType::Uint8, &[5000], vec![value; 5000])])
+    };
+    LoadedModel::from_proto(proto, ExternalData::none())
+}
+
+/// What the model at a path says of its weights, which must be so.
+fn mark(path: &std::path::Path) -> String {
+    let loaded = LoadedModel::load(path).unwrap();
+    let weights = loaded.tensor_payload(&loaded.proto.graph.as_ref().unwrap().initializer[0]).unwrap();
+    let said: u8 = loaded.proto.producer_version.parse().unwrap();
+    assert!(weights.len() == 5000 && weights.iter().all(|&byte| byte == said), "other weights than {said}");
+    loaded.proto.producer_version
+}
+
+/// A disk that fails from some step on, before each of them, as when the process is killed there: the model that is there
+/// has the data that belongs to it.
+#[test]
+fn at_every_moment_a_model_has_its_own_data() {
+    let mut marks = Vec::new();
+    for failing in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.onnx");
+        marked(1).save_with_external_data(&path, 1000).unwrap();
+        let (saved, _) = faults::with(Some(failing), || marked(2).save_with_external_data(&path, 1000));
+        marks.push(mark(&path));
+        if saved.is_ok() {
+            assert_eq!(mark(&path), "2");
+            break;
+        }
+        // The next save finds nothing that is in its way, and leaves nothing.
+        marked(3).save_with_external_data(&path, 1000).unwrap();
+        assert_eq!(mark(&path), "3");
+        assert_eq!(files(folder.path()), ["m.onnx", "m.onnx.data"], "failed at {failing}");
+    }
+    assert!(marks.is_sorted() && marks[0] == "1", "{marks:?}");
+    assert!(marks.iter().filter(|mark| *mark == "2").count() > 3, "{marks:?}");
+}
+
+#[test]
+fn data_goes_out_above_a_limit_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.onnx");
+    let model = marked(7);
+    let size = message_size(&model.proto) as u64;
+    model.save_above(&path, size).unwrap();
+    assert_eq!(files(folder.path()), ["m.onnx"]);
+    model.save_above(&path, size - 1).unwrap();
+    assert_eq!(files(folder.path()), ["m.onnx", "m.onnx.data"]);
+    assert_eq!(mark(&path), "7");
+    // Data that lies outside counts as much as if it lay inside.
+    let loaded = LoadedModel::load(&path).unwrap();
+    let again = folder.path().join("again.onnx");
+    loaded.save_above(&again, 5000).unwrap();
+    assert_eq!(files(folder.path()), ["again.onnx", "again.onnx.data", "m.onnx", "m.onnx.data"]);
+    std::fs::remove_file(folder.path().join("again.onnx.data")).unwrap();
+    loaded.save_above(&again, u64::MAX).unwrap();
+    assert_eq!(mark(&again), "7");
+    assert_eq!(files(folder.path()), ["again.onnx", "m.onnx", "m.onnx.data"]);
+}
+
+#[test]
+fn models_share_what_they_have_in_common() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let base = raw("base", DataType::Uint8, &[1 << 20], vec![5; 1 << 20]);
+    let typed = TensorProto { float_data: vec![2.0; 500], ..tensor("typed", DataType::Float, &[500]) };
+    let own = |value: u8| raw("own", DataType::Uint8, &[2000], vec![value; 2000]);
+    let there = external("there", &[300], &[("location", "there.bin")]);
+    std::fs::write(at("there.bin"), [9; 1200]).unwrap();
+    let train = model(vec![base.clone(), own(1), typed.clone(), there.clone()]);
+    let eval = model(vec![own(2), typed, base, there.clone()]);
+    let none = ExternalData::none();
+    let (train_path, eval_path, data) = (at("train.onnx"), at("eval.onnx"), at("frozen.data"));
+    let models = [
+        ToWrite { model: &train, external: &none, path: &train_path },
+        ToWrite { model: &eval, external: &none, path: &eval_path },
+    ];
+    let options = DataFile { path: &data, above: 0, from: 1024, keep: true };
+    for _ in 0..2 {
+        stage(&models, &options).unwrap().place().unwrap();
+    }
+    assert_eq!(files(folder.path()), ["eval.onnx", "frozen.data", "there.bin", "train.onnx"]);
+    let length = std::fs::metadata(&data).unwrap().len();
+    assert!(
+        (1 << 20..(1 << 20) + 10_000).contains(&length),
+        "the base is there once, but {length} bytes are"
+    );
+    for (path, want) in [(&train_path, &train), (&eval_path, &eval)] {
+        let loaded = LoadedModel::load(path).unwrap();
+        let want =
+            LoadedModel::from_proto(want.clone(), ExternalData::in_folder(folder.path(), Default::default()));
+        let initializers = |model: &LoadedModel| model.proto.graph.as_ref().unwrap().initializer.clone();
+        for (tensor, old) in initializers(&loaded).iter().zip(&initializers(&want)) {
+            assert_eq!(loaded.tensor_payload(tensor).unwrap(), want.tensor_payload(old).unwrap());
+        }
+    }
+    // What names a file keeps it; staged and not placed, nothing is there.
+    let kept = LoadedModel::load(&train_path).unwrap().proto.graph.unwrap().initializer.remove(3);
+    assert_eq!(kept, there);
+    std::fs::remove_file(&data).unwrap();
+    drop(stage(&models, &options).unwrap());
+    assert_eq!(files(folder.path()), ["eval.onnx", "there.bin", "train.onnx"]);
+}
+
+#[test]
+fn what_cannot_leave_a_message_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.onnx");
+    let buffer = Bytes::from(vec![0; 1 << 20]);
+    let constant = |i: usize| NodeProto {
+        attribute: vec![AttributeProto {
+            t: Some(Box::new(raw(&i.to_string(), DataType::Uint8, &[1 << 20], buffer.clone()))),
+            ..AttributeProto::default()
+        }],
+        ..NodeProto::default()
+    };
+    let mut proto = marked(1).proto;
+    proto.graph.as_mut().unwrap().node = (0..2048).map(constant).collect();
+    let model = LoadedModel::from_proto(proto, ExternalData::none());
+    let error = model.save_above(&path, u64::MAX).unwrap_err();
+    let OnnxError::TooLargeInside { size, .. } = error else { panic!("{error}") };
+    says::<()>(
+        Err(error),
+        &format!(
+            "{} takes {size} bytes without the weights that lie in the file beside it, but one message of ONNX holds at \
+             most 2 GiB; its nodes hold large constants: make initializers of them",
+            path.display()
+        ),
+    );
+    assert_eq!(files(folder.path()), [""; 0]);
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    use super::*;
+
+    type Writer = fn(&Path) -> Result<(), OnnxError>;
+
+    /// Every way to a model file.
+    const WRITERS: [(&str, Writer); 3] = [
+        ("message", |path| save(&marked(1).proto, path)),
+        ("one file", |path| marked(1).save(path)),
+        ("two files", |path| marked(1).save_with_external_data(path, 1000)),
+    ];
+
+    #[test]
+    fn every_writer_keeps_modes_and_links() {
+        for (name, write) in WRITERS {
+            let folder = tempfile::tempdir().unwrap();
+            let at = |name: &str| folder.path().join(name);
+            fs::create_dir(at("store")).unwrap();
+            fs::write(at("store/m.onnx"), "old").unwrap();
+            fs::write(at("m.onnx.data"), "old").unwrap();
+            fs::set_permissions(at("store/m.onnx"), Permissions::from_mode(0o640)).unwrap();
+            fs::set_permissions(at("m.onnx.data"), Permissions::from_mode(0o600)).unwrap();
+            symlink("store/m.onnx", at("m.onnx")).unwrap();
+            write(&at("m.onnx")).unwrap();
+            assert_eq!(mark(&at("m.onnx")), "1", "{name}");
+            let mode = |file: &str| fs::metadata(at(file)).unwrap().permissions().mode() & 0o7777;
+            assert_eq!((mode("store/m.onnx"), mode("m.onnx.data")), (0o640, 0o600), "{name}");
+            assert_eq!(fs::read_link(at("m.onnx")).unwrap(), Path::new("store/m.onnx"), "{name}");
+            assert_eq!(files(folder.path()), ["m.onnx", "m.onnx.data", "store"], "{name}");
+        }
+    }
+
+    #[test]
+    fn data_is_for_no_more_eyes_than_its_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.onnx");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        marked(1).save_with_external_data(&path, 1000).unwrap();
+        let data = fs::metadata(folder.path().join("m.onnx.data")).unwrap();
+        assert_eq!(data.permissions().mode() & 0o7777, 0o600);
+    }
+
+    #[test]
+    fn every_writer_refuses_what_is_no_regular_file() {
+        for (name, write) in WRITERS {
+            says(
+                write(Path::new("/dev/null")),
+                "cannot write /dev/null: it is a device, and only regular files are replaced; name another file",
+            );
+            // Also where the data belongs.
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("m.onnx");
+            symlink("/dev/null", folder.path().join("m.onnx.data")).unwrap();
+            let written = write(&path);
+            if name == "two files" {
+                says(
+                    written,
+                    &format!(
+                        "cannot write {}.data: it is a device, and only regular files are replaced; name another file",
+                        path.display()
+                    ),
+                );
+                assert_eq!(files(folder.path()), ["m.onnx.data"]);
+            }
+        }
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn every_writer_has_room_for_long_names_and_sweeps() {
+        for (name, write) in WRITERS {
+            let folder = tempfile::tempdir().unwrap();
+            let long = folder.path().join("m".repeat(250));
+            let side = folder.path().join(format!("{}.data", "m".repeat(250)));
+            for path in [&long, &side] {
+                fs::write(ortrain_files::beside(path, "77-0.tmp"), "half of").unwrap();
+            }
+            write(&long).unwrap();
+            write(&long).unwrap();
+            assert_eq!(mark(&long), "1", "{name}");
+            assert!(files(folder.path()).iter().all(|name| !name.ends_with(".tmp")), "{name}");
+            // As versions before called what they were writing.
+            fs::write(folder.path().join(".s.onnx.77-0.tmp"), "half of").unwrap();
+            write(&folder.path().join("s.onnx")).unwrap();
+            assert!(files(folder.path()).iter().all(|name| !name.ends_with(".tmp")), "{name}");
+        }
+    }
 }

@@ -187,15 +187,21 @@ impl TrainingSession {
         self.with(py, |session| Ok(session.output_names(training).into_iter().map(str::to_owned).collect()))
     }
 
+    /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.
+    #[pyo3(signature = (path, output_names, external_above=None))]
     fn export_model_for_inferencing(
         &self,
         py: Python<'_>,
         path: PathBuf,
         output_names: Vec<String>,
+        external_above: Option<u64>,
     ) -> PyResult<()> {
         self.with(py, |session| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
-            session.export_model_for_inferencing(path, &names)
+            match external_above {
+                None => session.export_model_for_inferencing(path, &names),
+                Some(above) => session.export_with_external_data(path, &names, above),
+            }
         })
     }
 

@@ -61,13 +61,17 @@ fn decoded(function: &[u8]) -> PyResult<FunctionProto> {
         .map_err(|source| InvalidArgumentError::new_err(source.to_string()))
 }
 
-/// A path, or the bytes of a model; with operators of the user's a pair of that and these.
+/// A path, or the bytes of a model, or a pair of these and the folder of external data; with operators of the user's a
+/// pair of that and these.
 pub(crate) struct Source(pub(crate) ModelSource);
 
 impl<'py> FromPyObject<'_, 'py> for Source {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Source> {
+        if let Ok((bytes, folder)) = object.extract::<(PyBackedBytes, PathBuf)>() {
+            return Ok(Source(ModelSource::BytesIn(Bytes::from_owner(bytes), folder)));
+        }
         if let Ok(pair) = object.cast::<PyTuple>() {
             let (Source(model), operators) = pair.extract::<(Source, PyRef<'_, OperatorLibrary>)>()?;
             return Ok(Source(model.with_operators(&operators.library)));
@@ -367,7 +371,7 @@ fn optimizer_of(name: &str) -> PyResult<OptimizerKind> {
 #[pyfunction]
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
-    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm
+    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
@@ -383,6 +387,7 @@ pub(crate) fn generate_artifacts(
     nominal_checkpoint: bool,
     loss_input_names: Vec<String>,
     batch_norm: &str,
+    external_above: Option<u64>,
 ) -> PyResult<()> {
     let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
     let options = ArtifactOptions {
@@ -397,7 +402,14 @@ pub(crate) fn generate_artifacts(
         batch_norm: batch_norm_of(batch_norm)?,
         ..ArtifactOptions::default()
     };
-    py.detach(|| generate(model.0, options)?.write(directory, prefix)).map_err(raise)
+    py.detach(|| {
+        let made = generate(model.0, options)?;
+        match external_above {
+            None => made.write(directory, prefix),
+            Some(above) => made.write_with_external_data(directory, prefix, above),
+        }
+    })
+    .map_err(raise)
 }
 
 /// What is known of a model: its report as JSON, as short text and as text with everything. `strict`: what is wrong with its operators is an error.

@@ -190,15 +190,21 @@ impl Module {
         planes(py, parts, true)
     }
 
+    /// Above so many bytes, weights lie in a file of their own; above what one file can hold if that is not said.
+    #[pyo3(signature = (path, output_names, external_above=None))]
     fn export_model_for_inferencing(
         &self,
         py: Python<'_>,
         path: PathBuf,
         output_names: Vec<String>,
+        external_above: Option<u64>,
     ) -> PyResult<()> {
         self.with(py, |module, state| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
-            module.export_model_for_inferencing(state, path, &names)
+            match external_above {
+                None => module.export_model_for_inferencing(state, path, &names),
+                Some(above) => module.export_with_external_data(state, path, &names, above),
+            }
         })
     }
 }

@@ -396,6 +396,7 @@ impl Making {
                 source: source.id,
                 index,
                 target: target.id,
+                last: self.random.chance(30),
             };
             // What is added to itself while it is read has no order.
             if source.id != target.id {

@@ -4,14 +4,14 @@
 //! The evaluation model is the forward model's message, edited: the loss is appended, parameters become inputs. The
 //! training model is that graph with its gradients, written at the forward model's versions of the operators.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ortrain_checkpoint::{Checkpoint, Layout, ModuleState, NamedTensor, NominalTensor, StagedCheckpoint};
 use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType};
 use ortrain_onnx::{
-    GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, StagedModel, ValueInfoProto, encode,
-    visit_tensors_mut,
+    DataFile, EXTERNAL_FROM, ExternalData, GraphProto, LARGEST_MESSAGE, LoadedModel, ModelProto,
+    OperatorSetIdProto, StagedModels, ToWrite, ValueInfoProto, stage, visit_tensors_mut,
 };
 use ortrain_ops::passes::{
     differentiate::differentiate,
@@ -30,6 +30,8 @@ use crate::constants::{constants_of_subgraphs, lift_from_subgraphs, make_initial
 use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::kind::check_forward;
 use crate::module::graph_of;
+use crate::origins::Origins;
+use crate::source::make_internal;
 use crate::tail;
 use crate::{Error, ModelSource, Result};
 
@@ -266,12 +268,21 @@ pub struct Artifacts {
     pub checkpoint: Checkpoint,
     /// Their names and types only.
     pub nominal_checkpoint: Option<Checkpoint>,
+    /// Where initializers lie on the disk already.
+    origins: Origins,
 }
 
 impl Artifacts {
     /// Writes the files to a folder, which must exist: `training_model.onnx`, `eval_model.onnx`, `checkpoint`, and, where
     /// they were asked for, `optimizer_model.onnx` and `nominal_checkpoint`; each name begins with `prefix`. Files that are
     /// there are replaced only when all the new ones are complete and on disk.
+    ///
+    /// What is neither trained nor in the checkpoint lies in both models, or once for both in a file beside them:
+    ///
+    /// - What the forward model has in files of external data in this folder or below stays there, and the models name
+    ///   those files.
+    /// - What it has in files elsewhere, and everything else where a model would take more than 2 GiB, is written to
+    ///   `frozen.data`: readers of ONNX find nothing outside the folder of a model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -283,8 +294,30 @@ impl Artifacts {
     /// ```
     ///
     /// # Errors
-    /// When a file cannot be written or would exceed 2 GiB.
+    /// When a file cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<()> {
+        self.write_with_external_data(folder, prefix, LARGEST_MESSAGE as u64)
+    }
+
+    /// [`Artifacts::write`] with another threshold: if a model would take more than `above` bytes, initializers lie in
+    /// `frozen.data`, once for all models. (`write` says 2 GiB, which is the most that an ONNX file can have.)
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::artifacts::{ArtifactOptions, Loss, generate};
+    /// let losses = vec![Loss::CrossEntropyLoss.into()];
+    /// let options = ArtifactOptions { requires_grad: vec!["fc2.bias".into()], losses, ..Default::default() };
+    /// let made = generate(setup::MODEL.into(), options)?;
+    /// let folder = tempfile::tempdir()?;
+    /// made.write_with_external_data(folder.path(), "digits_", 0)?;
+    /// let frozen = std::fs::metadata(folder.path().join("digits_frozen.data"))?.len();
+    /// assert!(frozen > std::fs::metadata(folder.path().join("digits_training_model.onnx"))?.len());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write_with_external_data(&self, folder: impl AsRef<Path>, prefix: &str, above: u64) -> Result<()> {
         let folder = folder.as_ref();
         match std::fs::metadata(folder) {
             Ok(there) if there.is_dir() => {}
@@ -300,30 +333,53 @@ impl Artifacts {
             Err(source) => return Err(Error::Write { path: folder.to_owned(), source }),
         }
         let at = |name: &str| folder.join(format!("{prefix}{name}"));
-        // What can be too large is found before the first file is replaced.
-        let models = [
-            ("training_model.onnx", Some(&self.training_model)),
-            ("eval_model.onnx", Some(&self.eval_model)),
-            ("optimizer_model.onnx", self.optimizer_model.as_ref()),
-        ];
-        for model in models.iter().filter_map(|(_, model)| *model) {
-            encode(model)?;
-        }
-        // And so is a disk that is full: all files are written before the first of them takes its place.
-        let mut staged = Vec::new();
-        for (name, model) in models {
-            if let Some(model) = model {
-                staged.push(ortrain_onnx::stage(model, at(name))?);
-            }
-        }
+        // All files are written before the first of them takes its place: the disk may be full.
+        let models = self.stage_models(&at, above.min(LARGEST_MESSAGE as u64))?;
         let checkpoint = ortrain_checkpoint::stage(&self.checkpoint, at("checkpoint"), Layout::Artifacts)?;
         let nominal = self.nominal_checkpoint.as_ref();
         let nominal = nominal
             .map(|nominal| ortrain_checkpoint::stage(nominal, at("nominal_checkpoint"), Layout::Artifacts))
             .transpose()?;
-        staged.into_iter().try_for_each(StagedModel::place)?;
+        models.place()?;
         checkpoint.place()?;
         Ok(nominal.map_or(Ok(()), StagedCheckpoint::place)?)
+    }
+
+    /// The models, beside their places; `at` says where a file belongs.
+    fn stage_models(&self, at: &dyn Fn(&str) -> PathBuf, above: u64) -> Result<StagedModels> {
+        let named = [
+            ("training_model.onnx", Some(&self.training_model)),
+            ("eval_model.onnx", Some(&self.eval_model)),
+            ("optimizer_model.onnx", self.optimizer_model.as_ref()),
+        ];
+        let mut paths = Vec::new();
+        let mut messages = Vec::new();
+        for (name, model) in named {
+            if let Some(model) = model {
+                paths.push(at(name));
+                messages.push(model.clone());
+            }
+        }
+        let mut others = paths.iter().cloned().chain(["checkpoint", "checkpoint.data"].map(at));
+        if let Some(path) = others.find(|path| self.origins.read_from(path)) {
+            return Err(Error::Argument(format!(
+                "{} cannot be written: the model has its data in that file; choose another prefix or another folder",
+                path.display()
+            )));
+        }
+        // Artifacts of earlier artifacts: what those have stays as it is.
+        let mut names =
+            std::iter::once("frozen.data".to_owned()).chain((2..).map(|n| format!("frozen_{n}.data")));
+        let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.read_from(path)));
+        let data = data.expect("there are more names than files");
+        // What lies in files elsewhere is not written into each model.
+        let elsewhere = self.origins.name_files(&mut messages, ortrain_files::folder(&data));
+        let above = if elsewhere { 0 } else { above };
+        let external = ExternalData::none();
+        let models: Vec<ToWrite<'_>> = (messages.iter().zip(&paths))
+            .map(|(model, path)| ToWrite { model, external: &external, path })
+            .collect();
+        Ok(stage(&models, &DataFile { path: &data, above, from: EXTERNAL_FROM, keep: true })?)
     }
 
     /// The bytes of the checkpoint file.
@@ -399,7 +455,8 @@ pub(crate) fn generate_loaded(
     if let Ok(graph) = Graph::from_model(&model) {
         check_forward(label, &graph)?;
     }
-    let mut forward = self_contained(label, model)?;
+    let mut origins = Origins::default();
+    let mut forward = self_contained_from(label, model, &mut origins)?;
     let inner = constants_of_subgraphs(&forward.proto);
     let inner: Vec<&str> =
         options.parameters().filter(|name| inner.iter().any(|inner| inner == name)).collect();
@@ -484,6 +541,7 @@ pub(crate) fn generate_loaded(
         optimizer_model,
         checkpoint: full(values),
         nominal_checkpoint,
+        origins,
     })
 }
 
@@ -646,13 +704,20 @@ pub(crate) fn opset_of(proto: &ModelProto) -> i64 {
 }
 
 /// The model with its data inside and its initializers not listed as inputs.
-pub(crate) fn self_contained(label: &str, mut model: LoadedModel) -> Result<LoadedModel> {
+pub(crate) fn self_contained(label: &str, model: LoadedModel) -> Result<LoadedModel> {
+    self_contained_from(label, model, &mut Origins::default())
+}
+
+/// [`self_contained`], which notes where the data came from.
+fn self_contained_from(label: &str, mut model: LoadedModel, origins: &mut Origins) -> Result<LoadedModel> {
     let mut proto = std::mem::take(&mut model.proto);
     visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
         if !tensor.external_data.is_empty() {
-            tensor.raw_data = model.tensor_payload(tensor)?;
-            tensor.external_data.clear();
-            tensor.data_location = 0;
+            let payload = model.tensor_payload(tensor)?;
+            if let Some((file, offset)) = model.external_file(tensor)? {
+                origins.note(&payload, file, offset);
+            }
+            make_internal(tensor, payload);
         }
         Ok(())
     })?;

@@ -301,7 +301,12 @@ impl Error {
             {
                 ErrorKind::NoSuchFile
             }
-            Error::Onnx(OnnxError::Read { .. } | OnnxError::Write { .. } | OnnxError::OutOfMemory { .. })
+            Error::Onnx(
+                OnnxError::Read { .. }
+                | OnnxError::Write { .. }
+                | OnnxError::OutOfMemory { .. }
+                | OnnxError::Unwritable(_),
+            )
             | Error::State(_)
             | Error::NominalState
             | Error::NoEvalModel { .. }

@@ -140,7 +140,7 @@ fn weight_inputs(graph: &Graph) -> Vec<ValueId> {
 pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> {
     let (kind, parameters) = match source {
         ModelSource::WithOperators(source, _) => return inspect_other(source),
-        ModelSource::Bytes(bytes) => match FileKind::of_bytes(bytes) {
+        ModelSource::Bytes(bytes) | ModelSource::BytesIn(bytes, _) => match FileKind::of_bytes(bytes) {
             None => return Ok(None),
             Some(FileKind::Checkpoint) => {
                 (FileKind::Checkpoint, of_checkpoint(ortrain_checkpoint::read(bytes.clone())?))

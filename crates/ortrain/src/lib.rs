@@ -81,6 +81,7 @@ mod kind;
 mod module;
 mod operators;
 mod optimizer;
+mod origins;
 mod outputs;
 mod profile;
 mod report;

@@ -1,13 +1,13 @@
 //! A model in training.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_cpu::Cpu;
 use ortrain_graph::{DType, Graph, ValueId};
-use ortrain_onnx::LoadedModel;
+use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
@@ -189,6 +189,8 @@ pub struct Module {
     train: Phase,
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
+    /// Files of external data that the models were read from: what is written there is theirs no longer.
+    read_from: Vec<PathBuf>,
     precision: Precision,
     backend: Arc<dyn Backend>,
     /// One for all programs.
@@ -341,7 +343,9 @@ impl Module {
         let backend = backend.with_precision(precision, options.bf16_fallback)?;
         let computed = (&backend, precision);
         let label = train.label("the training model");
-        let mut graph = graph_to_run(&label, &train.load_to_run(None)?)?;
+        let (train, mut read_from) = train.load_with_files(None)?;
+        let mut graph = graph_to_run(&label, &train)?;
+        drop(train);
         kind::check_training(&label, &graph, state)?;
         binding::shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
@@ -352,7 +356,8 @@ impl Module {
             None => None,
             Some(source) => {
                 let label = source.label("the evaluation model");
-                let message = source.load_to_run(Some(train.runners.graph()))?;
+                let (message, files) = source.load_with_files(Some(train.runners.graph()))?;
+                read_from.extend(files);
                 let mut graph = graph_to_run(&label, &message)?;
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
@@ -380,6 +385,7 @@ impl Module {
             train,
             eval,
             eval_message,
+            read_from,
             precision,
             backend,
             work,
@@ -1036,6 +1042,8 @@ impl Module {
     /// Everything else stays as it is in the evaluation model: names, operator sets, metadata, order. Any value of the
     /// graph can be an output, also an intermediate one. Inputs that nothing needs any more go.
     ///
+    /// A model of more than 2 GiB has its weights, those of a frozen base too, in `<path>.data` beside it.
+    ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
@@ -1057,8 +1065,50 @@ impl Module {
         path: impl AsRef<Path>,
         graph_output_names: &[&str],
     ) -> Result<()> {
-        self.inference_model(state, graph_output_names)?.save(path)?;
-        Ok(())
+        self.export_with_external_data(state, path, graph_output_names, LARGEST_MESSAGE as u64)
+    }
+
+    /// [`Module::export_model_for_inferencing`] with another threshold: if the model would take more than `above` bytes, its
+    /// weights lie in `<path>.data`, which belongs to it. (2 GiB are the most that an ONNX file can have.)
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::{InferenceSession, SessionOptions};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("trained.onnx");
+    /// module.export_with_external_data(&state, &path, &["logits"], 0)?;
+    /// assert!(folder.path().join("trained.onnx.data").exists());
+    /// let session = InferenceSession::new(path.into(), SessionOptions::default())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn export_with_external_data(
+        &self,
+        state: &CheckpointState,
+        path: impl AsRef<Path>,
+        graph_output_names: &[&str],
+        above: u64,
+    ) -> Result<()> {
+        let (model, path) = (self.inference_model(state, graph_output_names)?, path.as_ref());
+        let Some(data) = model.data_file_above(path, above)? else {
+            return Ok(model.save_above(path, above)?);
+        };
+        let place = ortrain_files::resolved(&data);
+        if let Some(file) =
+            self.read_from.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
+        {
+            return Err(Error::Argument(format!(
+                "the model cannot be exported to {}: its weights would replace {}, in which the models that are trained \
+                 have theirs; export it under another name, or to another folder",
+                path.display(),
+                file.display()
+            )));
+        }
+        Ok(model.save_above(path, above)?)
     }
 
     /// The model that [`Module::export_model_for_inferencing`] writes.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use ortrain_graph::{Graph, aligned_copy};
-use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, TensorProto, encode, visit_tensors_mut};
+use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut};
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_program::ALIGNMENT;
 
@@ -25,6 +25,8 @@ pub enum ModelSource {
     Path(PathBuf),
     /// The bytes of a file; there is no external data.
     Bytes(Bytes),
+    /// The bytes of a file; external data is found in this folder.
+    BytesIn(Bytes, PathBuf),
     /// One of the others, read with operators and gradients of the user's: [`ModelSource::with_operators`].
     WithOperators(Box<ModelSource>, OperatorLibrary),
 }
@@ -52,20 +54,39 @@ impl ModelSource {
     /// Reads a model that runs. Its tensors lie in memory of their own, as kernels like them, so that programs read them
     /// there and the buffer that the file was read into is free again; those that `known` has as well are its.
     pub(crate) fn load_to_run(self, known: Option<&Graph>) -> Result<LoadedModel> {
+        Ok(self.load_with_files(known)?.0)
+    }
+
+    /// [`ModelSource::load_to_run`], and the files that its external data lies in, with all links followed.
+    pub(crate) fn load_with_files(self, known: Option<&Graph>) -> Result<(LoadedModel, Vec<PathBuf>)> {
+        let mut files: Vec<PathBuf> = Vec::new();
         let mut model = self.load()?;
+        let mut proto = std::mem::take(&mut model.proto);
         let shared = |tensor: &TensorProto| {
             let graph = known?;
             let value = graph.value(graph.find(&tensor.name)?).constant.as_ref()?;
             let same = value.dtype().to_onnx() == tensor.data_type && value.data() == &tensor.raw_data;
             same.then(|| value.data().clone())
         };
-        let Ok(()) = visit_tensors_mut::<Infallible>(&mut model.proto, |tensor, _| {
+        let Ok(()) = visit_tensors_mut::<Infallible>(&mut proto, |tensor, _| {
+            // Read one after the other, so that what is known already is there twice for a moment only. What cannot be
+            // read is reported when the graph is made, with what it is for.
+            if !tensor.external_data.is_empty()
+                && let Ok(payload) = model.tensor_payload(tensor)
+            {
+                if let Ok(Some((file, _))) = model.external_file(tensor)
+                    && !files.contains(&file)
+                {
+                    files.push(file);
+                }
+                make_internal(tensor, payload);
+            }
             if !tensor.raw_data.is_empty() {
-                tensor.raw_data = shared(tensor).unwrap_or_else(|| aligned_copy(&tensor.raw_data, ALIGNMENT));
+                tensor.raw_data = shared(tensor).unwrap_or_else(|| aligned(&tensor.raw_data));
             }
             Ok(())
         });
-        Ok(model)
+        Ok((model.with_proto(proto), files))
     }
 
     /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it.
@@ -92,6 +113,10 @@ impl ModelSource {
             ModelSource::Bytes(bytes) => {
                 (LoadedModel::from_bytes(bytes, ExternalData::none())?, OperatorLibrary::default())
             }
+            ModelSource::BytesIn(bytes, folder) => {
+                let external = ExternalData::in_folder(folder, Storage::Read);
+                (LoadedModel::from_bytes(bytes, external)?, OperatorLibrary::default())
+            }
             // The last library holds.
             ModelSource::WithOperators(source, library) => (source.read()?.0, library),
         })
@@ -101,7 +126,7 @@ impl ModelSource {
     pub(crate) fn label(&self, what: &str) -> String {
         match self {
             ModelSource::Path(path) => format!("{what} {}", path.display()),
-            ModelSource::Bytes(_) => what.to_owned(),
+            ModelSource::Bytes(_) | ModelSource::BytesIn(..) => what.to_owned(),
             ModelSource::WithOperators(source, _) => source.label(what),
         }
     }
@@ -120,9 +145,26 @@ impl ModelSource {
     /// ```
     ///
     /// # Errors
-    /// When it is larger than 2 GiB.
+    /// When it is larger than 2 GiB: then it has to be written to a file.
     pub fn from_proto(proto: &ModelProto) -> Result<ModelSource> {
         Ok(ModelSource::Bytes(encode(proto).map_err(Error::from)?.into()))
+    }
+}
+
+/// Puts the data of a tensor that lies in another file into the message.
+pub(crate) fn make_internal(tensor: &mut TensorProto, payload: Bytes) {
+    tensor.raw_data = payload;
+    tensor.external_data.clear();
+    tensor.data_location = 0;
+}
+
+/// The same bytes in memory of their own, at an address that kernels like. What was read from a file of external data has
+/// both already.
+fn aligned(bytes: &Bytes) -> Bytes {
+    if bytes.is_unique() && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+        bytes.clone()
+    } else {
+        aligned_copy(bytes, ALIGNMENT)
     }
 }
 

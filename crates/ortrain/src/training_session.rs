@@ -485,6 +485,30 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         module.export_model_for_inferencing(state, path, graph_output_names).map_err(of_session)
     }
 
+    /// [`TrainingSession::export_model_for_inferencing`] with another threshold: see [`Module::export_with_external_data`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("trained.onnx");
+    /// session.export_with_external_data(&path, &["logits"], 0)?;
+    /// assert!(folder.path().join("trained.onnx.data").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn export_with_external_data(
+        &self,
+        path: impl AsRef<Path>,
+        graph_output_names: &[&str],
+        above: u64,
+    ) -> Result<()> {
+        let (module, state) = (&self.parts.module, self.state.borrow());
+        module.export_with_external_data(state, path, graph_output_names, above).map_err(of_session)
+    }
+
     /// What a train step, or an evaluation step, must be given, in order. Empty for an evaluation model that is not
     /// there.
     ///

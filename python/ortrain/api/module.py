@@ -331,12 +331,18 @@ class Module:
         """
         return self._native.gradient_planes()
 
-    def export_model_for_inferencing(self, inference_model_uri: PathLike, graph_output_names: list[str]) -> None:
+    def export_model_for_inferencing(
+        self, inference_model_uri: PathLike, graph_output_names: list[str], external_data: bool = False
+    ) -> None:
         """Write the eval model with the current parameters in it, cut down to what the named values need.
+
+        A model of more than 2 GiB has all its weights in a second file, ``<inference_model_uri>.data``; move and copy
+        both. At every moment the model that is there has the weights that belong to it.
 
         Args:
             inference_model_uri: the file; one that is there is replaced.
             graph_output_names: the outputs: any values of the eval model, also intermediate ones.
+            external_data: whether the weights lie in a second file also where one file could hold them.
 
         Raises:
             InvalidArgumentError: for a name that no value has, or without any.
@@ -350,4 +356,5 @@ class Module:
         """
         if isinstance(graph_output_names, str):
             raise TypeError("graph_output_names is a list of names, not one name")
-        self._native.export_model_for_inferencing(os.fspath(inference_model_uri), list(graph_output_names))
+        above = 0 if external_data else None
+        self._native.export_model_for_inferencing(os.fspath(inference_model_uri), list(graph_output_names), above)

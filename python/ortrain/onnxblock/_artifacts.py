@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortrain._operators import OperatorLibrary
+from ortrain._operators import OperatorLibrary, Plain
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import base, empty_base, opset_of
 from ortrain.onnxblock._whole import register_outputs
 
 
 def _read(source: str | bytes) -> onnx.ModelProto:
-    return onnx.ModelProto.FromString(source) if isinstance(source, bytes) else onnx.load(source)
+    # External data stays where it is: blocks do not look into it.
+    is_message = isinstance(source, bytes)
+    return onnx.ModelProto.FromString(source) if is_message else onnx.load(source, load_external_data=False)
 
 
 def with_loss(
@@ -22,14 +24,15 @@ def with_loss(
     names: Sequence[str],
     additional: Sequence[str],
     operators: OperatorLibrary | None,
-) -> bytes:
+) -> Plain:
     """The model with a loss behind it, as its first output. The loss compares the values of these names, or outputs."""
-    with base(_read(source), operators=operators) as accessor:
+    path = None if isinstance(source, bytes) else source
+    with base(_read(source), path, operators=operators) as accessor:
         graph = accessor.model.graph
         result = loss(*(names or [entry.name for entry in graph.output]))
         first = result if isinstance(result, str) else result[0]
         register_outputs(accessor.model, (first, *additional))
-        return bytes(accessor.model.SerializeToString())
+        return accessor.source(accessor.model)
 
 
 def optimizer_model(

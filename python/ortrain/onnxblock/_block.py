@@ -127,4 +127,22 @@ class Block(ABC):
 def check(model: onnx.ModelProto) -> None:
     """Raise what ``onnx.checker`` finds, unless the model is too large for it."""
     if model.ByteSize() <= _LARGEST:
-        onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(_without_external_data(model), full_check=True)
+
+
+def _without_external_data(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with inputs instead of initializers whose data lies in files, for the checker looks for those here."""
+    outside = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    if not outside:
+        return model
+    checked = onnx.ModelProto()
+    checked.CopyFrom(model)
+    graph = checked.graph
+    names, inputs = {tensor.name for tensor in outside}, {entry.name for entry in graph.input}
+    inside = [tensor for tensor in graph.initializer if tensor.name not in names]
+    del graph.initializer[:]
+    graph.initializer.extend(inside)
+    for tensor in outside:
+        if tensor.name not in inputs:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return checked

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import onnx
 
-from ortrain._operators import OperatorLibrary
+from ortrain._operators import OperatorLibrary, Plain
 from ortrain._sources import PathLike, existing_library
 from ortrain.errors import InvalidArgumentError
 
@@ -62,6 +62,11 @@ class ModelAccessor:
             raise InvalidArgumentError("no path was given with this model")
         return self._path
 
+    def source(self, model: onnx.ModelProto) -> Plain:
+        """A model with the external data that this one has beside its path, if there is one."""
+        message = model.SerializeToString()
+        return message if self._path is None else (message, os.path.dirname(self._path) or ".")  # noqa: PTH120
+
     @property
     def has_path(self) -> bool:
         """Whether a path was given with the model."""
@@ -111,7 +116,8 @@ def base(
 
     Args:
         model: the model; it is not changed.
-        model_path: where its file lies; kept for :attr:`ModelAccessor.path`, nothing is read.
+        model_path: where its file lies: its external data is found beside it, if the model was loaded without, as
+            models of more than 2 GiB have to be. Kept for :attr:`ModelAccessor.path`, too.
         operators: operators and gradients of one's own that the model, or what blocks add to it, uses.
 
     Raises:

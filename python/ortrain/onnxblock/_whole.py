@@ -38,7 +38,7 @@ def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
 def _inferred(model: onnx.ModelProto, names: list[str]) -> list[onnx.ValueInfoProto]:
     """Declarations of values, as far as their types follow from the model."""
     try:
-        source = with_operators(model.SerializeToString(), current().operators)
+        source = with_operators(current().source(model), current().operators)
         found = list(onnx.ModelProto.FromString(_ortrain.declarations(source, names)).graph.value_info)
     except UnsupportedError:
         found = []

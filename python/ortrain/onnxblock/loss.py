@@ -33,7 +33,7 @@ class _Loss(Block):
         accessor = current()
         model = accessor.model
         described = Loss(self._kind, scores=scores, target=target, **self._settings)._described()
-        source = with_operators(_declaring(accessor, scores).SerializeToString(), accessor.operators)
+        source = with_operators(accessor.source(_declaring(accessor, scores)), accessor.operators)
         there = is_defined(model, target)
         added, result, last = _ortrain.loss_fragment(source, described, there, accessor.last_number)
         model.graph.MergeFrom(onnx.ModelProto.FromString(added).graph)

@@ -1,0 +1,117 @@
+//! Where a path leads, and names beside it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// Bytes of the longest name that common file systems have.
+const LONGEST_NAME: usize = 255;
+/// Bytes that a suffix of ours takes at most: numbers of a process and of a file, dots, `tmp`; or a checksum.
+const LONGEST_SUFFIX: usize = 40;
+/// Symbolic links that are followed, as many as Linux follows.
+const LINKS: usize = 40;
+
+/// The folder that a file lies in.
+#[must_use]
+pub fn folder(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The first part of names beside a file: its own name, or what stands for it where that is too long to be added to.
+pub(crate) fn stem(name: &OsStr) -> OsString {
+    if name.len() + LONGEST_SUFFIX <= LONGEST_NAME {
+        return name.to_owned();
+    }
+    // FNV-1a: the same in every process, which a sweep relies on.
+    let hash = name.as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("~{hash:016x}").into()
+}
+
+/// A name beside a file: `<name>.<suffix>`, also where the name is nearly as long as names can be.
+///
+/// ```
+/// use std::path::Path;
+/// use ortrain_files::beside;
+///
+/// assert_eq!(beside(Path::new("a/c"), "12ab"), Path::new("a/c.12ab"));
+/// let long = "x".repeat(250);
+/// assert!(beside(Path::new(&long), "12ab").as_os_str().len() < 255);
+/// ```
+#[must_use]
+pub fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = stem(path.file_name().unwrap_or_default());
+    name.push(".");
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+/// Where a path leads when symbolic links are followed, be there a file or not yet; the path itself where that cannot be
+/// known.
+#[must_use]
+pub fn resolved(path: &Path) -> PathBuf {
+    place_of(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Where a file that is written to `path` belongs: there, or where a symbolic link leads.
+///
+/// # Errors
+/// When that is no place for a regular file.
+pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
+    let named = || path.to_owned();
+    let text = path.as_os_str().as_encoded_bytes();
+    let ends_in_folder = text.ends_with(b"/") || text.ends_with(b"/.") || text.ends_with(b"..");
+    if path.file_name().is_none() && !path.is_dir() || text.is_empty() {
+        return Err(Error::NoName { path: named() });
+    }
+    let refused = |source| Error::Io { action: "write", path: named(), source };
+    match fs::metadata(path) {
+        Ok(there) if there.is_dir() => Err(Error::Directory { path: named() }),
+        Ok(there) if !there.is_file() => Err(Error::NotRegular { path: named(), kind: kind(&there) }),
+        Ok(_) => match fs::symlink_metadata(path) {
+            Ok(itself) if itself.is_symlink() => fs::canonicalize(path).map_err(refused),
+            _ => Ok(named()),
+        },
+        Err(_) if ends_in_folder => Err(Error::NoName { path: named() }),
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => behind_links(path),
+        Err(source) => match fs::symlink_metadata(path) {
+            // A loop of links has no kind of its own in the standard library.
+            Ok(itself) if itself.is_symlink() => behind_links(path),
+            _ => Err(refused(source)),
+        },
+    }
+}
+
+/// Where links lead at whose end there is nothing yet.
+fn behind_links(path: &Path) -> Result<PathBuf> {
+    let mut place = path.to_owned();
+    for _ in 0..=LINKS {
+        match fs::read_link(&place) {
+            Ok(next) => place = folder(&place).join(next),
+            Err(_) if place.file_name().is_none() => return Err(Error::NoName { path: path.to_owned() }),
+            Err(_) => return Ok(place),
+        }
+    }
+    Err(Error::Loop { path: path.to_owned() })
+}
+
+/// What something is that is neither file nor folder.
+fn kind(there: &fs::Metadata) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let kind = there.file_type();
+        if kind.is_fifo() {
+            return "a pipe";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+    }
+    let _ = there;
+    "a device"
+}
