@@ -65,7 +65,7 @@ fn are_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
 #[test]
 fn every_read_sees_the_update_that_it_was_given() {
     let kinds = Kinds { updates: true, jumps: false, narrow: false, ..ALL };
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new());
+    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     let mut updates = 0;
     for seed in 0..3000 {
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));

@@ -131,7 +131,7 @@ fn assert_close(got: &[Tensor], want: &[Tensor], case: &Case) {
 
 #[test]
 fn values_are_read_as_the_graph_says() {
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new());
+    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     for case in scatters().into_iter().chain(parts_beside_others()) {
         let want = node_by_node(&case);
         for backend in [Arc::new(Reference) as Arc<dyn Backend>, cpu.clone()] {
@@ -142,7 +142,7 @@ fn values_are_read_as_the_graph_says() {
 
 #[test]
 fn gradients_go_through_every_reader() {
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new());
+    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     let mut points = 0;
     for case in scatters().into_iter().chain(parts_beside_others()) {
         points += check_gradient(&case).unwrap();
