@@ -15,6 +15,9 @@ use crate::{
 /// How many specialisations of one late program are kept ready.
 const LATE_PROGRAMS: usize = 16;
 
+/// What a segment takes beside its instructions: copies, shapes, a call.
+const SEGMENT_TICKS: u32 = 64;
+
 /// A value that passes between segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
@@ -381,7 +384,19 @@ impl Runner {
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
+        work.begin();
         let mut turn = Turn { bindings, work, entry, scalars, observer, between: 0 };
+        let outcome = self.run_turn(&mut turn, given, deliver);
+        turn.work.end(bindings, outcome.is_err());
+        outcome
+    }
+
+    fn run_turn(
+        &self,
+        turn: &mut Turn<'_, '_>,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<(), RunError> {
         if let ([Prepared::Program(executable)], Some(program)) =
             (self.prepared.as_slice(), self.schedule.single())
         {
@@ -404,7 +419,7 @@ impl Runner {
             let data = value.bytes.to_vec().into();
             Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
         });
-        let results = self.run_tensors(&mut turn, tensors.collect())?;
+        let results = self.run_tensors(turn, tensors.collect())?;
         for (k, tensor) in results.iter().enumerate() {
             deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor));
         }
@@ -446,6 +461,7 @@ impl Runner {
             Tensor::new(*dtype, dims.clone(), data.into()).expect("planes hold whole tensors")
         };
         for (node, prepared) in schedule.segments.iter().zip(&self.prepared) {
+            turn.work.check_interrupt(SEGMENT_TICKS)?;
             let inputs: Vec<Tensor> = node.inputs.iter().map(|&slot| fetch(&values, slot)).collect();
             let results = match (&node.segment, prepared) {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {

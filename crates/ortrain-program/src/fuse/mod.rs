@@ -13,6 +13,7 @@ mod attention;
 mod cells;
 mod embed;
 mod late_sums;
+mod lighter;
 mod lives;
 mod order;
 mod panels;
@@ -21,7 +22,9 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ortrain_expr::Inst;
@@ -161,7 +164,14 @@ struct Fusion<'a> {
     lives: Lives,
     lowest_peak: i64,
     /// How a buffer can be made of others by a map, where what makes it is no map any more.
-    recipes: FxHashMap<BufferId, Loop>,
+    recipes: FxHashMap<BufferId, Recipe>,
+}
+
+/// How a buffer was made by a map that is gone, found out when somebody asks: few do.
+struct Recipe {
+    map: Rc<Loop>,
+    result: usize,
+    alone: OnceCell<Loop>,
 }
 
 /// A number for each buffer; parts of a plane that overlap have the same.
@@ -345,12 +355,13 @@ impl<'a> Fusion<'a> {
             return false;
         }
         // A map that went behind something else can still be computed by who has its operands.
-        for (_, old) in &undo {
+        for (_, old) in undo {
             let Some(Instruction { step: Step::Map(map), .. }) = old else { continue };
-            for (k, &id) in map.writes.iter().enumerate() {
+            let map = Rc::new(map);
+            for (result, &id) in map.writes.iter().enumerate() {
                 let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
-                if is_made && self.map_that_makes(id).is_none() {
-                    self.recipes.insert(id, result_of(map, k));
+                if is_made && self.map_with(id).is_none() {
+                    self.recipes.insert(id, Recipe { map: map.clone(), result, alone: OnceCell::new() });
                 }
             }
         }
@@ -443,8 +454,12 @@ impl<'a> Fusion<'a> {
         let mut makers: SmallVec<[usize; 8]> = map.reads.iter().filter_map(|&id| self.maker(id)).collect();
         makers.sort_unstable();
         makers.dedup();
+        let needed = splice::least_loads(map);
         makers.retain(|maker| {
-            *maker < at && self.step(*maker).is_some_and(|step| !only_sums || step.is_reduction())
+            *maker < at
+                && self.step(*maker).is_some_and(|step| {
+                    (!only_sums || step.is_reduction()) && needed <= splice::most_loads_behind(step)
+                })
         });
         let mut best: Option<Rewrite> = None;
         for maker in makers {
@@ -625,13 +640,21 @@ impl<'a> Fusion<'a> {
 
     /// The map that makes a buffer of others, as it stands or as it was.
     fn recipe(&self, id: BufferId) -> Option<Loop> {
-        self.map_that_makes(id).or_else(|| self.recipes.get(&id).cloned())
+        let gone = || self.recipes.get(&id);
+        let alone = |recipe: &Recipe| {
+            recipe.alone.get_or_init(|| result_of(&recipe.map, recipe.result)).clone()
+        };
+        self.map_that_makes(id).or_else(|| gone().map(alone))
     }
 
     fn map_that_makes(&self, id: BufferId) -> Option<Loop> {
+        self.map_with(id).map(|(map, result)| result_of(map, result))
+    }
+
+    /// The map that makes a buffer, and which of its results that is.
+    fn map_with(&self, id: BufferId) -> Option<(&Loop, usize)> {
         let map = self.map(self.maker(id)?)?;
-        let result = map.writes.iter().position(|&written| written == id)?;
-        Some(result_of(map, result))
+        Some((map, map.writes.iter().position(|&written| written == id)?))
     }
 
     /// The step at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
@@ -639,6 +662,7 @@ impl<'a> Fusion<'a> {
     fn recomputed(&self, at: usize, step: &Step, gone: Option<BufferId>) -> Option<Step> {
         let entries = self.slots[at].as_ref()?.entries;
         let mut best: Option<Step> = None;
+        let mut known: Option<lighter::Known> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
             let step = best.as_ref().unwrap_or(step);
@@ -647,6 +671,12 @@ impl<'a> Fusion<'a> {
             let Some(id) = next else { return best };
             tried.push(id);
             let Some(maker) = self.maker(id).filter(|&maker| maker < at) else { continue };
+            let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
+            let Some(made_by) = self.map_with(id).or_else(gone_by) else { continue };
+            let own = known.get_or_insert_with(|| lighter::Known::of(l));
+            if !factors(step).contains(&id) && own.is_no_lighter(step, id, made_by, self.buffers) {
+                continue;
+            }
             let Some(map) = self.recipe(id) else { continue };
             let there = |&id: &BufferId| {
                 let is_made = self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty();
@@ -660,7 +690,7 @@ impl<'a> Fusion<'a> {
             }
             let Some(lighter) = self.without_load(step, id, &map) else { continue };
             if weight(&lighter, self.buffers) < weight(step, self.buffers) {
-                best = Some(lighter);
+                (best, known) = (Some(lighter), None);
             }
         }
     }
