@@ -47,7 +47,7 @@ pub const ITERATION_LIMIT: u64 = 1_000_000;
 
 /// The most bytes that a value in a loop may take whose size grows from iteration to iteration, where no limit is set: a
 /// value that doubles has them after a few dozen.
-pub const MOST_GROWN: usize = 256 << 20;
+pub const MOST_GROWN: usize = 64 << 20;
 
 impl Default for Workspace {
     fn default() -> Workspace {
