@@ -512,7 +512,7 @@ mod tests {
     #[test]
     fn names_are_varied_by_the_least_free_number() {
         let mut graph = Graph::new("names");
-        let mut add = |graph: &mut Graph, hint: &str| {
+        let add = |graph: &mut Graph, hint: &str| {
             let id = graph.add_value(hint, ValueType::Unknown);
             let name = graph.name_of(id).to_owned();
             (id, name)

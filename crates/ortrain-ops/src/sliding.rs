@@ -11,6 +11,9 @@ use ortrain_graph::{Attrs, Dim, Shape};
 
 use crate::OpError;
 
+/// The most padding at one end of an axis. Outputs of windows over padding alone are of no use, but there would be as many.
+const MOST_PADDING: i64 = 1 << 24;
+
 /// Who chooses the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AutoPad {
@@ -141,6 +144,12 @@ impl Sliding {
             let (before, behind) = self.padding(k, axes);
             (i128::from(before), i128::from(behind))
         };
+        if before.max(behind) > i128::from(MOST_PADDING) {
+            return Err(OpError::unsupported(format!(
+                "along spatial axis {k} {input} positions with padding of {before} before and {behind} behind; {MOST_PADDING} \
+                 are the most at one end"
+            )));
+        }
         let reach = (cells - 1) * dilation + 1;
         let output = match self.auto_pad {
             AutoPad::SameUpper | AutoPad::SameLower => {

@@ -327,6 +327,21 @@ impl Runner {
         if changed { Runner::new(backend, Arc::new(fitted)) } else { Ok(runner) }
     }
 
+    /// Checks that the programs of a schedule that are known already can be run within the limit of a workspace, as they
+    /// are or as [`Runner::within`] makes them. Nothing is compiled: kernels are made by the sizes of what they compute.
+    ///
+    /// # Errors
+    /// [`RunError::OverLimit`].
+    pub fn check(schedule: &Schedule, work: &Workspace) -> Result<(), RunError> {
+        for program in schedule.programs() {
+            if let Err(RunError::OverLimit(over)) = work.check(program, 0, 0) {
+                let excess = over.need.total() - over.limit;
+                work.check(&program.within(program.work_bytes.saturating_sub(excess)), 0, 0)?;
+            }
+        }
+        Ok(())
+    }
+
     /// What it runs.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
