@@ -180,9 +180,8 @@ impl Inst {
 
     /// A number that equal instructions share, and different ones hardly ever.
     fn digest(self, ty: Type) -> u64 {
-        let regs = |kind: u64, of: [Reg; 3]| {
-            of.into_iter().fold(kind, |word, reg| (word << 16) | u64::from(reg.0))
-        };
+        let regs =
+            |kind: u64, of: [Reg; 3]| of.into_iter().fold(kind, |word, reg| (word << 16) | u64::from(reg.0));
         let none = Reg(0);
         let (kind, rest) = match self {
             Inst::Const(value) => (0, value.bits() ^ ((value.ty() as u64) << 56)),

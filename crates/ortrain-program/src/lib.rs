@@ -26,8 +26,9 @@ mod schedule;
 
 pub use attention::{Attention, AttentionGradients, AttentionPass, Operand};
 pub use backend::{
-    Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MOST_GROWN, MemoryNeed,
-    Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
+    Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MOST_GROWN,
+    MemoryNeed, Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend,
+    UnsupportedPrecision, Workspace,
 };
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;

@@ -12,8 +12,8 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
     ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given,
-    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, Precision, RunError, Scalars, Schedule,
-    Workspace,
+    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, Precision, RunError, Scalars,
+    Schedule, Workspace,
 };
 
 use crate::binding::{self, bind, is_gradient};

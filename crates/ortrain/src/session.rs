@@ -10,8 +10,8 @@ use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{PlanePart, Role};
 use ortrain_program::{
-    Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision, Scalars,
-    Workspace, align,
+    Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision,
+    Scalars, Workspace, align,
 };
 
 use crate::inputs::Signature;

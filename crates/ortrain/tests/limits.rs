@@ -86,7 +86,8 @@ fn words() -> BTreeSet<String> {
             } else {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let is_name = |word: &&str| {
-                    (1..40).contains(&word.len()) && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+                    (1..40).contains(&word.len())
+                        && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
                 };
                 words.extend(text.split('"').filter(is_name).map(str::to_owned));
             }
@@ -114,8 +115,9 @@ fn attributes(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, &'static
         }
     }
     let mut found = Vec::new();
-    while let Err(Error::Node { source: OpError::Attr(AttrError::WrongKind { name, expected, .. }), .. }) =
-        prepared(graph.clone())
+    while let Err(Error::Node {
+        source: OpError::Attr(AttrError::WrongKind { name, expected, .. }), ..
+    }) = prepared(graph.clone())
     {
         let attrs = &mut graph.nodes[0].attrs.0;
         match own.get(&name) {
@@ -209,10 +211,11 @@ fn attempt(graph: Graph) -> Option<()> {
             inputs.push(Tensor::filled(dtype, &dims, 1.0));
         }
     }
-    let targets: Vec<_> =
-        graph.inputs[..graph.inputs.len() - given.len()].iter().copied().filter(|&id| {
-            graph.value(id).ty.dtype().is_some_and(DType::is_float)
-        }).collect();
+    let targets: Vec<_> = graph.inputs[..graph.inputs.len() - given.len()]
+        .iter()
+        .copied()
+        .filter(|&id| graph.value(id).ty.dtype().is_some_and(DType::is_float))
+        .collect();
     let found = backpropagate(&mut graph, &given, &targets).ok()?;
     graph.outputs = found.into_iter().flatten().collect();
     run(&graph, &inputs).map(drop)
@@ -239,7 +242,8 @@ fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
 
 /// All nodes with numbers that are too large, one after the other; `progress` says where it is.
 fn child(shard: usize, skipped: usize, progress: &Path) {
-    let mut progress = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(progress).unwrap();
+    let mut progress =
+        std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(progress).unwrap();
     let words = words();
     let mut count = 0;
     let mut slow = Vec::new();
@@ -293,7 +297,11 @@ fn watch(shard: usize, skipped: usize, progress: &Path) -> Result<String, String
         if let Some(status) = process.try_wait().unwrap() {
             let mut text = String::new();
             process.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-            return if status.success() { Ok(text) } else { Err(format!("{} ends with {status}", at().trim())) };
+            return if status.success() {
+                Ok(text)
+            } else {
+                Err(format!("{} ends with {status}", at().trim()))
+            };
         }
         let now = at();
         if now != last {
@@ -356,7 +364,10 @@ fn attributes_are_found_by_asking() {
         samples.iter().flat_map(|sample| attributes(sample, &words)).map(|(name, _)| name).collect()
     };
     for (operator, names) in [
-        ("AveragePool", &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"][..]),
+        (
+            "AveragePool",
+            &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"][..],
+        ),
         ("TopK", &["axis", "k", "largest", "sorted"]),
         ("Concat", &["axis"]),
     ] {

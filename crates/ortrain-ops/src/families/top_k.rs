@@ -287,13 +287,17 @@ impl HostFunction for TopK {
             Some(&[count]) if (0..=size as i64).contains(&count) => count as usize,
             other => {
                 let dims = input.dims();
-                return Err(format!("K is {:?}, but axis {axis} of {dims:?} has {size}", other.unwrap_or_default()));
+                return Err(format!(
+                    "K is {:?}, but axis {axis} of {dims:?} has {size}",
+                    other.unwrap_or_default()
+                ));
             }
         };
         let (dtype, width) = (input.dtype(), input.dtype().size());
         let mut dims = input.dims().to_vec();
         dims[axis] = count;
-        let (mut values, mut indices) = (vec![0; before * count * after * width], vec![0i64; before * count * after]);
+        let (mut values, mut indices) =
+            (vec![0; before * count * after * width], vec![0i64; before * count * after]);
         let mut line: Vec<(u64, usize)> = Vec::with_capacity(size);
         for (o, i) in (0..before).flat_map(|o| (0..after).map(move |i| (o, i))) {
             let at = |k: usize| ((o * size + k) * after + i) * width;
@@ -432,10 +436,16 @@ mod tests {
     /// Both ways give the same order: ties, zeros of both signs, NaN, infinities, integers that no float holds.
     #[test]
     fn the_host_sorts_as_the_network_does() {
-        let wild = [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, 1.0, -1.0, 1.0, f64::NAN, 3.5, -0.0, 0.0];
-        let integers = [i64::MIN, i64::MAX, -1, 0, 1, i64::MAX - 1, i64::MIN + 1, 0, (1 << 53) + 1, 1 << 53, 7, 7];
+        let wild =
+            [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, 1.0, -1.0, 1.0, f64::NAN, 3.5, -0.0, 0.0];
+        let integers =
+            [i64::MIN, i64::MAX, -1, 0, 1, i64::MAX - 1, i64::MIN + 1, 0, (1 << 53) + 1, 1 << 53, 7, 7];
         let small: Vec<u8> = (0..12).map(|k| k * 97).collect();
-        for x in [f64s(&[2, 3, 2], &wild), Tensor::i64(&[2, 3, 2], &integers), Tensor::from_slice(DType::U8, &[2, 3, 2], &small)] {
+        for x in [
+            f64s(&[2, 3, 2], &wild),
+            Tensor::i64(&[2, 3, 2], &integers),
+            Tensor::from_slice(DType::U8, &[2, 3, 2], &small),
+        ] {
             for (axis, largest, count) in [(0, 1, 2), (1, 0, 2), (1, 1, 3), (2, 0, 0), (-1, 1, 1)] {
                 let attrs = Attrs::new().with("axis", axis).with("largest", i64::from(largest));
                 let k = Tensor::i64(&[1], &[count]);
@@ -444,11 +454,9 @@ mod tests {
                 assert_eq!(host.call(&[x.clone(), k]).expect("it runs"), network, "{x:?} along {axis}");
             }
         }
-        let error = TopK { axis: 0, largest: true, on_host: true }.call(&[f64s(&[2], &[0.0; 2]), Tensor::i64(&[1], &[3])]);
-        assert_eq!(
-            error.expect_err("refused"),
-            "K is [3], but axis 0 of [2] has 2"
-        );
+        let error = TopK { axis: 0, largest: true, on_host: true }
+            .call(&[f64s(&[2], &[0.0; 2]), Tensor::i64(&[1], &[3])]);
+        assert_eq!(error.expect_err("refused"), "K is [3], but axis 0 of [2] has 2");
     }
 
     /// A network would pass over a million elements two hundred times.

@@ -641,9 +641,8 @@ impl<'a> Fusion<'a> {
     /// The map that makes a buffer of others, as it stands or as it was.
     fn recipe(&self, id: BufferId) -> Option<Loop> {
         let gone = || self.recipes.get(&id);
-        let alone = |recipe: &Recipe| {
-            recipe.alone.get_or_init(|| result_of(&recipe.map, recipe.result)).clone()
-        };
+        let alone =
+            |recipe: &Recipe| recipe.alone.get_or_init(|| result_of(&recipe.map, recipe.result)).clone();
         self.map_that_makes(id).or_else(|| gone().map(alone))
     }
 

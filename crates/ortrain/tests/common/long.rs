@@ -5,7 +5,9 @@ use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, genera
 use ortrain::{Bytes, CheckpointState, DType, ModelSource, Module, ModuleOptions, Tensor};
 use ortrain_onnx::proto::{
     GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
-    ValueInfoProto, tensor_shape_proto::{Dimension, dimension::Value}, type_proto,
+    ValueInfoProto,
+    tensor_shape_proto::{Dimension, dimension::Value},
+    type_proto,
 };
 
 use super::common::{collect, given};
@@ -51,10 +53,8 @@ impl Long {
 fn rows_of_four(name: &str) -> ValueInfoProto {
     let dim = |value| Dimension { value: Some(value), ..Dimension::default() };
     let dims = vec![dim(Value::DimParam("n".into())), dim(Value::DimValue(WIDTH as i64))];
-    let tensor = type_proto::Tensor {
-        elem_type: DType::F32.to_onnx(),
-        shape: Some(TensorShapeProto { dim: dims }),
-    };
+    let tensor =
+        type_proto::Tensor { elem_type: DType::F32.to_onnx(), shape: Some(TensorShapeProto { dim: dims }) };
     let value = Some(type_proto::Value::TensorType(tensor));
     let r#type = Some(TypeProto { value, ..TypeProto::default() });
     ValueInfoProto { name: name.into(), r#type, ..ValueInfoProto::default() }
