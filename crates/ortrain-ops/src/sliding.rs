@@ -144,12 +144,6 @@ impl Sliding {
             let (before, behind) = self.padding(k, axes);
             (i128::from(before), i128::from(behind))
         };
-        if before.max(behind) > i128::from(MOST_PADDING) {
-            return Err(OpError::unsupported(format!(
-                "along spatial axis {k} {input} positions with padding of {before} before and {behind} behind; {MOST_PADDING} \
-                 are the most at one end"
-            )));
-        }
         let reach = (cells - 1) * dilation + 1;
         let output = match self.auto_pad {
             AutoPad::SameUpper | AutoPad::SameLower => {
@@ -176,6 +170,13 @@ impl Sliding {
             }
         };
         let far = output * stride + cells * dilation + before + behind + size;
+        let (front, back) = self.padding(k, axes);
+        if isize::try_from(far).is_ok() && front.max(back) > MOST_PADDING {
+            return Err(OpError::unsupported(format!(
+                "along spatial axis {k} {input} positions with padding of {before} before and {behind} behind; {MOST_PADDING} \
+                 are the most at one end"
+            )));
+        }
         let number = |value: i128| usize::try_from(value).ok();
         match (isize::try_from(far).is_ok(), number(output), number(stride), number(dilation)) {
             (true, Some(output), Some(stride), Some(dilation)) => {
