@@ -10,8 +10,8 @@ use ortrain_kernels::{
     with_shared_code,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Observer, Place, Precision,
-    Program, RunError, Scalars, Step, UnsupportedOnBackend, Workspace,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Observer, Place,
+    Precision, Program, RunError, Scalars, Step, UnsupportedOnBackend, Watch, Workspace,
 };
 
 use crate::addresses::Addresses;
@@ -136,6 +136,7 @@ pub(crate) struct CpuExecutable {
     kernels: Vec<Kernel>,
     /// The planes that it writes.
     written: Vec<usize>,
+    marks: Marks,
     scratch: usize,
 }
 
@@ -168,7 +169,37 @@ impl CpuExecutable {
             program.instructions.iter().flat_map(|i| i.step.writes()).filter_map(plane).collect();
         written.sort_unstable();
         written.dedup();
-        Ok(CpuExecutable { program, kernels, written, scratch })
+        let marks = Marks::of(&program);
+        Ok(CpuExecutable { program, kernels, written, marks, scratch })
+    }
+
+    /// Runs the instructions of an entry in memory that is large enough.
+    fn execute(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &Workspace,
+        entry: Entry,
+        scalars: Scalars,
+        mut observer: Option<&mut dyn Observer>,
+        watch: &mut Watch,
+    ) -> Result<(), RunError> {
+        let addresses = Addresses::new(&self.program, bindings, work);
+        let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
+        let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
+        for (index, (instruction, kernel)) in self.program.instructions.iter().zip(&self.kernels).enumerate()
+        {
+            if !instruction.entries.contains(entry) {
+                continue;
+            }
+            self.marks.before(index, bindings, watch)?;
+            let start = observer.is_some().then(Instant::now);
+            self.step(kernel, &instruction.step, &addresses, scalars, scratch)
+                .map_err(|failure| RunError::out_of_range(instruction, failure))?;
+            if let (Some(observer), Some(start)) = (&mut observer, start) {
+                observer.instruction(&self.program, index, start, Instant::now());
+            }
+        }
+        Ok(())
     }
 
     /// Runs one instruction.
@@ -251,28 +282,16 @@ impl Executable for CpuExecutable {
         work: &mut Workspace,
         entry: Entry,
         scalars: Scalars,
-        mut observer: Option<&mut dyn Observer>,
+        observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         self.program.check_bindings(bindings)?;
         if work.reserve(self.program.work_bytes, self.scratch)? {
             self.settle(work);
         }
         self.written.iter().for_each(|&plane| claim(bindings.planes[plane]));
-        let addresses = Addresses::new(&self.program, bindings, work);
-        let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
-        let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
-        for (index, (instruction, kernel)) in self.program.instructions.iter().zip(&self.kernels).enumerate()
-        {
-            if !instruction.entries.contains(entry) {
-                continue;
-            }
-            let start = observer.is_some().then(Instant::now);
-            self.step(kernel, &instruction.step, &addresses, scalars, scratch)
-                .map_err(|failure| RunError::out_of_range(instruction, failure))?;
-            if let (Some(observer), Some(start)) = (&mut observer, start) {
-                observer.instruction(&self.program, index, start, Instant::now());
-            }
-        }
-        Ok(())
+        let mut watch = work.watch();
+        let outcome = self.execute(bindings, work, entry, scalars, observer, &mut watch);
+        work.watch_again(watch);
+        outcome
     }
 }

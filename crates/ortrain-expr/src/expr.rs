@@ -178,6 +178,31 @@ impl Inst {
         regs.into_iter().flatten()
     }
 
+    /// A number that equal instructions share, and different ones hardly ever.
+    fn digest(self, ty: Type) -> u64 {
+        let regs =
+            |kind: u64, of: [Reg; 3]| of.into_iter().fold(kind, |word, reg| (word << 16) | u64::from(reg.0));
+        let none = Reg(0);
+        let (kind, rest) = match self {
+            Inst::Const(value) => (0, value.bits() ^ ((value.ty() as u64) << 56)),
+            Inst::Load(slot) => (1, u64::from(slot)),
+            Inst::LoadAt(slot, a) => (2, regs(u64::from(slot), [none, none, a])),
+            Inst::Coordinate(axis) => (3, u64::from(axis)),
+            Inst::Run(scalar) => (4, scalar as u64),
+            Inst::Reduced(k) => (5, u64::from(k)),
+            Inst::Unary(op, a) => (6, regs(op as u64, [none, none, a])),
+            Inst::Binary(op, a, b) => (7, regs(op as u64, [none, a, b])),
+            Inst::Compare(op, a, b) => (8, regs(op as u64, [none, a, b])),
+            Inst::Select(a, b, c) => (9, regs(0, [a, b, c])),
+            Inst::Convert(a) => (10, regs(0, [none, none, a])),
+            Inst::Guard(a, b) => (11, regs(0, [none, a, b])),
+            Inst::Random(a, b, c) => (12, regs(0, [a, b, c])),
+        };
+        // An odd number without any pattern; its upper digits are mixed best.
+        let mixed = (rest ^ ((kind << 8 | ty as u64) << 48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ (mixed >> 32)
+    }
+
     /// The same instruction with its operands replaced.
     #[must_use]
     pub fn map_operands(self, mut f: impl FnMut(Reg) -> Reg) -> Inst {
@@ -225,6 +250,17 @@ impl Expr {
     #[must_use]
     pub fn can_fail(&self) -> bool {
         self.insts.iter().any(|(inst, _)| matches!(inst, Inst::Guard(..)))
+    }
+
+    /// The same expression with its loads numbered otherwise, each with a number of its own.
+    #[must_use]
+    pub fn with_slots(mut self, number: impl Fn(u16) -> u16) -> Expr {
+        for (inst, _) in &mut self.insts {
+            if let Inst::Load(slot) | Inst::LoadAt(slot, _) = inst {
+                *slot = number(*slot);
+            }
+        }
+        self
     }
 
     /// `true` for each register that `roots` need.
@@ -366,10 +402,23 @@ impl fmt::Display for Expr {
     }
 }
 
+/// Expressions up to this length are searched for an equal instruction one by one, longer ones by a table: most
+/// expressions are short, and a table costs an allocation.
+const SEARCHED: usize = 16;
+
+/// Places of the first table.
+const PLACES: usize = 256;
+
+/// A place where nothing stands. No instruction has this number: there are fewer than 65 536.
+const FREE: u16 = u16::MAX;
+
 /// Builds an [`Expr`]: shares equal instructions, folds constants, drops what no result needs.
 #[derive(Debug, Default)]
 pub struct Builder {
     insts: Vec<(Inst, Type)>,
+    /// Numbers of instructions by their hash, each at the first free place from there on; a power of two of places, of
+    /// which half are free. Empty up to [`SEARCHED`] instructions.
+    table: Vec<u16>,
 }
 
 impl Builder {
@@ -396,12 +445,52 @@ impl Builder {
     /// # Panics
     /// When an expression grows past 65 535 instructions, which no lowering comes near.
     pub fn push(&mut self, inst: Inst, ty: Type) -> Reg {
-        let found = self.insts.iter().position(|&entry| entry == (inst, ty));
-        let index = found.unwrap_or_else(|| {
-            self.insts.push((inst, ty));
-            self.insts.len() - 1
-        });
+        let index = if self.table.is_empty() {
+            self.insts.iter().position(|&entry| entry == (inst, ty))
+        } else {
+            self.number_of(inst, ty)
+        };
+        let index = index.unwrap_or_else(|| self.append(inst, ty));
         Reg(u16::try_from(index).expect("an expression has fewer than 65 536 instructions"))
+    }
+
+    /// The number of an instruction, by the table.
+    fn number_of(&self, inst: Inst, ty: Type) -> Option<usize> {
+        let last = self.table.len() - 1;
+        let mut place = inst.digest(ty) as usize & last;
+        while self.table[place] != FREE {
+            let number = usize::from(self.table[place]);
+            if self.insts[number] == (inst, ty) {
+                return Some(number);
+            }
+            place = (place + 1) & last;
+        }
+        None
+    }
+
+    fn append(&mut self, inst: Inst, ty: Type) -> usize {
+        let number = self.insts.len();
+        self.insts.push((inst, ty));
+        if number < SEARCHED || number >= usize::from(FREE) {
+            return number;
+        }
+        if 2 * number >= self.table.len() {
+            self.table = vec![FREE; (2 * self.table.len()).max(PLACES)];
+            (0..number).for_each(|number| self.enter(number));
+        }
+        self.enter(number);
+        number
+    }
+
+    /// Puts an instruction into the table.
+    fn enter(&mut self, number: usize) {
+        let (inst, ty) = self.insts[number];
+        let last = self.table.len() - 1;
+        let mut place = inst.digest(ty) as usize & last;
+        while self.table[place] != FREE {
+            place = (place + 1) & last;
+        }
+        self.table[place] = number as u16;
     }
 
     /// A constant of type `ty`.

@@ -166,6 +166,34 @@ pub struct Graph {
     /// Outputs, in order.
     pub outputs: Vec<ValueId>,
     names: FxHashMap<Arc<str>, ValueId>,
+    numbers: Numbers,
+}
+
+/// For names that were varied, a number below which no variation is free: of many values with one name, each would
+/// otherwise try those of all others. Says nothing that the names do not say.
+#[derive(Clone, Debug, Default)]
+struct Numbers(FxHashMap<Arc<str>, u32>);
+
+impl PartialEq for Numbers {
+    fn eq(&self, _: &Numbers) -> bool {
+        true
+    }
+}
+
+impl Numbers {
+    fn first(&self, hint: &str) -> u32 {
+        self.0.get(hint).copied().unwrap_or(2)
+    }
+
+    /// A name that is free again.
+    fn forget(&mut self, name: &str) {
+        if let Some((hint, number)) = name.rsplit_once('_')
+            && let Some(first) = self.0.get_mut(hint)
+            && let Ok(number) = number.parse::<u32>()
+        {
+            *first = (*first).min(number.max(2));
+        }
+    }
 }
 
 impl Graph {
@@ -223,18 +251,32 @@ impl Graph {
     /// A name that no value has yet: `hint`, or `hint_2`, `hint_3`, ...
     #[must_use]
     pub fn unused_name(&self, hint: &str) -> Arc<str> {
+        self.unused(hint).0
+    }
+
+    /// The same, and its number, if it has one.
+    fn unused(&self, hint: &str) -> (Arc<str>, Option<u32>) {
         if !hint.is_empty() && !self.names.contains_key(hint) {
-            return hint.into();
+            return (hint.into(), None);
         }
-        (2..)
-            .map(|n| Arc::<str>::from(format!("{hint}_{n}")))
-            .find(|name| !self.names.contains_key(name))
+        (self.numbers.first(hint)..)
+            .map(|n| (Arc::<str>::from(format!("{hint}_{n}")), Some(n)))
+            .find(|(name, _)| !self.names.contains_key(name))
             .expect("there are more numbers than values")
+    }
+
+    /// The same; the next one will be another one.
+    fn take_name(&mut self, hint: &str) -> Arc<str> {
+        let (name, number) = self.unused(hint);
+        if let Some(number) = number {
+            self.numbers.0.insert(hint.into(), number + 1);
+        }
+        name
     }
 
     /// A new value; its name is `hint` or a variation that is not in use.
     pub fn add_value(&mut self, hint: &str, ty: ValueType) -> ValueId {
-        let name = self.unused_name(hint);
+        let name = self.take_name(hint);
         let id = ValueId(self.values.len() as u32);
         self.names.insert(name.clone(), id);
         self.values.push(Value { name, ty, constant: None, sizes: None, made: None });
@@ -253,9 +295,10 @@ impl Graph {
         if self.name_of(id) == hint {
             return;
         }
-        let name = self.unused_name(hint);
+        let name = self.take_name(hint);
         let old = std::mem::replace(&mut self.value_mut(id).name, name.clone());
         self.names.remove(&old);
+        self.numbers.forget(&old);
         self.names.insert(name, id);
     }
 
@@ -458,5 +501,45 @@ impl Patch {
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The least number that is free, as if all were tried.
+    #[test]
+    fn names_are_varied_by_the_least_free_number() {
+        let mut graph = Graph::new("names");
+        let add = |graph: &mut Graph, hint: &str| {
+            let id = graph.add_value(hint, ValueType::Unknown);
+            let name = graph.name_of(id).to_owned();
+            (id, name)
+        };
+        let (first, name) = add(&mut graph, "x");
+        assert_eq!(name, "x");
+        let (second, name) = add(&mut graph, "x");
+        assert_eq!(name, "x_2");
+        assert_eq!(add(&mut graph, "x_3").1, "x_3");
+        assert_eq!(add(&mut graph, "x").1, "x_4");
+        assert_eq!(add(&mut graph, "x_3").1, "x_3_2");
+        // Names that become free are used again.
+        graph.rename(second, "y");
+        graph.rename(first, "y");
+        assert_eq!(["x", "x", "x"].map(|hint| add(&mut graph, hint).1), ["x", "x_2", "x_5"]);
+        assert_eq!(graph.name_of(first), "y_2");
+        assert_eq!(&*graph.unused_name(""), "_2");
+    }
+
+    /// As many as there are searches would take minutes.
+    #[test]
+    fn many_values_of_one_name() {
+        const COUNT: usize = 200_000;
+        let mut graph = Graph::new("names");
+        for _ in 0..COUNT {
+            graph.add_value("axes", ValueType::Unknown);
+        }
+        assert_eq!(&*graph.unused_name("axes"), format!("axes_{}", COUNT + 1));
     }
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a node, and with a model as a whole.
 
-use ortrain_graph::{AttrError, Graph, GraphError, Node};
+use ortrain_graph::{AttrError, Graph, GraphError, Node, ValueId};
 use ortrain_program::ProgramError;
 
 /// What is wrong with one application of an operator.
@@ -43,6 +43,9 @@ impl OpError {
         OpError::Unsupported(message.into())
     }
 }
+
+/// The most inputs that a message names.
+const MOST_INPUTS: usize = 16;
 
 /// Why a model cannot be prepared, differentiated, rewritten or run.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -138,12 +141,15 @@ impl Error {
     pub fn at(graph: &Graph, node: &Node, source: OpError) -> Error {
         // What a subgraph captures may be an input of the node's own, too.
         let (own, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
-        let inputs: Vec<String> = own
-            .iter()
-            .chain(captured.iter().filter(|port| !own.contains(port)))
+        let named = |port: &&Option<ValueId>| !own[..own.len().min(MOST_INPUTS)].contains(port);
+        let ports = || own.iter().chain(captured.iter().filter(named));
+        let more = ports().nth(MOST_INPUTS).is_some().then(|| "…".to_owned());
+        let inputs: Vec<String> = ports()
+            .take(MOST_INPUTS)
             .map(|port| {
                 port.map_or("none".to_owned(), |id| format!("{}: {}", graph.name_of(id), graph.value(id).ty))
             })
+            .chain(more)
             .collect();
         Error::Node { node: graph.node_label(node), inputs: inputs.join(", "), source }
     }

@@ -129,6 +129,16 @@ struct Probe<'a> {
 impl Probe<'_> {
     /// A graph of one node, and the values of its inputs.
     fn graph(&self, sample: &Sample) -> Result<(Graph, Vec<Option<ValueId>>), Error> {
+        let (mut graph, ids) = self.written(sample);
+        if self.definition.since.last() != Some(&self.version) {
+            upgrade(&mut graph)?;
+        }
+        infer(&mut graph)?;
+        Ok((graph, ids))
+    }
+
+    /// The same as a file has it: in its own version, without types.
+    fn written(&self, sample: &Sample) -> (Graph, Vec<Option<ValueId>>) {
         let mut graph = Graph::new("probe");
         graph.opsets.insert(String::new(), NEWEST_OPSET);
         graph.opsets.insert("com.microsoft".into(), 1);
@@ -145,11 +155,31 @@ impl Probe<'_> {
         let mut node = Node::new(definition.domain, definition.name, &ids, &outputs, sample.attrs.clone());
         node.captures = sample.captures;
         graph.nodes.push(node);
-        if definition.since.last() != Some(&self.version) {
-            upgrade(&mut graph)?;
+        (graph, ids)
+    }
+
+    /// The first node of this kind that is accepted with inputs of known shapes, all of one rank and size if possible.
+    fn with_shapes(&self, sample: &Sample) -> Option<Sample> {
+        let is_open = |k: &usize| matches!(sample.inputs[*k], Some(ValueType::Tensor(_, None)));
+        let open: Vec<usize> = (0..sample.inputs.len()).filter(is_open).collect();
+        let with = |size: Size, digits: &[usize]| {
+            let mut tried = sample.clone();
+            for (&k, &digit) in open.iter().zip(digits) {
+                tried.inputs[k] = tried.inputs[k].as_ref().map(|ty| size.of_rank(ty, RANKS[digit]));
+            }
+            self.accepted(&mut tried).map(|_| tried)
+        };
+        let known = [Size::Known(4), Size::Known(2), Size::Known(1)];
+        let alike = known.into_iter().flat_map(|size| (0..RANKS.len()).map(move |digit| (size, digit)));
+        let found = alike.into_iter().find_map(|(size, digit)| with(size, &vec![digit; open.len()]));
+        if found.is_some() || open.len() > MOST_NEEDED {
+            return found;
         }
-        infer(&mut graph)?;
-        Ok((graph, ids))
+        let count = RANKS.len().pow(open.len() as u32);
+        let digits = |number: usize| -> Vec<usize> {
+            (0..open.len()).map(|k| number / RANKS.len().pow(k as u32) % RANKS.len()).collect()
+        };
+        known.into_iter().find_map(|size| (0..count).find_map(|number| with(size, &digits(number))))
     }
 
     /// The same; attributes that the node misses are made up.
@@ -400,6 +430,30 @@ impl Definition {
             None if self.rewritten => &self.since[..self.since.len() - 1],
             None => self.since,
         }
+    }
+
+    /// Graphs of one node of the operator, as files of each of its versions have them: with as few inputs as it accepts
+    /// and with as many, of known shapes where such are accepted. Neither upgraded nor with types of results.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Graph> {
+        let mut graphs = Vec::new();
+        for &version in self.versions() {
+            let found = (1..=4).find_map(|outputs| {
+                let probe = Probe { definition: self, version, outputs };
+                probe.least().map(|least| (probe, least))
+            });
+            let Some((probe, least)) = found else { continue };
+            let most = if self.rewritten { least.clone() } else { probe.most(&least) };
+            let both = if most.inputs.len() > least.inputs.len() { vec![least, most] } else { vec![least] };
+            for mut sample in both {
+                // Attributes that it needs are made up.
+                if probe.accepted(&mut sample).is_some() {
+                    let sample = probe.with_shapes(&sample).unwrap_or(sample);
+                    graphs.push(probe.written(&sample).0);
+                }
+            }
+        }
+        graphs
     }
 
     /// What is known of the operator; `None` if no node is found that it accepts.

@@ -11,6 +11,9 @@ use ortrain_graph::{Attrs, Dim, Shape};
 
 use crate::OpError;
 
+/// The most padding at one end of an axis. Outputs of windows over padding alone are of no use, but there would be as many.
+const MOST_PADDING: i64 = 1 << 24;
+
 /// Who chooses the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AutoPad {
@@ -167,6 +170,13 @@ impl Sliding {
             }
         };
         let far = output * stride + cells * dilation + before + behind + size;
+        let (front, back) = self.padding(k, axes);
+        if isize::try_from(far).is_ok() && front.max(back) > MOST_PADDING {
+            return Err(OpError::unsupported(format!(
+                "along spatial axis {k} {input} positions with padding of {before} before and {behind} behind; {MOST_PADDING} \
+                 are the most at one end"
+            )));
+        }
         let number = |value: i128| usize::try_from(value).ok();
         match (isize::try_from(far).is_ok(), number(output), number(stride), number(dilation)) {
             (true, Some(output), Some(stride), Some(dilation)) => {

@@ -1,13 +1,15 @@
 //! What a backend is.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_expr::{DType, OutOfRange, Precision};
 
-use crate::{Buffer, Entry, Instruction, Memory, OutOfMemory, Place, Program};
+use crate::interrupt::Watch;
+use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Place, Program};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,10 +38,16 @@ pub struct Workspace {
     held: usize,
     /// Most iterations of a loop.
     iterations: u64,
+    /// Who may end a run early.
+    watch: Watch,
 }
 
 /// How many iterations a loop may take where nobody says otherwise. What takes more is most likely endless.
 pub const ITERATION_LIMIT: u64 = 1_000_000;
+
+/// The most bytes that a value in a loop may take whose size grows from iteration to iteration, where no limit is set: a
+/// value that doubles has them after a few dozen.
+pub const MOST_GROWN: usize = 64 << 20;
 
 impl Default for Workspace {
     fn default() -> Workspace {
@@ -49,6 +57,7 @@ impl Default for Workspace {
             limit: None,
             held: 0,
             iterations: ITERATION_LIMIT,
+            watch: Watch::default(),
         }
     }
 }
@@ -78,6 +87,53 @@ impl Workspace {
     #[must_use]
     pub fn most_iterations(&self) -> u64 {
         self.iterations
+    }
+
+    /// With somebody who may end a run early, between two instructions.
+    #[must_use]
+    pub fn interrupt(mut self, interrupt: Option<Interrupt>) -> Workspace {
+        self.watch = Watch::new(interrupt);
+        self
+    }
+
+    /// Planes whose content nobody needs if the next run does not end: they are then all zero.
+    pub fn disposable_planes(&mut self, planes: Range<usize>) {
+        self.watch.disposable = planes;
+    }
+
+    /// The most bytes that a value in a loop may take whose size grows from iteration to iteration: what a limit leaves, or
+    /// [`MOST_GROWN`].
+    pub(crate) fn most_grown(&self) -> usize {
+        self.limit.unwrap_or(MOST_GROWN)
+    }
+
+    /// Called when a run begins.
+    pub(crate) fn begin(&mut self) {
+        let taken = self.held.saturating_add(self.arena.len());
+        self.watch.begin(self.limit.map(|limit| limit.saturating_sub(taken)));
+    }
+
+    /// Called when a run ends: puts planes back as they were if it broke off.
+    pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) {
+        self.watch.end(bindings, broke_off);
+    }
+
+    /// Who may end a run early, to be asked between two instructions; [`Workspace::watch_again`] takes it back.
+    pub fn watch(&mut self) -> Watch {
+        std::mem::take(&mut self.watch)
+    }
+
+    /// Takes back what [`Workspace::watch`] gave.
+    pub fn watch_again(&mut self, watch: Watch) {
+        self.watch = watch;
+    }
+
+    /// Asks whether a run shall end, after `ticks` of work ([`crate::ticks`]).
+    ///
+    /// # Errors
+    /// [`RunError::Interrupted`].
+    pub(crate) fn check_interrupt(&mut self, ticks: u32) -> Result<(), RunError> {
+        self.watch.check(ticks)
     }
 
     /// Checks that `between` bytes between the segments of a schedule are within the limit, whatever else a run takes.
@@ -306,6 +362,26 @@ pub enum RunError {
         /// The limit.
         limit: u64,
     },
+    /// A value in a loop that grows from iteration to iteration.
+    #[error(
+        "{node}: iteration {iteration} makes {value:?} {bytes} bytes large, and it grows from iteration to iteration; \
+         {most} bytes are the most without a limit; if it is to be as large, set memory_limit"
+    )]
+    Growing {
+        /// The node.
+        node: String,
+        /// The value.
+        value: String,
+        /// The iteration, counted from zero.
+        iteration: u64,
+        /// What the value takes.
+        bytes: usize,
+        /// What it may take.
+        most: usize,
+    },
+    /// Somebody asked for its end.
+    #[error("the run was interrupted; nothing has changed")]
+    Interrupted,
     /// A program could not be specialised when its shapes became known.
     #[error("{0}")]
     Specialise(String),

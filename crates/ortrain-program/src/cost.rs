@@ -175,11 +175,12 @@ impl<'a> Traffic<'a> {
         if l.nest.outer_dims().contains(&0) {
             return;
         }
+        let gathered = gathered(&l.nest);
         for (slot, (access, &id)) in l.nest.loads.iter().zip(&l.reads).enumerate().skip(virtual_loads) {
             // The same access twice is one read.
             let earlier = l.nest.loads.iter().zip(&l.reads).take(slot).skip(virtual_loads);
-            let reached =
-                if is_gathered(&l.nest, slot) { count(dims.iter().copied()) } else { reached(access, dims) };
+            let is_gathered = gathered.contains(&(slot as u16));
+            let reached = if is_gathered { count(dims.iter().copied()) } else { reached(access, dims) };
             if !earlier.into_iter().any(|(other, &known)| known == id && other == access) {
                 self.read(id, reached);
             }
@@ -192,13 +193,12 @@ impl<'a> Traffic<'a> {
     /// Several accesses to one buffer reach no more than all of it.
     fn bytes(&self) -> u64 {
         let of = |list: &[(BufferId, u64)]| {
+            let mut list: SmallVec<[(BufferId, u64); 16]> = list.into();
+            list.sort_unstable();
             let mut total = 0u64;
-            for (k, &(id, _)) in list.iter().enumerate() {
-                if list[..k].iter().any(|&(other, _)| other == id) {
-                    continue;
-                }
-                let same = list[k..].iter().filter(|&&(other, _)| other == id);
-                let elements = same.fold(0u64, |n, &(_, more)| n.saturating_add(more));
+            for same in list.chunk_by(|(a, _), (b, _)| a == b) {
+                let id = same[0].0;
+                let elements = same.iter().fold(0u64, |n, &(_, more)| n.saturating_add(more));
                 let buffer = &self.buffers[id.0 as usize];
                 let elements = elements.min(buffer.len as u64);
                 total = total.saturating_add(elements.saturating_mul(buffer.dtype.size() as u64));
@@ -212,6 +212,18 @@ impl<'a> Traffic<'a> {
 /// Whether a load is read by computed index.
 pub(crate) fn is_gathered(nest: &Nest, slot: usize) -> bool {
     nest.is_gathered(slot)
+}
+
+/// The loads that are read by computed index.
+fn gathered(nest: &Nest) -> SmallVec<[u16; 4]> {
+    let slots = nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
+        Inst::LoadAt(slot, _) => Some(slot),
+        _ => None,
+    });
+    let mut slots: SmallVec<[u16; 4]> = slots.collect();
+    slots.sort_unstable();
+    slots.dedup();
+    slots
 }
 
 /// For each instruction of a nest's expression the axes along which its result changes, as bits.
@@ -286,7 +298,7 @@ const FEW_ROWS: u64 = 16;
 const CACHED: u64 = 4;
 
 /// One arithmetic operation on one element of four bytes.
-fn operation(inst: Inst, ty: Type) -> u64 {
+pub(crate) fn operation(inst: Inst, ty: Type) -> u64 {
     let wide = if matches!(ty, Type::F64 | Type::I64 | Type::U64) { 2 } else { 1 };
     wide * match inst {
         Inst::Const(_) | Inst::Load(_) | Inst::Run(_) | Inst::Reduced(_) => 0,
@@ -320,6 +332,22 @@ pub(crate) fn weight(step: &Step, buffers: &[Buffer]) -> u64 {
         Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => 0,
     };
     START.saturating_add(cost(step, buffers).bytes).saturating_add(extra)
+}
+
+/// The most that a nest without reductions gets lighter when it has these loads, all of one buffer, no more.
+pub(crate) fn read_weight(l: &Loop, slots: &[usize], buffers: &[Buffer]) -> u64 {
+    let Some(&first) = slots.first() else { return 0 };
+    let (nest, buffer) = (&l.nest, &buffers[l.reads[first].0 as usize]);
+    let gathered = gathered(nest);
+    let (mut elements, mut walks) = (0u64, 0u64);
+    for &slot in slots {
+        let access = &nest.loads[slot];
+        let all = gathered.contains(&(slot as u16));
+        let reached = if all { points(nest, u64::MAX) } else { reached(access, &nest.dims) };
+        elements = elements.saturating_add(reached);
+        walks = walks.saturating_add(runs(access, &nest.dims, 0).saturating_mul(RUN));
+    }
+    elements.min(buffer.len as u64).saturating_mul(buffer.dtype.size() as u64).saturating_add(walks)
 }
 
 /// How often each instruction of a nest is evaluated on every point: the passes over a row.

@@ -13,6 +13,7 @@ mod bits;
 mod builder;
 mod cost;
 mod fuse;
+mod interrupt;
 mod memory;
 mod narrow;
 mod parts;
@@ -26,11 +27,13 @@ mod versions;
 
 pub use attention::{Attention, AttentionGradients, AttentionPass, Operand};
 pub use backend::{
-    Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MemoryNeed, Observer,
-    OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
+    Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MOST_GROWN,
+    MemoryNeed, Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend,
+    UnsupportedPrecision, Workspace,
 };
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;
+pub use interrupt::{Interrupt, Marks, Watch};
 pub use memory::{ALIGNMENT, Memory, OutOfMemory};
 pub use ortrain_expr::{Precision, UnknownPrecision};
 pub(crate) use program::is_work;

@@ -11,7 +11,7 @@ use ortrain_expr::{
 
 use crate::{
     Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
-    Loop, MatMul, Observer, Operand, OutOfMemory, Place, Program, RunError, Scalars, ScatterAdd, Step,
+    Loop, Marks, MatMul, Observer, Operand, OutOfMemory, Place, Program, RunError, Scalars, ScatterAdd, Step,
     UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
 };
 
@@ -44,12 +44,13 @@ impl Backend for Reference {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        Ok(Box::new(ReferenceExecutable(program)))
+        let marks = Marks::of(&program);
+        Ok(Box::new(ReferenceExecutable(program, marks)))
     }
 }
 
 #[derive(Debug)]
-struct ReferenceExecutable(Arc<Program>);
+struct ReferenceExecutable(Arc<Program>, Marks);
 
 impl Executable for ReferenceExecutable {
     fn program(&self) -> &Program {
@@ -84,7 +85,10 @@ impl Executable for ReferenceExecutable {
                     decode(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes()));
             }
         }
-        run.execute(entry, observer)?;
+        let mut watch = work.watch();
+        let outcome = run.execute(entry, observer, &mut |index| self.1.before(index, bindings, &mut watch));
+        work.watch_again(watch);
+        outcome?;
         let written = program.entry(entry).flat_map(|i| i.step.writes());
         let state = written.filter(|&id| matches!(program.buffer(id).place, Place::Plane(..)));
         for id in state.chain(program.outputs.iter().copied()) {
@@ -121,7 +125,7 @@ pub fn evaluate(
         assert_eq!(elements.len(), program.buffer(id).len, "elements of {:?}", program.buffer(id).label);
         run.buffers[id.0 as usize].clone_from(elements);
     }
-    run.execute(Entry::Overwrite, None)?;
+    run.execute(Entry::Overwrite, None, &mut |_| Ok(()))?;
     Ok(program.outputs.iter().map(|id| run.buffers[id.0 as usize].clone()).collect())
 }
 
@@ -321,11 +325,18 @@ impl<'a> Run<'a> {
         Ok(Run { program, mode, scalars, buffers })
     }
 
-    fn execute(&mut self, entry: Entry, mut observer: Option<&mut dyn Observer>) -> Result<(), RunError> {
+    /// `before` is called before each instruction.
+    fn execute(
+        &mut self,
+        entry: Entry,
+        mut observer: Option<&mut dyn Observer>,
+        before: &mut dyn FnMut(usize) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
         for (index, instruction) in self.program.instructions.iter().enumerate() {
             if !instruction.entries.contains(entry) {
                 continue;
             }
+            before(index)?;
             let start = Instant::now();
             let outcome = match &instruction.step {
                 Step::Map(l) | Step::Row(l) | Step::Col(l) => self.nest(l, |_, _| None),

@@ -472,6 +472,18 @@ impl Repeat {
                                 tensor.dims()
                             )));
                         }
+                        let (before, after) = (tensors[lead + k].data().len(), tensor.data().len());
+                        let most = turn.work.most_grown();
+                        if after > before && after > most {
+                            return Err(RunError::Growing {
+                                node: label.to_owned(),
+                                value: self.carried[k].to_string(),
+                                iteration: index,
+                                bytes: after,
+                                most,
+                            }
+                            .into());
+                        }
                         tensors[lead + k] = tensor;
                     }
                     for (tensor, stack) in results.zip(&mut stacks) {

@@ -15,6 +15,9 @@ use crate::{
 /// How many specialisations of one late program are kept ready.
 const LATE_PROGRAMS: usize = 16;
 
+/// What a segment takes beside its instructions: copies, shapes, a call.
+const SEGMENT_TICKS: u32 = 64;
+
 /// A value that passes between segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId(pub u32);
@@ -324,6 +327,21 @@ impl Runner {
         if changed { Runner::new(backend, Arc::new(fitted)) } else { Ok(runner) }
     }
 
+    /// Checks that the programs of a schedule that are known already can be run within the limit of a workspace, as they
+    /// are or as [`Runner::within`] makes them. Nothing is compiled: kernels are made by the sizes of what they compute.
+    ///
+    /// # Errors
+    /// [`RunError::OverLimit`].
+    pub fn check(schedule: &Schedule, work: &Workspace) -> Result<(), RunError> {
+        for program in schedule.programs() {
+            if let Err(RunError::OverLimit(over)) = work.check(program, 0, 0) {
+                let excess = over.need.total() - over.limit;
+                work.check(&program.within(program.work_bytes.saturating_sub(excess)), 0, 0)?;
+            }
+        }
+        Ok(())
+    }
+
     /// What it runs.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
@@ -381,7 +399,19 @@ impl Runner {
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
+        work.begin();
         let mut turn = Turn { bindings, work, entry, scalars, observer, between: 0 };
+        let outcome = self.run_turn(&mut turn, given, deliver);
+        turn.work.end(bindings, outcome.is_err());
+        outcome
+    }
+
+    fn run_turn(
+        &self,
+        turn: &mut Turn<'_, '_>,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<(), RunError> {
         if let ([Prepared::Program(executable)], Some(program)) =
             (self.prepared.as_slice(), self.schedule.single())
         {
@@ -404,7 +434,7 @@ impl Runner {
             let data = value.bytes.to_vec().into();
             Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
         });
-        let results = self.run_tensors(&mut turn, tensors.collect())?;
+        let results = self.run_tensors(turn, tensors.collect())?;
         for (k, tensor) in results.iter().enumerate() {
             deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor));
         }
@@ -446,6 +476,7 @@ impl Runner {
             Tensor::new(*dtype, dims.clone(), data.into()).expect("planes hold whole tensors")
         };
         for (node, prepared) in schedule.segments.iter().zip(&self.prepared) {
+            turn.work.check_interrupt(SEGMENT_TICKS)?;
             let inputs: Vec<Tensor> = node.inputs.iter().map(|&slot| fetch(&values, slot)).collect();
             let results = match (&node.segment, prepared) {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {

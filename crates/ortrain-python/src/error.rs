@@ -1,7 +1,8 @@
 //! Errors as the exceptions of `ortrain.errors`.
 
-use ortrain::{Error, ErrorKind};
-use pyo3::{PyErr, import_exception};
+use ortrain::{Error, ErrorKind, Interrupt, RunError};
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::{PyErr, Python, import_exception};
 
 import_exception!(ortrain.errors, InvalidArgumentError);
 import_exception!(ortrain.errors, InvalidModelError);
@@ -10,9 +11,27 @@ import_exception!(ortrain.errors, NoSuchFileError);
 import_exception!(ortrain.errors, OrtrainError);
 import_exception!(ortrain.errors, UnsupportedError);
 
+/// Signals that have arrived: a run asks for their handlers to be called, and ends when one of them raises an exception.
+/// The exception waits where Python keeps the one that is being raised, until the run has ended ([`raise`]).
+pub(crate) fn signals() -> Interrupt {
+    Interrupt::new(|| {
+        Python::attach(|py| match py.check_signals() {
+            Ok(()) => false,
+            Err(raised) => {
+                raised.restore(py);
+                true
+            }
+        })
+    })
+}
+
 /// An error of the core as an exception of its kind.
 pub(crate) fn raise(error: Error) -> PyErr {
     let text = error.to_string();
+    if matches!(error, Error::Run(RunError::Interrupted)) {
+        let raised = Python::attach(PyErr::take);
+        return raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(text));
+    }
     match error.kind() {
         ErrorKind::InvalidArgument => InvalidArgumentError::new_err(text),
         ErrorKind::InvalidModel => InvalidModelError::new_err(text),

@@ -19,7 +19,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::door::Door;
-use crate::error::{InvalidArgumentError, raise};
+use crate::error::{InvalidArgumentError, raise, signals};
 use crate::value::{OrtValue, described};
 
 /// Operators and gradients of the user's.
@@ -104,6 +104,7 @@ pub(crate) fn module_options(
     options.iteration_limit = iteration_limit;
     options.precision = named(precision)?;
     options.bf16_fallback = named(bf16_fallback)?;
+    options.interrupt = Some(signals());
     Ok(options)
 }
 
@@ -152,6 +153,7 @@ impl InferenceSession {
         options.iteration_limit = iteration_limit;
         options.precision = named(precision)?;
         options.bf16_fallback = named(bf16_fallback)?;
+        options.interrupt = Some(signals());
         let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
         Ok(InferenceSession { session: Door::new(session) })
     }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType};
+use ortrain_graph::{DType, Dim, Graph, Node, ValueId, ValueType};
 use ortrain_ops::{PlanePart, Role};
 use ortrain_program::{Memory, PlaneId};
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::state::{Entry, PlaneLayout, StateLayout};
@@ -79,8 +80,9 @@ pub(crate) struct Bound {
 
 /// Says the state of a nominal checkpoint the shapes its parameters have in a training model.
 pub(crate) fn shapes_from(graph: &Graph, state: &mut CheckpointState) -> Result<()> {
+    let inputs: FxHashMap<&str, ValueId> = graph.inputs.iter().map(|&id| (graph.name_of(id), id)).collect();
     state.set_shapes(|name| {
-        let id = graph.inputs.iter().copied().find(|&id| graph.name_of(id) == name)?;
+        let id = *inputs.get(name)?;
         graph.value(id).ty.shape()?.concrete()
     })
 }
@@ -90,7 +92,8 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
     let mismatch = |reason: String| Error::Mismatch { model: model.to_owned(), reason };
     let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;
     let mut bound = Bound { roles: Vec::with_capacity(graph.inputs.len()), parameters: Vec::new() };
-    let mut buffers: Vec<Arc<str>> = Vec::new();
+    let mut buffers: FxHashSet<Arc<str>> = FxHashSet::default();
+    let used: FxHashSet<ValueId> = graph.nodes.iter().flat_map(Node::present_inputs).collect();
     let mut has_flag = false;
     for id in graph.inputs.clone() {
         let name: Arc<str> = graph.value(id).name.clone();
@@ -117,14 +120,13 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
                 )));
             }
             check_type(model, graph, id, entry, "the gradient of ")?;
-            let used = graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id));
-            if !used {
+            if !used.contains(&id) {
                 return Err(mismatch(format!(
                     "input {name:?} should gather the gradient of {parameter:?}, but no node adds to it, so \
                      {parameter:?} would never be trained"
                 )));
             }
-            buffers.push(entry.name.clone());
+            buffers.insert(entry.name.clone());
             gradient_role(&layout, entry)
         } else if name.ends_with(BUFFER) {
             return Err(Error::WrongModel {
@@ -140,9 +142,10 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
         bound.roles.push(role);
     }
     if training {
+        let parameters: FxHashSet<&Arc<str>> = bound.parameters.iter().collect();
         for entry in state.entries().iter().filter(|entry| entry.requires_grad) {
             let name = &entry.name;
-            if !bound.parameters.contains(name) {
+            if !parameters.contains(name) {
                 return Err(mismatch(format!(
                     "parameter {name:?} is to be trained by the checkpoint, but the model has no input of this name"
                 )));

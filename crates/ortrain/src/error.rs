@@ -349,7 +349,7 @@ impl Error {
             | Error::Argument(_) => ErrorKind::InvalidArgument,
             Error::NoFolder { .. } => ErrorKind::NoSuchFile,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
-            Error::Run(RunError::OverLimit(_)) => ErrorKind::MemoryLimit,
+            Error::Run(RunError::OverLimit(_) | RunError::Growing { .. }) => ErrorKind::MemoryLimit,
             Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
         }
     }

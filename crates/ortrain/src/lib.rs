@@ -367,6 +367,17 @@ pub use ortrain_program::ITERATION_LIMIT;
 #[doc(inline)]
 pub use ortrain_program::align;
 
+/// Ends a run early: see [`ModuleOptions::interrupt`].
+///
+/// ```
+/// use ortrain::Interrupt;
+///
+/// let never = Interrupt::new(|| false);
+/// assert_eq!(format!("{never:?}"), "Interrupt");
+/// ```
+#[doc(inline)]
+pub use ortrain_program::Interrupt;
+
 /// What runs programs: see [`backend`].
 ///
 /// ```

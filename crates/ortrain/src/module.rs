@@ -12,8 +12,8 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
 use ortrain_program::{
     ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, Entry as ProgramEntry, Given,
-    ITERATION_LIMIT, LargeBuffer, Memory, MemoryNeed, OverLimit, Precision, RunError, Scalars, Schedule,
-    Workspace,
+    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, Precision, RunError, Scalars,
+    Schedule, Workspace,
 };
 
 use crate::binding::{self, bind, is_gradient};
@@ -54,6 +54,8 @@ pub struct ModuleOptions {
     pub precision: Precision,
     /// What may multiply bfloat16 where there is no AMX: see [`ModuleOptions::bf16_fallback`].
     pub bf16_fallback: Bf16Fallback,
+    /// Who may end a step early: see [`ModuleOptions::interrupt`].
+    pub interrupt: Option<Interrupt>,
 }
 
 impl ModuleOptions {
@@ -150,6 +152,36 @@ impl ModuleOptions {
         self.bf16_fallback = fallback;
         self
     }
+
+    /// With somebody who may end a step early. Every tenth of a second, between two instructions, it is asked; where it says
+    /// so the step ends with [`RunError::Interrupted`], and the state is as it was. Gradients are, too, if the step
+    /// should have added to them; if it should have replaced them ([`Module::lazy_reset_grad`]), they are zero, and the next
+    /// step replaces them.
+    ///
+    /// To put gradients back, a step of more than a few hundredths of a second that adds to gradients other than zero keeps a
+    /// copy of them, if the memory limit leaves room; without it such a step goes on to its end.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// # let mut state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+    /// # let train = ortrain::ModelSource::from_proto(&made.training_model)?;
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    ///
+    /// use ortrain::{Interrupt, Module, ModuleOptions};
+    ///
+    /// let cancelled = Arc::new(AtomicBool::new(false));
+    /// let asked = cancelled.clone();
+    /// let interrupt = Interrupt::new(move || asked.load(Ordering::Relaxed));
+    /// let module = Module::new(train, &mut state, None, ModuleOptions::default().interrupt(interrupt))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn interrupt(mut self, interrupt: Interrupt) -> ModuleOptions {
+        self.interrupt = Some(interrupt);
+        self
+    }
 }
 
 /// A model that runs: its programs, what it takes, what it gives.
@@ -195,6 +227,7 @@ pub struct Module {
     backend: Arc<dyn Backend>,
     /// One for all programs.
     work: Workspace,
+    interrupt: Option<Interrupt>,
     accumulate: bool,
     /// Whether a train step changes frozen parameters: running statistics.
     updates_frozen: bool,
@@ -374,7 +407,8 @@ impl Module {
         let graph = train.runners.graph();
         let updates_frozen = written(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
         let work = Workspace::limited(options.memory_limit, held(&layout))
-            .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT));
+            .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
+            .interrupt(options.interrupt.clone());
         check_planes(&layout, options.memory_limit)?;
         let gradients = zeroed(&layout.trainable)?;
         state.set_gradients(gradients.clone());
@@ -389,6 +423,7 @@ impl Module {
             precision,
             backend,
             work,
+            interrupt: options.interrupt,
             accumulate: true,
             updates_frozen,
         })
@@ -479,6 +514,8 @@ impl Module {
     ) -> Result<()> {
         let entry = if self.accumulate { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let planes = binding::planes(state, &self.gradients);
+        let gradients = planes.len() - self.gradients.len()..planes.len();
+        self.work.disposable_planes(if self.accumulate { 0..0 } else { gradients });
         self.train.runners.run(&mut self.work, &planes, entry, scalars(state), inputs, deliver)
     }
 
@@ -670,7 +707,8 @@ impl Module {
         Ok(collector.finish(limits, runner.need(&self.work), products))
     }
 
-    /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are.
+    /// Says that the next train step shall replace the gradients and not add to them. Until then they stay as they are (unless
+    /// a step is interrupted: [`ModuleOptions::interrupt`]).
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -851,6 +889,10 @@ impl Module {
 
     pub(crate) fn layout(&self) -> &Arc<StateLayout> {
         &self.layout
+    }
+
+    pub(crate) fn interrupt(&self) -> Option<Interrupt> {
+        self.interrupt.clone()
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {

@@ -106,7 +106,8 @@ impl Optimizer {
         let mut roles = vec![Role::User, Role::User];
         roles.extend((0..2 + moments).map(|k| sequence(&layout.trainable, k * count)));
         let runners = Runners::new(graph, roles, module.backend().clone());
-        Ok(Optimizer { layout, runners, work: Workspace::new(), moments })
+        let work = Workspace::new().interrupt(module.interrupt());
+        Ok(Optimizer { layout, runners, work, moments })
     }
 
     /// Updates the parameters with the gradients of a module. These stay as they are, unless the optimizer model clips them:

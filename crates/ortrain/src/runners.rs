@@ -67,6 +67,7 @@ impl Runners {
     pub(crate) fn planned(&self, work: &Workspace, dims: &[&[usize]]) -> Result<(Arc<Schedule>, MemoryNeed)> {
         let schedule = self.specialiser.schedule_of_shapes(dims);
         let schedule = schedule.map_err(|source| Error::Shapes(Box::new(source)))?;
+        Runner::check(&schedule, work)?;
         let need = Runner::within(self.backend.clone(), schedule.clone(), work)?.need(work);
         Ok((schedule, need))
     }
@@ -92,6 +93,7 @@ impl Runners {
         match self.compiled.iter().position(|(known, _)| Arc::ptr_eq(known, &schedule)) {
             Some(at) => self.compiled[at..].rotate_left(1),
             None => {
+                Runner::check(&schedule, work)?;
                 let runner = Runner::within(self.backend.clone(), schedule.clone(), work)?;
                 for program in runner.schedule().programs() {
                     work.check(program, 0, 0)?;

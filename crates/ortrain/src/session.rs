@@ -10,8 +10,8 @@ use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{PlanePart, Role};
 use ortrain_program::{
-    Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Memory, PlaneId, Precision, Scalars,
-    Workspace, align,
+    Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision,
+    Scalars, Workspace, align,
 };
 
 use crate::inputs::Signature;
@@ -42,6 +42,8 @@ pub struct SessionOptions {
     pub precision: Precision,
     /// What may multiply bfloat16 where there is no AMX: see [`SessionOptions::bf16_fallback`].
     pub bf16_fallback: Bf16Fallback,
+    /// Who may end a run early: see [`SessionOptions::interrupt`].
+    pub interrupt: Option<Interrupt>,
 }
 
 impl SessionOptions {
@@ -92,6 +94,20 @@ impl SessionOptions {
     #[must_use]
     pub fn iteration_limit(mut self, iterations: u64) -> SessionOptions {
         self.iteration_limit = Some(iterations);
+        self
+    }
+
+    /// With somebody who may end a run early: every tenth of a second, between two instructions, it is asked.
+    ///
+    /// ```
+    /// use ortrain::{Interrupt, SessionOptions};
+    ///
+    /// let options = SessionOptions::default().interrupt(Interrupt::new(|| false));
+    /// # assert!(options.interrupt.is_some());
+    /// ```
+    #[must_use]
+    pub fn interrupt(mut self, interrupt: Interrupt) -> SessionOptions {
+        self.interrupt = Some(interrupt);
         self
     }
 
@@ -291,7 +307,8 @@ impl InferenceSession {
             backend,
             prepared: Vec::with_capacity(KEPT + 1),
             work: Workspace::limited(options.memory_limit, 0)
-                .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT)),
+                .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
+                .interrupt(options.interrupt),
             signature: Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect()),
             inputs,
             outputs,

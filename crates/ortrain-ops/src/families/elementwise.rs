@@ -291,7 +291,7 @@ fn clamped(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
 }
 
 /// The most inputs of a variadic operator: each is a load of one expression.
-const MOST_OPERANDS: usize = 1024;
+pub(crate) const MOST_OPERANDS: usize = 1024;
 
 /// Any number of inputs.
 const VARIADIC: usize = usize::MAX;

@@ -22,7 +22,7 @@ mod dft;
 mod diagonal;
 pub(crate) mod dropout;
 mod einsum;
-mod elementwise;
+pub(crate) mod elementwise;
 mod fused_activation;
 mod gather;
 mod gather_elements;

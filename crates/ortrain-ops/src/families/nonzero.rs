@@ -19,6 +19,9 @@ impl Op for NonZero {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(1, 1, 1)?;
         cx.dtype(0)?;
+        if let Some(dims) = cx.shape(0).and_then(Shape::concrete) {
+            check_size(&dims).map_err(OpError::unsupported)?;
+        }
         let rank = cx.shape(0).map_or_else(|| cx.unknown_dim(0, 0), |shape| Dim::Known(shape.rank()));
         let shape: Shape = [rank, cx.unknown_dim(0, 1)].into_iter().collect();
         cx.output(0, DType::I64, Some(shape));
@@ -28,6 +31,20 @@ impl Op for NonZero {
     fn placement(&self) -> Placement {
         Placement::Host(Arc::new(NonZeroHost))
     }
+}
+
+/// The most elements that are looked through: their indices alone take half a gigabyte for each axis.
+const MOST_ELEMENTS: usize = 1 << 26;
+
+fn check_size(dims: &[usize]) -> Result<(), String> {
+    let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
+    if count.is_some_and(|count| count <= MOST_ELEMENTS) {
+        return Ok(());
+    }
+    Err(format!(
+        "{dims:?} are too many elements to list those that are not zero; {MOST_ELEMENTS} are the most. Where chooses between \
+         values without listing places, and a Slice in front makes parts"
+    ))
 }
 
 /// Finds the indices.
@@ -40,6 +57,7 @@ impl HostFunction for NonZeroHost {
             return Err(format!("one tensor is needed but {} are given", inputs.len()));
         };
         let dims = input.dims();
+        check_size(dims)?;
         let found: Vec<usize> =
             input.to_f64().iter().enumerate().filter(|&(_, &x)| x != 0.0).map(|(at, _)| at).collect();
         let mut indices = Vec::with_capacity(dims.len() * found.len());

@@ -6,7 +6,7 @@
 //! largest elements the first in row-major order counts, NaN wins, padding never does. An average divides by the cells
 //! of the input that its window covers, or with `count_include_pad` by those of the padded input.
 
-use ortrain_expr::{BinaryOp, SlidingAxes, Strides, Type, WindowPass, WindowShape};
+use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, SlidingAxes, Strides, Type, WindowPass, WindowShape};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{BufferId, Step, Window};
 
@@ -260,6 +260,9 @@ impl Op for MaxPoolGrad {
     }
 }
 
+/// The most windows of a plane whose cells are counted when a program is made; of more they are counted in each step.
+const MOST_COUNTED: usize = 1 << 20;
+
 /// The average under each window.
 struct AveragePool {
     windows: Windows,
@@ -269,18 +272,11 @@ struct AveragePool {
 impl AveragePool {
     /// How many cells each window counts, row-major over the output positions.
     fn counts(&self, axes: &SlidingAxes) -> Vec<f64> {
-        let sliding = self.windows.sliding.as_ref();
         let along = |k: usize| -> Vec<f64> {
             let axis = axes[k];
-            // Padding counts up to where the attributes end it: a window of ceil_mode may hang over that.
-            let end = match sliding {
-                Some(sliding) if sliding.auto_pad == AutoPad::NotSet => {
-                    axis.input as i128 + i128::from(sliding.padding(k, axes.len()).1)
-                }
-                Some(sliding) if sliding.auto_pad == AutoPad::Valid => axis.input as i128,
-                // Nothing hangs over what was padded to fit.
-                _ => i128::from(i64::MAX),
-            };
+            // Padding counts up to where the attributes end it: a window of ceil_mode may hang over that. Nothing hangs
+            // over what was padded to fit.
+            let end = i128::from(self.end(k, axes).unwrap_or(i64::MAX));
             let count = |o: usize| -> f64 {
                 if !self.include_padding {
                     return axis.cells(o).len() as f64;
@@ -298,10 +294,74 @@ impl AveragePool {
         })
     }
 
-    /// What each sum is multiplied by. Windows that count nothing give zero.
-    fn factors(&self, axes: &SlidingAxes) -> Vec<f64> {
+    /// What each sum is multiplied by, if there are no more than `most` of them. Windows that count nothing give zero.
+    fn factors(&self, axes: &SlidingAxes, most: usize) -> Option<Vec<f64>> {
+        let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.output));
+        count.filter(|&count| count <= most)?;
         let inverse = |count: f64| if count > 0.0 { 1.0 / count } else { 0.0 };
-        self.counts(axes).into_iter().map(inverse).collect()
+        Some(self.counts(axes).into_iter().map(inverse).collect())
+    }
+
+    /// The position behind the last one that a window counts along an axis, if it may reach over it.
+    fn end(&self, k: usize, axes: &SlidingAxes) -> Option<i64> {
+        let input = axes[k].input as i64;
+        match &self.windows.sliding {
+            Some(sliding) if sliding.auto_pad == AutoPad::NotSet => {
+                Some(input.saturating_add(sliding.padding(k, axes.len()).1))
+            }
+            Some(sliding) if sliding.auto_pad == AutoPad::Valid => Some(input),
+            _ => None,
+        }
+    }
+
+    /// The factors as a value of the step: more than a program should carry along.
+    fn computed_factors(
+        &self,
+        cx: &mut Lower<'_>,
+        dtype: DType,
+        axes: &SlidingAxes,
+    ) -> Result<BufferId, OpError> {
+        let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
+        let mut nest = cx.nest(&outputs, 0);
+        let b = &mut nest.b;
+        let mut count = b.constant(Type::F64, 1.0);
+        for (k, axis) in axes.iter().enumerate() {
+            let (zero, kernel) = (b.int(0), b.int(axis.kernel as i64));
+            let (stride, before) = (b.int(axis.stride as i64), b.int(axis.before as i64));
+            let (step, carry) = (b.int(axis.dilation as i64), b.int(axis.dilation as i64 - 1));
+            let position = b.coordinate(k);
+            let moved = b.mul(position, stride);
+            let start = b.sub(moved, before);
+            // The number of the first cell that starts at a position or behind it.
+            let first_cell = |b: &mut Builder, position: Reg| {
+                let distance = b.sub(position, start);
+                let distance = b.binary(BinaryOp::Max, distance, zero);
+                let carried = b.add(distance, carry);
+                let cell = b.div(carried, step);
+                b.binary(BinaryOp::Min, cell, kernel)
+            };
+            let cells = if !self.include_padding {
+                let input = b.int(axis.input as i64);
+                let (from, to) = (first_cell(b, zero), first_cell(b, input));
+                b.sub(to, from)
+            } else if let Some(end) = self.end(k, axes) {
+                let end = b.int(end);
+                first_cell(b, end)
+            } else {
+                kernel
+            };
+            let cells = b.convert(cells, Type::F64);
+            count = b.mul(count, cells);
+        }
+        let (zero, one) = (b.constant(Type::F64, 0.0), b.constant(Type::F64, 1.0));
+        let some = b.compare(CompareOp::Lt, zero, count);
+        let inverse = b.div(one, count);
+        let factor = b.select(some, inverse, zero);
+        let factor = b.convert(factor, Type::of(dtype));
+        let table = cx.temp("one_over_count", dtype, outputs.iter().product());
+        nest.store_whole(cx, table, factor);
+        cx.step(nest.map())?;
+        Ok(table)
     }
 
     /// Multiplies a value over `dims` by the factors.
@@ -312,20 +372,31 @@ impl AveragePool {
         dims: &[usize],
         axes: &SlidingAxes,
     ) -> Result<(), OpError> {
-        let factors = self.factors(axes);
         let dtype = cx.buffer_dtype(source);
+        let exact = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let factors = self.factors(axes, MOST_COUNTED);
+        let computed = match &factors {
+            Some(_) => None,
+            None => Some(self.computed_factors(cx, exact, axes)?),
+        };
         let mut nest = cx.nest(dims, 0);
         let access = cx.whole(source, dims);
         let value = nest.load(source, access);
         let ty = nest.b.ty(value);
-        let uniform = factors.windows(2).all(|pair| pair[0] == pair[1]);
-        let factor = if uniform {
-            nest.b.constant(ty, factors.first().copied().unwrap_or(0.0))
-        } else {
-            let exact = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-            let table = Tensor::from_f64(exact, dims[2..].to_vec(), &factors);
-            let table = cx.constant_buffer("one_over_count", &table);
-            nest.load_broadcast(table, exact, &dims[2..])
+        let factor = match (&factors, computed) {
+            (Some(factors), _) if factors.windows(2).all(|pair| pair[0] == pair[1]) => {
+                nest.b.constant(ty, factors.first().copied().unwrap_or(0.0))
+            }
+            (factors, computed) => {
+                let table = computed.unwrap_or_else(|| {
+                    let factors = factors.as_deref().unwrap_or_default();
+                    cx.constant_buffer(
+                        "one_over_count",
+                        &Tensor::from_f64(exact, dims[2..].to_vec(), factors),
+                    )
+                });
+                nest.load_broadcast(table, exact, &dims[2..])
+            }
         };
         let scaled = nest.b.mul(value, factor);
         nest.store_whole(cx, target, scaled);

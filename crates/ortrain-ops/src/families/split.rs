@@ -24,7 +24,9 @@ impl Split {
     fn lengths(&self, size: usize, given: Option<&[i64]>) -> Result<Vec<usize>, OpError> {
         let Some(given) = given else {
             let each = size.div_ceil(self.parts.max(1));
-            return Ok((0..self.parts).map(|k| each.min(size.saturating_sub(k * each))).collect());
+            return Ok((0..self.parts)
+                .map(|k| each.min(size.saturating_sub(k.saturating_mul(each))))
+                .collect());
         };
         if given.len() != self.parts {
             let message = format!("split {given:?} names {} parts for {} outputs", given.len(), self.parts);

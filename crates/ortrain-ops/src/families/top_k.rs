@@ -6,23 +6,33 @@
 //!
 //! The indices along the axis are sorted by a bitonic network: passes over all of them in which each meets one other and
 //! both trade places or not. It takes about half the square of the number of binary digits of the axis, and every pass is
-//! a map. The gradient goes to the indices.
+//! a map. Axes of more than 16 384 elements, and those whose size depends on values, are sorted on the host, in the same
+//! order. The gradient goes to the indices.
 
-use ortrain_expr::{BinaryOp, CompareOp, Reg, UnaryOp};
+use std::sync::Arc;
+
+use ortrain_expr::{BinaryOp, CompareOp, Reg, Scalar, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor};
-use ortrain_program::BufferId;
+use ortrain_program::{BufferId, HostFunction};
 
 use super::gather_elements::elements_gradient;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, around};
-use crate::op::{Definition, Need, Op};
+use crate::op::{Definition, Need, Op, Placement};
 use crate::rewrite::{Rewrite, ints_input_to_attribute};
 
+/// The longest axis that is sorted by a network. Its passes are about half the square of the number of binary digits, each
+/// over all elements; longer axes are sorted faster by one thread.
+const LONGEST_NETWORK: usize = 1 << 14;
+
+#[derive(Clone, Copy, Debug)]
 struct TopK {
     axis: i64,
     largest: bool,
+    /// Whether the host sorts.
+    on_host: bool,
 }
 
 /// Lines of `size` elements that are sorted, `[before, size, after]`, with their indices padded to a power of two.
@@ -191,6 +201,10 @@ impl Op for TopK {
         if k == 1 { Need::ForShapes } else { Need::Never }
     }
 
+    fn placement(&self) -> Placement {
+        if self.on_host { Placement::Host(Arc::new(*self)) } else { Placement::Program }
+    }
+
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (x, indices) = (cx.input(0)?, cx.output(1, "indices"));
@@ -228,13 +242,83 @@ impl Op for TopK {
     }
 }
 
-fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+/// Where an element stands among others, as a number: NaN last, and equal to itself.
+fn rank(value: Scalar) -> u64 {
+    const SIGN: u64 = 1 << 63;
+    match value {
+        Scalar::I64(value) => value as u64 ^ SIGN,
+        Scalar::I32(value) => i64::from(value) as u64 ^ SIGN,
+        Scalar::U64(value) => value,
+        Scalar::U32(value) => u64::from(value),
+        Scalar::Bool(value) => u64::from(value),
+        Scalar::F32(_) | Scalar::F64(_) => {
+            let value = value.to_f64();
+            if value.is_nan() {
+                return u64::MAX;
+            }
+            // Both zeros are one number.
+            let bits = (value + 0.0).to_bits();
+            if bits & SIGN == 0 { bits | SIGN } else { !bits }
+        }
+    }
+}
+
+impl HostFunction for TopK {
+    fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        let [input, count] = inputs else {
+            return Err(format!("a tensor and a number are needed but {} values are given", inputs.len()));
+        };
+        let axis = normalize_axis(self.axis, input.dims().len()).map_err(|error| error.to_string())?;
+        let (before, size, after) = around(input.dims(), axis);
+        let count = match count.to_i64().as_deref() {
+            Some(&[count]) if (0..=size as i64).contains(&count) => count as usize,
+            other => {
+                let dims = input.dims();
+                return Err(format!(
+                    "K is {:?}, but axis {axis} of {dims:?} has {size}",
+                    other.unwrap_or_default()
+                ));
+            }
+        };
+        let (dtype, width) = (input.dtype(), input.dtype().size());
+        let mut dims = input.dims().to_vec();
+        dims[axis] = count;
+        let (mut values, mut indices) =
+            (vec![0; before * count * after * width], vec![0i64; before * count * after]);
+        let mut line: Vec<(u64, usize)> = Vec::with_capacity(size);
+        for (o, i) in (0..before).flat_map(|o| (0..after).map(move |i| (o, i))) {
+            let at = |k: usize| ((o * size + k) * after + i) * width;
+            line.clear();
+            line.extend((0..size).map(|k| {
+                let rank = rank(Scalar::read(dtype, &input.data()[at(k)..at(k) + width]));
+                (if self.largest { !rank } else { rank }, k)
+            }));
+            if count < size {
+                line.select_nth_unstable(count);
+            }
+            let first = &mut line[..count];
+            first.sort_unstable();
+            for (place, &(_, k)) in first.iter().enumerate() {
+                let to = (o * count + place) * after + i;
+                indices[to] = k as i64;
+                values[to * width..][..width].copy_from_slice(&input.data()[at(k)..at(k) + width]);
+            }
+        }
+        let values = Tensor::new(dtype, dims.clone(), values.into()).map_err(|error| error.to_string())?;
+        Ok(vec![values, Tensor::i64(&dims, &indices)])
+    }
+}
+
+fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     // The result is in order whatever it says.
     node.attrs.int("sorted")?;
-    Ok(Box::new(TopK {
-        axis: node.attrs.int("axis")?.unwrap_or(-1),
-        largest: node.attrs.int("largest")?.unwrap_or(1) != 0,
-    }))
+    let axis = node.attrs.int("axis")?.unwrap_or(-1);
+    let shape = node.inputs.first().copied().flatten().and_then(|x| graph.value(x).ty.shape());
+    let on_host = shape.is_some_and(|shape| {
+        let size = normalize_axis(axis, shape.rank()).map(|axis| shape[axis].known());
+        size.is_ok_and(|size| size.is_none_or(|size| size > LONGEST_NETWORK))
+    });
+    Ok(Box::new(TopK { axis, largest: node.attrs.int("largest")?.unwrap_or(1) != 0, on_host }))
 }
 
 /// Before opset 10 the number of elements is an attribute.
@@ -334,6 +418,45 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Both ways give the same order: ties, zeros of both signs, NaN, infinities, integers that no float holds.
+    #[test]
+    fn the_host_sorts_as_the_network_does() {
+        let wild =
+            [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, 1.0, -1.0, 1.0, f64::NAN, 3.5, -0.0, 0.0];
+        let integers =
+            [i64::MIN, i64::MAX, -1, 0, 1, i64::MAX - 1, i64::MIN + 1, 0, (1 << 53) + 1, 1 << 53, 7, 7];
+        let small: Vec<u8> = (0..12).map(|k| k * 97).collect();
+        for x in [
+            f64s(&[2, 3, 2], &wild),
+            Tensor::i64(&[2, 3, 2], &integers),
+            Tensor::from_slice(DType::U8, &[2, 3, 2], &small),
+        ] {
+            for (axis, largest, count) in [(0, 1, 2), (1, 0, 2), (1, 1, 3), (2, 0, 0), (-1, 1, 1)] {
+                let attrs = Attrs::new().with("axis", axis).with("largest", i64::from(largest));
+                let k = Tensor::i64(&[1], &[count]);
+                let network = run_node(TOP_K, &[Some(&x), Some(&k)], 2, attrs).expect("it runs");
+                let host = TopK { axis, largest: largest != 0, on_host: true };
+                assert_eq!(host.call(&[x.clone(), k]).expect("it runs"), network, "{x:?} along {axis}");
+            }
+        }
+        let error = TopK { axis: 0, largest: true, on_host: true }
+            .call(&[f64s(&[2], &[0.0; 2]), Tensor::i64(&[1], &[3])]);
+        assert_eq!(error.expect_err("refused"), "K is [3], but axis 0 of [2] has 2");
+    }
+
+    /// A network would pass over a million elements two hundred times.
+    #[test]
+    fn a_million_elements() {
+        const SIZE: usize = 1_000_000;
+        let numbers: Vec<f64> = (0..SIZE).map(|k| ((k * 7_919) % SIZE) as f64).collect();
+        let (values, indices) = top(&f64s(&[SIZE], &numbers), SIZE as i64, Attrs::new());
+        assert!(values.iter().enumerate().all(|(k, &value)| value == (SIZE - 1 - k) as f64));
+        assert!(indices.iter().zip(&values).all(|(&k, &value)| numbers[k as usize] == value));
+        let graph = constant_count(&f64s(&[SIZE], &numbers), 5, Attrs::new());
+        let op = build(&graph, &graph.nodes[0]).expect("valid");
+        assert!(matches!(op.placement(), Placement::Host(_)));
     }
 
     fn constant_count(x: &Tensor, count: i64, attrs: Attrs) -> Graph {

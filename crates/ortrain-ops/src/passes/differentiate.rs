@@ -4,6 +4,7 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::families::custom_gradient::has_gradient_of;
+use crate::families::elementwise::MOST_OPERANDS;
 use crate::grad::Grad;
 use crate::passes::decompose::decompose_node;
 use crate::passes::infer::infer_node;
@@ -276,9 +277,21 @@ fn total(
                     graph.rename(part, &format!("{name}_{k}"));
                 }
             }
+            let mut rest: Vec<Option<ValueId>> = many.iter().copied().map(Some).collect();
+            // More than a Sum takes are added up part after part, in the same order.
+            let mut part = 0;
+            while rest.len() > MOST_OPERANDS {
+                let first: Vec<_> = rest.drain(..MOST_OPERANDS).collect();
+                let sum = graph.add_value(&format!("{name}_part_{part}"), graph.value(value).ty.clone());
+                let mut node = Node::new("", "Sum", &first, &[Some(sum)], Attrs::new());
+                node.name = format!("AccumulateGrad_{name}_part_{part}").into();
+                added.push(node);
+                named.insert(sum);
+                rest.insert(0, Some(sum));
+                part += 1;
+            }
             let sum = graph.add_value(&name, graph.value(value).ty.clone());
-            let inputs: Vec<Option<ValueId>> = many.iter().copied().map(Some).collect();
-            let mut node = Node::new("", "Sum", &inputs, &[Some(sum)], Attrs::new());
+            let mut node = Node::new("", "Sum", &rest, &[Some(sum)], Attrs::new());
             node.name = format!("AccumulateGrad_{name}").into();
             added.push(node);
             named.insert(sum);

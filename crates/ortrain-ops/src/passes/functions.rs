@@ -137,6 +137,7 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
         nodes: 0,
         bytes: 0,
     };
+    inliner.check_extent(&graph)?;
     inliner.collect_names(&graph);
     inliner.in_graph(&mut graph)?;
     if gradients {
@@ -172,6 +173,41 @@ fn prefix_of(call: &NodeProto) -> &str {
 
 fn untyped(name: String) -> ValueInfoProto {
     ValueInfoProto { name, ..ValueInfoProto::default() }
+}
+
+/// What calls become when they are written out.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    nodes: usize,
+    /// Names and attributes that are repeated.
+    bytes: usize,
+}
+
+impl Extent {
+    fn plus(self, other: Extent) -> Extent {
+        Extent {
+            nodes: self.nodes.saturating_add(other.nodes),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    fn is_too_large(self) -> bool {
+        self.nodes > MOST_NODES || self.bytes > MOST_BYTES
+    }
+}
+
+/// The refusal of a node that makes a model larger than it may be; `own` is what the node becomes, if that is known.
+fn too_large(node: &NodeProto, own: Option<Extent>) -> Error {
+    let own = own.map_or_else(String::new, |own| {
+        format!("; this call alone has {} nodes and repeats {} bytes", own.nodes, own.bytes)
+    });
+    Error::Call {
+        node: call_label(node),
+        reason: format!(
+            "the model's functions, written out, have more than {MOST_NODES} nodes or take more than {MOST_BYTES} \
+             bytes{own}; a Loop repeats nodes without writing them out"
+        ),
+    }
 }
 
 struct Inliner<'a> {
@@ -403,16 +439,48 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
-    fn check_size(&self, node: &NodeProto) -> Result<(), Error> {
-        if self.nodes <= MOST_NODES && self.bytes <= MOST_BYTES {
-            return Ok(());
+    /// Checks what a graph becomes before anything of it is written out: calls that double what they call are refused
+    /// at once, however many nodes they stand for.
+    fn check_extent(&self, graph: &GraphProto) -> Result<(), Error> {
+        let mut known = HashMap::new();
+        let mut sum = Extent::default();
+        for node in &graph.node {
+            let own = self.extent(node, &mut known, MOST_DEPTH);
+            sum = sum.plus(own);
+            if sum.is_too_large() {
+                return Err(too_large(node, Some(own)));
+            }
         }
-        Err(Error::Call {
-            node: call_label(node),
-            reason: format!(
-                "the model's functions, written out, have more than {MOST_NODES} nodes or take more than {MOST_BYTES} bytes"
-            ),
-        })
+        Ok(())
+    }
+
+    /// What a node becomes with all calls in it written out, `depth` of them in each other at most: what lies deeper is
+    /// refused when it is reached. `known` holds what functions become.
+    fn extent(&self, node: &NodeProto, known: &mut HashMap<Key, Extent>, depth: usize) -> Extent {
+        let Some(depth) = depth.checked_sub(1) else { return Extent::default() };
+        let graphs =
+            node.attribute.iter().flat_map(|attr| attr.g.iter().map(AsRef::as_ref).chain(&attr.graphs));
+        let inside = graphs.flat_map(|graph| &graph.node);
+        let inside = inside.fold(Extent::default(), |sum, node| sum.plus(self.extent(node, known, depth)));
+        let key = key(&node.domain, &node.op_type, &node.overload);
+        let Some(&(function, bytes)) = self.functions.get(&key) else {
+            return inside.plus(Extent { nodes: 1, bytes: 0 });
+        };
+        let called = known.get(&key).copied().unwrap_or_else(|| {
+            // A function that calls itself is refused when it is reached.
+            known.insert(key.clone(), Extent::default());
+            let start = Extent { nodes: 0, bytes };
+            let called =
+                function.node.iter().fold(start, |sum, node| sum.plus(self.extent(node, known, depth)));
+            known.insert(key, called);
+            called
+        });
+        inside.plus(called)
+    }
+
+    fn check_size(&self, node: &NodeProto) -> Result<(), Error> {
+        let extent = Extent { nodes: self.nodes, bytes: self.bytes };
+        if extent.is_too_large() { Err(too_large(node, None)) } else { Ok(()) }
     }
 
     /// The nodes of a call.
@@ -818,5 +886,28 @@ mod tests {
         let message = inlined(model(vec![node("F0", "own", &["a"], &["b"])], functions.collect()));
         let message = message.expect_err("too many");
         assert!(message.contains("more than 262144 nodes"), "{message}");
+    }
+
+    /// Counted before anything is written out: there is neither time nor memory for so many.
+    #[test]
+    fn functions_that_double_are_refused_at_once() {
+        let doubling = |levels: usize| {
+            let functions = (0..levels).map(|k| {
+                let next = format!("F{}", k + 1);
+                let (op, domain) = if k + 1 == levels { ("Relu", "") } else { (next.as_str(), "own") };
+                let nodes = vec![node(op, domain, &["x"], &["t"]), node(op, domain, &["t"], &["y"])];
+                function(&format!("F{k}"), &["x"], &["y"], nodes)
+            });
+            inlined(model(vec![node("F0", "own", &["a"], &["b"])], functions.collect()))
+        };
+        assert_eq!(doubling(5).expect("few nodes").len(), 32);
+        assert_eq!(
+            doubling(30).expect_err("2^30 nodes"),
+            "the node that makes \"b\" (F0): the model's functions, written out, have more than 262144 nodes or take more \
+             than 1073741824 bytes; this call alone has 1073741824 nodes and repeats 35433480162 bytes; a Loop repeats nodes \
+             without writing them out"
+        );
+        let message = doubling(90).expect_err("more than can be counted");
+        assert!(message.contains("this call alone has 18446744073709551615 nodes"), "{message}");
     }
 }

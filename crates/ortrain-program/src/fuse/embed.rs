@@ -235,9 +235,10 @@ fn walked_as_one(guest: &Nest, axis: usize, digit: &Digit) -> bool {
     let even = |access: &Access| {
         access.strides[digit.axis].checked_mul(digit.size as isize) == Some(access.strides[axis])
     };
-    let loads = guest.loads.iter().enumerate().filter(|&(slot, _)| !is_gathered(guest, slot));
+    let uneven = guest.loads.iter().enumerate().filter(|(_, access)| !even(access));
     !guest.expr.insts().iter().any(asked_for)
-        && loads.map(|(_, access)| access).chain(&guest.stores).all(even)
+        && uneven.into_iter().all(|(slot, _)| is_gathered(guest, slot))
+        && guest.stores.iter().all(even)
 }
 
 /// The axes that an axis of the host is split into, and what one step along each is to the guest.

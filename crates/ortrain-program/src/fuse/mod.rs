@@ -13,6 +13,7 @@ mod attention;
 mod cells;
 mod embed;
 mod late_sums;
+mod lighter;
 mod lives;
 mod order;
 mod panels;
@@ -21,7 +22,9 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ortrain_expr::Inst;
@@ -162,7 +165,15 @@ struct Fusion<'a> {
     lives: Lives,
     lowest_peak: i64,
     /// How a buffer can be made of others by a map, where what makes it is no map any more.
-    recipes: FxHashMap<BufferId, (Loop, Versions)>,
+    recipes: FxHashMap<BufferId, Recipe>,
+}
+
+/// How a buffer was made by a map that is gone, found out when somebody asks: few do.
+struct Recipe {
+    map: Rc<Loop>,
+    versions: Rc<Versions>,
+    result: usize,
+    alone: OnceCell<Loop>,
 }
 
 /// A number for each buffer; parts of a plane that overlap have the same.
@@ -360,12 +371,14 @@ impl<'a> Fusion<'a> {
             return false;
         }
         // A map that went behind something else can still be computed by who has its operands.
-        for (_, old) in &undo {
+        for (_, old) in undo {
             let Some(Instruction { step: Step::Map(map), versions, .. }) = old else { continue };
-            for (k, &id) in map.writes.iter().enumerate() {
+            let (map, versions) = (Rc::new(map), Rc::new(versions));
+            for (result, &id) in map.writes.iter().enumerate() {
                 let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
-                if is_made && self.map_that_makes(id).is_none() {
-                    self.recipes.insert(id, (result_of(map, k), versions.clone()));
+                if is_made && self.map_with(id).is_none() {
+                    let (map, versions) = (map.clone(), versions.clone());
+                    self.recipes.insert(id, Recipe { map, versions, result, alone: OnceCell::new() });
                 }
             }
         }
@@ -474,8 +487,12 @@ impl<'a> Fusion<'a> {
         let mut makers: SmallVec<[usize; 8]> = map.reads.iter().filter_map(|&id| self.maker(id)).collect();
         makers.sort_unstable();
         makers.dedup();
+        let needed = splice::least_loads(map);
         makers.retain(|maker| {
-            *maker < at && self.step(*maker).is_some_and(|step| !only_sums || step.is_reduction())
+            *maker < at
+                && self.step(*maker).is_some_and(|step| {
+                    (!only_sums || step.is_reduction()) && needed <= splice::most_loads_behind(step)
+                })
         });
         let mut best: Option<Rewrite> = None;
         for maker in makers {
@@ -662,13 +679,21 @@ impl<'a> Fusion<'a> {
     /// The map that makes a buffer of others, as it stands or as it was, and which versions it reads.
     fn recipe(&self, id: BufferId) -> Option<(Loop, Versions)> {
         let versions = || Some(self.slots[self.maker(id)?].as_ref()?.versions.clone());
-        self.map_that_makes(id).zip(versions()).or_else(|| self.recipes.get(&id).cloned())
+        let gone = || {
+            let Recipe { map, versions, result, alone } = self.recipes.get(&id)?;
+            Some((alone.get_or_init(|| result_of(map, *result)).clone(), (**versions).clone()))
+        };
+        self.map_that_makes(id).zip(versions()).or_else(gone)
     }
 
     fn map_that_makes(&self, id: BufferId) -> Option<Loop> {
+        self.map_with(id).map(|(map, result)| result_of(map, result))
+    }
+
+    /// The map that makes a buffer, and which of its results that is.
+    fn map_with(&self, id: BufferId) -> Option<(&Loop, usize)> {
         let map = self.map(self.maker(id)?)?;
-        let result = map.writes.iter().position(|&written| written == id)?;
-        Some(result_of(map, result))
+        Some((map, map.writes.iter().position(|&written| written == id)?))
     }
 
     /// The step at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
@@ -681,6 +706,7 @@ impl<'a> Fusion<'a> {
     ) -> Option<(Step, Versions)> {
         let entries = self.slots[at].as_ref()?.entries;
         let mut best: Option<(Step, Versions)> = None;
+        let mut known: Option<lighter::Known> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
             let (step, versions) = best.as_ref().unwrap_or(as_it_is);
@@ -689,6 +715,12 @@ impl<'a> Fusion<'a> {
             let Some(id) = next else { return best };
             tried.push(id);
             let Some(maker) = self.maker(id).filter(|&maker| maker < at) else { continue };
+            let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
+            let Some(made_by) = self.map_with(id).or_else(gone_by) else { continue };
+            let own = known.get_or_insert_with(|| lighter::Known::of(l));
+            if !factors(step).contains(&id) && own.is_no_lighter(step, id, made_by, self.buffers) {
+                continue;
+            }
             let Some((map, given)) = self.recipe(id) else { continue };
             let there = |&id: &BufferId| {
                 let is_made = self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty();
@@ -705,7 +737,7 @@ impl<'a> Fusion<'a> {
             if weight(&lighter, self.buffers) < weight(step, self.buffers)
                 && let Some(versions) = versions.clone().reading_also(&given)
             {
-                best = Some((lighter, versions));
+                (best, known) = (Some((lighter, versions)), None);
             }
         }
     }

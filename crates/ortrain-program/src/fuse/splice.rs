@@ -3,8 +3,9 @@
 use ortrain_expr::{Access, Builder, DType, Expr, Inst, Nest, Reg, Scalar, Type};
 
 use super::embed::{Embedding, copy, finish, finish_with};
+use super::loop_of;
 use crate::cost::is_gathered;
-use crate::{BufferId, Loop};
+use crate::{BufferId, Loop, Step};
 
 /// Expressions do not grow past this: longer ones need more registers than stay in the nearest cache.
 const LONGEST_EXPRESSION: usize = 192;
@@ -93,18 +94,49 @@ impl Loads {
                 reads.push(id);
             }
         }
-        let mut b = Builder::new();
-        let regs = copy(&mut b, &nest.expr, |b, inst, ty| match inst {
-            Inst::Load(slot) => b.push(Inst::Load(slots[usize::from(slot)]), ty),
-            Inst::LoadAt(slot, at) => b.push(Inst::LoadAt(slots[usize::from(slot)], at), ty),
-            other => b.push(other, ty),
-        });
-        (nest.expr, nest.reductions) = finish(b, &nest.expr, &nest.reductions, &regs);
+        nest.expr = nest.expr.with_slots(|slot| slots[usize::from(slot)]);
         if nest.expr.insts().len() > LONGEST_EXPRESSION || nest.loads.len() > MOST_LOADS {
             return None;
         }
         Some(Loop { nest, reads, writes })
     }
+}
+
+/// Whether nests that become one surely read more buffers than a nest may: `others` are those that they read besides
+/// what one makes for the other.
+fn read_too_many(others: impl Iterator<Item = BufferId>) -> bool {
+    let mut ids: Vec<BufferId> = others.collect();
+    if ids.len() <= MOST_LOADS {
+        return false;
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids.len() > MOST_LOADS
+}
+
+/// How many buffers a map loads at least, if those are more than a nest may: it cannot follow what makes only some.
+pub(super) fn least_loads(map: &Loop) -> usize {
+    if map.reads.len() <= MOST_LOADS {
+        return map.reads.len();
+    }
+    let mut ids: Vec<BufferId> = loaded(map, 0).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.len()
+}
+
+/// How many buffers a map may load that follows a step: those that a nest may, and the step's own results.
+pub(super) fn most_loads_behind(step: &Step) -> usize {
+    MOST_LOADS + loop_of(step).map_or(0, |(l, _)| l.writes.len())
+}
+
+/// The buffers that the expression of a nest loads, the virtual ones aside.
+fn loaded(l: &Loop, virtual_loads: usize) -> impl Iterator<Item = BufferId> + '_ {
+    let slots = l.nest.expr.insts().iter().filter_map(|(inst, _)| match *inst {
+        Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(usize::from(slot)),
+        _ => None,
+    });
+    slots.filter(move |&slot| slot >= virtual_loads).map(|slot| l.reads[slot])
 }
 
 /// A map's expression in a host: its loads become loads of the host.
@@ -133,24 +165,26 @@ impl Guest<'_> {
         known: impl Fn(usize) -> Option<Reg>,
     ) -> Option<Vec<Reg>> {
         let nest = &self.map.nest;
+        let (mut gathered, mut affine) = (vec![false; nest.loads.len()], vec![false; nest.loads.len()]);
+        for (inst, _) in nest.expr.insts() {
+            match *inst {
+                Inst::Load(slot) => affine[usize::from(slot)] = true,
+                Inst::LoadAt(slot, _) => gathered[usize::from(slot)] = true,
+                _ => {}
+            }
+        }
         let mut slots: Vec<Option<usize>> = Vec::with_capacity(nest.loads.len());
         for (slot, (access, &id)) in nest.loads.iter().zip(&self.map.reads).enumerate() {
             if known(slot).is_some() {
                 slots.push(None);
                 continue;
             }
-            let gathered = is_gathered(nest, slot);
-            let affine = nest
-                .expr
-                .insts()
-                .iter()
-                .any(|(inst, _)| matches!(inst, Inst::Load(s) if usize::from(*s) == slot));
-            if gathered && affine {
+            if gathered[slot] && affine[slot] {
                 return None;
             }
-            let moved = self.access(access, gathered);
+            let moved = self.access(access, gathered[slot]);
             // Strides along axes of one element make no difference but to a load that is read by computed index.
-            slots.push(Some(if gathered {
+            slots.push(Some(if gathered[slot] {
                 loads.find_or_add_gathered(moved, id)
             } else {
                 loads.find_or_add(moved, id, dims)
@@ -285,6 +319,10 @@ pub(super) fn inline(
     guest: &Loop,
     split: bool,
 ) -> Option<Loop> {
+    let value = host.reads[slot];
+    if read_too_many(loaded(host, virtual_loads).filter(|&id| id != value).chain(loaded(guest, 0))) {
+        return None;
+    }
     let (at, place) = (&host.nest.loads[slot], guest.nest.stores.first()?);
     if slot < virtual_loads || is_gathered(&host.nest, slot) || !keeps(at.dtype) || at.dtype != place.dtype {
         return None;
@@ -335,6 +373,9 @@ pub(super) fn append(
         Link::Shared(own, load) => (&host.nest.loads[own], &map.nest.loads[load]),
     };
     if at.dtype != place.dtype || host.nest.dims.contains(&0) {
+        return None;
+    }
+    if read_too_many(loaded(map, 0).filter(|id| !host.writes.contains(id))) {
         return None;
     }
     // What is the same along a row is made once per row.

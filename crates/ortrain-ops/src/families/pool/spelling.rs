@@ -67,8 +67,13 @@ impl AveragePool {
     ) -> Result<ValueId, OpError> {
         let dims: Vec<usize> = [1, 1].into_iter().chain(spatial.iter().copied()).collect();
         let axes = self.windows.axes(&dims)?;
-        let factors = self.factors(&axes);
         let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
+        let factors = self.factors(&axes, MOST_CELLS).ok_or_else(|| {
+            OpError::unsupported(format!(
+                "its gradient is written with the number of cells under each window, and {outputs:?} windows are too \
+                 many for that; smaller pads or larger strides make fewer"
+            ))
+        })?;
         let share = if factors.windows(2).all(|pair| pair[0] == pair[1]) {
             Tensor::scalar(dtype, factors.first().copied().unwrap_or(0.0))
         } else {

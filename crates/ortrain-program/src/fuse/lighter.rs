@@ -1,0 +1,105 @@
+//! Whether computing a value again can pay, found out without doing it.
+//!
+//! Of a long expression nearly every value could be computed again, and nearly never is that lighter. To try each means to
+//! build each expression; here it is enough to look at which instructions would be new.
+
+use std::hash::{Hash, Hasher};
+
+use ortrain_expr::{Inst, Nest, Reg, Type};
+use rustc_hash::{FxHashSet, FxHasher};
+use smallvec::SmallVec;
+
+use super::{is_injective, loop_of};
+use crate::cost::{operation, read_weight};
+use crate::{Buffer, BufferId, Loop, Step};
+
+/// More points than this are not counted: the sums of weights would not be exact any more.
+const MOST_POINTS: usize = 1 << 40;
+
+/// The instructions of an expression by what they compute of which buffers, wherever in the buffers. Instructions that
+/// are equal in an expression of two nests have equal numbers.
+fn numbers(l: &Loop) -> Vec<u64> {
+    let mut numbers: Vec<u64> = Vec::with_capacity(l.nest.expr.insts().len());
+    for &(inst, ty) in l.nest.expr.insts() {
+        let mut hasher = FxHasher::default();
+        ty.hash(&mut hasher);
+        match inst {
+            Inst::Load(slot) | Inst::LoadAt(slot, _) => {
+                matches!(inst, Inst::Load(_)).hash(&mut hasher);
+                l.reads[usize::from(slot)].hash(&mut hasher);
+            }
+            other => other.map_operands(|_| Reg(0)).hash(&mut hasher),
+        }
+        inst.operands().for_each(|reg| numbers[usize::from(reg.0)].hash(&mut hasher));
+        numbers.push(hasher.finish());
+    }
+    numbers
+}
+
+/// The instructions of a step.
+pub(super) struct Known(FxHashSet<u64>);
+
+impl Known {
+    pub(super) fn of(l: &Loop) -> Known {
+        Known(numbers(l).into_iter().collect())
+    }
+
+    /// Whether a step that computes `value` as a map does (its result `result`) instead of loading it is surely not
+    /// lighter: the new instructions weigh what the loads did, or more. A `false` says nothing.
+    ///
+    /// A step without reductions weighs each instruction once, on all points or on one. As long as the value itself
+    /// is new, no instruction that uses it becomes equal to another one, so nothing else gets lighter.
+    pub(super) fn is_no_lighter(
+        &self,
+        step: &Step,
+        value: BufferId,
+        (map, result): (&Loop, usize),
+        buffers: &[Buffer],
+    ) -> bool {
+        let Some((l, virtual_loads)) = loop_of(step) else { return false };
+        let (nest, expr) = (&l.nest, &map.nest.expr);
+        let points = |nest: &Nest| nest.dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
+        let Some(all) = points(nest).filter(|&all| all <= MOST_POINTS) else { return false };
+        // Positions become other instructions where the spaces differ.
+        let asks = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Coordinate(_));
+        let is_plain = nest.inner == 0 && nest.reductions.is_empty() && !nest.expr.can_fail();
+        if !is_plain || expr.insts().iter().any(asks) {
+            return false;
+        }
+        let root = expr.outputs()[result];
+        let numbers = numbers(map);
+        if self.0.contains(&numbers[usize::from(root.0)]) {
+            return false;
+        }
+        // Where every element is read at one point, what changes from element to element changes from point to point.
+        let slots: SmallVec<[usize; 4]> =
+            (virtual_loads..l.reads.len()).filter(|&slot| l.reads[slot] == value).collect();
+        let whole = points(&map.nest) == Some(all)
+            && slots.iter().all(|&slot| is_injective(&nest.loads[slot], &nest.dims));
+        let mut varies: Vec<bool> = Vec::with_capacity(expr.insts().len());
+        for (inst, _) in expr.insts() {
+            let own = match *inst {
+                Inst::Load(slot) => {
+                    let strides = &map.nest.loads[usize::from(slot)].strides;
+                    map.nest.dims.iter().zip(strides).any(|(&dim, &stride)| dim > 1 && stride != 0)
+                }
+                _ => false,
+            };
+            let varying = own || inst.operands().any(|reg| varies[usize::from(reg.0)]);
+            varies.push(varying);
+        }
+        // What uses the value must be evaluated as often as before.
+        if all > 1 && !(whole && varies[usize::from(root.0)]) {
+            return false;
+        }
+        let needed = expr.needed_by(&[root]);
+        let mut added = 0u64;
+        for (k, &(inst, ty)) in expr.insts().iter().enumerate() {
+            if needed[k] && !self.0.contains(&numbers[k]) {
+                let evaluated = if varies[k] { all as u64 } else { 1 };
+                added = added.saturating_add(operation(inst, ty).saturating_mul(evaluated));
+            }
+        }
+        added >= read_weight(l, &slots, buffers)
+    }
+}

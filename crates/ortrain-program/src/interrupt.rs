@@ -1,0 +1,268 @@
+//! Ending a run early, with the state as it was.
+//!
+//! Between two instructions a run asks whether it shall go on, a few times a second. Gradients are written while a run goes
+//! on, so what they were is kept from the first write of a long run on; a short run is not worth it and goes on to its end.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use crate::{Bindings, Place, Program, RunError};
+
+/// Time between two questions.
+const PERIOD: Duration = Duration::from_millis(80);
+
+/// Work after which the clock is read. [`ticks`] says what an instruction is worth.
+const TICKS: u32 = 256;
+
+/// Operations and bytes of a tick.
+const PER_TICK: u64 = 1 << 12;
+
+/// A run that first writes state after less than this will soon be over.
+const SHORT: Duration = Duration::from_millis(20);
+
+/// Asked, from time to time, whether a run shall end. What it does while it is asked (call signal handlers, say) takes the
+/// time of the run.
+#[derive(Clone)]
+pub struct Interrupt(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Interrupt {
+    /// A run ends when this is true.
+    #[must_use]
+    pub fn new(asked_for: impl Fn() -> bool + Send + Sync + 'static) -> Interrupt {
+        Interrupt(Arc::new(asked_for))
+    }
+}
+
+impl fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Interrupt")
+    }
+}
+
+/// What is to be known of a program's instructions before they run, made once.
+#[derive(Debug)]
+pub struct Marks(Vec<Mark>);
+
+/// The work of an instruction, and the bytes of planes that it writes.
+#[derive(Debug)]
+struct Mark {
+    ticks: u32,
+    writes: SmallVec<[(usize, Range<usize>); 1]>,
+}
+
+impl Marks {
+    /// Those of a program.
+    #[must_use]
+    pub fn of(program: &Program) -> Marks {
+        let marks = program.instructions.iter().map(|instruction| {
+            let cost = instruction.step.cost(program);
+            let writes = instruction.step.writes().into_iter().filter_map(|id| {
+                let buffer = program.buffer(id);
+                match buffer.place {
+                    Place::Plane(plane, offset) => Some((plane.0 as usize, offset..offset + buffer.bytes())),
+                    Place::Work(_) | Place::Constant(_) => None,
+                }
+            });
+            Mark { ticks: ticks(cost.flops, cost.bytes), writes: writes.collect() }
+        });
+        Marks(marks.collect())
+    }
+
+    /// Called before an instruction runs.
+    ///
+    /// # Errors
+    /// [`RunError::Interrupted`].
+    pub fn before(
+        &self,
+        instruction: usize,
+        bindings: &Bindings<'_>,
+        watch: &mut Watch,
+    ) -> Result<(), RunError> {
+        let Mark { ticks, writes } = &self.0[instruction];
+        watch.check(*ticks)?;
+        writes.iter().for_each(|(plane, bytes)| watch.before_write(bindings, *plane, bytes.clone()));
+        Ok(())
+    }
+}
+
+/// The work of an instruction of so many operations and bytes, in ticks.
+fn ticks(flops: u64, bytes: u64) -> u32 {
+    let parts = flops.saturating_add(bytes) / PER_TICK;
+    u32::try_from(parts).unwrap_or(u32::MAX).clamp(1, TICKS)
+}
+
+/// Bytes of a plane as they were before a run wrote to them.
+#[derive(Debug)]
+struct Kept {
+    plane: usize,
+    from: usize,
+    len: usize,
+    /// `None`: all zero.
+    bytes: Option<Vec<u8>>,
+}
+
+/// Looks whether a run shall end, and knows what it has changed.
+#[derive(Debug, Default)]
+pub struct Watch {
+    interrupt: Option<Interrupt>,
+    /// Work since the clock was read.
+    ticks: u32,
+    asked: Option<Instant>,
+    start: Option<Instant>,
+    /// Whether state was written that cannot be put back.
+    committed: bool,
+    kept: Vec<Kept>,
+    kept_bytes: usize,
+    /// How many bytes may be kept, if there is a limit.
+    room: Option<usize>,
+    pub(crate) disposable: Range<usize>,
+    disposed: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(interrupt: Option<Interrupt>) -> Watch {
+        Watch { interrupt, ..Watch::default() }
+    }
+
+    pub(crate) fn begin(&mut self, room: Option<usize>) {
+        (self.committed, self.disposed, self.kept_bytes, self.room) = (false, false, 0, room);
+        self.kept.clear();
+        self.start = self.interrupt.is_some().then(Instant::now);
+    }
+
+    pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) {
+        let kept = std::mem::take(&mut self.kept);
+        let disposable = std::mem::take(&mut self.disposable);
+        self.start = None;
+        if !broke_off || self.committed {
+            return;
+        }
+        for Kept { plane, from, len, bytes } in kept.into_iter().rev() {
+            bindings.planes[plane].write(from, &bytes.unwrap_or_else(|| vec![0; len]));
+        }
+        if self.disposed {
+            disposable.for_each(|plane| bindings.planes[plane].clear());
+        }
+    }
+
+    pub(crate) fn check(&mut self, ticks: u32) -> Result<(), RunError> {
+        let Some(interrupt) = &self.interrupt else { return Ok(()) };
+        self.ticks = self.ticks.saturating_add(ticks);
+        if self.ticks < TICKS || self.committed {
+            return Ok(());
+        }
+        self.ticks = 0;
+        let now = Instant::now();
+        if self.asked.is_some_and(|asked| now.duration_since(asked) < PERIOD) {
+            return Ok(());
+        }
+        // The first answer is for those who come after it: a run that has just begun need not ask.
+        let first = self.asked.replace(now).is_none();
+        if !first && (interrupt.0)() { Err(RunError::Interrupted) } else { Ok(()) }
+    }
+
+    pub(crate) fn before_write(&mut self, bindings: &Bindings<'_>, plane: usize, bytes: Range<usize>) {
+        let Some(start) = self.start.filter(|_| !self.committed) else { return };
+        if self.disposable.contains(&plane) {
+            self.disposed = true;
+            return;
+        }
+        let all = self.kept_bytes.saturating_add(bytes.len());
+        if self.kept.is_empty() && start.elapsed() < SHORT || self.room.is_some_and(|room| all > room) {
+            self.committed = true;
+            self.kept = Vec::new();
+            return;
+        }
+        let before = bindings.planes[plane].to_vec(bytes.start, bytes.len());
+        let is_zero = before.iter().all(|&byte| byte == 0);
+        self.kept_bytes += if is_zero { 0 } else { before.len() };
+        self.kept.push(Kept {
+            plane,
+            from: bytes.start,
+            len: bytes.len(),
+            bytes: (!is_zero).then_some(before),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::Memory;
+
+    fn watch() -> (Watch, Arc<AtomicBool>) {
+        let flag = Arc::new(AtomicBool::new(false));
+        let asked_for = flag.clone();
+        (Watch::new(Some(Interrupt::new(move || asked_for.load(Ordering::Relaxed)))), flag)
+    }
+
+    /// Asks as often as time allows, until there is an answer.
+    fn wait(watch: &mut Watch) -> Result<(), RunError> {
+        let start = Instant::now();
+        while start.elapsed() < 4 * PERIOD {
+            watch.check(TICKS)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_run_ends_when_it_is_asked_to() {
+        let (mut watch, flag) = watch();
+        watch.begin(None);
+        assert_eq!(wait(&mut watch), Ok(()));
+        flag.store(true, Ordering::Relaxed);
+        assert_eq!(wait(&mut watch), Err(RunError::Interrupted));
+        // Small instructions are not asked each time.
+        watch.asked = Some(Instant::now() - 2 * PERIOD);
+        assert_eq!((1..TICKS).find(|_| watch.check(1).is_err()), None);
+        assert_eq!(watch.check(1), Err(RunError::Interrupted));
+    }
+
+    #[test]
+    fn what_was_written_is_put_back() {
+        let (mut watch, flag) = watch();
+        let planes = [Memory::new(64), Memory::new(64)];
+        planes[0].write(0, &[7; 32]);
+        planes[1].write(0, &[9; 64]);
+        let bindings = Bindings { planes: &[&planes[0], &planes[1]] };
+        watch.begin(None);
+        watch.start = Some(Instant::now() - SHORT);
+        watch.disposable = 1..2;
+        for (plane, range) in [(0, 0..16), (0, 8..40), (0, 40..64), (1, 0..8)] {
+            watch.before_write(&bindings, plane, range.clone());
+            planes[plane].write(range.start, &vec![1; range.len()]);
+        }
+        assert_eq!(watch.kept_bytes, 16 + 32, "zeros are not kept");
+        flag.store(true, Ordering::Relaxed);
+        assert_eq!(wait(&mut watch), Err(RunError::Interrupted));
+        watch.end(&bindings, true);
+        assert_eq!(planes[0].to_vec(0, 64), [[7; 32], [0; 32]].concat());
+        assert_eq!(planes[1].to_vec(0, 64), [0; 64], "what nobody needs is zero");
+    }
+
+    #[test]
+    fn what_cannot_be_put_back_is_finished() {
+        let plane = Memory::new(64);
+        plane.write(0, &[7; 64]);
+        let bindings = Bindings { planes: &[&plane] };
+        // A run that is short, and one that may not keep as much.
+        for (seconds, room) in [(0, None), (1, Some(63))] {
+            let (mut watch, flag) = watch();
+            flag.store(true, Ordering::Relaxed);
+            watch.begin(room);
+            watch.start = watch.start.map(|start| start - Duration::from_secs(seconds));
+            watch.before_write(&bindings, 0, 0..64);
+            assert!(watch.committed);
+            assert_eq!(wait(&mut watch), Ok(()));
+            watch.end(&bindings, false);
+            watch.begin(None);
+            assert!(!watch.committed);
+        }
+    }
+}

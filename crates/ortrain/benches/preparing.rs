@@ -1,0 +1,51 @@
+//! What it takes to prepare a network of many nodes: `cargo bench -p ortrain --bench preparing [-- KIND NODES]`.
+//!
+//! Preparing is everything before the second step: making the artifacts, reading them, and the first step, in which the
+//! program is made. It is linear in the number of nodes; without arguments, every kind is prepared with 2 000 nodes and
+//! with ten times as many.
+#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "it is what the program is for")]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[path = "../tests/common/long.rs"]
+mod long;
+
+use std::time::Instant;
+
+use long::KINDS;
+
+/// The numbers of nodes without arguments.
+const NODES: [usize; 2] = [2_000, 20_000];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Cargo adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    match arguments.as_slice() {
+        [] => KINDS.iter().for_each(|kind| NODES.into_iter().for_each(|nodes| prepare(kind, nodes))),
+        [kind, nodes] => prepare(kind, nodes.parse()?),
+        _ => return Err("usage: preparing [KIND NODES]".into()),
+    }
+    Ok(())
+}
+
+/// Prepares a network and says what each part took.
+fn prepare(kind: &str, nodes: usize) {
+    let model = long::model(kind, nodes);
+    let start = Instant::now();
+    let mut time = start;
+    let mut lap = || {
+        let lap = time.elapsed().as_secs_f64();
+        time = Instant::now();
+        lap
+    };
+    let made = long::artifacts(&model);
+    let artifacts = lap();
+    let (mut state, mut module) = long::module(&made);
+    let reading = lap();
+    long::step(&mut state, &mut module);
+    let first = lap();
+    println!(
+        "{kind:9} {nodes:6} nodes: artifacts {artifacts:.3} s, reading {reading:.3} s, first step {first:.3} s, together {:.3} s",
+        start.elapsed().as_secs_f64()
+    );
+}

@@ -1,0 +1,164 @@
+//! Networks of many nodes.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
+use ortrain::{Bytes, CheckpointState, DType, ModelSource, Module, ModuleOptions, Tensor};
+use ortrain_onnx::proto::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
+    ValueInfoProto,
+    tensor_shape_proto::{Dimension, dimension::Value},
+    type_proto,
+};
+
+use super::common::{collect, given};
+
+/// The kinds of [`model`].
+pub(crate) const KINDS: [&str; 7] = ["maps", "relu", "product", "layers", "residual", "fan", "shapes"];
+
+/// Elements in a row of every value.
+const WIDTH: usize = 4;
+
+/// Nodes that are put together.
+#[derive(Default)]
+struct Long {
+    graph: GraphProto,
+}
+
+impl Long {
+    fn node(&mut self, op: &str, inputs: &[&str]) -> String {
+        let output = format!("v{}", self.graph.node.len());
+        self.graph.node.push(NodeProto {
+            op_type: op.into(),
+            input: inputs.iter().map(|&input| input.to_owned()).collect(),
+            output: vec![output.clone()],
+            ..NodeProto::default()
+        });
+        output
+    }
+
+    fn weight(&mut self, dims: &[usize], value: impl Fn(usize) -> f32) -> String {
+        let name = format!("w{:06}", self.graph.initializer.len());
+        let values: Vec<f32> = (0..dims.iter().product()).map(value).collect();
+        self.graph.initializer.push(TensorProto {
+            name: name.clone(),
+            data_type: DType::F32.to_onnx(),
+            dims: dims.iter().map(|&dim| dim as i64).collect(),
+            raw_data: Bytes::from(bytemuck::cast_slice::<f32, u8>(&values).to_vec()),
+            ..TensorProto::default()
+        });
+        name
+    }
+}
+
+fn rows_of_four(name: &str) -> ValueInfoProto {
+    let dim = |value| Dimension { value: Some(value), ..Dimension::default() };
+    let dims = vec![dim(Value::DimParam("n".into())), dim(Value::DimValue(WIDTH as i64))];
+    let tensor =
+        type_proto::Tensor { elem_type: DType::F32.to_onnx(), shape: Some(TensorShapeProto { dim: dims }) };
+    let value = Some(type_proto::Value::TensorType(tensor));
+    let r#type = Some(TypeProto { value, ..TypeProto::default() });
+    ValueInfoProto { name: name.into(), r#type, ..ValueInfoProto::default() }
+}
+
+/// A network of about so many nodes:
+///
+/// - `maps`: a chain of functions of each element; `relu`: of one that is cheap;
+/// - `product`: a chain of products with one matrix; `layers`: perceptrons with parameters of their own;
+/// - `residual`: sums with earlier values; `fan`: one value with many readers, whose results are added one by one;
+/// - `shapes`: a chain of Reshapes to what Shape says.
+pub(crate) fn model(kind: &str, nodes: usize) -> ModelProto {
+    let mut long = Long::default();
+    let scale = long.weight(&[WIDTH], |_| 1.0);
+    let identity = |at: usize| if at % (WIDTH + 1) == 0 { 1.0 } else { 0.0 };
+    let first = long.node("Mul", &["x", &scale]);
+    let mut last = first.clone();
+    match kind {
+        "maps" => {
+            for k in 0..nodes {
+                last = long.node(["Sin", "Tanh", "Neg", "Cos"][k % 4], &[&last]);
+            }
+        }
+        "relu" => {
+            for _ in 0..nodes {
+                last = long.node("Relu", &[&last]);
+            }
+        }
+        "product" => {
+            let matrix = long.weight(&[WIDTH, WIDTH], identity);
+            for _ in 0..nodes {
+                last = long.node("MatMul", &[&last, &matrix]);
+            }
+        }
+        "layers" => {
+            for _ in 0..nodes.div_ceil(3) {
+                let matrix = long.weight(&[WIDTH, WIDTH], identity);
+                let bias = long.weight(&[WIDTH], |_| 0.0);
+                last = long.node("MatMul", &[&last, &matrix]);
+                last = long.node("Add", &[&last, &bias]);
+                last = long.node("Relu", &[&last]);
+            }
+        }
+        "residual" => {
+            let mut earlier = [first.clone(), first.clone(), first.clone()];
+            for k in 0..nodes {
+                let next = match k % 3 {
+                    0 => long.node("Tanh", &[&last]),
+                    1 => long.node("Add", &[&last, &first]),
+                    _ => long.node("Add", &[&last, &earlier[k / 3 % 3]]),
+                };
+                earlier[k % 3] = std::mem::replace(&mut last, next);
+            }
+        }
+        "fan" => {
+            let read: Vec<String> =
+                (0..nodes / 2).map(|k| long.node(["Sin", "Tanh"][k % 2], &[&first])).collect();
+            for value in &read {
+                last = long.node("Add", &[&last, value]);
+            }
+        }
+        "shapes" => {
+            for _ in 0..nodes / 2 {
+                let shape = long.node("Shape", &[&last]);
+                last = long.node("Reshape", &[&last, &shape]);
+            }
+        }
+        other => panic!("there is no kind {other:?}"),
+    }
+    let mut graph = long.graph;
+    graph.name = kind.into();
+    graph.input = vec![rows_of_four("x")];
+    graph.output = vec![rows_of_four(&last)];
+    ModelProto {
+        ir_version: 9,
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: 17 }],
+        graph: Some(graph),
+        ..ModelProto::default()
+    }
+}
+
+/// Its artifacts: all of its parameters are trained.
+pub(crate) fn artifacts(model: &ModelProto) -> Artifacts {
+    let trained = model.graph.as_ref().unwrap().initializer.iter().map(|tensor| tensor.name.clone());
+    let options = ArtifactOptions {
+        requires_grad: trained.collect(),
+        losses: vec![Loss::MSELoss.into()],
+        optimizer: Some(OptimizerKind::AdamW),
+        ..ArtifactOptions::default()
+    };
+    generate(ModelSource::from_proto(model).unwrap(), options).unwrap()
+}
+
+/// What trains it.
+pub(crate) fn module(made: &Artifacts) -> (CheckpointState, Module) {
+    let mut state = CheckpointState::from_bytes(made.checkpoint_bytes().unwrap()).unwrap();
+    let train = ModelSource::from_proto(&made.training_model).unwrap();
+    let module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
+    (state, module)
+}
+
+/// A step; its loss.
+pub(crate) fn step(state: &mut CheckpointState, module: &mut Module) -> f32 {
+    let [x, target] = [0.5f32, 0.25].map(|value| Tensor::f32(&[2, WIDTH], &[value; 2 * WIDTH]));
+    let inputs = [given(&x), given(&target)];
+    collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap()[0].to_vec::<f32>()[0]
+}

@@ -1,0 +1,175 @@
+"""Ctrl-C ends a run between two instructions, and the state is as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+# An instruction of these tests takes a few hundredths of a second, and a run looks for signals ten times a second; machines
+# have other work as well.
+SOON = 3.0
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+# Layers of products, large enough that a step takes a good part of a second on any machine.
+LAYERS, WIDTH, ROWS = 24, 768, 512
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[list[float]]:
+    """SIGINT after a while; when it was sent."""
+    sent: list[float] = []
+
+    def send() -> None:
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(seconds, send)
+    timer.start()
+    try:
+        yield sent
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def interrupt(seconds: float, work: Callable[[], Any]) -> None:
+    """Runs what is interrupted, and checks that it ends soon afterwards."""
+    with interrupted_after(seconds) as sent:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert time.monotonic() - sent[0] < SOON
+
+
+def endless() -> bytes:
+    """A Loop that counts up to a number that is an input."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Sin", ["v"], ["s"]),
+            helper.make_node("Add", ["s", "one"], ["w"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", INT64, []),
+            helper.make_tensor_value_info("go", BOOL, []),
+            helper.make_tensor_value_info("v", FLOAT, [4]),
+        ],
+        [helper.make_tensor_value_info("on", BOOL, []), helper.make_tensor_value_info("w", FLOAT, [4])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["most", "", "x"], ["y"], name="endless", body=body)],
+        "graph",
+        [helper.make_tensor_value_info("most", INT64, []), helper.make_tensor_value_info("x", FLOAT, [4])],
+        [helper.make_tensor_value_info("y", FLOAT, [4])],
+        [numpy_helper.from_array(np.ones(4, np.float32), "one")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def test_a_long_loop_ends() -> None:
+    options = ortrain.SessionOptions()
+    options.iteration_limit = 2**62
+    session = ortrain.InferenceSession(endless(), options)
+    feed = {"most": np.array(2**62), "x": np.zeros(4, np.float32)}
+    interrupt(0.3, lambda: session.run(None, feed))
+    # It runs as ever afterwards.
+    (y,) = session.run(None, {**feed, "most": np.array(2)})
+    np.testing.assert_allclose(y, np.full(4, 1 + np.sin(1.0)), rtol=1e-6)
+
+
+def test_handlers_that_raise_nothing_end_nothing() -> None:
+    session = ortrain.InferenceSession(endless())
+    calls: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: calls.append(number))
+    try:
+        with interrupted_after(0.2):
+            session.run(None, {"most": np.array(300_000), "x": np.zeros(4, np.float32)})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert calls == [signal.SIGINT]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    random = np.random.default_rng(0)
+    nodes, weights = [], []
+    last = "x"
+    for k in range(LAYERS):
+        weight = random.standard_normal((WIDTH, WIDTH), np.float32) / np.sqrt(WIDTH / 2)
+        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w{k:02}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{k:02}"], [f"p{k}"]))
+        nodes.append(helper.make_node("Relu", [f"p{k}"], [f"v{k}"]))
+        last = f"v{k}"
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", FLOAT, ["n", WIDTH])],
+        [helper.make_tensor_value_info(last, FLOAT, ["n", WIDTH])],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    artifacts.generate_artifacts(
+        model.SerializeToString(),
+        requires_grad=[weight.name for weight in weights],
+        loss=artifacts.LossType.MSELoss,
+        optimizer=artifacts.OptimType.SGD,
+        artifact_directory=folder,
+    )
+    return folder
+
+
+def gradients(state: CheckpointState) -> list[np.ndarray]:
+    return [np.array(state.parameters[f"w{k:02}"].grad) for k in range(LAYERS)]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_a_long_step_ends_and_changes_nothing(trained: Path, share: float) -> None:
+    """In the forward and in the backward part; gradients are added to, or replaced."""
+    x, target = (np.random.default_rng(k).standard_normal((ROWS, WIDTH), np.float32) for k in range(2))
+    state = CheckpointState.load_checkpoint(trained / "checkpoint")
+    module = Module(trained / "training_model.onnx", state)
+    optimizer = Optimizer(trained / "optimizer_model.onnx", module)
+    module(x, target)
+    optimizer.step()
+    module.lazy_reset_grad()
+    start = time.monotonic()
+    loss = module(x, target)
+    duration = time.monotonic() - start
+    once = gradients(state)
+    parameters = module.get_contiguous_parameters().numpy().copy()
+
+    # This step adds to the gradients.
+    interrupt(share * duration, lambda: [module(x, target) for _ in range(20)])
+    after = gradients(state)
+    # Whole steps may have been taken before the signal came.
+    whole = [k for k in range(1, 21) if np.array_equal(after[0], once[0] * np.float32(k))]
+    assert whole, "the gradients are those of whole steps"
+    for got, want in zip(after, once, strict=True):
+        np.testing.assert_allclose(got, want * whole[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(module.get_contiguous_parameters().numpy(), parameters)
+
+    # This one replaces them: they are zero until it has been taken.
+    module.lazy_reset_grad()
+    interrupt(share * duration, lambda: [(module.lazy_reset_grad(), module(x, target)) for _ in range(20)])
+    for got, want in zip(gradients(state), once, strict=True):
+        assert not got.any() or np.array_equal(got, want)
+    module.lazy_reset_grad()
+    assert module(x, target) == loss
+    for got, want in zip(gradients(state), once, strict=True):
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(module.get_contiguous_parameters().numpy(), parameters)

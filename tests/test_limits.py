@@ -1,0 +1,140 @@
+"""What would take all memory or all time is refused at once, by a sentence."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import ortrain
+from ortrain.errors import MemoryLimitError, OrtrainError
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+# A second in a release build on a machine with nothing else to do.
+SOON = 15.0
+# What a refusal may leave as the largest size of the process, in MiB.
+MEMORY = 600
+
+
+@contextmanager
+def refused(kind: type[OrtrainError], sentence: str) -> Iterator[None]:
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(kind) as raised:
+        yield
+    assert sentence in str(raised.value)
+    assert time.monotonic() - start < SOON
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY << 10
+
+
+def model(nodes: list, inputs: list, outputs: list, weights: dict[str, np.ndarray] | None = None) -> ModelProto:
+    tensors = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
+    infos = [[helper.make_tensor_value_info(*value) for value in values] for values in (inputs, outputs)]
+    graph = helper.make_graph(nodes, "graph", *infos, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("size", [10**8, 4 * 10**9])
+def test_windows_and_pads_beyond_count(size: int) -> None:
+    attributes = {"kernel_shape": [size], "pads": [size - 1, size - 1], "count_include_pad": 1}
+    node = helper.make_node("AveragePool", ["x"], ["y"], name="pool", **attributes)
+    pool = model([node], [("x", FLOAT, [1, 1, 8])], [("y", FLOAT, None)])
+    with refused(
+        OrtrainError,
+        f'node "pool" (AveragePool) with inputs (x: float32[1, 1, 8]): along spatial axis 0 8 positions with padding of '
+        f"{size - 1} before and {size - 1} behind; 16777216 are the most at one end",
+    ):
+        session = ortrain.InferenceSession(pool.SerializeToString())
+        session.run(None, {"x": np.ones((1, 1, 8), np.float32)})
+
+
+def test_places_of_a_hundred_million_elements() -> None:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        helper.make_node("NonZero", ["zeros"], ["y"], name="places"),
+    ]
+    large = model(nodes, [("shape", INT64, [1])], [("y", INT64, None)])
+    with refused(
+        OrtrainError,
+        'node "places" (NonZero) with inputs (zeros: float32[100000000]): [100000000] are too many elements to list those '
+        "that are not zero; 67108864 are the most. Where chooses between values without listing places, and a Slice in "
+        "front makes parts",
+    ):
+        session = ortrain.InferenceSession(large.SerializeToString())
+        session.run(None, {"shape": np.array([10**8])})
+
+
+def doubling() -> bytes:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Concat", ["v", "v"], ["w"], axis=0),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", INT64, []),
+            helper.make_tensor_value_info("go", BOOL, []),
+            helper.make_tensor_value_info("v", FLOAT, ["n"]),
+        ],
+        [helper.make_tensor_value_info("on", BOOL, []), helper.make_tensor_value_info("w", FLOAT, ["m"])],
+    )
+    loop = helper.make_node("Loop", ["most", "", "x"], ["y"], name="doubling", body=body)
+    made = model([loop], [("most", INT64, []), ("x", FLOAT, ["k"])], [("y", FLOAT, None)])
+    return bytes(made.SerializeToString())
+
+
+def test_a_value_that_doubles() -> None:
+    session = ortrain.InferenceSession(doubling())
+    with refused(
+        MemoryLimitError,
+        'node "doubling" (Loop): iteration 24 makes "v" 134217728 bytes large, and it grows from iteration to iteration; '
+        "67108864 bytes are the most without a limit; if it is to be as large, set memory_limit",
+    ):
+        session.run(None, {"most": np.array(60), "x": np.ones(1, np.float32)})
+    (y,) = session.run(None, {"most": np.array(10), "x": np.ones(1, np.float32)})
+    assert y.shape == (1024,)
+
+
+def test_a_value_that_doubles_within_a_limit() -> None:
+    options = ortrain.SessionOptions()
+    options.memory_limit = 1 << 20
+    session = ortrain.InferenceSession(doubling(), options)
+    with refused(MemoryLimitError, "memory_limit is 1048576"):
+        session.run(None, {"most": np.array(60), "x": np.ones(1, np.float32)})
+
+
+def test_functions_that_double() -> None:
+    levels = 30
+    functions = []
+    for k in range(levels):
+        op, domain = ("Relu", "") if k + 1 == levels else (f"F{k + 1}", "own")
+        nodes = [helper.make_node(op, [a], [b], domain=domain) for a, b in (("x", "t"), ("t", "y"))]
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+        functions.append(helper.make_function("own", f"F{k}", ["x"], ["y"], nodes, opsets))
+    call = helper.make_node("F0", ["x"], ["y"], name="call", domain="own")
+    made = model([call], [("x", FLOAT, [2])], [("y", FLOAT, [2])])
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    made.functions.extend(functions)
+    with refused(
+        OrtrainError,
+        'node "call" (F0): the model\'s functions, written out, have more than 262144 nodes or take more than 1073741824 '
+        "bytes; this call alone has 1073741824 nodes",
+    ):
+        ortrain.InferenceSession(made.SerializeToString())
+
+
+def test_the_largest_of_a_million() -> None:
+    node = helper.make_node("TopK", ["x", "k"], ["values", "indices"])
+    outputs = [("values", FLOAT, None), ("indices", INT64, None)]
+    made = model([node], [("x", FLOAT, ["n"])], outputs, {"k": np.array([7])})
+    x = np.random.default_rng(0).standard_normal(10**6).astype(np.float32)
+    session = ortrain.InferenceSession(made.SerializeToString())
+    start = time.monotonic()
+    values, indices = session.run(None, {"x": x})
+    assert time.monotonic() - start < SOON
+    np.testing.assert_array_equal(indices, np.argsort(-x, kind="stable")[:7])
+    np.testing.assert_array_equal(values, x[indices])
