@@ -101,7 +101,7 @@ def test_results_are_those_of_onnxruntime(op: str, direction: str, functions: st
 def test_training_with_lengths_is_that_of_onnxruntime(
     op: str, direction: str, part: tuple[int, int], tmp_path: Path
 ) -> None:
-    """Of all steps and of some. X is in the model, trained and not: the loss is onnxruntime's, the gradient its slope along random directions."""
+    """Of all steps and of some. X is in the model, trained and not: the loss is onnxruntime's, the gradient its slope."""
     content, feeds = model(op, [False, True] + [False] * (3 if op == "LSTM" else 1), {"direction": direction})
     forward = onnx.load_from_string(content)
     graph = forward.graph
