@@ -248,7 +248,7 @@ def test_ones_like_something_trained_are_not_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trained", [["gain", "w1", "w2"], ["gain", "w2"]], ids=["trained", "frozen"])
 def test_standardized_weights(trained: list[str], tmp_path: Path) -> None:
-    """A normalization of a weight by statistics that are computed from it (`F.batch_norm`): its gradient goes through them."""
+    """A normalization of a weight by statistics computed from it (`F.batch_norm`): its gradient goes through them."""
     rows = [
         helper.make_node("Transpose", ["w1"], ["rows"], perm=[1, 0]),
         helper.make_node("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),
@@ -261,7 +261,12 @@ def test_standardized_weights(trained: list[str], tmp_path: Path) -> None:
         helper.make_node("MatMul", ["x", "normal"], ["hidden"], "first"),
         helper.make_node("MatMul", ["hidden", "w2"], ["scores"], "second"),
     ]
-    weights = {"w1": some(FEATURES, HIDDEN), "w2": some(HIDDEN, CLASSES), "gain": some(HIDDEN), "zeros": np.zeros(HIDDEN)}
+    weights = {
+        "w1": some(FEATURES, HIDDEN),
+        "w2": some(HIDDEN, CLASSES),
+        "gain": some(HIDDEN),
+        "zeros": np.zeros(HIDDEN),
+    }
     model = with_nodes(rows, ["w1", "gain", "zeros", "mean", "var"], weights, after)
     run = Run(make(tmp_path, model, requires_grad=trained))
     assert {name for name, _ in run.state.parameters} == set(trained)

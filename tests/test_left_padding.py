@@ -1,4 +1,4 @@
-"""Attention behind a padding mask: rows of nothing but -inf have no softmax, and PyTorch's exporters make zeros of them."""
+"""Attention behind a padding mask: rows of nothing but -inf have no softmax; exporters make zeros of them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def places(rng: np.random.Generator, op: str, axis: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.bool_])
-@pytest.mark.parametrize("op, axis", [("ScatterElements", 0), ("ScatterElements", 1), ("ScatterND", 0)])
+@pytest.mark.parametrize(("op", "axis"), [("ScatterElements", 0), ("ScatterElements", 1), ("ScatterND", 0)])
 def test_results_are_those_of_onnxruntime(op: str, axis: int, dtype: type) -> None:
     model = scatter(op, dtype, axis).SerializeToString()
     rng = np.random.default_rng(5)
@@ -71,7 +71,7 @@ def test_results_are_those_of_onnxruntime(op: str, axis: int, dtype: type) -> No
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-@pytest.mark.parametrize("op, axis", [("ScatterElements", 0), ("ScatterElements", 1), ("ScatterND", 0)])
+@pytest.mark.parametrize(("op", "axis"), [("ScatterElements", 0), ("ScatterElements", 1), ("ScatterND", 0)])
 def test_overwritten_updates_have_no_gradient(op: str, axis: int, device: str, tmp_path: Path) -> None:
     model = scatter(op, np.float32, axis, loss=True)
     artifacts.generate_artifacts(model, requires_grad=["data", "updates"], loss=None, artifact_directory=tmp_path)
