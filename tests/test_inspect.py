@@ -257,7 +257,7 @@ def with_open_sizes(op: str) -> onnx.ModelProto:
     if op == "LRN":
         nodes.append(helper.make_node("LRN", ["a"], ["y"], "it", size=3))
     else:
-        more = {"kernel_shape": [3, 3], "auto_pad": "SAME_LOWER", "strides": [2, 2]}
+        more: dict[str, Any] = {"kernel_shape": [3, 3], "auto_pad": "SAME_LOWER", "strides": [2, 2]}
         nodes.append(helper.make_node("AveragePool", ["a"], ["y"], "it", **more))
     model = made(nodes, {"x": ["n", 4, "h", "k"]}, ["y"], constant("w", np.ones((4, 4, 3, 3))))
     model.opset_import[0].version = 9

@@ -14,10 +14,6 @@ from ortrain.errors import InvalidArgumentError
 
 __all__ = ["GradientStop", "Inspection", "NodeNote", "Obstacle", "ParameterInfo", "StepCost", "inspect"]
 
-Kind = Literal[
-    "forward model", "training model", "evaluation model", "optimizer model", "checkpoint", "safetensors file"
-]
-
 
 @dataclass(frozen=True)
 class ParameterInfo:
@@ -191,7 +187,9 @@ class Inspection:
     """Inputs whose shapes must be said before a step can be planned, with their types."""
     step: StepCost | None
     """What a training step computes and takes, if all shapes are known."""
-    kind: Kind
+    kind: Literal[
+        "forward model", "training model", "evaluation model", "optimizer model", "checkpoint", "safetensors file"
+    ]
     """What the file is. Of what is no forward model there are only ``parameters`` and ``inputs``."""
     inputs: dict[str, str]
     """The inputs that a run is given, with their types."""
