@@ -1,4 +1,4 @@
-"""Models of 2.4 GiB, from artifacts to an export that onnxruntime runs: 8 GB of disk and up to 12 GB of memory."""
+"""Models of 2.4 GiB, from artifacts to an export that onnxruntime runs: 9 GB of disk and up to 12 GB of memory."""
 
 from __future__ import annotations
 
@@ -193,8 +193,9 @@ def test_a_model_of_more_than_two_gigabytes(part: str, folder: Path) -> None:
         assert "checkpoint.data" not in sizes
         assert sizes["forward.onnx.data"] == everything
     else:
-        for name in ("checkpoint.data", "trained.data"):
-            assert everything <= sizes[name] < everything + SMALL, name
+        # What is saved after steps has a moment of each parameter, as onnxruntime-training's checkpoints of SGD have.
+        for name, times in (("checkpoint.data", 1), ("trained.data", 2)):
+            assert times * everything <= sizes[name] < times * everything + SMALL, name
     # The export stands alone.
     for name in ("forward.onnx.data", "training_model.onnx", "eval_model.onnx"):
         (folder / name).unlink(missing_ok=True)
