@@ -1,4 +1,4 @@
-"""Models of 2.4 GiB, from artifacts to an export that onnxruntime runs: 8 GB of disk and up to 12 GB of memory."""
+"""Models of 2.4 GiB, from artifacts to an export that onnxruntime runs: 9 GB of disk and up to 12 GB of memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ LIMIT = 12_000_000_000
 SMALL = 1 << 20
 # Of float32 sums of 12 700 terms, in another order.
 TOLERANCE = 1e-4
-STEPS = 3
+# The loss of a head on 12 700 features curves a lot.
+STEPS, RATE = 3, 2e-4
 
 ALL = """
 import json, os, resource, sys, time
@@ -130,12 +131,13 @@ def run(script: str, *arguments: object) -> dict[str, object]:
 
 def write_model(folder: Path) -> None:
     """Layers with random weights in one file, none of them held longer than it is written; and a head in the model."""
-    rng = np.random.default_rng(0)
+    # Uniform, of mean 0 and of a variance that keeps that of the layers.
+    rng, half, scale = np.random.default_rng(0), np.float32(0.5), np.float32((12 / WIDTH) ** 0.5)
     initializers, nodes, at = [], [], 0
     with (folder / "forward.onnx.data").open("wb") as file:
         for layer in range(LAYERS):
             for _ in range(WIDTH // 100):
-                file.write((rng.standard_normal((100, WIDTH), np.float32) / np.sqrt(WIDTH)).tobytes())
+                file.write(((rng.random((100, WIDTH), np.float32) - half) * scale).tobytes())
             tensor = TensorProto(
                 name=f"w{layer}", data_type=TensorProto.FLOAT, dims=[WIDTH, WIDTH], data_location=TensorProto.EXTERNAL
             )
@@ -145,8 +147,8 @@ def write_model(folder: Path) -> None:
             nodes.append(helper.make_node("MatMul", ["x" if layer == 0 else f"h{layer}", f"w{layer}"], [f"a{layer}"]))
             nodes.append(helper.make_node("Tanh", [f"a{layer}"], [f"h{layer + 1}"]))
             at += LAYER
-    head = rng.standard_normal((WIDTH, CLASSES)).astype(np.float32) / np.sqrt(WIDTH)
-    initializers.append(onnx.numpy_helper.from_array(head.astype(np.float32), "head"))
+    head = (rng.random((WIDTH, CLASSES), np.float32) - half) * scale
+    initializers.append(onnx.numpy_helper.from_array(head, "head"))
     nodes.append(helper.make_node("MatMul", [f"h{LAYERS}", "head"], ["y"]))
     graph = helper.make_graph(
         nodes,
@@ -170,8 +172,8 @@ def test_a_model_of_more_than_two_gigabytes(part: str, folder: Path) -> None:
     layers = [f"w{layer}" for layer in range(LAYERS)]
     write_model(folder)
     assert LAYERS * LAYER > 2.4 * (1 << 30) > 1 << 31
-    rate = 0.1 if part == "head" else 0.01
-    found = run(ALL, folder, json.dumps(["head", *(layers if part == "body" else [])]), rate, STEPS)
+    trained = ["head", *(layers if part == "body" else [])]
+    found = run(ALL, folder, json.dumps(trained), RATE, STEPS)
     losses, sizes, peak = found["losses"], found["sizes"], found["peak"]
     assert isinstance(losses, list)
     assert isinstance(sizes, dict)
@@ -191,8 +193,9 @@ def test_a_model_of_more_than_two_gigabytes(part: str, folder: Path) -> None:
         assert "checkpoint.data" not in sizes
         assert sizes["forward.onnx.data"] == everything
     else:
-        for name in ("checkpoint.data", "trained.data"):
-            assert everything <= sizes[name] < everything + SMALL, name
+        # What is saved after steps has a moment of each parameter, as onnxruntime-training's checkpoints of SGD have.
+        for name, times in (("checkpoint.data", 1), ("trained.data", 2)):
+            assert times * everything <= sizes[name] < times * everything + SMALL, name
     # The export stands alone.
     for name in ("forward.onnx.data", "training_model.onnx", "eval_model.onnx"):
         (folder / name).unlink(missing_ok=True)
