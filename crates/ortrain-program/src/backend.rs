@@ -306,6 +306,16 @@ pub enum RunError {
         /// The limit.
         limit: u64,
     },
+    /// A branch was taken that cannot be run.
+    #[error("{node} takes its {branch}, which cannot be run on these inputs: {message}")]
+    Branch {
+        /// The node.
+        node: String,
+        /// The branch.
+        branch: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
     /// A program could not be specialised when its shapes became known.
     #[error("{0}")]
     Specialise(String),

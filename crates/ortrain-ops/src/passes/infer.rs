@@ -4,23 +4,78 @@ use ortrain_graph::{Attr, Graph, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
 use crate::infer::Infer;
+use crate::op::Placement;
 use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
-/// Infers the types and shapes of all values, in order. What a file declares is checked against what is inferred.
+/// Infers the types and shapes of all values, in order. An element type that a file declares is checked against the
+/// inferred one. A shape that a file declares is advice: it says what inference does not find, and never refuses a graph.
 ///
 /// # Errors
-/// The first node that contradicts its operator's definition, or its declaration.
+/// The first node that contradicts its operator's definition, or its declared element type.
 pub fn infer(graph: &mut Graph) -> Result<(), Error> {
-    for index in 0..graph.nodes.len() {
-        infer_node(graph, index)?;
+    if infer_all(graph).is_ok() {
+        return Ok(());
     }
-    Ok(())
+    // The advice may be wrong.
+    forget_shapes(graph);
+    infer_all(graph)
+}
+
+fn infer_all(graph: &mut Graph) -> Result<(), Error> {
+    (0..graph.nodes.len()).try_for_each(|index| infer_node(graph, index))
+}
+
+/// Forgets the shapes of all values that nodes make, those of subgraphs among them: a file declared them, or they were
+/// inferred from other inputs. The shapes of a few operators cannot be inferred, and stay.
+pub(crate) fn forget_shapes(graph: &mut Graph) {
+    for index in 0..graph.nodes.len() {
+        let repeats = build(graph, &graph.nodes[index]).ok().map(|op| op.placement());
+        let node = &mut graph.nodes[index];
+        let captures = node.captures;
+        for attr in node.attrs.0.values_mut() {
+            let Attr::Graph(subgraph) = attr else { continue };
+            forget_shapes(subgraph);
+            // The number of an iteration and its condition stay as they are declared: numbers, or vectors of one.
+            let own = subgraph.inputs.len().saturating_sub(captures);
+            let lead = match &repeats {
+                Some(Placement::Repeat(repetition)) => repetition.lead().min(own),
+                _ => own,
+            };
+            for id in subgraph.inputs[lead..].to_vec() {
+                forget_shape(subgraph, id);
+            }
+        }
+        let found = Registry::standard().find(&node.domain, &node.op);
+        if found.is_some_and(|definition| definition.declared_shape) {
+            continue;
+        }
+        for id in node.outputs.clone().into_iter().flatten() {
+            forget_shape(graph, id);
+        }
+    }
+}
+
+fn forget_shape(graph: &mut Graph, id: ValueId) {
+    let value = graph.value_mut(id);
+    if let ValueType::Tensor(dtype, _) = value.ty {
+        value.ty = ValueType::Tensor(dtype, None);
+    }
+    value.sizes = None;
 }
 
 /// As [`infer`], as far as it goes: what depends on a node that nobody knows, or that is wrong, is passed over where it
 /// cannot be told. Returns everything that is wrong, an error for each node.
 pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
+    if infer_as_far(graph).is_empty() {
+        return Vec::new();
+    }
+    // The shapes that a file declares may be wrong.
+    forget_shapes(graph);
+    infer_as_far(graph)
+}
+
+fn infer_as_far(graph: &mut Graph) -> Vec<Error> {
     let mut errors = Vec::new();
     let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
@@ -58,7 +113,7 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     }
     for (port, inferred) in outputs.into_iter().zip(found) {
         let Some(id) = port else { continue };
-        let merged = merge(&graph.value(id).ty, inferred.ty).map_err(|types| {
+        let merged = advised(&graph.value(id).ty, inferred.ty).map_err(|types| {
             let (declared, inferred) = *types;
             let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
             Error::at(graph, &graph.nodes[index], OpError::Invalid(message))
@@ -80,7 +135,23 @@ fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError
     outcome.map(|_| ()).map_err(|error| OpError::invalid(format!("{:?}: {error}", graph.name_of(id))))
 }
 
-/// What is declared and what is inferred, together: each may know what the other does not.
+/// What is declared and what is inferred, together. A declared shape that contradicts the inferred one is passed over.
+///
+/// # Errors
+/// Both, when their element types contradict each other.
+pub(crate) fn advised(
+    declared: &ValueType,
+    inferred: ValueType,
+) -> Result<ValueType, Box<(ValueType, ValueType)>> {
+    match (declared, &inferred) {
+        (ValueType::Tensor(a, Some(_)), ValueType::Tensor(b, Some(_))) if a == b => {
+            Ok(merge(declared, inferred.clone()).unwrap_or(inferred))
+        }
+        _ => merge(declared, inferred),
+    }
+}
+
+/// What is known of one type by two ways, together: each may know what the other does not.
 ///
 /// # Errors
 /// Both, when they contradict each other.

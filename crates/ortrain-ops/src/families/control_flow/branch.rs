@@ -21,7 +21,7 @@ use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
 use crate::passes::differentiate::backpropagate;
-use crate::passes::infer::infer;
+use crate::passes::infer::{forget_shapes, infer};
 use crate::probe::Sample;
 
 const THEN: &str = "then_branch";
@@ -29,8 +29,9 @@ const ELSE: &str = "else_branch";
 
 struct If;
 
-/// A branch whose inputs have the types of the captured values, with the types of its outputs.
-fn typed(cx: &Infer<'_>, attribute: &str) -> Result<(Graph, Vec<ValueType>), OpError> {
+/// A branch whose inputs have the types of the captured values, with the types of its outputs. With `shapes` the inputs
+/// also have the captured values' shapes and contents, otherwise their element types alone.
+fn typed(cx: &Infer<'_>, attribute: &str, shapes: bool) -> Result<(Graph, Vec<ValueType>), OpError> {
     let node = cx.node();
     let mut graph = subgraph(node, attribute)?.clone();
     if graph.inputs.len() != node.captures {
@@ -38,10 +39,72 @@ fn typed(cx: &Infer<'_>, attribute: &str) -> Result<(Graph, Vec<ValueType>), OpE
         return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
     }
     type_captures(cx, attribute, &mut graph)?;
+    if !shapes {
+        for id in graph.inputs.clone() {
+            let value = graph.value_mut(id);
+            let open = value.ty.dtype().map(|dtype| ValueType::Tensor(dtype, None));
+            value.ty = match &value.ty {
+                ValueType::Tensor(..) => open.unwrap_or_default(),
+                other => other.clone(),
+            };
+            (value.constant, value.sizes) = (None, None);
+        }
+        forget_shapes(&mut graph);
+    }
     type_nodes(&mut graph)?;
     let outputs = graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
     forget_folded(&mut graph);
     Ok((graph, outputs))
+}
+
+/// How deep subgraphs may be nested in a branch that is typed a second time. Each of them may be typed twice for it.
+const DEEPEST: usize = 8;
+
+/// How deep subgraphs are nested in a graph.
+fn nested(graph: &Graph) -> usize {
+    let inside = graph.nodes.iter().flat_map(Graph::subgraphs).map(|(_, graph)| 1 + nested(graph));
+    inside.max().unwrap_or(0)
+}
+
+/// A branch with its types.
+enum Branch {
+    /// It fits the shapes at hand: with the types of its outputs.
+    Fits(Graph, Vec<ValueType>),
+    /// It contradicts the shapes at hand, which does no harm while it is not taken: with types that no shape is part of,
+    /// as far as they are found, and what contradicts.
+    Contradicts(Graph, OpError),
+}
+
+impl Branch {
+    /// # Errors
+    /// When the branch is wrong whatever the shapes are.
+    fn of(cx: &Infer<'_>, attribute: &str) -> Result<Branch, OpError> {
+        let error = match typed(cx, attribute, true) {
+            Ok((graph, outputs)) => return Ok(Branch::Fits(graph, outputs)),
+            Err(error) => error,
+        };
+        if nested(subgraph(cx.node(), attribute)?) > DEEPEST {
+            return Err(error);
+        }
+        match typed(cx, attribute, false) {
+            Ok((graph, _)) => Ok(Branch::Contradicts(graph, error)),
+            Err(_) => Err(error),
+        }
+    }
+
+    /// The types of the outputs, if it fits.
+    fn outputs(&self) -> Option<&[ValueType]> {
+        match self {
+            Branch::Fits(_, outputs) => Some(outputs),
+            Branch::Contradicts(..) => None,
+        }
+    }
+
+    fn into_graph(self) -> Graph {
+        match self {
+            Branch::Fits(graph, _) | Branch::Contradicts(graph, _) => graph,
+        }
+    }
 }
 
 /// The type of a value that is one of two. Symbols mean the same in both branches only if they come from outside.
@@ -92,24 +155,38 @@ impl Op for If {
                 counts.1
             )));
         }
-        // The branch that is not taken may contradict the shapes at hand.
-        let yes = if holds == Some(false) { None } else { Some(typed(cx, THEN)?) };
-        let no = if holds == Some(true) { None } else { Some(typed(cx, ELSE)?) };
+        // The branch that is not taken may contradict the shapes at hand. It has types all the same, for its gradient.
+        let (yes, no) = (Branch::of(cx, THEN), Branch::of(cx, ELSE));
+        let (yes, no) = match holds {
+            Some(true) => (Some(yes?), no.ok()),
+            Some(false) => (yes.ok(), Some(no?)),
+            None => (Some(yes?), Some(no?)),
+        };
         let captured: Vec<&Shape> = (1..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
         let outer: FxHashSet<&Dim> = captured.iter().flat_map(|shape| shape.iter()).collect();
+        let outputs = |branch: &Option<Branch>, taken: bool| match branch {
+            Some(branch) if holds != Some(!taken) => branch.outputs().map(<[ValueType]>::to_vec),
+            _ => None,
+        };
+        let (from_yes, from_no) = (outputs(&yes, true), outputs(&no, false));
+        let pair = match (&from_yes, &from_no) {
+            (Some(yes), Some(no)) => (yes, no),
+            (Some(only), None) | (None, Some(only)) => (only, only),
+            (None, None) => {
+                let of = |branch: Option<Branch>| match branch {
+                    Some(Branch::Contradicts(_, error)) => Some(error),
+                    _ => None,
+                };
+                let error = if holds == Some(false) { of(no) } else { of(yes) };
+                return Err(error.expect("a branch that may be taken fits, or says what contradicts"));
+            }
+        };
         for k in 0..node.outputs.len() {
-            let ty = match (&yes, &no) {
-                (Some((_, yes)), Some((_, no))) => either(cx, k, (&yes[k], &no[k]), &outer)?,
-                (Some((_, only)), None) | (None, Some((_, only))) => {
-                    either(cx, k, (&only[k], &only[k]), &outer)?
-                }
-                (None, None) => unreachable!("a condition holds or does not"),
-            };
-            cx.output_type(k, ty);
+            cx.output_type(k, either(cx, k, (&pair.0[k], &pair.1[k]), &outer)?);
         }
         for (attribute, found) in [(THEN, yes), (ELSE, no)] {
-            if let Some((graph, _)) = found {
-                cx.output_subgraph(attribute, graph);
+            if let Some(branch) = found {
+                cx.output_subgraph(attribute, branch.into_graph());
             }
         }
         Ok(())

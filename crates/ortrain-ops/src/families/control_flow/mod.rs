@@ -17,7 +17,7 @@ use crate::infer::Infer;
 use crate::op::Definition;
 use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
-use crate::passes::infer::{infer_node, merge};
+use crate::passes::infer::{advised, infer_node};
 use crate::registry;
 
 /// The attribute with the graph that is repeated.
@@ -51,7 +51,7 @@ pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) 
     let (own, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
     let captured: Vec<ValueId> = graph.inputs.iter().skip(formal).copied().collect();
     for (k, id) in captured.into_iter().enumerate() {
-        let ty = merge(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
+        let ty = advised(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
             let (inner, outer) = *types;
             let name = graph.name_of(id);
             OpError::invalid(format!("{attribute} uses {name:?} as {inner}, but it is {outer}"))

@@ -26,7 +26,7 @@ use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::op::{Definition, Op, Placement, Repetition};
 use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent};
-use crate::passes::infer::{infer, merge};
+use crate::passes::infer::{advised, infer, merge};
 use crate::passes::unroll::known_count;
 use crate::probe::Sample;
 use crate::rewrite::Rewrite;
@@ -150,7 +150,7 @@ impl Repeat {
                     // One element, as a number or in a vector, as it is declared.
                     let given = graph.value(inputs[k]).ty.shape().map_or(0, Shape::rank).min(1);
                     let given = ValueType::tensor(dtype, &vec![1; given]);
-                    let merged = merge(&graph.value(inputs[k]).ty, given.clone());
+                    let merged = advised(&graph.value(inputs[k]).ty, given.clone());
                     let ty = merged.map_err(|_| mismatch(&graph, inputs[k], &given))?;
                     graph.value_mut(inputs[k]).ty = ty;
                 }
@@ -165,7 +165,7 @@ impl Repeat {
                     ValueType::Tensor(dtype, _) if r.conditional && k < n => ValueType::Tensor(*dtype, None),
                     ty => ty.clone(),
                 };
-                let ty = merge(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
+                let ty = advised(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
                 graph.value_mut(id).ty = ty;
             }
             type_captures(cx, BODY, &mut graph)?;
