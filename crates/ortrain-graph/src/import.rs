@@ -281,10 +281,12 @@ fn value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
             }
             let dtype = tensor_dtype(tensor.elem_type)?;
             let Some(shape) = &tensor.shape else { return Ok(ValueType::Tensor(dtype, None)) };
-            // A size below zero says the same as none: some exporters write -1 for an axis that is open.
+            // Exporters write -1, or a name like "?", for an axis that is open. Two of them need not have one size.
             let known = |dim: &dimension::Value| match dim {
                 dimension::Value::DimValue(size) => usize::try_from(*size).ok().map(Dim::Known),
-                dimension::Value::DimParam(name) => (!name.is_empty()).then(|| Dim::symbol(name)),
+                dimension::Value::DimParam(name) => {
+                    name.contains(char::is_alphabetic).then(|| Dim::symbol(name))
+                }
             };
             let open = |axis: usize| Dim::symbol(&format!("{}.{axis}", info.name));
             let dims = shape.dim.iter().enumerate();

@@ -14,16 +14,35 @@ use crate::{Error, OpError};
 /// # Errors
 /// The first node that contradicts its operator's definition, or its declared element type.
 pub fn infer(graph: &mut Graph) -> Result<(), Error> {
-    if infer_all(graph).is_ok() {
-        return Ok(());
-    }
-    // The advice may be wrong.
+    let first = match infer_all(graph) {
+        Ok(false) => return Ok(()),
+        Ok(true) => Ok(graph.clone()),
+        Err(error) => Err(error),
+    };
+    // The advice is wrong, or the graph is, whatever was declared.
     forget_shapes(graph);
-    infer_all(graph)
+    match (infer_all(graph), first) {
+        (Ok(_), _) => Ok(()),
+        (Err(_), Ok(advised)) => {
+            *graph = advised;
+            Ok(())
+        }
+        // What is wrong without the advice; with it, it is told better.
+        (Err(error), Err(first)) => Err(if of_one_node(&error, &first) { first } else { error }),
+    }
 }
 
-fn infer_all(graph: &mut Graph) -> Result<(), Error> {
-    (0..graph.nodes.len()).try_for_each(|index| infer_node(graph, index))
+fn of_one_node(a: &Error, b: &Error) -> bool {
+    matches!((a, b), (Error::Node { node: a, .. }, Error::Node { node: b, .. }) if a == b)
+}
+
+/// Infers all types. Returns whether a declared shape or a branch contradicts what was inferred.
+fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
+    let mut contradicts = false;
+    for index in 0..graph.nodes.len() {
+        contradicts |= infer_noting(graph, index)?;
+    }
+    Ok(contradicts)
 }
 
 /// Forgets the shapes of all values that nodes make, those of subgraphs among them: a file declared them, or they were
@@ -67,26 +86,30 @@ fn forget_shape(graph: &mut Graph, id: ValueId) {
 /// As [`infer`], as far as it goes: what depends on a node that nobody knows, or that is wrong, is passed over where it
 /// cannot be told. Returns everything that is wrong, an error for each node.
 pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
-    if infer_as_far(graph).is_empty() {
-        return Vec::new();
+    let (first, contradicts) = infer_as_far(graph);
+    if first.is_empty() && !contradicts {
+        return first;
     }
     // The shapes that a file declares may be wrong.
     forget_shapes(graph);
-    infer_as_far(graph)
+    let errors = infer_as_far(graph).0;
+    let told = |error: Error| first.iter().find(|first| of_one_node(first, &error)).cloned().unwrap_or(error);
+    errors.into_iter().map(told).collect()
 }
 
-fn infer_as_far(graph: &mut Graph) -> Vec<Error> {
-    let mut errors = Vec::new();
+fn infer_as_far(graph: &mut Graph) -> (Vec<Error>, bool) {
+    let (mut errors, mut contradicts) = (Vec::new(), false);
     let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
         let known = Registry::standard().find(&node.domain, &node.op).is_some();
         let doubted = node.present_inputs().any(|id| doubtful.contains(&id));
-        let outcome = if known { infer_node(graph, index) } else { Ok(()) };
+        let outcome = if known { infer_noting(graph, index) } else { Ok(false) };
+        contradicts |= matches!(outcome, Ok(true));
         let untyped = |id: &ValueId| matches!(graph.value(*id).ty, ValueType::Unknown);
         match outcome {
-            Ok(()) if known && !doubted => {}
-            Ok(()) => doubtful.extend(graph.nodes[index].present_outputs().filter(untyped)),
+            Ok(_) if known && !doubted => {}
+            Ok(_) => doubtful.extend(graph.nodes[index].present_outputs().filter(untyped)),
             Err(error) => {
                 doubtful.extend(graph.nodes[index].present_outputs());
                 if !doubted {
@@ -95,10 +118,15 @@ fn infer_as_far(graph: &mut Graph) -> Vec<Error> {
             }
         }
     }
-    errors
+    (errors, contradicts)
 }
 
 pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
+    infer_noting(graph, index).map(|_| ())
+}
+
+/// As [`infer_node`]. Returns whether a declared shape or a branch contradicts what was inferred.
+pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Error> {
     let node = &graph.nodes[index];
     for id in node.present_inputs() {
         addressable(graph, id, &graph.value(id).ty).map_err(|source| Error::at(graph, node, source))?;
@@ -106,13 +134,14 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     let op = build(graph, node)?;
     let mut cx = Infer::new(graph, node);
     op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
-    let (found, subgraphs) = (cx.outputs, cx.subgraphs);
+    let (found, subgraphs, mut contradicts) = (cx.outputs, cx.subgraphs, cx.contradicts);
     let outputs = node.outputs.clone();
     for (attribute, subgraph) in subgraphs {
         graph.nodes[index].attrs.0.insert(attribute.to_owned(), Attr::Graph(Box::new(subgraph)));
     }
     for (port, inferred) in outputs.into_iter().zip(found) {
         let Some(id) = port else { continue };
+        contradicts |= merge(&graph.value(id).ty, inferred.ty.clone()).is_err();
         let merged = advised(&graph.value(id).ty, inferred.ty).map_err(|types| {
             let (declared, inferred) = *types;
             let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
@@ -124,7 +153,7 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         value.sizes = inferred.sizes;
         value.made = inferred.made;
     }
-    Ok(())
+    Ok(contradicts)
 }
 
 /// Refuses sizes whose product overflows, here and once, so that everything behind may multiply them.
@@ -188,5 +217,48 @@ pub(crate) fn merge(
         },
         (ValueType::Sequence(a), ValueType::Sequence(b)) if a == b => Ok(inferred),
         _ => Err(Box::new((declared.clone(), inferred))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, DType, Tensor, ValueType};
+
+    use super::*;
+    use crate::testing::{add, check_gradients, f64s, graph, run};
+
+    #[test]
+    fn declared_shapes_are_advice() {
+        // The numbers of the elements that are not zero are declared as five, which contradicts what follows.
+        let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), f64s(&[2], &[3.0, 4.0]));
+        for declared in [&[1, 5][..], &[7], &[1, 2]] {
+            let (mut graph, ids) = graph(&[&x, &w]);
+            let found = add(&mut graph, ("", "NonZero"), "found", &[Some(ids[0])], 1, Attrs::new())[0];
+            graph.value_mut(found).ty = ValueType::tensor(DType::I64, declared);
+            let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+            let number = add(&mut graph, ("", "Cast"), "number", &[Some(found)], 1, to)[0];
+            let product =
+                add(&mut graph, ("", "Mul"), "y", &[Some(number), Some(ids[1])], 1, Attrs::new())[0];
+            let negative = add(&mut graph, ("", "Neg"), "z", &[Some(ids[1])], 1, Attrs::new())[0];
+            graph.value_mut(negative).ty = ValueType::tensor(DType::F64, &[4]);
+            graph.outputs = vec![product, negative];
+            assert!(infer_known(&mut graph.clone()).is_empty());
+            infer(&mut graph).expect("shapes are advice");
+            assert_eq!(graph.value(negative).ty, ValueType::tensor(DType::F64, &[2]));
+            let inputs = [x.clone(), w.clone()];
+            let got = run(&graph, &inputs).expect("it runs");
+            assert_eq!(got, [f64s(&[1, 2], &[3.0, 8.0]), f64s(&[2], &[-3.0, -4.0])]);
+            check_gradients(&graph, &inputs, &[1], &[0, 1]);
+        }
+    }
+
+    #[test]
+    fn declared_element_types_are_none() {
+        let x = Tensor::f32(&[1], &[1.0]);
+        let (mut graph, ids) = graph(&[&x]);
+        let y = add(&mut graph, ("", "Neg"), "y", &[Some(ids[0])], 1, Attrs::new())[0];
+        graph.value_mut(y).ty = ValueType::tensor(DType::I64, &[1]);
+        let message = infer(&mut graph).expect_err("refused").to_string();
+        assert!(message.ends_with("\"y\" is declared as int64[1] but is float32[1]"), "{message}");
     }
 }

@@ -29,9 +29,19 @@ const ELSE: &str = "else_branch";
 
 struct If;
 
-/// A branch whose inputs have the types of the captured values, with the types of its outputs. With `shapes` the inputs
-/// also have the captured values' shapes and contents, otherwise their element types alone.
-fn typed(cx: &Infer<'_>, attribute: &str, shapes: bool) -> Result<(Graph, Vec<ValueType>), OpError> {
+/// What the inputs of a branch take over from the captured values besides their element types.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// Shapes and contents.
+    Everything,
+    /// The numbers of their axes.
+    Ranks,
+    Nothing,
+}
+
+/// A branch whose inputs have the types of the captured values, with the types of its outputs, and whether a declared
+/// shape or a branch in it contradicts what was inferred.
+fn typed(cx: &Infer<'_>, attribute: &str, takes: Takes) -> Result<(Graph, Vec<ValueType>, bool), OpError> {
     let node = cx.node();
     let mut graph = subgraph(node, attribute)?.clone();
     if graph.inputs.len() != node.captures {
@@ -39,26 +49,28 @@ fn typed(cx: &Infer<'_>, attribute: &str, shapes: bool) -> Result<(Graph, Vec<Va
         return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
     }
     type_captures(cx, attribute, &mut graph)?;
-    if !shapes {
+    if takes != Takes::Everything {
         for id in graph.inputs.clone() {
+            let name = graph.name_of(id).to_owned();
             let value = graph.value_mut(id);
-            let open = value.ty.dtype().map(|dtype| ValueType::Tensor(dtype, None));
-            value.ty = match &value.ty {
-                ValueType::Tensor(..) => open.unwrap_or_default(),
-                other => other.clone(),
-            };
+            if let ValueType::Tensor(dtype, shape) = &value.ty {
+                let axes = shape.as_ref().filter(|_| takes == Takes::Ranks).map(Shape::rank);
+                let open =
+                    |rank: usize| (0..rank).map(|axis| Dim::symbol(&format!("{name}.{axis}"))).collect();
+                value.ty = ValueType::Tensor(*dtype, axes.map(open));
+            }
             (value.constant, value.sizes) = (None, None);
         }
         forget_shapes(&mut graph);
     }
-    type_nodes(&mut graph)?;
+    let contradicts = type_nodes(&mut graph)?;
     let outputs = graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
     forget_folded(&mut graph);
-    Ok((graph, outputs))
+    Ok((graph, outputs, contradicts))
 }
 
-/// How deep subgraphs may be nested in a branch that is typed a second time. Each of them may be typed twice for it.
-const DEEPEST: usize = 8;
+/// How deep subgraphs may be nested in a branch that is typed once more. Each of them may be typed three times for it.
+const DEEPEST: usize = 6;
 
 /// How deep subgraphs are nested in a graph.
 fn nested(graph: &Graph) -> usize {
@@ -68,10 +80,10 @@ fn nested(graph: &Graph) -> usize {
 
 /// A branch with its types.
 enum Branch {
-    /// It fits the shapes at hand: with the types of its outputs.
-    Fits(Graph, Vec<ValueType>),
-    /// It contradicts the shapes at hand, which does no harm while it is not taken: with types that no shape is part of,
-    /// as far as they are found, and what contradicts.
+    /// It fits the shapes at hand: with the types of its outputs, and whether something in it contradicts them.
+    Fits(Graph, Vec<ValueType>, bool),
+    /// It contradicts the shapes at hand, which does no harm while it is not taken: with types that hold for other shapes,
+    /// and what contradicts.
     Contradicts(Graph, OpError),
 }
 
@@ -79,15 +91,16 @@ impl Branch {
     /// # Errors
     /// When the branch is wrong whatever the shapes are.
     fn of(cx: &Infer<'_>, attribute: &str) -> Result<Branch, OpError> {
-        let error = match typed(cx, attribute, true) {
-            Ok((graph, outputs)) => return Ok(Branch::Fits(graph, outputs)),
+        let error = match typed(cx, attribute, Takes::Everything) {
+            Ok((graph, outputs, contradicts)) => return Ok(Branch::Fits(graph, outputs, contradicts)),
             Err(error) => error,
         };
         if nested(subgraph(cx.node(), attribute)?) > DEEPEST {
             return Err(error);
         }
-        match typed(cx, attribute, false) {
-            Ok((graph, _)) => Ok(Branch::Contradicts(graph, error)),
+        let open = typed(cx, attribute, Takes::Ranks).or_else(|_| typed(cx, attribute, Takes::Nothing));
+        match open {
+            Ok((graph, ..)) => Ok(Branch::Contradicts(graph, error)),
             Err(_) => Err(error),
         }
     }
@@ -95,15 +108,19 @@ impl Branch {
     /// The types of the outputs, if it fits.
     fn outputs(&self) -> Option<&[ValueType]> {
         match self {
-            Branch::Fits(_, outputs) => Some(outputs),
+            Branch::Fits(_, outputs, _) => Some(outputs),
             Branch::Contradicts(..) => None,
         }
     }
 
     fn into_graph(self) -> Graph {
         match self {
-            Branch::Fits(graph, _) | Branch::Contradicts(graph, _) => graph,
+            Branch::Fits(graph, ..) | Branch::Contradicts(graph, _) => graph,
         }
+    }
+
+    fn contradicts(&self) -> bool {
+        matches!(self, Branch::Fits(_, _, true) | Branch::Contradicts(..))
     }
 }
 
@@ -184,8 +201,9 @@ impl Op for If {
         for k in 0..node.outputs.len() {
             cx.output_type(k, either(cx, k, (&pair.0[k], &pair.1[k]), &outer)?);
         }
-        for (attribute, found) in [(THEN, yes), (ELSE, no)] {
+        for (attribute, found, taken) in [(THEN, yes, true), (ELSE, no, false)] {
             if let Some(branch) = found {
+                cx.contradicts |= holds != Some(!taken) && branch.contradicts();
                 cx.output_subgraph(attribute, branch.into_graph());
             }
         }
@@ -316,7 +334,7 @@ mod tests {
     use std::sync::Arc;
 
     use ortrain_graph::Tensor;
-    use ortrain_program::{Code, Memory, PlaneId, Scalars, Schedule, Segment};
+    use ortrain_program::{Code, Memory, PlaneId, RunError, Scalars, Schedule, Segment};
 
     use super::*;
     use crate::testing::{
@@ -794,6 +812,107 @@ mod tests {
         assert!(message.contains("else_branch has 2 inputs"), "{message}");
         let message = attempt(&flag(true), block(1, |g, c| vec![one(g, "Not", "result", c)]), negative());
         assert!(message.contains("in its subgraph") && message.contains("bool is needed"), "{message}");
+    }
+
+    #[test]
+    fn a_branch_that_contradicts_the_shapes_does_no_harm_until_it_is_taken() {
+        // Products of [2, 3] and [2, 3] do not exist, and such a matrix has no axis that may go.
+        let (x, w) = (spread(&[2, 3], 1), spread(&[2, 3], 2));
+        let fits = || block(2, |g, c| vec![one(g, "Mul", "scaled", c)]);
+        let contradicts = |k: usize| {
+            block(2, |g, c| {
+                let passed = one(g, "Identity", "passed", &c[..1]);
+                let wrong = match k {
+                    0 => one(g, "MatMul", "wrong", &[passed, c[1]]),
+                    _ => {
+                        let axes = g.add_constant("axes", Tensor::i64(&[1], &[1]));
+                        one(g, "Squeeze", "wrong", &[passed, axes])
+                    }
+                };
+                vec![one(g, "Sin", "result", &[wrong])]
+            })
+        };
+        for k in 0..2 {
+            for holds in [true, false] {
+                let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
+                let branches = if holds { (fits(), contradicts(k)) } else { (contradicts(k), fits()) };
+                let y = branching(&mut graph, "y", ids[0], &ids[1..], branches)[0];
+                squares(&mut graph, y);
+                assert_eq!(graph.value(y).ty, ValueType::tensor(DType::F64, &[2, 3]));
+                let inputs = [flag(holds), x.clone(), w.clone()];
+                let product: Vec<f64> = x.to_f64().iter().zip(w.to_f64()).map(|(x, w)| x * w).collect();
+                assert_close(
+                    &run(&graph, &inputs).expect("it is not taken")[0],
+                    &f64s(&[2, 3], &product),
+                    1e-15,
+                );
+                check_gradients(&graph, &inputs, &[1, 2], &[0, 1]);
+                let read = through_file(&graph);
+                assert_eq!(run(&read, &inputs).expect("it runs"), run(&graph, &inputs).expect("it runs"));
+
+                let taken = [flag(!holds), x.clone(), w.clone()];
+                let error = run(&graph, &taken).expect_err("it is taken");
+                let Failure::Run(error @ RunError::Branch { .. }) = error else { panic!("{error:?}") };
+                let (message, branch) = (error.to_string(), if holds { ELSE } else { THEN });
+                let begins =
+                    format!("node \"y\" (If) takes its {branch}, which cannot be run on these inputs: ");
+                assert!(message.starts_with(&begins), "{message}");
+                let op = ["MatMul", "Squeeze"][k];
+                assert!(message.contains(&format!("node \"wrong\" ({op}) with inputs")), "{message}");
+                assert!(message.contains("float64[2, 3]"), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_branches_that_contradict_the_shapes_are_refused() {
+        let x = spread(&[2, 3], 1);
+        let (mut graph, ids) = graph(&[&flag(true), &x]);
+        let wrong = || block(1, |g, c| vec![one(g, "MatMul", "wrong", &[c[0], c[0]])]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (wrong(), wrong()));
+        let message = infer(&mut graph).expect_err("refused").to_string();
+        assert!(message.contains("node \"y\" (If)"), "{message}");
+        assert!(message.contains("node \"wrong\" (MatMul)"), "{message}");
+    }
+
+    #[test]
+    fn shapes_that_are_declared_in_a_branch_are_advice() {
+        let x = f64s(&[3], &[0.0, 1.0, 2.0]);
+        let (mut graph, ids) = graph(&[&flag(true), &x]);
+        // What NonZero finds is declared as five numbers, and Exp of x as a matrix.
+        let yes = block(1, |g, c| {
+            let found = one(g, "NonZero", "found", c);
+            g.value_mut(found).ty = ValueType::tensor(DType::I64, &[1, 5]);
+            let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+            let number = one_with(g, "Cast", "number", &[found], to);
+            vec![one(g, "Mul", "product", &[number, number])]
+        });
+        let no = block(1, |g, c| {
+            let result = one(g, "Exp", "result", c);
+            g.value_mut(result).ty = ValueType::tensor(DType::F64, &[7, 1]);
+            g.value_mut(g.inputs[0]).ty = ValueType::tensor(DType::F64, &[2]);
+            vec![result]
+        });
+        let y = branching(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
+        graph.value_mut(y).ty = ValueType::tensor(DType::F64, &[4, 4, 4]);
+        squares(&mut graph, y);
+        let got = run(&graph, &[flag(true), x.clone()]).expect("it runs");
+        assert_eq!(got[0], f64s(&[1, 2], &[1.0, 4.0]));
+        let inputs = [flag(false), x.clone()];
+        let expected: Vec<f64> = x.to_f64().iter().map(|x| x.exp()).collect();
+        assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(&[3], &expected), 1e-15);
+        check_gradients(&graph, &inputs, &[1], &[1]);
+    }
+
+    #[test]
+    fn a_branch_is_compiled_when_it_is_taken_first() {
+        let (x, w) = (spread(&[2], 1), spread(&[2], 2));
+        let made = schedule(&simple(&x, &w), &[flag(true), x, w]);
+        let Segment::If(branches, _) = &made.segments[0].segment else { panic!("{made}") };
+        let both = || branches.both().map(|(_, branch)| branch.made().is_some());
+        assert_eq!((both(), made.programs().len()), ([false, false], 0));
+        branches.else_branch.schedule().expect("it fits");
+        assert_eq!((both(), made.programs().len()), ([false, true], 1));
     }
 
     #[test]

@@ -71,6 +71,8 @@ struct Typed {
     outputs: Vec<ValueType>,
     /// The condition after an iteration, where it is always the same.
     continues: Option<bool>,
+    /// Whether a declared shape or a branch contradicts what was inferred.
+    contradicts: bool,
 }
 
 /// A tensor type, for what is carried, scanned or collected.
@@ -169,7 +171,7 @@ impl Repeat {
                 graph.value_mut(id).ty = ty;
             }
             type_captures(cx, BODY, &mut graph)?;
-            type_nodes(&mut graph)?;
+            let contradicts = type_nodes(&mut graph)?;
             let outputs: Vec<ValueType> =
                 graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
             let mut next = Vec::with_capacity(n);
@@ -201,7 +203,7 @@ impl Repeat {
             }
             let continues = r.conditional.then(|| holds(&graph, graph.outputs[0])).flatten();
             forget_folded(&mut graph);
-            return Ok(Typed { graph, carried, outputs, continues });
+            return Ok(Typed { graph, carried, outputs, continues, contradicts });
         }
         unreachable!("types of which nothing but the element type is known do not change")
     }
@@ -278,6 +280,7 @@ impl Op for Repeat {
             let shape: Shape = dims.into_iter().enumerate().map(known).collect();
             cx.output(k, dtype, Some(shape));
         }
+        cx.contradicts |= typed.contradicts;
         cx.output_subgraph(BODY, typed.graph);
         Ok(())
     }
