@@ -137,12 +137,12 @@ def test_rows_are_split_where_their_number_is_declared(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_branches_read_what_was_split_outside(backend: str) -> None:
     def branch(at: int) -> onnx.GraphProto:
-        nodes = [constant("at", at), node("SequenceAt", ["parts", "at"], "z")]
-        return helper.make_graph(nodes, "branch", [], [untyped("z")])
+        nodes = [constant(f"at{at}", at), node("SequenceAt", ["parts", f"at{at}"], f"z{at}")]
+        return helper.make_graph(nodes, "branch", [], [untyped(f"z{at}")])
 
     chosen = node("If", ["c"], "y", then_branch=branch(0), else_branch=branch(-1))
     inputs = [helper.make_tensor_value_info("c", BOOL, [])]
-    proto = model(*taken(2)[:-1], chosen, inputs=inputs)
+    proto = model(*taken(2)[:1], *taken(2)[2:-1], chosen, inputs=inputs)
     for holds in (True, False):
         assert_like_onnxruntime(proto, backend, x=X, c=np.array(holds))
 
@@ -250,14 +250,14 @@ REFUSED: dict[str, tuple[ModelProto, str]] = {
     ),
     "rows of open number": (
         model(*taken(3, axis=0)),
-        'the model: node "SplitToSequence_parts" (SplitToSequence) with inputs (x: float32[n, 4], lengths: int64[]): how '
-        'many tensors it makes of "x" depends on the size of axis 0, which is not known before the model runs; declare '
-        "that size, or give the sizes of the parts as a constant vector",
+        'the model: node "SplitToSequence_parts" (SplitToSequence) with inputs (x: float32[n, 4], lengths: int64[]): '
+        'how many tensors it makes of "x" depends on the size of axis 0, which is not known before the model runs; '
+        "declare that size, or give the sizes of the parts as a constant vector",
     ),
     "a list that is an output": (
         model(node("SequenceConstruct", ["x", "x"], "y")),
-        'the model: node "SequenceConstruct_y" (SequenceConstruct) with inputs (x: float32[n, 4], x: float32[n, 4]): its '
-        'result "y", a sequence, is an output; make each of its tensors an output',
+        'the model: node "SequenceConstruct_y" (SequenceConstruct) with inputs (x: float32[n, 4], x: float32[n, 4]): '
+        'its result "y", a sequence, is an output; make each of its tensors an output',
     ),
 }
 
@@ -272,3 +272,24 @@ def test_what_is_not_known_before_is_refused(name: str, tmp_path: Path) -> None:
         artifacts.generate_artifacts(proto, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
     assert str(refused.value) == sentence
     assert sentence.removeprefix("the model: ") in str(ortrain.inspect(proto))
+
+
+def test_a_list_behind_what_is_trained_is_left_out(tmp_path: Path) -> None:
+    """As other outputs that nobody here can compute: the loss does not need it, and the export has it again."""
+    proto = gated(sequences=True)
+    proto.graph.node.extend([node("SplitToSequence", ["y"], "rows", axis=0)])
+    proto.graph.output.extend([helper.make_tensor_sequence_value_info("rows", FLOAT, None)])
+    artifacts.generate_artifacts(
+        proto,
+        requires_grad=["w"],
+        loss=artifacts.LossType.MSELoss,
+        loss_input_names=["y"],
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    assert float(module(X, np.zeros((7, 6), np.float32))) > 0
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["y", "rows"])
+    theirs = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    y, rows = theirs.run(None, {"x": X})
+    np.testing.assert_array_equal(np.concatenate(rows), y)

@@ -36,6 +36,15 @@ fn of_one_node(a: &Error, b: &Error) -> bool {
     matches!((a, b), (Error::Node { node: a, .. }, Error::Node { node: b, .. }) if a == b)
 }
 
+/// As [`infer`], for a graph of known types to which nodes were added: the types that their results were given, those of
+/// the values that they are gradients of, say what must come out.
+///
+/// # Errors
+/// As [`infer`], and when a result has another shape than it was given.
+pub(crate) fn infer_added(graph: &mut Graph) -> Result<(), Error> {
+    (0..graph.nodes.len()).try_for_each(|index| infer_as(graph, index, Given::Must).map(|_| ()))
+}
+
 /// Infers all types. Returns whether a declared shape or a branch contradicts what was inferred.
 fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
     let mut contradicts = false;
@@ -43,6 +52,15 @@ fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
         contradicts |= infer_noting(graph, index)?;
     }
     Ok(contradicts)
+}
+
+/// What the shapes are that values have before they are inferred.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Given {
+    /// Declared by a file, and advice.
+    Advice,
+    /// Those that must come out.
+    Must,
 }
 
 /// Forgets the shapes of all values that nodes make, those of subgraphs among them: a file declared them, or they were
@@ -127,6 +145,10 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
 
 /// As [`infer_node`]. Returns whether a declared shape or a branch contradicts what was inferred.
 pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Error> {
+    infer_as(graph, index, Given::Advice)
+}
+
+fn infer_as(graph: &mut Graph, index: usize, given: Given) -> Result<bool, Error> {
     let node = &graph.nodes[index];
     for id in node.present_inputs() {
         addressable(graph, id, &graph.value(id).ty).map_err(|source| Error::at(graph, node, source))?;
@@ -141,8 +163,13 @@ pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Erro
     }
     for (port, inferred) in outputs.into_iter().zip(found) {
         let Some(id) = port else { continue };
-        contradicts |= merge(&graph.value(id).ty, inferred.ty.clone()).is_err();
-        let merged = advised(&graph.value(id).ty, inferred.ty).map_err(|types| {
+        let both = merge(&graph.value(id).ty, inferred.ty.clone());
+        contradicts |= both.is_err();
+        let merged = match given {
+            Given::Must => both,
+            Given::Advice => both.or_else(|_| advised(&graph.value(id).ty, inferred.ty)),
+        };
+        let merged = merged.map_err(|types| {
             let (declared, inferred) = *types;
             let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
             Error::at(graph, &graph.nodes[index], OpError::Invalid(message))

@@ -37,7 +37,7 @@ const OPERATORS: [&str; 8] = [
 const SINCE: i64 = 11;
 
 /// How many tensors a sequence may hold: each is a value of the graph.
-const MOST_TENSORS: usize = 1 << 16;
+const MOST_TENSORS: usize = 1 << 14;
 
 /// How often a body is written while the shapes of what a loop carries are found out.
 const MOST_ROUNDS: usize = 3;
@@ -133,6 +133,19 @@ pub(crate) fn write_out(graph: &mut Graph, version: i64) -> Vec<Error> {
     writer.errors
 }
 
+/// For each node of a graph, whether one of its outputs needs it.
+fn needed(graph: &Graph) -> Vec<bool> {
+    let mut values: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let mut needed = vec![false; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        if node.present_outputs().any(|id| values.contains(&id)) {
+            needed[index] = true;
+            values.extend(node.present_inputs());
+        }
+    }
+    needed
+}
+
 /// The tensors of each sequence; `None` where they are not known, which was reported.
 type Sequences = FxHashMap<ValueId, Option<Vec<ValueId>>>;
 
@@ -176,7 +189,14 @@ fn position(
 impl Writer {
     /// Writes a graph; `sequences` has those that it captures.
     fn graph(&mut self, graph: &mut Graph, mut sequences: Sequences) {
-        for node in std::mem::take(&mut graph.nodes) {
+        let needed = needed(graph);
+        let mut dropped: FxHashSet<ValueId> = FxHashSet::default();
+        for (node, needed) in std::mem::take(&mut graph.nodes).into_iter().zip(needed) {
+            // What nobody asks for may hold any sequence.
+            if !needed && (is_of_sequences(&node) || node.present_inputs().any(|id| dropped.contains(&id))) {
+                dropped.extend(node.present_outputs());
+                continue;
+            }
             let done = graph.nodes.len();
             if let Err(source) = self.node(graph, &mut sequences, &node) {
                 self.errors.push(Error::at(graph, &node, source));
@@ -881,7 +901,7 @@ mod tests {
         graph.outputs = vec![y];
         let message = refused(&mut graph);
         assert!(
-            message.ends_with("it makes a sequence of 1099511627776 tensors; 65536 are the most"),
+            message.ends_with("it makes a sequence of 1099511627776 tensors; 16384 are the most"),
             "{message}"
         );
     }

@@ -839,6 +839,8 @@ impl SegmentMaker<'_> {
             if role == Role::User {
                 known.push(value.ty.shape().and_then(Shape::concrete));
             }
+            // A branch that contradicts the shapes at hand was typed without them.
+            graph.value_mut(inner).ty = value.ty.clone();
             graph.inputs.push(inner);
             roles.push(role);
         }

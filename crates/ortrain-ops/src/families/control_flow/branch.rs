@@ -2,7 +2,8 @@
 //!
 //! If-1, 11, 13, 16, 19, 21, 23, 24, 25 of ONNX. The node's only own input is the condition. A condition that is
 //! known when a program is made leaves no trace: the branch takes the place of the node, and the other one may
-//! contradict the shapes at hand. Otherwise the branches are schedules of their own.
+//! contradict the shapes at hand. Otherwise the branches are schedules of their own, each made when it is taken first:
+//! one branch may contradict the shapes at hand as long as it is not taken, and the results have the shapes of the other.
 //!
 //! The gradient of an If is an If with the same condition. Its branches compute the forward branch again, as far
 //! as they need it, and then the gradients of the captured values; a branch that does not use one gives zeros.
@@ -21,7 +22,7 @@ use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
 use crate::passes::differentiate::backpropagate;
-use crate::passes::infer::{forget_shapes, infer};
+use crate::passes::infer::{forget_shapes, infer_added};
 use crate::probe::Sample;
 
 const THEN: &str = "then_branch";
@@ -273,7 +274,7 @@ impl Op for If {
                 let name = format!("{}{attribute}/{}", cx.prefix, graph.name_of(id));
                 graph.rename(id, &name);
             }
-            infer(graph).map_err(in_subgraph)?;
+            infer_added(graph).map_err(in_subgraph)?;
         }
         // Values that only the forward branches needed are let go.
         for position in (0..outer.len()).rev() {
@@ -337,6 +338,7 @@ mod tests {
     use ortrain_program::{Code, Memory, PlaneId, RunError, Scalars, Schedule, Segment};
 
     use super::*;
+    use crate::passes::infer::infer;
     use crate::testing::{
         Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s,
         gradient_graph, graph, run, run_bound, run_with, spread, through_file,

@@ -26,7 +26,7 @@ use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::op::{Definition, Op, Placement, Repetition};
 use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent};
-use crate::passes::infer::{advised, infer, merge};
+use crate::passes::infer::{advised, infer_added, merge};
 use crate::passes::unroll::known_count;
 use crate::probe::Sample;
 use crate::rewrite::Rewrite;
@@ -514,7 +514,7 @@ impl Repeat {
             let name = format!("{}{BODY}/{}", cx.prefix, graph.name_of(id));
             graph.rename(id, &name);
         }
-        infer(&mut graph).map_err(in_subgraph)?;
+        infer_added(&mut graph).map_err(in_subgraph)?;
 
         // The forward node collects what was asked for.
         forward.outputs.extend(more.iter().map(|&(result, _)| result));
