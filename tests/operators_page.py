@@ -95,6 +95,14 @@ def unsupported_reason(case: Any) -> str:
     return "floats of 8 and 4 bits, integers of 4 and 2 bits"
 
 
+SEQUENCES = """\
+Sequences of tensors are supported inside of a model where their length and the positions in them are known before it
+runs: `SplitToSequence`, `SequenceConstruct`, `SequenceEmpty`, `SequenceInsert`, `SequenceErase`, `SequenceAt`,
+`SequenceLength` and `ConcatFromSequence` become `Split`, `Squeeze`, `Unsqueeze`, `Concat` and `Identity` when the model is
+read, in its functions and subgraphs too, and have gradients like these. The cases above have sequences as inputs or
+outputs, or loops that build them."""
+
+
 def page() -> str:
     """The page as it should be."""
     operators = ortrain.operators()
@@ -136,6 +144,7 @@ def page() -> str:
         lines.append(f"| {reason} | {count} |")
     names = ", ".join(f"`{name}` {count}" for name, count in sorted(missing.items()))
     lines.append(f"| operators that are not here: {names} | {sum(missing.values())} |")
+    lines += ["", SEQUENCES]
     for title, of_group in groups.items():
         lines += ["", f"## {title}", "", *rows(of_group, passed)]
     return "\n".join(lines) + "\n"

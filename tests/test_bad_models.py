@@ -133,11 +133,6 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         'the model: node "a Erf" (Erf) with inputs (x: float32[n, 2]): the model uses opset 8, but the operator exists '
         "from opset 9 on",
     ),
-    "a negative size": (
-        model(RELU, inputs=[("x", FLOAT, [-3, 2])]),
-        INVALID,
-        'the model: "x" has an axis of size -3',
-    ),
     "sizes that overflow": (
         model(RELU, inputs=[("x", FLOAT, [2**62, 2**62])]),
         INVALID,

@@ -1,8 +1,9 @@
-"""Loops and Scans like onnxruntime, written out and as schedules of their own; loops that do not end."""
+"""Loops, Scans and branches like onnxruntime and trained; loops that do not end; branches that contradict shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,18 @@ from conftest import BACKENDS
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 OPSET = 17
 # float32 after some hundred steps of a cell whose values lie within -1 and 1.
 TOLERANCE = 2e-5
+# Central differences of a loss around 1, over a step this long; onnxruntime computes it in float32.
+STEP = 1e-2
+DIFFERENCES = 1e-3
+# The same of a loss in float64.
+FINE_STEP = 1e-5
 # So many steps of a cell are more nodes than are written out.
 MANY_STEPS = 600
 
@@ -168,3 +176,173 @@ def test_a_limit_is_a_number_of_iterations() -> None:
     options.iteration_limit = -1
     with pytest.raises(ortrain.InvalidArgumentError, match="iteration_limit is a number of iterations, not -1"):
         ortrain.InferenceSession(while_model(), options)
+
+
+RATES = {16000: 6, 8000: 3}
+
+
+def two_rates(declared: int | None = None) -> ModelProto:
+    """A layer for each of two rates: x has 6 columns at 16000 and 3 at any other, and no branch fits both.
+
+    `declared` is the number of columns that both branches declare of their result, which has 3.
+    """
+    weights = {f"w{columns}": np.eye(columns, 3, dtype=np.float32) + np.float32(0.1) for columns in RATES.values()}
+    weights["fast"] = np.array(16000)
+
+    def branch(columns: int) -> GraphProto:
+        layer = [
+            node("MatMul", ["x", f"w{columns}"], f"product{columns}", name=f"layer{columns}"),
+            node("Tanh", [f"product{columns}"], f"result{columns}"),
+        ]
+        made = graph(layer, [], [(f"result{columns}", FLOAT, declared and ["n", declared])])
+        if declared:
+            made.value_info.append(helper.make_tensor_value_info(f"product{columns}", FLOAT, [declared]))
+        return made
+
+    nodes = [
+        node("Equal", ["rate", "fast"], "is_fast"),
+        node("If", ["is_fast"], "y", name="chosen", then_branch=branch(6), else_branch=branch(3)),
+    ]
+    inputs = [("x", FLOAT, ["n", "columns"]), ("rate", INT64, [])]
+    return model(graph(nodes, inputs, [("y", FLOAT, ["n", declared or 3])], weights))
+
+
+def of_rate(rate: int) -> dict[str, np.ndarray]:
+    values = np.random.default_rng(rate).standard_normal((2, RATES[rate]), np.float32)
+    return {"x": values, "rate": np.array(rate)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("declared", [None, 5])
+def test_a_branch_that_is_not_taken_may_contradict_the_shapes(declared: int | None, backend: str) -> None:
+    """And shapes that a file declares may contradict what is computed."""
+    assert_like_onnxruntime(two_rates(declared), backend, of_rate(16000), of_rate(8000), of_rate(16000))
+
+
+WRONG_BRANCH = (
+    'node "chosen" (If) takes its else_branch, which cannot be run on these inputs: node "layer3" (MatMul) with inputs '
+    "(x: float32[2, 6], w3: float32[3, 3]): shapes [2, 6] and [3, 3] do not fit: rows of the left have 6 elements, "
+    "columns of the right 3"
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_branch_that_contradicts_the_shapes_is_refused_when_it_is_taken(backend: str) -> None:
+    session = ortrain.InferenceSession(two_rates(), providers=[backend])
+    wrong = {**of_rate(16000), "rate": np.array(8000)}
+    for _ in range(2):
+        with pytest.raises(ortrain.InvalidArgumentError) as refused:
+            session.run(None, wrong)
+        assert str(refused.value) == WRONG_BRANCH
+    assert session.run(None, of_rate(16000))[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize("declared", [None, 5])
+def test_branches_for_different_shapes_train(declared: int | None, tmp_path: Path) -> None:
+    """Each step trains the layer of its rate, by the slope of the loss; a step that fails changes nothing."""
+    proto = two_rates(declared)
+    artifacts.generate_artifacts(
+        proto,
+        requires_grad=["w6", "w3"],
+        loss=artifacts.LossType.MSELoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    target = np.full((2, 3), 0.25, np.float32)
+
+    def loss_at(name: str, value: np.ndarray, feed: dict[str, np.ndarray]) -> float:
+        moved = ModelProto()
+        moved.CopyFrom(proto)
+        for tensor in moved.graph.initializer:
+            if tensor.name == name:
+                tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
+        theirs = onnxruntime.InferenceSession(moved.SerializeToString(), providers=["CPUExecutionProvider"])
+        return float(np.mean((theirs.run(None, feed)[0].astype(np.float64) - target) ** 2))
+
+    for rate, name, other in [(16000, "w6", "w3"), (8000, "w3", "w6")]:
+        feed = of_rate(rate)
+        losses = [float(module(feed["x"], feed["rate"], target))]
+        gradient = np.array(state.parameters[name].grad)
+        assert not np.any(state.parameters[other].grad)
+        (start,) = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == name)
+        direction = np.random.default_rng(1).standard_normal(start.shape)
+        ends = [loss_at(name, start + sign * STEP * direction, feed) for sign in (1, -1)]
+        assert abs((ends[0] - ends[1]) / (2 * STEP) - np.sum(gradient * direction)) <= DIFFERENCES
+        module.lazy_reset_grad()
+        for _ in range(5):
+            losses.append(float(module(feed["x"], feed["rate"], target)))
+            optimizer.step()
+            module.lazy_reset_grad()
+        assert losses[-1] < losses[1] == losses[0]
+
+    before = {name: (np.array(parameter.data), np.array(parameter.grad)) for name, parameter in state.parameters}
+    with pytest.raises(ortrain.InvalidArgumentError) as refused:
+        module(of_rate(16000)["x"], np.array(8000), target)
+    assert str(refused.value).startswith(
+        'node "chosen" (If) takes its else_branch, which cannot be run on these inputs'
+    )
+    for name, parameter in state.parameters:
+        np.testing.assert_array_equal(parameter.data, before[name][0])
+        np.testing.assert_array_equal(parameter.grad, before[name][1])
+    feed = of_rate(16000)
+    assert np.isfinite(float(module(feed["x"], feed["rate"], target)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("axes", [[-1, -1], ["?", "?"], [-7, "columns"]])
+def test_axes_of_no_size_are_open(axes: list[int | str], backend: str) -> None:
+    proto = two_rates()
+    proto.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", FLOAT, axes))
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", FLOAT, [-1, 3]))
+    assert_like_onnxruntime(proto, backend, of_rate(16000), of_rate(8000))
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_an_if_whose_condition_follows_from_shapes_trains_in_a_body(scanned: bool, tmp_path: Path) -> None:
+    """The branch that is never taken reads a value of the body by Identity alone, as exporters write it."""
+    yes = graph([node("Mul", ["next", "w"], "scaled")], [], [("scaled", FLOAT, None)])
+    no = graph([node("Identity", ["next"], "same")], [], [("same", FLOAT, None)])
+    inside = [
+        node("Add", ["v", "slice"], "next"),
+        node("Shape", ["next"], "shape"),
+        node("Size", ["shape"], "rank"),
+        node("Equal", ["rank", "one"], "is_vector"),
+        node("If", ["is_vector"], "chosen", then_branch=yes, else_branch=no),
+    ]
+    carried = [("v", FLOAT, [2]), ("slice", FLOAT, [2])]
+    if scanned:
+        body = graph(
+            [*inside, node("Identity", ["chosen"], "all")], carried, [("chosen", FLOAT, [2]), ("all", FLOAT, [2])]
+        )
+        repeat = node("Scan", ["v0", "x"], "last", "y", body=body, num_scan_inputs=1)
+    else:
+        inside = [node("Gather", ["x", "i"], "slice"), *inside, node("Identity", ["on"], "still")]
+        inside.append(node("Identity", ["chosen"], "all"))
+        outputs = [("still", BOOL, []), ("chosen", FLOAT, [2]), ("all", FLOAT, [2])]
+        body = graph(inside, [("i", INT64, []), ("on", BOOL, []), *carried[:1]], outputs)
+        repeat = node("Loop", ["steps", "", "v0"], "last", "y", body=body)
+    weights = {"w": np.array([0.5, -0.7], np.float32), "v0": np.ones(2, np.float32), "one": np.array(1)}
+    weights["steps"] = np.array(3)
+    proto = model(graph([repeat], [("x", FLOAT, [3, 2])], [("y", FLOAT, [3, 2])], weights))
+    x = np.random.default_rng(4).standard_normal((3, 2), np.float32)
+    assert_like_onnxruntime(proto, "cpu", {"x": x})
+    artifacts.generate_artifacts(
+        proto, requires_grad=["w"], loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    module(x, np.zeros((3, 2), np.float32))
+
+    def loss(w: np.ndarray) -> float:
+        state_now, losses = np.ones(2), []
+        for row in x.astype(np.float64):
+            state_now = (state_now + row) * w
+            losses.append(state_now**2)
+        return float(np.mean(losses))
+
+    w = weights["w"].astype(np.float64)
+    slopes = [(loss(w + FINE_STEP * unit) - loss(w - FINE_STEP * unit)) / (2 * FINE_STEP) for unit in np.eye(2)]
+    np.testing.assert_allclose(state.parameters["w"].grad, slopes, rtol=TOLERANCE)

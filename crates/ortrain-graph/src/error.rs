@@ -83,14 +83,6 @@ pub enum GraphError {
         /// What is wrong.
         source: AttrError,
     },
-    /// A size of an axis below zero.
-    #[error("{value:?} has an axis of size {size}")]
-    NegativeSize {
-        /// The value.
-        value: String,
-        /// The size.
-        size: i64,
-    },
 }
 
 /// How many nodes a message names.

@@ -10,7 +10,7 @@ use ortrain_onnx::proto::{
 use ortrain_onnx::{AttributeType, LoadedModel, tensor_dims};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::{Attr, Attrs, DType, Dim, Graph, GraphError, Node, Shape, Tensor, ValueId, ValueType};
+use crate::{Attr, Attrs, DType, Dim, Graph, GraphError, Node, Tensor, ValueId, ValueType};
 
 /// Initializers of this size or more are not copied but shared with the loaded file; smaller ones neither, so this is
 /// only a bound on how many elements a sparse initializer may have when it is written out.
@@ -281,19 +281,18 @@ fn value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
             }
             let dtype = tensor_dtype(tensor.elem_type)?;
             let Some(shape) = &tensor.shape else { return Ok(ValueType::Tensor(dtype, None)) };
-            let dims: Result<Shape, GraphError> = shape
-                .dim
-                .iter()
-                .enumerate()
-                .map(|(axis, dim)| match &dim.value {
-                    Some(dimension::Value::DimValue(size)) => usize::try_from(*size)
-                        .map(Dim::Known)
-                        .map_err(|_| GraphError::NegativeSize { value: info.name.clone(), size: *size }),
-                    Some(dimension::Value::DimParam(name)) if !name.is_empty() => Ok(Dim::symbol(name)),
-                    _ => Ok(Dim::symbol(&format!("{}.{axis}", info.name))),
-                })
-                .collect();
-            Ok(ValueType::Tensor(dtype, Some(dims?)))
+            // Exporters write -1, or a name like "?", for an axis that is open. Two of them need not have one size.
+            let known = |dim: &dimension::Value| match dim {
+                dimension::Value::DimValue(size) => usize::try_from(*size).ok().map(Dim::Known),
+                dimension::Value::DimParam(name) => {
+                    name.contains(char::is_alphabetic).then(|| Dim::symbol(name))
+                }
+            };
+            let open = |axis: usize| Dim::symbol(&format!("{}.{axis}", info.name));
+            let dims = shape.dim.iter().enumerate();
+            let dims =
+                dims.map(|(axis, dim)| dim.value.as_ref().and_then(known).unwrap_or_else(|| open(axis)));
+            Ok(ValueType::Tensor(dtype, Some(dims.collect())))
         }
         Some(type_proto::Value::SequenceType(sequence)) => match sequence.elem_type.as_deref() {
             Some(TypeProto { value: Some(type_proto::Value::TensorType(tensor)), .. }) => {

@@ -2,8 +2,8 @@
 
 use ortrain_graph::{Attr, Graph};
 use ortrain_onnx::proto::{
-    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto,
-    ValueInfoProto, type_proto,
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto,
+    TypeProto, ValueInfoProto, tensor_shape_proto, type_proto,
 };
 use ortrain_onnx::{AttributeType, ExternalData, LoadedModel};
 
@@ -153,4 +153,35 @@ fn captured_values_become_inputs() {
     assert_eq!(written.node[0].input, ["c"]);
     let again = ModelProto { graph: Some(written), ..model(Vec::new(), &[], &[]) };
     assert_eq!(import(again).unwrap().to_string(), graph.to_string());
+}
+
+#[test]
+fn axes_of_no_size_are_open() {
+    let size = |value: tensor_shape_proto::dimension::Value| tensor_shape_proto::Dimension {
+        value: Some(value),
+        ..tensor_shape_proto::Dimension::default()
+    };
+    let mut x = info("x");
+    let mut ty = x.r#type.take().unwrap_or_default();
+    let dims = [
+        size(tensor_shape_proto::dimension::Value::DimValue(-1)),
+        size(tensor_shape_proto::dimension::Value::DimValue(-7)),
+        size(tensor_shape_proto::dimension::Value::DimParam("?".into())),
+        size(tensor_shape_proto::dimension::Value::DimParam("?".into())),
+        size(tensor_shape_proto::dimension::Value::DimParam(String::new())),
+        tensor_shape_proto::Dimension::default(),
+        size(tensor_shape_proto::dimension::Value::DimValue(0)),
+        size(tensor_shape_proto::dimension::Value::DimParam("batch".into())),
+    ];
+    ty.value = Some(type_proto::Value::TensorType(type_proto::Tensor {
+        elem_type: 1,
+        shape: Some(TensorShapeProto { dim: dims.to_vec() }),
+    }));
+    x.r#type = Some(ty);
+    let mut proto = model(vec![node("a", "Relu", &["x"], &["y"])], &["x"], &["y"]);
+    proto.graph.as_mut().unwrap().input = vec![x];
+    let graph = import(proto).unwrap();
+    let shape = graph.value(graph.inputs[0]).ty.shape().unwrap().to_string();
+    // Each has a symbol of its own.
+    assert_eq!(shape, "[x.0, x.1, x.2, x.3, x.4, x.5, 0, batch]");
 }

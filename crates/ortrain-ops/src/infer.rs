@@ -31,11 +31,19 @@ pub struct Infer<'a> {
     pub(crate) outputs: Vec<Inferred>,
     /// Subgraphs whose types were found out as well, by attribute.
     pub(crate) subgraphs: Vec<(&'static str, Graph)>,
+    /// Whether a declared shape or a branch contradicts what was inferred.
+    pub(crate) contradicts: bool,
 }
 
 impl<'a> Infer<'a> {
     pub(crate) fn new(graph: &'a Graph, node: &'a Node) -> Infer<'a> {
-        Infer { graph, node, outputs: vec![Inferred::default(); node.outputs.len()], subgraphs: Vec::new() }
+        Infer {
+            graph,
+            node,
+            outputs: vec![Inferred::default(); node.outputs.len()],
+            subgraphs: Vec::new(),
+            contradicts: false,
+        }
     }
 
     /// The node.

@@ -6,6 +6,7 @@ use ortrain_graph::{Graph, Node};
 use rustc_hash::FxHashMap;
 
 use crate::op::{Definition, Op};
+use crate::passes::sequences;
 use crate::{Error, families};
 
 /// The newest version of `ai.onnx` that can be read.
@@ -40,6 +41,13 @@ impl Registry {
     #[must_use]
     pub fn find(&self, domain: &str, name: &str) -> Option<&Definition> {
         self.by_domain.get(domain)?.get(name)
+    }
+
+    /// Whether models may use an operator: it has a definition, or it is one of sequences, which are written as the tensors
+    /// in them when a model is read.
+    #[must_use]
+    pub fn is_known(&self, domain: &str, name: &str) -> bool {
+        self.find(domain, name).is_some() || sequences::is_operator(domain, name)
     }
 
     /// Whether a node written in version `own` of its set means the same in version `other`. One that nobody knows does:

@@ -382,6 +382,16 @@ pub enum RunError {
     /// Somebody asked for its end.
     #[error("the run was interrupted; nothing has changed")]
     Interrupted,
+    /// A branch was taken that cannot be run.
+    #[error("{node} takes its {branch}, which cannot be run on these inputs: {message}")]
+    Branch {
+        /// The node.
+        node: String,
+        /// The branch.
+        branch: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
     /// A program could not be specialised when its shapes became known.
     #[error("{0}")]
     Specialise(String),

@@ -44,6 +44,6 @@ pub use program::{
 pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
 pub use schedule::{
-    Branches, Code, Deliver, Delivered, Given, HostFunction, PlanePlace, Runner, Schedule, Segment,
-    SegmentNode, SlotId, SlotSpec, Specialise,
+    Branch, BranchSource, Branches, Code, Deliver, Delivered, Given, HostFunction, PlanePlace, Runner,
+    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise,
 };

@@ -1,7 +1,7 @@
 //! Schedules: programs, host functions and control flow, in order, and what runs them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use ortrain_expr::DType;
@@ -83,13 +83,60 @@ pub struct SegmentNode {
     pub segment: Segment,
 }
 
+/// Makes the schedule of a branch.
+pub trait BranchSource: Send + Sync + fmt::Debug {
+    /// The schedule.
+    ///
+    /// # Errors
+    /// A sentence saying why there is none.
+    fn schedule(&self) -> Result<Schedule, String>;
+}
+
+/// The schedule of a branch, made when it is asked for first: a branch that is never taken may contradict the shapes at
+/// hand.
+#[derive(Debug)]
+pub struct Branch {
+    source: Box<dyn BranchSource>,
+    made: OnceLock<Result<Arc<Schedule>, String>>,
+}
+
+impl Branch {
+    /// A branch whose schedule is not made yet.
+    #[must_use]
+    pub fn new(source: Box<dyn BranchSource>) -> Branch {
+        Branch { source, made: OnceLock::new() }
+    }
+
+    /// The schedule, made now if it was not made before.
+    ///
+    /// # Errors
+    /// The sentence of the branch's source.
+    pub fn schedule(&self) -> Result<&Arc<Schedule>, String> {
+        self.made.get_or_init(|| self.source.schedule().map(Arc::new)).as_ref().map_err(Clone::clone)
+    }
+
+    /// The schedule, if it was made before.
+    #[must_use]
+    pub fn made(&self) -> Option<&Arc<Schedule>> {
+        self.made.get().and_then(|made| made.as_ref().ok())
+    }
+}
+
 /// The two schedules of an `If`. Their inputs are those of the segment after the condition.
 #[derive(Clone, Debug)]
 pub struct Branches {
     /// Runs if the condition holds.
-    pub then_branch: Arc<Schedule>,
+    pub then_branch: Arc<Branch>,
     /// Runs if not.
-    pub else_branch: Arc<Schedule>,
+    pub else_branch: Arc<Branch>,
+}
+
+impl Branches {
+    /// Both, with the names of the attributes that hold them.
+    #[must_use]
+    pub fn both(&self) -> [(&'static str, &Branch); 2] {
+        [("then_branch", &self.then_branch), ("else_branch", &self.else_branch)]
+    }
 }
 
 /// A part of a schedule.
@@ -138,7 +185,7 @@ impl Schedule {
         self.programs().iter().map(|program| program.work_bytes).max().unwrap_or(0)
     }
 
-    /// The programs that are known already, those of branches and of bodies among them.
+    /// The programs that are known already, those of bodies and of branches that were made among them.
     #[must_use]
     pub fn programs(&self) -> Vec<&Arc<Program>> {
         let mut programs = Vec::new();
@@ -146,8 +193,8 @@ impl Schedule {
             match &node.segment {
                 Segment::Program(Code::Ready(program, _)) => programs.push(program),
                 Segment::If(branches, _) => {
-                    programs.extend(branches.then_branch.programs());
-                    programs.extend(branches.else_branch.programs());
+                    let made = branches.both().into_iter().filter_map(|(_, branch)| branch.made());
+                    programs.extend(made.flat_map(|schedule| schedule.programs()));
                 }
                 Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
                 Segment::Program(Code::Late(_)) | Segment::Host(..) => {}
@@ -191,10 +238,13 @@ impl Schedule {
                 }
                 Segment::If(branches, label) => {
                     writeln!(f, "{indent}segment {k}: if ({from}) -> ({to})  # {label}")?;
-                    writeln!(f, "{indent}  then")?;
-                    branches.then_branch.dump(&format!("{indent}    "), f)?;
-                    writeln!(f, "{indent}  else")?;
-                    branches.else_branch.dump(&format!("{indent}    "), f)?;
+                    for (name, branch) in [("then", &branches.then_branch), ("else", &branches.else_branch)] {
+                        writeln!(f, "{indent}  {name}")?;
+                        match branch.schedule() {
+                            Ok(schedule) => schedule.dump(&format!("{indent}    "), f)?,
+                            Err(message) => writeln!(f, "{indent}    cannot be taken: {message}")?,
+                        }
+                    }
                 }
                 Segment::Repeat(repeat, label) => {
                     writeln!(f, "{indent}segment {k}: {repeat} ({from}) -> ({to})  # {label}")?;
@@ -271,8 +321,22 @@ enum Prepared {
     Program(Box<dyn Executable>),
     Late(Mutex<Vec<LateEntry>>),
     Host,
-    If(Box<Runner>, Box<Runner>),
+    If([PreparedBranch; 2]),
     Repeat(Box<Runner>),
+}
+
+/// A branch that is prepared when it is taken first.
+#[derive(Debug, Default)]
+struct PreparedBranch(OnceLock<Result<Box<Runner>, String>>);
+
+impl PreparedBranch {
+    fn runner(&self, backend: &Arc<dyn Backend>, branch: &Branch) -> Result<&Runner, String> {
+        let prepare = || {
+            let runner = Runner::new(backend.clone(), branch.schedule()?.clone());
+            runner.map(Box::new).map_err(|error| error.to_string())
+        };
+        self.0.get_or_init(prepare).as_deref().map_err(Clone::clone)
+    }
 }
 
 impl Runner {
@@ -288,10 +352,7 @@ impl Runner {
                 }
                 Segment::Program(Code::Late(_)) => Prepared::Late(Mutex::default()),
                 Segment::Host(..) => Prepared::Host,
-                Segment::If(branches, _) => Prepared::If(
-                    Box::new(Runner::new(backend.clone(), branches.then_branch.clone())?),
-                    Box::new(Runner::new(backend.clone(), branches.else_branch.clone())?),
-                ),
+                Segment::If(..) => Prepared::If(Default::default()),
                 Segment::Repeat(repeat, _) => {
                     Prepared::Repeat(Box::new(Runner::new(backend.clone(), repeat.body.clone())?))
                 }
@@ -348,18 +409,24 @@ impl Runner {
         &self.schedule
     }
 
-    /// The most that a run of one of its programs takes; those that are specialised late are not known yet.
+    /// The most that a run of one of its programs takes; those that are specialised late are not known yet. Branches are
+    /// prepared for it, whether they were taken before or not; one that cannot be taken takes nothing.
     #[must_use]
     pub fn need(&self, work: &Workspace) -> MemoryNeed {
-        let of = |prepared: &Prepared| match prepared {
-            Prepared::Program(executable) => work.need(executable.program(), executable.scratch_bytes(), 0),
-            Prepared::If(yes, no) => {
-                [yes.need(work), no.need(work)].into_iter().max_by_key(MemoryNeed::total).unwrap_or_default()
+        let of = |(node, prepared): (&SegmentNode, &Prepared)| match (&node.segment, prepared) {
+            (_, Prepared::Program(executable)) => {
+                work.need(executable.program(), executable.scratch_bytes(), 0)
             }
-            Prepared::Repeat(body) => body.need(work),
-            Prepared::Late(_) | Prepared::Host => MemoryNeed::default(),
+            (Segment::If(branches, _), Prepared::If(prepared)) => {
+                let both = branches.both().into_iter().zip(prepared);
+                let runners = both.filter_map(|((_, branch), own)| own.runner(&self.backend, branch).ok());
+                runners.map(|runner| runner.need(work)).max_by_key(MemoryNeed::total).unwrap_or_default()
+            }
+            (_, Prepared::Repeat(body)) => body.need(work),
+            _ => MemoryNeed::default(),
         };
-        self.prepared.iter().map(of).max_by_key(MemoryNeed::total).unwrap_or_default()
+        let both = self.schedule.segments.iter().zip(&self.prepared);
+        both.map(of).max_by_key(MemoryNeed::total).unwrap_or_default()
     }
 
     /// Runs an entry on the given values and hands every result to `deliver`. A schedule that is a single program
@@ -498,14 +565,23 @@ impl Runner {
                     }
                     results
                 }
-                (Segment::If(_, label), Prepared::If(yes, no)) => {
+                (Segment::If(branches, label), Prepared::If(prepared)) => {
                     let (condition, captured) = inputs.split_first().expect("an If has a condition");
                     if condition.dtype() != DType::Bool || condition.len() != 1 {
                         let message = format!("the condition is {condition:?}, but one bool is needed");
                         return Err(RunError::Host { node: label.to_string(), message });
                     }
-                    let branch = if condition.data()[0] != 0 { yes } else { no };
-                    branch.run_tensors(turn, captured.to_vec())?
+                    let taken = usize::from(condition.data()[0] == 0);
+                    let (name, branch) = branches.both()[taken];
+                    let runner = prepared[taken].runner(&self.backend, branch);
+                    let runner = runner.map_err(|message| RunError::Branch {
+                        node: label.to_string(),
+                        branch: name,
+                        message,
+                    })?;
+                    let results = runner.run_tensors(turn, captured.to_vec())?;
+                    self.check_results(node, label, name, &results)?;
+                    results
                 }
                 (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
                     repeat.run(label, body, turn, &inputs)?
@@ -519,6 +595,28 @@ impl Runner {
         }
         turn.between = outside;
         Ok(schedule.outputs.iter().map(|&slot| fetch(&values, slot)).collect())
+    }
+
+    /// Checks that the results of a branch have the shapes that what follows was made for.
+    fn check_results(
+        &self,
+        node: &SegmentNode,
+        label: &str,
+        branch: &str,
+        results: &[Tensor],
+    ) -> Result<(), RunError> {
+        for (slot, tensor) in node.outputs.iter().zip(results) {
+            let spec = &self.schedule.slots[slot.0 as usize];
+            let Some((dtype, dims)) = &spec.ty else { continue };
+            if *dtype != tensor.dtype() || dims != tensor.dims() {
+                let message = format!(
+                    "{branch} gives {:?} as {tensor:?}, but what follows was made for {dtype}{dims:?}",
+                    spec.label
+                );
+                return Err(RunError::Host { node: label.to_owned(), message });
+            }
+        }
+        Ok(())
     }
 
     fn late_executable(

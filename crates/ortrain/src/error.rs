@@ -333,7 +333,9 @@ impl Error {
             Error::Onnx(_) | Error::Mismatch { .. } | Error::WrongModel { .. } => ErrorKind::InvalidModel,
             Error::Model { source, .. } => of_ops(source, ErrorKind::InvalidModel),
             Error::Shapes(source) => of_ops(source, ErrorKind::InvalidArgument),
-            Error::Run(RunError::IndexOutOfRange { .. } | RunError::Specialise(_))
+            Error::Run(
+                RunError::IndexOutOfRange { .. } | RunError::Specialise(_) | RunError::Branch { .. },
+            )
             | Error::UnknownParameter { .. }
             | Error::UnknownProperty { .. }
             | Error::ParameterMismatch { .. }

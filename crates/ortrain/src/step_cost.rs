@@ -302,8 +302,12 @@ impl Parts {
                 Segment::Host(_, label) => drop(self.labels.insert(label.to_string())),
                 Segment::If(branches, label) => {
                     self.labels.insert(label.to_string());
-                    self.add(&branches.then_branch);
-                    self.add(&branches.else_branch);
+                    // A branch that cannot be taken costs nothing.
+                    for (_, branch) in branches.both() {
+                        if let Ok(schedule) = branch.schedule() {
+                            self.add(schedule);
+                        }
+                    }
                 }
                 Segment::Repeat(repeat, label) => {
                     self.labels.insert(label.to_string());

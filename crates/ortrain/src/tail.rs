@@ -5,6 +5,7 @@ use ortrain_graph::{DType, Graph, GraphError};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfoProto};
 use ortrain_ops::Registry;
+use ortrain_ops::passes::sequences;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::export::{inputs_of, needed_by};
@@ -134,7 +135,9 @@ fn take(graph: &mut GraphProto, found: &Superfluous) -> Tail {
 
 /// For each node, whether it, or one that it depends on, is nothing that can be run here.
 fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
-    let mut found: Vec<bool> = graph.node.iter().map(|node| !is_known(node)).collect();
+    let sequences = sequences::out_of_reach(graph);
+    let mut found: Vec<bool> =
+        graph.node.iter().zip(sequences).map(|(node, sequence)| sequence || !is_known(node)).collect();
     let texts: FxHashSet<&str> = graph
         .initializer
         .iter()
@@ -166,7 +169,7 @@ fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
 
 fn is_known(node: &NodeProto) -> bool {
     let domain = if node.domain == "ai.onnx" { "" } else { &node.domain };
-    Registry::standard().find(domain, &node.op_type).is_some() && node.attribute.iter().all(is_readable)
+    Registry::standard().is_known(domain, &node.op_type) && node.attribute.iter().all(is_readable)
 }
 
 fn is_readable(attribute: &AttributeProto) -> bool {

@@ -10,7 +10,7 @@ mod center_crop_pad;
 mod clip;
 mod col2im;
 mod concat;
-mod control_flow;
+pub(crate) mod control_flow;
 mod conv;
 mod conv_shared;
 mod conv_transpose;

@@ -7,7 +7,7 @@ use crate::families::custom_gradient::has_gradient_of;
 use crate::families::elementwise::MOST_OPERANDS;
 use crate::grad::Grad;
 use crate::passes::decompose::decompose_node;
-use crate::passes::infer::infer_node;
+use crate::passes::infer::{infer_added, infer_node};
 use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
@@ -202,7 +202,7 @@ fn propagate(
     graph.nodes.extend(added);
     if stops.is_none() {
         // Forward nodes may have been asked for more outputs, so their types come first.
-        crate::passes::infer::infer(graph)?;
+        infer_added(graph)?;
     }
     Ok(results)
 }

@@ -345,8 +345,7 @@ impl<'a> Inliner<'a> {
         let calls = std::mem::take(&mut self.calls);
         let gradient = self.gradient_graph(call, &rule.function, called)?;
         self.calls = calls;
-        let known =
-            |node: &NodeProto| Registry::standard().find(domain(&node.domain), &node.op_type).is_some();
+        let known = |node: &NodeProto| Registry::standard().is_known(domain(&node.domain), &node.op_type);
         each_node(&gradient.node, &mut |node| match known(node) {
             true => Ok(()),
             false => Err(Error::Function {

@@ -4,35 +4,132 @@ use ortrain_graph::{Attr, Graph, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
 use crate::infer::Infer;
+use crate::op::Placement;
 use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
-/// Infers the types and shapes of all values, in order. What a file declares is checked against what is inferred.
+/// Infers the types and shapes of all values, in order. An element type that a file declares is checked against the
+/// inferred one. A shape that a file declares is advice: it says what inference does not find, and never refuses a graph.
 ///
 /// # Errors
-/// The first node that contradicts its operator's definition, or its declaration.
+/// The first node that contradicts its operator's definition, or its declared element type.
 pub fn infer(graph: &mut Graph) -> Result<(), Error> {
     check_given(graph)?;
-    for index in 0..graph.nodes.len() {
-        infer_node(graph, index)?;
+    let first = match infer_all(graph) {
+        Ok(false) => return Ok(()),
+        Ok(true) => Ok(graph.clone()),
+        Err(error) => Err(error),
+    };
+    // The advice is wrong, or the graph is, whatever was declared.
+    forget_shapes(graph);
+    match (infer_all(graph), first) {
+        (Ok(_), _) => Ok(()),
+        (Err(_), Ok(advised)) => {
+            *graph = advised;
+            Ok(())
+        }
+        // What is wrong without the advice; with it, it is told better.
+        (Err(error), Err(first)) => Err(if of_one_node(&error, &first) { first } else { error }),
     }
-    Ok(())
+}
+
+fn of_one_node(a: &Error, b: &Error) -> bool {
+    matches!((a, b), (Error::Node { node: a, .. }, Error::Node { node: b, .. }) if a == b)
+}
+
+/// As [`infer`], for a graph of known types to which nodes were added: the types that their results were given, those of
+/// the values that they are gradients of, say what must come out.
+///
+/// # Errors
+/// As [`infer`], and when a result has another shape than it was given.
+pub(crate) fn infer_added(graph: &mut Graph) -> Result<(), Error> {
+    (0..graph.nodes.len()).try_for_each(|index| infer_as(graph, index, Given::Must).map(|_| ()))
+}
+
+/// Infers all types. Returns whether a declared shape or a branch contradicts what was inferred.
+fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
+    let mut contradicts = false;
+    for index in 0..graph.nodes.len() {
+        contradicts |= infer_noting(graph, index)?;
+    }
+    Ok(contradicts)
+}
+
+/// What the shapes are that values have before they are inferred.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Given {
+    /// Declared by a file, and advice.
+    Advice,
+    /// Those that must come out.
+    Must,
+}
+
+/// Forgets the shapes of all values that nodes make, those of subgraphs among them: a file declared them, or they were
+/// inferred from other inputs. The shapes of a few operators cannot be inferred, and stay.
+pub(crate) fn forget_shapes(graph: &mut Graph) {
+    for index in 0..graph.nodes.len() {
+        let repeats = build(graph, &graph.nodes[index]).ok().map(|op| op.placement());
+        let node = &mut graph.nodes[index];
+        let captures = node.captures;
+        for attr in node.attrs.0.values_mut() {
+            let Attr::Graph(subgraph) = attr else { continue };
+            forget_shapes(subgraph);
+            // The number of an iteration and its condition stay as they are declared: numbers, or vectors of one.
+            let own = subgraph.inputs.len().saturating_sub(captures);
+            let lead = match &repeats {
+                Some(Placement::Repeat(repetition)) => repetition.lead().min(own),
+                _ => own,
+            };
+            for id in subgraph.inputs[lead..].to_vec() {
+                forget_shape(subgraph, id);
+            }
+        }
+        let found = Registry::standard().find(&node.domain, &node.op);
+        if found.is_some_and(|definition| definition.declared_shape) {
+            continue;
+        }
+        for id in node.outputs.clone().into_iter().flatten() {
+            forget_shape(graph, id);
+        }
+    }
+}
+
+fn forget_shape(graph: &mut Graph, id: ValueId) {
+    let value = graph.value_mut(id);
+    if let ValueType::Tensor(dtype, _) = value.ty {
+        value.ty = ValueType::Tensor(dtype, None);
+    }
+    value.sizes = None;
 }
 
 /// As [`infer`], as far as it goes: what depends on a node that nobody knows, or that is wrong, is passed over where it
 /// cannot be told. Returns everything that is wrong, an error for each node.
 pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
+    let (first, contradicts) = infer_as_far(graph);
+    if first.is_empty() && !contradicts {
+        return first;
+    }
+    // The shapes that a file declares may be wrong.
+    forget_shapes(graph);
+    let errors = infer_as_far(graph).0;
+    let told = |error: Error| first.iter().find(|first| of_one_node(first, &error)).cloned().unwrap_or(error);
+    errors.into_iter().map(told).collect()
+}
+
+fn infer_as_far(graph: &mut Graph) -> (Vec<Error>, bool) {
     let mut errors: Vec<Error> = check_given(graph).err().into_iter().collect();
+    let mut contradicts = false;
     let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
         let known = Registry::standard().find(&node.domain, &node.op).is_some();
         let doubted = node.present_inputs().any(|id| doubtful.contains(&id));
-        let outcome = if known { infer_node(graph, index) } else { Ok(()) };
+        let outcome = if known { infer_noting(graph, index) } else { Ok(false) };
+        contradicts |= matches!(outcome, Ok(true));
         let untyped = |id: &ValueId| matches!(graph.value(*id).ty, ValueType::Unknown);
         match outcome {
-            Ok(()) if known && !doubted => {}
-            Ok(()) => doubtful.extend(graph.nodes[index].present_outputs().filter(untyped)),
+            Ok(_) if known && !doubted => {}
+            Ok(_) => doubtful.extend(graph.nodes[index].present_outputs().filter(untyped)),
             Err(error) => {
                 doubtful.extend(graph.nodes[index].present_outputs());
                 if !doubted {
@@ -41,10 +138,19 @@ pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
             }
         }
     }
-    errors
+    (errors, contradicts)
 }
 
 pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
+    infer_noting(graph, index).map(|_| ())
+}
+
+/// As [`infer_node`]. Returns whether a declared shape or a branch contradicts what was inferred.
+pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Error> {
+    infer_as(graph, index, Given::Advice)
+}
+
+fn infer_as(graph: &mut Graph, index: usize, given: Given) -> Result<bool, Error> {
     let node = &graph.nodes[index];
     for id in node.present_inputs() {
         addressable(graph, id, &graph.value(id).ty).map_err(|source| Error::at(graph, node, source))?;
@@ -52,14 +158,20 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     let op = build(graph, node)?;
     let mut cx = Infer::new(graph, node);
     op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
-    let (found, subgraphs) = (cx.outputs, cx.subgraphs);
+    let (found, subgraphs, mut contradicts) = (cx.outputs, cx.subgraphs, cx.contradicts);
     let outputs = node.outputs.clone();
     for (attribute, subgraph) in subgraphs {
         graph.nodes[index].attrs.0.insert(attribute.to_owned(), Attr::Graph(Box::new(subgraph)));
     }
     for (port, inferred) in outputs.into_iter().zip(found) {
         let Some(id) = port else { continue };
-        let merged = merge(&graph.value(id).ty, inferred.ty).map_err(|types| {
+        let both = merge(&graph.value(id).ty, inferred.ty.clone());
+        contradicts |= both.is_err();
+        let merged = match given {
+            Given::Must => both,
+            Given::Advice => both.or_else(|_| advised(&graph.value(id).ty, inferred.ty)),
+        };
+        let merged = merged.map_err(|types| {
             let (declared, inferred) = *types;
             let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
             Error::at(graph, &graph.nodes[index], OpError::Invalid(message))
@@ -70,7 +182,7 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         value.sizes = inferred.sizes;
         value.made = inferred.made;
     }
-    Ok(())
+    Ok(contradicts)
 }
 
 /// The most axes of a tensor: as many as NumPy and onnxruntime have. An expression counts positions along fewer than 256.
@@ -107,7 +219,23 @@ fn addressable(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError
     outcome.map(|_| ()).map_err(|error| OpError::invalid(format!("{:?}: {error}", graph.name_of(id))))
 }
 
-/// What is declared and what is inferred, together: each may know what the other does not.
+/// What is declared and what is inferred, together. A declared shape that contradicts the inferred one is passed over.
+///
+/// # Errors
+/// Both, when their element types contradict each other.
+pub(crate) fn advised(
+    declared: &ValueType,
+    inferred: ValueType,
+) -> Result<ValueType, Box<(ValueType, ValueType)>> {
+    match (declared, &inferred) {
+        (ValueType::Tensor(a, Some(_)), ValueType::Tensor(b, Some(_))) if a == b => {
+            Ok(merge(declared, inferred.clone()).unwrap_or(inferred))
+        }
+        _ => merge(declared, inferred),
+    }
+}
+
+/// What is known of one type by two ways, together: each may know what the other does not.
 ///
 /// # Errors
 /// Both, when they contradict each other.
@@ -149,10 +277,10 @@ pub(crate) fn merge(
 
 #[cfg(test)]
 mod tests {
-    use ortrain_graph::{Attrs, Tensor};
+    use ortrain_graph::{Attrs, DType, Tensor, ValueType};
 
     use super::*;
-    use crate::testing::{Failure, add, graph, run};
+    use crate::testing::{Failure, add, check_gradients, f64s, graph, run};
 
     const MANY: usize = MOST_AXES + 1;
 
@@ -249,5 +377,40 @@ mod tests {
         assert!(message.starts_with("\"w\" has 65 axes, of shape [1, 1, "), "{message}");
         let errors = infer_known(&mut held);
         assert_eq!(errors.len(), 1, "{errors:?}");
+    }
+
+    #[test]
+    fn declared_shapes_are_advice() {
+        // The numbers of the elements that are not zero are declared as five, which contradicts what follows.
+        let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), f64s(&[2], &[3.0, 4.0]));
+        for declared in [&[1, 5][..], &[7], &[1, 2]] {
+            let (mut graph, ids) = graph(&[&x, &w]);
+            let found = add(&mut graph, ("", "NonZero"), "found", &[Some(ids[0])], 1, Attrs::new())[0];
+            graph.value_mut(found).ty = ValueType::tensor(DType::I64, declared);
+            let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+            let number = add(&mut graph, ("", "Cast"), "number", &[Some(found)], 1, to)[0];
+            let product =
+                add(&mut graph, ("", "Mul"), "y", &[Some(number), Some(ids[1])], 1, Attrs::new())[0];
+            let negative = add(&mut graph, ("", "Neg"), "z", &[Some(ids[1])], 1, Attrs::new())[0];
+            graph.value_mut(negative).ty = ValueType::tensor(DType::F64, &[4]);
+            graph.outputs = vec![product, negative];
+            assert!(infer_known(&mut graph.clone()).is_empty());
+            infer(&mut graph).expect("shapes are advice");
+            assert_eq!(graph.value(negative).ty, ValueType::tensor(DType::F64, &[2]));
+            let inputs = [x.clone(), w.clone()];
+            let got = run(&graph, &inputs).expect("it runs");
+            assert_eq!(got, [f64s(&[1, 2], &[3.0, 8.0]), f64s(&[2], &[-3.0, -4.0])]);
+            check_gradients(&graph, &inputs, &[1], &[0, 1]);
+        }
+    }
+
+    #[test]
+    fn declared_element_types_are_none() {
+        let x = Tensor::f32(&[1], &[1.0]);
+        let (mut graph, ids) = graph(&[&x]);
+        let y = add(&mut graph, ("", "Neg"), "y", &[Some(ids[0])], 1, Attrs::new())[0];
+        graph.value_mut(y).ty = ValueType::tensor(DType::I64, &[1]);
+        let message = infer(&mut graph).expect_err("refused").to_string();
+        assert!(message.ends_with("\"y\" is declared as int64[1] but is float32[1]"), "{message}");
     }
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ortrain_expr::Precision;
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Branches, Code, Count, PlaneId, PlanePlace, Program, ProgramBuilder, Repeat, Schedule, Segment,
-    SegmentNode, SlotId, SlotSpec, Specialise, Stacked,
+    Branch, BranchSource, Branches, Code, Count, PlaneId, PlanePlace, Program, ProgramBuilder, Repeat,
+    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Stacked,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -15,12 +15,12 @@ use crate::lower::{Lower, POSITIONS, PlanePart, Values};
 use crate::op::{Need, Op, Placement, Repetition};
 use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
-use crate::passes::infer::infer_node;
+use crate::passes::infer::{forget_shapes, infer_node};
 use crate::passes::unroll::{
     UNROLLED_NODES, constant_condition, inline_branch, remove_idle, subgraph_of, unroll,
 };
 use crate::passes::updates;
-use crate::registry::{Registry, build};
+use crate::registry::build;
 use crate::{Error, OpError};
 
 /// How many specialisations are kept; the one not used for longest goes first.
@@ -301,22 +301,8 @@ fn compile(
         }
         user += 1;
     }
-    // Shapes declared for intermediate values are symbolic at best; inference finds them anew.
-    for node in &source.nodes {
-        if Registry::standard()
-            .find(&node.domain, &node.op)
-            .is_some_and(|definition| definition.declared_shape)
-        {
-            continue;
-        }
-        for output in node.present_outputs() {
-            let value = graph.value_mut(output);
-            if let ValueType::Tensor(dtype, _) = value.ty {
-                value.ty = ValueType::Tensor(dtype, None);
-            }
-            value.sizes = None;
-        }
-    }
+    // Shapes declared for intermediate values are symbolic at best, and may be wrong; inference finds them anew.
+    forget_shapes(&mut graph);
 
     // Values whose shapes come out only during a run, and what they come from.
     let mut late: FxHashSet<ValueId> = FxHashSet::default();
@@ -774,7 +760,10 @@ impl SegmentMaker<'_> {
         }
         body.inputs = inputs;
         body.remove_unused();
-        let schedule = self.child(node, &body, &roles, known)?;
+        let child = Child { graph: body, roles, known, settings: self.settings };
+        let undetermined = || Error::at(self.graph, node, OpError::unsupported(UNDETERMINED));
+        let schedule = child.compiled()?.ok_or_else(undetermined)?;
+        let body = child.graph;
 
         let given: Vec<Option<ValueId>> = (0..own).map(|k| Repetition::own(node, k)).collect();
         self.deliver_constants(given.iter().copied().flatten())?;
@@ -833,8 +822,8 @@ impl SegmentMaker<'_> {
         self.graph.value(id).constant.is_none() && matches!(self.role(id), None | Some(Role::User))
     }
 
-    /// The schedule of a branch; its inputs are the values its node captures that are handed to it.
-    fn branch(&self, node: &Node, attribute: &str) -> Result<Schedule, Error> {
+    /// A branch; its inputs are the values its node captures that are handed to it. Its schedule is made when it is taken.
+    fn branch(&self, node: &Node, attribute: &str) -> Result<Branch, Error> {
         let mut graph = subgraph_of(self.graph, node, attribute)?.clone();
         let captured = node.inputs[node.inputs.len() - node.captures..].iter().flatten();
         let mut roles = Vec::new();
@@ -850,6 +839,8 @@ impl SegmentMaker<'_> {
             if role == Role::User {
                 known.push(value.ty.shape().and_then(Shape::concrete));
             }
+            // A branch that contradicts the shapes at hand was typed without them.
+            graph.value_mut(inner).ty = value.ty.clone();
             graph.inputs.push(inner);
             roles.push(role);
         }
@@ -858,22 +849,29 @@ impl SegmentMaker<'_> {
         let mut asked = asked.into_iter();
         graph.outputs.retain(|_| asked.next() == Some(true));
         graph.remove_unused();
-        self.child(node, &graph, &roles, known)
+        Ok(Branch::new(Box::new(Child { graph, roles, known, settings: self.settings })))
     }
+}
 
-    /// The schedule of a subgraph. `known` has the shape of each of its inputs that is given at run time, if it is known.
-    fn child(
-        &self,
-        node: &Node,
-        graph: &Graph,
-        roles: &[Role],
-        mut known: Vec<Option<Vec<usize>>>,
-    ) -> Result<Schedule, Error> {
+/// A subgraph that becomes a schedule of its own.
+#[derive(Debug)]
+struct Child {
+    graph: Graph,
+    roles: Vec<Role>,
+    /// The shape of each input that is given at run time, if it is known.
+    known: Vec<Option<Vec<usize>>>,
+    settings: Settings,
+}
+
+impl Child {
+    /// Its schedule; `None` if the shapes in it cannot be determined.
+    fn compiled(&self) -> Result<Option<Schedule>, Error> {
+        let mut known = self.known.clone();
         loop {
             let shapes: Vec<Option<Known<'_>>> =
                 known.iter().map(|dims| dims.as_ref().map(|dims| Known { dims, value: None })).collect();
-            match compile(graph, roles, &shapes, self.settings)? {
-                Compiled::Schedule(schedule) => return Ok(schedule),
+            match compile(&self.graph, &self.roles, &shapes, self.settings)? {
+                Compiled::Schedule(schedule) => return Ok(Some(schedule)),
                 Compiled::NeedsValues(wanted) => {
                     // What depends on these values is compiled when they are known.
                     let mut fewer = false;
@@ -881,12 +879,21 @@ impl SegmentMaker<'_> {
                         fewer |= known[position].take().is_some();
                     }
                     if !fewer {
-                        let message = "the shapes inside its subgraphs cannot be determined";
-                        return Err(Error::at(self.graph, node, OpError::unsupported(message)));
+                        return Ok(None);
                     }
                 }
             }
         }
+    }
+}
+
+/// What is wrong with a subgraph whose shapes remain open.
+const UNDETERMINED: &str = "the shapes inside its subgraphs cannot be determined";
+
+impl BranchSource for Child {
+    fn schedule(&self) -> Result<Schedule, String> {
+        let made = self.compiled().map_err(|error| error.to_string())?;
+        made.ok_or_else(|| UNDETERMINED.to_owned())
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ortrain_graph::{Attr, DType, Graph, Node};
 
 use crate::op::Definition;
+use crate::passes::sequences;
 use crate::registry::{NEWEST_OPSET, OLDEST_OPSET, Registry};
 use crate::rewrite::Rewrite;
 use crate::{Error, OpError};
@@ -19,11 +20,7 @@ pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     if !unknown.is_empty() {
         return Err(Error::UnknownOperators { list: unknown });
     }
-    let opsets = graph.opsets.clone();
-    let mut errors = Vec::new();
-    upgrade_nodes(graph, &opsets, &mut errors);
-    graph.opsets.insert(String::new(), NEWEST_OPSET);
-    errors.into_iter().next().map_or(Ok(()), Err)
+    upgraded(graph, Vec::new()).into_iter().next().map_or(Ok(()), Err)
 }
 
 /// As [`upgrade`], as far as it goes: nodes that nobody knows, and nodes that cannot be rewritten, stay as they are.
@@ -33,10 +30,16 @@ pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
         return vec![error];
     }
     let one = |operator| Error::UnknownOperators { list: vec![operator] };
-    let mut errors: Vec<Error> = unknown_operators(graph).into_iter().map(one).collect();
+    let errors = unknown_operators(graph).into_iter().map(one).collect();
+    upgraded(graph, errors)
+}
+
+/// Brings every node that is known to its newest version, and writes sequences as their tensors. Adds to the errors.
+fn upgraded(graph: &mut Graph, mut errors: Vec<Error>) -> Vec<Error> {
     let opsets = graph.opsets.clone();
     upgrade_nodes(graph, &opsets, &mut errors);
     graph.opsets.insert(String::new(), NEWEST_OPSET);
+    errors.extend(sequences::write_out(graph, opsets.get("").copied().unwrap_or(1)));
     errors
 }
 
@@ -74,7 +77,8 @@ fn uses_standard(graph: &Graph) -> bool {
 
 fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
     for node in &graph.nodes {
-        if Registry::standard().find(&node.domain, &node.op).is_none() {
+        // What is not supported of sequences is said one by one.
+        if !Registry::standard().is_known(&node.domain, &node.op) {
             let name = match node.present_outputs().next() {
                 _ if !node.name.is_empty() => format!("{:?}", node.name),
                 Some(output) => format!("the one that makes {:?}", graph.name_of(output)),

@@ -2,7 +2,8 @@
 //!
 //! If-1, 11, 13, 16, 19, 21, 23, 24, 25 of ONNX. The node's only own input is the condition. A condition that is
 //! known when a program is made leaves no trace: the branch takes the place of the node, and the other one may
-//! contradict the shapes at hand. Otherwise the branches are schedules of their own.
+//! contradict the shapes at hand. Otherwise the branches are schedules of their own, each made when it is taken first:
+//! one branch may contradict the shapes at hand as long as it is not taken, and the results have the shapes of the other.
 //!
 //! The gradient of an If is an If with the same condition. Its branches compute the forward branch again, as far
 //! as they need it, and then the gradients of the captured values; a branch that does not use one gives zeros.
@@ -21,7 +22,7 @@ use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::op::{Definition, Op, Placement};
 use crate::passes::differentiate::backpropagate;
-use crate::passes::infer::infer;
+use crate::passes::infer::{forget_shapes, infer_added};
 use crate::probe::Sample;
 
 const THEN: &str = "then_branch";
@@ -29,8 +30,19 @@ const ELSE: &str = "else_branch";
 
 struct If;
 
-/// A branch whose inputs have the types of the captured values, with the types of its outputs.
-fn typed(cx: &Infer<'_>, attribute: &str) -> Result<(Graph, Vec<ValueType>), OpError> {
+/// What the inputs of a branch take over from the captured values besides their element types.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// Shapes and contents.
+    Everything,
+    /// The numbers of their axes.
+    Ranks,
+    Nothing,
+}
+
+/// A branch whose inputs have the types of the captured values, with the types of its outputs, and whether a declared
+/// shape or a branch in it contradicts what was inferred.
+fn typed(cx: &Infer<'_>, attribute: &str, takes: Takes) -> Result<(Graph, Vec<ValueType>, bool), OpError> {
     let node = cx.node();
     let mut graph = subgraph(node, attribute)?.clone();
     if graph.inputs.len() != node.captures {
@@ -38,10 +50,79 @@ fn typed(cx: &Infer<'_>, attribute: &str) -> Result<(Graph, Vec<ValueType>), OpE
         return Err(OpError::invalid(format!("{attribute} has {found} inputs of its own; none are defined")));
     }
     type_captures(cx, attribute, &mut graph)?;
-    type_nodes(&mut graph)?;
+    if takes != Takes::Everything {
+        for id in graph.inputs.clone() {
+            let name = graph.name_of(id).to_owned();
+            let value = graph.value_mut(id);
+            if let ValueType::Tensor(dtype, shape) = &value.ty {
+                let axes = shape.as_ref().filter(|_| takes == Takes::Ranks).map(Shape::rank);
+                let open =
+                    |rank: usize| (0..rank).map(|axis| Dim::symbol(&format!("{name}.{axis}"))).collect();
+                value.ty = ValueType::Tensor(*dtype, axes.map(open));
+            }
+            (value.constant, value.sizes) = (None, None);
+        }
+        forget_shapes(&mut graph);
+    }
+    let contradicts = type_nodes(&mut graph)?;
     let outputs = graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
     forget_folded(&mut graph);
-    Ok((graph, outputs))
+    Ok((graph, outputs, contradicts))
+}
+
+/// How deep subgraphs may be nested in a branch that is typed once more. Each of them may be typed three times for it.
+const DEEPEST: usize = 6;
+
+/// How deep subgraphs are nested in a graph.
+fn nested(graph: &Graph) -> usize {
+    let inside = graph.nodes.iter().flat_map(Graph::subgraphs).map(|(_, graph)| 1 + nested(graph));
+    inside.max().unwrap_or(0)
+}
+
+/// A branch with its types.
+enum Branch {
+    /// It fits the shapes at hand: with the types of its outputs, and whether something in it contradicts them.
+    Fits(Graph, Vec<ValueType>, bool),
+    /// It contradicts the shapes at hand, which does no harm while it is not taken: with types that hold for other shapes,
+    /// and what contradicts.
+    Contradicts(Graph, OpError),
+}
+
+impl Branch {
+    /// # Errors
+    /// When the branch is wrong whatever the shapes are.
+    fn of(cx: &Infer<'_>, attribute: &str) -> Result<Branch, OpError> {
+        let error = match typed(cx, attribute, Takes::Everything) {
+            Ok((graph, outputs, contradicts)) => return Ok(Branch::Fits(graph, outputs, contradicts)),
+            Err(error) => error,
+        };
+        if nested(subgraph(cx.node(), attribute)?) > DEEPEST {
+            return Err(error);
+        }
+        let open = typed(cx, attribute, Takes::Ranks).or_else(|_| typed(cx, attribute, Takes::Nothing));
+        match open {
+            Ok((graph, ..)) => Ok(Branch::Contradicts(graph, error)),
+            Err(_) => Err(error),
+        }
+    }
+
+    /// The types of the outputs, if it fits.
+    fn outputs(&self) -> Option<&[ValueType]> {
+        match self {
+            Branch::Fits(_, outputs, _) => Some(outputs),
+            Branch::Contradicts(..) => None,
+        }
+    }
+
+    fn into_graph(self) -> Graph {
+        match self {
+            Branch::Fits(graph, ..) | Branch::Contradicts(graph, _) => graph,
+        }
+    }
+
+    fn contradicts(&self) -> bool {
+        matches!(self, Branch::Fits(_, _, true) | Branch::Contradicts(..))
+    }
 }
 
 /// The type of a value that is one of two. Symbols mean the same in both branches only if they come from outside.
@@ -92,24 +173,39 @@ impl Op for If {
                 counts.1
             )));
         }
-        // The branch that is not taken may contradict the shapes at hand.
-        let yes = if holds == Some(false) { None } else { Some(typed(cx, THEN)?) };
-        let no = if holds == Some(true) { None } else { Some(typed(cx, ELSE)?) };
+        // The branch that is not taken may contradict the shapes at hand. It has types all the same, for its gradient.
+        let (yes, no) = (Branch::of(cx, THEN), Branch::of(cx, ELSE));
+        let (yes, no) = match holds {
+            Some(true) => (Some(yes?), no.ok()),
+            Some(false) => (yes.ok(), Some(no?)),
+            None => (Some(yes?), Some(no?)),
+        };
         let captured: Vec<&Shape> = (1..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
         let outer: FxHashSet<&Dim> = captured.iter().flat_map(|shape| shape.iter()).collect();
+        let outputs = |branch: &Option<Branch>, taken: bool| match branch {
+            Some(branch) if holds != Some(!taken) => branch.outputs().map(<[ValueType]>::to_vec),
+            _ => None,
+        };
+        let (from_yes, from_no) = (outputs(&yes, true), outputs(&no, false));
+        let pair = match (&from_yes, &from_no) {
+            (Some(yes), Some(no)) => (yes, no),
+            (Some(only), None) | (None, Some(only)) => (only, only),
+            (None, None) => {
+                let of = |branch: Option<Branch>| match branch {
+                    Some(Branch::Contradicts(_, error)) => Some(error),
+                    _ => None,
+                };
+                let error = if holds == Some(false) { of(no) } else { of(yes) };
+                return Err(error.expect("a branch that may be taken fits, or says what contradicts"));
+            }
+        };
         for k in 0..node.outputs.len() {
-            let ty = match (&yes, &no) {
-                (Some((_, yes)), Some((_, no))) => either(cx, k, (&yes[k], &no[k]), &outer)?,
-                (Some((_, only)), None) | (None, Some((_, only))) => {
-                    either(cx, k, (&only[k], &only[k]), &outer)?
-                }
-                (None, None) => unreachable!("a condition holds or does not"),
-            };
-            cx.output_type(k, ty);
+            cx.output_type(k, either(cx, k, (&pair.0[k], &pair.1[k]), &outer)?);
         }
-        for (attribute, found) in [(THEN, yes), (ELSE, no)] {
-            if let Some((graph, _)) = found {
-                cx.output_subgraph(attribute, graph);
+        for (attribute, found, taken) in [(THEN, yes, true), (ELSE, no, false)] {
+            if let Some(branch) = found {
+                cx.contradicts |= holds != Some(!taken) && branch.contradicts();
+                cx.output_subgraph(attribute, branch.into_graph());
             }
         }
         Ok(())
@@ -178,7 +274,7 @@ impl Op for If {
                 let name = format!("{}{attribute}/{}", cx.prefix, graph.name_of(id));
                 graph.rename(id, &name);
             }
-            infer(graph).map_err(in_subgraph)?;
+            infer_added(graph).map_err(in_subgraph)?;
         }
         // Values that only the forward branches needed are let go.
         for position in (0..outer.len()).rev() {
@@ -239,9 +335,10 @@ mod tests {
     use std::sync::Arc;
 
     use ortrain_graph::Tensor;
-    use ortrain_program::{Code, Memory, PlaneId, Scalars, Schedule, Segment};
+    use ortrain_program::{Code, Memory, PlaneId, RunError, Scalars, Schedule, Segment};
 
     use super::*;
+    use crate::passes::infer::infer;
     use crate::testing::{
         Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s,
         gradient_graph, graph, run, run_bound, run_with, spread, through_file,
@@ -717,6 +814,107 @@ mod tests {
         assert!(message.contains("else_branch has 2 inputs"), "{message}");
         let message = attempt(&flag(true), block(1, |g, c| vec![one(g, "Not", "result", c)]), negative());
         assert!(message.contains("in its subgraph") && message.contains("bool is needed"), "{message}");
+    }
+
+    #[test]
+    fn a_branch_that_contradicts_the_shapes_does_no_harm_until_it_is_taken() {
+        // Products of [2, 3] and [2, 3] do not exist, and such a matrix has no axis that may go.
+        let (x, w) = (spread(&[2, 3], 1), spread(&[2, 3], 2));
+        let fits = || block(2, |g, c| vec![one(g, "Mul", "scaled", c)]);
+        let contradicts = |k: usize| {
+            block(2, |g, c| {
+                let passed = one(g, "Identity", "passed", &c[..1]);
+                let wrong = match k {
+                    0 => one(g, "MatMul", "wrong", &[passed, c[1]]),
+                    _ => {
+                        let axes = g.add_constant("axes", Tensor::i64(&[1], &[1]));
+                        one(g, "Squeeze", "wrong", &[passed, axes])
+                    }
+                };
+                vec![one(g, "Sin", "result", &[wrong])]
+            })
+        };
+        for k in 0..2 {
+            for holds in [true, false] {
+                let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
+                let branches = if holds { (fits(), contradicts(k)) } else { (contradicts(k), fits()) };
+                let y = branching(&mut graph, "y", ids[0], &ids[1..], branches)[0];
+                squares(&mut graph, y);
+                assert_eq!(graph.value(y).ty, ValueType::tensor(DType::F64, &[2, 3]));
+                let inputs = [flag(holds), x.clone(), w.clone()];
+                let product: Vec<f64> = x.to_f64().iter().zip(w.to_f64()).map(|(x, w)| x * w).collect();
+                assert_close(
+                    &run(&graph, &inputs).expect("it is not taken")[0],
+                    &f64s(&[2, 3], &product),
+                    1e-15,
+                );
+                check_gradients(&graph, &inputs, &[1, 2], &[0, 1]);
+                let read = through_file(&graph);
+                assert_eq!(run(&read, &inputs).expect("it runs"), run(&graph, &inputs).expect("it runs"));
+
+                let taken = [flag(!holds), x.clone(), w.clone()];
+                let error = run(&graph, &taken).expect_err("it is taken");
+                let Failure::Run(error @ RunError::Branch { .. }) = error else { panic!("{error:?}") };
+                let (message, branch) = (error.to_string(), if holds { ELSE } else { THEN });
+                let begins =
+                    format!("node \"y\" (If) takes its {branch}, which cannot be run on these inputs: ");
+                assert!(message.starts_with(&begins), "{message}");
+                let op = ["MatMul", "Squeeze"][k];
+                assert!(message.contains(&format!("node \"wrong\" ({op}) with inputs")), "{message}");
+                assert!(message.contains("float64[2, 3]"), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_branches_that_contradict_the_shapes_are_refused() {
+        let x = spread(&[2, 3], 1);
+        let (mut graph, ids) = graph(&[&flag(true), &x]);
+        let wrong = || block(1, |g, c| vec![one(g, "MatMul", "wrong", &[c[0], c[0]])]);
+        branching(&mut graph, "y", ids[0], &ids[1..], (wrong(), wrong()));
+        let message = infer(&mut graph).expect_err("refused").to_string();
+        assert!(message.contains("node \"y\" (If)"), "{message}");
+        assert!(message.contains("node \"wrong\" (MatMul)"), "{message}");
+    }
+
+    #[test]
+    fn shapes_that_are_declared_in_a_branch_are_advice() {
+        let x = f64s(&[3], &[0.0, 1.0, 2.0]);
+        let (mut graph, ids) = graph(&[&flag(true), &x]);
+        // What NonZero finds is declared as five numbers, and Exp of x as a matrix.
+        let yes = block(1, |g, c| {
+            let found = one(g, "NonZero", "found", c);
+            g.value_mut(found).ty = ValueType::tensor(DType::I64, &[1, 5]);
+            let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+            let number = one_with(g, "Cast", "number", &[found], to);
+            vec![one(g, "Mul", "product", &[number, number])]
+        });
+        let no = block(1, |g, c| {
+            let result = one(g, "Exp", "result", c);
+            g.value_mut(result).ty = ValueType::tensor(DType::F64, &[7, 1]);
+            g.value_mut(g.inputs[0]).ty = ValueType::tensor(DType::F64, &[2]);
+            vec![result]
+        });
+        let y = branching(&mut graph, "y", ids[0], &ids[1..], (yes, no))[0];
+        graph.value_mut(y).ty = ValueType::tensor(DType::F64, &[4, 4, 4]);
+        squares(&mut graph, y);
+        let got = run(&graph, &[flag(true), x.clone()]).expect("it runs");
+        assert_eq!(got[0], f64s(&[1, 2], &[1.0, 4.0]));
+        let inputs = [flag(false), x.clone()];
+        let expected: Vec<f64> = x.to_f64().iter().map(|x| x.exp()).collect();
+        assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(&[3], &expected), 1e-15);
+        check_gradients(&graph, &inputs, &[1], &[1]);
+    }
+
+    #[test]
+    fn a_branch_is_compiled_when_it_is_taken_first() {
+        let (x, w) = (spread(&[2], 1), spread(&[2], 2));
+        let made = schedule(&simple(&x, &w), &[flag(true), x, w]);
+        let Segment::If(branches, _) = &made.segments[0].segment else { panic!("{made}") };
+        let both = || branches.both().map(|(_, branch)| branch.made().is_some());
+        assert_eq!((both(), made.programs().len()), ([false, false], 0));
+        branches.else_branch.schedule().expect("it fits");
+        assert_eq!((both(), made.programs().len()), ([false, true], 1));
     }
 
     #[test]

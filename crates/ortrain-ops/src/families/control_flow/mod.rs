@@ -17,7 +17,7 @@ use crate::infer::Infer;
 use crate::op::Definition;
 use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
-use crate::passes::infer::{infer_node, merge};
+use crate::passes::infer::{advised, infer_noting};
 use crate::registry;
 
 /// The attribute with the graph that is repeated.
@@ -51,7 +51,7 @@ pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) 
     let (own, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
     let captured: Vec<ValueId> = graph.inputs.iter().skip(formal).copied().collect();
     for (k, id) in captured.into_iter().enumerate() {
-        let ty = merge(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
+        let ty = advised(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
             let (inner, outer) = *types;
             let name = graph.name_of(id);
             OpError::invalid(format!("{attribute} uses {name:?} as {inner}, but it is {outer}"))
@@ -64,17 +64,19 @@ pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) 
     Ok(())
 }
 
-/// Finds out the types of a subgraph whose inputs have theirs.
-pub(super) fn type_nodes(graph: &mut Graph) -> Result<(), OpError> {
+/// Finds out the types of a subgraph whose inputs have theirs. Returns whether a declared shape or a branch contradicts
+/// them.
+pub(super) fn type_nodes(graph: &mut Graph) -> Result<bool, OpError> {
+    let mut contradicts = false;
     for index in 0..graph.nodes.len() {
-        infer_node(graph, index).map_err(in_subgraph)?;
+        contradicts |= infer_noting(graph, index).map_err(in_subgraph)?;
         fold_node(graph, index).map_err(in_subgraph)?;
     }
-    Ok(())
+    Ok(contradicts)
 }
 
 /// Forgets what was folded while types were found out: the nodes are still there.
-pub(super) fn forget_folded(graph: &mut Graph) {
+pub(crate) fn forget_folded(graph: &mut Graph) {
     let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
     for id in made.into_iter().chain(graph.inputs.clone()) {
         graph.value_mut(id).constant = None;

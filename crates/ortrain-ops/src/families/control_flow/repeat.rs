@@ -26,7 +26,7 @@ use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::op::{Definition, Op, Placement, Repetition};
 use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent};
-use crate::passes::infer::{infer, merge};
+use crate::passes::infer::{advised, infer_added, merge};
 use crate::passes::unroll::known_count;
 use crate::probe::Sample;
 use crate::rewrite::Rewrite;
@@ -71,6 +71,8 @@ struct Typed {
     outputs: Vec<ValueType>,
     /// The condition after an iteration, where it is always the same.
     continues: Option<bool>,
+    /// Whether a declared shape or a branch contradicts what was inferred.
+    contradicts: bool,
 }
 
 /// A tensor type, for what is carried, scanned or collected.
@@ -150,7 +152,7 @@ impl Repeat {
                     // One element, as a number or in a vector, as it is declared.
                     let given = graph.value(inputs[k]).ty.shape().map_or(0, Shape::rank).min(1);
                     let given = ValueType::tensor(dtype, &vec![1; given]);
-                    let merged = merge(&graph.value(inputs[k]).ty, given.clone());
+                    let merged = advised(&graph.value(inputs[k]).ty, given.clone());
                     let ty = merged.map_err(|_| mismatch(&graph, inputs[k], &given))?;
                     graph.value_mut(inputs[k]).ty = ty;
                 }
@@ -165,11 +167,11 @@ impl Repeat {
                     ValueType::Tensor(dtype, _) if r.conditional && k < n => ValueType::Tensor(*dtype, None),
                     ty => ty.clone(),
                 };
-                let ty = merge(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
+                let ty = advised(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
                 graph.value_mut(id).ty = ty;
             }
             type_captures(cx, BODY, &mut graph)?;
-            type_nodes(&mut graph)?;
+            let contradicts = type_nodes(&mut graph)?;
             let outputs: Vec<ValueType> =
                 graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
             let mut next = Vec::with_capacity(n);
@@ -201,7 +203,7 @@ impl Repeat {
             }
             let continues = r.conditional.then(|| holds(&graph, graph.outputs[0])).flatten();
             forget_folded(&mut graph);
-            return Ok(Typed { graph, carried, outputs, continues });
+            return Ok(Typed { graph, carried, outputs, continues, contradicts });
         }
         unreachable!("types of which nothing but the element type is known do not change")
     }
@@ -278,6 +280,7 @@ impl Op for Repeat {
             let shape: Shape = dims.into_iter().enumerate().map(known).collect();
             cx.output(k, dtype, Some(shape));
         }
+        cx.contradicts |= typed.contradicts;
         cx.output_subgraph(BODY, typed.graph);
         Ok(())
     }
@@ -511,7 +514,7 @@ impl Repeat {
             let name = format!("{}{BODY}/{}", cx.prefix, graph.name_of(id));
             graph.rename(id, &name);
         }
-        infer(&mut graph).map_err(in_subgraph)?;
+        infer_added(&mut graph).map_err(in_subgraph)?;
 
         // The forward node collects what was asked for.
         forward.outputs.extend(more.iter().map(|&(result, _)| result));

@@ -454,6 +454,105 @@ fn an_if_in_a_loop() {
 }
 
 #[test]
+fn an_if_in_a_body_whose_condition_follows_from_shapes() {
+    // Exporters ask for the rank. The branch that is never taken reads a value of the body, by Identity alone or in a way
+    // that its shape does not allow.
+    let (v, w) = (spread(&[2], 1), spread(&[2], 3));
+    for (k, op) in ["Identity", "Squeeze", "MatMul"].into_iter().enumerate() {
+        for scanned in [false, true] {
+            let inside = |g: &mut Graph, v: ValueId, w: ValueId| {
+                let product = one(g, "Mul", "product", &[v, w]);
+                let shape = one(g, "Shape", "shape", &[product]);
+                let rank = one(g, "Size", "rank", &[shape]);
+                let one_axis = g.add_constant("one_axis", Tensor::i64(&[], &[1]));
+                let vector = one(g, "Equal", "vector", &[rank, one_axis]);
+                let yes = body(&["yes_p", "yes_w"], |g, c| vec![one(g, "Sin", "sine", &c[..1])]);
+                let no = body(&["no_p", "no_w"], |g, c| {
+                    let passed = match k {
+                        0 => one(g, "Identity", "passed", &c[..1]),
+                        1 => {
+                            let axes = g.add_constant("axes", Tensor::i64(&[1], &[0]));
+                            one(g, "Squeeze", "passed", &[c[0], axes])
+                        }
+                        _ => {
+                            let longer = one_with(
+                                g,
+                                "Concat",
+                                "longer",
+                                &[c[0], c[0]],
+                                Attrs::new().with("axis", 0i64),
+                            );
+                            one(g, "MatMul", "passed", &[longer, c[1]])
+                        }
+                    };
+                    vec![one(g, "Mul", "scaled", &[passed, c[1]])]
+                });
+                let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
+                let next = repeated(g, ("If", "chosen"), &[Some(vector)], &[product, w], 1, attrs)[0];
+                g.outputs.clear();
+                next
+            };
+            let x = spread(&[3, 2], 5);
+            let (mut graph, ids) = graph(&[&v, &w, &x]);
+            if scanned {
+                let inner = body(&["v", "x", "w"], |g, c| {
+                    let sum = one(g, "Add", "sum", &c[..2]);
+                    vec![inside(g, sum, c[2])]
+                });
+                repeated(
+                    &mut graph,
+                    ("Scan", "y"),
+                    &[Some(ids[0]), Some(ids[2])],
+                    &ids[1..2],
+                    1,
+                    scan(inner, 1),
+                );
+            } else {
+                let count = graph.add_constant("count", Tensor::i64(&[], &[3]));
+                let inner = body(&["i", "go", "v", "w"], |g, c| {
+                    vec![one(g, "Identity", "on", &c[1..2]), inside(g, c[2], c[3])]
+                });
+                let attrs = Attrs::new().with(BODY, inner);
+                repeated(&mut graph, ("Loop", "y"), &[Some(count), None, Some(ids[0])], &ids[1..2], 1, attrs);
+            }
+            infer(&mut graph).expect("valid");
+            let inputs = [v.clone(), w.clone(), x.clone()];
+            let mut now = v.to_f64();
+            for step in 0..3 {
+                for axis in 0..2 {
+                    let given = if scanned { x.to_f64()[step * 2 + axis] } else { 0.0 };
+                    now[axis] = ((now[axis] + given) * w.to_f64()[axis]).sin();
+                }
+            }
+            assert_close(&both_ways(&graph, &inputs)[0], &f64s(&[2], &now), 1e-12);
+            let targets = if scanned { &[0, 1, 2][..] } else { &[0, 1] };
+            gradients(&graph, &inputs, targets, &[0]);
+            let read = through_file(&graph);
+            assert_eq!(run(&read, &inputs).expect("it runs"), run(&graph, &inputs).expect("it runs"), "{op}");
+        }
+    }
+}
+
+#[test]
+fn shapes_that_are_declared_in_a_body_are_advice() {
+    let inputs = cell_inputs(3);
+    let [x, h, w, r, b] = &inputs[..] else { panic!("five inputs") };
+    let right = cell(x, h, w, r, b);
+    let mut wrong = right.clone();
+    wrong.nodes[0].attrs = {
+        let mut inner = wrong.nodes[0].attrs.graph(BODY).expect("a graph").expect("it is there").clone();
+        let made: Vec<ValueId> = inner.nodes.iter().flat_map(ortrain_graph::Node::present_outputs).collect();
+        for id in made.into_iter().chain(inner.inputs.clone()) {
+            inner.value_mut(id).ty = ValueType::tensor(DType::F64, &[9, 8]);
+        }
+        scan(inner, 1)
+    };
+    infer(&mut wrong).expect("shapes are advice");
+    assert_eq!(both_ways(&wrong, &inputs), both_ways(&right, &inputs));
+    gradients(&wrong, &inputs, &[0, 1, 2, 3, 4], &[0, 1]);
+}
+
+#[test]
 fn a_loop_in_a_branch() {
     let (v, w) = (spread(&[2], 1), spread(&[2], 3));
     let (mut graph, ids) = graph(&[&flag(true), &Tensor::i64(&[], &[3]), &v, &w]);

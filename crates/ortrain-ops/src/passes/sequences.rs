@@ -1,0 +1,908 @@
+//! Sequences of tensors, written as the tensors in them.
+//!
+//! A sequence whose length is known before the model runs is nothing but its tensors: what makes it becomes Split (and
+//! Squeeze), what reads it at a constant position becomes Identity, and what puts it together becomes Concat (and
+//! Unsqueeze). So exporters' `split` and `chunk` have gradients, and run as instructions of a program. Sequences are
+//! handed on by Identity and captured by subgraphs. Whatever else is done with one is refused, with the node and what helps.
+//!
+//! SequenceAt-11, SequenceConstruct-11, SequenceEmpty-11, SequenceErase-11, SequenceInsert-11, SequenceLength-11,
+//! ConcatFromSequence-11 and SplitToSequence-11, 24 of ONNX.
+
+use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_onnx::GraphProto;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::families::control_flow::forget_folded;
+use crate::infer::normalize_axis;
+use crate::library::domain;
+use crate::op::{Placement, Repetition};
+use crate::passes::fold::fold_node;
+use crate::passes::infer::{advised, infer_node};
+use crate::registry::build;
+use crate::{Error, OpError};
+
+/// The operators that make or read sequences.
+const OPERATORS: [&str; 8] = [
+    "ConcatFromSequence",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SplitToSequence",
+];
+
+/// The version of `ai.onnx` that brought them.
+const SINCE: i64 = 11;
+
+/// How many tensors a sequence may hold: each is a value of the graph.
+const MOST_TENSORS: usize = 1 << 14;
+
+/// How often a body is written while the shapes of what a loop carries are found out.
+const MOST_ROUNDS: usize = 3;
+
+/// How deep loops may be nested whose bodies are written more often than once: the rounds multiply.
+const DEEPEST: usize = 2;
+
+/// What a message says of sequences that are left.
+const KNOWN_ONLY: &str =
+    "a sequence is supported where its length and the positions in it are known before the model runs";
+
+/// What helps where a sequence leaves a graph.
+const EACH: &str = "make each of its tensors an output";
+
+/// Refuses a sequence that is an output of its graph.
+fn no_output(graph: &Graph, id: ValueId) -> Result<(), OpError> {
+    if graph.outputs.contains(&id) {
+        let name = graph.name_of(id);
+        return Err(OpError::unsupported(format!("its result {name:?}, a sequence, is an output; {EACH}")));
+    }
+    Ok(())
+}
+
+/// Whether an operator makes or reads sequences.
+pub(crate) fn is_operator(domain: &str, name: &str) -> bool {
+    domain.is_empty() && OPERATORS.contains(&name)
+}
+
+/// Whether a node makes or reads a sequence.
+fn is_of_sequences(node: &Node) -> bool {
+    is_operator(&node.domain, &node.op)
+}
+
+/// For each node of a message, whether it makes or reads a sequence that depends on values computed while the model runs,
+/// or that is an output: no such node can be written as tensors. What a subgraph does is not looked at.
+#[must_use]
+pub fn out_of_reach(graph: &GraphProto) -> Vec<bool> {
+    if !graph.node.iter().any(|node| is_operator(domain(&node.domain), &node.op_type)) {
+        return vec![false; graph.node.len()];
+    }
+    let mut fixed: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+    let mut known: FxHashSet<&str> = FxHashSet::default();
+    let outputs: FxHashSet<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();
+    let judged = graph.node.iter().map(|node| {
+        let input = |k: usize| node.input.get(k).map_or("", String::as_str);
+        let standard = domain(&node.domain).is_empty();
+        let results = node.output.iter().map(String::as_str).filter(|name| !name.is_empty());
+        if !standard || !OPERATORS.contains(&node.op_type.as_str()) {
+            if standard && node.op_type == "Identity" && known.contains(input(0)) {
+                known.extend(results);
+            } else if node.input.iter().all(|name| name.is_empty() || fixed.contains(name.as_str()))
+                || standard && ["Shape", "Size"].contains(&node.op_type.as_str())
+            {
+                fixed.extend(results);
+            }
+            return false;
+        }
+        // Where the sequence is, and where what must be constant.
+        let (sequence, constant) = match node.op_type.as_str() {
+            "SequenceConstruct" | "SequenceEmpty" => (None, None),
+            "SplitToSequence" => (None, Some(1)),
+            "SequenceInsert" => (Some(0), Some(2)),
+            _ => (Some(0), Some(1)),
+        };
+        let fits = sequence.is_none_or(|k| known.contains(input(k)))
+            && constant.is_none_or(|k| input(k).is_empty() || fixed.contains(input(k)));
+        let makes = !["ConcatFromSequence", "SequenceAt", "SequenceLength"].contains(&node.op_type.as_str());
+        if makes && fits {
+            known.extend(results.clone());
+        } else if fits && node.op_type == "SequenceLength" {
+            fixed.extend(results.clone());
+        }
+        !fits || makes && results.into_iter().any(|name| outputs.contains(name))
+    });
+    judged.collect()
+}
+
+/// Whether sequences occur in a graph or its subgraphs.
+fn occur(graph: &Graph) -> bool {
+    let inside = |node: &Node| Graph::subgraphs(node).any(|(_, subgraph)| occur(subgraph));
+    graph.nodes.iter().any(|node| is_of_sequences(node) || inside(node))
+}
+
+/// Writes the sequences of a graph and its subgraphs as the tensors in them. All other nodes are of the newest version.
+/// Returns an error for each sequence that cannot be written so; the nodes that use it stay, and can be refused by nobody
+/// else with a better reason.
+pub(crate) fn write_out(graph: &mut Graph, version: i64) -> Vec<Error> {
+    if !occur(graph) {
+        return Vec::new();
+    }
+    let mut writer = Writer { version, errors: Vec::new(), depth: 0 };
+    writer.graph(graph, Sequences::default());
+    writer.errors
+}
+
+/// For each node of a graph, whether one of its outputs needs it.
+fn needed(graph: &Graph) -> Vec<bool> {
+    let mut values: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    let mut needed = vec![false; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        if node.present_outputs().any(|id| values.contains(&id)) {
+            needed[index] = true;
+            values.extend(node.present_inputs());
+        }
+    }
+    needed
+}
+
+/// The tensors of each sequence; `None` where they are not known, which was reported.
+type Sequences = FxHashMap<ValueId, Option<Vec<ValueId>>>;
+
+struct Writer {
+    version: i64,
+    errors: Vec<Error>,
+    /// How deep the subgraph is nested that is written.
+    depth: usize,
+}
+
+/// The integers of a constant, and whether they are a vector.
+fn ints(graph: &Graph, node: &Node, k: usize, what: &str) -> Result<Option<(Vec<i64>, bool)>, OpError> {
+    let Some(id) = node.inputs.get(k).copied().flatten() else { return Ok(None) };
+    let found =
+        graph.value(id).content().and_then(|tensor| Some((tensor.to_i64()?, !tensor.dims().is_empty())));
+    found.map(Some).ok_or_else(|| {
+        let name = graph.name_of(id);
+        OpError::unsupported(format!("{what}, {name:?}, is not constant; {KNOWN_ONLY}"))
+    })
+}
+
+/// A constant position in a sequence of `len` tensors, or of as many and one where something is put in.
+fn position(
+    graph: &Graph,
+    node: &Node,
+    k: usize,
+    len: usize,
+    places: usize,
+) -> Result<Option<usize>, OpError> {
+    let Some((values, _)) = ints(graph, node, k, "its position")? else { return Ok(None) };
+    let &[at] = values.as_slice() else {
+        return Err(OpError::invalid(format!("its position has {} elements; one is needed", values.len())));
+    };
+    let from_front = if at < 0 { at.saturating_add(len as i64) } else { at };
+    let found = usize::try_from(from_front).ok().filter(|&at| at < places);
+    let message =
+        || OpError::invalid(format!("position {at} is out of range for a sequence of {len} tensors"));
+    found.map(Some).ok_or_else(message)
+}
+
+impl Writer {
+    /// Writes a graph; `sequences` has those that it captures.
+    fn graph(&mut self, graph: &mut Graph, mut sequences: Sequences) {
+        let needed = needed(graph);
+        let mut dropped: FxHashSet<ValueId> = FxHashSet::default();
+        for (node, needed) in std::mem::take(&mut graph.nodes).into_iter().zip(needed) {
+            // What nobody asks for may hold any sequence.
+            if !needed && (is_of_sequences(&node) || node.present_inputs().any(|id| dropped.contains(&id))) {
+                dropped.extend(node.present_outputs());
+                continue;
+            }
+            let done = graph.nodes.len();
+            if let Err(source) = self.node(graph, &mut sequences, &node) {
+                self.errors.push(Error::at(graph, &node, source));
+                graph.nodes.truncate(done);
+                self.stays(graph, &mut sequences, &node);
+            }
+            // What is wrong with them is said when all types are inferred.
+            for index in done..graph.nodes.len() {
+                if !is_of_sequences(&graph.nodes[index]) && infer_node(graph, index).is_ok() {
+                    let _ = fold_node(graph, index);
+                }
+            }
+        }
+        for &id in &graph.outputs.clone() {
+            // Those that a node here makes were refused there.
+            if let Some(Some(_)) = sequences.get(&id) {
+                let name = graph.name_of(id);
+                let message = format!("output {name:?} of a subgraph is a sequence; {EACH}");
+                self.errors.push(Error::Graph(message));
+            }
+        }
+        forget_folded(graph);
+    }
+
+    /// Adds a node as it is, or what it is written as.
+    fn node(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
+        if !is_of_sequences(node) {
+            return self.other(graph, sequences, node);
+        }
+        if self.version < SINCE {
+            let message = format!(
+                "the model uses opset {}, but the operator exists from opset {SINCE} on",
+                self.version
+            );
+            return Err(OpError::Invalid(message));
+        }
+        let tensors = |k: usize| -> Result<Option<&Vec<ValueId>>, OpError> {
+            let id = node.inputs.get(k).copied().flatten();
+            let id = id.ok_or_else(|| OpError::invalid(format!("input {k} is left out but is needed")))?;
+            match sequences.get(&id) {
+                Some(known) => Ok(known.as_ref()),
+                None => {
+                    let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
+                    Err(match ty {
+                        ValueType::Tensor(..) => {
+                            OpError::invalid(format!("input {k}, {name:?}, is {ty}; a sequence is needed"))
+                        }
+                        _ => OpError::unsupported(format!(
+                            "how many tensors are in the sequence {name:?} is not known before the model runs; \
+                             {KNOWN_ONLY}"
+                        )),
+                    })
+                }
+            }
+        };
+        let Some(output) = node.outputs.first().copied().flatten() else { return Ok(()) };
+        let made = match &*node.op {
+            "SequenceEmpty" => Some(Vec::new()),
+            "SequenceConstruct" => Some(node.present_inputs().collect()),
+            "SplitToSequence" => Some(split(graph, node)?),
+            "SequenceInsert" => {
+                let tensor = node.inputs.get(1).copied().flatten();
+                let tensor = tensor.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
+                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let mut known = known.clone();
+                let at = position(graph, node, 2, known.len(), known.len() + 1)?.unwrap_or(known.len());
+                known.insert(at, tensor);
+                Some(known)
+            }
+            "SequenceErase" => {
+                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let mut known = known.clone();
+                match position(graph, node, 1, known.len(), known.len())? {
+                    Some(at) => drop(known.remove(at)),
+                    None if known.pop().is_some() => {}
+                    None => return Err(OpError::invalid("the sequence is empty; nothing can be erased")),
+                }
+                Some(known)
+            }
+            "SequenceAt" => {
+                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let at = position(graph, node, 1, known.len(), known.len())?;
+                let at = at.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
+                add(graph, node, "Identity", &[known[at]], Attrs::new(), &[output]);
+                None
+            }
+            "SequenceLength" => {
+                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let length = Tensor::i64(&[], &[known.len() as i64]);
+                add(graph, node, "Constant", &[], Attrs::new().with("value", length), &[output]);
+                None
+            }
+            _ => {
+                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let known = known.clone();
+                concat(graph, node, &known, output)?;
+                None
+            }
+        };
+        if let Some(made) = made {
+            if made.len() > MOST_TENSORS {
+                let message =
+                    format!("it makes a sequence of {} tensors; {MOST_TENSORS} are the most", made.len());
+                return Err(OpError::unsupported(message));
+            }
+            no_output(graph, output)?;
+            sequences.insert(output, Some(made));
+        }
+        Ok(())
+    }
+
+    /// A node that uses a sequence that was reported: it stays as it is.
+    fn stays(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) {
+        sequences.extend(node.present_outputs().map(|id| (id, None)));
+        graph.nodes.push(node.clone());
+    }
+
+    /// Adds a node that is no operator of sequences.
+    fn other(&mut self, graph: &mut Graph, sequences: &mut Sequences, node: &Node) -> Result<(), OpError> {
+        let own = node.inputs.len() - node.captures;
+        if node.op == "Identity".into()
+            && node.domain.is_empty()
+            && let (Some(Some(from)), Some(Some(to))) = (node.inputs.first(), node.outputs.first())
+            && let Some(known) = sequences.get(from).cloned()
+        {
+            no_output(graph, *to)?;
+            sequences.insert(*to, known);
+            return Ok(());
+        }
+        for (k, id) in node.inputs[..own].iter().enumerate() {
+            let Some(id) = id else { continue };
+            match sequences.get(id) {
+                Some(None) => return Ok(self.stays(graph, sequences, node)),
+                Some(Some(_)) => {
+                    let name = graph.name_of(*id);
+                    return Err(OpError::unsupported(format!(
+                        "input {k}, {name:?}, is a sequence, which it cannot be given; give it the tensors one by one"
+                    )));
+                }
+                None => {}
+            }
+        }
+        let mut node = node.clone();
+        let inside =
+            node.captures > 0 && node.inputs[own..].iter().flatten().any(|id| sequences.contains_key(id));
+        if inside || Graph::subgraphs(&node).any(|(_, subgraph)| occur(subgraph)) {
+            let captured = spread_captures(graph, sequences, &mut node);
+            self.subgraphs(graph, &mut node, &captured);
+        }
+        graph.nodes.push(node);
+        Ok(())
+    }
+
+    /// Writes the subgraphs of a node. `captured` has the sequences among the captured values of each subgraph.
+    fn subgraphs(&mut self, graph: &mut Graph, node: &mut Node, captured: &FxHashMap<String, Sequences>) {
+        let names: Vec<String> = Graph::subgraphs(node).map(|(name, _)| name.to_owned()).collect();
+        let repetition = match build(graph, node).map(|op| op.placement()) {
+            Ok(Placement::Repeat(repetition)) => Some(repetition),
+            _ => None,
+        };
+        let original = node.clone();
+        // What a Loop carries has the types of its initial values, if these are the types of every iteration; otherwise
+        // those that cover all iterations; otherwise element types alone.
+        let mut carried = repetition.as_ref().map(|r| first_carried(graph, node, r)).unwrap_or_default();
+        let changes = repetition.as_ref().filter(|r| r.conditional && r.carried > 0);
+        let open = |carried: &[ValueType]| carried.iter().map(without_shape).collect::<Vec<ValueType>>();
+        let rounds = if changes.is_some() && self.depth < DEEPEST { MOST_ROUNDS } else { 1 };
+        if changes.is_some() && rounds == 1 {
+            carried = open(&carried);
+        }
+        for round in 1..=rounds {
+            *node = original.clone();
+            let before = self.errors.len();
+            self.depth += 1;
+            for name in &names {
+                let Some(Attr::Graph(subgraph)) = node.attrs.0.get_mut(name) else { continue };
+                let mut subgraph = std::mem::take(subgraph);
+                give_types(graph, &original, &mut subgraph, repetition.as_ref(), &carried);
+                self.graph(&mut subgraph, captured.get(name).cloned().unwrap_or_default());
+                node.attrs.0.insert(name.clone(), Attr::Graph(subgraph));
+            }
+            self.depth -= 1;
+            let Some(r) = changes.filter(|_| round < rounds) else { return };
+            graph.nodes.push(node.clone());
+            let index = graph.nodes.len() - 1;
+            let found = infer_node(graph, index).ok().and_then(|()| carried_types(&graph.nodes[index], r));
+            graph.nodes.pop();
+            match found {
+                Some(found) if same_sizes(&found, &carried) => return,
+                Some(found) if round + 1 < rounds => carried = found,
+                _ => carried = open(&carried),
+            }
+            self.errors.truncate(before);
+        }
+    }
+}
+
+fn without_shape(ty: &ValueType) -> ValueType {
+    match ty {
+        ValueType::Tensor(dtype, _) => ValueType::Tensor(*dtype, None),
+        other => other.clone(),
+    }
+}
+
+/// Whether all sizes that one side knows are those of the other.
+fn same_sizes(a: &[ValueType], b: &[ValueType]) -> bool {
+    let sizes = |ty: &ValueType| {
+        ty.shape().map(|shape| shape.iter().map(ortrain_graph::Dim::known).collect::<Vec<_>>())
+    };
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| sizes(a) == sizes(b))
+}
+
+/// The types of the initial values of what a node carries.
+fn first_carried(graph: &Graph, node: &Node, r: &Repetition) -> Vec<ValueType> {
+    let of = |j: usize| Repetition::own(node, r.lead() + j).map(|id| graph.value(id).ty.clone());
+    (0..r.carried).map(|j| of(j).unwrap_or_default()).collect()
+}
+
+/// The types of what a node carries, as they were found for all iterations.
+fn carried_types(node: &Node, r: &Repetition) -> Option<Vec<ValueType>> {
+    let body = node.attrs.graph(r.body).ok()??;
+    let ids = body.inputs.get(r.lead()..r.lead() + r.carried)?;
+    Some(ids.iter().map(|&id| body.value(id).ty.clone()).collect())
+}
+
+/// Puts the tensors of captured sequences in the place of these, at a node and in its subgraphs. Returns the sequences of
+/// each subgraph.
+fn spread_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxHashMap<String, Sequences> {
+    let own = node.inputs.len() - node.captures;
+    let outer: Vec<Option<ValueId>> = node.inputs[own..].to_vec();
+    let known = |id: &Option<ValueId>| id.and_then(|id| sequences.get(&id));
+    let mut inputs: Vec<Option<ValueId>> = node.inputs[..own].to_vec();
+    for id in &outer {
+        match known(id) {
+            Some(Some(tensors)) => inputs.extend(tensors.iter().copied().map(Some)),
+            _ => inputs.push(*id),
+        }
+    }
+    let mut all = FxHashMap::default();
+    for (name, attr) in &mut node.attrs.0 {
+        let Attr::Graph(subgraph) = attr else { continue };
+        let mut found = Sequences::default();
+        let Some(formal) = subgraph.inputs.len().checked_sub(outer.len()) else { continue };
+        let inner = subgraph.inputs.split_off(formal);
+        for (inner, id) in inner.into_iter().zip(&outer) {
+            match known(id) {
+                Some(Some(tensors)) => {
+                    let hint = subgraph.name_of(inner).to_owned();
+                    let add = |(k, &tensor): (usize, &ValueId)| {
+                        subgraph.add_value(&format!("{hint}_{k}"), graph.value(tensor).ty.clone())
+                    };
+                    let added: Vec<ValueId> = tensors.iter().enumerate().map(add).collect();
+                    subgraph.inputs.extend(&added);
+                    found.insert(inner, Some(added));
+                }
+                Some(None) => {
+                    subgraph.inputs.push(inner);
+                    found.insert(inner, None);
+                }
+                None => subgraph.inputs.push(inner),
+            }
+        }
+        all.insert(name.clone(), found);
+    }
+    node.captures = inputs.len() - own;
+    node.inputs = inputs.into_iter().collect();
+    all
+}
+
+/// Gives the inputs of a subgraph the types of the values that they stand for, as far as these are known.
+fn give_types(
+    graph: &Graph,
+    node: &Node,
+    subgraph: &mut Graph,
+    repetition: Option<&Repetition>,
+    carried: &[ValueType],
+) {
+    let give = |subgraph: &mut Graph, id: ValueId, ty: ValueType| {
+        if let Ok(ty) = advised(&subgraph.value(id).ty, ty) {
+            subgraph.value_mut(id).ty = ty;
+        }
+    };
+    let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { return };
+    let own = node.inputs.len() - node.captures;
+    for (id, outer) in subgraph.inputs[formal..].to_vec().into_iter().zip(&node.inputs[own..]) {
+        let Some(outer) = outer else { continue };
+        let value = graph.value(*outer);
+        give(subgraph, id, value.ty.clone());
+        subgraph.value_mut(id).constant = value.content().cloned();
+        subgraph.value_mut(id).sizes = value.sizes.clone();
+    }
+    let Some(r) = repetition.filter(|r| r.formal() == formal) else { return };
+    for (j, ty) in carried.iter().enumerate() {
+        // What somebody declared for it says nothing of later iterations.
+        let id = subgraph.inputs[r.lead() + j];
+        subgraph.value_mut(id).ty = without_shape(&subgraph.value(id).ty);
+        give(subgraph, id, ty.clone());
+    }
+    for (s, along) in r.scanned.iter().enumerate() {
+        let k = r.lead() + r.carried + s;
+        let Some(outer) = Repetition::own(node, k) else { continue };
+        if let ValueType::Tensor(dtype, shape) = &graph.value(outer).ty {
+            let rest = shape.as_ref().and_then(|shape| {
+                let axis = normalize_axis(along.axis, shape.rank()).ok()?;
+                let mut rest = shape.clone();
+                rest.0.remove(axis);
+                Some(rest)
+            });
+            give(subgraph, subgraph.inputs[k], ValueType::Tensor(*dtype, rest));
+        }
+    }
+}
+
+/// Adds a node in the place of another, whose name it gets.
+fn add(graph: &mut Graph, old: &Node, op: &str, inputs: &[ValueId], attrs: Attrs, outputs: &[ValueId]) {
+    let ports = |ids: &[ValueId]| ids.iter().copied().map(Some).collect::<Vec<Option<ValueId>>>();
+    let mut node = Node::new("", op, &ports(inputs), &ports(outputs), attrs);
+    node.name = old.name.clone();
+    graph.nodes.push(node);
+}
+
+/// A constant vector, named after a node's output.
+fn constant(graph: &mut Graph, output: ValueId, what: &str, values: &[i64]) -> ValueId {
+    let name = format!("{}_{what}", graph.name_of(output));
+    graph.add_constant(&name, Tensor::i64(&[values.len()], values))
+}
+
+/// The tensors that a tensor is split into.
+fn split(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
+    let given = node.inputs.first().copied().flatten();
+    let x = given.ok_or_else(|| OpError::invalid("input 0 is left out but is needed"))?;
+    let output = node.outputs.first().copied().flatten();
+    let output = output.ok_or_else(|| OpError::invalid("it has no outputs"))?;
+    let axis = node.attrs.int("axis")?.unwrap_or(0);
+    let ty = graph.value(x).ty.clone();
+    let size = match ty.shape() {
+        Some(shape) => shape[normalize_axis(axis, shape.rank())?].known(),
+        None => None,
+    };
+    let size = size.ok_or_else(|| {
+        let name = graph.name_of(x);
+        OpError::unsupported(format!(
+            "how many tensors it makes of {name:?} depends on the size of axis {axis}, which is not known before the \
+             model runs; declare that size, or give the sizes of the parts as a constant vector"
+        ))
+    });
+    let most = |count: usize| match count {
+        0..=MOST_TENSORS => Ok(count),
+        _ => Err(OpError::unsupported(format!(
+            "it makes a sequence of {count} tensors; {MOST_TENSORS} are the most"
+        ))),
+    };
+    let lengths = ints(graph, node, 1, "the sizes of its parts")?;
+    let single = lengths.is_none();
+    let lengths: Vec<i64> = match lengths {
+        None => vec![1; most(size?)?],
+        Some((lengths, true)) => lengths,
+        Some((lengths, false)) => {
+            let each =
+                lengths.first().copied().and_then(|each| usize::try_from(each).ok()).filter(|&each| each > 0);
+            let each = each.ok_or_else(|| {
+                OpError::invalid(format!("its parts have the size {lengths:?}; a positive number is needed"))
+            })?;
+            let size = size?;
+            let part = |k: usize| each.min(size - k * each) as i64;
+            (0..most(size.div_ceil(each))?).map(part).collect()
+        }
+    };
+    if lengths.is_empty() {
+        return Ok(Vec::new());
+    }
+    let name = graph.name_of(output).to_owned();
+    let part_type = without_shape(&ty);
+    let parts: Vec<ValueId> =
+        (0..lengths.len()).map(|k| graph.add_value(&format!("{name}_{k}"), part_type.clone())).collect();
+    let sizes = constant(graph, output, "sizes", &lengths);
+    add(graph, node, "Split", &[x, sizes], Attrs::new().with("axis", axis), &parts);
+    if !single || node.attrs.int("keepdims")? != Some(0) {
+        return Ok(parts);
+    }
+    let axes = constant(graph, output, "axes", &[axis]);
+    let squeezed = parts.into_iter().map(|part| {
+        let name = format!("{}_squeezed", graph.name_of(part));
+        let id = graph.add_value(&name, part_type.clone());
+        let ports = [Some(part), Some(axes)];
+        graph.nodes.push(Node::new("", "Squeeze", &ports, &[Some(id)], Attrs::new()));
+        id
+    });
+    Ok(squeezed.collect())
+}
+
+/// Puts the tensors of a sequence together.
+fn concat(graph: &mut Graph, node: &Node, tensors: &[ValueId], output: ValueId) -> Result<(), OpError> {
+    let axis = Attrs::required("axis", node.attrs.int("axis")?)?;
+    if tensors.is_empty() {
+        return Err(OpError::invalid("the sequence is empty; one tensor or more is needed"));
+    }
+    let attrs = Attrs::new().with("axis", axis);
+    if node.attrs.int("new_axis")?.unwrap_or(0) == 0 {
+        add(graph, node, "Concat", tensors, attrs, &[output]);
+        return Ok(());
+    }
+    let axes = constant(graph, output, "axes", &[axis]);
+    let mut parts = Vec::with_capacity(tensors.len());
+    for &tensor in tensors {
+        let name = format!("{}_unsqueezed", graph.name_of(tensor));
+        let ty = graph.value(tensor).ty.dtype().map(|dtype: DType| ValueType::Tensor(dtype, None));
+        let id = graph.add_value(&name, ty.unwrap_or_default());
+        graph.nodes.push(Node::new("", "Unsqueeze", &[Some(tensor), Some(axes)], &[Some(id)], Attrs::new()));
+        parts.push(id);
+    }
+    add(graph, node, "Concat", &parts, attrs, &[output]);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::infer::infer;
+    use crate::passes::versions::{upgrade, upgrade_known};
+    use crate::testing::{add as add_node, assert_close, check_gradients, f64s, graph, run, spread};
+
+    /// Sines of float64 differ in their last bits.
+    const ROUNDING: f64 = 1e-15;
+
+    /// Adds a node with one output, which is not one of the graph's.
+    fn one(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+        let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let made = add_node(graph, ("", op), name, &ports, 1, attrs)[0];
+        graph.outputs.pop();
+        made
+    }
+
+    fn at(graph: &mut Graph, name: &str, sequence: ValueId, position: i64) -> ValueId {
+        let position = graph.add_constant(&format!("{name}_position"), Tensor::i64(&[], &[position]));
+        one(graph, "SequenceAt", name, &[sequence, position], Attrs::new())
+    }
+
+    fn ready(graph: &mut Graph, opset: i64) {
+        graph.opsets.insert(String::new(), opset);
+        upgrade(graph).expect("it is written out");
+        assert!(!occur(graph), "{graph}");
+        infer(graph).expect("it is valid");
+    }
+
+    fn refused(graph: &mut Graph) -> String {
+        graph.opsets.insert(String::new(), 17);
+        let known = upgrade_known(&mut graph.clone());
+        let error = upgrade(graph).expect_err("refused").to_string();
+        assert_eq!(known[0].to_string(), error, "whoever collects errors says the same");
+        assert_eq!(known.len(), 1, "{known:?}");
+        error
+    }
+
+    /// Ten rows cut by `lengths` along an axis, with the parts in another order: what is expected, and what comes out.
+    fn reordered(axis: i64, lengths: Option<Tensor>, order: &[i64]) -> (Graph, Tensor) {
+        let x = spread(&[10, 3], 1);
+        let (mut graph, ids) = graph(&[&x]);
+        let mut inputs = ids.clone();
+        inputs.extend(lengths.map(|lengths| graph.add_constant("lengths", lengths)));
+        let parts = one(&mut graph, "SplitToSequence", "parts", &inputs, Attrs::new().with("axis", axis));
+        let read: Vec<ValueId> = order
+            .iter()
+            .enumerate()
+            .map(|(k, &from)| at(&mut graph, &format!("part{k}"), parts, from))
+            .collect();
+        let again = one(&mut graph, "SequenceConstruct", "again", &read, Attrs::new());
+        let y = one(&mut graph, "ConcatFromSequence", "y", &[again], Attrs::new().with("axis", axis));
+        graph.outputs = vec![y];
+        (graph, x)
+    }
+
+    fn rows(x: &Tensor, rows: &[usize]) -> Tensor {
+        let values = x.to_f64();
+        let picked: Vec<f64> = rows.iter().flat_map(|&row| values[row * 3..][..3].to_vec()).collect();
+        f64s(&[rows.len(), 3], &picked)
+    }
+
+    #[test]
+    fn parts_of_constant_sizes() {
+        let lengths = |values: &[i64]| Some(Tensor::i64(&[values.len()], values));
+        let each = |size: i64| Some(Tensor::i64(&[], &[size]));
+        let cases: [(Option<Tensor>, &[i64], &[usize]); 6] = [
+            (lengths(&[2, 5, 3]), &[2, 0], &[7, 8, 9, 0, 1]),
+            (lengths(&[10]), &[0, 0], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            // The last part is what is left over.
+            (each(4), &[2, -2], &[8, 9, 4, 5, 6, 7]),
+            (each(5), &[1], &[5, 6, 7, 8, 9]),
+            (each(20), &[0], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            (None, &[-1, 3, -10], &[9, 3, 0]),
+        ];
+        for (lengths, order, expected) in cases {
+            for opset in [11, 13, 17, 24] {
+                for axis in [0, -2] {
+                    let (mut graph, x) = reordered(axis, lengths.clone(), order);
+                    ready(&mut graph, opset);
+                    let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+                    assert_eq!(got[0], rows(&x, expected), "{lengths:?}");
+                    check_gradients(&graph, &[x], &[0], &[0]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn single_rows_lose_their_axis_where_that_is_asked_for() {
+        let x = spread(&[2, 3], 1);
+        for (axis, new_axis, dims) in [(0, 1, &[3, 2][..]), (1, 0, &[6])] {
+            let (mut graph, ids) = graph(&[&x]);
+            let attrs = Attrs::new().with("axis", axis).with("keepdims", 0i64);
+            let parts = one(&mut graph, "SplitToSequence", "parts", &ids, attrs);
+            let attrs =
+                Attrs::new().with("axis", if new_axis == 1 { -1i64 } else { 0 }).with("new_axis", new_axis);
+            let y = one(&mut graph, "ConcatFromSequence", "y", &[parts], attrs);
+            graph.outputs = vec![y];
+            ready(&mut graph, 17);
+            let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+            // Either way the columns come one after the other.
+            let values = x.to_f64();
+            let turned: Vec<f64> = (0..6).map(|k| values[k % 2 * 3 + k / 2]).collect();
+            assert_eq!(got[0], f64s(dims, &turned));
+            check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+        }
+    }
+
+    #[test]
+    fn lists_that_are_built_step_by_step() {
+        // [x] -> [x, y] -> [y, x, y] -> [y, y]: the sum of position 1 and the length.
+        let (x, y) = (spread(&[2], 1), spread(&[2], 2));
+        let (mut graph, ids) = graph(&[&x, &y]);
+        let empty = one(&mut graph, "SequenceEmpty", "empty", &[], Attrs::new());
+        let first = one(&mut graph, "SequenceInsert", "first", &[empty, ids[0]], Attrs::new());
+        let second = one(&mut graph, "SequenceInsert", "second", &[first, ids[1]], Attrs::new());
+        let begin = graph.add_constant("begin", Tensor::i64(&[], &[-2]));
+        let third = one(&mut graph, "SequenceInsert", "third", &[second, ids[1], begin], Attrs::new());
+        let passed = one(&mut graph, "Identity", "passed", &[third], Attrs::new());
+        let middle = graph.add_constant("middle", Tensor::i64(&[], &[1]));
+        let fourth = one(&mut graph, "SequenceErase", "fourth", &[passed, middle], Attrs::new());
+        let length = one(&mut graph, "SequenceLength", "length", &[fourth], Attrs::new());
+        let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+        let number = one(&mut graph, "Cast", "number", &[length], to);
+        let read = at(&mut graph, "read", fourth, 1);
+        let moved = at(&mut graph, "moved", third, 1);
+        let sum = one(&mut graph, "Mul", "sum", &[read, moved], Attrs::new());
+        let result = one(&mut graph, "Mul", "result", &[sum, number], Attrs::new());
+        graph.outputs = vec![result];
+        ready(&mut graph, 17);
+        let inputs = [x.clone(), y.clone()];
+        let expected: Vec<f64> = x.to_f64().iter().zip(y.to_f64()).map(|(x, y)| 2.0 * x * y).collect();
+        assert_eq!(run(&graph, &inputs).expect("it runs")[0], f64s(&[2], &expected));
+        check_gradients(&graph, &inputs, &[0, 1], &[0]);
+    }
+
+    /// A subgraph; `build` returns the outputs.
+    fn inner(inputs: &[&str], build: impl FnOnce(&mut Graph, &[ValueId]) -> Vec<ValueId>) -> Graph {
+        let mut graph = Graph::new("inner");
+        let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
+        graph.inputs.clone_from(&ids);
+        graph.outputs = build(&mut graph, &ids);
+        graph
+    }
+
+    #[test]
+    fn branches_read_sequences_from_outside_and_of_their_own() {
+        let x = spread(&[6], 1);
+        let flag = |value: f64| Tensor::filled(DType::Bool, &[], value);
+        let (mut graph, ids) = graph(&[&flag(1.0), &x]);
+        let each = graph.add_constant("each", Tensor::i64(&[], &[2]));
+        let parts = one(&mut graph, "SplitToSequence", "parts", &[ids[1], each], Attrs::new());
+        // With x as well, whose place among the captured values must stay.
+        let yes = inner(&["yes_parts", "yes_x"], |g, c| {
+            let part = at(g, "part", c[0], -1);
+            let sizes = g.add_constant("sizes", Tensor::i64(&[2], &[4, 2]));
+            let own = one(g, "SplitToSequence", "own", &[c[1], sizes], Attrs::new());
+            let last = at(g, "last", own, 1);
+            vec![one(g, "Mul", "product", &[part, last], Attrs::new())]
+        });
+        let no = inner(&["no_parts", "no_x"], |g, c| {
+            let part = at(g, "part", c[0], 0);
+            vec![one(g, "Sin", "sine", &[part], Attrs::new())]
+        });
+        let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
+        let ports = [Some(ids[0]), Some(parts), Some(ids[1])];
+        let y = add_node(&mut graph, ("", "If"), "y", &ports, 1, attrs)[0];
+        graph.nodes.last_mut().expect("just added").captures = 2;
+        graph.outputs = vec![y];
+        ready(&mut graph, 17);
+        let values = x.to_f64();
+        for (holds, expected) in
+            [(1.0, [values[4] * values[4], values[5] * values[5]]), (0.0, [values[0].sin(), values[1].sin()])]
+        {
+            let inputs = [flag(holds), x.clone()];
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &f64s(&[2], &expected), ROUNDING);
+            check_gradients(&graph, &inputs, &[1], &[0]);
+        }
+    }
+
+    /// A Loop of three iterations that splits what it carries into parts of `each`; `grow` says whether it gets longer.
+    fn looped(x: &Tensor, grow: bool) -> Graph {
+        let (mut graph, ids) = graph(&[x]);
+        let count = graph.add_constant("count", Tensor::i64(&[], &[3]));
+        let body = inner(&["i", "go", "v"], |g, c| {
+            let each = g.add_constant("each", Tensor::i64(&[], &[2]));
+            let parts = one(g, "SplitToSequence", "parts", &[c[2], each], Attrs::new());
+            let (first, last) = (at(g, "first", parts, 0), at(g, "last", parts, -1));
+            let turned = one(g, "Concat", "turned", &[last, first], Attrs::new().with("axis", 0i64));
+            let next = one(g, "Sin", "next", &[turned], Attrs::new());
+            let next = match grow {
+                true => one(g, "Concat", "longer", &[next, next], Attrs::new().with("axis", 0i64)),
+                false => next,
+            };
+            vec![one(g, "Identity", "on", &c[1..2], Attrs::new()), next]
+        });
+        let ports = [Some(count), None, Some(ids[0])];
+        add_node(&mut graph, ("", "Loop"), "y", &ports, 1, Attrs::new().with("body", body));
+        graph
+    }
+
+    #[test]
+    fn bodies_split_what_they_carry_if_its_shape_stays() {
+        let x = spread(&[3], 1);
+        let mut graph = looped(&x, false);
+        ready(&mut graph, 17);
+        let mut expected = x.to_f64();
+        for _ in 0..3 {
+            expected = [expected[2], expected[0], expected[1]].iter().map(|x| x.sin()).collect();
+        }
+        let got = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+        assert_close(&got[0], &f64s(&[3], &expected), ROUNDING);
+        check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+        // Two parts the first time, more later: no number of parts is right.
+        let message = refused(&mut looped(&x, true));
+        assert!(message.contains("node \"parts\" (SplitToSequence)"), "{message}");
+        assert!(message.contains("the size of axis 0, which is not known"), "{message}");
+    }
+
+    #[test]
+    fn what_is_not_known_before_is_refused_with_the_node() {
+        let x = spread(&[6], 1);
+        let start = |lengths: Tensor| {
+            let (mut graph, ids) = graph(&[&x, &Tensor::i64(&[], &[1]), &Tensor::i64(&[2], &[4, 2])]);
+            let lengths = graph.add_constant("lengths", lengths);
+            let parts = one(&mut graph, "SplitToSequence", "parts", &[ids[0], lengths], Attrs::new());
+            (graph, ids, parts)
+        };
+        let two = || Tensor::i64(&[2], &[4, 2]);
+        let (mut graph, ids, parts) = start(two());
+        let y = one(&mut graph, "SequenceAt", "dynamic", &[parts, ids[1]], Attrs::new());
+        graph.outputs = vec![y];
+        assert_eq!(
+            refused(&mut graph),
+            "node \"dynamic\" (SequenceAt) with inputs (parts: ?, x1: int64[]): its position, \"x1\", is not constant; a \
+             sequence is supported where its length and the positions in it are known before the model runs"
+        );
+        let (mut graph, _, parts) = start(two());
+        let y = at(&mut graph, "beyond", parts, 2);
+        graph.outputs = vec![y];
+        let message = refused(&mut graph);
+        assert!(message.ends_with("position 2 is out of range for a sequence of 2 tensors"), "{message}");
+
+        let (mut graph, ids, _) = start(two());
+        let parts = one(&mut graph, "SplitToSequence", "dynamic", &[ids[0], ids[2]], Attrs::new());
+        let y = at(&mut graph, "first", parts, 0);
+        graph.outputs = vec![y];
+        let message = refused(&mut graph);
+        assert!(message.contains("the sizes of its parts, \"x2\", is not constant"), "{message}");
+
+        let (mut graph, _, parts) = start(Tensor::i64(&[], &[0]));
+        let y = at(&mut graph, "first", parts, 0);
+        graph.outputs = vec![y];
+        let message = refused(&mut graph);
+        assert!(message.ends_with("its parts have the size [0]; a positive number is needed"), "{message}");
+
+        let (mut graph, _, parts) = start(two());
+        graph.outputs = vec![parts];
+        let message = refused(&mut graph);
+        assert!(
+            message.ends_with(
+                "its result \"parts\", a sequence, is an output; make each of its tensors an output"
+            ),
+            "{message}"
+        );
+
+        let (mut graph, _, parts) = start(two());
+        let y = one(&mut graph, "Relu", "y", &[parts], Attrs::new());
+        graph.outputs = vec![y];
+        let message = refused(&mut graph);
+        assert!(message.contains("node \"y\" (Relu)"), "{message}");
+        assert!(
+            message.ends_with("is a sequence, which it cannot be given; give it the tensors one by one"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_sequence_of_more_tensors_than_a_graph_holds_is_refused_at_once() {
+        let mut graph = Graph::new("long");
+        let x = graph.add_value("x", ValueType::tensor(DType::F32, &[1 << 40]));
+        graph.inputs.push(x);
+        let parts = one(&mut graph, "SplitToSequence", "parts", &[x], Attrs::new());
+        let y = at(&mut graph, "y", parts, 0);
+        graph.outputs = vec![y];
+        let message = refused(&mut graph);
+        assert!(
+            message.ends_with("it makes a sequence of 1099511627776 tensors; 16384 are the most"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,295 @@
+"""Sequences whose length and positions are known before a model runs: like onnxruntime, and trained like Split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import BACKENDS
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+X = np.random.default_rng(1).standard_normal((7, 4), np.float32)
+# Central differences in float32: of losses around 1, at steps of 1e-2.
+DIFFERENCES = 2e-3
+
+
+def node(op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(op, list(inputs), list(outputs), f"{op}_{outputs[0]}", **attributes)
+
+
+def constant(name: str, value: Any) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(value), name))
+
+
+def untyped(name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name)
+
+
+def model(
+    *nodes: NodeProto,
+    opset: int = 18,
+    rows: int | str = "n",
+    weights: dict[str, np.ndarray] | None = None,
+    inputs: Sequence[onnx.ValueInfoProto] = (),
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> ModelProto:
+    """A model from x, float32[rows, 4], to y."""
+    declare = helper.make_tensor_value_info
+    initializers = [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()]
+    graph = helper.make_graph(
+        nodes, "graph", [declare("x", FLOAT, [rows, 4]), *inputs], [declare("y", FLOAT, None)], initializers
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    if functions:
+        opsets.append(helper.make_opsetid("own", 1))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=functions)
+
+
+def taken(*lengths: Any, at: int = 0, axis: int = 1, **attributes: Any) -> list[NodeProto]:
+    """Position `at` of x split by lengths."""
+    return [
+        *(constant("lengths", length) for length in lengths),
+        constant("at", at),
+        node("SplitToSequence", ["x", *("lengths" for _ in lengths)], "parts", axis=axis, **attributes),
+        node("SequenceAt", ["parts", "at"], "y"),
+    ]
+
+
+LISTS: dict[str, list[NodeProto]] = {
+    "sizes": taken([1, 3], at=1),
+    "sizes, from the end": taken([1, 1, 2], at=-3, axis=-1),
+    "one size": taken([4]),
+    "sizes without keepdims, which says nothing then": taken([2, 2], keepdims=0),
+    "sizes of 32 bits": taken(np.array([1, 3], np.int32)),
+    "each of two": taken(2, at=1),
+    "each of three, the rest last": taken(3, at=-1),
+    "single columns": taken(at=2),
+    "single columns without their axis": taken(at=-4, keepdims=0),
+    "sizes and position from shapes": [
+        node("Shape", ["x"], "columns", start=1),
+        constant("two", [2]),
+        constant("three", [3]),
+        node("Div", ["columns", "two"], "half"),
+        node("Squeeze", ["half"], "each"),
+        node("Sub", ["columns", "three"], "one"),
+        node("Squeeze", ["one"], "at"),
+        node("SplitToSequence", ["x", "each"], "parts", axis=1),
+        node("Identity", ["parts"], "same"),
+        node("SequenceAt", ["same", "at"], "y"),
+    ],
+    "concatenated": [*taken([1, 3], at=1)[:-1], node("ConcatFromSequence", ["parts"], "y", axis=1)],
+    "stacked": [
+        node("Neg", ["x"], "minus"),
+        node("SequenceConstruct", ["x", "minus"], "list"),
+        node("ConcatFromSequence", ["list"], "y", axis=-1, new_axis=1),
+    ],
+    "put in and taken out": [
+        node("Neg", ["x"], "minus"),
+        node("Abs", ["x"], "size"),
+        node("SequenceConstruct", ["x", "minus"], "list"),
+        constant("end", 2),
+        constant("second", -2),
+        node("SequenceInsert", ["list", "size", "end"], "three"),
+        node("SequenceInsert", ["three", "size", "second"], "four"),
+        node("SequenceErase", ["four"], "last_gone"),
+        node("ConcatFromSequence", ["last_gone"], "y", axis=0),
+    ],
+    "counted": [
+        node("SequenceEmpty", [], "empty"),
+        node("SequenceInsert", ["empty", "x"], "one"),
+        node("SequenceLength", ["one"], "length"),
+        node("Cast", ["length"], "y", to=FLOAT),
+    ],
+}
+
+
+def assert_like_onnxruntime(proto: ModelProto, backend: str, **feeds: np.ndarray) -> None:
+    theirs = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    ours = ortrain.InferenceSession(proto, providers=[backend])
+    for got, want in zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True):
+        np.testing.assert_array_equal(got, want, strict=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("opset", [13, 18, 23])
+@pytest.mark.parametrize("name", LISTS)
+def test_like_onnxruntime(name: str, opset: int, backend: str) -> None:
+    if "Shape" in {made.op_type for made in LISTS[name]} and opset < 15:
+        opset = 15
+    assert_like_onnxruntime(model(*LISTS[name], opset=opset), backend, x=X)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_are_split_where_their_number_is_declared(backend: str) -> None:
+    assert_like_onnxruntime(model(*taken(3, at=-1, axis=0), rows=7), backend, x=X)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_branches_read_what_was_split_outside(backend: str) -> None:
+    def branch(at: int) -> onnx.GraphProto:
+        nodes = [constant(f"at{at}", at), node("SequenceAt", ["parts", f"at{at}"], f"z{at}")]
+        return helper.make_graph(nodes, "branch", [], [untyped(f"z{at}")])
+
+    chosen = node("If", ["c"], "y", then_branch=branch(0), else_branch=branch(-1))
+    inputs = [helper.make_tensor_value_info("c", BOOL, [])]
+    proto = model(*taken(2)[:1], *taken(2)[2:-1], chosen, inputs=inputs)
+    for holds in (True, False):
+        assert_like_onnxruntime(proto, backend, x=X, c=np.array(holds))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_functions_and_bodies_split_what_they_are_given(backend: str) -> None:
+    halves = [constant("each", 2), constant("first", 0), constant("last", -1)]
+    halves += [node("SplitToSequence", ["v", "each"], "parts", axis=-1), node("SequenceAt", ["parts", "first"], "a")]
+    halves += [node("SequenceAt", ["parts", "last"], "b"), node("SequenceConstruct", ["b", "a"], "turned")]
+    halves += [node("ConcatFromSequence", ["turned"], "w", axis=-1)]
+    function = helper.make_function("own", "Turn", ["v"], ["w"], halves, [helper.make_opsetid("", 18)])
+    called = helper.make_node("Turn", ["x"], ["y"], domain="own")
+    assert_like_onnxruntime(model(called, functions=[function]), backend, x=X)
+
+    declare = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [*halves, node("Identity", ["on"], "still")],
+        "body",
+        [declare("i", INT64, []), declare("on", BOOL, []), declare("v", FLOAT, None)],
+        [declare("still", BOOL, []), declare("w", FLOAT, None)],
+    )
+    repeated = node("Loop", ["times", "", "x"], "y", body=body)
+    assert_like_onnxruntime(model(constant("times", 3), repeated), backend, x=X)
+
+
+def gated(*, sequences: bool) -> ModelProto:
+    """A linear layer, one half of whose results decides how much of the other goes on."""
+    both = ["left", "right"]
+    if sequences:
+        split = [constant("each", 3), node("SplitToSequence", ["wide", "each"], "parts", axis=-1)]
+        for k, name in enumerate(both):
+            split += [constant(f"at{k}", k), node("SequenceAt", ["parts", f"at{k}"], name)]
+        together = [node("SequenceConstruct", ["product", "left"], "list")]
+        together += [node("ConcatFromSequence", ["list"], "y", axis=-1)]
+    else:
+        split = [constant("lengths", [3, 3]), node("Split", ["wide", "lengths"], *both, axis=-1)]
+        together = [node("Concat", ["product", "left"], "y", axis=-1)]
+    weights = {"w": np.random.default_rng(2).standard_normal((4, 6), np.float32) / 2}
+    product = [node("Sigmoid", ["right"], "gate"), node("Mul", ["left", "gate"], "product")]
+    return model(node("MatMul", ["x", "w"], "wide"), *split, *product, *together, weights=weights)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_trains_like_split(device: str, tmp_path: Path) -> None:
+    """The same losses and gradients, bit by bit; the gradient is the slope of the loss; the export runs."""
+    target = np.zeros((7, 6), np.float32)
+    losses: dict[bool, list[float]] = {}
+    gradients = {}
+    for sequences in (True, False):
+        folder = tmp_path / str(sequences)
+        folder.mkdir()
+        artifacts.generate_artifacts(
+            gated(sequences=sequences),
+            requires_grad=["w"],
+            loss=artifacts.LossType.MSELoss,
+            optimizer=artifacts.OptimType.AdamW,
+            artifact_directory=folder,
+        )
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", device=device)
+        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        losses[sequences] = []
+        for step in range(5):
+            losses[sequences].append(float(module(X, target)))
+            if step == 0:
+                gradients[sequences] = np.array(state.parameters["w"].grad)
+            optimizer.step()
+            module.lazy_reset_grad()
+        assert np.all(np.diff(losses[sequences]) < 0)
+        if sequences:
+            module.export_model_for_inferencing(folder / "trained.onnx", ["y"])
+            assert_close_to_onnxruntime(folder / "trained.onnx")
+    assert losses[True] == losses[False]
+    np.testing.assert_array_equal(gradients[True], gradients[False])
+
+    proto = gated(sequences=True)
+    (w,) = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer)
+    direction = np.random.default_rng(3).standard_normal(w.shape).astype(np.float32)
+
+    def loss(step: float) -> float:
+        proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(w + np.float32(step) * direction, "w"))
+        theirs = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        return float(np.mean(theirs.run(None, {"x": X})[0].astype(np.float64) ** 2))
+
+    slope = (loss(1e-2) - loss(-1e-2)) / 2e-2
+    assert abs(slope - float(np.sum(gradients[True] * direction))) <= DIFFERENCES * max(1.0, abs(slope))
+
+
+def assert_close_to_onnxruntime(path: Path) -> None:
+    theirs = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (got,), (want,) = ortrain.InferenceSession(path).run(None, {"x": X}), theirs.run(None, {"x": X})
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, strict=True)
+
+
+KNOWN = "a sequence is supported where its length and the positions in it are known before the model runs"
+REFUSED: dict[str, tuple[ModelProto, str]] = {
+    "a position that is given": (
+        model(
+            *taken([1, 3])[:-1],
+            node("SequenceAt", ["parts", "k"], "y"),
+            inputs=[helper.make_tensor_value_info("k", INT64, [])],
+        ),
+        f'the model: node "SequenceAt_y" (SequenceAt) with inputs (parts: ?, k: int64[]): its position, "k", is not '
+        f"constant; {KNOWN}",
+    ),
+    "rows of open number": (
+        model(*taken(3, axis=0)),
+        'the model: node "SplitToSequence_parts" (SplitToSequence) with inputs (x: float32[n, 4], lengths: int64[]): '
+        'how many tensors it makes of "x" depends on the size of axis 0, which is not known before the model runs; '
+        "declare that size, or give the sizes of the parts as a constant vector",
+    ),
+    "a list that is an output": (
+        model(node("SequenceConstruct", ["x", "x"], "y")),
+        'the model: node "SequenceConstruct_y" (SequenceConstruct) with inputs (x: float32[n, 4], x: float32[n, 4]): '
+        'its result "y", a sequence, is an output; make each of its tensors an output',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_before_is_refused(name: str, tmp_path: Path) -> None:
+    proto, sentence = REFUSED[name]
+    with pytest.raises(ortrain.UnsupportedError) as refused:
+        ortrain.InferenceSession(proto)
+    assert str(refused.value) == sentence
+    with pytest.raises(ortrain.UnsupportedError) as refused:
+        artifacts.generate_artifacts(proto, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    assert str(refused.value) == sentence
+    assert sentence.removeprefix("the model: ") in str(ortrain.inspect(proto))
+
+
+def test_a_list_behind_what_is_trained_is_left_out(tmp_path: Path) -> None:
+    """As other outputs that nobody here can compute: the loss does not need it, and the export has it again."""
+    proto = gated(sequences=True)
+    proto.graph.node.extend([node("SplitToSequence", ["y"], "rows", axis=0)])
+    proto.graph.output.extend([helper.make_tensor_sequence_value_info("rows", FLOAT, None)])
+    artifacts.generate_artifacts(
+        proto,
+        requires_grad=["w"],
+        loss=artifacts.LossType.MSELoss,
+        loss_input_names=["y"],
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    assert float(module(X, np.zeros((7, 6), np.float32))) > 0
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["y", "rows"])
+    theirs = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    y, rows = theirs.run(None, {"x": X})
+    np.testing.assert_array_equal(np.concatenate(rows), y)
