@@ -324,14 +324,18 @@ class Builder:
             return
         for sample in value.samples:
             for point in points:
-                if sample.size and np.nanmin(np.abs(sample - point), initial=np.inf) < MARGIN:
+                with np.errstate(invalid="ignore"):
+                    least = np.nanmin(np.abs(sample - point), initial=np.inf)
+                if least < MARGIN:
                     raise Rejected
 
     def apart(self, first: Value, second: Value) -> None:
         """Refuses two values some of whose elements are nearly equal."""
         if first.moves or second.moves:
             for a, b in zip(first.samples, second.samples, strict=True):
-                if np.nanmin(np.abs(a - b), initial=np.inf) < MARGIN:
+                with np.errstate(invalid="ignore"):
+                    least = np.nanmin(np.abs(a - b), initial=np.inf)
+                if least < MARGIN:
                     raise Rejected
 
     def distinct(self, value: Value, axes: Sequence[int] | None = None, margin: float = MARGIN) -> None:
@@ -342,7 +346,9 @@ class Builder:
         for sample in value.samples:
             rest = [axis for axis in range(value.rank) if axis not in chosen]
             rows = sample.transpose([*rest, *chosen]).reshape(int(np.prod([sample.shape[a] for a in rest])), -1)
-            if np.nanmin(np.diff(np.sort(rows, axis=1), axis=1), initial=np.inf) < margin:
+            with np.errstate(invalid="ignore"):
+                least = np.nanmin(np.diff(np.sort(rows, axis=1), axis=1), initial=np.inf)
+            if least < margin:
                 raise Rejected
 
     # Nodes.

@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, nu
 
 from random_graphs import structures
 from random_graphs.building import IR_VERSION, Builder, Rejected, Value, declared, reads_of
-from random_graphs.oracle import Feeds, Oracle
+from random_graphs.oracle import Feeds, InvalidGraphError, Oracle
 
 OPSETS = (18, 19, 20, 21, 22, 23)
 # How much of the graphs hold NaN and infinities, and how many values of which sizes.
@@ -62,6 +62,14 @@ class Case:
         arrays = [array for feed in self.feeds for array in feed.values()]
         arrays += [numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer]
         return nodes, sum(array.size for array in arrays)
+
+    def line(self) -> str:
+        """The nodes in a line."""
+        return "; ".join(
+            f"{node.op_type}({', '.join(node.input)}) -> {', '.join(node.output)}"
+            for graph in all_graphs(self.model.graph)
+            for node in graph.node
+        )
 
     def text(self) -> str:
         """The graph and its values, to be read."""
@@ -141,6 +149,18 @@ def pruned(case: Case) -> Case:
         feeds=[{name: array for name, array in feed.items() if name in names} for feed in case.feeds],
         trained=[name for name in case.trained if name in tensors],
     )
+
+
+def settled(case: Case) -> Case:
+    """The case with declarations of its outputs as an oracle computes them."""
+    oracle = Oracle(case.model)
+    results = [oracle.run(feed) for feed in case.feeds]
+    for at, value in enumerate(case.model.graph.output):
+        samples = tuple(one[at] for one in results)
+        if any(sample.size == 0 for sample in samples) or len({sample.ndim for sample in samples}) > 1:
+            raise InvalidGraphError(f"{value.name} has no elements, or another rank at each batch size")
+        value.CopyFrom(declared(Value(value.name, samples)))
+    return case
 
 
 def _reads(graph: GraphProto) -> set[str]:
@@ -242,5 +262,3 @@ def _widen(graph: GraphProto, kept: set[str], opset: int) -> None:
             elif attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
                 attribute.i = TensorProto.DOUBLE
 
-
-__all__ = ["Case", "Oracle", "Rejected", "Trainable", "all_graphs", "generate", "pruned", "widened", "with_loss"]

@@ -56,6 +56,8 @@ class Report:
     compared: dict[str, int] = field(default_factory=dict)
     """How often which comparison was made, and how often it could not be."""
     operators: list[str] = field(default_factory=list)
+    settled: bytes | None = None
+    """Of a stored case: the case as it was checked."""
 
     def count(self, what: str) -> None:
         self.compared[what] = self.compared.get(what, 0) + 1
@@ -260,6 +262,10 @@ class Checks:
             if not np.isfinite(step.loss):
                 self.report.count("loss is not finite")
                 continue
+            if self.case.special and not all(np.isfinite(one).all() for one in gradients[-1].values()):
+                # Zero times infinity, in the gradient of weights that meet an infinity.
+                self.report.count("gradient is not finite")
+                continue
             self.compare_loss("loss in float64", step.loss, at, trainable)
 
             def loss(changed: Feeds, at: int = at) -> float:
@@ -453,7 +459,8 @@ def attempted(kind: str, action: Callable[[], Any]) -> Any:
 
 
 def signature(message: str) -> str:
-    """The message without whatever differs between graphs."""
+    """The end of the message, without whatever differs between graphs."""
+    message = message.rsplit("): ", 1)[-1]
     return re.sub(r'"[^"]*"|\'[^\']*\'|\[[^]]*\]|\d+', "_", message)[:160]
 
 

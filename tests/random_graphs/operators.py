@@ -870,14 +870,22 @@ def resize(g: Builder) -> Value:
     return g.add("Resize", [value, None, None, g.ints(*value.shape[:2], *sizes)], **attributes)
 
 
-@maker("ReverseSequence", weight=2)
+@maker("ReverseSequence", weight=4)
 def reverse_sequence(g: Builder) -> Value:
     value = g.float(2, 4)
     time_axis = int(g.rng.integers(2))
     if value.is_open(time_axis):
         raise Rejected
     lengths = lengths_of(g, value, 1 - time_axis, value.shape[time_axis], np.int64)
-    return g.add("ReverseSequence", [value, lengths], time_axis=time_axis, batch_axis=1 - time_axis)
+    turned = g.add("ReverseSequence", [value, lengths], time_axis=time_axis, batch_axis=1 - time_axis)
+    return part_of(g, turned, time_axis) if g.chance(0.4) else turned
+
+
+def part_of(g: Builder, value: Value, axis: int) -> Value:
+    """A slice along an axis."""
+    size = value.shape[axis]
+    start = int(g.rng.integers(0, size))
+    return g.add("Slice", [value, g.ints(start), g.ints(int(g.rng.integers(start, size)) + 1), g.ints(axis)])
 
 
 def lengths_of(g: Builder, value: Value, axis: int, most: int, dtype: Any) -> Value:
@@ -1051,6 +1059,9 @@ def det(g: Builder) -> Value:
         and value.shape[-1] == value.shape[-2] <= 4
         and not {value.rank - 1, value.rank - 2} & set(value.open_axes)
     ) or g.source([g.size(), size, size])
+    if g.special:
+        # Of infinities, products of zero and infinity: in which order is free.
+        raise Rejected
     return g.add("Det", [value])
 
 
@@ -1078,7 +1089,8 @@ def affine_grid(g: Builder) -> Value:
     count = g.size()
     theta = g.pick(lambda value: value.is_float and value.rank == 3 and value.shape[1:] == (2, 3) and not value.open_axes)
     theta = theta or g.parameter([count, 2, 3])
-    size = g.ints(theta.shape[0], 2, g.size(), g.size())
+    # One point between two corners lies at the first one, in the middle or nowhere, as libraries please.
+    size = g.ints(theta.shape[0], 2, g.size() + 1, g.size() + 1)
     return g.add("AffineGrid", [theta, size], align_corners=int(g.chance(0.5)))
 
 
