@@ -18,7 +18,6 @@ from random_graphs.oracle import InvalidGraphError, Oracle
 IR_VERSION = 10
 # Values of a graph stay below, so that float32 and float64 see the same function and differences are exact.
 LARGEST = 40.0
-MOST_ELEMENTS = 6000
 # Arguments keep so far from places where an operator is not smooth: far more than float32 rounds, and than the steps of
 # central differences change.
 MARGIN = 2e-3
@@ -131,7 +130,9 @@ class Builder:
         parent: Builder | None = None,
         *,
         special: bool = False,
+        most_elements: int = 3000,
     ) -> None:
+        self.most_elements = most_elements
         self.rng, self.opset, self.batches, self.sizes, self.parent = rng, opset, batches, sizes, parent
         self.special = special
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -299,7 +300,7 @@ class Builder:
                 ]
             except ValueError:
                 return False
-            return int(np.prod(shapes[0])) <= MOST_ELEMENTS
+            return int(np.prod(shapes[0])) <= self.most_elements
 
         draw = self.rng.random()
         if draw < 0.1:
@@ -385,7 +386,7 @@ class Builder:
         for position, name in enumerate(name for name in results if name):
             samples = tuple(one[position] for one in arrays)
             value = Value(name, samples, moves)
-            if any(sample.size == 0 or sample.size > MOST_ELEMENTS for sample in samples):
+            if any(sample.size == 0 or sample.size > self.most_elements for sample in samples):
                 raise Rejected
             if len({sample.ndim for sample in samples}) > 1:
                 raise Rejected
@@ -431,7 +432,8 @@ class Builder:
 
     def body(self) -> Builder:
         """A builder of a body of one of the nodes."""
-        return Builder(self.rng, self.opset, self.batches, self.sizes, self, special=self.special)
+        most = self.most_elements
+        return Builder(self.rng, self.opset, self.batches, self.sizes, self, special=self.special, most_elements=most)
 
     def formal(self, samples: Sequence[np.ndarray], *, moves: bool, stem: str = "b") -> Value:
         """An input of the body."""

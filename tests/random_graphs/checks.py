@@ -34,8 +34,7 @@ SLOPE = 1e-4
 # What rounding of the loss makes of a slope: 2^-52 over the step, and as much again for what the sum is made of.
 SLOPE_NOISE = 1e-9
 DIRECTIONS = 3
-# Of the values of a step so much is taken away by a memory limit.
-SHARES = (0.7, 0.4, 0.15)
+MOST_PROGRAMS = 12
 
 
 class FailedError(Exception):
@@ -227,19 +226,32 @@ class Checks:
             same_bits("second batch size", cpu[at], made.run(state, module, at), f"step {at} after another batch size")
             total = total or module.memory()
         self.report.count("second batch size")
+        twice = made.run(state, module, 0)
+        for name, gradient in cpu[0].gradients.items():
+            # Sums that begin with the first gradient are rounded in another order.
+            if not close(twice.gradients[name], gradient + gradient, FORWARD):
+                raise FailedError("accumulation", f"{name}: {difference(twice.gradients[name], gradient + gradient)}")
         assert total is not None
-        for share in SHARES:
-            limited = ortrain.SessionOptions()
-            limited.memory_limit = total.total - int(share * total.work) + 2048
-            if limited.memory_limit >= total.total:
-                break
+        self.memory_limit(made, cpu[0], total.parameters + total.gradients + 1)
+
+    def memory_limit(self, made: Artifacts, first: Step, too_little: int) -> None:
+        """The same bits within the least memory: a step that is refused says how much it takes at least."""
+        limited = ortrain.SessionOptions()
+        limited.memory_limit = too_little
+        # Each program of a schedule with several of them may say more than the one before.
+        for _ in range(MOST_PROGRAMS):
             try:
                 step = made.step(0, options=limited)
-            except ortrain.MemoryLimitError:
+            except ortrain.MemoryLimitError as error:
+                least = re.search(r"takes (\d+) bytes", str(error))
+                if least is None or int(least[1]) <= limited.memory_limit:
+                    raise FailedError("memory limit", str(error)) from error
+                limited.memory_limit = int(least[1])
                 continue
-            same_bits("memory limit", cpu[0], step, f"with {limited.memory_limit} instead of {total.total} bytes")
+            same_bits("memory limit", first, step, f"within {limited.memory_limit} bytes")
             self.report.count("memory limit")
-            break
+            return
+        self.report.count("memory limit not found")
 
     def wide_gradients(self, trainable: Trainable) -> list[dict[str, np.ndarray]]:
         """Gradients in float64, which are the slopes of the loss."""
@@ -367,6 +379,10 @@ class Checks:
         wide = self.tolerance_of_loss(oracle, {**trainable.feeds[0], **stepped}, loss)
         if np.isfinite(loss) and not abs(got - loss) <= wide:
             raise FailedError("loss after a step", f"{got} instead of {loss}")
+        module.eval()
+        got = attempted("eval step refused", lambda: made.run(state, module, 0)).loss
+        if np.isfinite(loss) and not abs(got - loss) <= wide:
+            raise FailedError("eval loss after a step", f"{got} instead of {loss}")
         self.report.count("step")
 
     def tolerance_of_loss(self, oracle: Oracle, feeds: Feeds, loss: float) -> float:
@@ -404,7 +420,8 @@ class Artifacts:
 
     def module(self, device: str = "cpu", options: ortrain.SessionOptions | None = None) -> tuple[CheckpointState, Module]:
         state = CheckpointState.load_checkpoint(self.folder / "checkpoint")
-        return state, Module(self.folder / "training_model.onnx", state, device=device, session_options=options)
+        models = [self.folder / f"{name}_model.onnx" for name in ("training", "eval")]
+        return state, Module(models[0], state, models[1], device=device, session_options=options)
 
     def run(self, state: CheckpointState, module: Module, at: int, changed: Feeds | None = None) -> Step:
         feed = {**self.trainable.feeds[at], **(changed or {})}

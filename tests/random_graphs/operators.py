@@ -320,7 +320,7 @@ def reduction(g: Builder, op: str) -> Value:
         value = put_between(g, value, 0.15, 40)
     if op == "ReduceL2" and value.most - value.least < 0.1:
         raise Rejected
-    keep = {} if g.chance(0.4) else {"keepdims": int(g.chance(0.5))}
+    keep: dict[str, Any] = {} if g.chance(0.4) else {"keepdims": int(g.chance(0.5))}
     if g.chance(0.15):
         axes = list(range(value.rank))
         inputs: list[Value | None] = [value]
@@ -329,6 +329,10 @@ def reduction(g: Builder, op: str) -> Value:
     else:
         axes = some_axes(g, value)
         inputs = [value, g.ints(*axes)]
+        if g.opset < 18 and op != "ReduceSum":
+            # Axes were an attribute.
+            inputs.pop()
+            keep["axes"] = axes
     if op in ("ReduceMax", "ReduceMin"):
         g.distinct(value, axes)
     return g.add(op, inputs, **keep)
@@ -693,7 +697,7 @@ def split(g: Builder) -> Value:
     size = value.shape[axis]
     if g.chance(0.4):
         parts = int(g.rng.integers(2, min(size, 3) + 1))
-        return g.add_several("Split", [value], parts, axis=axis, num_outputs=parts)
+        return g.add_several("Split", [value], parts, axis=axis, **({"num_outputs": parts} if g.opset >= 18 else {}))
     cut = int(g.rng.integers(1, size))
     return g.add_several("Split", [value, g.ints(cut, size - cut)], 2, axis=axis)
 
