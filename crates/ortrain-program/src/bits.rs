@@ -15,6 +15,7 @@ use ortrain_expr::{Access, Builder, CompareOp, DType, Inst, Nest, Type};
 use crate::builder::align;
 use crate::fuse::{factors, loop_of, with_loop};
 use crate::plan::{plan, sharing};
+use crate::versions::{NewVersions, Version, Versions};
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ProgramError, Step, is_work};
 
 /// Bits of a byte.
@@ -275,8 +276,9 @@ fn bytes_of(len: usize) -> usize {
 
 /// Packs masks and unpacks them.
 fn pack(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>, masks: &[Mask]) {
-    // Of each mask the buffer of its bits, and that of the mask from then on.
-    let mut made: Vec<[BufferId; 2]> = Vec::with_capacity(masks.len());
+    // Of each mask the buffer of its bits, and that of the mask from then on, with the only version of each.
+    let mut made: Vec<[(BufferId, Version); 2]> = Vec::with_capacity(masks.len());
+    let mut new_versions = NewVersions::after(instructions.iter());
     for &Mask { buffer, .. } in masks {
         let Buffer { label, len, .. } = buffers[buffer.0 as usize].clone();
         let bytes = bytes_of(len);
@@ -292,25 +294,38 @@ fn pack(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>, masks: &
         let bits = format!("{label}/bits").into();
         buffers.push(Buffer { label: bits, dtype: DType::U8, len: bytes, place: Place::Work(0) });
         buffers.push(Buffer { label, dtype: DType::Bool, len: bytes * BITS, place: Place::Work(0) });
-        made.push([BufferId(first), BufferId(first + 1)]);
+        made.push([first, first + 1].map(|id| (BufferId(id), new_versions.next())));
     }
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
     let bytes = |mask: &Mask| bytes_of(buffers[mask.buffer.0 as usize].len);
     for (at, mut instruction) in std::mem::take(instructions).into_iter().enumerate() {
         let node = instruction.node.clone();
-        let map = |map| Instruction { step: Step::Map(map), entries: Entries::ALL, node: node.clone() };
+        let map = |map, versions| Instruction {
+            step: Step::Map(map),
+            entries: Entries::ALL,
+            node: node.clone(),
+            versions,
+        };
         let both = || masks.iter().zip(&made);
         for (mask, &[bits, again]) in both().filter(|(mask, _)| mask.reader == at) {
-            result.push(map(unpacking(bytes(mask), bits, again)));
+            let versions = Versions::of_map(bits, again);
+            result.push(map(unpacking(bytes(mask), bits.0, again.0), versions));
         }
         let read = |id: BufferId| {
             let later = both().find(|(mask, _)| mask.buffer == id && mask.reader <= at);
-            later.map_or(id, |(_, made)| made[1])
+            later.map_or(id, |(_, made)| made[1].0)
         };
         instruction.step.rename(&read, &|id| id);
+        for (_, &[_, (again, version)]) in both().filter(|(mask, _)| mask.reader <= at) {
+            instruction.versions = instruction.versions.with_read(again, version);
+        }
+        instruction.versions = instruction.versions.of_step(&instruction.step);
+        let written = instruction.versions.clone();
         result.push(instruction);
         for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
-            result.push(map(packing(bytes(mask), mask.buffer, bits)));
+            let versions = written.written(mask.buffer).map(|mask_made| (mask.buffer, mask_made));
+            let versions = versions.map(|mask_made| Versions::of_map(mask_made, bits)).unwrap_or_default();
+            result.push(map(packing(bytes(mask), mask.buffer, bits.0), versions));
         }
     }
     *instructions = result;
@@ -383,6 +398,7 @@ mod tests {
 
     use super::*;
     use crate::reference::evaluate;
+    use crate::versions::FinalVersions;
     use crate::{Program, Scalars};
 
     /// What is put together by hand, fused already.
@@ -430,7 +446,13 @@ mod tests {
             let map = Loop { nest, reads: reads.to_vec(), writes: writes.to_vec() };
             assert_eq!(map.nest.fault(), None);
             let step = Step::Map(map);
-            self.instructions.push(Instruction { step, entries: Entries::ALL, node: "node".into() });
+            let versions = Versions::default();
+            self.instructions.push(Instruction {
+                step,
+                entries: Entries::ALL,
+                node: "node".into(),
+                versions,
+            });
         }
 
         fn packed(&self) -> Sketch {
@@ -449,7 +471,8 @@ mod tests {
             let Sketch { mut buffers, instructions, inputs, outputs } = self;
             let work_bytes = plan(&mut buffers, &instructions, &inputs, &outputs).unwrap();
             let (constants, planes) = (Vec::new(), Vec::new());
-            Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes }
+            let last_versions = FinalVersions::default();
+            Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes, last_versions }
         }
     }
 

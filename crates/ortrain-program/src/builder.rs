@@ -7,6 +7,7 @@ use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
 use crate::memory::ALIGNMENT;
+use crate::versions::{self, FinalVersions, Versions};
 use crate::{
     Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse, narrow, parts,
     plan,
@@ -25,6 +26,12 @@ pub enum ProgramError {
         step: &'static str,
         /// What is wrong.
         fault: String,
+    },
+    /// A pass has put a write to state, or to a result, behind a later one: a mistake of the pass.
+    #[error("{label:?} would not hold the last of its updates at the end of the program")]
+    LostUpdate {
+        /// The value.
+        label: String,
     },
     /// More memory than can be addressed.
     #[error("the buffer for {label:?} is too large to address")]
@@ -134,7 +141,8 @@ impl ProgramBuilder {
         // Over an empty space there is nothing to do (an empty batch, say).
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
         if !step.is_empty() && !self.is_checked(&step, entries) {
-            self.instructions.push(Instruction { step, entries, node: node.clone() });
+            let versions = Versions::default();
+            self.instructions.push(Instruction { step, entries, node: node.clone(), versions });
         }
         Ok(())
     }
@@ -184,6 +192,7 @@ impl ProgramBuilder {
                 && let Some(l) = fuse::with_constants(l, virtual_loads, &values)
             {
                 instruction.step = fuse::with_loop(&instruction.step, l);
+                instruction.versions = instruction.versions.of_step(&instruction.step);
             }
         }
     }
@@ -337,15 +346,24 @@ impl ProgramBuilder {
     /// When the plan cannot be addressed, or an instruction became faulty.
     pub fn finish(mut self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Result<Program, ProgramError> {
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        let last_versions = versions::number(&mut self.instructions, &self.buffers, &outputs);
         self.inline_constants();
+        self.assert_versions(&last_versions, "inline_constants");
         narrow::narrow(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "narrow");
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        self.assert_versions(&last_versions, "remove_unused");
         fuse::number_cells(&self.instructions, &mut self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "number_cells");
         fuse::sum_late(&mut self.instructions, &self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "sum_late");
         fuse::fuse_attention(&mut self.instructions, &self.buffers, &inputs, &outputs);
+        self.assert_versions(&last_versions, "fuse_attention");
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
+        self.assert_versions(&last_versions, "remove_unused");
         fuse::fuse(&mut self.instructions, &mut self.buffers, &inputs, &outputs);
-        self.planned(inputs, outputs, true)
+        self.assert_versions(&last_versions, "fuse");
+        self.planned(inputs, outputs, last_versions, true)
     }
 
     /// The program as it was put together, with nothing fused: what fusion is compared with.
@@ -353,17 +371,28 @@ impl ProgramBuilder {
     /// # Errors
     /// As [`ProgramBuilder::finish`].
     pub fn finish_unfused(
-        self,
+        mut self,
         inputs: Vec<BufferId>,
         outputs: Vec<BufferId>,
     ) -> Result<Program, ProgramError> {
-        self.planned(inputs, outputs, false)
+        let last_versions = versions::number(&mut self.instructions, &self.buffers, &outputs);
+        self.planned(inputs, outputs, last_versions, false)
+    }
+
+    /// In builds with assertions, checks after a pass that every read still sees the version that it was given.
+    fn assert_versions(&self, last: &FinalVersions, pass: &str) {
+        if cfg!(debug_assertions)
+            && let Err(stale) = versions::check(&self.instructions, &self.buffers, last)
+        {
+            panic!("after {pass}: {}", stale.error(&self.instructions, &self.buffers));
+        }
     }
 
     fn planned(
         mut self,
         inputs: Vec<BufferId>,
         outputs: Vec<BufferId>,
+        last_versions: FinalVersions,
         fused: bool,
     ) -> Result<Program, ProgramError> {
         self.set_precision();
@@ -371,7 +400,7 @@ impl ProgramBuilder {
             fuse::lay_panels(&mut self.instructions, &mut self.buffers);
         }
         fuse::remove_unused(&mut self.instructions, &self.buffers, &outputs);
-        fuse::order(&mut self.instructions, &self.buffers);
+        fuse::order(&mut self.instructions, &mut self.buffers);
         let work_bytes = if fused {
             bits::pack_masks(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?;
             parts::plan_in_parts(&mut self.buffers, &mut self.instructions, &inputs, &outputs)?
@@ -382,6 +411,8 @@ impl ProgramBuilder {
         for Instruction { step, node, .. } in &self.instructions {
             self.check(step, node)?;
         }
+        versions::check(&self.instructions, &self.buffers, &last_versions)
+            .map_err(|stale| stale.error(&self.instructions, &self.buffers))?;
         self.forget_unused_constants(&outputs);
         let mut planes: Vec<(PlaneId, usize)> = self.planes.into_iter().collect();
         planes.sort_unstable();
@@ -393,6 +424,7 @@ impl ProgramBuilder {
             outputs,
             work_bytes,
             planes,
+            last_versions,
         })
     }
 }

@@ -22,6 +22,7 @@ mod recompute;
 pub mod reference;
 mod repeat;
 mod schedule;
+mod versions;
 
 pub use attention::{Attention, AttentionGradients, AttentionPass, Operand};
 pub use backend::{

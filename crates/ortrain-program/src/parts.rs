@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ortrain_expr::{Access, ConvPass, Inst};
 
 use crate::plan::{fullest, plan};
+use crate::versions::NewVersions;
 use crate::{Buffer, BufferId, Conv, Instruction, Loop, Place, ProgramError, Step, is_work};
 
 /// Results smaller than this stay whole: they fit a cache.
@@ -144,6 +145,7 @@ fn in_parts(buffers: &mut Vec<Buffer>, instructions: &[Instruction], pair: &Pair
     let part = Buffer { label: Arc::clone(&label), dtype, len: len / batch * images, place: Place::Work(0) };
     let stored = part.len;
     buffers.push(part);
+    let mut new_versions = NewVersions::after(instructions);
     let mut result = Vec::with_capacity(instructions.len() + 2 * batch / images);
     for (k, instruction) in instructions.iter().enumerate() {
         let (Step::Conv(conv), true) = (&instruction.step, k == second) else {
@@ -160,8 +162,18 @@ fn in_parts(buffers: &mut Vec<Buffer>, instructions: &[Instruction], pair: &Pair
                 Access { offset: 0, len: stored, ..one.epilogue.nest.stores[0].clone() };
             let mut other = part_of(conv, from, images);
             (other.a, other.a_offset) = (id, 0);
-            for (conv, of) in [(one, first), (other, second)] {
-                result.push(Instruction { step: Step::Conv(Box::new(conv)), ..instructions[of].clone() });
+            let part_made = new_versions.next();
+            let mut given = instructions[second].versions.clone().with_read(id, part_made);
+            if from + images < batch {
+                for (written, _) in instructions[second].versions.writes() {
+                    given = given.with_write(written, new_versions.next());
+                }
+            }
+            let makes_part = instructions[first].versions.clone().with_write(id, part_made);
+            for (conv, of, versions) in [(one, first, makes_part), (other, second, given)] {
+                let step = Step::Conv(Box::new(conv));
+                let versions = versions.of_step(&step);
+                result.push(Instruction { step, versions, ..instructions[of].clone() });
             }
         }
     }

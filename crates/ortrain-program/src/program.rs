@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_graph::Tensor;
 
+use crate::versions::{FinalVersions, Versions};
 use crate::{Attention, Cost};
 
 /// A buffer of a [`Program`].
@@ -401,6 +402,8 @@ pub struct Instruction {
     pub entries: Entries,
     /// The node, as messages name it.
     pub node: Arc<str>,
+    /// Which writes it sees of what it reads.
+    pub(crate) versions: Versions,
 }
 
 /// A compiled, immutable piece of work with a memory plan. Made by [`crate::ProgramBuilder`].
@@ -420,6 +423,8 @@ pub struct Program {
     pub work_bytes: usize,
     /// For every plane that is used: how many bytes it must have.
     pub planes: Vec<(PlaneId, usize)>,
+    /// What the buffers that are seen outside hold in the end.
+    pub(crate) last_versions: FinalVersions,
 }
 
 impl Program {

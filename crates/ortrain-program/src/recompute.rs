@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::builder::align;
 use crate::cost::cost;
+use crate::versions;
 use crate::{Buffer, BufferId, Cost, Entries, Instruction, Place, Program, is_work, plan};
 
 /// What a machine does in a second, roughly: only the ratio of the two decides.
@@ -38,6 +39,10 @@ impl Program {
             let (mut buffers, instructions) = work.result();
             let planned = plan::plan(&mut buffers, &instructions, &self.inputs, &self.outputs);
             let Ok(planned) = planned else { break };
+            // An order in which something would be read before or after its update is none.
+            if versions::check(&instructions, &buffers, &self.last_versions).is_err() {
+                break;
+            }
             if planned < smallest {
                 smallest = planned;
                 best = Some((planned, buffers, instructions));
@@ -57,6 +62,7 @@ impl Program {
             outputs: self.outputs.clone(),
             work_bytes,
             planes: self.planes.clone(),
+            last_versions: self.last_versions.clone(),
         }
     }
 }
@@ -369,7 +375,9 @@ impl<'a> Recomputation<'a> {
                 let found = values.iter().find(|&&value| roots[value] == id.0 as usize);
                 found.map_or(id, |&value| BufferId(value as u32))
             };
-            instruction.step.rename(&|id| version(&entry.reads, id), &|id| version(&entry.writes, id));
+            let (read, write) = (|id| version(&entry.reads, id), |id| version(&entry.writes, id));
+            instruction.step.rename(&read, &write);
+            instruction.versions.rename(&read, &write);
             instruction
         };
         (buffers, entries.iter().map(made).collect())

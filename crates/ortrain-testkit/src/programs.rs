@@ -7,9 +7,10 @@ use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Expr, Nest, Precision, ReduceOp,
     Reduction, Reg, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
+use ortrain_graph::Tensor;
 use ortrain_program::{
     Backend, Bindings, BufferId, Conv, Entries, Entry, Loop, MatMul, Memory, Place, PlaneId, Program,
-    ProgramBuilder, Scalars, Step, Window, Workspace,
+    ProgramBuilder, Scalars, ScatterAdd, Step, Window, Workspace,
 };
 
 /// `SplitMix64`.
@@ -52,6 +53,8 @@ pub struct Kinds {
     pub windows: bool,
     /// Parts of images: some that are read in place of all, or are other than zero.
     pub parts: bool,
+    /// Images that are updated in place, before and after which they are read.
+    pub updates: bool,
     /// How large images are.
     pub size: Size,
 }
@@ -366,6 +369,56 @@ impl Making {
         self.copied(dims, (source, load), b.finish(&[result]), (to, store));
     }
 
+    /// An image that is updated in place: channels of another image are added to some of its own, or a map writes its
+    /// result over its operand. The image may be read before the update, and is read as it is after it.
+    fn updated(&mut self, kinds: Kinds) {
+        let is_image = |value: &Value| value.kind == Kind::Image && value.dtype == DType::F32;
+        let (Some(data), Some(source)) = (self.some(is_image), self.some(is_image)) else { return };
+        let Sizes { n, c, h, w } = self.sizes;
+        let dims: Dims = self.sizes.all().into_iter().collect();
+        let whole = Access::contiguous(DType::F32, &dims);
+        let target = self.fresh(DType::F32, Kind::Image);
+        let mut b = Builder::new();
+        let x = b.load(0, Type::F32);
+        let start = if self.random.chance(50) { x } else { self.function(&mut b, &[x], kinds) };
+        self.copied(dims.clone(), (data, whole.clone()), b.finish(&[start]), (target, whole.clone()));
+        if self.random.chance(50) {
+            self.map(kinds);
+        }
+        if self.random.chance(70) {
+            let rows: Vec<i64> = (0..c).map(|_| self.random.below(2 * c) as i64 - c as i64).collect();
+            let index = self.builder.constant("rows", &Tensor::i64(&[c], &rows));
+            let sums = ScatterAdd {
+                outer: n,
+                rows: c,
+                count: c,
+                inner: h * w,
+                source: source.id,
+                index,
+                target: target.id,
+            };
+            // What is added to itself while it is read has no order.
+            if source.id != target.id {
+                self.step(Step::ScatterAdd(sums), Entries::ALL);
+            }
+        } else {
+            let mut b = Builder::new();
+            let operands = [b.load(0, Type::F32), b.load(1, Type::F32)];
+            let result = self.function(&mut b, &operands, kinds);
+            let nest = Nest {
+                dims,
+                inner: 0,
+                loads: vec![whole.clone(), whole.clone()],
+                expr: b.finish(&[result]),
+                reductions: Vec::new(),
+                stores: vec![whole],
+            };
+            let reads = vec![target.id, source.id];
+            // `finish` leaves out loads that nothing needs, but nests name all of them.
+            self.step(Step::Map(Loop { nest, reads, writes: vec![target.id] }), Entries::ALL);
+        }
+    }
+
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
     fn row(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
@@ -674,6 +727,10 @@ impl RandomProgram {
         }
         let inputs = making.values.iter().map(|value| value.id).collect();
         for _ in 0..3 + making.random.below(10) {
+            if kinds.updates && making.random.chance(30) {
+                making.updated(kinds);
+                continue;
+            }
             match making.random.below(if kinds.parts { 17 } else { 14 }) {
                 0..=4 => making.map(kinds),
                 5 => making.moved(),

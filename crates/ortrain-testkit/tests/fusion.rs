@@ -16,7 +16,8 @@ use ortrain_testkit::tolerance;
 
 mod common;
 
-const ALL: Kinds = Kinds { jumps: true, narrow: true, windows: true, parts: true, size: Size::Small };
+const ALL: Kinds =
+    Kinds { jumps: true, narrow: true, windows: true, parts: true, updates: false, size: Size::Small };
 const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
 
 /// Whether results are the same but for the sign of zeros: a negative number times a zero that is not computed is no negative
@@ -47,6 +48,42 @@ fn fused_programs_mean_the_same() {
     }
     // That there was something to see.
     assert!(5 * fewer > instructions, "{fewer} of {instructions} instructions were fused");
+}
+
+/// Whether float32 results differ by no more than sums in another order do.
+fn are_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
+    let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
+    let all = |(got, want): (&Vec<u8>, &Vec<u8>)| {
+        got.len() == want.len() && numbers(got).zip(numbers(want)).all(close)
+    };
+    got.len() == want.len() && got.iter().zip(want).all(all)
+}
+
+/// By the reference evaluator and on the CPU, with all memory and with little: an image that is updated in place is read
+/// as it is before the update and as it is after it. Sums that go straight to where they are gathered are added in another
+/// order.
+#[test]
+fn every_read_sees_the_update_that_it_was_given() {
+    let kinds = Kinds { updates: true, jumps: false, narrow: false, ..ALL };
+    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new());
+    let mut updates = 0;
+    for seed in 0..3000 {
+        let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
+        let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
+        let little = Arc::new(fused.within(fused.work_bytes * 2 / 3));
+        for entry in ENTRIES {
+            let want = run_program(&plain, &Reference, seed, entry);
+            for (program, backend) in
+                [(&fused, &Reference as &dyn Backend), (&fused, &*cpu), (&little, &*cpu)]
+            {
+                let got = run_program(program, backend, seed, entry);
+                assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
+            }
+        }
+        updates += fused.instructions.iter().filter(|i| i.step.name() == "ScatterAdd").count();
+    }
+    // That there was something to see.
+    assert!(updates > 300, "{updates} updates");
 }
 
 /// On the CPU, where buffers share bytes as the plan says.

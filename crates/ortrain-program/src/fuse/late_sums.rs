@@ -7,6 +7,7 @@
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
 use super::splice::{is_injective, same, with_constants};
+use crate::versions::NewVersions;
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScatterAdd, Step, is_work};
 
 /// Moves sums behind the maps that read their targets, one map after the other.
@@ -16,9 +17,10 @@ pub(crate) fn sum_late(
     inputs: &[BufferId],
     outputs: &[BufferId],
 ) {
+    let mut new_versions = NewVersions::after(instructions.iter());
     let mut at = 0;
     while at < instructions.len() {
-        if let Some(moved) = moved(instructions, buffers, inputs, outputs, at) {
+        if let Some(moved) = moved(instructions, buffers, inputs, outputs, at, &mut new_versions) {
             *instructions = moved;
         } else {
             at += 1;
@@ -33,8 +35,11 @@ fn moved(
     inputs: &[BufferId],
     outputs: &[BufferId],
     at: usize,
+    new_versions: &mut NewVersions,
 ) -> Option<Vec<Instruction>> {
-    let Instruction { step: Step::ScatterAdd(sums), entries, .. } = &instructions[at] else { return None };
+    let Instruction { step: Step::ScatterAdd(sums), entries, versions, .. } = &instructions[at] else {
+        return None;
+    };
     let target = sums.target;
     let buffer = |id: BufferId| &buffers[id.0 as usize];
     let in_a_plane = |id: BufferId| matches!(buffer(id).place, Place::Plane(..));
@@ -81,10 +86,25 @@ fn moved(
             _ if index == at => {}
             Step::Map(map) if readers.contains(&index) => {
                 let rest = if starts_at_zero { without(map, target)? } else { Some(map.clone()) };
-                result.extend(rest.map(|map| Instruction { step: Step::Map(map), ..instruction.clone() }));
-                let step = Step::ScatterAdd(ScatterAdd { target: map.writes[0], ..sums.clone() });
-                let (entries, node) = (instruction.entries, instructions[at].node.clone());
-                result.push(Instruction { step, entries, node });
+                let (to, made) = (map.writes[0], instruction.versions.written(map.writes[0])?);
+                let step = Step::ScatterAdd(ScatterAdd { target: to, ..sums.clone() });
+                let mut sums = Instruction {
+                    step,
+                    entries: instruction.entries,
+                    node: instructions[at].node.clone(),
+                    versions: versions.clone().with_read_of(to, &instruction.versions).with_write(to, made),
+                };
+                if let Some(map) = rest {
+                    // The map reads the target as it was before the sums, and the sums what the map makes.
+                    let before = new_versions.next();
+                    let given = instruction.versions.clone().with_read_of(target, versions);
+                    let step = Step::Map(map);
+                    let given = given.with_write(to, before).of_step(&step);
+                    result.push(Instruction { step, versions: given, ..instruction.clone() });
+                    sums.versions = sums.versions.with_read(to, before);
+                }
+                sums.versions = sums.versions.of_step(&sums.step);
+                result.push(sums);
             }
             _ => result.push(instruction.clone()),
         }

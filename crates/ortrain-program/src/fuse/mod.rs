@@ -30,6 +30,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::builder::align;
 use crate::cost::{is_gathered, weight};
+use crate::versions::{Version, Versions};
 use crate::{Buffer, BufferId, Conv, Entries, Instruction, Loop, MatMul, Place, Step, is_work};
 pub(crate) use attention::fuse_attention;
 pub(crate) use cells::number_cells;
@@ -161,11 +162,11 @@ struct Fusion<'a> {
     lives: Lives,
     lowest_peak: i64,
     /// How a buffer can be made of others by a map, where what makes it is no map any more.
-    recipes: FxHashMap<BufferId, Loop>,
+    recipes: FxHashMap<BufferId, (Loop, Versions)>,
 }
 
 /// A number for each buffer; parts of a plane that overlap have the same.
-fn cells(buffers: &[Buffer]) -> Vec<usize> {
+pub(crate) fn cells(buffers: &[Buffer]) -> Vec<usize> {
     let mut cells: Vec<usize> = (0..buffers.len()).collect();
     let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
     for (k, buffer) in buffers.iter().enumerate() {
@@ -296,7 +297,7 @@ impl<'a> Fusion<'a> {
                 if last - at > CLOSE {
                     self.apply(found);
                 } else if let Some(change) = found.changes.into_iter().next() {
-                    self.put_all(change);
+                    self.put_sound(change);
                 }
             }
         }
@@ -335,22 +336,36 @@ impl<'a> Fusion<'a> {
         change.into_iter().map(|(at, new)| (at, self.put(at, new))).collect()
     }
 
+    /// The same, unless one of them would read another version of a buffer than it was given.
+    fn put_sound(&mut self, change: Change) -> Option<Change> {
+        let undo = self.put_all(change);
+        if undo.iter().all(|&(at, _)| self.reads_its_versions(at)) {
+            return Some(undo);
+        }
+        self.take_back(undo);
+        None
+    }
+
+    fn take_back(&mut self, undo: Change) {
+        for (at, old) in undo.into_iter().rev() {
+            self.put(at, old);
+        }
+    }
+
     fn make(&mut self, change: Change) -> bool {
         self.lowest_peak = self.lowest_peak.min(self.lives.peak());
-        let undo = self.put_all(change);
+        let Some(undo) = self.put_sound(change) else { return false };
         if self.lives.peak() > self.lowest_peak + self.lowest_peak / TRIFLE {
-            for (at, old) in undo.into_iter().rev() {
-                self.put(at, old);
-            }
+            self.take_back(undo);
             return false;
         }
         // A map that went behind something else can still be computed by who has its operands.
         for (_, old) in &undo {
-            let Some(Instruction { step: Step::Map(map), .. }) = old else { continue };
+            let Some(Instruction { step: Step::Map(map), versions, .. }) = old else { continue };
             for (k, &id) in map.writes.iter().enumerate() {
                 let is_made = self.is_work(id) && !self.writers[self.cell(id)].is_empty();
                 if is_made && self.map_that_makes(id).is_none() {
-                    self.recipes.insert(id, result_of(map, k));
+                    self.recipes.insert(id, (result_of(map, k), versions.clone()));
                 }
             }
         }
@@ -383,6 +398,22 @@ impl<'a> Fusion<'a> {
     /// Whether buffers hold the same at both places in runs of some entries.
     fn unchanged(&self, reads: &[BufferId], from: usize, to: usize, entries: Entries) -> bool {
         reads.iter().all(|&id| !self.between(&self.writers[self.cell(id)], from, to, entries))
+    }
+
+    /// Whether the buffers that the instruction at a place reads hold the versions that it was given.
+    fn reads_its_versions(&self, at: usize) -> bool {
+        let Some(instruction) = &self.slots[at] else { return true };
+        instruction.versions.hold(instruction.entries, |id, entry| {
+            let runs = |&before: &&usize| {
+                self.slots[*before].as_ref().is_some_and(|before| before.entries.contains(entry))
+            };
+            let writer = self.writers[self.cell(id)].range(..at).rev().find(runs);
+            let written = writer.and_then(|&writer| {
+                let versions = &self.slots[writer].as_ref()?.versions;
+                versions.writes().find(|&(written, _)| self.cell(written) == self.cell(id))
+            });
+            written.map_or(Version::BEFORE, |(_, version)| version)
+        })
     }
 
     /// Whether nobody between two places reads or writes the buffers in runs of some entries.
@@ -501,11 +532,15 @@ impl<'a> Fusion<'a> {
         for &at in followers {
             let (follower, map) = (self.slots[at].as_ref()?, self.map(at)?);
             let entries = follower.entries;
-            let others: Vec<BufferId> =
-                map.reads.iter().copied().filter(|id| !l.writes.contains(id)).collect();
-            down &=
-                self.unchanged(&host_reads, maker, at, entries) && self.untouched(&kept, maker, at, entries);
-            up &= self.unchanged(&others, maker, at, entries)
+            let (made, others): (Vec<BufferId>, Vec<BufferId>) =
+                map.reads.iter().partition(|id| l.writes.contains(id));
+            // What the host makes is taken from where it is made: nothing may have changed it on the way.
+            let as_made = self.unchanged(&made, maker, at, entries);
+            down &= as_made
+                && self.unchanged(&host_reads, maker, at, entries)
+                && self.untouched(&kept, maker, at, entries);
+            up &= as_made
+                && self.unchanged(&others, maker, at, entries)
                 && self.untouched(&map.writes, maker, at, entries);
             if !down && !up {
                 return None;
@@ -514,11 +549,9 @@ impl<'a> Fusion<'a> {
                 let merged = append(l, virtual_loads, map, link, &keep, may_split(&host.step))?;
                 Some(with_loop(&host.step, merged)).filter(|step| self.is_sound(step))
             })?;
-            merged.push(Instruction {
-                step,
-                entries: host.entries.and(entries),
-                node: joined(host, follower),
-            });
+            let entries = host.entries.and(entries);
+            let versions = host.versions.followed_by(&follower.versions, entries)?.of_step(&step);
+            merged.push(Instruction { step, entries, node: joined(host, follower), versions });
         }
         let mut changes = SmallVec::new();
         if down {
@@ -599,10 +632,13 @@ impl<'a> Fusion<'a> {
             if reader < at || !self.unchanged(&map.reads, at, reader, instruction.entries) {
                 return None;
             }
+            let guest = self.slots[at].as_ref()?;
             let step = self.without_load(&instruction.step, value, map)?;
-            let step = self.recomputed(reader, &step, Some(value)).unwrap_or(step);
-            let node = joined(self.slots[at].as_ref()?, instruction);
-            change.push((reader, Some(Instruction { step, node, ..instruction.clone() })));
+            let versions = instruction.versions.clone().reading_also(&guest.versions)?;
+            let unchanged = (step, versions);
+            let (step, versions) = self.recomputed(reader, &unchanged, Some(value)).unwrap_or(unchanged);
+            let (node, versions) = (joined(guest, instruction), versions.of_step(&step));
+            change.push((reader, Some(Instruction { step, node, versions, ..instruction.clone() })));
         }
         self.gain(smallvec![change])
     }
@@ -623,9 +659,10 @@ impl<'a> Fusion<'a> {
         self.is_sound(&step).then_some(step)
     }
 
-    /// The map that makes a buffer of others, as it stands or as it was.
-    fn recipe(&self, id: BufferId) -> Option<Loop> {
-        self.map_that_makes(id).or_else(|| self.recipes.get(&id).cloned())
+    /// The map that makes a buffer of others, as it stands or as it was, and which versions it reads.
+    fn recipe(&self, id: BufferId) -> Option<(Loop, Versions)> {
+        let versions = || Some(self.slots[self.maker(id)?].as_ref()?.versions.clone());
+        self.map_that_makes(id).zip(versions()).or_else(|| self.recipes.get(&id).cloned())
     }
 
     fn map_that_makes(&self, id: BufferId) -> Option<Loop> {
@@ -636,18 +673,23 @@ impl<'a> Fusion<'a> {
 
     /// The step at a place after it has computed again what it can compute of what it loads anyway. Nobody will make
     /// `gone` any more.
-    fn recomputed(&self, at: usize, step: &Step, gone: Option<BufferId>) -> Option<Step> {
+    fn recomputed(
+        &self,
+        at: usize,
+        as_it_is: &(Step, Versions),
+        gone: Option<BufferId>,
+    ) -> Option<(Step, Versions)> {
         let entries = self.slots[at].as_ref()?.entries;
-        let mut best: Option<Step> = None;
+        let mut best: Option<(Step, Versions)> = None;
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
-            let step = best.as_ref().unwrap_or(step);
+            let (step, versions) = best.as_ref().unwrap_or(as_it_is);
             let (l, virtual_loads) = loop_of(step)?;
             let next = l.reads[virtual_loads..].iter().copied().find(|id| !tried.contains(id));
             let Some(id) = next else { return best };
             tried.push(id);
             let Some(maker) = self.maker(id).filter(|&maker| maker < at) else { continue };
-            let Some(map) = self.recipe(id) else { continue };
+            let Some((map, given)) = self.recipe(id) else { continue };
             let there = |&id: &BufferId| {
                 let is_made = self.is_input[self.cell(id)] || !self.writers[self.cell(id)].is_empty();
                 Some(id) != gone && (!self.is_work(id) || is_made)
@@ -659,8 +701,11 @@ impl<'a> Fusion<'a> {
                 continue;
             }
             let Some(lighter) = self.without_load(step, id, &map) else { continue };
-            if weight(&lighter, self.buffers) < weight(step, self.buffers) {
-                best = Some(lighter);
+            let given = given.of_step(&Step::Map(map));
+            if weight(&lighter, self.buffers) < weight(step, self.buffers)
+                && let Some(versions) = versions.clone().reading_also(&given)
+            {
+                best = Some((lighter, versions));
             }
         }
     }
@@ -668,8 +713,10 @@ impl<'a> Fusion<'a> {
     /// The step at a place, if computing some of its operands again makes it lighter.
     fn recomputing(&self, at: usize) -> Option<Rewrite> {
         let instruction = self.slots[at].as_ref()?;
-        let step = self.recomputed(at, &instruction.step, None)?;
-        self.gain(smallvec![vec![(at, Some(Instruction { step, ..instruction.clone() }))]])
+        let as_it_is = (instruction.step.clone(), instruction.versions.clone());
+        let (step, versions) = self.recomputed(at, &as_it_is, None)?;
+        let versions = versions.of_step(&step);
+        self.gain(smallvec![vec![(at, Some(Instruction { step, versions, ..instruction.clone() }))]])
     }
 }
 

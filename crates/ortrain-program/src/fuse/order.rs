@@ -1,7 +1,10 @@
 //! Which instructions are needed, and their order.
 
+use ortrain_expr::{Access, Builder, DType, Nest, Type};
+
 use super::{loop_of, splice, with_loop};
-use crate::{Buffer, BufferId, Instruction, is_work};
+use crate::versions::{NewVersions, Versions};
+use crate::{Buffer, BufferId, Instruction, Loop, Place, Step, is_work};
 
 /// Drops instructions whose results nobody needs, and results that nobody needs. Those that write state or can fail stay.
 pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buffer], outputs: &[BufferId]) {
@@ -24,6 +27,7 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
             let results: Vec<bool> = l.writes.iter().copied().map(wanted).collect();
             if let Some(fewer) = splice::with_results(l, virtual_loads, &results) {
                 instruction.step = with_loop(step, fewer);
+                instruction.versions = instruction.versions.of_step(&instruction.step);
             }
         }
         for id in instruction.step.reads() {
@@ -35,8 +39,9 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
 }
 
 /// Orders instructions so that nothing that can fail comes after a write to state: first what failing instructions
-/// need and they themselves, then the rest. Within each part the order stays.
-pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &[Buffer]) {
+/// need and they themselves, then the rest. Within each part the order stays. What the rest reads of a buffer that is
+/// updated in the first part is copied before the update.
+pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &mut Vec<Buffer>) {
     let writes_state = |i: &Instruction| i.step.writes().iter().any(|&id| !is_work(buffers, id));
     let Some(last_failing) = instructions.iter().rposition(|i| i.step.can_fail()) else { return };
     if !instructions[..last_failing].iter().any(writes_state) {
@@ -44,14 +49,17 @@ pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &[Buffer]) {
     }
     let mut early = vec![false; instructions.len()];
     let mut wanted: Vec<bool> = vec![false; buffers.len()];
+    // What is written early has been read, and written before, by then.
+    let mut updated: Vec<bool> = vec![false; buffers.len()];
     for (index, instruction) in instructions.iter().enumerate().rev() {
-        let produces =
-            instruction.step.writes().iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
-        if instruction.step.can_fail() || produces {
+        let (reads, writes) = (instruction.step.reads(), instruction.step.writes());
+        let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
+        let precedes = reads.iter().chain(&writes).any(|&id| updated[id.0 as usize]);
+        if instruction.step.can_fail() || produces || precedes {
             early[index] = true;
-            for id in instruction.step.reads() {
-                wanted[id.0 as usize] = true;
-            }
+            reads.iter().for_each(|id| wanted[id.0 as usize] = true);
+            let work = writes.iter().filter(|&&id| is_work(buffers, id));
+            work.for_each(|id| updated[id.0 as usize] = true);
         }
     }
     let (mut first, mut rest) = (Vec::new(), Vec::new());
@@ -61,7 +69,54 @@ pub(crate) fn order(instructions: &mut Vec<Instruction>, buffers: &[Buffer]) {
         }
         if early { first.push(instruction) } else { rest.push(instruction) }
     }
+    copy_before_updates(&mut first, &mut rest, buffers);
     instructions.extend(first.into_iter().chain(rest));
+}
+
+/// Lets later instructions read copies of the buffers that earlier ones update before they come.
+fn copy_before_updates(first: &mut Vec<Instruction>, rest: &mut [Instruction], buffers: &mut Vec<Buffer>) {
+    let mut new_versions = NewVersions::after(first.iter().chain(rest.iter()));
+    for Instruction { step, entries, versions, .. } in rest {
+        for id in step.reads() {
+            let Some(version) = versions.read_everywhere(id, *entries) else { continue };
+            let wrote = |instruction: &Instruction| instruction.versions.written(id);
+            let Some(made) = first.iter().rposition(|other| wrote(other) == Some(version)) else { continue };
+            let is_updated = first[made + 1..].iter().any(|other| wrote(other).is_some());
+            if !is_updated || !is_work(buffers, id) || step.writes().contains(&id) {
+                continue;
+            }
+            let Buffer { label, dtype, len, .. } = buffers[id.0 as usize].clone();
+            let copy = BufferId(buffers.len() as u32);
+            buffers.push(Buffer { label, dtype, len, place: Place::Work(0) });
+            let copied = new_versions.next();
+            first.insert(
+                made + 1,
+                Instruction {
+                    step: Step::Map(copy_of(id, copy, dtype, len)),
+                    versions: Versions::of_map((id, version), (copy, copied)),
+                    ..first[made].clone()
+                },
+            );
+            step.rename(&|read| if read == id { copy } else { read }, &|written| written);
+            *versions = versions.clone().with_read(copy, copied).of_step(step);
+        }
+    }
+}
+
+/// The map that copies a buffer.
+fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Loop {
+    let mut b = Builder::new();
+    let element = b.load(0, Type::of(dtype));
+    let whole = Access::contiguous(dtype, &[len]);
+    let nest = Nest {
+        dims: [len].into_iter().collect(),
+        inner: 0,
+        loads: vec![whole.clone()],
+        expr: b.finish(&[element]),
+        reductions: Vec::new(),
+        stores: vec![whole],
+    };
+    Loop { nest, reads: vec![from], writes: vec![to] }
 }
 
 /// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
@@ -74,7 +129,10 @@ fn without_state(instruction: &mut Instruction, buffers: &[Buffer]) -> Option<In
     }
     let (early, late) =
         (splice::with_results(l, virtual_loads, &own)?, splice::with_results(l, virtual_loads, &state)?);
-    let late = Instruction { step: with_loop(&instruction.step, late), ..instruction.clone() };
+    let late = with_loop(&instruction.step, late);
+    let late =
+        Instruction { versions: instruction.versions.of_step(&late), step: late, ..instruction.clone() };
     instruction.step = with_loop(&instruction.step, early);
+    instruction.versions = instruction.versions.of_step(&instruction.step);
     Some(late)
 }

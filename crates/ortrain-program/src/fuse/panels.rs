@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::cells;
 use super::splice::inline;
+use crate::versions::{NewVersions, Versions};
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Place, Step};
 
 /// Columns of a panel: those of a block that is summed up in registers.
@@ -56,29 +57,40 @@ pub(crate) fn lay_panels(instructions: &mut Vec<Instruction>, buffers: &mut Vec<
     // Maps of hashes have no order.
     groups.sort_unstable_by_key(|group| group.readers[0]);
 
-    let maps: Vec<Loop> = groups
-        .iter()
-        .enumerate()
-        .map(|(k, group)| {
-            let map = layout(&group.product, BufferId((buffers.len() + k) as u32));
-            moved(instructions, group, &map, cell).unwrap_or(map)
-        })
-        .collect();
+    let mut new_versions = NewVersions::after(instructions.iter());
+    let mut maps: Vec<Instruction> = Vec::with_capacity(groups.len());
+    for (k, group) in groups.iter().enumerate() {
+        let panels = BufferId((buffers.len() + k) as u32);
+        let map = Step::Map(layout(&group.product, panels));
+        let given = group.readers.iter().try_fold(Versions::default(), |given, &reader| {
+            given.reading_also(&instructions[reader].versions.of_step(&map))
+        });
+        let given = given.expect("nothing writes a matrix between the products of a group");
+        let Step::Map(l) = &map else { unreachable!("a layout is a map") };
+        let (step, given) = match moved(instructions, group, l, cell) {
+            Some((source, given)) => (Step::Map(source), given),
+            None => (map, given),
+        };
+        let versions = given.of_step(&step).with_write(panels, new_versions.next());
+        let node = instructions[group.readers[0]].node.clone();
+        maps.push(Instruction { step, entries: group.entries, node, versions });
+    }
     for (Group { product, readers, .. }, map) in groups.iter().zip(&maps) {
+        let Some((panels, version)) = map.versions.writes().next() else { continue };
         let old = &buffers[product.b.0 as usize];
         let (label, len) = (format!("{} in panels", old.label).into(), product.k * product.n);
         buffers.push(Buffer { label, dtype: old.dtype, len, place: Place::Work(0) });
         for &reader in readers {
-            if let Step::MatMul(product) = &mut instructions[reader].step {
-                read_panels(product, map.writes[0]);
+            let Instruction { step, versions, .. } = &mut instructions[reader];
+            if let Step::MatMul(product) = step {
+                read_panels(product, panels);
             }
+            *versions = versions.clone().with_read(panels, version).of_step(step);
         }
     }
     // From the last on, so that places stay what they are.
     for (group, map) in groups.iter().zip(maps).rev() {
-        let first = group.readers[0];
-        let node = instructions[first].node.clone();
-        instructions.insert(first, Instruction { step: Step::Map(map), entries: group.entries, node });
+        instructions.insert(group.readers[0], map);
     }
 }
 
@@ -123,19 +135,21 @@ fn layout(product: &MatMul, panels: BufferId) -> Loop {
 }
 
 /// The map into panels that reads what another map reads which does nothing but move elements to where it reads them, if
-/// these products alone want them there.
+/// these products alone want them there; and the versions that the other map was given.
 fn moved(
     instructions: &[Instruction],
     group: &Group,
     map: &Loop,
     cell: impl Fn(BufferId) -> usize,
-) -> Option<Loop> {
+) -> Option<(Loop, Versions)> {
     let (value, first) = (map.reads[0], group.readers[0]);
     let touches = |ids: Vec<BufferId>, of: BufferId| ids.into_iter().any(|id| cell(id) == cell(of));
     let writes = |at: &usize| touches(instructions[*at].step.writes(), value);
     let mut writers = (0..instructions.len()).filter(writes);
     let (maker, None) = (writers.next()?, writers.next()) else { return None };
-    let Instruction { step: Step::Map(guest), entries, .. } = &instructions[maker] else { return None };
+    let Instruction { step: Step::Map(guest), entries, versions, .. } = &instructions[maker] else {
+        return None;
+    };
     let others = instructions
         .iter()
         .enumerate()
@@ -146,6 +160,7 @@ fn moved(
     (moves && stays && !others && entries.and(group.entries) == group.entries)
         .then(|| inline(map, 0, 0, guest, true))
         .flatten()
+        .map(|map| (map, versions.clone()))
 }
 
 /// Makes a product one of each panel.

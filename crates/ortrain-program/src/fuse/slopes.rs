@@ -11,6 +11,7 @@ use ortrain_expr::{BinaryOp, Builder, DType, Expr, Inst, Reg, Scalar, Type, Unar
 use super::splice::{is_injective, with_expression};
 use super::{Fusion, PLACES};
 use crate::builder::align;
+use crate::versions::NewVersions;
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, Step};
 
 /// What is kept must be less than this part of what it takes the place of.
@@ -116,6 +117,7 @@ impl Fusion<'_> {
 
 /// Makes maps in two; slopes get buffers of their own.
 pub(super) fn apart(found: Vec<Slope>, slots: &mut [Option<Instruction>], buffers: &mut Vec<Buffer>) {
+    let mut new_versions = NewVersions::after(slots.iter().flatten());
     for Slope { at, after, mut slope, mut product } in found {
         let Some(instruction) = &slots[at] else { continue };
         let result = &buffers[product.writes[0].0 as usize];
@@ -129,9 +131,13 @@ pub(super) fn apart(found: Vec<Slope>, slots: &mut [Option<Instruction>], buffer
         buffers.push(buffer);
         slope.writes[0] = id;
         product.reads.iter_mut().filter(|read| **read == NEW).for_each(|read| *read = id);
+        let (given, version) = (instruction.versions.clone(), new_versions.next());
+        let [slope, product] = [slope, product].map(Step::Map);
+        let of_slope = given.clone().with_write(id, version).of_step(&slope);
+        let of_product = given.with_read(id, version).of_step(&product);
         let (entries, node) = (instruction.entries, instruction.node.clone());
-        slots[after + 1] = Some(Instruction { step: Step::Map(slope), entries, node: node.clone() });
-        slots[at] = Some(Instruction { step: Step::Map(product), entries, node });
+        slots[after + 1] = Some(Instruction { step: slope, entries, node: node.clone(), versions: of_slope });
+        slots[at] = Some(Instruction { step: product, entries, node, versions: of_product });
     }
 }
 

@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 use crate::cost::is_gathered;
 use crate::fuse::{copy, finish, is_injective, loop_of, with_constants, with_loop};
+use crate::versions::NewVersions;
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, MatMul, Step, is_work};
 use band::{Band, Cuts, Narrowed, hull, points, share};
 use product::{Narrow, narrowed_product};
@@ -353,6 +354,7 @@ fn leave_out(
     zeros: Vec<Zeros>,
 ) {
     let mut demand = Demand::new(instructions, buffers, outputs);
+    let mut new_versions = NewVersions::after(instructions.iter());
     let mut reversed: Vec<Instruction> = Vec::with_capacity(instructions.len());
     for (mut instruction, zeros) in std::mem::take(instructions).into_iter().zip(zeros).rev() {
         if demand.is_overwritten(&instruction, buffers) {
@@ -372,10 +374,18 @@ fn leave_out(
             instruction.step = step;
         }
         demand.read(&instruction.step, buffers);
+        let given = instruction.versions.clone();
         let before: SmallVec<[Instruction; 2]> = before
             .into_iter()
-            .map(|map| Instruction { step: Step::Map(map), ..instruction.clone() })
+            .map(|map| {
+                let (to, version) = (map.writes[0], new_versions.next());
+                instruction.versions = instruction.versions.clone().with_read(to, version);
+                let step = Step::Map(map);
+                let versions = given.clone().with_write(to, version).of_step(&step);
+                Instruction { step, versions, ..instruction.clone() }
+            })
             .collect();
+        instruction.versions = instruction.versions.of_step(&instruction.step);
         reversed.push(instruction);
         for instruction in before {
             demand.read(&instruction.step, buffers);

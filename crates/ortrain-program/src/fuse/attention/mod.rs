@@ -12,6 +12,7 @@ use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, Nest, ReduceOp,
 use super::embed::Embedding;
 use super::splice::{Link, append, inline, same};
 use super::{Change, Fusion, joined};
+use crate::versions::Versions;
 use crate::{
     Attention, AttentionGradients, AttentionPass, Buffer, BufferId, Entries, Instruction, Loop, MatMul,
     Operand, Step,
@@ -443,9 +444,27 @@ impl Fusion<'_> {
                 node.node = joined(&node, other);
             }
             let there = change.iter_mut().find(|(at, _)| at == place)?;
-            there.1 = Some(Instruction { step, entries, node: node.node });
+            let versions = self.versions_of_attention(&step, &gone, *place)?;
+            there.1 = Some(Instruction { step, entries, node: node.node, versions });
         }
         Some(change)
+    }
+
+    /// The versions that an attention reads, as the instructions up to its place see them, and those that it makes in
+    /// place of others. `None` where instructions see different ones.
+    fn versions_of_attention(&self, step: &Step, gone: &BTreeSet<usize>, place: usize) -> Option<Versions> {
+        let mut found = Versions::default();
+        for read in step.reads() {
+            let readers = self.readers[self.cell(read)].range(..=place);
+            for reader in readers.filter_map(|&reader| self.slots[reader].as_ref()) {
+                found = found.reading_also(&reader.versions.read_of(read))?;
+            }
+        }
+        let makers = gone.iter().filter_map(|&maker| self.slots[maker].as_ref());
+        for (written, version) in makers.flat_map(|maker| maker.versions.writes()) {
+            found = found.with_write(written, version);
+        }
+        Some(found.of_step(step))
     }
 
     /// What makes gradients of an attention, if anything does; `None` if there is something that is not understood.
