@@ -13,7 +13,7 @@ from queue import Queue
 from typing import Any
 
 from random_graphs.cases import Case, generate, settled
-from random_graphs.checks import Report, check
+from random_graphs.checks import Report, check, signature
 from random_graphs.oracle import InvalidGraphError
 
 INVALID = "invalid"
@@ -28,18 +28,23 @@ Checker = Callable[[Case], Report]
 
 def checked(task: Task, checker: Checker) -> Report:
     """The report of a seed, or of a stored case, whose outputs are declared as they are."""
+    settled_case = None
     try:
         if isinstance(task, int):
-            return checker(generate(task))
-        case = settled(Case.restored(task))
-        report = checker(case)
-        report.settled = case.stored()
-        return report
+            report = checker(generate(task))
+        else:
+            case = settled(Case.restored(task))
+            settled_case = case.stored()
+            report = checker(case)
     except InvalidGraphError as error:
-        return Report(INVALID, str(error))
-    except Exception as error:
-        # A panic of the core or an error in the tool: a failure of the graph either way, which is reported and shrunk.
-        return Report(f"raised {type(error).__name__}", str(error))
+        report = Report(INVALID, str(error))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # A panic of the core, which is no Exception, or an error in the tool: a failure of the graph either way.
+        report = Report(f"raised {type(error).__name__}: {signature(str(error))}", str(error))
+    report.settled = settled_case
+    return report
 
 
 def _serve(connection: Connection, checker: Checker) -> None:
@@ -52,11 +57,7 @@ def _serve(connection: Connection, checker: Checker) -> None:
             task = connection.recv()
         except EOFError:
             return
-        try:
-            connection.send(checked(task, checker))
-        except BaseException as error:
-            # pyo3's PanicException is no Exception.
-            connection.send(Report(f"raised {type(error).__name__}", str(error)))
+        connection.send(checked(task, checker))
 
 
 class Worker:
