@@ -22,8 +22,17 @@ def main() -> int:
     parser.add_argument("--brief", action="store_true", help="the nodes of a small graph in a line, not its text")
     arguments = parser.parse_args()
     start = time.monotonic()
-    run = Run(arguments.processes, arguments.timeout, arguments.shrink, arguments.folder, arguments.each, verbose=not arguments.brief)
-    failures = run.over(range(arguments.seed, arguments.seed + arguments.count), say=lambda line: print(line, flush=True))
+    run = Run(
+        arguments.processes,
+        arguments.timeout,
+        arguments.shrink,
+        arguments.folder,
+        arguments.each,
+        verbose=not arguments.brief,
+    )
+    failures = run.over(
+        range(arguments.seed, arguments.seed + arguments.count), say=lambda line: print(line, flush=True)
+    )
     seconds = time.monotonic() - start
     print(f"seed {arguments.seed}: {run.checked} graphs in {seconds:.0f} s, {len(failures)} failed")
     print(run.summary())

@@ -182,7 +182,14 @@ class Builder:
     def mark(self) -> tuple[Any, ...]:
         root = self.root
         sizes = (len(self.nodes), len(self.values), dict(self.known))
-        return (*sizes, len(root.values), dict(root.known), dict(root.initializers), list(root.trained), list(root.inputs))
+        return (
+            *sizes,
+            len(root.values),
+            dict(root.known),
+            dict(root.initializers),
+            list(root.trained),
+            list(root.inputs),
+        )
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
         """Takes back whatever was added since the mark."""
@@ -419,9 +426,7 @@ class Builder:
         model = helper.make_model(graph, opset_imports=self.opsets(), ir_version=IR_VERSION)
         try:
             oracle = Oracle(model)
-            return [
-                oracle.run({value.name: value.samples[at] for value in read}) for at in range(len(self.batches))
-            ]
+            return [oracle.run({value.name: value.samples[at] for value in read}) for at in range(len(self.batches))]
         except InvalidGraphError as error:
             raise Rejected(str(error)) from error
 

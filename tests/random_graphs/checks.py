@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from random_graphs.cases import Case, Trainable, wide_array, widened, with_loss
 from random_graphs.oracle import Feeds, Oracle
 
 BACKENDS = ("cpu", "reference")
-# Results in float32 of a dozen nodes, relative to the largest element; whatever rounding makes of them beyond is measured.
+# Results in float32 of a dozen nodes, relative to the largest element; what rounding makes of them beyond is measured.
 FORWARD = 2e-5
 # Gradients are sums of more terms.
 GRADIENT = 1e-4
@@ -65,8 +66,8 @@ class Report:
 Slope = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
-def same(kind: Any) -> Any:
-    return kind
+def same(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return gradients
 
 
 @dataclass
@@ -174,11 +175,13 @@ class Checks:
         for at in range(len(trainable.feeds)):
             wanted = wide[at]
             for backend in BACKENDS:
-                self.compare_gradients(f"gradient on {backend}", first[backend][at].gradients, wanted, made, at, backend)
+                self.compare_gradients(
+                    f"gradient on {backend}", first[backend][at].gradients, wanted, made, at, backend
+                )
         self.step(made, cpu[0], trainable)
 
     def artifacts(self, trainable: Trainable, extra: Sequence[str]) -> Artifacts | None:
-        """The artifacts. A parameter may be refused that the loss does not depend on, and central differences see that."""
+        """The artifacts. A parameter may be refused that the loss does not depend on: central differences see that."""
         self.untrained: list[str] = []
         while trainable.trained:
             try:
@@ -186,19 +189,19 @@ class Checks:
             except ortrain.OrtrainError as error:
                 refused = re.search(r'"(\w+)" cannot be trained: ', str(error))
                 if refused is None or refused[1] not in trainable.trained:
-                    raise FailedError(
-                        f"refused by generate_artifacts: {signature(str(error))}", str(error)
-                    ) from error
+                    raise FailedError(f"refused by generate_artifacts: {signature(str(error))}", str(error)) from error
                 self.untrained.append(refused[1])
                 trainable.trained = [name for name in trainable.trained if name != refused[1]]
         return None
 
     def compare_loss(self, kind: str, loss: float, at: int, trainable: Trainable) -> None:
         want = self.losses[at]
-        parts = sum(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in self.expected[at] if array.dtype.kind == "f")
-        if np.isfinite(want) == np.isfinite(loss) and (not np.isfinite(want) or abs(loss - want) <= FORWARD * (1 + parts)):
+        parts = self.sizes(at)
+        if np.isfinite(want) == np.isfinite(loss) and (
+            not np.isfinite(want) or abs(loss - want) <= FORWARD * (1 + parts)
+        ):
             return
-        noise = [one for one in self.oracle_noise(at)]
+        noise = self.oracle_noise(at)
         if any(one is None for one in noise):
             self.report.count("loss too sensitive")
             return
@@ -209,6 +212,10 @@ class Checks:
         )
         if not abs(loss - want) <= FORWARD * (1 + parts) + NUDGE_FACTOR * weights:
             raise FailedError(kind, f"at batch {at}: {loss} instead of {want}")
+
+    def sizes(self, at: int) -> float:
+        """The largest elements of all outputs together: what the loss is made of."""
+        return sum(largest(array) for array in self.expected[at] if array.dtype.kind == "f")
 
     def bits(self, made: Artifacts, cpu: Sequence[Step]) -> None:
         """The same bits at three threads, again, under a memory limit, and after a step on another batch size."""
@@ -317,7 +324,9 @@ class Checks:
             compared += 1
         self.report.count("slope" if compared else "no slope")
 
-    def blame(self, loss: Callable[[Feeds], float], parameters: Feeds, gradients: dict[str, np.ndarray], at: int) -> str:
+    def blame(
+        self, loss: Callable[[Feeds], float], parameters: Feeds, gradients: dict[str, np.ndarray], at: int
+    ) -> str:
         """Which parameters have the wrong gradient."""
         rng = np.random.default_rng([self.case.seed, 78, at])
         lines = []
@@ -338,7 +347,7 @@ class Checks:
         at: int,
         backend: str,
     ) -> None:
-        scale = max((float(np.abs(one[np.isfinite(one)]).max(initial=0)) for one in wanted.values()), default=0.0)
+        scale = max(map(largest, wanted.values()), default=0.0)
         noise: dict[str, float] | None = None
         for name, got in self.tamper(gradients).items():
             want = wanted[name]
@@ -357,8 +366,8 @@ class Checks:
         state, module = made.module()
         optimizer = Optimizer(made.folder / "optimizer_model.onnx", module)
         before = {name: state.parameters[name].data.copy() for name in trainable.trained}
-        largest = max((float(np.abs(one[np.isfinite(one)]).max(initial=0)) for one in first.gradients.values()), default=0)
-        rate = 2.0 ** np.floor(np.log2(0.01 / max(largest, 1e-3)))
+        # A power of two, so that nothing is rounded before the difference.
+        rate = 2.0 ** np.floor(np.log2(0.01 / max(1e-3, *map(largest, first.gradients.values()))))
         optimizer.set_learning_rate(float(rate))
         same_bits("second module", first, made.run(state, module, 0), "by a second module")
         attempted("optimizer step refused", optimizer.step)
@@ -390,7 +399,7 @@ class Checks:
         for draw in range(NUDGES):
             rng = np.random.default_rng([self.case.seed, 5, draw])
             moved.append(abs(float(oracle.run({name: nudged(array, rng) for name, array in feeds.items()})[0]) - loss))
-        parts = sum(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in self.expected[0] if array.dtype.kind == "f")
+        parts = self.sizes(0)
         return FORWARD * (1 + parts) + NUDGE_FACTOR * max(moved)
 
 
@@ -418,7 +427,9 @@ class Artifacts:
             batch_norm="freeze",
         )
 
-    def module(self, device: str = "cpu", options: ortrain.SessionOptions | None = None) -> tuple[CheckpointState, Module]:
+    def module(
+        self, device: str = "cpu", options: ortrain.SessionOptions | None = None
+    ) -> tuple[CheckpointState, Module]:
         state = CheckpointState.load_checkpoint(self.folder / "checkpoint")
         models = [self.folder / f"{name}_model.onnx" for name in ("training", "eval")]
         return state, Module(models[0], state, models[1], device=device, session_options=options)
@@ -451,6 +462,11 @@ class Artifacts:
                 finite = np.isfinite(one) & np.isfinite(still[name])
                 noise[name] = max(noise[name], float(np.abs(one[finite] - still[name][finite]).max(initial=0)))
         return noise
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest finite magnitude."""
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0))
 
 
 def set_threads(count: int) -> None:
@@ -487,11 +503,15 @@ def as_inputs(model: ModelProto, names: Sequence[str]) -> tuple[ModelProto, Feed
     changed.CopyFrom(model)
     graph = changed.graph
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name in names}
-    kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in graph.initializer if tensor.name not in values]
+    kept = [
+        TensorProto.FromString(tensor.SerializeToString()) for tensor in graph.initializer if tensor.name not in values
+    ]
     del graph.initializer[:]
     graph.initializer.extend(kept)
     for name, value in values.items():
-        graph.input.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape))
+        graph.input.append(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        )
     return changed, values
 
 
@@ -510,15 +530,16 @@ def close(got: np.ndarray, want: np.ndarray, relative: float, absolute: float = 
     finite = np.isfinite(want)
     if not np.array_equal(np.where(finite, 0, want), np.where(np.isfinite(got), 0, got), equal_nan=True):
         return False
-    largest = float(np.abs(want[finite]).max(initial=0))
-    return bool((np.abs(got[finite] - want[finite]) <= relative * max(largest, 1e-2) + absolute).all())
+    allowed = relative * max(largest(want), 1e-2) + absolute
+    return bool((np.abs(got[finite] - want[finite]) <= allowed).all())
 
 
 def difference(got: np.ndarray, want: np.ndarray) -> str:
     if got.shape != want.shape:
         return f"shape {got.shape} instead of {want.shape}"
-    with np.errstate(all="ignore"):
-        wrong = ~(np.abs(got.astype(np.float64) - want) <= FORWARD * np.nanmax(np.abs(want), initial=0)) & ~((got == want) | (np.isnan(want) & np.isnan(got)) if want.dtype.kind == "f" else got == want)
+    wrong = ~np.isclose(got.astype(np.float64), want.astype(np.float64), FORWARD, FORWARD * 1e-2, equal_nan=True)
+    if not wrong.any():
+        wrong = got != want
     spots = np.argwhere(wrong)[:3]
     pairs = [f"{got[tuple(spot)]} instead of {want[tuple(spot)]} at {spot.tolist()}" for spot in spots]
     return f"{int(wrong.sum())} of {got.size} elements: " + ", ".join(pairs)
@@ -535,4 +556,6 @@ def same_bits(kind: str, one: Step, other: Step, where: str) -> None:
 
 def check(case: Case, tamper: Slope = same) -> Report:
     """The report of all checks of a case."""
-    return Checks(case, tamper).run()
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Checks(case, tamper).run()

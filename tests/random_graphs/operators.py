@@ -107,14 +107,16 @@ def reciprocal(g: Builder) -> Value:
 def with_alpha(g: Builder, op: str) -> Value:
     alpha, value = uniform(g, 0.2, 1.2), g.float()
     g.clear(value, alpha if op == "ThresholdedRelu" else 0)
-    return g.add(op, [value], **({"alpha": alpha} if g.chance(0.7) and op != "ThresholdedRelu" else {"alpha": alpha}))
+    return g.add(op, [value], alpha=alpha)
 
 
 @maker("Selu")
 def selu(g: Builder) -> Value:
     value = g.float()
     g.clear(value, 0)
-    return g.add("Selu", [value], **({"alpha": uniform(g, 1, 2), "gamma": uniform(g, 0.5, 1.5)} if g.chance(0.5) else {}))
+    return g.add(
+        "Selu", [value], **({"alpha": uniform(g, 1, 2), "gamma": uniform(g, 0.5, 1.5)} if g.chance(0.5) else {})
+    )
 
 
 @maker("HardSigmoid")
@@ -343,7 +345,9 @@ def arg(g: Builder, op: str) -> Value:
     value = g.float(1)
     axis = int(g.rng.integers(value.rank))
     g.distinct(value, [axis])
-    return g.add(op, [value], axis=axis, keepdims=int(g.chance(0.5)), **({"select_last_index": 1} if g.chance(0.2) else {}))
+    return g.add(
+        op, [value], axis=axis, keepdims=int(g.chance(0.5)), **({"select_last_index": 1} if g.chance(0.2) else {})
+    )
 
 
 @maker("CumSum")
@@ -401,11 +405,13 @@ def layer_norm(g: Builder, op: str) -> Value:
 def image(g: Builder, least: int = 1, channels_open: bool = False) -> Value:
     """A value of rank 3 or 4 whose last axes are large enough."""
     value = g.pick(
-        lambda value: value.is_float
-        and value.rank in (3, 4)
-        and all(size >= least for size in value.shape[2:])
-        and (channels_open or not value.is_open(1))
-        and not any(value.is_open(axis) for axis in range(2, value.rank))
+        lambda value: (
+            value.is_float
+            and value.rank in (3, 4)
+            and all(size >= least for size in value.shape[2:])
+            and (channels_open or not value.is_open(1))
+            and not any(value.is_open(axis) for axis in range(2, value.rank))
+        )
     )
     if value is None or g.chance(0.15):
         spatial = [max(g.size(), least, 3) for _ in range(1 if g.chance(0.25) else 2)]
@@ -430,7 +436,9 @@ def channel_norm(g: Builder, op: str) -> Value:
         return g.add(op, [value, g.weight([channels]), g.weight([channels])])
     variance = g.constant(np.abs(g.numbers([channels])) + np.float32(0.3))
     mean = g.constant(g.numbers([channels]))
-    return g.add(op, [value, g.weight([channels]), g.weight([channels]), mean, variance], epsilon=uniform(g, 1e-5, 1e-2))
+    return g.add(
+        op, [value, g.weight([channels]), g.weight([channels]), mean, variance], epsilon=uniform(g, 1e-5, 1e-2)
+    )
 
 
 @maker("LpNormalization")
@@ -456,7 +464,9 @@ def mean_variance_norm(g: Builder) -> Value:
 @maker("LRN")
 def lrn(g: Builder) -> Value:
     value = image(g)
-    return g.add("LRN", [value], size=g.choose([1, 3, 5]), alpha=uniform(g, 0.01, 0.5), beta=uniform(g, 0.4, 1), bias=1.0)
+    return g.add(
+        "LRN", [value], size=g.choose([1, 3, 5]), alpha=uniform(g, 0.01, 0.5), beta=uniform(g, 0.4, 1), bias=1.0
+    )
 
 
 # Products.
@@ -531,7 +541,9 @@ def conv(g: Builder) -> Value:
     group = g.choose([1, 1, channels, *[k for k in (2, 3) if channels % k == 0]])
     out = group * g.choose([1, 2, 3])
     kernel = [int(g.rng.integers(1, min(size, 4) + 1)) for size in value.shape[2:]]
-    dilations = [2 if (k - 1) * 2 + 1 <= size and g.chance(0.2) else 1 for k, size in zip(kernel, value.shape[2:], strict=True)]
+    dilations = [
+        2 if (k - 1) * 2 + 1 <= size and g.chance(0.2) else 1 for k, size in zip(kernel, value.shape[2:], strict=True)
+    ]
     attributes: dict[str, Any] = {"group": group, "dilations": dilations}
     attributes["strides"] = [int(g.rng.integers(1, 3)) for _ in range(spatial)]
     if g.chance(0.2) and dilations == [1] * spatial:
@@ -568,7 +580,10 @@ def pool(g: Builder, op: str) -> Value:
     value = image(g, 2)
     spatial = value.rank - 2
     kernel = [int(g.rng.integers(1, min(size, 4) + 1)) for size in value.shape[2:]]
-    attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": [int(g.rng.integers(1, 3)) for _ in range(spatial)]}
+    attributes: dict[str, Any] = {
+        "kernel_shape": kernel,
+        "strides": [int(g.rng.integers(1, 3)) for _ in range(spatial)],
+    }
     if g.chance(0.5):
         attributes["pads"] = [int(g.rng.integers(0, k)) for k in kernel] * 2
     if g.chance(0.3) and op != "LpPool":
@@ -649,7 +664,9 @@ def flatten(g: Builder) -> Value:
 
 @maker("Squeeze")
 def squeeze(g: Builder) -> Value:
-    value = g.pick(lambda value: value.is_float and any(all(s.shape[a] == 1 for s in value.samples) for a in range(value.rank)))
+    value = g.pick(
+        lambda value: value.is_float and any(all(s.shape[a] == 1 for s in value.samples) for a in range(value.rank))
+    )
     if value is None:
         raise Rejected
     axes = [axis for axis in range(value.rank) if all(s.shape[axis] == 1 for s in value.samples)]
@@ -670,11 +687,15 @@ def concat(g: Builder) -> Value:
     axis = int(g.rng.integers(value.rank))
 
     def fits(other: Value) -> bool:
-        return other.is_float and other.rank == value.rank and all(
-            a.shape[k] == b.shape[k]
-            for a, b in zip(value.samples, other.samples, strict=True)
-            for k in range(value.rank)
-            if k != axis
+        return (
+            other.is_float
+            and other.rank == value.rank
+            and all(
+                a.shape[k] == b.shape[k]
+                for a, b in zip(value.samples, other.samples, strict=True)
+                for k in range(value.rank)
+                if k != axis
+            )
         )
 
     parts = [value]
@@ -690,7 +711,9 @@ def concat(g: Builder) -> Value:
 
 @maker("Split")
 def split(g: Builder) -> Value:
-    value = g.pick(lambda value: value.is_float and any(value.shape[a] >= 2 and not value.is_open(a) for a in range(value.rank)))
+    value = g.pick(
+        lambda value: value.is_float and any(value.shape[a] >= 2 and not value.is_open(a) for a in range(value.rank))
+    )
     if value is None:
         raise Rejected
     axis = g.choose([a for a in range(value.rank) if value.shape[a] >= 2 and not value.is_open(a)])
@@ -756,7 +779,7 @@ def pad(g: Builder) -> Value:
 def expand(g: Builder) -> Value:
     value = g.float(0, 4)
     shape = [
-        1 if value.is_open(axis) or value.shape[axis] > 1 and g.chance(0.5) else g.size() if size == 1 else size
+        1 if value.is_open(axis) or (value.shape[axis] > 1 and g.chance(0.5)) else g.size() if size == 1 else size
         for axis, size in enumerate(value.shape)
     ]
     if g.chance(0.3):
@@ -844,10 +867,12 @@ def depth(g: Builder, op: str) -> Value:
     block = 2
     shape = [g.size(), 4 * g.choose([1, 2]), 2, 3] if op == "DepthToSpace" else [g.size(), g.choose([1, 2, 3]), 4, 2]
     value = g.pick(
-        lambda value: value.is_float
-        and value.rank == 4
-        and not any(value.is_open(axis) for axis in (1, 2, 3))
-        and (value.shape[1] % 4 == 0 if op == "DepthToSpace" else value.shape[2] % 2 == value.shape[3] % 2 == 0)
+        lambda value: (
+            value.is_float
+            and value.rank == 4
+            and not any(value.is_open(axis) for axis in (1, 2, 3))
+            and (value.shape[1] % 4 == 0 if op == "DepthToSpace" else value.shape[2] % 2 == value.shape[3] % 2 == 0)
+        )
     ) or g.source(shape)
     return g.add(op, [value], blocksize=block, **({"mode": "CRD"} if op == "DepthToSpace" and g.chance(0.5) else {}))
 
@@ -860,7 +885,9 @@ def resize(g: Builder) -> Value:
         mode = "linear"
     spatial = value.rank - 2
     attributes: dict[str, Any] = {"mode": mode}
-    attributes["coordinate_transformation_mode"] = g.choose(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
+    attributes["coordinate_transformation_mode"] = g.choose(
+        ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
+    )
     if mode == "nearest":
         attributes["nearest_mode"] = g.choose(["floor", "round_prefer_floor", "ceil"])
     if mode == "cubic" and g.chance(0.3):
@@ -924,7 +951,7 @@ def gather(g: Builder) -> Value:
     value = g.float(1, 4)
     axis = index_axis(g, value)
     shape = g.choose([[], [1], [g.size()], [g.size(), 2]])
-    found = g.pick(lambda one: one.is_index and one.rank <= 2 and 0 <= one.least and one.most < value.shape[axis])
+    found = g.pick(lambda one: one.is_index and one.rank <= 2 and one.least >= 0 and one.most < value.shape[axis])
     index = found if found is not None and g.chance(0.4) else g.index(shape, value.shape[axis])
     return g.add("Gather", [value, index], **({} if axis == 0 and g.chance(0.5) else {"axis": axis}))
 
@@ -952,7 +979,11 @@ def gather_nd(g: Builder) -> Value:
         raise Rejected
     lead = [value.shape[0]] * batch_dims + g.choose([[], [g.size()], [g.size(), 2]])
     columns = [g.rng.integers(0, value.shape[axis], lead) for axis in axes]
-    return g.add("GatherND", [value, g.constant(np.stack(columns, axis=-1), np.int64)], **({"batch_dims": 1} if batch_dims else {}))
+    return g.add(
+        "GatherND",
+        [value, g.constant(np.stack(columns, axis=-1), np.int64)],
+        **({"batch_dims": 1} if batch_dims else {}),
+    )
 
 
 def reductions(g: Builder) -> dict[str, Any]:
@@ -994,11 +1025,10 @@ def scatter_into(g: Builder, value: Value, op: str) -> Value:
         inputs = [value, g.constant(index, np.int64)]
     found = g.pick(lambda one: one.is_float and all(list(sample.shape) == shape for sample in one.samples))
     updates = found if found is not None and g.chance(0.6) else g.weight(shape)
-    if joined in ("max", "min"):
-        if value.moves or updates.moves:
-            everything = np.concatenate([value.array.ravel(), updates.array.ravel()])
-            if np.diff(np.sort(everything)).min(initial=1) < MARGIN_OF_POOLS:
-                raise Rejected
+    if joined in ("max", "min") and (value.moves or updates.moves):
+        everything = np.concatenate([value.array.ravel(), updates.array.ravel()])
+        if np.diff(np.sort(everything)).min(initial=1) < MARGIN_OF_POOLS:
+            raise Rejected
     return g.add(op, [*inputs, updates], **attributes)
 
 
@@ -1014,13 +1044,12 @@ def top_k(g: Builder) -> Value:
     size = min(sample.shape[axis] for sample in value.samples)
     g.distinct(value, [axis])
     count = g.constant([int(g.rng.integers(1, size + 1))], np.int64)
-    wanted = [True, True] if g.chance(0.6) else [True, True]
-    return g.add_several("TopK", [value, count], wanted, axis=axis, largest=int(g.chance(0.5)))[0]
+    return g.add_several("TopK", [value, count], 2, axis=axis, largest=int(g.chance(0.5)))[0]
 
 
 @maker("OneHot")
 def one_hot(g: Builder) -> Value:
-    found = g.pick(lambda one: one.is_index and one.rank <= 2 and 0 <= one.least and one.most < 6)
+    found = g.pick(lambda one: one.is_index and one.rank <= 2 and one.least >= 0 and one.most < 6)
     count = int(g.rng.integers(2, 6))
     index = found if found is not None and g.chance(0.5) else g.index([g.size()], count)
     values = g.weight([2])
@@ -1059,10 +1088,12 @@ def unique(g: Builder) -> Value:
 def det(g: Builder) -> Value:
     size = g.choose([1, 2, 3])
     value = g.pick(
-        lambda value: value.is_float
-        and value.rank >= 2
-        and value.shape[-1] == value.shape[-2] <= 4
-        and not {value.rank - 1, value.rank - 2} & set(value.open_axes)
+        lambda value: (
+            value.is_float
+            and value.rank >= 2
+            and value.shape[-1] == value.shape[-2] <= 4
+            and not {value.rank - 1, value.rank - 2} & set(value.open_axes)
+        )
     ) or g.source([g.size(), size, size])
     if g.special:
         # Of infinities, products of zero and infinity: in which order is free.
@@ -1092,7 +1123,9 @@ def grid_sample(g: Builder) -> Value:
 def affine_grid(g: Builder) -> Value:
     needs(g, 20)
     count = g.size()
-    theta = g.pick(lambda value: value.is_float and value.rank == 3 and value.shape[1:] == (2, 3) and not value.open_axes)
+    theta = g.pick(
+        lambda value: value.is_float and value.rank == 3 and value.shape[1:] == (2, 3) and not value.open_axes
+    )
     theta = theta or g.parameter([count, 2, 3])
     # One point between two corners lies at the first one, in the middle or nowhere, as libraries please.
     size = g.ints(theta.shape[0], 2, g.size() + 1, g.size() + 1)

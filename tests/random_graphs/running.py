@@ -16,7 +16,6 @@ from random_graphs.checks import Report, check
 from random_graphs.shrinking import shrink
 from random_graphs.workers import Checker, Worker, check_all
 
-
 # Seconds for a graph that is tried while shrinking; what takes longer does not fail alike.
 SHRINK_TIMEOUT = 20.0
 
@@ -74,7 +73,11 @@ class Run:
             if self.shrink_seconds > 0 and self.kinds[report.kind] <= self.each:
                 self.make_small(failure)
                 if failure.smallest is not None:
-                    say(f"  smallest: {failure.path}\n{failure.smallest.text()}" if self.verbose else f"  smallest: {failure.path}: {failure.smallest.line()}")
+                    say(
+                        f"  smallest: {failure.path}\n{failure.smallest.text()}"
+                        if self.verbose
+                        else f"  smallest: {failure.path}: {failure.smallest.line()}"
+                    )
         return failures
 
     def make_small(self, failure: Failure) -> None:

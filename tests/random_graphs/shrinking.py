@@ -7,7 +7,6 @@ left out, smaller axes. An oracle must run each graph, so each is as valid as th
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,8 @@ from random_graphs.building import Value, declared, reads_of
 from random_graphs.cases import Case, all_graphs, pruned
 from random_graphs.oracle import InvalidGraphError, Oracle
 
+Step = Callable[[Case], Iterator[Case]]
+"""Candidates for smaller cases."""
 Fails = Callable[[Case], Case | None]
 """The case as it was checked, if it fails as the first one did."""
 
@@ -31,23 +32,25 @@ def shrink(case: Case, fails: Fails, seconds: float = 120.0) -> Case:
         progress = False
         for step in STEPS:
             at = 0
-            while time.monotonic() < end:
-                found = None
+            while time.monotonic() < end and (found := first_failing(step, at, case, fails, end)):
                 # The candidates of a smaller graph are others: go on at the same place.
-                for at, candidate in enumerate(itertools.islice(step(case), at, None), at):  # noqa: B020
-                    if time.monotonic() >= end:
-                        return case
-                    candidate = pruned(candidate)
-                    if candidate.model.graph.output and weight(candidate) < weight(case):
-                        found = fails(candidate)
-                    if found is not None:
-                        break
-                if found is None:
-                    break
-                case, progress = found, True
-        if time.monotonic() >= end:
-            break
+                (at, case), progress = found, True
     return case
+
+
+def first_failing(step: Step, start: int, case: Case, fails: Fails, end: float) -> tuple[int, Case] | None:
+    """The first smaller candidate from a place on that fails, and where it is."""
+    for at, candidate in enumerate(step(case)):
+        if time.monotonic() >= end:
+            return None
+        if at < start:
+            continue
+        smaller = pruned(candidate)
+        if smaller.model.graph.output and weight(smaller) < weight(case):
+            checked = fails(smaller)
+            if checked is not None:
+                return at, checked
+    return None
 
 
 def weight(case: Case) -> tuple[int, int, int, int, int]:
@@ -296,7 +299,9 @@ def _cut(case: Case, name: str | None, axis: int | None, old: int, new: int, int
             if array.ndim == 1 and integers:
                 # Probably a shape.
                 return np.where(array == old, new, array).astype(array.dtype)
-            array = np.where(array >= new, array % new if new else array, array).astype(array.dtype) if integers else array
+            array = (
+                np.where(array >= new, array % new if new else array, array).astype(array.dtype) if integers else array
+            )
         return cut_array(array, axis, old, new)
 
     for tensor in graph.initializer:
@@ -347,4 +352,3 @@ STEPS = (
     smaller_axes,
     without_optional,
 )
-

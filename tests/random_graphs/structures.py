@@ -73,7 +73,10 @@ def part_beside_readers(g: Builder) -> None:
     value = g.float(1, 4)
     if g.chance(0.5):
         value = g.add(g.choose(["Tanh", "Sigmoid", "Sin", "Neg"]), [value])
-    readers = [g.choose(["TopK", "Gather", "GatherND", "GatherElements", "Slice", "Compress"]) for _ in range(g.choose([1, 1, 2]))]
+    readers = [
+        g.choose(["TopK", "Gather", "GatherND", "GatherElements", "Slice", "Compress"])
+        for _ in range(g.choose([1, 1, 2]))
+    ]
     for reader in readers:
         axis = index_axis(g, value)
         size = value.shape[axis]
@@ -83,7 +86,9 @@ def part_beside_readers(g: Builder) -> None:
         elif reader == "Gather":
             g.add("Gather", [value, g.index([g.size()], size)], axis=axis)
         elif reader == "Compress":
-            g.add("Compress", [value, g.constant([True, *(g.chance(0.5) for _ in range(size - 1))], np.bool_)], axis=axis)
+            g.add(
+                "Compress", [value, g.constant([True, *(g.chance(0.5) for _ in range(size - 1))], np.bool_)], axis=axis
+            )
         elif reader == "Slice":
             part_of(g, value, axis)
         else:
@@ -144,7 +149,11 @@ FUNCTIONS = {"RNN": ["Sigmoid"], "GRU": ["Sigmoid", "Softsign"], "LSTM": ["Sigmo
 @maker(*GATES, weight=3)
 def recurrent(g: Builder, op: str) -> list[Value]:
     steps, batch, width, hidden = g.size(), g.size(), g.size(), g.size()
-    value = g.pick(lambda one: one.is_float and one.rank == 3 and not one.is_open(0) and not one.is_open(2) and one.array.size <= 400)
+    value = g.pick(
+        lambda one: (
+            one.is_float and one.rank == 3 and not one.is_open(0) and not one.is_open(2) and one.array.size <= 400
+        )
+    )
     if value is None or g.chance(0.6):
         value = g.source([max(steps, 2), batch, width], 1 if g.chance(0.5) else None)
     steps, batch, width = value.shape
@@ -195,9 +204,11 @@ def same_shape(body: Builder, value: Value, length: int) -> Value:
             value = body.add(body.choose(["Tanh", "Sin", "Sigmoid", "Neg", "Erf"]), [value])
         elif step == 1:
             other = body.pick(
-                lambda one, value=value: one.is_float
-                and one.rank <= value.rank
-                and all(fits_into(a.shape, b.shape) for a, b in zip(one.samples, value.samples, strict=True))
+                lambda one, value=value: (
+                    one.is_float
+                    and one.rank <= value.rank
+                    and all(fits_into(a.shape, b.shape) for a, b in zip(one.samples, value.samples, strict=True))
+                )
             )
             other = other if other is not None else body.weight(body.within(value))
             value = body.add(body.choose(["Add", "Sub", "Mul"]), [value, other])
@@ -284,10 +295,16 @@ def loop(g: Builder) -> list[Value]:
     if g.chance(0.2):
         still = body.add("Less", [place, body.constant(int(g.rng.integers(0, 3)), np.int64)])
     collected = [own(body, g.choose([*nexts, *carried])) for _ in range(int(g.rng.integers(0, 3)))]
-    if len({one.name for one in collected}) < len(collected) or {one.name for one in collected} & {one.name for one in nexts}:
+    if len({one.name for one in collected}) < len(collected) or {one.name for one in collected} & {
+        one.name for one in nexts
+    }:
         collected = [body.add("Neg", [one]) for one in collected]
     counted = int(g.rng.integers(1, 5))
-    most = g.input([np.asarray(counted, np.int64)] * 2, "most") if g.chance(0.3) and not g.depth else g.constant(counted, np.int64)
+    most = (
+        g.input([np.asarray(counted, np.int64)] * 2, "most")
+        if g.chance(0.3) and not g.depth
+        else g.constant(counted, np.int64)
+    )
     starts = [value] + ([g.scalar(0.5)] if len(carried) > 1 else [])
     graph = body.closed([place, on, *carried], [still, *nexts, *collected])
     first = None if g.chance(0.5) else g.constant(True, np.bool_)
@@ -312,12 +329,16 @@ def scan(g: Builder) -> list[Value]:
         states.append(body.formal(start.samples, moves=True))
     if states:
         together = body.add(g.choose(["Add", "Mul", "Sub"]), [states[0], row])
-        nexts = [own(body, body.add(g.choose(["Tanh", "Sin"]), [same_shape(body, together, int(g.rng.integers(0, 3)))]))]
+        nexts = [
+            own(body, body.add(g.choose(["Tanh", "Sin"]), [same_shape(body, together, int(g.rng.integers(0, 3)))]))
+        ]
     else:
         nexts = []
-    results = [body.add(g.choose(["Neg", "Cos"]), [same_shape(body, row, int(g.rng.integers(0, 3)))])] if not nexts else [
-        body.add("Neg", [g.choose([nexts[0], row])])
-    ]
+    results = (
+        [body.add(g.choose(["Neg", "Cos"]), [same_shape(body, row, int(g.rng.integers(0, 3)))])]
+        if not nexts
+        else [body.add("Neg", [g.choose([nexts[0], row])])]
+    )
     graph = body.closed([*states, row], [*nexts, *results])
     attributes: dict[str, Any] = {"num_scan_inputs": 1, "scan_input_axes": [axis], "body": graph}
     if g.chance(0.5):
@@ -327,5 +348,3 @@ def scan(g: Builder) -> list[Value]:
     if g.chance(0.4):
         attributes["scan_output_axes"] = [int(g.rng.integers(-results[0].rank - 1, results[0].rank + 1))]
     return g.add_several("Scan", [*starts, value], len(nexts) + len(results), **attributes)
-
-
