@@ -238,6 +238,12 @@ class Checks:
             # Sums that begin with the first gradient are rounded in another order.
             if not close(twice.gradients[name], gradient + gradient, FORWARD):
                 raise FailedError("accumulation", f"{name}: {difference(twice.gradients[name], gradient + gradient)}")
+        state = CheckpointState.load_checkpoint(made.folder / "checkpoint")
+        module = Module(made.folder / "training_model.onnx", state)
+        fresh = made.run(state, module, at := self.case.seed % len(cpu))
+        same_bits(
+            "first step", cpu[at], fresh, f"added to gradients of zero, as the first step of a module is, batch {at}"
+        )
         assert total is not None
         self.memory_limit(made, cpu[0], total.parameters + total.gradients + 1)
 
@@ -432,7 +438,10 @@ class Artifacts:
     ) -> tuple[CheckpointState, Module]:
         state = CheckpointState.load_checkpoint(self.folder / "checkpoint")
         models = [self.folder / f"{name}_model.onnx" for name in ("training", "eval")]
-        return state, Module(models[0], state, models[1], device=device, session_options=options)
+        module = Module(models[0], state, models[1], device=device, session_options=options)
+        # As every later step of a training is run.
+        module.lazy_reset_grad()
+        return state, module
 
     def run(self, state: CheckpointState, module: Module, at: int, changed: Feeds | None = None) -> Step:
         feed = {**self.trainable.feeds[at], **(changed or {})}
