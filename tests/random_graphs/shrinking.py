@@ -57,6 +57,8 @@ def weight(case: Case) -> tuple[int, int, int, int, int]:
     """What makes a graph hard to read: nodes first."""
     nodes, elements = case.size()
     graphs = all_graphs(case.model.graph)
+    # A body is harder to read than the Identities that may come of it.
+    nodes += 4 * (len(graphs) - 1)
     details = sum(len(node.attribute) + len([n for n in node.input if n]) for graph in graphs for node in graph.node)
     return nodes, len(case.model.graph.output), len(case.trained), details, elements
 
@@ -232,6 +234,31 @@ def taken_branches(case: Case) -> Iterator[Case]:
                     yield changed
 
 
+def unrolled(case: Case) -> Iterator[Case]:
+    """One iteration in the place of a Loop."""
+    for at, node in enumerate(case.model.graph.node):
+        if node.op_type != "Loop":
+            continue
+        changed, graph = edited(case)
+        [body] = [attribute.g for attribute in node.attribute if attribute.name == "body"]
+        place, on, *carried = [value.name for value in body.input]
+        _, *made = [value.name for value in body.output]
+        graph.initializer.append(numpy_helper.from_array(np.asarray(0, np.int64), place))
+        graph.initializer.append(numpy_helper.from_array(np.asarray(True), on))
+        graph.initializer.append(numpy_helper.from_array(np.asarray([0], np.int64), f"{place}_axis"))
+        nodes = [helper.make_node("Identity", [a], [b]) for a, b in zip(node.input[2:], carried, strict=True)]
+        nodes += [NodeProto.FromString(one.SerializeToString()) for one in body.node]
+        for k, (inner, outer) in enumerate(zip(made, node.output, strict=True)):
+            if outer and k < len(carried):
+                nodes.append(helper.make_node("Identity", [inner], [outer]))
+            elif outer:
+                nodes.append(helper.make_node("Unsqueeze", [inner, f"{place}_axis"], [outer]))
+        before = [NodeProto.FromString(one.SerializeToString()) for one in graph.node]
+        del graph.node[:]
+        graph.node.extend([*before[:at], *nodes, *before[at + 1 :]])
+        yield changed
+
+
 def without_optional(case: Case) -> Iterator[Case]:
     """Inputs and attributes left out."""
     for which, graph in enumerate(all_graphs(case.model.graph)):
@@ -347,6 +374,7 @@ STEPS = (
     given_in_place,
     bypassed,
     taken_branches,
+    unrolled,
     simpler_bodies,
     fewer_trained,
     smaller_axes,
