@@ -25,7 +25,7 @@ PROFILES: tuple[tuple[float, tuple[int, ...], int], ...] = (
     (0.2, (1, 2, 3, 4, 7, 8, 9), 6000),
     (0.1, (1, 3, 8, 17, 33, 64), 40000),
 )
-MOST_NODES = 18
+MOST_NODES = 22
 LOSS = "the loss"
 
 
