@@ -1,0 +1,578 @@
+"""The properties that every graph must have."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+from random_graphs.cases import Case, Trainable, wide_array, widened, with_loss
+from random_graphs.oracle import Feeds, Oracle
+
+BACKENDS = ("cpu", "reference")
+# Results in float32 of a dozen nodes, relative to the largest element; what rounding makes of them beyond is measured.
+FORWARD = 2e-5
+# Gradients are sums of more terms.
+GRADIENT = 1e-4
+# A sum of n terms in their order, as the reference makes it, is wrong by up to n units in the last place, half of that
+# where all are alike.
+SUM = 2.0**-25
+# Rounding is measured by changing inputs and parameters by so much, relatively: some units in the last place.
+NUDGE = 3e-7
+# Effects of a nudge count so many times: the next nudge may do more.
+NUDGES, NUDGE_FACTOR = 3, 20.0
+# Central differences in float64: two steps, which agree where the loss is smooth.
+STEP = 2e-5
+AGREEMENT = 1e-5
+SLOPE = 1e-4
+# What rounding of the loss makes of a slope: 2^-52 over the step, and as much again for what the sum is made of.
+SLOPE_NOISE = 1e-9
+DIRECTIONS = 3
+MOST_PROGRAMS = 12
+
+
+class FailedError(Exception):
+    """A check did not hold."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail = kind, detail
+
+
+@dataclass
+class Report:
+    """What a graph did."""
+
+    kind: str | None = None
+    """Which check failed first; ``None`` if none did."""
+    detail: str = ""
+    compared: dict[str, int] = field(default_factory=dict)
+    """How often which comparison was made, and how often it could not be."""
+    operators: list[str] = field(default_factory=list)
+    settled: bytes | None = None
+    """Of a stored case: the case as it was checked."""
+
+    def count(self, what: str) -> None:
+        self.compared[what] = self.compared.get(what, 0) + 1
+
+
+Slope = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+
+def same(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return gradients
+
+
+@dataclass
+class Checks:
+    """The checks of a case.
+
+    ``tamper`` changes gradients before they are compared: tests of the checks themselves put an error there.
+    """
+
+    case: Case
+    tamper: Slope = same
+    report: Report = field(default_factory=Report)
+
+    def run(self) -> Report:
+        """Makes all comparisons, up to the first one that fails."""
+        self.report.operators = sorted(self.case.operators())
+        oracle = Oracle(self.case.model)
+        self.expected = [oracle.run(feed) for feed in self.case.feeds]
+        arrays = [numpy_helper.to_array(tensor) for tensor in self.case.model.graph.initializer]
+        arrays += [array for feed in self.case.feeds for array in feed.values()]
+        arrays += [array for results in self.expected for array in results]
+        rounding = SUM * max(array.size for array in arrays)
+        self.within, self.gradient_within = max(FORWARD, rounding), max(GRADIENT, rounding)
+        try:
+            self.check()
+        except FailedError as failed:
+            self.report.kind, self.report.detail = failed.kind, failed.detail
+        return self.report
+
+    def check(self) -> None:
+        set_threads(1)
+        self.forward()
+        trainable = with_loss(self.case, self.expected)
+        if not trainable.trained:
+            self.report.count("nothing is trained")
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            self.folder = Path(folder)
+            self.training(trainable)
+
+    # Forward.
+
+    def forward(self) -> None:
+        names = [value.name for value in self.case.model.graph.output]
+        for backend in BACKENDS:
+            session = attempted(
+                f"refused by InferenceSession on {backend}",
+                lambda backend=backend: ortrain.InferenceSession(self.case.model, providers=[backend]),
+            )
+            for at, feed in enumerate(self.case.feeds):
+                results = attempted(f"run refused on {backend}", lambda s=session, f=feed: s.run(None, f))
+                for k, name in enumerate(names):
+                    self.compare_forward(f"forward on {backend}", name, results[k], at, k)
+        self.report.count("forward")
+
+    def compare_forward(self, kind: str, name: str, got: np.ndarray, at: int, k: int) -> None:
+        want = self.expected[at][k]
+        if got.shape != want.shape or got.dtype != want.dtype:
+            raise FailedError(kind, f"{name} is {got.dtype}{got.shape}, not {want.dtype}{want.shape}, at batch {at}")
+        if close(got, want, self.within):
+            return
+        noise = self.oracle_noise(at)[k]
+        if noise is None or close(got, want, self.within, NUDGE_FACTOR * noise):
+            self.report.count("forward too sensitive")
+            return
+        raise FailedError(kind, f"{name} at batch {at}: {difference(got, want)}")
+
+    def oracle_noise(self, at: int) -> list[float | None]:
+        """How much of each output a nudge changes; None for one that jumps."""
+        oracle, parameters = as_inputs(self.case.model, self.case.trained)
+        runner = Oracle(oracle)
+        noise: list[float | None] = [0.0] * len(self.expected[at])
+        for draw in range(NUDGES):
+            rng = np.random.default_rng([self.case.seed, draw])
+            feeds = {name: nudged(array, rng) for name, array in {**self.case.feeds[at], **parameters}.items()}
+            for k, (moved, still) in enumerate(zip(runner.run(feeds), self.expected[at], strict=True)):
+                if moved.shape != still.shape or noise[k] is None:
+                    noise[k] = None
+                elif still.dtype != np.float32:
+                    noise[k] = noise[k] if np.array_equal(moved, still) else None
+                elif not np.array_equal(np.isfinite(moved), np.isfinite(still)):
+                    noise[k] = None
+                else:
+                    finite = np.isfinite(still)
+                    noise[k] = max(noise[k] or 0.0, float(np.abs(moved[finite] - still[finite]).max(initial=0)))
+        return noise
+
+    # Training.
+
+    def training(self, trainable: Trainable) -> None:
+        self.losses = [float(Oracle(trainable.model).run(feed)[0]) for feed in trainable.feeds]
+        extra = trainable.outputs if self.case.asks_for_outputs else []
+        made = self.artifacts(trainable, extra)
+        if made is None:
+            self.report.count("nothing is trained")
+            return
+        first = {}
+        for backend in BACKENDS:
+            first[backend] = [
+                attempted(f"step refused on {backend}", lambda b=backend, at=at: made.step(at, device=b))
+                for at in range(len(trainable.feeds))
+            ]
+            for at, step in enumerate(first[backend]):
+                self.compare_loss(f"loss on {backend}", step.loss, at, trainable)
+                for k, name in enumerate(extra):
+                    self.compare_forward(f"outputs of a step on {backend}", name, step.outputs[k], at, k)
+        cpu = first["cpu"]
+        self.bits(made, cpu)
+        wide = self.wide_gradients(trainable)
+        for at in range(len(trainable.feeds)):
+            wanted = wide[at]
+            for backend in BACKENDS:
+                self.compare_gradients(
+                    f"gradient on {backend}", first[backend][at].gradients, wanted, made, at, backend
+                )
+        self.step(made, cpu[0], trainable)
+
+    def artifacts(self, trainable: Trainable, extra: Sequence[str]) -> Artifacts | None:
+        """The artifacts. A parameter may be refused that the loss does not depend on: central differences see that."""
+        self.untrained: list[str] = []
+        while trainable.trained:
+            try:
+                return Artifacts(trainable, self.folder / f"f32 {len(self.untrained)}", extra)
+            except ortrain.OrtrainError as error:
+                refused = re.search(r'"(\w+)" cannot be trained: ', str(error))
+                if refused is None or refused[1] not in trainable.trained:
+                    raise FailedError(f"refused by generate_artifacts: {signature(str(error))}", str(error)) from error
+                self.untrained.append(refused[1])
+                trainable.trained = [name for name in trainable.trained if name != refused[1]]
+        return None
+
+    def compare_loss(self, kind: str, loss: float, at: int, trainable: Trainable) -> None:
+        want = self.losses[at]
+        parts = self.sizes(at)
+        if np.isfinite(want) == np.isfinite(loss) and (
+            not np.isfinite(want) or abs(loss - want) <= self.within * (1 + parts)
+        ):
+            return
+        noise = self.oracle_noise(at)
+        if any(one is None for one in noise):
+            self.report.count("loss too sensitive")
+            return
+        weights = sum(
+            one * float(np.abs(trainable.feeds[at][f"weights of {name}"]).sum())
+            for one, name in zip(noise, trainable.outputs, strict=True)
+            if one and f"weights of {name}" in trainable.feeds[at]
+        )
+        if not abs(loss - want) <= self.within * (1 + parts) + NUDGE_FACTOR * weights:
+            raise FailedError(kind, f"at batch {at}: {loss} instead of {want}")
+
+    def sizes(self, at: int) -> float:
+        """The largest elements of all outputs together: what the loss is made of."""
+        return sum(largest(array) for array in self.expected[at] if array.dtype.kind == "f")
+
+    def bits(self, made: Artifacts, cpu: Sequence[Step]) -> None:
+        """The same bits at three threads, again, under a memory limit, and after a step on another batch size."""
+        options = ortrain.SessionOptions()
+        options.intra_op_num_threads = 3
+        for at, step in enumerate(cpu):
+            other = attempted("step refused at three threads", lambda at=at: made.step(at, options=options))
+            same_bits("threads", step, other, f"at 3 threads instead of 1, batch {at}")
+        set_threads(1)
+        self.report.count("threads")
+        state, module = made.module()
+        total = None
+        for at in (0, 1, 0):
+            module.lazy_reset_grad()
+            same_bits("second batch size", cpu[at], made.run(state, module, at), f"step {at} after another batch size")
+            total = total or module.memory()
+        self.report.count("second batch size")
+        twice = made.run(state, module, 0)
+        for name, gradient in cpu[0].gradients.items():
+            # Sums that begin with the first gradient are rounded in another order.
+            if not close(twice.gradients[name], gradient + gradient, self.within):
+                raise FailedError("accumulation", f"{name}: {difference(twice.gradients[name], gradient + gradient)}")
+        state = CheckpointState.load_checkpoint(made.folder / "checkpoint")
+        module = Module(made.folder / "training_model.onnx", state)
+        fresh = made.run(state, module, at := self.case.seed % len(cpu))
+        same_bits(
+            "first step", cpu[at], fresh, f"added to gradients of zero, as the first step of a module is, batch {at}"
+        )
+        assert total is not None
+        self.memory_limit(made, cpu[0], total.parameters + total.gradients + 1)
+
+    def memory_limit(self, made: Artifacts, first: Step, too_little: int) -> None:
+        """The same bits within the least memory: a step that is refused says how much it takes at least."""
+        limited = ortrain.SessionOptions()
+        limited.memory_limit = too_little
+        # Each program of a schedule with several of them may say more than the one before.
+        for _ in range(MOST_PROGRAMS):
+            try:
+                step = made.step(0, options=limited)
+            except ortrain.MemoryLimitError as error:
+                least = re.search(r"takes (\d+) bytes", str(error))
+                if least is None or int(least[1]) <= limited.memory_limit:
+                    raise FailedError("memory limit", str(error)) from error
+                limited.memory_limit = int(least[1])
+                continue
+            same_bits("memory limit", first, step, f"within {limited.memory_limit} bytes")
+            self.report.count("memory limit")
+            return
+        self.report.count("memory limit not found")
+
+    def wide_gradients(self, trainable: Trainable) -> list[dict[str, np.ndarray]]:
+        """Gradients in float64, which are the slopes of the loss."""
+        wide = Trainable(
+            widened(trainable.model),
+            [{name: wide_array(array) for name, array in feed.items()} for feed in trainable.feeds],
+            trainable.trained,
+            trainable.outputs,
+        )
+        made = attempted("refused by generate_artifacts in float64", lambda: Artifacts(wide, self.folder / "f64", []))
+        steps = [
+            attempted("step refused in float64", lambda at=at: made.step(at)) for at in range(len(trainable.feeds))
+        ]
+        model, parameters = as_inputs(wide.model, [*wide.trained, *self.untrained])
+        del model.graph.output[1:]
+        session = attempted("refused by InferenceSession in float64", lambda: ortrain.InferenceSession(model))
+        gradients = []
+        for at, step in enumerate(steps):
+            gradients.append(self.tamper(step.gradients))
+            if not np.isfinite(step.loss):
+                self.report.count("loss is not finite")
+                continue
+            if self.case.special and not all(np.isfinite(one).all() for one in gradients[-1].values()):
+                # Zero times infinity, in the gradient of weights that meet an infinity.
+                self.report.count("gradient is not finite")
+                continue
+            self.compare_loss("loss in float64", step.loss, at, trainable)
+
+            def loss(changed: Feeds, at: int = at) -> float:
+                given = {**wide.feeds[at], **changed}
+                return float(attempted("run refused in float64", lambda: session.run(None, given))[0])
+
+            zeros = {name: np.zeros_like(parameters[name]) for name in self.untrained}
+            self.compare_slopes(loss, parameters, {**gradients[-1], **zeros}, at)
+        return gradients
+
+    def compare_slopes(
+        self, loss: Callable[[Feeds], float], parameters: Feeds, gradients: dict[str, np.ndarray], at: int
+    ) -> None:
+        """Central differences along directions, of all parameters at once; two steps must agree first."""
+        rng = np.random.default_rng([self.case.seed, 77, at])
+        names = sorted(parameters)
+        compared = 0
+        for draw in range(DIRECTIONS if at == 0 else 1):
+            direction = {name: rng.uniform(-1, 1, parameters[name].shape) for name in names}
+            values = {}
+            for k in (-2, -1, 1, 2):
+                values[k] = loss({name: parameters[name] + k * STEP * direction[name] for name in names})
+            one, two = (values[1] - values[-1]) / (2 * STEP), (values[2] - values[-2]) / (4 * STEP)
+            forward, backward = (values[2] - values[1]) / STEP, (values[-1] - values[-2]) / STEP
+            terms = {name: gradients[name] * direction[name] for name in names}
+            scale = sum(np.abs(term[np.isfinite(term)]).sum() for term in terms.values()) + abs(one)
+            noise = SLOPE_NOISE * (1 + max(abs(value) for value in values.values()))
+            # At a kink, the slopes to both sides differ by as much as the kink is sharp.
+            smooth = abs(one - two) <= AGREEMENT * scale + noise and abs(forward - backward) <= 0.01 * scale + noise
+            if not (smooth and np.isfinite(one)):
+                self.report.count("slope at a kink")
+                continue
+            found = sum(float(term.sum()) for term in terms.values())
+            if not abs(found - one) <= SLOPE * scale + noise:
+                each = self.blame(loss, parameters, gradients, at)
+                raise FailedError("slope", f"at batch {at}, direction {draw}: {found} instead of {one}; {each}")
+            compared += 1
+        self.report.count("slope" if compared else "no slope")
+
+    def blame(
+        self, loss: Callable[[Feeds], float], parameters: Feeds, gradients: dict[str, np.ndarray], at: int
+    ) -> str:
+        """Which parameters have the wrong gradient."""
+        rng = np.random.default_rng([self.case.seed, 78, at])
+        lines = []
+        for name in sorted(parameters):
+            direction = rng.uniform(-1, 1, parameters[name].shape)
+            ends = [loss({**parameters, name: parameters[name] + k * STEP * direction}) for k in (-1, 1)]
+            wanted, found = (ends[1] - ends[0]) / (2 * STEP), float((gradients[name] * direction).sum())
+            if not abs(found - wanted) <= SLOPE * (abs(found) + abs(wanted)) + SLOPE_NOISE:
+                lines.append(f"{name}: {found:.7g} instead of {wanted:.7g}")
+        return "; ".join(lines) or "no single parameter"
+
+    def compare_gradients(
+        self,
+        kind: str,
+        gradients: dict[str, np.ndarray],
+        wanted: dict[str, np.ndarray],
+        made: Artifacts,
+        at: int,
+        backend: str,
+    ) -> None:
+        scale = max(map(largest, wanted.values()), default=0.0)
+        noise: dict[str, float] | None = None
+        for name, got in self.tamper(gradients).items():
+            want = wanted[name]
+            if close(got, want, self.gradient_within, 1e-2 * self.gradient_within * scale):
+                continue
+            if noise is None:
+                noise = made.gradient_noise(at, backend, self.case.seed)
+            if close(got, want, self.gradient_within, 1e-2 * self.gradient_within * scale + NUDGE_FACTOR * noise[name]):
+                self.report.count("gradient sensitive")
+                continue
+            raise FailedError(kind, f"{name} at batch {at}: {difference(got, want)}")
+        self.report.count("gradient")
+
+    def step(self, made: Artifacts, first: Step, trainable: Trainable) -> None:
+        """A step of SGD is the parameters less the gradients times the rate, and the next loss is that of these."""
+        state, module = made.module()
+        optimizer = Optimizer(made.folder / "optimizer_model.onnx", module)
+        before = {name: state.parameters[name].data.copy() for name in trainable.trained}
+        # A power of two, so that nothing is rounded before the difference.
+        rate = 2.0 ** np.floor(np.log2(0.01 / max(1e-3, *map(largest, first.gradients.values()))))
+        optimizer.set_learning_rate(float(rate))
+        same_bits("second module", first, made.run(state, module, 0), "by a second module")
+        attempted("optimizer step refused", optimizer.step)
+        module.lazy_reset_grad()
+        for name, value in before.items():
+            want = value - np.float32(rate) * first.gradients[name]
+            got = state.parameters[name].data
+            if not np.array_equal(got, want, equal_nan=True):
+                raise FailedError("optimizer step", f"{name}: {difference(got, want)}")
+        if not np.isfinite(first.loss) or not all(np.isfinite(one).all() for one in first.gradients.values()):
+            self.report.count("step with no finite gradient")
+            return
+        model, _ = as_inputs(trainable.model, trainable.trained)
+        oracle = Oracle(model)
+        stepped = {name: np.array(state.parameters[name].data) for name in before}
+        loss = float(oracle.run({**trainable.feeds[0], **stepped})[0])
+        got = attempted("step refused after a step", lambda: made.run(state, module, 0)).loss
+        wide = self.tolerance_of_loss(oracle, {**trainable.feeds[0], **stepped}, loss)
+        if np.isfinite(loss) and not abs(got - loss) <= wide:
+            raise FailedError("loss after a step", f"{got} instead of {loss}")
+        module.eval()
+        got = attempted("eval step refused", lambda: made.run(state, module, 0)).loss
+        if np.isfinite(loss) and not abs(got - loss) <= wide:
+            raise FailedError("eval loss after a step", f"{got} instead of {loss}")
+        self.report.count("step")
+
+    def tolerance_of_loss(self, oracle: Oracle, feeds: Feeds, loss: float) -> float:
+        moved = []
+        for draw in range(NUDGES):
+            rng = np.random.default_rng([self.case.seed, 5, draw])
+            moved.append(abs(float(oracle.run({name: nudged(array, rng) for name, array in feeds.items()})[0]) - loss))
+        parts = self.sizes(0)
+        return self.within * (1 + parts) + NUDGE_FACTOR * max(moved)
+
+
+@dataclass
+class Step:
+    """The results of a step."""
+
+    loss: float
+    outputs: list[np.ndarray]
+    gradients: dict[str, np.ndarray]
+
+
+class Artifacts:
+    """The files of a training, and steps of it."""
+
+    def __init__(self, trainable: Trainable, folder: Path, extra: Sequence[str]) -> None:
+        self.trainable, self.folder = trainable, folder
+        folder.mkdir()
+        artifacts.generate_artifacts(
+            trainable.model,
+            requires_grad=trainable.trained,
+            optimizer=artifacts.OptimType.SGD,
+            artifact_directory=folder,
+            additional_output_names=list(extra),
+            batch_norm="freeze",
+        )
+
+    def module(
+        self, device: str = "cpu", options: ortrain.SessionOptions | None = None
+    ) -> tuple[CheckpointState, Module]:
+        state = CheckpointState.load_checkpoint(self.folder / "checkpoint")
+        models = [self.folder / f"{name}_model.onnx" for name in ("training", "eval")]
+        module = Module(models[0], state, models[1], device=device, session_options=options)
+        # As every later step of a training is run.
+        module.lazy_reset_grad()
+        return state, module
+
+    def run(self, state: CheckpointState, module: Module, at: int, changed: Feeds | None = None) -> Step:
+        feed = {**self.trainable.feeds[at], **(changed or {})}
+        results = module(*(feed[name] for name in module.input_names()))
+        loss, *outputs = results if isinstance(results, tuple) else (results,)
+        gradients = {name: np.array(state.parameters[name].grad) for name in self.trainable.trained}
+        return Step(float(loss), [np.asarray(one) for one in outputs], gradients)
+
+    def step(self, at: int, device: str = "cpu", options: ortrain.SessionOptions | None = None) -> Step:
+        state, module = self.module(device, options)
+        return self.run(state, module, at)
+
+    def gradient_noise(self, at: int, device: str, seed: int) -> dict[str, float]:
+        """How much of each gradient a nudge changes."""
+        state, module = self.module(device)
+        still = self.run(state, module, at).gradients
+        noise = dict.fromkeys(still, 0.0)
+        start = {name: state.parameters[name].data.copy() for name in still}
+        for draw in range(NUDGES):
+            rng = np.random.default_rng([seed, 9, draw])
+            for name, value in start.items():
+                state.parameters[name].data[...] = nudged(value, rng)
+            feeds = {name: nudged(array, rng) for name, array in self.trainable.feeds[at].items()}
+            module.lazy_reset_grad()
+            moved = self.run(state, module, at, feeds).gradients
+            for name, one in moved.items():
+                finite = np.isfinite(one) & np.isfinite(still[name])
+                noise[name] = max(noise[name], float(np.abs(one[finite] - still[name][finite]).max(initial=0)))
+        return noise
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest finite magnitude."""
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0))
+
+
+def set_threads(count: int) -> None:
+    """The threads of the process, which the session made last decides about."""
+    options = ortrain.SessionOptions()
+    options.intra_op_num_threads = count
+    ortrain.InferenceSession(_nothing(), options)
+
+
+def _nothing() -> ModelProto:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "nothing", [value], [result])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def attempted(kind: str, action: Callable[[], Any]) -> Any:
+    """The result of what must not fail. Names and numbers are left out of the kind, so that like failures are alike."""
+    try:
+        return action()
+    except ortrain.OrtrainError as error:
+        raise FailedError(f"{kind}: {signature(str(error))}", str(error)) from error
+
+
+def signature(message: str) -> str:
+    """The end of the message, without whatever differs between graphs."""
+    message = message.rsplit("): ", 1)[-1]
+    return re.sub(r'"[^"]*"|\'[^\']*\'|\[[^]]*\]|\d+', "_", message)[:160]
+
+
+def as_inputs(model: ModelProto, names: Sequence[str]) -> tuple[ModelProto, Feeds]:
+    """The model with initializers turned into inputs, and their values."""
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    graph = changed.graph
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name in names}
+    kept = [
+        TensorProto.FromString(tensor.SerializeToString()) for tensor in graph.initializer if tensor.name not in values
+    ]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for name, value in values.items():
+        graph.input.append(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        )
+    return changed, values
+
+
+def nudged(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if array.dtype != np.float32:
+        return array
+    return np.asarray(array * (1 + NUDGE * rng.uniform(-1, 1, array.shape)), np.float32)
+
+
+def close(got: np.ndarray, want: np.ndarray, relative: float, absolute: float = 0.0) -> bool:
+    """Whether two arrays are alike, relative to the largest element; what is no finite number is where it should be."""
+    if got.shape != want.shape:
+        return False
+    if want.dtype.kind != "f":
+        return bool(np.array_equal(got, want))
+    finite = np.isfinite(want)
+    if not np.array_equal(np.where(finite, 0, want), np.where(np.isfinite(got), 0, got), equal_nan=True):
+        return False
+    allowed = relative * max(largest(want), 1e-2) + absolute
+    return bool((np.abs(got[finite] - want[finite]) <= allowed).all())
+
+
+def difference(got: np.ndarray, want: np.ndarray) -> str:
+    if got.shape != want.shape:
+        return f"shape {got.shape} instead of {want.shape}"
+    wrong = ~np.isclose(got.astype(np.float64), want.astype(np.float64), FORWARD, FORWARD * 1e-2, equal_nan=True)
+    if not wrong.any():
+        wrong = got != want
+    spots = np.argwhere(wrong)[:3]
+    pairs = [f"{got[tuple(spot)]} instead of {want[tuple(spot)]} at {spot.tolist()}" for spot in spots]
+    return f"{int(wrong.sum())} of {got.size} elements: " + ", ".join(pairs)
+
+
+def same_bits(kind: str, one: Step, other: Step, where: str) -> None:
+    pairs = [("the loss", np.float64(one.loss), np.float64(other.loss))]
+    pairs += [(f"output {k}", a, b) for k, (a, b) in enumerate(zip(one.outputs, other.outputs, strict=True))]
+    pairs += [(name, one.gradients[name], other.gradients[name]) for name in one.gradients]
+    for name, a, b in pairs:
+        if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+            raise FailedError(kind, f"{name} {where}: {difference(np.asarray(b), np.asarray(a))}")
+
+
+def check(case: Case, tamper: Slope = same) -> Report:
+    """The report of all checks of a case."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Checks(case, tamper).run()

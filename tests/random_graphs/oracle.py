@@ -1,0 +1,54 @@
+"""Results of a model by onnxruntime, or by the reference implementation of ONNX where onnxruntime has no kernel."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto
+from onnx.reference import ReferenceEvaluator
+
+Feeds = dict[str, np.ndarray]
+
+# Messages of onnxruntime are of no interest: whatever goes wrong is raised.
+FATAL = 4
+
+
+class InvalidGraphError(Exception):
+    """No oracle runs the model, so nothing can be said about it."""
+
+
+def _options() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = FATAL
+    return options
+
+
+class Oracle:
+    """A model that runs as the standard says."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._names = [value.name for value in model.graph.output]
+        try:
+            self._session: Any = onnxruntime.InferenceSession(
+                model.SerializeToString(), _options(), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            if "NOT_IMPLEMENTED" not in str(error):
+                raise InvalidGraphError(str(error)) from error
+            try:
+                self._session = ReferenceEvaluator(model)
+            except Exception as second:
+                raise InvalidGraphError(str(second)) from second
+
+    def run(self, feeds: Feeds) -> list[np.ndarray]:
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                return [np.asarray(value) for value in self._session.run(None, feeds)]
+        except Exception as error:
+            raise InvalidGraphError(str(error)) from error
