@@ -435,7 +435,7 @@ mod tests {
             let loads = reads.iter().enumerate();
             let regs: Vec<Reg> = loads.map(|(slot, id)| b.load(slot, Type::of(buffer(id).dtype))).collect();
             let results = f(&mut b, &regs);
-            let nest = Nest {
+            let mut nest = Nest {
                 dims: [len].into_iter().collect(),
                 inner: 0,
                 loads: reads.iter().map(access).collect(),
@@ -443,6 +443,9 @@ mod tests {
                 reductions: Vec::new(),
                 stores: writes.iter().map(access).collect(),
             };
+            for slot in (0..reads.len()).filter(|&slot| nest.is_gathered(slot)).collect::<Vec<_>>() {
+                nest.loads[slot].strides[0] = 0;
+            }
             let map = Loop { nest, reads: reads.to_vec(), writes: writes.to_vec() };
             assert_eq!(map.nest.fault(), None);
             let step = Step::Map(map);

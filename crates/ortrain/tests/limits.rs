@@ -368,7 +368,7 @@ fn attributes_are_found_by_asking() {
             "AveragePool",
             &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"][..],
         ),
-        ("TopK", &["axis", "k", "largest", "sorted"]),
+        ("TopK", &["axis", "largest", "sorted"]),
         ("Concat", &["axis"]),
     ] {
         let found = of(operator);

@@ -142,14 +142,24 @@ fn random_map(random: &mut Random) -> Nest {
             random_access(random, dtype, &dims, true, &[])
         })
         .collect();
-    Nest {
+    still_where_gathered(Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
         loads,
         expr: b.finish(&outputs),
         reductions: Vec::new(),
         stores,
+    })
+}
+
+/// The nest without strides of loads that are read by computed index.
+pub(crate) fn still_where_gathered(mut nest: Nest) -> Nest {
+    for slot in 0..nest.loads.len() {
+        if nest.is_gathered(slot) {
+            nest.loads[slot].strides.iter_mut().for_each(|stride| *stride = 0);
+        }
     }
+    nest
 }
 
 pub(crate) fn buffers(random: &mut Random, nest: &Nest) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {

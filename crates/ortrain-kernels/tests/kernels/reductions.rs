@@ -7,7 +7,7 @@ use ortrain_kernels::{Isa, NestKernel, Order};
 use proptest::prelude::*;
 
 use crate::common::*;
-use crate::maps::{buffers, random_dims, random_expr};
+use crate::maps::{buffers, random_dims, random_expr, still_where_gathered};
 
 const ORDERS: [Order; 3] = [Order::Auto, Order::Row, Order::Col];
 
@@ -75,7 +75,7 @@ fn random_reduction(random: &mut Random) -> Nest {
     for (reduction, value) in reductions.iter_mut().zip(moved) {
         reduction.value = value;
     }
-    Nest { dims: dims.into_iter().collect(), inner, loads, expr, reductions, stores }
+    still_where_gathered(Nest { dims: dims.into_iter().collect(), inner, loads, expr, reductions, stores })
 }
 
 proptest! {

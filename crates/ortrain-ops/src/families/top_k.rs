@@ -427,7 +427,7 @@ mod tests {
             [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, 1.0, -1.0, 1.0, f64::NAN, 3.5, -0.0, 0.0];
         let integers =
             [i64::MIN, i64::MAX, -1, 0, 1, i64::MAX - 1, i64::MIN + 1, 0, (1 << 53) + 1, 1 << 53, 7, 7];
-        let small: Vec<u8> = (0..12).map(|k| k * 97).collect();
+        let small: Vec<u8> = (0..12u8).map(|k| k.wrapping_mul(97)).collect();
         for x in [
             f64s(&[2, 3, 2], &wild),
             Tensor::i64(&[2, 3, 2], &integers),

@@ -903,7 +903,7 @@ mod tests {
         assert_eq!(
             doubling(30).expect_err("2^30 nodes"),
             "the node that makes \"b\" (F0): the model's functions, written out, have more than 262144 nodes or take more \
-             than 1073741824 bytes; this call alone has 1073741824 nodes and repeats 35433480162 bytes; a Loop repeats nodes \
+             than 1073741824 bytes; this call alone has 1073741824 nodes and repeats 55834572747 bytes; a Loop repeats nodes \
              without writing them out"
         );
         let message = doubling(90).expect_err("more than can be counted");
