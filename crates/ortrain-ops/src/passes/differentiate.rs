@@ -7,7 +7,7 @@ use crate::families::custom_gradient::has_gradient_of;
 use crate::families::elementwise::MOST_OPERANDS;
 use crate::grad::Grad;
 use crate::passes::decompose::decompose_node;
-use crate::passes::infer::{infer_added, infer_node};
+use crate::passes::infer::{infer_added, infer_part};
 use crate::registry::{Registry, build};
 use crate::{Error, OpError};
 
@@ -244,7 +244,7 @@ pub(crate) fn decompose_on_path(
         }
         let count = decompose_node(graph, index)?.unwrap_or(1);
         for part in index..index + count {
-            infer_node(graph, part)?;
+            infer_part(graph, part)?;
         }
         parts += count;
     }

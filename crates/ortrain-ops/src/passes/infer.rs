@@ -145,6 +145,12 @@ pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     infer_noting(graph, index).map(|_| ())
 }
 
+/// As [`infer_node`], for a part of a node that was decomposed: the types that its results were given are those of the
+/// node's, and must come out.
+pub(crate) fn infer_part(graph: &mut Graph, index: usize) -> Result<(), Error> {
+    infer_as(graph, index, Given::Must).map(drop)
+}
+
 /// As [`infer_node`]. Returns whether a declared shape or a branch contradicts what was inferred.
 pub(crate) fn infer_noting(graph: &mut Graph, index: usize) -> Result<bool, Error> {
     infer_as(graph, index, Given::Advice)

@@ -138,6 +138,11 @@ impl Attributes {
                 .filter(|&size| size > 0)
                 .ok_or_else(|| OpError::invalid(format!("hidden_size is {size}; it must be positive")))
         });
+        if let Some(Ok(size)) = hidden_size
+            && size > MOST_HIDDEN
+        {
+            return Err(OpError::unsupported(format!("hidden_size is {size}; {MOST_HIDDEN} is the largest")));
+        }
         let clip = attrs.float("clip")?.map(f64::from);
         if let Some(clip) = clip
             && (clip.is_nan() || clip <= 0.0)
@@ -213,6 +218,11 @@ impl Attributes {
             input: size(x, 2).or_else(|| size(w, 2)),
             hidden,
         };
+        if hidden > MOST_HIDDEN {
+            let message =
+                format!("the hidden size is {hidden}, by the shape of R; {MOST_HIDDEN} is the largest");
+            return Err(OpError::unsupported(message));
+        }
         let (directions, rows) = (self.directions.len(), self.kind.gates() * hidden);
         let width = found.input.clone().unwrap_or_else(|| Dim::symbol("input"));
         expect(cx, w, &[directions.into(), rows.into(), width])?;
@@ -220,6 +230,9 @@ impl Attributes {
         Ok(found)
     }
 }
+
+/// The largest hidden size: the recurrent weights of a larger one fill no memory that there is.
+const MOST_HIDDEN: usize = 1 << 24;
 
 /// The sizes of a node.
 struct Found {

@@ -529,6 +529,7 @@ fn what_does_not_fit_is_said() {
         (lstm().with("layout", 2i64), "layout is 2; it must be 0 or 1"),
         (lstm().with("clip", -1.0f32), "clip is -1; it must be positive"),
         (lstm().with("hidden_size", 0i64), "hidden_size is 0; it must be positive"),
+        (lstm().with("hidden_size", 1i64 << 40), "hidden_size is 1099511627776; 16777216 is the largest"),
         (lstm().with("hidden_size", 4i64), "[1, 16, 2] is needed"),
         (lstm().with_activations(&["Tanh"], &[], &[]), "activations names 1 functions; 3 are needed"),
         (lstm().with_activations(&["Tanh", "Tanh", "Cosine"], &[], &[]), "\"Cosine\" is not known"),
