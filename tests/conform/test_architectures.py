@@ -31,13 +31,29 @@ NAMES = re.findall(r'^    "([a-z0-9-]+)": (?:language|signals|of_timm)\(', SCRIP
 # Relative to each loss, and of gradients the largest difference, relative to the largest of all: float32 here, float64
 # there.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
-# Share of the elements of parameters that are found in a model as they are. Poolers are not exported; tables that are
-# computed from weights are.
-MOST = 0.95
-# What an exporter made other weights of: losses are those of PyTorch at first, and fall.
-CHANGED: dict[str, str] = {}
+# Share of the elements of parameters with a gradient that are found in a model, where the exporter changed none; single
+# numbers are not looked for.
+MOST = 0.99
+BOTH = ("script-folded", "export-optimized")
+# Where an exporter that optimizes made other weights of the network's, or two of one: a BatchNormalization becomes part
+# of a convolution, 1 + w and w / |w| are computed. The first loss and the gradients of what is left are PyTorch's, a
+# weight that is there twice has its gradient in two parts, and losses fall.
+CHANGED = {
+    *(
+        f"{name}/{way}"
+        for name in "nfnet byobnet resnet xcit densenet mobilenetv3 wav2vec2 gemma".split()
+        for way in BOTH
+    ),
+    *(f"{name}/export-optimized" for name in ("deberta-v2", "t5-encoder", "swinv2")),
+    *(f"{name}/script-folded" for name in ("beit",)),
+}
 # What an exporter of PyTorch refuses: its reason begins like this.
-NOT_EXPORTED: dict[str, str] = {}
+NOT_EXPORTED = {
+    "fnet/script": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn'",
+    "fnet/script-folded": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn'",
+    "beit/export": "ConversionError: ",
+    "beit/export-optimized": "ConversionError: ",
+}
 # What is refused here, by name.
 REFUSED: dict[str, str] = {}
 
@@ -80,9 +96,6 @@ def trained_like(folder: Path, way: str, made: Path, *, changed: bool) -> None:
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     # What the new exporter does not optimize has its weights in initializers, too; the old one's are Constant nodes.
     trained = {name: value for name, value in constants.items() if elements.has(value)}
-    if changed:
-        inspected = ortrain.inspect(folder / f"{way}.onnx").names("trained")
-        trained = {name: constants[name] for name in inspected if name in constants}
     artifacts.generate_artifacts(
         folder / f"{way}.onnx",
         requires_grad=list(trained),
@@ -98,20 +111,21 @@ def trained_like(folder: Path, way: str, made: Path, *, changed: bool) -> None:
     losses, far, compared = [], 0.0, 0
     for step in range(len(record["losses"])):
         losses.append(float(module(x, target)))
-        if step == 0 and not changed:
+        if step == 0:
             pairs = [(value, state.parameters[name].grad) for name, value in trained.items()]
             assert all(np.isfinite(gradient).all() for _, gradient in pairs)
             differences = np.abs(elements.summed(pairs) - elements.gradients)
-            compared, far = int(np.isfinite(differences).sum()), float(np.nanmax(differences, initial=0.0))
+            compared = int((np.isfinite(differences) & elements.reached).sum())
+            far = float(np.nanmax(differences, initial=0.0))
         optimizer.step()
         module.lazy_reset_grad()
     apart = np.abs(np.asarray(losses) - record["losses"]) / np.abs(record["losses"])
-    found = compared / elements.reaching
-    print(f"losses {apart.max():.1e}, {found:.1%} of {elements.reaching} gradients {far / elements.largest:.1e}")
+    found = compared / elements.reached.sum()
+    print(f"losses {apart.max():.1e}, {found:.1%} of {elements.reached.sum()} gradients {far / elements.largest:.1e}")
+    assert far <= GRADIENT_TOLERANCE * elements.largest
     if changed:
         assert apart[0] <= LOSS_TOLERANCE
-        assert np.all(np.diff(losses) < 0), losses
+        assert losses[-1] < losses[0], losses
         return
     assert apart.max() <= LOSS_TOLERANCE, (losses, record["losses"])
-    assert far <= GRADIENT_TOLERANCE * elements.largest
     assert found >= MOST

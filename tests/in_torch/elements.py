@@ -16,8 +16,8 @@ class Elements:
         # What is there twice cannot be told apart; there are a handful at most.
         self.gradients = np.where(counts == 1, gradients[first], np.nan)
         self.largest, self.count = float(np.abs(gradients).max()), len(values)
-        # Of tensors that the loss depends on.
-        self.reaching = sum(record[f"value/{name}"].size for name in names if record[f"gradient/{name}"].any())
+        # Which can be told apart and get some gradient: rows of a table that are not read may be left out.
+        self.reached = np.nan_to_num(self.gradients) != 0
 
     def has(self, tensor: np.ndarray) -> bool:
         """Whether all elements are those of parameters."""

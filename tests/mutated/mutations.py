@@ -209,7 +209,9 @@ def of_safetensors(data: bytes, rng: random.Random) -> bytes:
     header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
     kind = rng.randrange(8)
     if kind == 0:
-        return struct.pack("<Q", rng.choice((*NUMBERS, length - 1, length + 1, len(data), 2**64 - 1)) % 2**64) + data[8:]
+        return (
+            struct.pack("<Q", rng.choice((*NUMBERS, length - 1, length + 1, len(data), 2**64 - 1)) % 2**64) + data[8:]
+        )
     if kind == 1:
         return of_bytes(data, rng)
     for _ in range(rng.choice((1, 1, 2, 3))):
@@ -220,7 +222,9 @@ def of_safetensors(data: bytes, rng: random.Random) -> bytes:
     elif kind == 3:
         # Names twice, and depths that a parser may follow down.
         depth = rng.choice((10, 1000, 100_000))
-        text = rng.choice((text[:-1] + b"," + text[1:], b"[" * depth, b'{"a":' * depth, text.replace(b"{", b"{ " * 3, 1)))
+        text = rng.choice(
+            (text[:-1] + b"," + text[1:], b"[" * depth, b'{"a":' * depth, text.replace(b"{", b"{ " * 3, 1))
+        )
     return struct.pack("<Q", len(text)) + text + rest
 
 
@@ -262,7 +266,9 @@ def of_external(model: onnx.ModelProto, side: bytes, rng: random.Random) -> tupl
         elif kind == 1 and len(tensor.external_data) > 1:
             tensor.external_data.remove(entry)
         elif kind == 2:
-            tensor.external_data.add(key=rng.choice(("location", "offset", "length", "checksum")), value=rng.choice(places))
+            tensor.external_data.add(
+                key=rng.choice(("location", "offset", "length", "checksum")), value=rng.choice(places)
+            )
         elif kind == 3:
             tensor.data_location = rng.choice((onnx.TensorProto.DEFAULT, onnx.TensorProto.EXTERNAL))
         elif kind == 4 and tensor.dims:

@@ -30,7 +30,12 @@ MEMORY, RUN_LIMIT, ITERATIONS = 4 << 30, 256 << 20, 10_000
 # Elements of inputs that are made for a model.
 LARGEST_INPUT = 1 << 20
 LOSSES = (artifacts.LossType.MSELoss, artifacts.LossType.L1Loss, artifacts.LossType.CrossEntropyLoss, None)
-DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16, "tensor(bool)": bool}
+DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": bool,
+}
 DTYPES |= {f"tensor({kind}{bits})": np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 

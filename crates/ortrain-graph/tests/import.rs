@@ -76,7 +76,10 @@ fn an_attribute_that_is_given_twice_is_named() {
         let mut scan = node("a", "Scan", &["s"], &["y"]);
         scan.attribute = bodies.to_vec();
         let message = import(model(vec![scan], &["s"], &["y"])).unwrap_err();
-        assert_eq!(message, "attribute \"body\" of node \"a\" (Scan) is given twice; a node has each attribute once");
+        assert_eq!(
+            message,
+            "attribute \"body\" of node \"a\" (Scan) is given twice; a node has each attribute once"
+        );
     }
 }
 
