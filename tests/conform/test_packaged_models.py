@@ -94,6 +94,7 @@ MODELS = {
         "StatefulPartitionedCall:0",
         # In front of these is a spectrum's logarithm, which has kinks wherever it is next to nothing.
         ["model_1/conv2d_5/*", "model_1/contours*", "const_fold_opt__727"],
+        stride=1e-5,
     ),
     "brainmaze-seizure": Packaged(
         "brainmaze_eeg_models/seizure/_models/modelA_paper.onnx", {"x": noise(2, 100, 60)}, "logits"

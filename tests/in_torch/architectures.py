@@ -70,8 +70,8 @@ def language(kind: str, **settings: Any) -> Callable[[], Made]:
     def make() -> Made:
         off = dict.fromkeys(
             """attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout dropout dropout_rate
-            embd_pdrop embed_dropout hidden_dropout hidden_dropout_prob resid_dropout resid_pdrop activation_dropout layerdrop
-            summary_last_dropout""".split(),
+            embd_pdrop embed_dropout hidden_dropout hidden_dropout_prob resid_dropout resid_pdrop activation_dropout
+            layerdrop summary_last_dropout""".split(),
             0.0,
         )
         config = transformers.AutoConfig.for_model(kind, vocab_size=WORDS)
