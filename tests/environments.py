@@ -27,6 +27,11 @@ def suitable_python(newest: tuple[int, int]) -> str:
     return found
 
 
+def without_constraints() -> dict[str, str]:
+    """Variables for a pip whose versions are its own: those that this project is held to would contradict them."""
+    return {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+
+
 def environment(name: str, requirements: Path, newest: tuple[int, int]) -> Path:
     """The interpreter of the environment build/NAME.
 
@@ -40,11 +45,9 @@ def environment(name: str, requirements: Path, newest: tuple[int, int]) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         subprocess.run([suitable_python(newest), "-m", "venv", folder / "venv"], check=True)
-        # Its versions are its own; those that this project is held to would contradict them.
-        variables = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
         subprocess.run(
             [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements],
-            env=variables,
+            env=without_constraints(),
             check=True,
         )
         stamp.write_text(wanted)

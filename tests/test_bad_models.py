@@ -117,6 +117,24 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         INVALID,
         'the model: the graph has a cycle through node "a Add" (Add)',
     ),
+    "an attribute twice": (
+        changed(
+            model(("Selu", ["x"], ["y"], {"alpha": 1.0})),
+            lambda proto: proto.graph.node[0].attribute.append(helper.make_attribute("alpha", 2.0)),
+        ),
+        INVALID,
+        'the model: attribute "alpha" of node "a Selu" (Selu) is given twice; a node has each attribute once',
+    ),
+    "a body twice, the second with fewer inputs": (
+        changed(
+            model(scan(body({"x": FLOAT}, ("Relu", ["x"], ["s"]), outputs=["s"]))),
+            lambda proto: proto.graph.node[0].attribute.append(
+                helper.make_attribute("body", body({}, ("Relu", ["x"], ["s"]), outputs=["s"]))
+            ),
+        ),
+        INVALID,
+        'the model: attribute "body" of node "a Scan" (Scan) is given twice; a node has each attribute once',
+    ),
     "no graph": (
         changed(model(RELU), lambda proto: proto.ClearField("graph")),
         INVALID,

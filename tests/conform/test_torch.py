@@ -19,6 +19,7 @@ from ortrain.api import CheckpointState, Module, Optimizer
 TESTS = Path(__file__).parent.parent
 sys.path.append(str(TESTS / "in_torch"))
 import cases  # noqa: E402
+from elements import Elements  # noqa: E402
 
 # As in in_torch/train.py.
 RATES = {"SGD": 0.02, "AdamW": 2e-3}
@@ -36,27 +37,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("torch")
     environments.in_environment(environments.torch(), TESTS / "in_torch" / "train.py", str(folder))
     return folder
-
-
-class Elements:
-    """Elements of parameters, found by their values: exporters transpose, reorder, split and join tensors."""
-
-    def __init__(self, record: dict[str, np.ndarray]) -> None:
-        names = [key.removeprefix("value/") for key in record if key.startswith("value/")]
-        values = np.concatenate([record[f"value/{name}"].ravel() for name in names])
-        gradients = np.concatenate([record[f"gradient/{name}"].ravel() for name in names])
-        self.values, first, counts = np.unique(values, return_index=True, return_counts=True)
-        # What is there twice cannot be told apart; there are a handful at most.
-        self.gradients = np.where(counts == 1, gradients[first], np.nan)
-        self.largest, self.count = float(np.abs(gradients).max()), len(values)
-
-    def has(self, tensor: np.ndarray) -> bool:
-        """Whether all elements are those of parameters."""
-        return tensor.dtype == np.float32 and tensor.size > 0 and bool(np.isin(tensor, self.values).all())
-
-    def gradient(self, tensor: np.ndarray) -> np.ndarray:
-        """torch's gradient for each element."""
-        return self.gradients[np.searchsorted(self.values, tensor)]
 
 
 @pytest.mark.parametrize("case", cases.cases(), ids=str)

@@ -65,6 +65,14 @@ pub enum GraphError {
         /// The nodes that use it.
         users: Vec<String>,
     },
+    /// An attribute that a node has twice, which may contradict each other.
+    #[error("attribute {attribute:?} of {node} is given twice; a node has each attribute once")]
+    DuplicateAttribute {
+        /// The attribute.
+        attribute: String,
+        /// The node.
+        node: String,
+    },
     /// An attribute that cannot be represented.
     #[error("attribute {attribute:?} of {node} is of a kind that is not supported ({kind})")]
     UnsupportedAttribute {

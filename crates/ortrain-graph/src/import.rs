@@ -123,7 +123,12 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
                     }
                 }
             }
-            attrs.0.insert(attribute.name.clone(), value);
+            if attrs.0.insert(attribute.name.clone(), value).is_some() {
+                return Err(GraphError::DuplicateAttribute {
+                    attribute: attribute.name.clone(),
+                    node: label(node),
+                });
+            }
         }
         // One order, whatever the order of the attributes.
         free.sort();

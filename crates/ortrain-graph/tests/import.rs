@@ -63,6 +63,26 @@ fn a_value_made_twice_is_named() {
     assert_eq!(message, "\"y\" is made twice: node \"b\" (Abs) makes it again");
 }
 
+/// Also where both are graphs and one takes fewer inputs than the other.
+#[test]
+fn an_attribute_that_is_given_twice_is_named() {
+    let body = |inputs: &[&str]| AttributeProto {
+        name: "body".into(),
+        r#type: AttributeType::Graph as i32,
+        g: model(vec![node("b", "Neg", &["s"], &["t"])], inputs, &["t"]).graph.map(Box::new),
+        ..AttributeProto::default()
+    };
+    for bodies in [[body(&["s"]), body(&[])], [body(&[]), body(&["s"])], [body(&["s"]), body(&["s"])]] {
+        let mut scan = node("a", "Scan", &["s"], &["y"]);
+        scan.attribute = bodies.to_vec();
+        let message = import(model(vec![scan], &["s"], &["y"])).unwrap_err();
+        assert_eq!(
+            message,
+            "attribute \"body\" of node \"a\" (Scan) is given twice; a node has each attribute once"
+        );
+    }
+}
+
 #[test]
 fn an_undefined_value_is_named() {
     let message = import(model(vec![node("", "Neg", &["z"], &["y"])], &["x"], &["y"])).unwrap_err();

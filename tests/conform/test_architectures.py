@@ -1,0 +1,131 @@
+"""Architectures of transformers and timm by both of PyTorch's exporters, optimized and not, train here as in PyTorch.
+
+Losses of ten AdamW steps, all gradients of the first; or a refusal by name, which stands in REFUSED with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import environments
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import ortrain
+from ortrain import artifacts, onnxblock
+from ortrain.api import CheckpointState, Module, Optimizer
+
+TESTS = Path(__file__).parent.parent
+sys.path.append(str(TESTS / "in_torch"))
+from elements import Elements  # noqa: E402
+
+SCRIPT = TESTS / "in_torch" / "architectures.py"
+# As in in_torch/architectures.py.
+RATE, EPSILON = 1e-4, 1e-12
+WAYS = ("script", "script-folded", "export", "export-optimized")
+NAMES = re.findall(r'^    "([a-z0-9-]+)": (?:language|signals|of_timm)\(', SCRIPT.read_text(), re.MULTILINE)
+# Relative to each loss, and of gradients the largest difference, relative to the largest of all: float32 here, float64
+# there.
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
+# Share of the elements of parameters with a gradient that are found in a model, where the exporter changed none; single
+# numbers are not looked for.
+MOST = 0.99
+BOTH = ("script-folded", "export-optimized")
+# Where an exporter that optimizes made other weights of the network's, or two of one: a BatchNormalization becomes part
+# of a convolution, 1 + w and w / |w| are computed. The first loss and the gradients of what is left are PyTorch's, a
+# weight that is there twice has its gradient in two parts, and losses fall.
+CHANGED = {
+    *(
+        f"{name}/{way}"
+        for name in "nfnet byobnet resnet xcit densenet mobilenetv3 wav2vec2 gemma".split()
+        for way in BOTH
+    ),
+    *(f"{name}/export-optimized" for name in ("deberta-v2", "t5-encoder", "swinv2")),
+    *(f"{name}/script-folded" for name in ("beit",)),
+}
+# What an exporter of PyTorch refuses: its reason begins like this.
+NOT_EXPORTED = {
+    "fnet/script": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn'",
+    "fnet/script-folded": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn'",
+    "beit/export": "ConversionError: ",
+    "beit/export-optimized": "ConversionError: ",
+}
+# What is refused here, by name.
+REFUSED: dict[str, str] = {}
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that torch's processes write, one for each architecture when it is needed."""
+    return tmp_path_factory.mktemp("architectures")
+
+
+def at(exported: Path, name: str) -> Path:
+    if not (exported / name / "record.npz").exists():
+        environments.in_environment(environments.torch(), SCRIPT, str(exported), name)
+    return exported / name
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_as_torch(name: str, way: str, exported: Path, tmp_path: Path) -> None:
+    folder, case = at(exported, name), f"{name}/{way}"
+    reason = folder / f"{way}.txt"
+    assert reason.exists() == (case in NOT_EXPORTED), reason.read_text() if reason.exists() else "it was exported"
+    if case in NOT_EXPORTED:
+        assert reason.read_text().startswith(NOT_EXPORTED[case]), reason.read_text()
+        return
+    if case in REFUSED:
+        with pytest.raises(ortrain.UnsupportedError) as error:
+            trained_like(folder, way, tmp_path, changed=False)
+        assert REFUSED[case] in str(error.value)
+        return
+    trained_like(folder, way, tmp_path, changed=case in CHANGED)
+
+
+def trained_like(folder: Path, way: str, made: Path, *, changed: bool) -> None:
+    """Ten steps with the artifacts of an export; losses and gradients as in the record."""
+    with np.load(folder / "record.npz") as stored:
+        record = dict(stored)
+    x, target, elements = record["x"], record["target"], Elements(record)
+    model = onnx.load(folder / f"{way}.onnx")
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    # What the new exporter does not optimize has its weights in initializers, too; the old one's are Constant nodes.
+    trained = {name: value for name, value in constants.items() if elements.has(value)}
+    artifacts.generate_artifacts(
+        folder / f"{way}.onnx",
+        requires_grad=list(trained),
+        loss=artifacts.LossType.MSELoss,
+        optimizer=onnxblock.optim.AdamW(eps=EPSILON, weight_decay=0.0),
+        artifact_directory=made,
+        batch_norm="freeze",
+    )
+    state = CheckpointState.load_checkpoint(made / "checkpoint")
+    module = Module(made / "training_model.onnx", state)
+    optimizer = Optimizer(made / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(RATE)
+    losses, far, compared = [], 0.0, 0
+    for step in range(len(record["losses"])):
+        losses.append(float(module(x, target)))
+        if step == 0:
+            pairs = [(value, state.parameters[name].grad) for name, value in trained.items()]
+            assert all(np.isfinite(gradient).all() for _, gradient in pairs)
+            differences = np.abs(elements.summed(pairs) - elements.gradients)
+            compared = int((np.isfinite(differences) & elements.reached).sum())
+            far = float(np.nanmax(differences, initial=0.0))
+        optimizer.step()
+        module.lazy_reset_grad()
+    apart = np.abs(np.asarray(losses) - record["losses"]) / np.abs(record["losses"])
+    found = compared / elements.reached.sum()
+    print(f"losses {apart.max():.1e}, {found:.1%} of {elements.reached.sum()} gradients {far / elements.largest:.1e}")
+    assert far <= GRADIENT_TOLERANCE * elements.largest
+    if changed:
+        assert apart[0] <= LOSS_TOLERANCE
+        assert losses[-1] < losses[0], losses
+        return
+    assert apart.max() <= LOSS_TOLERANCE, (losses, record["losses"])
+    assert found >= MOST

