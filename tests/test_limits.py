@@ -52,6 +52,27 @@ def test_windows_and_pads_beyond_count(size: int) -> None:
         session.run(None, {"x": np.ones((1, 1, 8), np.float32)})
 
 
+@pytest.mark.parametrize("op", ["Reshape", "Expand", "ConstantOfShape"])
+def test_a_rank_beyond_count(op: str) -> None:
+    inputs = ["s"] if op == "ConstantOfShape" else ["x", "s"]
+    nodes = [
+        helper.make_node("ConstantOfShape", ["n"], ["s"], value=numpy_helper.from_array(np.array([1]))),
+        helper.make_node(op, inputs, ["y"], name="wide"),
+    ]
+    large = model(nodes, [("x", FLOAT, [1]), ("n", INT64, [1])], [("y", FLOAT, None)])
+    session = ortrain.InferenceSession(large.SerializeToString())
+    with refused(OrtrainError, ""):
+        session.run(None, {"x": np.ones(1, np.float32), "n": np.array([2**42])})
+
+
+def test_a_program_of_large_inputs_is_dumped() -> None:
+    relu = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    large = model([relu], [("x", FLOAT, [2, 2**31, 4])], [("y", FLOAT, None)])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "17179869184" in ortrain.dump(large.SerializeToString(), "program")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY << 10
+
+
 def test_places_of_a_hundred_million_elements() -> None:
     nodes = [
         helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),

@@ -1,6 +1,6 @@
 //! Every stage between a file and its instructions, as text.
 
-use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType};
+use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length};
 use ortrain_ops::passes::{differentiate::backpropagate, functions::write_out, infer::infer};
 use ortrain_ops::{PlanePart, Role, Specialiser};
 use ortrain_program::{ALIGNMENT, PlaneId, align};
@@ -173,20 +173,21 @@ fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training:
             given.or_else(|| declared.as_ref().map(|dims| dims.iter().map(size).collect())).ok_or_else(
                 || Error::Argument(format!("not even the rank of input {name:?} is known; give its shape")),
             )?;
-        let zeros = Tensor::zeros(*dtype, dims)
+        let bytes = byte_length(*dtype, &dims)
             .map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
         match plane {
             Some(plane) => {
                 roles.push(Role::Plane(PlaneId(plane as u32), plane_ends[plane]));
-                plane_ends[plane] += align(zeros.data().len());
+                plane_ends[plane] = plane_ends[plane].saturating_add(align(bytes));
             }
             None => {
                 roles.push(Role::User);
-                inputs.push(zeros);
+                inputs.push(dims);
             }
         }
     }
     let specialiser = Specialiser::new(graph, roles);
-    let schedule = specialiser.schedule(&inputs).map_err(|source| Error::model(label, source))?;
+    let dims: Vec<&[usize]> = inputs.iter().map(Vec::as_slice).collect();
+    let schedule = specialiser.schedule_of_shapes(&dims).map_err(|source| Error::model(label, source))?;
     Ok(schedule.to_string())
 }
