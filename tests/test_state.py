@@ -93,6 +93,19 @@ def test_views_outlive_everything(ours: Callable[[str], Path]) -> None:
     data[:] = 1
 
 
+def test_the_first_step_adds_to_gradients_that_are_there(ours: Callable[[str], Path]) -> None:
+    """A new module's gradients are zero, unless somebody has written some."""
+    found = []
+    for start in (0.0, 2.0):
+        run = Run(ours("mlp_adamw_ce"))
+        grad = run.state.parameters["fc1.bias"].grad
+        assert grad is not None
+        grad[:] = start
+        step(run)
+        found.append(grad.copy())
+    np.testing.assert_allclose(found[1], found[0] + 2.0, rtol=1e-6)
+
+
 @pytest.mark.parametrize("how", ["item", "attribute"])
 def test_setting(how: str, run: Run) -> None:
     values = np.arange(240, dtype=np.float32).reshape(10, 24)

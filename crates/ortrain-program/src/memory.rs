@@ -171,6 +171,12 @@ impl Memory {
         }
     }
 
+    /// Whether all bytes are zero. Memory that nobody has touched stays with the system.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        self.region().iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+
     /// A copy of a range.
     ///
     /// # Panics

@@ -97,7 +97,7 @@ fn recurrent_cases() -> Vec<Case> {
 /// The same graph, of which every number is looked at: nothing can be left out, nor made where it is used.
 fn seen(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
-    let all: Vec<ValueId> = graph.nodes.iter().flat_map(|node| node.present_outputs()).collect();
+    let all: Vec<ValueId> = graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs).collect();
     let more: Vec<ValueId> = all.into_iter().filter(|id| !graph.outputs.contains(id)).collect();
     graph.outputs.extend(more);
     graph

@@ -490,7 +490,7 @@ pub(crate) fn generate_loaded(
         std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
 
     // Parameters leave the initializers and become inputs, in the order they had.
-    let mut values: Vec<(Arc<str>, bool, Tensor)> = Vec::new();
+    let mut values: Vec<Value> = Vec::new();
     for tensor in &graph.initializer {
         if let Some(requires_grad) = parameters.kind(&tensor.name) {
             let source = |source| Error::graph(label, source);
@@ -830,12 +830,15 @@ fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[St
     Ok(())
 }
 
+/// A parameter or running statistic: its name, whether it is trained, and its elements.
+pub(crate) type Value = (Arc<str>, bool, Tensor);
+
 /// The message of the training model.
 fn training_model(
     label: &str,
     forward: &LoadedModel,
     outputs: &[String],
-    (values, statistics): (&[(Arc<str>, bool, Tensor)], &[String]),
+    (values, statistics): (&[Value], &[String]),
     opset: i64,
     options: &ArtifactOptions,
 ) -> Result<ModelProto> {
@@ -906,7 +909,7 @@ fn new_input(graph: &mut Graph, name: &str, ty: ValueType) -> Result<ValueId> {
     Ok(id)
 }
 
-pub(crate) fn full(values: Vec<(Arc<str>, bool, Tensor)>) -> Checkpoint {
+pub(crate) fn full(values: Vec<Value>) -> Checkpoint {
     let (mut trainable, mut frozen) = (Vec::new(), Vec::new());
     for (name, requires_grad, tensor) in values {
         let list = if requires_grad { &mut trainable } else { &mut frozen };
@@ -915,7 +918,7 @@ pub(crate) fn full(values: Vec<(Arc<str>, bool, Tensor)>) -> Checkpoint {
     Checkpoint { module: ModuleState::Full { trainable, frozen }, ..Checkpoint::default() }
 }
 
-pub(crate) fn nominal(values: &[(Arc<str>, bool, Tensor)]) -> Checkpoint {
+pub(crate) fn nominal(values: &[Value]) -> Checkpoint {
     let list = |wanted: bool| {
         let chosen = values.iter().filter(|(_, requires_grad, _)| *requires_grad == wanted);
         chosen

@@ -229,6 +229,8 @@ pub struct Module {
     work: Workspace,
     interrupt: Option<Interrupt>,
     accumulate: bool,
+    /// Whether no train step has run yet.
+    is_new: bool,
     /// Whether a train step changes frozen parameters: running statistics.
     updates_frozen: bool,
 }
@@ -425,6 +427,7 @@ impl Module {
             work,
             interrupt: options.interrupt,
             accumulate: true,
+            is_new: true,
             updates_frozen,
         })
     }
@@ -512,15 +515,18 @@ impl Module {
         inputs: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        let entry = if self.accumulate { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
+        // The first step replaces gradients of zero: a training that is resumed has the bits of one that was not interrupted.
+        let starts_at_zero = self.is_new && self.gradients.iter().all(|plane| plane.is_zero());
+        let accumulates = self.accumulate && !starts_at_zero;
+        let entry = if accumulates { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let planes = binding::planes(state, &self.gradients);
         let gradients = planes.len() - self.gradients.len()..planes.len();
-        self.work.disposable_planes(if self.accumulate { 0..0 } else { gradients });
+        self.work.disposable_planes(if accumulates { 0..0 } else { gradients });
         self.train.runners.run(&mut self.work, &planes, entry, scalars(state), inputs, deliver)
     }
 
     fn count_train_step(&mut self, state: &mut CheckpointState) {
-        self.accumulate = true;
+        (self.accumulate, self.is_new) = (true, false);
         state.advance_train_step();
         if self.updates_frozen {
             state.bump_generation();

@@ -135,7 +135,11 @@ fn attributes(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, &'static
 fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
     let mut kinds = attributes(sample, words);
     kinds.retain(|(_, kind)| matches!(*kind, "INT" | "INTS" | "FLOAT" | "FLOATS"));
-    let spatial = sample.inputs.first().and_then(|&id| sample.value(id).ty.shape()).map_or(2, |s| s.rank());
+    let spatial = sample
+        .inputs
+        .first()
+        .and_then(|&id| sample.value(id).ty.shape())
+        .map_or(2, ortrain_graph::Shape::rank);
     let with = |graph: &mut Graph, (name, kind): &(String, &str), number: i64| {
         let there = match graph.nodes[0].attrs.0.get(name) {
             Some(Attr::Ints(list)) => list.len(),
@@ -177,7 +181,7 @@ fn changed(sample: &Graph, words: &BTreeSet<String>) -> Vec<(String, Graph)> {
         for (k, &id) in sample.inputs.iter().enumerate() {
             let ty = &sample.value(id).ty;
             let Some(dtype @ (DType::I64 | DType::I32 | DType::F32)) = ty.dtype() else { continue };
-            let dims = ty.shape().and_then(|shape| shape.concrete()).unwrap_or_else(|| vec![1]);
+            let dims = ty.shape().and_then(ortrain_graph::Shape::concrete).unwrap_or_else(|| vec![1]);
             for dims in [dims, vec![1], vec![2]] {
                 let mut graph = sample.clone();
                 let value = graph.value_mut(id);
@@ -197,7 +201,7 @@ fn attempt(graph: Graph) -> Option<()> {
     let mut inputs = Vec::new();
     for &id in &graph.inputs.clone() {
         let ty = graph.value(id).ty.clone();
-        let dims = ty.shape().and_then(|shape| shape.concrete()).unwrap_or_else(|| vec![2]);
+        let dims = ty.shape().and_then(ortrain_graph::Shape::concrete).unwrap_or_else(|| vec![2]);
         inputs.push(Tensor::filled(ty.dtype()?, &dims, 1.0));
     }
     let dims = run(&graph, &inputs)?;

@@ -80,8 +80,8 @@ pub(crate) fn forget_shapes(graph: &mut Graph) {
                 Some(Placement::Repeat(repetition)) => repetition.lead().min(own),
                 _ => own,
             };
-            for id in subgraph.inputs[lead..].to_vec() {
-                forget_shape(subgraph, id);
+            for k in lead..subgraph.inputs.len() {
+                forget_shape(subgraph, subgraph.inputs[k]);
             }
         }
         let found = Registry::standard().find(&node.domain, &node.op);

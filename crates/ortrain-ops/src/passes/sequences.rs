@@ -260,14 +260,20 @@ impl Writer {
             "SequenceInsert" => {
                 let tensor = node.inputs.get(1).copied().flatten();
                 let tensor = tensor.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
-                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let Some(known) = tensors(0)? else {
+                    self.stays(graph, sequences, node);
+                    return Ok(());
+                };
                 let mut known = known.clone();
                 let at = position(graph, node, 2, known.len(), known.len() + 1)?.unwrap_or(known.len());
                 known.insert(at, tensor);
                 Some(known)
             }
             "SequenceErase" => {
-                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let Some(known) = tensors(0)? else {
+                    self.stays(graph, sequences, node);
+                    return Ok(());
+                };
                 let mut known = known.clone();
                 match position(graph, node, 1, known.len(), known.len())? {
                     Some(at) => drop(known.remove(at)),
@@ -277,20 +283,29 @@ impl Writer {
                 Some(known)
             }
             "SequenceAt" => {
-                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let Some(known) = tensors(0)? else {
+                    self.stays(graph, sequences, node);
+                    return Ok(());
+                };
                 let at = position(graph, node, 1, known.len(), known.len())?;
                 let at = at.ok_or_else(|| OpError::invalid("input 1 is left out but is needed"))?;
                 add(graph, node, "Identity", &[known[at]], Attrs::new(), &[output]);
                 None
             }
             "SequenceLength" => {
-                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let Some(known) = tensors(0)? else {
+                    self.stays(graph, sequences, node);
+                    return Ok(());
+                };
                 let length = Tensor::i64(&[], &[known.len() as i64]);
                 add(graph, node, "Constant", &[], Attrs::new().with("value", length), &[output]);
                 None
             }
             _ => {
-                let Some(known) = tensors(0)? else { return Ok(self.stays(graph, sequences, node)) };
+                let Some(known) = tensors(0)? else {
+                    self.stays(graph, sequences, node);
+                    return Ok(());
+                };
                 let known = known.clone();
                 concat(graph, node, &known, output)?;
                 None
@@ -329,7 +344,10 @@ impl Writer {
         for (k, id) in node.inputs[..own].iter().enumerate() {
             let Some(id) = id else { continue };
             match sequences.get(id) {
-                Some(None) => return Ok(self.stays(graph, sequences, node)),
+                Some(None) => {
+                    self.stays(graph, sequences, node);
+                    return Ok(());
+                }
                 Some(Some(_)) => {
                     let name = graph.name_of(*id);
                     return Err(OpError::unsupported(format!(
@@ -481,8 +499,8 @@ fn give_types(
     };
     let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { return };
     let own = node.inputs.len() - node.captures;
-    for (id, outer) in subgraph.inputs[formal..].to_vec().into_iter().zip(&node.inputs[own..]) {
-        let Some(outer) = outer else { continue };
+    for (k, outer) in (formal..).zip(&node.inputs[own..]) {
+        let (Some(outer), id) = (outer, subgraph.inputs[k]) else { continue };
         let value = graph.value(*outer);
         give(subgraph, id, value.ty.clone());
         subgraph.value_mut(id).constant = value.content().cloned();

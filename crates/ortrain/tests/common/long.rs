@@ -69,7 +69,7 @@ fn rows_of_four(name: &str) -> ValueInfoProto {
 pub(crate) fn model(kind: &str, nodes: usize) -> ModelProto {
     let mut long = Long::default();
     let scale = long.weight(&[WIDTH], |_| 1.0);
-    let identity = |at: usize| if at % (WIDTH + 1) == 0 { 1.0 } else { 0.0 };
+    let identity = |at: usize| if at.is_multiple_of(WIDTH + 1) { 1.0 } else { 0.0 };
     let first = long.node("Mul", &["x", &scale]);
     let mut last = first.clone();
     match kind {

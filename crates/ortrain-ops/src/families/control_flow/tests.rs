@@ -519,9 +519,9 @@ fn an_if_in_a_body_whose_condition_follows_from_shapes() {
             let inputs = [v.clone(), w.clone(), x.clone()];
             let mut now = v.to_f64();
             for step in 0..3 {
-                for axis in 0..2 {
+                for (axis, now) in now.iter_mut().enumerate() {
                     let given = if scanned { x.to_f64()[step * 2 + axis] } else { 0.0 };
-                    now[axis] = ((now[axis] + given) * w.to_f64()[axis]).sin();
+                    *now = ((*now + given) * w.to_f64()[axis]).sin();
                 }
             }
             assert_close(&both_ways(&graph, &inputs)[0], &f64s(&[2], &now), 1e-12);
