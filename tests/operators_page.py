@@ -98,8 +98,8 @@ def unsupported_reason(case: Any) -> str:
 SEQUENCES = """\
 Sequences of tensors are supported inside of a model where their length and the positions in them are known before it
 runs: `SplitToSequence`, `SequenceConstruct`, `SequenceEmpty`, `SequenceInsert`, `SequenceErase`, `SequenceAt`,
-`SequenceLength` and `ConcatFromSequence` become `Split`, `Squeeze`, `Unsqueeze`, `Concat` and `Identity` when the model is
-read, in its functions and subgraphs too, and have gradients like these. The cases above have sequences as inputs or
+`SequenceLength` and `ConcatFromSequence` become `Split`, `Squeeze`, `Unsqueeze`, `Concat` and `Identity` when the model
+is read, in its functions and subgraphs too, and have gradients like these. The cases above have sequences as inputs or
 outputs, or loops that build them."""
 
 

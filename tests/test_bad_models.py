@@ -320,8 +320,8 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         convolution([1, 1, 4, 4], [1, 1, 3, 3], pads=[2**40] * 4),
         UNSUPPORTED,
         'the model: node "a Conv" (Conv) with inputs (x: float32[1, 1, 4, 4], w: float32[1, 1, 3, 3]): along spatial '
-        "axis 0 4 positions with padding of 1099511627776 before and 1099511627776 behind; 16777216 are the most at one "
-        "end",
+        "axis 0 4 positions with padding of 1099511627776 before and 1099511627776 behind; 16777216 are the most at "
+        "one end",
     ),
     "a transposed convolution of which nothing is left": (
         convolution([1, 2, 1, 1], [2, 1, 3, 3], op="ConvTranspose", pads=[1, 2, 1, 1]),

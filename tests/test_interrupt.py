@@ -19,8 +19,8 @@ import ortrain
 from ortrain import artifacts
 from ortrain.api import CheckpointState, Module, Optimizer
 
-# An instruction of these tests takes a few hundredths of a second, and a run looks for signals ten times a second; machines
-# have other work as well.
+# An instruction of these tests takes a few hundredths of a second, and a run looks for signals ten times a second;
+# machines have other work as well.
 SOON = 3.0
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 # Layers of products, large enough that a step takes a good part of a second on any machine.

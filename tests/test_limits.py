@@ -45,8 +45,8 @@ def test_windows_and_pads_beyond_count(size: int) -> None:
     pool = model([node], [("x", FLOAT, [1, 1, 8])], [("y", FLOAT, None)])
     with refused(
         OrtrainError,
-        f'node "pool" (AveragePool) with inputs (x: float32[1, 1, 8]): along spatial axis 0 8 positions with padding of '
-        f"{size - 1} before and {size - 1} behind; 16777216 are the most at one end",
+        f'node "pool" (AveragePool) with inputs (x: float32[1, 1, 8]): along spatial axis 0 8 positions with padding '
+        f"of {size - 1} before and {size - 1} behind; 16777216 are the most at one end",
     ):
         session = ortrain.InferenceSession(pool.SerializeToString())
         session.run(None, {"x": np.ones((1, 1, 8), np.float32)})
@@ -81,9 +81,9 @@ def test_places_of_a_hundred_million_elements() -> None:
     large = model(nodes, [("shape", INT64, [1])], [("y", INT64, None)])
     with refused(
         OrtrainError,
-        'node "places" (NonZero) with inputs (zeros: float32[100000000]): [100000000] are too many elements to list those '
-        "that are not zero; 67108864 are the most. Where chooses between values without listing places, and a Slice in "
-        "front makes parts",
+        'node "places" (NonZero) with inputs (zeros: float32[100000000]): [100000000] are too many elements to list '
+        "those that are not zero; 67108864 are the most. Where chooses between values without listing places, and a "
+        "Slice in front makes parts",
     ):
         session = ortrain.InferenceSession(large.SerializeToString())
         session.run(None, {"shape": np.array([10**8])})
@@ -112,8 +112,8 @@ def test_a_value_that_doubles() -> None:
     session = ortrain.InferenceSession(doubling())
     with refused(
         MemoryLimitError,
-        'node "doubling" (Loop): iteration 24 makes "v" 134217728 bytes large, and it grows from iteration to iteration; '
-        "67108864 bytes are the most without a limit; if it is to be as large, set memory_limit",
+        'node "doubling" (Loop): iteration 24 makes "v" 134217728 bytes large, and it grows from iteration to '
+        "iteration; 67108864 bytes are the most without a limit; if it is to be as large, set memory_limit",
     ):
         session.run(None, {"most": np.array(60), "x": np.ones(1, np.float32)})
     (y,) = session.run(None, {"most": np.array(10), "x": np.ones(1, np.float32)})
@@ -142,8 +142,8 @@ def test_functions_that_double() -> None:
     made.functions.extend(functions)
     with refused(
         OrtrainError,
-        'node "call" (F0): the model\'s functions, written out, have more than 262144 nodes or take more than 1073741824 '
-        "bytes; this call alone has 1073741824 nodes",
+        'node "call" (F0): the model\'s functions, written out, have more than 262144 nodes or take more than '
+        "1073741824 bytes; this call alone has 1073741824 nodes",
     ):
         ortrain.InferenceSession(made.SerializeToString())
 

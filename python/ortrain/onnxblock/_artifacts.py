@@ -13,9 +13,13 @@ from ortrain.onnxblock._whole import register_outputs
 
 
 def _read(source: str | bytes) -> onnx.ModelProto:
-    # External data stays where it is: blocks do not look into it.
-    is_message = isinstance(source, bytes)
-    return onnx.ModelProto.FromString(source) if is_message else onnx.load(source, load_external_data=False)
+    model: onnx.ModelProto
+    if isinstance(source, bytes):
+        model = onnx.ModelProto.FromString(source)
+    else:
+        # External data stays where it is: blocks do not look into it.
+        model = onnx.load(source, load_external_data=False)
+    return model
 
 
 def with_loss(
