@@ -227,7 +227,6 @@ pub struct Module {
     backend: Arc<dyn Backend>,
     /// One for all programs.
     work: Workspace,
-    interrupt: Option<Interrupt>,
     accumulate: bool,
     /// Whether no train step has run yet.
     is_new: bool,
@@ -410,7 +409,7 @@ impl Module {
         let updates_frozen = written(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
         let work = Workspace::limited(options.memory_limit, held(&layout))
             .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
-            .interrupt(options.interrupt.clone());
+            .interrupt(options.interrupt);
         check_planes(&layout, options.memory_limit)?;
         let gradients = zeroed(&layout.trainable)?;
         state.set_gradients(gradients.clone());
@@ -425,7 +424,6 @@ impl Module {
             precision,
             backend,
             work,
-            interrupt: options.interrupt,
             accumulate: true,
             is_new: true,
             updates_frozen,
@@ -895,10 +893,6 @@ impl Module {
 
     pub(crate) fn layout(&self) -> &Arc<StateLayout> {
         &self.layout
-    }
-
-    pub(crate) fn interrupt(&self) -> Option<Interrupt> {
-        self.interrupt.clone()
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {

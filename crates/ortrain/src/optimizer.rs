@@ -106,7 +106,8 @@ impl Optimizer {
         let mut roles = vec![Role::User, Role::User];
         roles.extend((0..2 + moments).map(|k| sequence(&layout.trainable, k * count)));
         let runners = Runners::new(graph, roles, module.backend().clone());
-        let work = Workspace::new().interrupt(module.interrupt());
+        // An update is over soon, and what it overwrites would have to be kept to put it back: it is not interrupted.
+        let work = Workspace::new();
         Ok(Optimizer { layout, runners, work, moments })
     }
 
