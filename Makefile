@@ -50,7 +50,7 @@ compare: build/demo.stamp ## the release wheel's step, memory and start beside o
 	$(DEMO)/bin/python benches/compare.py $(ARGUMENTS)
 
 .PHONY: conform
-conform: build/wheel.stamp build/demo.stamp $(if $(UPSTREAM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, known architectures and trained models, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32; UPSTREAM=FOLDER: the tests of onnxruntime-training
+conform: build/wheel.stamp build/demo.stamp $(if $(UPSTREAM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, trained models out of packages, 24 000 changed files, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32; UPSTREAM=FOLDER: the tests of onnxruntime-training
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_nodes.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
