@@ -57,9 +57,9 @@ def copy() -> None:
             shutil.copy(source, target)
 
 
-def apply(diff: str, *, back: bool) -> None:
-    command = ["patch", "--quiet", "--strip=1", "--no-backup-if-mismatch", *(["--reverse"] if back else [])]
-    subprocess.run(command, cwd=COPY, input=diff, text=True, check=True)
+def apply(mutant: dict[str, Any], *, back: bool) -> None:
+    command = ["patch", "--quiet", "--no-backup-if-mismatch", *(["--reverse"] if back else []), mutant["file"]]
+    subprocess.run(command, cwd=COPY, input=mutant["diff"], text=True, check=True)
 
 
 def tests(graphs: int) -> list[tuple[str, list[str]]]:
@@ -92,13 +92,13 @@ def passes(command: list[str], log: Path) -> bool:
 
 def caught_by(mutant: dict[str, Any], number: int, graphs: int) -> str | None:
     """The first tests that fail with a mutant."""
-    apply(mutant["diff"], back=False)
+    apply(mutant, back=False)
     try:
         for name, command in tests(graphs):
             if not passes(command, ROOT / "build" / f"mutant-{number}.log"):
                 return name
     finally:
-        apply(mutant["diff"], back=True)
+        apply(mutant, back=True)
     return None
 
 
