@@ -9,6 +9,9 @@ from pathlib import Path
 
 from random_graphs.running import Run, default_processes
 
+# Beside the other results of builds, wherever the command is called from.
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "random-graphs"
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m random_graphs", description=__doc__)
@@ -18,7 +21,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=60, help="seconds for a graph (60)")
     parser.add_argument("--shrink", type=float, default=60, help="seconds for shrinking a failure, 0 for none (60)")
     parser.add_argument("--each", type=int, default=1, help="how many failures of a kind are shrunk (1)")
-    parser.add_argument("--folder", type=Path, default=Path("build/random-graphs"), help="where failures are written")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where failures are written")
     parser.add_argument("--brief", action="store_true", help="the nodes of a small graph in a line, not its text")
     arguments = parser.parse_args()
     start = time.monotonic()
