@@ -972,7 +972,7 @@ mod files {
             vec![NamedTensor::new("w", Tensor::f32(&[1], &[1.0]))]
         }
 
-        /// Whether a file can be read as what its writer writes.
+        /// True if a file can be read in the format of its writer.
         fn sound(name: &str, path: &Path) -> bool {
             match name {
                 "safetensors" => load_safetensors(path).unwrap() == tensors(),

@@ -140,7 +140,7 @@ impl Nest {
         &self.dims[self.dims.len() - self.inner..]
     }
 
-    /// Whether a load is read by computed index.
+    /// True for a gathered load: one that is read by computed index.
     #[must_use]
     pub fn is_gathered(&self, slot: usize) -> bool {
         self.expr
@@ -149,7 +149,7 @@ impl Nest {
             .any(|(inst, _)| matches!(inst, Inst::LoadAt(s, _) if usize::from(*s) == slot))
     }
 
-    /// What is wrong with the nest, if anything: accesses out of bounds, ranks that differ, untyped results, strides of a
+    /// The first fault of the nest, if it has one: accesses out of bounds, ranks that differ, untyped results, strides of a
     /// load that is read by computed index. A nest without a fault can be run by any backend without reading or writing
     /// outside its buffers.
     #[must_use]

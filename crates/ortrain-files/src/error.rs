@@ -24,7 +24,7 @@ pub enum Error {
     NotRegular {
         /// The path.
         path: PathBuf,
-        /// What it is, with its article.
+        /// The kind of thing at the path, with its article.
         kind: &'static str,
     },
     /// The path is a symbolic link without an end.
@@ -36,7 +36,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The action that failed, as a verb.
         action: &'static str,
         /// The path.
         path: PathBuf,

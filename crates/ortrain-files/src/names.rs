@@ -1,4 +1,4 @@
-//! Where a path leads, and names beside it.
+//! Targets of paths with symbolic links, and names of temporary files beside them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -50,14 +50,14 @@ pub fn beside(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Where a path leads when symbolic links are followed, be there a file or not yet; the path itself where that cannot be
+/// The target of a path when symbolic links are followed, be there a file or not yet; the path itself where that cannot be
 /// known.
 #[must_use]
 pub fn resolved(path: &Path) -> PathBuf {
     place_of(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Where a file that is written to `path` belongs: there, or where a symbolic link leads.
+/// The place of a file that is written to `path`: the path, or the target of a symbolic link.
 ///
 /// # Errors
 /// When that is no place for a regular file.
@@ -86,7 +86,7 @@ pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Where links lead at whose end there is nothing yet.
+/// The target of a chain of links at whose end there is no file yet.
 fn behind_links(path: &Path) -> Result<PathBuf> {
     let mut place = path.to_owned();
     for _ in 0..=LINKS {
@@ -99,7 +99,7 @@ fn behind_links(path: &Path) -> Result<PathBuf> {
     Err(Error::Loop { path: path.to_owned() })
 }
 
-/// What something is that is neither file nor folder.
+/// The kind of a path that is neither file nor folder.
 fn kind(there: &fs::Metadata) -> &'static str {
     #[cfg(unix)]
     {

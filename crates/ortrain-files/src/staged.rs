@@ -17,7 +17,7 @@ pub struct Staged {
     at: PathBuf,
     /// As the caller named it, for errors.
     target: PathBuf,
-    /// Where that leads.
+    /// The target of that path.
     place: PathBuf,
     kept: bool,
 }
@@ -80,7 +80,7 @@ impl Staged {
         }
     }
 
-    /// Where the file belongs: the path that it was made for, or where that leads.
+    /// The place of the finished file: the path that it was made for, or the target of its links.
     #[must_use]
     pub fn destination(&self) -> &Path {
         &self.place

@@ -89,7 +89,7 @@ pub struct DataFile<'a> {
 pub struct ToWrite<'a> {
     /// The message.
     pub model: &'a ModelProto,
-    /// Where its external data is found.
+    /// The folder of its external data.
     pub external: &'a ExternalData,
     /// The file.
     pub path: &'a Path,
@@ -101,7 +101,7 @@ pub struct ToWrite<'a> {
 pub struct StagedModels {
     models: Vec<Staged>,
     data: Option<StagedData>,
-    /// Where external data would lie.
+    /// The place of external data, if there is any.
     data_place: PathBuf,
 }
 
@@ -110,7 +110,7 @@ struct StagedData {
     file: Staged,
     /// Whether it can wait for its place in the folder of the models.
     can_wait: bool,
-    /// Where it does.
+    /// The name under which it waits.
     waiting: PathBuf,
     /// The models that look for it there.
     models: Vec<Staged>,

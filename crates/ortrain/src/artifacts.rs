@@ -268,7 +268,7 @@ pub struct Artifacts {
     pub checkpoint: Checkpoint,
     /// Their names and types only.
     pub nominal_checkpoint: Option<Checkpoint>,
-    /// Where initializers lie on the disk already.
+    /// Files and offsets of initializers that lie on the disk already.
     origins: Origins,
 }
 

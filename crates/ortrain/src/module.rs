@@ -514,8 +514,8 @@ impl Module {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         // The first step replaces gradients of zero: a training that is resumed has the bits of one that was not interrupted.
-        let starts_at_zero = self.is_new && self.gradients.iter().all(|plane| plane.is_zero());
-        let accumulates = self.accumulate && !starts_at_zero;
+        let start_at_zero = || self.is_new && self.gradients.iter().all(|plane| plane.is_zero());
+        let accumulates = self.accumulate && !start_at_zero();
         let entry = if accumulates { ProgramEntry::Accumulate } else { ProgramEntry::Overwrite };
         let planes = binding::planes(state, &self.gradients);
         let gradients = planes.len() - self.gradients.len()..planes.len();

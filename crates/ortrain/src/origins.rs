@@ -1,4 +1,4 @@
-//! Where the data of initializers lies on the disk already, so that a frozen base need not be written again.
+//! Files and offsets of initializers that lie on the disk already, so that a frozen base need not be written again.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

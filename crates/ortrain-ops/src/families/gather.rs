@@ -86,9 +86,7 @@ pub(super) fn scatter_add(
     source: BufferId,
     target: BufferId,
 ) -> Result<(), OpError> {
-    let &Places { place, rows, count, inner } = places;
-    let (outer, index, last) = (1, place, false);
-    cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
+    scatter(cx, places, source, target, false)
 }
 
 /// Writes rows over those of a buffer of the same type; of several at one place the last stays.
@@ -98,8 +96,19 @@ pub(super) fn scatter_last(
     source: BufferId,
     target: BufferId,
 ) -> Result<(), OpError> {
+    scatter(cx, places, source, target, true)
+}
+
+/// The instruction of both: adds rows, or writes them over others.
+fn scatter(
+    cx: &mut Lower<'_>,
+    places: &Places,
+    source: BufferId,
+    target: BufferId,
+    last: bool,
+) -> Result<(), OpError> {
     let &Places { place, rows, count, inner } = places;
-    let (outer, index, last) = (1, place, true);
+    let (outer, index) = (1, place);
     cx.step(Step::ScatterAdd(ScatterAdd { outer, rows, count, inner, source, index, target, last }))
 }
 
