@@ -61,7 +61,7 @@ pub struct Value {
     pub constant: Option<Tensor>,
     /// Its elements, where they are sizes of axes (a vector or scalar of int64 computed from shapes).
     pub sizes: Option<Vec<Dim>>,
-    /// Its content, if a node makes it of nothing. It is no initializer.
+    /// Its content, if a node makes it of nothing, or if it is a captured constant of an outer graph. It is no initializer.
     pub made: Option<Tensor>,
 }
 

@@ -60,7 +60,7 @@ fn typed(cx: &Infer<'_>, attribute: &str, takes: Takes) -> Result<(Graph, Vec<Va
                     |rank: usize| (0..rank).map(|axis| Dim::symbol(&format!("{name}.{axis}"))).collect();
                 value.ty = ValueType::Tensor(*dtype, axes.map(open));
             }
-            (value.constant, value.sizes) = (None, None);
+            (value.constant, value.made, value.sizes) = (None, None, None);
         }
         forget_shapes(&mut graph);
     }

@@ -59,6 +59,8 @@ pub(super) fn type_captures(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) 
         let value = graph.value_mut(id);
         value.ty = ty;
         value.constant = cx.constant(own + k).cloned();
+        // The content is forgotten as a constant of this subgraph; gradients and decompositions still ask for it.
+        value.made = value.constant.clone();
         value.sizes = cx.sizes(own + k);
     }
     Ok(())
