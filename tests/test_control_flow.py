@@ -346,3 +346,104 @@ def test_an_if_whose_condition_follows_from_shapes_trains_in_a_body(scanned: boo
     w = weights["w"].astype(np.float64)
     slopes = [(loss(w + FINE_STEP * unit) - loss(w - FINE_STEP * unit)) / (2 * FINE_STEP) for unit in np.eye(2)]
     np.testing.assert_allclose(state.parameters["w"].grad, slopes, rtol=TOLERANCE)
+
+
+POOLINGS: dict[str, dict[str, Any]] = {
+    "MaxPool": {"kernel_shape": [2], "strides": [1]},
+    "AveragePool": {"kernel_shape": [2], "strides": [1]},
+    "LpPool": {"kernel_shape": [2], "strides": [1]},
+    "GlobalMaxPool": {},
+    "GlobalAveragePool": {},
+}
+
+
+def slope_in_float64(
+    proto: ModelProto, name: str, module: Module, state: CheckpointState, feed: dict[str, np.ndarray]
+) -> tuple[float, float]:
+    """The gradient of a parameter along a direction, and what the first output changes by, in float64."""
+    module.lazy_reset_grad()
+    module(*[feed[given] for given in module.input_names()])
+    (start,) = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == name)
+    direction = np.random.default_rng(1).standard_normal(start.shape)
+    ends = []
+    for sign in (1, -1):
+        moved = ModelProto()
+        moved.CopyFrom(proto)
+        for tensor in moved.graph.initializer:
+            if tensor.name == name:
+                tensor.CopyFrom(numpy_helper.from_array(start + sign * FINE_STEP * direction, name))
+        ends.append(float(ortrain.InferenceSession(moved).run(None, feed)[0]))
+    return float(np.sum(state.parameters[name].grad * direction)), (ends[0] - ends[1]) / (2 * FINE_STEP)
+
+
+def trained(proto: ModelProto, name: str, folder: Path) -> tuple[Module, CheckpointState]:
+    """A model whose first output is the loss."""
+    artifacts.generate_artifacts(proto, requires_grad=[name], artifact_directory=folder)
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    return Module(folder / "training_model.onnx", state), state
+
+
+@pytest.mark.parametrize("along", ["channels", "cells"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_pooling_of_sizes_that_are_known_during_the_run(pooling: str, along: str, tmp_path: Path) -> None:
+    """A loop collects rows until it ends by itself; a Scan pools them, beside a weight that is trained behind it."""
+    body = graph(
+        [
+            node("Mul", ["v", "w"], "next"),
+            node("Less", ["i", "turns"], "still"),
+            node("Tanh", ["next"], "row"),
+        ],
+        [("i", INT64, []), ("on", BOOL, []), ("v", TensorProto.DOUBLE, [3, 4])],
+        [("still", BOOL, []), ("next", TensorProto.DOUBLE, [3, 4]), ("row", TensorProto.DOUBLE, [3, 4])],
+    )
+    # Rows along the axis of images, or along the one that is pooled.
+    order = [0, 1, 2] if along == "channels" else [1, 2, 0]
+    pooled = graph(
+        [
+            node("Transpose", ["rows"], "turned", perm=order),
+            node(pooling, ["turned"], "pool", **POOLINGS[pooling]),
+            node("ReduceMean", ["pool"], "mean", keepdims=0),
+            node("Add", ["sum", "mean"], "more"),
+            node("Mul", ["more", "slice"], "scaled"),
+            node("Sin", ["scaled"], "wave"),
+            node("Identity", ["wave"], "kept"),
+        ],
+        [("sum", TensorProto.DOUBLE, []), ("slice", TensorProto.DOUBLE, [])],
+        [("wave", TensorProto.DOUBLE, []), ("kept", TensorProto.DOUBLE, [])],
+    )
+    nodes = [
+        node("Loop", ["", "", "x"], "last", "rows", body=body),
+        node("Scan", ["zero", "slices"], "scanned", "all", body=pooled, num_scan_inputs=1),
+        node("ReduceSum", ["all"], "loss", keepdims=0),
+    ]
+    rng = np.random.default_rng(2)
+    weights = {"w": rng.uniform(0.5, 1.5, (3, 4)), "zero": np.array(0.25), "slices": rng.uniform(0.5, 1, 3)}
+    weights["turns"] = np.array(2)
+    inputs: Values = [("x", TensorProto.DOUBLE, [3, 4])]
+    proto = model(graph(nodes, inputs, [("loss", TensorProto.DOUBLE, [])], weights))
+    module, state = trained(proto, "w", tmp_path)
+    got, want = slope_in_float64(proto, "w", module, state, {"x": rng.standard_normal((3, 4))})
+    assert abs(got - want) <= DIFFERENCES * (1e-3 + abs(want))
+
+
+def test_a_long_axis_of_a_size_that_is_known_during_the_run(tmp_path: Path) -> None:
+    """TopK over so many elements is no instruction of a program: one part of the graph becomes several during the run."""
+    nodes = [
+        node("Mul", ["x", "w"], "scaled"),
+        node("Greater", ["x", "zero"], "positive"),
+        node("NonZero", ["positive"], "places"),
+        node("Squeeze", ["places", "first"], "indices"),
+        node("Gather", ["scaled", "indices"], "chosen"),
+        node("Sin", ["chosen"], "wave"),
+        node("TopK", ["wave", "three"], "largest", "at"),
+        node("Exp", ["largest"], "grown"),
+        node("ReduceSum", ["grown"], "loss", keepdims=0),
+    ]
+    rng = np.random.default_rng(3)
+    weights = {"w": np.array([0.7]), "zero": np.array(0.0), "first": np.array([0]), "three": np.array([3])}
+    size = 50_000
+    inputs: Values = [("x", TensorProto.DOUBLE, [size])]
+    proto = model(graph(nodes, inputs, [("loss", TensorProto.DOUBLE, [])], weights))
+    module, state = trained(proto, "w", tmp_path)
+    got, want = slope_in_float64(proto, "w", module, state, {"x": rng.uniform(-1, 1, size)})
+    assert abs(got - want) <= DIFFERENCES * abs(want)

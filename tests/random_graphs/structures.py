@@ -25,12 +25,13 @@ ATTEMPTS = 12
 
 
 # What onnxruntime makes of NaN and infinities here is its own: it compares without a thought of NaN (extremes, places,
-# pools, ThresholdedRelu), takes them for large numbers (recurrent layers), or multiplies infinity by what becomes zero
-# where ortrain gives the limit (activations) or multiplies by no zero (interpolation).
+# pools, ThresholdedRelu; Unique loses NaN), takes them for large numbers (recurrent layers), moves the window of a sum by
+# subtracting an infinity from itself (LRN), or multiplies infinity by what becomes zero where ortrain gives the limit
+# (activations) or multiplies by no zero (interpolation).
 NOT_SPECIAL = frozenset(
     """
     ArgMax ArgMin TopK ReduceMax ReduceMin MaxPool GlobalMaxPool Hardmax ThresholdedRelu RNN GRU LSTM
-    Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample
+    Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
     """.split()
 ) | {"Gelu of com.microsoft", "part beside other readers"}
 COSTLY = ("If", "Loop", "Scan", "RNN", "GRU", "LSTM")

@@ -47,6 +47,11 @@ pub trait Op {
         if dtype.is_float() { Need::Never } else { Need::ForShapes }
     }
 
+    /// An input whose maker tells the shapes of the results: both nodes belong in one program.
+    fn shaped_by_maker_of(&self) -> Option<usize> {
+        None
+    }
+
     /// Where the operator runs.
     fn placement(&self) -> Placement {
         Placement::Program

@@ -12,8 +12,8 @@ use crate::{
     Program, Repeat, RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
-/// How many specialisations of one late program are kept ready.
-const LATE_PROGRAMS: usize = 16;
+/// How many specialisations of one late segment are kept ready.
+const LATE_SCHEDULES: usize = 16;
 
 /// What a segment takes beside its instructions: copies, shapes, a call.
 const SEGMENT_TICKS: u32 = 64;
@@ -51,13 +51,14 @@ pub trait HostFunction: Send + Sync + fmt::Debug {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String>;
 }
 
-/// Makes a program when the shapes of its inputs (and the values of those that reach a shape) are known.
+/// Makes a schedule when the shapes of its inputs (and the values of those that reach a shape) are known.
 pub trait Specialise: Send + Sync + fmt::Debug {
-    /// The program for these inputs, from a cache where possible, with the shapes of its outputs.
+    /// The schedule for these inputs, from a cache where possible. It is one program as a rule; with sizes that are known
+    /// now, an operator may be a function on the host instead.
     ///
     /// # Errors
     /// A sentence saying why there is none.
-    fn specialise(&self, inputs: &[Tensor]) -> Result<(Arc<Program>, Vec<Vec<usize>>), String>;
+    fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Schedule>, String>;
 
     /// What it will be made of, for dumps.
     fn describe(&self) -> String;
@@ -314,15 +315,42 @@ pub struct Runner {
     prepared: Vec<Prepared>,
 }
 
-type LateEntry = (Arc<Program>, Arc<dyn Executable>);
-
 #[derive(Debug)]
 enum Prepared {
     Program(Box<dyn Executable>),
-    Late(Mutex<Vec<LateEntry>>),
+    Late(LateRunners),
     Host,
     If([PreparedBranch; 2]),
     Repeat(Box<Runner>),
+}
+
+/// The latest specialisations of a late segment, ready to run.
+#[derive(Debug, Default)]
+struct LateRunners(Mutex<Vec<Arc<Runner>>>);
+
+impl LateRunners {
+    /// The runner of a schedule. A schedule that takes more memory than there may be is refused before it is prepared.
+    fn runner(
+        &self,
+        backend: &Arc<dyn Backend>,
+        schedule: Arc<Schedule>,
+        turn: &Turn<'_, '_>,
+    ) -> Result<Arc<Runner>, RunError> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runner) = kept.iter().find(|runner| Arc::ptr_eq(&runner.schedule, &schedule)) {
+            return Ok(runner.clone());
+        }
+        for program in schedule.programs() {
+            turn.work.check(program, 0, turn.between)?;
+        }
+        let made = Runner::new(backend.clone(), schedule);
+        let runner = Arc::new(made.map_err(|error| RunError::Specialise(error.to_string()))?);
+        if kept.len() == LATE_SCHEDULES {
+            kept.remove(0);
+        }
+        kept.push(runner.clone());
+        Ok(runner)
+    }
 }
 
 /// A branch that is prepared when it is taken first.
@@ -350,7 +378,7 @@ impl Runner {
                 Segment::Program(Code::Ready(program, _)) => {
                     Prepared::Program(backend.compile(program.clone())?)
                 }
-                Segment::Program(Code::Late(_)) => Prepared::Late(Mutex::default()),
+                Segment::Program(Code::Late(_)) => Prepared::Late(LateRunners::default()),
                 Segment::Host(..) => Prepared::Host,
                 Segment::If(..) => Prepared::If(Default::default()),
                 Segment::Repeat(repeat, _) => {
@@ -522,11 +550,19 @@ impl Runner {
         turn: &mut Turn<'_, '_>,
         given: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, RunError> {
+        let outside = turn.between;
+        turn.between += given.iter().map(|tensor| tensor.data().len()).sum::<usize>();
+        let results = self.run_counted(turn, given)?;
+        turn.between = outside;
+        Ok(results)
+    }
+
+    /// As [`Runner::run_tensors`], with tensors that are counted between the segments already.
+    fn run_counted(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let schedule = &*self.schedule;
         let outside = turn.between;
         let mut values: Vec<Option<Tensor>> = vec![None; schedule.slots.len()];
         for (&slot, tensor) in schedule.inputs.iter().zip(given) {
-            turn.between += tensor.data().len();
             values[slot.0 as usize] = Some(tensor);
         }
         let bindings = turn.bindings;
@@ -549,11 +585,9 @@ impl Runner {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?
                 }
-                (Segment::Program(Code::Late(late)), Prepared::Late(cache)) => {
-                    let (program, shapes) = late.specialise(&inputs).map_err(RunError::Specialise)?;
-                    turn.work.check(&program, 0, turn.between)?;
-                    let executable = self.late_executable(cache, &program)?;
-                    turn.tensors(executable.as_ref(), &shapes, &inputs)?
+                (Segment::Program(Code::Late(late)), Prepared::Late(runners)) => {
+                    let schedule = late.specialise(&inputs).map_err(RunError::Specialise)?;
+                    runners.runner(&self.backend, schedule, turn)?.run_counted(turn, inputs)?
                 }
                 (Segment::Host(function, label), Prepared::Host) => {
                     let start = turn.start();
@@ -617,25 +651,6 @@ impl Runner {
             }
         }
         Ok(())
-    }
-
-    fn late_executable(
-        &self,
-        cache: &Mutex<Vec<LateEntry>>,
-        program: &Arc<Program>,
-    ) -> Result<Arc<dyn Executable>, RunError> {
-        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, executable)) = cache.iter().find(|(known, _)| Arc::ptr_eq(known, program)) {
-            return Ok(executable.clone());
-        }
-        let compiled =
-            self.backend.compile(program.clone()).map_err(|e| RunError::Specialise(e.to_string()))?;
-        let executable: Arc<dyn Executable> = Arc::from(compiled);
-        if cache.len() == LATE_PROGRAMS {
-            cache.remove(0);
-        }
-        cache.push((program.clone(), executable.clone()));
-        Ok(executable)
     }
 }
 

@@ -249,6 +249,10 @@ impl Op for MaxPoolGrad {
         Ok(())
     }
 
+    fn shaped_by_maker_of(&self) -> Option<usize> {
+        Some(1)
+    }
+
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
         let shape = self.windows.shape(WindowPass::MaxGradient, &dims)?;

@@ -228,16 +228,19 @@ impl Specialiser {
     }
 }
 
-/// A program whose shapes become known during a run.
+/// A part of a graph whose shapes become known during a run.
 impl Specialise for Specialiser {
-    fn specialise(&self, inputs: &[Tensor]) -> Result<(Arc<Program>, Vec<Vec<usize>>), String> {
+    fn specialise(&self, inputs: &[Tensor]) -> Result<Arc<Schedule>, String> {
         let schedule = self.schedule(inputs).map_err(|error| error.to_string())?;
-        let program = schedule.single().ok_or("a late program turned out to be several segments")?.clone();
-        let shapes = schedule.outputs.iter().map(|slot| {
-            let ty = &schedule.slots[slot.0 as usize].ty;
-            ty.as_ref().map(|(_, dims)| dims.clone()).ok_or_else(|| "an output has no shape".to_owned())
-        });
-        Ok((program, shapes.collect::<Result<_, _>>()?))
+        // A part that stays as it was would be specialised again without end.
+        if let [SegmentNode { segment: Segment::Program(Code::Late(_)), .. }] = schedule.segments.as_slice() {
+            let node = &self.graph.nodes[0];
+            let label = self.graph.node_label(node);
+            return Err(format!(
+                "{label} gives a shape that neither the shapes nor the values of its inputs tell"
+            ));
+        }
+        Ok(schedule)
     }
 
     fn describe(&self) -> String {
@@ -441,6 +444,23 @@ fn written_last(graph: &Graph, kinds: &[Kind]) -> Result<Vec<bool>, Error> {
     Ok(last)
 }
 
+/// The nodes of a late program, with those that tell the shapes of their results and are computed in another segment, too:
+/// here they are computed again.
+fn with_makers(graph: &Graph, members: &[usize]) -> Result<Vec<usize>, Error> {
+    let mut all = members.to_vec();
+    for &index in members {
+        let node = &graph.nodes[index];
+        let shaped_by = build(graph, node)?.shaped_by_maker_of();
+        let Some(id) = shaped_by.and_then(|k| node.inputs.get(k).copied().flatten()) else { continue };
+        all.extend(
+            graph.nodes[..index].iter().position(|maker| maker.present_outputs().any(|made| made == id)),
+        );
+    }
+    all.sort_unstable();
+    all.dedup();
+    Ok(all)
+}
+
 /// Cuts the nodes into segments and compiles those whose shapes are known.
 fn segments(
     graph: &Graph,
@@ -509,6 +529,10 @@ fn segments(
         groups.push((Kind::Program, false, Vec::new()));
     }
     let last_program = groups.iter().rposition(is_ready);
+    for (_, _, members) in groups.iter_mut().filter(|(_, is_late, _)| *is_late) {
+        *members = with_makers(graph, members)?;
+    }
+    let mut delivered: FxHashSet<ValueId> = FxHashSet::default();
     for (g, (kind, is_late, members)) in groups.iter().enumerate() {
         let made: FxHashSet<ValueId> =
             members.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
@@ -528,8 +552,11 @@ fn segments(
                     inputs.push(id);
                 }
             }
-            outputs.extend(graph.nodes[index].present_outputs().filter(used_later));
+            // Those that are computed again are there already.
+            let first = graph.nodes[index].present_outputs().filter(|id| !delivered.contains(id));
+            outputs.extend(first.filter(used_later));
         }
+        delivered.extend(&outputs);
         match kind {
             Kind::Folded => {}
             Kind::Program => {
