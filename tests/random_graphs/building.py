@@ -347,9 +347,10 @@ class Builder:
                     raise Rejected
 
     def distinct(self, value: Value, axes: Sequence[int] | None = None, margin: float = MARGIN) -> None:
-        """Refuses a value some of whose elements along the axes are nearly equal."""
-        if not value.moves:
-            return
+        """Refuses a value some of whose elements along the axes are nearly equal.
+
+        Also one that does not move: float32 and float64 may tell elements apart differently.
+        """
         chosen = range(value.rank) if axes is None else [axis % value.rank for axis in axes]
         for sample in value.samples:
             rest = [axis for axis in range(value.rank) if axis not in chosen]

@@ -1081,8 +1081,7 @@ def non_zero(g: Builder) -> Value:
 @maker("Unique", weight=0.5)
 def unique(g: Builder) -> Value:
     value = g.float(1, 3)
-    # Also of constants: two sums that are equal but for rounding may be one value or two.
-    g.distinct(Value(value.name, value.samples, moves=True))
+    g.distinct(value)
     return g.add_several("Unique", [value], [True], sorted=int(g.chance(0.7)))[0]
 
 

@@ -229,7 +229,47 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Cumulative::read(node)?))
 }
 
-/// Before opset 26 every result of CumProd is a product of its own: of the elements that count for it, and ones.
+/// The longest axis along which [`downgrade_product`] writes each result as a product of its own: the elements that are
+/// multiplied are the square of it.
+const LONGEST_SQUARED: usize = 256;
+
+/// The product in passes, as [`Cumulative::pass`] makes them: each multiplies the elements by those that lie twice as far
+/// before them as in the pass before.
+fn in_passes(
+    rw: &mut Rewrite<'_>,
+    of: &Cumulative,
+    x: ValueId,
+    (axis, rank): (usize, usize),
+    size: usize,
+) -> ValueId {
+    let dtype = rw.dtype(x).unwrap_or(DType::F32);
+    let wide = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
+    let cast = |rw: &mut Rewrite<'_>, value: ValueId, to: DType| {
+        rw.add("Cast", &[value], Attrs::new().with("to", i64::from(to.to_onnx())))
+    };
+    let mut product = if wide == dtype { x } else { cast(rw, x, wide) };
+    let neutral = rw.constant("one", Tensor::scalar(wide, 1.0));
+    let moved = |rw: &mut Rewrite<'_>, value: ValueId, by: usize| {
+        let by = if of.reverse { -(by as i64) } else { by as i64 };
+        let mut pads = vec![0; 2 * rank];
+        (pads[axis], pads[rank + axis]) = (by, -by);
+        let pads = rw.ints("pads", &pads);
+        rw.add("Pad", &[value, pads, neutral], Attrs::new())
+    };
+    if of.exclusive {
+        product = moved(rw, product, 1);
+    }
+    let mut distance = 1;
+    while distance < size {
+        let other = moved(rw, product, distance);
+        product = rw.add("Mul", &[product, other], Attrs::new());
+        distance *= 2;
+    }
+    if wide == dtype { product } else { cast(rw, product, dtype) }
+}
+
+/// Before opset 26 every result of CumProd is a product of its own: of the elements that count for it, and ones. Along
+/// long axes it is written in passes.
 fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() >= 26 {
         return Ok(());
@@ -243,6 +283,12 @@ fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         ));
     };
     let axis = normalize_axis(axis, rank)?;
+    let size = rw.shape(x).and_then(|shape| shape[axis].known());
+    if let Some(size) = size.filter(|&size| size > LONGEST_SQUARED) {
+        let result = in_passes(rw, &of, x, (axis, rank), size);
+        rw.output(0, result);
+        return Ok(());
+    }
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(axis, rank - 1);
     let perm = Attrs::new().with("perm", perm);
@@ -326,6 +372,25 @@ mod tests {
         let graph = graph_of("CumSum", &ones, 0, Attrs::new());
         let got = run(&graph, &[ones]).expect("it runs").remove(0).to_f64();
         assert_eq!(got[2049], 2050.0, "2048 and 1 is 2048 in half precision");
+    }
+
+    /// An older spelling of a long product has no matrix of all pairs of elements.
+    #[test]
+    fn long_products_are_written_in_passes() {
+        for (dims, axis) in [(&[700][..], 0), (&[2, 300, 3], 1), (&[3, LONGEST_SQUARED + 1], -1)] {
+            let count = dims.iter().product::<usize>();
+            let near_one: Vec<f64> = (0..count).map(|k| 0.99 + 0.004 * ((k * 7) % 6) as f64).collect();
+            let x = f64s(dims, &near_one);
+            for (exclusive, reverse) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                let graph = graph_of("CumProd", &x, axis, attrs(exclusive, reverse));
+                for opset in [9, 13, 18] {
+                    let written = check_downgrade(&graph, std::slice::from_ref(&x), opset);
+                    assert!(written.nodes.iter().all(|node| &*node.op != "Where"), "{written}");
+                }
+            }
+        }
+        let ones = Tensor::filled(DType::F16, &[2050], 1.0);
+        check_downgrade(&graph_of("CumProd", &ones, 0, Attrs::new()), &[ones], 13);
     }
 
     #[test]
