@@ -56,7 +56,6 @@ EXCEPTIONS = {
     r"attention_.*(fullymasked|nan_robustness|structural_empty|kv_bf16|mode3_softmax|rank4_mask).*_expanded": (
         "the body of the function computes what is no number where every key is masked, and chooses another afterwards"
     ),
-    r"linear_attention_.*_expanded": "ranks in the body of its Scan follow from constants outside of it",
     r"dropout_default": "training switches every Dropout on",
     r"rotary_embedding_.*interleaved.*_expanded": "the body of the function computes axes when it runs",
     r"test_scan_sum": "the Scan of opset 8 cannot say the gradient of a loop, which is refused",

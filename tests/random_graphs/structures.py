@@ -25,8 +25,8 @@ ATTEMPTS = 12
 
 
 # What onnxruntime makes of NaN and infinities here is its own: it compares without a thought of NaN (extremes, places,
-# pools, ThresholdedRelu; Unique loses NaN), takes them for large numbers (recurrent layers), moves the window of a sum by
-# subtracting an infinity from itself (LRN), or multiplies infinity by what becomes zero where ortrain gives the limit
+# pools, ThresholdedRelu; Unique loses NaN), takes them for large numbers (recurrent layers), moves the window of a sum
+# by subtracting an infinity from itself (LRN), or multiplies infinity by what becomes zero where ortrain gives the limit
 # (activations) or multiplies by no zero (interpolation).
 NOT_SPECIAL = frozenset(
     """
