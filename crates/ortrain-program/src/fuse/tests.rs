@@ -732,3 +732,47 @@ fn positions_that_gradients_alone_read_are_numbers_of_cells() {
     let (wide, narrow) = (positions(3, 1, Seen::OtherWindows).1, program);
     assert!(wide.work_bytes >= narrow.work_bytes + 2400 * 7 - 1024, "{wide}\n{narrow}");
 }
+
+/// Whether a step that reads a value of 16 elements with some strides is surely no lighter if it computes the value as a
+/// map does, which costs much.
+fn is_no_lighter(dims: &[usize], strides: &[isize]) -> bool {
+    let mut images = Images::new(1, 1, 4, 4);
+    let [x, y, z] = ["x", "y", "z"].map(|name| images.image(name));
+    let square: &[isize] = &[4, 1];
+    let map = images.nest(&[4, 4], &[(x, square)], &[(y, square)], |b, regs| {
+        let once = b.unary(UnaryOp::Exp, regs[0]);
+        vec![b.unary(UnaryOp::Exp, once)]
+    });
+    let reader =
+        images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
+    let known = super::lighter::Known::of(&reader);
+    let buffers = [x, y, z].map(|id| images.b.buffer(id).clone());
+    known.is_no_lighter(&Step::Map(reader), y, (&map, 0), &buffers)
+}
+
+/// Something is said only of steps that read each element at one point: of others, the parts of the value may be computed
+/// at fewer points than the map has.
+#[test]
+fn what_is_read_once_is_no_lighter_if_it_is_computed_again() {
+    assert!(is_no_lighter(&[4, 4], &[4, 1]));
+    assert!(is_no_lighter(&[4, 4], &[1, 4]));
+    assert!(!is_no_lighter(&[4, 4], &[0, 0]), "one element");
+    assert!(!is_no_lighter(&[4, 4], &[0, 1]), "one row");
+    assert!(!is_no_lighter(&[2, 4], &[4, 1]), "two rows");
+}
+
+/// A map may read few buffers by many accesses.
+#[test]
+fn loads_of_one_buffer_are_one_load() {
+    let mut images = Images::new(1, 1, 1, 64);
+    let ids = ["x", "y"].map(|name| images.image(name));
+    let to = images.image("z");
+    let loads: Vec<(BufferId, &[isize])> = (0..40).map(|k| (ids[k % 2], &[1][..])).collect();
+    let map = images.nest(&[64], &loads, &[(to, &[1])], |b, regs| {
+        // Each load at another position, so that none of them is dropped.
+        let sum = regs.iter().copied().reduce(|sum, value| b.binary(BinaryOp::Add, sum, value));
+        vec![sum.unwrap()]
+    });
+    assert_eq!(map.reads.len(), 40);
+    assert_eq!(super::splice::least_loads(&map), 2);
+}
