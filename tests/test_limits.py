@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
@@ -159,3 +160,20 @@ def test_the_largest_of_a_million() -> None:
     assert time.monotonic() - start < SOON
     np.testing.assert_array_equal(indices, np.argsort(-x, kind="stable")[:7])
     np.testing.assert_array_equal(values, x[indices])
+
+
+@pytest.mark.parametrize("count_include_pad", [0, 1])
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+def test_averages_under_a_million_windows(count_include_pad: int, ceil_mode: int) -> None:
+    """Beyond 2^20 windows their cells are counted in each step, as onnxruntime counts them."""
+    attributes = {"kernel_shape": [5, 3], "pads": [2, 1, 1, 1], "strides": [2, 1]}
+    x = np.random.default_rng(5).standard_normal((1, 1, 4098, 600), np.float32)
+    node = helper.make_node(
+        "AveragePool", ["x"], ["y"], count_include_pad=count_include_pad, ceil_mode=ceil_mode, **attributes
+    )
+    pooled = model([node], [("x", FLOAT, x.shape)], [("y", FLOAT, None)])
+    want = onnxruntime.InferenceSession(pooled.SerializeToString(), providers=["CPUExecutionProvider"])
+    (want,) = want.run(None, {"x": x})
+    assert want.size > 2**20
+    (got,) = ortrain.InferenceSession(pooled).run(None, {"x": x})
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

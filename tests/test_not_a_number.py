@@ -145,3 +145,28 @@ def test_weights_of_a_state_of_zeros(name: str, odd: str, direction: str) -> Non
             with np.errstate(invalid="ignore"):
                 expected: Any = ReferenceEvaluator(without).run(None, feeds)
             np.testing.assert_array_equal(np.isnan(first), np.isnan(expected[0]), err_msg=device)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_windows_of_channels_without_it(odd: str) -> None:
+    """LRN: a sum over a window is made of the window alone, wherever the window stood before."""
+    x = np.random.default_rng(6).standard_normal((1, 8, 2, 3), np.float32)
+    x[0, 2] = ODD[odd]
+    model = of_one_node("LRN", {"x": x}, ["x"], size=3)
+    for device in DEVICES:
+        (got,) = ortrain.InferenceSession(model, providers=[device]).run(None, {"x": x})
+        assert np.isfinite(got[:, [0, 4, 5, 6, 7]]).all()
+        # Infinity divides to zero beside it; infinity over infinity is no number.
+        assert np.isnan(got[:, 2]).all()
+        near = got[:, [1, 3]]
+        assert (np.isnan(near) if odd == "NaN" else near == 0).all()
+
+
+def test_elements_that_are_no_numbers_are_kept_apart() -> None:
+    """Unique keeps them, the last of all, as NumPy does."""
+    x = np.array([3, np.inf, np.nan, 3, -1, np.inf], np.float32)
+    for device in DEVICES:
+        (got,) = ortrain.InferenceSession(of_one_node("Unique", {"x": x}, ["x"]), providers=[device]).run(
+            None, {"x": x}
+        )
+        np.testing.assert_array_equal(got, np.array([-1, 3, np.inf, np.nan], np.float32))
