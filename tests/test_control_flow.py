@@ -427,7 +427,7 @@ def test_a_pooling_of_sizes_that_are_known_during_the_run(pooling: str, along: s
 
 
 def test_a_long_axis_of_a_size_that_is_known_during_the_run(tmp_path: Path) -> None:
-    """TopK over so many elements is no instruction of a program: one part of the graph becomes several during the run."""
+    """TopK over so many elements is no instruction: one part of the graph becomes several while it runs."""
     nodes = [
         node("Mul", ["x", "w"], "scaled"),
         node("Greater", ["x", "zero"], "positive"),

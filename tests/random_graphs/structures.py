@@ -24,10 +24,10 @@ DEEPEST = 2
 ATTEMPTS = 12
 
 
-# What onnxruntime makes of NaN and infinities here is its own: it compares without a thought of NaN (extremes, places,
-# pools, ThresholdedRelu; Unique loses NaN), takes them for large numbers (recurrent layers), moves the window of a sum
-# by subtracting an infinity from itself (LRN), or multiplies infinity by what becomes zero where ortrain gives the limit
-# (activations) or multiplies by no zero (interpolation).
+# What onnxruntime makes of NaN and infinities here is its own. It compares without a thought of NaN (extremes, places,
+# pools, ThresholdedRelu; Unique loses NaN) or takes them for large numbers (recurrent layers). It moves the window of a
+# sum by subtracting an infinity from itself (LRN). It multiplies infinity by what becomes zero where ortrain gives the
+# limit (activations) or multiplies by no zero (interpolation).
 NOT_SPECIAL = frozenset(
     """
     ArgMax ArgMin TopK ReduceMax ReduceMin MaxPool GlobalMaxPool Hardmax ThresholdedRelu RNN GRU LSTM
