@@ -628,6 +628,39 @@ mod tests {
         }
     }
 
+    /// A mask that is made where most is alive waits for nothing there; it is packed for the peak behind.
+    #[test]
+    fn a_mask_is_packed_for_the_peak_behind_the_one_it_is_made_at() {
+        let len = 8192;
+        let mut s = Sketch::default();
+        let x = s.buffer("x", DType::F32, len);
+        let z = s.buffer("z", DType::F32, len);
+        let [early, late] =
+            [("early", 1), ("late", 2)].map(|(label, times)| s.buffer(label, DType::Bool, times * len));
+        // The first peak is higher by less than the bytes of the early mask, and lower than the second one without them.
+        let first = s.buffer("first", DType::F32, 16 * len);
+        let second = s.buffer("second", DType::F32, 16 * len + len / 8);
+        (s.inputs, s.outputs) = (vec![x], vec![z]);
+        let add = |b: &mut Builder, x: &[Reg]| vec![b.add(x[0], x[1])];
+        let add_mask = |b: &mut Builder, x: &[Reg]| {
+            let mask = b.convert(x[1], Type::F32);
+            vec![b.add(x[0], mask)]
+        };
+        s.map(len, &[x], &[early], |b, x| vec![b.convert(x[0], Type::Bool)]);
+        s.map(len, &[x], &[first], |_, x| vec![x[0]]);
+        s.map(len, &[x], &[late], |b, x| vec![b.convert(x[0], Type::Bool)]);
+        s.map(len, &[x, first], &[x], add);
+        s.map(len, &[x, early], &[x], add_mask);
+        s.map(len, &[x], &[second], |_, x| vec![x[0]]);
+        s.map(len, &[x, second], &[x], add);
+        s.map(len, &[x, late], &[z], add_mask);
+        let packed = s.packed();
+        assert_eq!(packed.bits(), ["early", "late"]);
+        let [whole, less] = [s.clone(), packed.clone()].map(|sketch| sketch.program().work_bytes);
+        assert!(less < whole, "{less} of {whole}");
+        assert_eq!(run(packed), run(s));
+    }
+
     /// Who reads a mask on the way there goes on to; all who read it on the way back share what is unpacked.
     #[test]
     fn readers_before_and_behind() {
