@@ -224,12 +224,15 @@ def test_optimizer(run: Run) -> None:
     assert run.optimizer.get_learning_rate() == float(np.float32(0.001))
     run.optimizer.set_learning_rate(1)
     assert run.optimizer.get_learning_rate() == 1
-    run.optimizer.set_learning_rate(-0.5)
-    assert run.optimizer.get_learning_rate() == -0.5
+    for rate in (-0.5, float("nan"), float("-inf")):
+        with pytest.raises(ortrain.InvalidArgumentError, match="but a rate is a finite number that is not negative"):
+            run.optimizer.set_learning_rate(rate)
+        assert run.optimizer.get_learning_rate() == 1
     with pytest.raises(TypeError):
         run.optimizer.set_learning_rate("fast")
     before = run.module.get_contiguous_parameters().numpy()
-    run.optimizer.step()
+    with pytest.warns(ortrain.TrainingWarning, match="ran no training step yet, so all gradients are zero; call the"):
+        run.optimizer.step()
     np.testing.assert_array_equal(run.module.get_contiguous_parameters().numpy(), before)
 
 
@@ -238,6 +241,29 @@ def test_optimizer_needs_an_optimizer_model(run: Run) -> None:
         Optimizer(run.folder / "eval_model.onnx", run.module)
 
 
+def test_steps_without_new_gradients(run: Run) -> None:
+    """Twice with the same gradients is told; gradients that were reset are refused, and nothing changes."""
+    x, labels = inputs_of(run)
+    run.module(x, labels)
+    run.optimizer.step()
+    with pytest.warns(ortrain.TrainingWarning, match="the step before took the same gradients"):
+        run.optimizer.step()
+    run.module.lazy_reset_grad()
+    before = run.module.get_contiguous_parameters().numpy()
+    with pytest.raises(ortrain.OrtrainError) as error:
+        run.optimizer.step()
+    assert str(error.value) == (
+        "there are no gradients to step with: the module ran no training step since its gradients were reset; call it "
+        "in training mode before each step of the optimizer"
+    )
+    np.testing.assert_array_equal(run.module.get_contiguous_parameters().numpy(), before)
+    # Gradients add up over batches.
+    run.module(x, labels)
+    run.module(x, labels)
+    run.optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
 def test_scheduler(run: Run) -> None:
     """The rate as documented, warm-up first."""
     scheduler = LinearLRScheduler(run.optimizer, warmup_step_count=2, total_step_count=6, initial_lr=1.0)
@@ -250,6 +276,11 @@ def test_scheduler(run: Run) -> None:
     assert rates == [0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0, 0]
     with pytest.raises(TypeError):
         LinearLRScheduler(run.optimizer, 2.5, 10, 0.1)
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        LinearLRScheduler(run.optimizer, 1000, 100, 0.1)
+    assert str(error.value).startswith("a warm-up of 1000 steps is longer than the training of 100; warmup_step_count")
+    with pytest.raises(ortrain.InvalidArgumentError, match="the initial learning rate is -1, but a rate is"):
+        LinearLRScheduler(run.optimizer, 10, 100, -1)
 
 
 @pytest.mark.parametrize(

@@ -1061,6 +1061,7 @@ def _(desk: Desk) -> None:
     scheduler = LinearLRScheduler(desk.run.optimizer, 2, 10, 1.0)
     rates = [desk.run.optimizer.get_learning_rate()]
     for _ in range(3):
+        desk.run.module(X, LABELS)
         desk.run.optimizer.step()
         scheduler.step()
         rates.append(desk.run.optimizer.get_learning_rate())

@@ -52,6 +52,7 @@ from ortrain.errors import (
     MemoryLimitError,
     NoSuchFileError,
     OrtrainError,
+    TrainingWarning,
     UnsupportedError,
 )
 from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptions, SessionOptions
@@ -83,6 +84,7 @@ __all__ = [
     "RunOptions",
     "SessionOptions",
     "StepCost",
+    "TrainingWarning",
     "UnsupportedError",
     "__version__",
     "api",

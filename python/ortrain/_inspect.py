@@ -179,6 +179,9 @@ class Inspection:
     """Everything that stands in the way, with what helps."""
     stops: list[GradientStop]
     """Nodes between constants and the loss through which no gradient goes back. That may well be meant so."""
+    warnings: list[str]
+    """What may not be meant so, and which value to name instead: an output that is no logit, a loss in the model on
+    what it was not made for."""
     host_steps: list[NodeNote]
     """Nodes that run on the host."""
     control_flow: list[NodeNote]
@@ -319,6 +322,7 @@ def inspection(
         obstacle=found["obstacle"],
         obstacles=[Obstacle(**obstacle) for obstacle in found["obstacles"]],
         stops=[GradientStop(**stop) for stop in found["stops"]],
+        warnings=found["warnings"],
         host_steps=[NodeNote(**note) for note in found["host_steps"]],
         control_flow=[NodeNote(**note) for note in found["control_flow"]],
         open_inputs=found["open_inputs"],

@@ -19,6 +19,7 @@ import fnmatch
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
@@ -29,7 +30,7 @@ from ortrain import _ortrain
 from ortrain._inspect import ParameterInfo, inspection
 from ortrain._operators import OperatorLibrary, Plain, Source, with_operators
 from ortrain._sources import ModelLike, PathLike, existing_library, model_source
-from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.errors import InvalidArgumentError, TrainingWarning, UnsupportedError
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -197,6 +198,10 @@ def generate_artifacts(
         operators: operators and gradients of one's own; the artifacts hold plain nodes and need none.
         external_data: whether initializers lie in ``frozen.data`` also where the models would take less than 2 GiB.
 
+    Warns:
+        TrainingWarning: if a loss is put on what it was not made for: one that takes logits on a softmax or a sigmoid,
+            the negative log-likelihood on logits. The sentence names the value to take instead.
+
     Raises:
         InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
             frozen, and if nothing is left to train.
@@ -245,7 +250,7 @@ def generate_artifacts(
             loss, loss_input_names = None, None
         if _is_block(optimizer):
             optimizer_model, optimizer = _artifacts.optimizer_model(given, optimizer, trained, frozen), None
-    _ortrain.generate_artifacts(
+    doubts = _ortrain.generate_artifacts(
         with_operators(source, operators),
         requires_grad=trained,
         frozen_params=frozen,
@@ -260,6 +265,8 @@ def generate_artifacts(
         batch_norm=batch_norm,
         external_above=0 if external_data else None,
     )
+    for sentence in doubts:
+        warnings.warn(sentence, TrainingWarning, stacklevel=2)
 
 
 class _Choice:

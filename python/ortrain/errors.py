@@ -9,12 +9,17 @@
 NoSuchFileError
 """
 
+from __future__ import annotations
+
+import warnings
+
 __all__ = [
     "InvalidArgumentError",
     "InvalidModelError",
     "MemoryLimitError",
     "NoSuchFileError",
     "OrtrainError",
+    "TrainingWarning",
     "UnsupportedError",
 ]
 
@@ -88,3 +93,27 @@ class UnsupportedError(OrtrainError, NotImplementedError):
     Traceback (most recent call last):
     ortrain.errors.UnsupportedError: ort_format=True is not supported: ortrain writes and reads .onnx files
     """
+
+
+class TrainingWarning(UserWarning):
+    """Something that trains, and may not be meant so.
+
+    A loss that takes logits is put on probabilities, say, or a step takes the gradients of the step before. The
+    sentence says what to name or to do instead. As any warning it can be made an error:
+
+    >>> import ortrain
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", ortrain.TrainingWarning)
+    ...     for images, classes in [(x, labels)]:
+    ...         loss = module(images, classes)
+    ...         optimizer.step()
+    ...         module.lazy_reset_grad()
+    """
+
+
+def _warn_of_gradients(doubt: str | None) -> None:
+    """Of a step of an optimizer, two calls above."""
+    if doubt is not None:
+        sentence = f"{doubt}; call the module in training mode before each step of the optimizer"
+        warnings.warn(sentence, TrainingWarning, stacklevel=3)

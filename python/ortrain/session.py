@@ -28,6 +28,7 @@ from ortrain import _ortrain
 from ortrain._inputs import as_given, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
+from ortrain.errors import _warn_of_gradients
 from ortrain.inference import RunOptions, SessionOptions, check_begin, native_options
 from ortrain.ortvalue import OrtValue
 
@@ -202,14 +203,16 @@ class TrainingSession:
 
         These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
 
-        With ``terminate`` set in ``run_options`` it is refused.
+        With ``terminate`` set in ``run_options`` it is refused, and so it is if no training step ran since
+        :meth:`lazy_reset_grad`. It warns (:class:`~ortrain.errors.TrainingWarning`) if there was no training step at
+        all, or the step before took the same gradients.
 
         >>> _ = session.train_step([x, labels])
         >>> session.optimizer_step()
         >>> session.lazy_reset_grad()
         """
         check_begin(run_options)
-        self._native.optimizer_step()
+        _warn_of_gradients(self._native.optimizer_step())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the next steps, a float32.

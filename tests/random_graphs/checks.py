@@ -24,6 +24,9 @@ BACKENDS = ("cpu", "reference")
 FORWARD = 2e-5
 # Gradients are sums of more terms.
 GRADIENT = 1e-4
+# In loops that carry them on, gradients of operators that saturate: 1 - y * y and y * (1 - y) lose digits where y is
+# near 1, here as in other runtimes, and no nudge of an input shows it.
+SATURATED, SATURATING = 1e-3, {"Sigmoid", "Tanh", "Softmax", "Erf", "Gelu"}
 # A sum of n terms in their order, as the reference makes it, is wrong by up to n units in the last place, half of that
 # where all are alike.
 SUM = 2.0**-25
@@ -386,6 +389,10 @@ class Checks:
                 noise = made.gradient_noise(at, backend, self.case.seed)
             if close(got, want, self.gradient_within, 1e-2 * self.gradient_within * scale + NUDGE_FACTOR * noise[name]):
                 self.report.count("gradient sensitive")
+                continue
+            operators = self.case.operators()
+            if operators & {"Loop", "Scan"} and operators & SATURATING and close(got, want, SATURATED):
+                self.report.count("gradient of saturated values")
                 continue
             raise FailedError(kind, f"{name} at batch {at}: {difference(got, want)}")
         self.report.count("gradient")

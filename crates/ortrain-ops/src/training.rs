@@ -13,9 +13,11 @@ use crate::{Error, OpError, build};
 
 mod losses;
 mod modes;
+mod scores;
 
 pub use losses::{Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum};
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
+pub use scores::{check_scores, doubtful_losses, probabilities};
 
 const MICROSOFT: &str = "com.microsoft";
 /// The version of ONNX files that optimizer models are written in, as by onnxruntime-training 1.19.2.

@@ -124,9 +124,13 @@ impl TrainingSession {
         })
     }
 
-    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not one for every lifetime")]
-    fn optimizer_step(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |session| session.optimizer_step())
+    /// A step. Returns why it may not be meant so, if so.
+    fn optimizer_step(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        self.with(py, |session| {
+            let doubt = session.module().doubt_of_gradients();
+            session.optimizer_step()?;
+            Ok(doubt)
+        })
     }
 
     /// Its name, and that of what multiplies bfloat16.

@@ -369,7 +369,7 @@ fn optimizer_of(name: &str) -> PyResult<OptimizerKind> {
     }
 }
 
-/// Writes the files of a training.
+/// Writes the files of a training. Returns what may not be meant so, a sentence each.
 #[pyfunction]
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
@@ -390,7 +390,7 @@ pub(crate) fn generate_artifacts(
     loss_input_names: Vec<String>,
     batch_norm: &str,
     external_above: Option<u64>,
-) -> PyResult<()> {
+) -> PyResult<Vec<String>> {
     let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
     let options = ArtifactOptions {
         requires_grad,
@@ -407,9 +407,10 @@ pub(crate) fn generate_artifacts(
     py.detach(|| {
         let made = generate(model.0, options)?;
         match external_above {
-            None => made.write(directory, prefix),
-            Some(above) => made.write_with_external_data(directory, prefix, above),
+            None => made.write(directory, prefix)?,
+            Some(above) => made.write_with_external_data(directory, prefix, above)?,
         }
+        Ok(made.warnings)
     })
     .map_err(raise)
 }

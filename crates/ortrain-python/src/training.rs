@@ -267,9 +267,14 @@ impl Optimizer {
         Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
     }
 
-    fn step(&self, py: Python<'_>) -> PyResult<()> {
+    /// A step. Returns why it may not be meant so, if so.
+    fn step(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         self.state.pass(py, |state| {
-            self.module.with(|module| self.optimizer.with(|optimizer| optimizer.step(state, module)))
+            self.module.with(|module| {
+                let doubt = module.doubt_of_gradients();
+                self.optimizer.with(|optimizer| optimizer.step(state, module))?;
+                Ok(doubt)
+            })
         })
     }
 

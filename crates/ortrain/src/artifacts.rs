@@ -20,8 +20,8 @@ use ortrain_ops::passes::{
     versions::{downgrade, upgrade},
 };
 use ortrain_ops::training::{
-    Accumulation, append_accumulators, append_loss, append_sum, for_inference, for_training,
-    moments_of_optimizer, running_statistics,
+    Accumulation, append_accumulators, append_loss, append_sum, check_scores, doubtful_losses, for_inference,
+    for_training, moments_of_optimizer, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -268,6 +268,15 @@ pub struct Artifacts {
     pub checkpoint: Checkpoint,
     /// Their names and types only.
     pub nominal_checkpoint: Option<Checkpoint>,
+    /// What may not be meant so: a loss that takes logits on probabilities, say. Each sentence says what to name instead.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let made = setup::artifacts()?;
+    /// assert!(made.warnings.is_empty(), "{:?}", made.warnings);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub warnings: Vec<String>,
     /// Files and offsets of initializers that lie on the disk already.
     origins: Origins,
 }
@@ -486,6 +495,8 @@ pub(crate) fn generate_loaded(
         false => append_losses(label, graph, &mut names, &typed, options, opset)?,
     };
     let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    let terms = options.losses.iter().filter_map(|term| Some((term.loss, scores_of(term, &typed, options)?)));
+    let warnings = doubtful_losses(&typed, &terms.collect::<Vec<_>>());
     let outputs: Vec<String> =
         std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
 
@@ -541,8 +552,17 @@ pub(crate) fn generate_loaded(
         optimizer_model,
         checkpoint: full(values),
         nominal_checkpoint,
+        warnings,
         origins,
     })
+}
+
+/// The value that a loss compares, by the options alone.
+fn scores_of(term: &LossTerm, typed: &Graph, options: &ArtifactOptions) -> Option<ValueId> {
+    match term.scores.as_ref().or(options.loss_input_names.first()) {
+        Some(name) => typed.find(name),
+        None => typed.outputs.first().copied(),
+    }
 }
 
 /// Checks that the outputs are not inside of what is kept together with a gradient of the user's.
@@ -764,6 +784,7 @@ fn append_losses(
         };
         let target = term.target.clone().or(target);
         let id = typed.find(&scores).ok_or_else(|| unknown_value(&scores, "compared by the loss"))?;
+        check_scores(typed, term, id).map_err(|source| Error::model(label, source))?;
         let ty = &typed.value(id).ty;
         dtype = ty.dtype().unwrap_or(dtype);
         let (loss, settings) = (term.loss, &term.settings);

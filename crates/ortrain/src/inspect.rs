@@ -8,6 +8,7 @@ use ortrain_ops::passes::{
     infer::infer_known,
     versions::upgrade_known,
 };
+use ortrain_ops::training::{doubtful_losses, probabilities};
 use ortrain_ops::{Definition, Placement, Registry, build};
 use rustc_hash::FxHashMap;
 
@@ -193,6 +194,9 @@ pub struct Inspection {
     pub obstacles: Vec<Obstacle>,
     /// Nodes between constants and the loss through which no gradient goes back. That may well be meant so.
     pub stops: Vec<GradientStop>,
+    /// What may not be meant so, and which value to name instead: an output that is no logit, a loss in the model on what
+    /// it was not made for.
+    pub warnings: Vec<String>,
     /// Nodes that run on the host.
     pub host_steps: Vec<NodeNote>,
     /// Nodes that choose or repeat subgraphs.
@@ -464,6 +468,9 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         inspection.parameters.push(ParameterInfo { name, dtype, dims, role, reason });
     }
     notes(&whole, &mut inspection);
+    inspection.warnings = doubtful_losses(&whole, &[]);
+    let outputs = values.iter().filter_map(|(name, _)| whole.find(name));
+    inspection.warnings.extend(outputs.filter_map(|output| probabilities(&whole, output)));
     inspection.obstacles = wrong.iter().map(|error| obstacle(error, label)).collect();
     inspection.obstacle = failure.as_ref().map(ToString::to_string);
     if failure.is_none() {

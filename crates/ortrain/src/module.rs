@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ortrain_cpu::Cpu;
@@ -230,6 +231,8 @@ pub struct Module {
     accumulate: bool,
     /// Whether no train step has run yet.
     is_new: bool,
+    /// Whether an optimizer took a step with the gradients that there are.
+    gradients_are_used: AtomicBool,
     /// Whether a train step changes frozen parameters: running statistics.
     updates_frozen: bool,
 }
@@ -426,6 +429,7 @@ impl Module {
             work,
             accumulate: true,
             is_new: true,
+            gradients_are_used: AtomicBool::new(false),
             updates_frozen,
         })
     }
@@ -523,8 +527,50 @@ impl Module {
         self.train.runners.run(&mut self.work, &planes, entry, scalars(state), inputs, deliver)
     }
 
+    /// Checks that the gradients are not those that [`Module::lazy_reset_grad`] has given up.
+    pub(crate) fn check_gradients(&self) -> Result<()> {
+        if self.accumulate || self.is_new {
+            return Ok(());
+        }
+        Err(Error::State(
+            "there are no gradients to step with: the module ran no training step since its gradients were reset; call \
+             it in training mode before each step of the optimizer"
+                .into(),
+        ))
+    }
+
+    /// Notes that an optimizer took its step with the gradients that there are.
+    pub(crate) fn use_gradients(&self) {
+        self.gradients_are_used.store(true, Ordering::Relaxed);
+    }
+
+    /// Why a step of an optimizer would not do what is meant, if so: the gradients are all zero, for no training step ran
+    /// yet, or the step before took the same.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// assert!(module.doubt_of_gradients().is_some_and(|doubt| doubt.contains("no training step yet")));
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// assert_eq!(module.doubt_of_gradients(), None);
+    /// optimizer.step(&mut state, &module)?;
+    /// assert!(module.doubt_of_gradients().is_some_and(|doubt| doubt.contains("the same gradients")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn doubt_of_gradients(&self) -> Option<&'static str> {
+        if self.is_new && self.gradients.iter().all(|plane| plane.is_zero()) {
+            return Some("the module ran no training step yet, so all gradients are zero");
+        }
+        let used = self.gradients_are_used.load(Ordering::Relaxed);
+        used.then_some("the step before took the same gradients")
+    }
+
     fn count_train_step(&mut self, state: &mut CheckpointState) {
         (self.accumulate, self.is_new) = (true, false);
+        self.gradients_are_used.store(false, Ordering::Relaxed);
         state.advance_train_step();
         if self.updates_frozen {
             state.bump_generation();

@@ -126,12 +126,15 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the state is nominal or not the one the optimizer was made on, or the run fails.
+    /// When the state is nominal or not the one the optimizer was made on, when no train step ran since
+    /// [`Module::lazy_reset_grad`], or the run fails. Other steps that may not be meant so are told by
+    /// [`Module::doubt_of_gradients`] before.
     pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<()> {
         module.check_state(state)?;
         if *module.layout() != self.layout {
             return Err(Error::OtherState { what: "optimizer" });
         }
+        module.check_gradients()?;
         if state.group().is_none_or(|group| group.moment_planes(self.moments - 1).is_empty()) {
             state.prepare_moments(self.moments)?;
         }
@@ -164,6 +167,7 @@ impl Optimizer {
             },
         )?;
         drop(planes);
+        module.use_gradients();
         if let (Some(group), true) = (state.group_mut(), updated[0] != 0) {
             group.step = group.step.saturating_add(1);
         }
@@ -196,8 +200,9 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// When the state is not the one the optimizer was made on.
+    /// When the state is not the one the optimizer was made on, or the rate is negative, infinite or no number.
     pub fn set_learning_rate(&mut self, state: &mut CheckpointState, learning_rate: f32) -> Result<()> {
+        check_rate("the learning rate", learning_rate)?;
         state.group_mut().ok_or(Error::OtherState { what: "optimizer" })?.learning_rate = learning_rate;
         Ok(())
     }
@@ -216,6 +221,17 @@ impl Optimizer {
             self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
         format!("{}\n{schedules}", self.runners.graph())
     }
+}
+
+/// Checks that a learning rate is one.
+///
+/// # Errors
+/// When it is negative, infinite or no number: a step would go uphill, or leave nothing of the parameters.
+pub(crate) fn check_rate(what: &str, rate: f32) -> Result<()> {
+    if rate.is_finite() && rate >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::Argument(format!("{what} is {rate}, but a rate is a finite number that is not negative")))
 }
 
 fn known(state: &CheckpointState) -> Result<&Group> {

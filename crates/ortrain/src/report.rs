@@ -91,6 +91,10 @@ impl fmt::Display for Inspection {
                 writeln!(f, "    what helps: {}", stop.fix)
             })?;
         }
+        if !self.warnings.is_empty() {
+            writeln!(f, "look at this first:")?;
+            lines(f, &self.warnings, |f, warning| writeln!(f, "  {warning}"))?;
+        }
         for (title, list) in [("on the host", &self.host_steps), ("control flow", &self.control_flow)] {
             if !list.is_empty() {
                 writeln!(f, "{title}: {}", counted(list.len(), "node"))?;
@@ -271,6 +275,7 @@ impl Inspection {
             ("obstacle", maybe(&self.obstacle)),
             ("obstacles", list(self.obstacles.iter().map(obstacle).collect())),
             ("stops", list(self.stops.iter().map(stop).collect())),
+            ("warnings", texts(&self.warnings)),
             ("host_steps", list(self.host_steps.iter().map(note).collect())),
             ("control_flow", list(self.control_flow.iter().map(note).collect())),
             ("open_inputs", typed(&self.open_inputs)),

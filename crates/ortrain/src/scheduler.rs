@@ -2,6 +2,7 @@
 
 use ortrain_checkpoint::Scheduler;
 
+use crate::optimizer::check_rate;
 use crate::{CheckpointState, Error, Result};
 
 /// A learning rate that rises linearly from zero during a warm-up and then falls linearly to zero:
@@ -53,7 +54,8 @@ impl LinearLRScheduler {
     /// ```
     ///
     /// # Errors
-    /// When no optimizer was made on the state, or a count is negative.
+    /// When no optimizer was made on the state, a count is negative, the warm-up is longer than the whole, or the rate is
+    /// negative, infinite or no number.
     pub fn new(
         state: &mut CheckpointState,
         warmup_step_count: i64,
@@ -79,6 +81,14 @@ impl LinearLRScheduler {
                  {total_step_count}"
             )));
         }
+        if warmup_step_count > total_step_count {
+            return Err(Error::Argument(format!(
+                "a warm-up of {warmup_step_count} steps is longer than the training of {total_step_count}; \
+                 warmup_step_count comes first (onnxruntime-training 1.19.2 takes the two the other way round, and so may \
+                 a script that was written for it)"
+            )));
+        }
+        check_rate("the initial learning rate", initial_lr)?;
         group.initial_learning_rate = initial_lr;
         group.learning_rate = initial_lr;
         let scheduler = LinearLRScheduler { warmup_step_count, total_step_count };
@@ -94,6 +104,7 @@ impl LinearLRScheduler {
     /// # let batch = setup::batch();
     /// # let inputs = batch.each_ref().map(ortrain::Given::from);
     /// let scheduler = ortrain::LinearLRScheduler::new(&mut state, 4, 8, 1.0)?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
     /// optimizer.step(&mut state, &module)?;
     /// scheduler.step(&mut state)?;
     /// assert_eq!(optimizer.learning_rate(&state)?, 0.25);

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, model_source
 from ortrain.api.module import Module
+from ortrain.errors import _warn_of_gradients
 
 __all__ = ["Optimizer"]
 
@@ -48,14 +49,18 @@ class Optimizer:
         These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
 
         Raises:
-            OrtrainError: if the state is nominal.
+            OrtrainError: if the state is nominal, and if the module ran no training step since
+                :meth:`Module.lazy_reset_grad`.
+
+        Warns:
+            TrainingWarning: if the module ran no training step at all, or the step before took the same gradients.
 
         >>> _ = module(x, labels)
         >>> optimizer.step()
         >>> module.lazy_reset_grad()
 
         """
-        self._native.step()
+        _warn_of_gradients(self._native.step())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the next steps; a scheduler overwrites it at its own next step.

@@ -20,7 +20,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    fn label(self) -> &'static str {
+    pub(super) fn label(self) -> &'static str {
         match self {
             Loss::MSELoss => "the squared error",
             Loss::CrossEntropyLoss => "the cross-entropy loss",

@@ -1,0 +1,156 @@
+//! Scores that a loss was not made for: what has passed through a softmax or a sigmoid before a loss that takes logits,
+//! logits before one that takes log-probabilities, choices that no gradient passes.
+
+use ortrain_graph::{Graph, Node, ValueId};
+
+use super::{Loss, LossTerm};
+use crate::Error;
+
+/// Operators that hand their first input on, for this purpose: in another shape or type, within bounds.
+const HAND_ON: [&str; 9] =
+    ["Cast", "CastLike", "Clip", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
+
+/// Operators that give numbers without bounds: no logarithms of probabilities.
+const UNBOUNDED: [&str; 6] = ["Conv", "FusedMatMul", "Gemm", "MatMul", "Relu", "Tanh"];
+
+/// The node that makes a value, through what only hands it on, and the value that it makes.
+fn origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
+    // Nodes are in topological order: the makers of inputs lie before.
+    for node in graph.nodes.iter().rev() {
+        if !node.present_outputs().any(|output| output == value) {
+            continue;
+        }
+        let first = node.inputs.first().copied().flatten();
+        match first {
+            Some(first) if node.domain.is_empty() && HAND_ON.contains(&&*node.op) => value = first,
+            _ => return Some((node, value)),
+        }
+    }
+    None
+}
+
+/// The name of the first input of a node.
+fn before<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
+    node.inputs.first().copied().flatten().map(|id| graph.name_of(id))
+}
+
+/// What is wrong with the scores of a loss that takes logits.
+fn about_logits(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
+    let (node, _) = origin(graph, scores)?;
+    if !node.domain.is_empty() {
+        return None;
+    }
+    let made = match &*node.op {
+        "Softmax" => "probabilities",
+        "LogSoftmax" => "logarithms of probabilities",
+        "Sigmoid" | "HardSigmoid" => "numbers from 0 to 1",
+        _ => return None,
+    };
+    let effect = match (loss, &*node.op) {
+        (Loss::CrossEntropyLoss, "LogSoftmax") => {
+            "the loss is the same as that of the logits, and the softmax is computed twice"
+        }
+        (Loss::CrossEntropyLoss, "Softmax") => {
+            "the softmax is taken twice, gradients are small, and the loss does not come near zero"
+        }
+        (Loss::CrossEntropyLoss, _) => "their softmax is nearly even, and the loss does not come near zero",
+        _ => "the sigmoid is taken of what is no logit, and the loss does not come near zero",
+    };
+    let mut sentence = format!(
+        "{} takes logits, but {:?} is {made} of {}: {effect}",
+        loss.label(),
+        graph.name_of(scores),
+        graph.node_label(node)
+    );
+    if let Some(logits) = before(graph, node) {
+        sentence += &format!("; name {logits:?} instead (loss_input_names, or the scores of the loss)");
+    }
+    Some(sentence)
+}
+
+/// What is wrong with the scores of a loss that takes the logarithms of probabilities.
+fn about_log_probabilities(graph: &Graph, scores: ValueId) -> Option<String> {
+    let (node, _) = origin(graph, scores)?;
+    let helps = match &*node.op {
+        "Softmax" | "Sigmoid" => "put a Log behind it",
+        op if UNBOUNDED.contains(&op) => "put a LogSoftmax behind it, or take SoftmaxCrossEntropyLoss",
+        // A bias is added to logits; logarithms are sums, too.
+        "Add" => {
+            let is_constant = |id: ValueId| graph.value(id).constant.is_some() || graph.inputs.contains(&id);
+            let other = node.present_inputs().find(|&id| !is_constant(id))?;
+            let (maker, _) = origin(graph, other)?;
+            if node.present_inputs().all(|id| id == other || is_constant(id))
+                && UNBOUNDED.contains(&&*maker.op)
+            {
+                "put a LogSoftmax behind it, or take SoftmaxCrossEntropyLoss"
+            } else {
+                return None;
+            }
+        }
+        _ => return None,
+    };
+    Some(format!(
+        "the negative log-likelihood takes logarithms of probabilities, but {:?} comes from {}; {helps}",
+        graph.name_of(scores),
+        graph.node_label(node)
+    ))
+}
+
+/// What is doubtful about the losses of a model whose types are known: those that are nodes of it, and `terms` that were
+/// put behind it. One sentence each, which says what to name instead.
+#[must_use]
+pub fn doubtful_losses(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let of_nodes = graph.nodes.iter().filter_map(|node| {
+        let scores = node.inputs.first().copied().flatten()?;
+        match &*node.op {
+            "SoftmaxCrossEntropyLoss" => about_logits(graph, Loss::CrossEntropyLoss, scores),
+            "NegativeLogLikelihoodLoss" => about_log_probabilities(graph, scores),
+            _ => None,
+        }
+    });
+    found.extend(of_nodes);
+    for &(loss, scores) in terms {
+        if let Loss::CrossEntropyLoss | Loss::BCEWithLogitsLoss = loss {
+            found.extend(about_logits(graph, loss, scores).filter(|sentence| !found.contains(sentence)));
+        }
+    }
+    found
+}
+
+/// Checks that a gradient goes back from the scores of a loss.
+///
+/// # Errors
+/// Where they are a choice, or integers: the sentence names the value that was chosen from.
+pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(), Error> {
+    let Some((node, _)) = origin(graph, scores) else { return Ok(()) };
+    if !node.domain.is_empty() || !["ArgMax", "ArgMin", "Hardmax"].contains(&&*node.op) {
+        return Ok(());
+    }
+    let mut sentence = format!(
+        "{} of {:?} has no gradient: it is the choice of {}",
+        term.loss.label(),
+        graph.name_of(scores),
+        graph.node_label(node)
+    );
+    if let Some(chosen_from) = before(graph, node) {
+        sentence += &format!("; name {chosen_from:?} instead (loss_input_names, or the scores of the loss)");
+    }
+    Err(Error::Loss(sentence))
+}
+
+/// For an output that a loss may be put on: that it is no logit, if so, and what is.
+#[must_use]
+pub fn probabilities(graph: &Graph, output: ValueId) -> Option<String> {
+    let (node, _) = origin(graph, output)?;
+    if !node.domain.is_empty() || !["Softmax", "LogSoftmax", "Sigmoid"].contains(&&*node.op) {
+        return None;
+    }
+    let logits = before(graph, node)?;
+    Some(format!(
+        "{:?} is made by {}: a loss that takes logits (CrossEntropyLoss, BCEWithLogitsLoss) needs {logits:?} \
+         (loss_input_names)",
+        graph.name_of(output),
+        graph.node_label(node)
+    ))
+}
