@@ -236,6 +236,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str],
     batch_norm: str,
     external_above: int | None,
+    optimizer_settings: dict[str, Any] | None,
 ) -> list[str]:
     """What may not be meant so, a sentence each."""
 
@@ -253,6 +254,7 @@ def optimizer_model(
     epsilon: float,
     weight_decay: float,
     bias_correction: bool,
+    formula: str,
     opset: int,
     last: int,
 ) -> tuple[bytes, int]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ortrain.onnxblock import Block
 
-__all__ = ["Loss", "LossType", "OptimType", "generate_artifacts"]
+__all__ = ["SGD", "AdamW", "Loss", "LossType", "OptimType", "generate_artifacts"]
 
 
 class LossType(enum.IntEnum):
@@ -126,7 +126,7 @@ class OptimType(enum.IntEnum):
 
     Both are operators of ``com.microsoft`` (version 1): ``AdamWOptimizer`` (Loshchilov and Hutter, "Decoupled Weight
     Decay Regularization", 2019) and ``SGDOptimizerV2``. Learning rate and count of steps are inputs of the optimizer
-    model. :mod:`ortrain.onnxblock.optim` has them with settings, and gradient clipping.
+    model. :class:`AdamW` and :class:`SGD` are the same with settings, and gradient clipping.
 
     >>> from ortrain import artifacts
     >>> loss = artifacts.LossType.CrossEntropyLoss
@@ -136,9 +136,75 @@ class OptimType(enum.IntEnum):
     """
 
     AdamW = 1
-    """AdamW with bias correction: betas 0.9 and 0.999, epsilon 1e-6, no weight decay."""
+    """AdamW in onnxruntime's formula: betas 0.9 and 0.999, epsilon 1e-6, no weight decay. PyTorch's is
+    ``AdamW(formula="pytorch")``."""
     SGD = 2
     """Plain stochastic gradient descent."""
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW with settings. There are two formulas, of which each has its own defaults.
+
+    With m and v the moments of the gradients after step t (the first is 1), b1 and b2 the betas, w a weight and r the
+    learning rate:
+
+    ==================  ============================================================================================
+    ``"onnxruntime"``   ``w -= r * sqrt(1 - b2**t) / (1 - b1**t) * m / (sqrt(v) + eps)``, and then
+                        ``w -= r * weight_decay * w``: ``adam_mode`` 1 of ``AdamWOptimizer``, which
+                        onnxruntime-training writes
+    ``"pytorch"``       ``w -= r * weight_decay * w``, and then
+                        ``w -= r / (1 - b1**t) * m / (sqrt(v / (1 - b2**t)) + eps)``: ``adam_mode`` 0, the formula of
+                        ``torch.optim.AdamW``
+    ==================  ============================================================================================
+
+    >>> from ortrain import artifacts
+    >>> loss = artifacts.LossType.CrossEntropyLoss
+    >>> as_torch = artifacts.AdamW(formula="pytorch")
+    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=loss, optimizer=as_torch)
+    """
+
+    formula: Literal["onnxruntime", "pytorch"] = "onnxruntime"
+    """Whose formula it is."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the two moments."""
+    eps: float | None = None
+    """What is added to the root of the second moment; ``None`` for 1e-6 in onnxruntime's and 1e-8 in PyTorch's."""
+    weight_decay: float | None = None
+    """The share of a weight, times the learning rate, that a step takes away; ``None`` for 0 in onnxruntime's and 0.01
+    in PyTorch's."""
+    bias_correction: bool = True
+    """Whether the moments are corrected for starting at zero. PyTorch's formula always does that."""
+    max_norm: float | None = None
+    """Gradients are scaled so that their norm, over all parameters, is at most this."""
+
+    def _settings(self) -> dict[str, Any]:
+        torch = self.formula == "pytorch"
+        return {
+            "betas": self.betas,
+            "eps": (1e-8 if torch else 1e-6) if self.eps is None else self.eps,
+            "weight_decay": (0.01 if torch else 0.0) if self.weight_decay is None else self.weight_decay,
+            "bias_correction": self.bias_correction,
+            "formula": self.formula,
+            "max_norm": self.max_norm,
+        }
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Plain stochastic gradient descent with settings: a step takes the learning rate times the gradient away.
+
+    >>> from ortrain import artifacts
+    >>> loss = artifacts.LossType.CrossEntropyLoss
+    >>> clipped = artifacts.SGD(max_norm=1.0)
+    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=loss, optimizer=clipped)
+    """
+
+    max_norm: float | None = None
+    """Gradients are scaled so that their norm, over all parameters, is at most this."""
+
+    def _settings(self) -> dict[str, Any]:
+        return AdamW(max_norm=self.max_norm)._settings()
 
 
 def generate_artifacts(
@@ -146,7 +212,7 @@ def generate_artifacts(
     requires_grad: Sequence[str] | Callable[[ParameterInfo], bool] | None = None,
     frozen_params: Sequence[str] | Callable[[ParameterInfo], bool] | None = None,
     loss: LossType | Loss | Sequence[Loss] | Block | None = None,
-    optimizer: OptimType | Block | None = None,
+    optimizer: OptimType | AdamW | SGD | Block | None = None,
     artifact_directory: PathLike | None = None,
     prefix: str = "",
     ort_format: bool = False,
@@ -180,8 +246,8 @@ def generate_artifacts(
         loss: what to put on the model's outputs: one loss, or several, of which the sum is trained, or a block of
             :mod:`ortrain.onnxblock`, which is called with the names of the outputs; ``None`` if the first output is
             the loss, one number.
-        optimizer: what to write as ``optimizer_model.onnx``, perhaps a block of :mod:`ortrain.onnxblock`; ``None`` for
-            no such file.
+        optimizer: what to write as ``optimizer_model.onnx``: an optimizer, perhaps with settings (:class:`AdamW`,
+            :class:`SGD`), or a block of :mod:`ortrain.onnxblock`; ``None`` for no such file.
         artifact_directory: an existing folder; ``None`` for the current one.
         prefix: put before each file name.
         ort_format: not supported; must be ``False``.
@@ -250,6 +316,9 @@ def generate_artifacts(
             loss, loss_input_names = None, None
         if _is_block(optimizer):
             optimizer_model, optimizer = _artifacts.optimizer_model(given, optimizer, trained, frozen), None
+    settings = None
+    if isinstance(optimizer, AdamW | SGD):
+        settings, optimizer = optimizer._settings(), OptimType[type(optimizer).__name__]
     doubts = _ortrain.generate_artifacts(
         with_operators(source, operators),
         requires_grad=trained,
@@ -264,6 +333,7 @@ def generate_artifacts(
         loss_input_names=_names("loss_input_names", loss_input_names),
         batch_norm=batch_norm,
         external_above=0 if external_data else None,
+        optimizer_settings=settings,
     )
     for sentence in doubts:
         warnings.warn(sentence, TrainingWarning, stacklevel=2)

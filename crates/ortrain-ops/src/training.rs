@@ -32,6 +32,49 @@ pub enum OptimizerKind {
     SGD,
 }
 
+/// The formula of a step of [`OptimizerKind::AdamW`]. With `m` and `v` the moments after step `t`, `b1` and `b2` their decay
+/// rates, `w` a weight and `d` the weight decay:
+///
+/// ```text
+/// OnnxRuntime:  w -= rate * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + epsilon);        then w -= rate * d * w
+/// PyTorch:      w -= rate * d * w;  then w -= rate / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + epsilon)
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AdamFormula {
+    /// As onnxruntime-training writes it, and transformers before 4.0: epsilon is added before the correction of the second
+    /// moment, and weights decay after the step (`adam_mode` 1 of `AdamWOptimizer`).
+    #[default]
+    OnnxRuntime,
+    /// As `torch.optim.AdamW`: epsilon is added after the correction, and weights decay before the step (`adam_mode` 0). It
+    /// has no form without the correction.
+    PyTorch,
+}
+
+impl AdamFormula {
+    /// The attribute of the operator.
+    fn mode(self) -> i64 {
+        match self {
+            AdamFormula::OnnxRuntime => 1,
+            AdamFormula::PyTorch => 0,
+        }
+    }
+
+    /// Its name, as Python has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            AdamFormula::OnnxRuntime => "onnxruntime",
+            AdamFormula::PyTorch => "pytorch",
+        }
+    }
+
+    /// By its name.
+    #[must_use]
+    pub fn of(name: &str) -> Option<AdamFormula> {
+        [AdamFormula::OnnxRuntime, AdamFormula::PyTorch].into_iter().find(|known| known.name() == name)
+    }
+}
+
 /// The settings of an optimizer. The default is that of onnxruntime-training's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerSettings {
@@ -43,6 +86,8 @@ pub struct OptimizerSettings {
     pub weight_decay: f32,
     /// Whether the moments are corrected for starting at zero.
     pub bias_correction: bool,
+    /// The formula of [`OptimizerKind::AdamW`].
+    pub formula: AdamFormula,
     /// The gradients are scaled so that their norm, over all parameters, is at most this.
     pub max_norm: Option<f32>,
 }
@@ -54,6 +99,7 @@ impl Default for OptimizerSettings {
             epsilon: 1e-6,
             weight_decay: 0.0,
             bias_correction: true,
+            formula: AdamFormula::OnnxRuntime,
             max_norm: None,
         }
     }
@@ -233,7 +279,7 @@ pub fn optimizer_model(
                 "second_order_moments",
             ];
             let attributes = vec![
-                int("adam_mode", 1),
+                int("adam_mode", settings.formula.mode()),
                 float("alpha", settings.betas.0),
                 float("beta", settings.betas.1),
                 int("correct_bias", i64::from(settings.bias_correction)),

@@ -7,8 +7,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use ortrain::artifacts::{
-    ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerKind, OptimizerSettings,
-    Reduction, generate,
+    AdamFormula, ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, Names, OptimizerKind,
+    OptimizerSettings, Reduction, generate,
 };
 use ortrain::{
     Backend, Bytes, DType, Error, FunctionProto, Gradient, InspectOptions, ModelSource, ModuleOptions,
@@ -284,7 +284,7 @@ pub(crate) fn declarations<'py>(
 
 /// An optimizer model as a message, and the last number in a generated name.
 #[pyfunction]
-#[pyo3(signature = (optimizer, *, betas, epsilon, weight_decay, bias_correction, opset, last))]
+#[pyo3(signature = (optimizer, *, betas, epsilon, weight_decay, bias_correction, formula, opset, last))]
 pub(crate) fn optimizer_model<'py>(
     py: Python<'py>,
     optimizer: &str,
@@ -292,10 +292,13 @@ pub(crate) fn optimizer_model<'py>(
     epsilon: f32,
     weight_decay: f32,
     bias_correction: bool,
+    formula: &str,
     opset: i64,
     last: u64,
 ) -> PyResult<(Bound<'py, PyBytes>, u64)> {
-    let settings = OptimizerSettings { betas, epsilon, weight_decay, bias_correction, max_norm: None };
+    let formula = AdamFormula::of(formula).ok_or_else(|| unknown("formula", formula))?;
+    let settings =
+        OptimizerSettings { betas, epsilon, weight_decay, bias_correction, formula, max_norm: None };
     let mut names = Names::after(last);
     let model = ortrain::artifacts::optimizer_model(optimizer_of(optimizer)?, &settings, &mut names, opset);
     Ok((
@@ -369,11 +372,31 @@ fn optimizer_of(name: &str) -> PyResult<OptimizerKind> {
     }
 }
 
+/// Settings of an optimizer, as a dictionary.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Settings {
+    betas: (f32, f32),
+    eps: f32,
+    weight_decay: f32,
+    bias_correction: bool,
+    formula: String,
+    max_norm: Option<f32>,
+}
+
+impl Settings {
+    fn read(self) -> PyResult<OptimizerSettings> {
+        let Settings { betas, eps: epsilon, weight_decay, bias_correction, formula, max_norm } = self;
+        let formula = AdamFormula::of(&formula).ok_or_else(|| unknown("formula", &formula))?;
+        Ok(OptimizerSettings { betas, epsilon, weight_decay, bias_correction, formula, max_norm })
+    }
+}
+
 /// Writes the files of a training. Returns what may not be meant so, a sentence each.
 #[pyfunction]
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
-    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above
+    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above, optimizer_settings
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
@@ -390,6 +413,7 @@ pub(crate) fn generate_artifacts(
     loss_input_names: Vec<String>,
     batch_norm: &str,
     external_above: Option<u64>,
+    optimizer_settings: Option<Settings>,
 ) -> PyResult<Vec<String>> {
     let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
     let options = ArtifactOptions {
@@ -398,6 +422,7 @@ pub(crate) fn generate_artifacts(
         losses,
         optimizer: optimizer.map(optimizer_of).transpose()?,
         optimizer_model: optimizer_model.map(|model| model.0),
+        optimizer_settings: optimizer_settings.map(Settings::read).transpose()?.unwrap_or_default(),
         additional_output_names,
         nominal_checkpoint,
         loss_input_names,

@@ -122,6 +122,23 @@ pub use ortrain_ops::training::Names;
 #[doc(inline)]
 pub use ortrain_ops::training::OptimizerKind;
 
+/// The formula of a step of AdamW: onnxruntime-training's or PyTorch's.
+///
+/// ```
+/// use ortrain::artifacts::{AdamFormula, OptimizerSettings};
+///
+/// // What torch.optim.AdamW does with its own defaults.
+/// let settings = OptimizerSettings {
+///     formula: AdamFormula::PyTorch,
+///     epsilon: 1e-8,
+///     weight_decay: 0.01,
+///     ..OptimizerSettings::default()
+/// };
+/// assert_eq!(AdamFormula::of("pytorch"), Some(settings.formula));
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::AdamFormula;
+
 /// The settings of an optimizer, gradient clipping among them.
 ///
 /// ```
@@ -542,6 +559,13 @@ pub(crate) fn generate_loaded(
     }
     let optimizer_model = match (&options.optimizer_model, options.optimizer) {
         (Some(model), _) => Some(checked_optimizer(model)?),
+        (None, Some(OptimizerKind::AdamW)) if no_such_formula(&options.optimizer_settings) => {
+            return Err(Error::Argument(
+                "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without \
+                 bias_correction; take onnxruntime's"
+                    .into(),
+            ));
+        }
         (None, Some(kind)) => Some(optimizer_model(kind, &options.optimizer_settings, &mut names, opset)),
         (None, None) => None,
     };
@@ -555,6 +579,11 @@ pub(crate) fn generate_loaded(
         warnings,
         origins,
     })
+}
+
+/// Whether the settings of AdamW ask for what its formula does not have.
+fn no_such_formula(settings: &OptimizerSettings) -> bool {
+    settings.formula == AdamFormula::PyTorch && !settings.bias_correction
 }
 
 /// The value that a loss compares, by the options alone.

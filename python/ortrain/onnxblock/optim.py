@@ -9,16 +9,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import onnx
 from onnx import TensorProto, helper
 
 from ortrain import _ortrain
+from ortrain.errors import InvalidArgumentError
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import current
 from ortrain.onnxblock.blocks import import_set
 
 __all__ = ["SGD", "AdamW", "ClipGradNorm"]
+
+# As the core says it where there is no block.
+NO_SUCH_FORMULA = (
+    "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without bias_correction; "
+    "take onnxruntime's"
+)
 
 Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
 
@@ -79,8 +87,10 @@ class _Optimizer(Block):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         bias_correction: bool = True,
+        formula: str = "onnxruntime",
     ) -> None:
         super().__init__()
+        self._formula = formula
         self._kind = kind
         self._clip_grad = clip_grad
         self._betas, self._eps = betas, eps
@@ -108,6 +118,7 @@ class _Optimizer(Block):
             epsilon=self._eps,
             weight_decay=self._weight_decay,
             bias_correction=self._bias_correction,
+            formula=self._formula,
             opset=accessor.opset(),
             last=accessor.last_number,
         )
@@ -131,6 +142,8 @@ class AdamW(_Optimizer):
         eps: what is added to the root of the second moment.
         weight_decay: the share of a weight, times the learning rate, that a step takes away.
         clip_grad: what is done to the gradients before: a :class:`ClipGradNorm`, say.
+        formula: ``"onnxruntime"`` or ``"pytorch"``, as :class:`ortrain.artifacts.AdamW` shows them. With ``eps=1e-8``
+            and ``weight_decay=0.01`` the latter is ``torch.optim.AdamW`` with its defaults.
 
     >>> with onnxblock.empty_base(17) as accessor:
     ...     name = onnxblock.optim.AdamW(weight_decay=0.01)(([], []))
@@ -147,8 +160,11 @@ class AdamW(_Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         clip_grad: Block | None = None,
+        formula: Literal["onnxruntime", "pytorch"] = "onnxruntime",
     ) -> None:
-        super().__init__("AdamW", clip_grad, betas, eps, weight_decay, bias_correction)
+        if formula == "pytorch" and not bias_correction:
+            raise InvalidArgumentError(NO_SUCH_FORMULA)
+        super().__init__("AdamW", clip_grad, betas, eps, weight_decay, bias_correction, formula)
 
 
 class SGD(_Optimizer):
