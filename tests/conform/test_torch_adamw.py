@@ -48,7 +48,6 @@ def test_ten_steps(tmp_path: Path) -> None:
         losses.append(float(module(record["x"], record["target"])))
         optimizer.step()
         module.lazy_reset_grad()
-    print(
-        f"largest difference {np.max(np.abs(np.array(losses) / wanted - 1)):.1e}, losses {losses[0]:.4f} to {losses[-1]:.4f}"
-    )
+    apart = np.max(np.abs(np.array(losses) / wanted - 1))
+    print(f"largest difference {apart:.1e}, losses {losses[0]:.4f} to {losses[-1]:.4f}")
     np.testing.assert_allclose(losses, wanted, rtol=TOLERANCE)
