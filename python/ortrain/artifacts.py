@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import fnmatch
 import functools
+import operator
 import os
 import sys
 import warnings
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from ortrain.onnxblock import Block
 
-__all__ = ["SGD", "AdamW", "Loss", "LossType", "OptimType", "generate_artifacts"]
+__all__ = ["SGD", "AdamW", "Loss", "LossType", "OptimType", "generate_artifacts", "replace_head"]
 
 
 class LossType(enum.IntEnum):
@@ -337,6 +338,34 @@ def generate_artifacts(
     )
     for sentence in doubts:
         warnings.warn(sentence, TrainingWarning, stacklevel=2)
+
+
+def replace_head(model: ModelLike, classes: int, *, output: str | None = None, seed: int = 0) -> bytes:
+    """Return the model with a new last layer, for other classes than those it was trained for.
+
+    Its weights and its bias are drawn evenly from ``-1 / sqrt(n)`` to ``1 / sqrt(n)``, where n is how many numbers each
+    score is the sum of (as ``torch.nn.Linear`` draws them). They keep their names, and what lies behind the scores (a
+    softmax, a pooling over everything) stays.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        classes: how many scores there are to be.
+        output: the value that ends in the layer; ``None`` for the first output of the model.
+        seed: of what is drawn: the same numbers on every machine.
+
+    Raises:
+        InvalidModelError: if the model cannot be read, or ends in no Gemm, no MatMul (with an Add) and no Conv with a
+            kernel of one cell, or shares the weights of that layer.
+        InvalidArgumentError: if there is no such value, or what lies behind the layer fits its old classes only.
+
+    >>> from ortrain import artifacts
+    >>> model = artifacts.replace_head("examples/perceptron.onnx", classes=4)
+    >>> artifacts.generate_artifacts(model, requires_grad=["fc2.*"], loss=artifacts.LossType.CrossEntropyLoss)
+    >>> CheckpointState.load_checkpoint("checkpoint").parameters["fc2.bias"].data.shape
+    (4,)
+
+    """
+    return _ortrain.replace_head(model_source(model), operator.index(classes), output, operator.index(seed))
 
 
 class _Choice:

@@ -106,6 +106,9 @@ pub enum Error {
     /// Nothing to train towards.
     #[error("{0}")]
     Loss(String),
+    /// No head that could be replaced.
+    #[error("{0}")]
+    Head(String),
     /// A value to be trained does not reach the loss.
     #[error("{value:?} cannot be trained: {reason}")]
     NoPath {

@@ -11,10 +11,12 @@ use ortrain_onnx::{
 
 use crate::{Error, OpError, build};
 
+mod head;
 mod losses;
 mod modes;
 mod scores;
 
+pub use head::{Head, find_head};
 pub use losses::{Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum};
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
 pub use scores::{check_scores, doubtful_losses, probabilities};

@@ -282,6 +282,22 @@ pub(crate) fn declarations<'py>(
     message(py, py.detach(|| blocks::declarations(model.0, &names)).map_err(raise)?)
 }
 
+/// A model with a new head, as a message.
+#[pyfunction]
+pub(crate) fn replace_head<'py>(
+    py: Python<'py>,
+    model: Source,
+    classes: usize,
+    output: Option<&str>,
+    seed: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let made = py.detach(|| {
+        let made = ortrain::artifacts::replace_head(model.0, classes, output, seed)?;
+        Ok(ortrain::encode_model(&made)?)
+    });
+    Ok(PyBytes::new(py, &made.map_err(raise)?))
+}
+
 /// An optimizer model as a message, and the last number in a generated name.
 #[pyfunction]
 #[pyo3(signature = (optimizer, *, betas, epsilon, weight_decay, bias_correction, formula, opset, last))]

@@ -46,6 +46,9 @@ use crate::{Error, ModelSource, Result};
 #[doc(inline)]
 pub use ortrain_ops::training::BatchNormMode;
 
+#[doc(inline)]
+pub use crate::head::replace_head;
+
 /// A loss; with settings, or as one of several, it is a [`LossTerm`].
 ///
 /// ```

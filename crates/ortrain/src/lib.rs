@@ -75,6 +75,7 @@ mod dump;
 mod error;
 mod exchange;
 mod export;
+mod head;
 mod inputs;
 mod inspect;
 mod kind;

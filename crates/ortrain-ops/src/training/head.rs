@@ -1,0 +1,141 @@
+//! The head of a classifier: the layer whose results are the scores of the classes.
+
+use ortrain_graph::{Graph, Node, ValueId};
+
+use crate::Error;
+
+/// Operators that may lie behind the scores without changing which axis the classes are on.
+const BEHIND: [&str; 13] = [
+    "Cast",
+    "Clip",
+    "Dropout",
+    "Flatten",
+    "GlobalAveragePool",
+    "Identity",
+    "LogSoftmax",
+    "ReduceMean",
+    "Relu",
+    "Reshape",
+    "Sigmoid",
+    "Softmax",
+    "Squeeze",
+];
+
+/// The last layer of a classifier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The node, as messages name it.
+    pub node: String,
+    /// The name of its weights.
+    pub weight: String,
+    /// The axis of the weights that counts the classes.
+    pub axis: usize,
+    /// The name of its bias, whose last axis counts the classes.
+    pub bias: Option<String>,
+    /// How many classes there are.
+    pub classes: usize,
+}
+
+fn input(node: &Node, k: usize) -> Option<ValueId> {
+    node.inputs.get(k).copied().flatten()
+}
+
+/// The head that a value of a graph ends in: a Gemm, a MatMul with or without an Add, or a Conv with a kernel of one cell,
+/// of constant weights that nothing else reads. A softmax, a sigmoid, a pooling over everything may lie between.
+///
+/// # Errors
+/// When the value ends in something else, or the weights are computed or shared; the sentence names the node.
+pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
+    let maker =
+        |value: ValueId| graph.nodes.iter().rev().find(|node| node.present_outputs().any(|id| id == value));
+    let is_constant = |value: ValueId| graph.value(value).constant.is_some();
+    let mut value = output;
+    loop {
+        let Some(node) = maker(value) else {
+            return Err(Error::Head(format!(
+                "{:?} is made by no node: it ends in no head",
+                graph.name_of(output)
+            )));
+        };
+        let (first, second) = (input(node, 0), input(node, 1));
+        let standard = node.domain.is_empty();
+        match (&*node.op, first, second) {
+            ("Gemm", Some(_), Some(weight)) if standard && is_constant(weight) => {
+                let turned = node.attrs.int("transB").ok().flatten().unwrap_or(0) != 0;
+                return head(graph, node, (weight, usize::from(!turned)), input(node, 2));
+            }
+            ("Conv", Some(_), Some(weight)) if standard && is_constant(weight) => {
+                let dims = graph.value(weight).constant.as_ref().map_or(&[][..], |tensor| tensor.dims());
+                let grouped = node.attrs.int("group").ok().flatten().unwrap_or(1) != 1;
+                if grouped || dims.iter().skip(2).any(|&cells| cells != 1) {
+                    return Err(no_head(graph, output, node));
+                }
+                return head(graph, node, (weight, 0), input(node, 2));
+            }
+            ("MatMul", Some(_), Some(weight)) if standard && is_constant(weight) => {
+                return head(graph, node, (weight, 1), None);
+            }
+            ("Add", Some(first), Some(second)) if standard && is_constant(first) != is_constant(second) => {
+                let (product, bias) = if is_constant(first) { (second, first) } else { (first, second) };
+                let weight =
+                    maker(product).filter(|node| &*node.op == "MatMul").and_then(|node| input(node, 1));
+                let Some(weight) = weight.filter(|&weight| is_constant(weight)) else {
+                    return Err(no_head(graph, output, node));
+                };
+                return head(graph, node, (weight, 1), Some(bias));
+            }
+            (op, Some(first), _) if standard && BEHIND.contains(&op) => value = first,
+            _ => return Err(no_head(graph, output, node)),
+        }
+    }
+}
+
+fn no_head(graph: &Graph, output: ValueId, node: &Node) -> Error {
+    Error::Head(format!(
+        "{:?} ends in {}, which is no head: a head is a Gemm, a MatMul (with an Add), or a Conv with a kernel of one cell, of \
+         constant weights; name the value that one makes",
+        graph.name_of(output),
+        graph.node_label(node)
+    ))
+}
+
+/// A head of these weights, checked.
+fn head(
+    graph: &Graph,
+    node: &Node,
+    (weight, axis): (ValueId, usize),
+    bias: Option<ValueId>,
+) -> Result<Head, Error> {
+    let label = graph.node_label(node);
+    let dims_of = |id: ValueId| graph.value(id).constant.as_ref().map(|tensor| tensor.dims().to_vec());
+    let name = |id: ValueId| graph.name_of(id).to_owned();
+    let Some(classes) = dims_of(weight).and_then(|dims| (dims.len() >= 2).then(|| dims[axis])) else {
+        return Err(Error::Head(format!("{label} has weights {:?} of no classes", name(weight))));
+    };
+    for id in [Some(weight), bias].into_iter().flatten() {
+        let readers = graph.nodes.iter().flat_map(Node::present_inputs).filter(|&read| read == id).count();
+        if readers > 1 || graph.outputs.contains(&id) {
+            return Err(Error::Head(format!(
+                "{label} shares {:?} with other nodes: another head would change these, too",
+                name(id)
+            )));
+        }
+    }
+    let bias = match bias {
+        None => None,
+        Some(id) => match dims_of(id) {
+            Some(dims) if dims.last() == Some(&classes) && dims.iter().product::<usize>() == classes => {
+                Some(name(id))
+            }
+            // A number for all classes stays.
+            Some(dims) if dims.iter().product::<usize>() == 1 => None,
+            _ => {
+                return Err(Error::Head(format!(
+                    "{label} adds {:?}, which is no bias for each class",
+                    name(id)
+                )));
+            }
+        },
+    };
+    Ok(Head { node: label, weight: name(weight), axis, bias, classes })
+}

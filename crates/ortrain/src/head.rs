@@ -1,0 +1,123 @@
+//! A new head for a classifier, for other classes than those it was trained for.
+
+use std::sync::Arc;
+
+use ortrain_expr::random_bits;
+use ortrain_graph::{Graph, Tensor, tensor_to_proto};
+use ortrain_onnx::{GraphProto, ModelProto};
+use ortrain_ops::passes::{infer::infer, versions::upgrade};
+use ortrain_ops::training::{Head, find_head};
+
+use crate::artifacts::{inferred, message_graph, self_contained};
+use crate::{Error, ModelSource, Result};
+
+/// Words of random bits for weights and for the bias.
+const STREAMS: [u64; 2] = [0, 1];
+
+/// The model with a new last layer: as many scores as `classes`, with weights and bias drawn evenly from `-1 / sqrt(n)` to
+/// `1 / sqrt(n)`, where `n` is how many numbers each score is the sum of (as `torch.nn.Linear` draws them). Names stay as
+/// they are, and so does what lies behind the scores.
+///
+/// The layer is the one that `output` ends in (the first output of the model unless it is named): a Gemm, a MatMul with or
+/// without an Add, or a Conv with a kernel of one cell; a softmax or a pooling over everything may lie between.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::replace_head;
+///
+/// let model = replace_head(setup::MODEL.into(), 4, None, 0)?;
+/// let bias = model.graph.unwrap().initializer.into_iter().find(|tensor| tensor.name == "fc2.bias");
+/// assert_eq!(bias.unwrap().dims, [4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the model cannot be read, ends in no such layer, shares its weights, or goes on behind it with what fits the old
+/// number of classes only.
+pub fn replace_head(
+    model: ModelSource,
+    classes: usize,
+    output: Option<&str>,
+    seed: u64,
+) -> Result<ModelProto> {
+    let label = model.label("the model");
+    if classes == 0 {
+        return Err(Error::Argument("a head for 0 classes has no scores; there must be at least one".into()));
+    }
+    let mut loaded = self_contained(&label, model.load()?)?;
+    let typed = inferred(&label, &loaded)?;
+    let value = match output {
+        Some(name) => typed.find(name),
+        None => typed.outputs.first().copied(),
+    };
+    let value = value.ok_or_else(|| {
+        let name = output.unwrap_or_default();
+        Error::Argument(format!("the model has no value {name:?}, whose head is to be replaced"))
+    })?;
+    let head = find_head(&typed, value).map_err(|source| Error::model(&label, source))?;
+    let graph = message_graph(&label, &mut loaded.proto)?;
+    for (name, axis, stream) in parts(&typed, &head) {
+        let old = typed.find(&name).and_then(|id| typed.value(id).constant.clone());
+        let Some(old) = old else { continue };
+        let mut dims = old.dims().to_vec();
+        dims[axis] = classes;
+        let drawn =
+            Tensor::f32(&dims, &drawn(&dims, terms(&typed, &head), seed, stream)).converted(old.dtype());
+        replace(graph, &name, &drawn);
+    }
+    // What was declared of the old head's results.
+    graph.value_info.clear();
+    for info in &mut graph.output {
+        info.r#type = None;
+    }
+    let mut again = Graph::from_model(&loaded).map_err(|source| Error::graph(&label, source))?;
+    let behind = |source| Error::Argument(behind_the_head(&head, classes, &Error::model(&label, source)));
+    upgrade(&mut again).map_err(behind)?;
+    infer(&mut again).map_err(behind)?;
+    let graph = message_graph(&label, &mut loaded.proto)?;
+    for info in &mut graph.output {
+        if let Some(id) = again.find(&info.name) {
+            *info = again.value_info(id);
+        }
+    }
+    Ok(loaded.proto)
+}
+
+fn behind_the_head(head: &Head, classes: usize, error: &Error) -> String {
+    format!(
+        "what lies behind {} fits its {} classes, but not {classes}: {error}; name the scores as an output of the model, and \
+         make the rest anew",
+        head.node, head.classes
+    )
+}
+
+/// The tensors of a head with the axes that count the classes and the streams that they are drawn from.
+fn parts(typed: &Graph, head: &Head) -> Vec<(Arc<str>, usize, u64)> {
+    let mut found: Vec<(Arc<str>, usize, u64)> = vec![(head.weight.as_str().into(), head.axis, STREAMS[0])];
+    if let Some(bias) = &head.bias {
+        let rank =
+            typed.find(bias).and_then(|id| typed.value(id).constant.as_ref()).map_or(1, |t| t.dims().len());
+        found.push((bias.as_str().into(), rank.max(1) - 1, STREAMS[1]));
+    }
+    found
+}
+
+/// How many numbers each score is the sum of.
+fn terms(typed: &Graph, head: &Head) -> usize {
+    let weight = typed.find(&head.weight).and_then(|id| typed.value(id).constant.as_ref());
+    weight.map_or(1, |weight| (weight.len() / head.classes.max(1)).max(1))
+}
+
+/// Numbers from `-1 / sqrt(terms)` to `1 / sqrt(terms)`, the same for a seed on every machine.
+fn drawn(dims: &[usize], terms: usize, seed: u64, stream: u64) -> Vec<f32> {
+    let bound = 1.0 / (terms as f32).sqrt();
+    let unit = |index: u64| (random_bits(seed, stream, index) >> 8) as f32 / (1 << 24) as f32;
+    (0..dims.iter().product::<usize>() as u64).map(|index| bound * (2.0 * unit(index) - 1.0)).collect()
+}
+
+/// Puts a tensor in the place of a constant of a message, be it an initializer or the value of a node.
+fn replace(graph: &mut GraphProto, name: &str, tensor: &Tensor) {
+    graph.node.retain(|node| !(node.input.is_empty() && node.output.iter().any(|output| output == name)));
+    graph.initializer.retain(|known| known.name != name);
+    graph.initializer.push(tensor_to_proto(name, tensor));
+}
