@@ -40,10 +40,10 @@ STEPS = 8
 # Of outputs, relative to the largest: dozens of layers of float32 sums in another order. Of shares that are all near
 # zero their logarithms would be compared so; what differs by less than SMALLEST is the same.
 TOLERANCE, SMALLEST = 2e-4, 1e-7
-# Central differences of float32 losses: by how much the loss is to change, relative to itself, on the way; of the
+# Central differences: by how much the loss is to change on the way, relative to what a step lessens it by; of the
 # slopes at several distances two must be right (there is rounding at one end, curvature and kinks at the other),
 # relative to the longest slope, that along the gradient.
-CHANGES, SLOPE_TOLERANCE = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5), 2e-2
+CHANGES, SLOPE_TOLERANCE = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03), 2e-2
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ MODELS = {
         {"raw_signal": noise(1, 1, 7500), "spectrogram": noise(1, 15, 7500)},
         "detection",
     ),
-    "ddddocr": Packaged("ddddocr/common.onnx", {"input1": image(1, 1, 64, 160)}, "387"),
+    # In float64 the slope over 1e-4 of the loss has the other sign, and over 1e-5 it is 1% off: the loss curves a lot.
+    "ddddocr": Packaged("ddddocr/common.onnx", {"input1": image(1, 1, 64, 160)}, "387", stride=1e-5),
     "ddddocr-detection": Packaged("ddddocr/common_det.onnx", {"images": image(1, 3, 416, 416)}, "output"),
     "magika": Packaged("magika/models/standard_v3_3/model.onnx", {"bytes": whole(2, 2048)}, f"{LOGITS}/AddV2:0"),
     "occular-deskew": Packaged(
@@ -260,8 +261,12 @@ class Training:
         self.parameters = {name: value for name, value in self.state.parameters if value.requires_grad}
 
     def loss(self) -> float:
+        """Of float32 scores, in float64: what is to be seen of it is less than float32 holds."""
         inputs = [self.feeds.get(name, self.target) for name in self.module.input_names()]
-        return float(self.module(*inputs)[0])
+        loss, scores = self.module(*inputs)
+        exact = float(np.mean(np.square(scores.astype(np.float64) - self.target)))
+        assert abs(float(loss) - exact) <= TOLERANCE * exact
+        return exact
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Of the batch, in float64."""
@@ -292,7 +297,7 @@ def test_learns(name: str, folder: Path, tmp_path: Path) -> None:
         wanted = sum(float((gradients[key] * direction[key]).sum()) for key in gradients) / size
         slopes = []
         for change in CHANGES:
-            distance = change * first / longest
+            distance = change * packaged.stride * first / longest
             ends = []
             for sign in (1, -1):
                 for key, value in training.parameters.items():
