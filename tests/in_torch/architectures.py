@@ -1,8 +1,10 @@
 """Architectures of transformers and timm, small and with random weights: trained here, exported by both exporters.
 
-architectures.py FOLDER [NAME...] writes FOLDER/NAME/record.npz (the batch `x` and `target`, the `losses` of each step,
-`value/KEY` and `gradient/KEY` of the parameters at the first one; torch trains in float64, so that only the other
-side's rounding is seen) and, for each way to export, FOLDER/NAME/WAY.onnx, or FOLDER/NAME/WAY.txt with torch's reason.
+architectures.py FOLDER [NAME...] writes, for each way to export, FOLDER/NAME/WAY.onnx, or FOLDER/NAME/WAY.txt with
+torch's reason; FOLDER/NAME/record.npz (the batch `x` and `target`, the `losses` of each step, `value/KEY` and
+`gradient/KEY` of what is trained, at the first one, and how many elements a gradient has `reached`; torch trains in
+float64, so that only the other side's rounding is seen); and for each way that optimizes FOLDER/NAME/WAY.npz, the same
+of the parameters that are found in the model.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import timm
 import torch
+import training
 import transformers
+from folded import Weights, folded, tied
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 STEPS, RATE = 10, 1e-4
-# torch adds it after the correction of the moments, onnxruntime before: too small to be seen.
-EPSILON = 1e-12
 # The exporter, and whether it optimizes what it writes.
 WAYS = {
     "script": (False, False),
@@ -236,76 +238,47 @@ def prepared(name: str) -> Made:
     """A model and its batch, the same at every call. No two elements of parameters are equal."""
     torch.manual_seed(zlib.crc32(name.encode()))
     net, x = ARCHITECTURES[name]()
-    with torch.no_grad():
-        for value in net.parameters():
-            value += 0.02 * torch.randn_like(value)
-        for key, value in net.named_buffers():
-            if key.endswith("running_mean"):
-                value += 0.1 * torch.randn_like(value)
-            elif key.endswith("running_var"):
-                value *= torch.rand_like(value) + 0.5
+    training.disturb(net, 0.02)
     return net.eval(), x
 
 
-def train(net: nn.Module, x: Tensor) -> dict[str, np.ndarray]:
-    """The record of a model; it is not changed. Statistics of BatchNorms are those that it comes with."""
-    record = {"x": x.numpy()}
+def train(net: nn.Module, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, np.ndarray]:
+    """The record of a model; it is not changed. Statistics of BatchNorms are those that it comes with.
+
+    `weights` are those of an export: what it does not hold is not trained.
+    """
     # Tables that nobody trains are parameters, too.
-    trained = {key: value for key, value in net.named_parameters() if value.requires_grad}
-    record |= {f"value/{key}": value.detach().numpy().copy() for key, value in trained.items()}
-    net = copy.deepcopy(net).double().eval()
-    x = x.double() if x.is_floating_point() else x
-    with torch.no_grad():
-        target = torch.randn_like(net(x)).float()
-    record["target"] = target.numpy()
-    stepper = torch.optim.AdamW(net.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.0)
-    losses = []
-    for step in range(STEPS):
-        stepper.zero_grad()
-        loss = F.mse_loss(net(x), target.double())
-        loss.backward()  # type: ignore[no-untyped-call]
-        if step == 0:
-            for key, value in net.named_parameters():
-                if key not in trained:
-                    continue
-                # What does not reach the loss (a pooler) gets none.
-                gradient = torch.zeros_like(value) if value.grad is None else value.grad
-                record[f"gradient/{key}"] = gradient.numpy().copy()
-        stepper.step()
-        losses.append(float(loss.detach()))
-    return record | {"losses": np.asarray(losses)}
+    fixed = {key for key, value in net.named_parameters() if not value.requires_grad}
+    net, batch = training.doubled(net, x)
+    if weights is not None:
+        net = folded(net, batch, weights)
+    values = {key: value.detach().float().numpy() for key, value in net.named_parameters() if key not in fixed}
+    trained = {key: np.ones(value.shape, bool) for key, value in values.items()}
+    if weights is not None:
+        trained = weights.trained(values)
+    masks = {key: torch.tensor(trained.get(key, False)) for key, _ in net.named_parameters()}
+    losses, gradients = training.steps(net, batch, target, training.adamw(RATE), STEPS, masks)
+    gradients = {key: value for key, value in gradients.items() if key in values}
+    record = {"x": x.numpy(), "target": target.numpy(), "losses": losses}
+    for key, value in gradients.items():
+        record |= {f"value/{key}": values[key][trained[key]], f"gradient/{key}": value[trained[key]]}
+    return record | {"reached": np.asarray(sum(np.count_nonzero(value) for value in gradients.values()))}
 
 
 def export(net: nn.Module, x: Tensor, way: str, path: Path) -> None:
     """The model file. A batch may have any size where the exporter finds that it can."""
     exports, optimizes = WAYS[way]
-    names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"], "opset_version": OPSETS[exports]}
     if not exports:
-        torch.onnx.export(
-            copy.deepcopy(net),
-            (x,),
-            str(path),
-            dynamo=False,
-            # In the other modes a BatchNormalization becomes part of the convolution before it.
-            training=torch.onnx.TrainingMode.EVAL if optimizes else torch.onnx.TrainingMode.PRESERVE,
-            do_constant_folding=optimizes,
-            dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
-            **names,
-        )
+        # In the other modes a BatchNormalization becomes part of the convolution before it.
+        mode = torch.onnx.TrainingMode.EVAL if optimizes else torch.onnx.TrainingMode.PRESERVE
+        settings: dict[str, Any] = {"training": mode, "do_constant_folding": optimizes}
+        training.export(copy.deepcopy(net), x, path, dynamo=False, opset_version=OPSETS[exports], **settings)
         return
+    settings = {"dynamo": True, "opset_version": OPSETS[exports], "optimize": optimizes}
     try:
-        program = torch.onnx.export(
-            copy.deepcopy(net),
-            (x,),
-            dynamo=True,
-            optimize=optimizes,
-            dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-            verbose=False,
-            **names,
-        )
+        program = training.export(copy.deepcopy(net), x, path, **settings)
     except Exception:
-        program = torch.onnx.export(copy.deepcopy(net), (x,), dynamo=True, optimize=optimizes, verbose=False, **names)
-    assert program is not None
+        program = training.export(copy.deepcopy(net), x, path, dynamic=False, **settings)
     program.save(path)
 
 
@@ -321,12 +294,20 @@ def main() -> None:
         here = folder / name
         here.mkdir(parents=True, exist_ok=True)
         net, x = prepared(name)
-        np.savez(here / "record.npz", **train(net, x))  # type: ignore[arg-type]
-        for way in WAYS:
+        target = training.drawn_target(*training.doubled(net, x))
+        np.savez(here / "record.npz", **train(net, x, target))  # type: ignore[arg-type]
+        for way, (_, optimizes) in WAYS.items():
+            path = here / f"{way}.onnx"
             try:
-                export(net, x, way, here / f"{way}.onnx")
+                export(net, x, way, path)
             except Exception as error:
                 (here / f"{way}.txt").write_text(f"{type(error).__name__}: {error}")
+                continue
+            if optimizes:
+                model = onnx.load(path)
+                tied(model)
+                onnx.save(model, path)
+                np.savez(here / f"{way}.npz", **train(net, x, target, Weights(model)))  # type: ignore[arg-type]
     print("done")
 
 

@@ -18,12 +18,14 @@ import cases
 import nets
 import numpy as np
 import torch
+import training
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 STEPS, RATES = 8, {"SGD": 0.02, "AdamW": 2e-3}
-# torch adds it after the correction of the moments, onnxruntime before: too small to be seen.
-EPSILON = 1e-12
+STEPPERS: dict[str, training.Stepper] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=RATES["SGD"]),
+    "AdamW": training.adamw(RATES["AdamW"]),
+}
 
 
 def prepared(name: str) -> tuple[nn.Module, Tensor]:
@@ -31,14 +33,7 @@ def prepared(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(zlib.crc32(name.encode()))
     make, batch = nets.NETS[name]
     net = make()
-    with torch.no_grad():
-        for value in net.parameters():
-            value += 0.1 * torch.randn_like(value)
-        for key, value in net.named_buffers():
-            if key.endswith("running_mean"):
-                value += 0.1 * torch.randn_like(value)
-            elif key.endswith("running_var"):
-                value *= torch.rand_like(value) + 0.5
+    training.disturb(net, 0.1)
     return net, batch()
 
 
@@ -46,27 +41,13 @@ def train(net: nn.Module, x: Tensor, optimizer: str) -> dict[str, np.ndarray]:
     """The record of a network; it is not changed."""
     record = {"x": x.numpy()}
     record |= {f"value/{key}": value.detach().numpy().copy() for key, value in net.named_parameters()}
-    net = copy.deepcopy(net).double().train()
-    x = x.double() if x.is_floating_point() else x
-    target = torch.randn_like(net(x)).float()
-    record["target"] = target.numpy()
-    rate = RATES[optimizer]
-    if optimizer == "SGD":
-        stepper: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=rate)
-    else:
-        stepper = torch.optim.AdamW(net.parameters(), lr=rate, eps=EPSILON, weight_decay=0.0)
-    losses = []
-    for step in range(STEPS):
-        stepper.zero_grad()
-        loss = F.mse_loss(net(x), target.double())
-        loss.backward()  # type: ignore[no-untyped-call]
-        if step == 0:
-            for key, value in net.named_parameters():
-                assert value.grad is not None, f"{key} does not reach the loss"
-                record[f"gradient/{key}"] = value.grad.numpy().copy()
-        stepper.step()
-        losses.append(float(loss.detach()))
-    return record | {"losses": np.asarray(losses)}
+    net, x = training.doubled(net, x)
+    target = training.drawn_target(net.train(), x)
+    losses, gradients = training.steps(net, x, target, STEPPERS[optimizer], STEPS)
+    for key, _ in net.named_parameters():
+        assert key in gradients, f"{key} does not reach the loss"
+    record |= {f"gradient/{key}": value for key, value in gradients.items()}
+    return record | {"target": target.numpy(), "losses": losses}
 
 
 def export(net: nn.Module, x: Tensor, case: cases.Case, folder: Path) -> None:
@@ -75,31 +56,17 @@ def export(net: nn.Module, x: Tensor, case: cases.Case, folder: Path) -> None:
     net = copy.deepcopy(net).train(case.training)
     if case.dynamo:
         # Sizes of a batch are found where they are not fixed by the network.
-        program = torch.onnx.export(
-            net,
-            (x,),
-            dynamo=True,
-            opset_version=case.opset,
-            input_names=["x"],
-            output_names=["y"],
-            dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
-            optimize=not case.training,
-            verbose=False,
-        )
-        assert program is not None
+        program = training.export(net, x, path, dynamo=True, opset_version=case.opset, optimize=not case.training)
         program.save(path, external_data=case.opset == cases.EXPORT_OPSETS[0])
         return
     mode = torch.onnx.TrainingMode.TRAINING if case.training else torch.onnx.TrainingMode.EVAL
     module = torch.jit.script(net) if case.net in cases.SCRIPTED else net
-    torch.onnx.export(
+    training.export(
         module,
-        (x,),
-        str(path),
+        x,
+        path,
         dynamo=False,
         opset_version=case.opset,
-        input_names=["x"],
-        output_names=["y"],
-        dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
         training=mode,
         do_constant_folding=not case.training,
     )
