@@ -1,8 +1,8 @@
 """Architectures of transformers and timm by both of PyTorch's exporters, optimized and not, train here as in PyTorch.
 
 Losses of ten AdamW steps, all gradients of the first; or a refusal by name, which stands in REFUSED with its reason.
-Where an exporter that optimizes made other weights of the network's (a BatchNormalization becomes part of a convolution,
-1 + w and w / |w| are computed), torch trains those that it made (tests/in_torch/folded.py).
+Where an exporter that optimizes made other weights of the network's (a BatchNormalization becomes part of a
+convolution, 1 + w and w / |w| are computed), torch trains those that it made (tests/in_torch/folded.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of 2.4 GiB, from artifacts to an export that onnxruntime runs: DISK GB of disk and up to 12 GB of memory."""
+"""Models of 2.4 GiB, from artifacts to an export that onnxruntime runs: 5.2 GB of disk and up to 12 GB of memory."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Architectures of transformers and timm, small and with random weights: trained here, exported by both exporters.
 
 architectures.py FOLDER [NAME...] writes, for each way to export, FOLDER/NAME/WAY.onnx, or FOLDER/NAME/WAY.txt with
-torch's reason; FOLDER/NAME/record.npz (the batch `x` and `target`, the `losses` of each step, `value/KEY` and
-`gradient/KEY` of what is trained, at the first one, and how many elements a gradient has `reached`; torch trains in
-float64, so that only the other side's rounding is seen); and for each way that optimizes FOLDER/NAME/WAY.npz, the same
-of the parameters that are found in the model.
+torch's reason; FOLDER/NAME/record.npz, what torch says of the network (training.py); and for each way that optimizes
+FOLDER/NAME/WAY.npz, the same of the weights in the model. torch trains in float64, so that only the other side's
+rounding is seen.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import sys
 import warnings
@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import timm
 import torch
 import training
 import transformers
-from folded import Weights, folded, tied
+from folded import Weights, tied
 from torch import Tensor, nn
 
 STEPS, RATE = 10, 1e-4
+# How near to zero, relative to their mean size, no argument of a Relu may be: ten times what float32 rounds of one.
+KINK = 1e-6
 # The exporter, and whether it optimizes what it writes.
 WAYS = {
     "script": (False, False),
@@ -235,34 +236,14 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
 
 
 def prepared(name: str) -> Made:
-    """A model and its batch, the same at every call. No two elements of parameters are equal."""
-    torch.manual_seed(zlib.crc32(name.encode()))
-    net, x = ARCHITECTURES[name]()
-    training.disturb(net, 0.02)
-    return net.eval(), x
-
-
-def train(net: nn.Module, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, np.ndarray]:
-    """The record of a model; it is not changed. Statistics of BatchNorms are those that it comes with.
-
-    `weights` are those of an export: what it does not hold is not trained.
-    """
-    # Tables that nobody trains are parameters, too.
-    fixed = {key for key, value in net.named_parameters() if not value.requires_grad}
-    net, batch = training.doubled(net, x)
-    if weights is not None:
-        net = folded(net, batch, weights)
-    values = {key: value.detach().float().numpy() for key, value in net.named_parameters() if key not in fixed}
-    trained = {key: np.ones(value.shape, bool) for key, value in values.items()}
-    if weights is not None:
-        trained = weights.trained(values)
-    masks = {key: torch.tensor(trained.get(key, False)) for key, _ in net.named_parameters()}
-    losses, gradients = training.steps(net, batch, target, training.adamw(RATE), STEPS, masks)
-    gradients = {key: value for key, value in gradients.items() if key in values}
-    record = {"x": x.numpy(), "target": target.numpy(), "losses": losses}
-    for key, value in gradients.items():
-        record |= {f"value/{key}": values[key][trained[key]], f"gradient/{key}": value[trained[key]]}
-    return record | {"reached": np.asarray(sum(np.count_nonzero(value) for value in gradients.values()))}
+    """A model and its batch, the same at every call: no two elements of parameters are equal, no Relu at its kink."""
+    for draw in itertools.count():
+        torch.manual_seed(zlib.crc32(name.encode()) + draw)
+        net, x = ARCHITECTURES[name]()
+        training.disturb(net, 0.02)
+        if training.nearest_kink(*training.doubled(net.eval(), x)) > KINK:
+            return net, x
+    raise AssertionError
 
 
 def export(net: nn.Module, x: Tensor, way: str, path: Path) -> None:
@@ -282,6 +263,27 @@ def export(net: nn.Module, x: Tensor, way: str, path: Path) -> None:
     program.save(path)
 
 
+def write(folder: Path, net: nn.Module, x: Tensor) -> None:
+    """The files of an architecture."""
+    target = training.drawn_target(*training.doubled(net, x))
+
+    def record(path: Path, weights: Weights | None = None) -> None:
+        found = training.record(net, x, target, training.adamw(RATE), STEPS, weights)
+        np.savez(path, **found)  # type: ignore[arg-type]
+
+    for way, (_, optimizes) in WAYS.items():
+        path = folder / f"{way}.onnx"
+        try:
+            export(net, x, way, path)
+        except Exception as error:
+            (folder / f"{way}.txt").write_text(f"{type(error).__name__}: {error}")
+            continue
+        if optimizes:
+            record(folder / f"{way}.npz", tied(path))
+    # The last one: where it is, everything is.
+    record(folder / "record.npz")
+
+
 def main() -> None:
     """All architectures, or those that are named."""
     folder, wanted = Path(sys.argv[1]), sys.argv[2:]
@@ -293,21 +295,7 @@ def main() -> None:
             continue
         here = folder / name
         here.mkdir(parents=True, exist_ok=True)
-        net, x = prepared(name)
-        target = training.drawn_target(*training.doubled(net, x))
-        np.savez(here / "record.npz", **train(net, x, target))  # type: ignore[arg-type]
-        for way, (_, optimizes) in WAYS.items():
-            path = here / f"{way}.onnx"
-            try:
-                export(net, x, way, path)
-            except Exception as error:
-                (here / f"{way}.txt").write_text(f"{type(error).__name__}: {error}")
-                continue
-            if optimizes:
-                model = onnx.load(path)
-                tied(model)
-                onnx.save(model, path)
-                np.savez(here / f"{way}.npz", **train(net, x, target, Weights(model)))  # type: ignore[arg-type]
+        write(here, *prepared(name))
     print("done")
 
 

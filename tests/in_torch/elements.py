@@ -12,20 +12,16 @@ class Elements:
         names = [key.removeprefix("value/") for key in record if key.startswith("value/")]
         values = np.concatenate([record[f"value/{name}"].ravel() for name in names])
         gradients = np.concatenate([record[f"gradient/{name}"].ravel() for name in names])
-        self.values, which, self.counts = np.unique(values, return_inverse=True, return_counts=True)
+        self.values, which = np.unique(values, return_inverse=True)
         # Of those that are equal together: which is which cannot be told.
         self.gradients = np.bincount(which.ravel(), gradients)
-        self.largest, self.count = float(np.abs(gradients).max()), len(values)
+        self.largest = float(np.abs(gradients).max())
         # How many of them get some gradient: rows of a table that are not read may be left out.
         self.reached = np.bincount(which.ravel(), gradients != 0)
 
     def has(self, tensor: np.ndarray) -> bool:
         """Whether all elements are those of parameters."""
         return tensor.dtype == np.float32 and tensor.size > 0 and bool(np.isin(tensor, self.values).all())
-
-    def gradient(self, tensor: np.ndarray) -> np.ndarray:
-        """torch's gradient for each element, NaN where there are equal ones; there are a handful at most."""
-        return np.where(self.counts == 1, self.gradients, np.nan)[np.searchsorted(self.values, tensor)]
 
     def summed(self, tensors: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """The gradient of each element, in the order of `values`, of tensors and their gradients; NaN where none is.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,9 @@ def turning(value: np.ndarray, wanted: np.ndarray, apart: float) -> tuple[int, .
     return None
 
 
-def tied(model: onnx.ModelProto) -> None:
-    """Make one weight of those that an exporter wrote twice, one of them turned: what was one is trained as one."""
+def tied(path: Path) -> Weights:
+    """The weights of a model, in which those that the exporter wrote twice, one of them turned, are made one again."""
+    model = onnx.load(path)
     kept: list[tuple[str, np.ndarray]] = []
     for tensor in list(model.graph.initializer):
         value = numpy_helper.to_array(tensor)
@@ -88,10 +90,12 @@ def tied(model: onnx.ModelProto) -> None:
             last = made
         for place, node in enumerate(nodes):
             model.graph.node.insert(place, node)
+    onnx.save(model, path)
+    return Weights(model)
 
 
 def as_exported(graph: fx.GraphModule) -> None:
-    """Linear layers are a product and a sum; a BatchNormalization of given statistics is part of a convolution, if it can."""
+    """Linear layers are a product and a sum; a BatchNormalization of given statistics is part of a convolution."""
     aten = torch.ops.aten
 
     def call(function: Any, *arguments: Any) -> fx.Node:
@@ -127,10 +131,11 @@ def folded(net: nn.Module, x: Tensor, weights: Weights) -> nn.Module:
     as_exported(graph)
     values = constants(graph)
     parameters = {key for key, _ in graph.named_parameters()}
-    computed: list[fx.Node] = []
+    # Of those that are constant, what is computed of parameters, in its order.
+    computed: dict[fx.Node, None] = {}
     for node in values:
         if node.target in parameters or any(value in computed for value in node.all_input_nodes):
-            computed.append(node)
+            computed[node] = None
     # From those that are computed last: what is found needs nothing that is in front of it.
     wanted = {node for node in computed if any(user not in values for user in node.users)}
     for node in reversed(computed):
@@ -156,7 +161,9 @@ def constants(graph: fx.GraphModule) -> dict[fx.Node, Any]:
     with torch.no_grad():
         for node in graph.graph.nodes:
             if node.op == "get_attr":
-                values[node] = attrgetter(str(node.target))(graph).detach()
+                value = attrgetter(str(node.target))(graph)
+                # The others are graphs, of what is computed without gradients.
+                values[node] = value.detach() if isinstance(value, Tensor) else value
             elif node.op == "call_function" and all(value in values for value in node.all_input_nodes):
                 # Some work in place.
                 arguments, named = fx.node.map_arg((node.args, node.kwargs), lambda each: copy.deepcopy(values[each]))

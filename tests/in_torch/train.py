@@ -1,8 +1,8 @@
 """Train small networks in torch and export them: train.py FOLDER [CASE...], the cases being those of cases.py.
 
-Writes FOLDER/NET.npz for each network: the batch `x` and `target`, the `losses` of each step, and `value/NAME` and
-`gradient/NAME` of the parameters at the first one. torch trains in float64, so that only the other side's rounding is
-seen. Writes FOLDER/CASE/model.onnx (perhaps with a side file) for each model, or FOLDER/CASE/error.txt.
+Writes FOLDER/NET.npz for each network, what torch says of it (training.py). torch trains in float64, so that only the
+other side's rounding is seen. Writes FOLDER/CASE/model.onnx (perhaps with a side file) for each model, or
+FOLDER/CASE/error.txt; and FOLDER/CASE/record.npz, of the weights in the model, where they are others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import nets
 import numpy as np
 import torch
 import training
+from folded import Weights, tied
 from torch import Tensor, nn
 
 STEPS, RATES = 8, {"SGD": 0.02, "AdamW": 2e-3}
@@ -37,17 +38,14 @@ def prepared(name: str) -> tuple[nn.Module, Tensor]:
     return net, batch()
 
 
-def train(net: nn.Module, x: Tensor, optimizer: str) -> dict[str, np.ndarray]:
-    """The record of a network; it is not changed."""
-    record = {"x": x.numpy()}
-    record |= {f"value/{key}": value.detach().numpy().copy() for key, value in net.named_parameters()}
-    net, x = training.doubled(net, x)
-    target = training.drawn_target(net.train(), x)
-    losses, gradients = training.steps(net, x, target, STEPPERS[optimizer], STEPS)
+def train(net: nn.Module, x: Tensor, optimizer: str, path: Path, weights: Weights | None = None) -> None:
+    """Write the record of a network; that of weights which an exporter computed is of one that is not in training."""
+    net = copy.deepcopy(net).train(weights is None)
+    target = training.drawn_target(*training.doubled(net, x))
+    record = training.record(net, x, target, STEPPERS[optimizer], STEPS, weights)
     for key, _ in net.named_parameters():
-        assert key in gradients, f"{key} does not reach the loss"
-    record |= {f"gradient/{key}": value for key, value in gradients.items()}
-    return record | {"target": target.numpy(), "losses": losses}
+        assert weights is not None or f"gradient/{key}" in record, f"{key} does not reach the loss"
+    np.savez(path, **record)  # type: ignore[arg-type]
 
 
 def export(net: nn.Module, x: Tensor, case: cases.Case, folder: Path) -> None:
@@ -87,8 +85,10 @@ def main() -> None:
         record = folder / f"{case.net}.npz"
         try:
             if not record.exists():
-                np.savez(record, **train(net, x, case.optimizer))  # type: ignore[arg-type]
+                train(net, x, case.optimizer, record)
             export(net, x, case, here)
+            if case.changed:
+                train(net, x, case.optimizer, here / "record.npz", tied(here / "model.onnx"))
         except Exception as error:
             (here / "error.txt").write_text(f"{type(error).__name__}: {error}")
     print("done")

@@ -1,4 +1,4 @@
-"""What is the same for all networks that torch trains here: weights that can be told apart, steps in float64, exports."""
+"""How torch trains networks for these tests: weights that can be told apart, steps in float64, exports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from folded import Weights, folded
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # torch adds it after the correction of the moments, onnxruntime before: too small to be seen.
 EPSILON = 1e-12
@@ -49,6 +51,32 @@ def twice(net: nn.Module) -> list[tuple[Tensor, Tensor]]:
     return [(value, place) for value, place in found if place.any()]
 
 
+class Kinks(TorchDispatchMode):
+    """How near to zero an argument of a Relu comes, relative to their mean size: rounding there changes gradients."""
+
+    RELUS = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nearest = 1.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in self.RELUS:
+            sizes = args[0].abs()
+            # What is zero is so by itself, whatever the rounding: it was an output of another.
+            near = sizes[sizes > 0]
+            if near.numel() > 0:
+                self.nearest = min(self.nearest, float(near.min() / sizes.mean()))
+        return function(*args, **(kwargs or {}))
+
+
+def nearest_kink(net: nn.Module, x: Tensor) -> float:
+    """Of all Relus of a network with a batch."""
+    with torch.no_grad(), Kinks() as kinks:
+        net(x)
+    return kinks.nearest
+
+
 def drawn_target(net: nn.Module, x: Tensor) -> Tensor:
     """Of the shape of what a network gives, in float32."""
     with torch.no_grad():
@@ -60,30 +88,42 @@ def doubled(net: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
     return copy.deepcopy(net).double(), x.double() if x.is_floating_point() else x
 
 
-def steps(
-    net: nn.Module, x: Tensor, target: Tensor, stepper: Stepper, count: int, trained: dict[str, Tensor] | None = None
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Losses of steps, and all gradients of the first one; the network is changed.
+def record(
+    net: nn.Module, x: Tensor, target: Tensor, stepper: Stepper, count: int, weights: Weights | None = None
+) -> dict[str, np.ndarray]:
+    """What torch says of a network, in the mode that it is in: it is not changed.
 
-    `trained` says of each parameter which of its elements are stepped: all by default. What does not reach the loss (a
-    pooler) has no gradient.
+    The batch `x` and `target`, the `losses` of each step, `value/KEY` and `gradient/KEY` of what is trained, at the
+    first one, and how many elements a gradient has `reached`. `weights` are those of an export: what it does not hold
+    is not trained. What does not reach the loss (a pooler) has no gradient.
     """
+    # Tables that nobody trains are parameters, too.
+    fixed = {key for key, value in net.named_parameters() if not value.requires_grad}
+    net, batch = doubled(net, x)
+    if weights is not None:
+        net = folded(net, batch, weights)
+    values = {key: value.detach().float().numpy().copy() for key, value in net.named_parameters() if key not in fixed}
+    trained = {key: np.ones(value.shape, bool) for key, value in values.items()}
+    if weights is not None:
+        trained = weights.trained(values)
     optimizer = stepper(net.parameters())
-    losses, gradients = [], {}
+    losses, found, reached = [], {"x": x.numpy(), "target": target.numpy()}, 0
     for step in range(count):
         optimizer.zero_grad()
-        loss = F.mse_loss(net(x), target.double())
+        loss = F.mse_loss(net(batch), target.double())
         loss.backward()  # type: ignore[no-untyped-call]
         for key, value in net.named_parameters():
             if value.grad is None:
                 continue
-            if step == 0:
-                gradients[key] = value.grad.numpy().copy()
-            if trained is not None:
-                value.grad *= trained[key]
+            places = trained.get(key, np.zeros(value.shape, bool))
+            if step == 0 and key in trained:
+                gradient = value.grad.numpy().copy()
+                found |= {f"value/{key}": values[key][places], f"gradient/{key}": gradient[places]}
+                reached += np.count_nonzero(gradient)
+            value.grad *= torch.tensor(places)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return np.asarray(losses), gradients
+    return found | {"losses": np.asarray(losses), "reached": np.asarray(reached)}
 
 
 def export(net: nn.Module, x: Tensor, path: Path, *, dynamo: bool, dynamic: bool = True, **more: Any) -> Any:
