@@ -26,7 +26,7 @@ RATES = {"SGD": 0.02, "AdamW": 2e-3}
 OPTIMIZERS = {"SGD": artifacts.OptimType.SGD, "AdamW": onnxblock.optim.AdamW(eps=1e-12, weight_decay=0.0)}
 # Relative to each loss, and of gradients the largest difference, relative to the largest of all: float32 here, float64
 # there.
-LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 # Share of the elements with a gradient that are trained.
 MOST = 0.99
 # Of outputs, relative to the largest.
