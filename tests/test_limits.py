@@ -177,3 +177,37 @@ def test_averages_under_a_million_windows(count_include_pad: int, ceil_mode: int
     assert want.size > 2**20
     (got,) = ortrain.InferenceSession(pooled).run(None, {"x": x})
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def recurrent(op: str, steps: int | str) -> ModelProto:
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    node = helper.make_node(op, ["x", "w", "r"], ["", "y"], name="net", hidden_size=2, direction="bidirectional")
+    weights = {"w": np.ones((2, 2 * gates, 1), np.float32), "r": np.ones((2, 2 * gates, 2), np.float32)}
+    return model([node], [("x", FLOAT, [steps, 1, 1])], [("y", FLOAT, None)], weights)
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_more_steps_than_a_program_holds(op: str) -> None:
+    """Found in a model whose sequences had 4294967295 steps by a changed bit: all memory went."""
+    sentence = (
+        f'node "net" ({op}) with inputs (x: float32[{{steps}}, 1, 1], w: float32[2, {{rows}}, 1], '
+        f"r: float32[2, {{rows}}, 2]): the sequences have {{steps}} steps; 65536 are the most, as each is computed by "
+        f"instructions of its own; give longer ones in parts, each with the states at the end of the part before"
+    )
+    rows = {"RNN": 2, "GRU": 6, "LSTM": 8}[op]
+    for steps in (65_537, (1 << 32) - 1):
+        with refused(OrtrainError, sentence.format(steps=steps, rows=rows)):
+            ortrain.dump(recurrent(op, steps).SerializeToString(), "program")
+    # Steps that come with the data.
+    session = ortrain.InferenceSession(recurrent(op, "steps").SerializeToString())
+    with refused(OrtrainError, sentence.format(steps=65_537, rows=rows)):
+        session.run(None, {"x": np.ones((65_537, 1, 1), np.float32)})
+    assert session.run(None, {"x": np.ones((3, 1, 1), np.float32)})[0].shape == (2, 1, 2)
+
+
+def test_a_dump_is_linear() -> None:
+    """Of 6 000 steps, some instructions and buffers each; it took four times as long for twice as many."""
+    start = time.monotonic()
+    text = ortrain.dump(recurrent("LSTM", 6_000).SerializeToString(), "program")
+    assert text.count("MatMul") >= 6_000
+    assert time.monotonic() - start < SOON

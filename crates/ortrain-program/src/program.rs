@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_graph::Tensor;
+use rustc_hash::FxHashSet;
 
 use crate::versions::{FinalVersions, Versions};
 use crate::{Attention, Cost};
@@ -475,15 +476,15 @@ impl fmt::Display for Program {
         for (id, bytes) in &self.planes {
             writeln!(f, "  plane {}: {bytes} bytes", id.0)?;
         }
+        let used: FxHashSet<BufferId> = self
+            .instructions
+            .iter()
+            .flat_map(|i| i.step.reads().into_iter().chain(i.step.writes()))
+            .chain(self.inputs.iter().chain(&self.outputs).copied())
+            .collect();
         for (k, buffer) in self.buffers.iter().enumerate() {
             let id = BufferId(k as u32);
-            let used = self.inputs.contains(&id)
-                || self.outputs.contains(&id)
-                || self
-                    .instructions
-                    .iter()
-                    .any(|i| i.step.reads().contains(&id) || i.step.writes().contains(&id));
-            if !used {
+            if !used.contains(&id) {
                 continue;
             }
             let place = match buffer.place {

@@ -223,6 +223,14 @@ impl Attributes {
                 format!("the hidden size is {hidden}, by the shape of R; {MOST_HIDDEN} is the largest");
             return Err(OpError::unsupported(message));
         }
+        if let Some(steps) = found.steps.known()
+            && steps > MOST_STEPS
+        {
+            return Err(OpError::unsupported(format!(
+                "the sequences have {steps} steps; {MOST_STEPS} are the most, as each is computed by instructions of \
+                 its own; give longer ones in parts, each with the states at the end of the part before"
+            )));
+        }
         let (directions, rows) = (self.directions.len(), self.kind.gates() * hidden);
         let width = found.input.clone().unwrap_or_else(|| Dim::symbol("input"));
         expect(cx, w, &[directions.into(), rows.into(), width])?;
@@ -233,6 +241,9 @@ impl Attributes {
 
 /// The largest hidden size: the recurrent weights of a larger one fill no memory that there is.
 const MOST_HIDDEN: usize = 1 << 24;
+
+/// The most steps: the instructions of as many take a gigabyte or two.
+const MOST_STEPS: usize = 1 << 16;
 
 /// The sizes of a node.
 struct Found {

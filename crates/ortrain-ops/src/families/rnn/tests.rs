@@ -1,7 +1,7 @@
 use ortrain_graph::{Attr, Attrs, DType, Graph, Tensor};
 
 use super::steps::TURNED;
-use super::{Attributes, Kind};
+use super::{Attributes, Kind, MOST_STEPS};
 use crate::NEWEST_OPSET;
 use crate::testing::{
     assert_close, check_decomposition, check_gradients, f64s, gradient_graph, one_node, run, run_node,
@@ -536,6 +536,25 @@ fn what_does_not_fit_is_said() {
     ] {
         let message = message(&case);
         assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn more_steps_than_a_program_holds_are_refused() {
+    let expected = "the sequences have 65537 steps; 65536 are the most, as each is computed by instructions of its own; \
+                    give longer ones in parts, each with the states at the end of the part before";
+    for kind in [Kind::Rnn, Kind::Gru, Kind::Lstm] {
+        for direction in ["forward", "bidirectional"] {
+            let mut case = Case::of_directions(kind, direction);
+            let mut data = |steps: usize| {
+                case.inputs[0] = Some(spread(&[steps, BATCH, INPUT], 1));
+                let inputs: Vec<Option<&Tensor>> = case.inputs.iter().map(Option::as_ref).collect();
+                one_node(NEWEST_OPSET, case.op(), &inputs, case.outputs(), case.attrs.clone())
+            };
+            let message = data(MOST_STEPS + 1).expect_err("refused").to_string();
+            assert!(message.contains(expected), "{message}");
+            assert!(data(MOST_STEPS).is_ok());
+        }
     }
 }
 
