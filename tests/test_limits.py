@@ -211,3 +211,21 @@ def test_a_dump_is_linear() -> None:
     text = ortrain.dump(recurrent("LSTM", 12_000).SerializeToString(), "program")
     assert text.count("MatMul") >= 12_000
     assert time.monotonic() - start < SOON
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("sizes", [[1 << 32], [1 << 16, 1 << 16]], ids=["line", "image"])
+def test_filters_beyond_count(op: str, sizes: list[int]) -> None:
+    """Found in a model whose filter was 2^32 long by a changed bit: kernels made tables of as many cells."""
+    node = helper.make_node(op, ["x", "w"], ["y"], name="conv", group=4)
+    inputs = [("x", FLOAT, [2, 4, *sizes]), ("w", FLOAT, [4, 1, *sizes])]
+    conv = model([node], inputs, [("y", FLOAT, None)]).SerializeToString()
+    sentence = (
+        f'node "conv" ({op}) with inputs (x: float32{[2, 4, *sizes]}, w: float32{[4, 1, *sizes]}): '
+        f"a filter has 4294967296 cells for each channel, {sizes}; 1048576 are the most"
+    )
+    with refused(OrtrainError, sentence):
+        ortrain.InferenceSession(conv)
+    start = time.monotonic()
+    assert sentence in str(ortrain.inspect(conv))
+    assert time.monotonic() - start < SOON

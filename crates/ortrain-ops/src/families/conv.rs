@@ -645,6 +645,10 @@ pub(super) mod tests {
             ),
             (refused(&x, &w, ints(&[("kernel_shape", &[3])])), "need 2"),
             (refused(&x, &spread(&[6, 4, 3, 0], 2), Attrs::new()), "has no cells"),
+            (
+                refused(&x, &spread(&[1, 4, 1, (1 << 20) + 1], 2), Attrs::new()),
+                "a filter has 1048577 cells for each channel, [1, 1048577]; 1048576 are the most",
+            ),
             (refused(&x, &spread(&[6, 4, 6, 1], 2), Attrs::new()), "a window of 6 does not fit 5"),
             (refused(&spread(&[1, 4, 1, 1], 1), &w, Attrs::new()), "a window of 3 does not fit 1"),
             (refused(&x, &w, ints(&[("dilations", &[3, 1])])), "a window of 3, dilated by 3, does not fit 5"),
