@@ -20,9 +20,9 @@ from torch import Tensor, fx, nn
 
 # Of what was computed, relative to the largest: a few operations in float32 there, in float64 here.
 TOLERANCE = 1e-5
-# Share of the elements of a parameter that is not in a model, but equal some that are.
+# Of a parameter that is not in a model, the share of elements that equal others by chance is less.
 CHANCE = 0.01
-# And how many axes of an image they have.
+# Convolutions, and how many spatial axes they have.
 CONVOLUTIONS = {torch.ops.aten.conv1d.default: 1, torch.ops.aten.conv2d.default: 2, torch.ops.aten.conv3d.default: 3}
 
 
