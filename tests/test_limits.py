@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -13,6 +14,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module
 from ortrain.errors import MemoryLimitError, OrtrainError
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -229,3 +232,36 @@ def test_filters_beyond_count(op: str, sizes: list[int]) -> None:
     start = time.monotonic()
     assert sentence in str(ortrain.inspect(conv))
     assert time.monotonic() - start < SOON
+
+
+@pytest.mark.parametrize("count_include_pad", [0, 1])
+def test_gradients_of_averages_under_a_million_windows(count_include_pad: int, tmp_path: Path) -> None:
+    """Averages are linear: along any direction the gradient is the loss of that direction."""
+    attributes = {"kernel_shape": [5, 3], "pads": [2, 1, 1, 1], "strides": [2, 1], "ceil_mode": 1}
+    shape, rng = (1, 1, 4097, 600), np.random.default_rng(5)
+    nodes = [
+        helper.make_node("AveragePool", ["w"], ["pooled"], count_include_pad=count_include_pad, **attributes),
+        helper.make_node("Mul", ["pooled", "weights"], ["weighed"]),
+        helper.make_node("ReduceSum", ["weighed"], ["loss"], keepdims=0),
+    ]
+    values = {"w": rng.standard_normal(shape, np.float32), "weights": rng.uniform(1, 2, (2049, 600)).astype(np.float32)}
+    proto = model(nodes, [], [("loss", FLOAT, [])], values)
+    artifacts.generate_artifacts(proto, requires_grad=["w"], artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    Module(tmp_path / "training_model.onnx", state)()
+    gradient = state.parameters["w"].grad.astype(np.float64)
+    # Positive, so that the sums do not cancel.
+    direction = rng.uniform(0, 1, shape).astype(np.float32)
+    along = model(nodes, [], [("loss", FLOAT, [])], values | {"w": direction})
+    (wanted,) = onnxruntime.InferenceSession(along.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, {}
+    )
+    assert abs(float((gradient * direction).sum()) / float(wanted) - 1) < 1e-5
+    # At the edges, where windows count fewer cells, too.
+    edges = np.zeros(shape, np.float32)
+    edges[..., [0, -1], :] = edges[..., [0, -1]] = 1
+    along = model(nodes, [], [("loss", FLOAT, [])], values | {"w": edges})
+    (wanted,) = onnxruntime.InferenceSession(along.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, {}
+    )
+    assert abs(float((gradient * edges).sum()) / float(wanted) - 1) < 1e-5

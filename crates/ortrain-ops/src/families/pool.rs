@@ -267,6 +267,11 @@ impl Op for MaxPoolGrad {
 /// The most windows of a plane whose cells are counted when a program is made; of more they are counted in each step.
 const MOST_COUNTED: usize = 1 << 20;
 
+/// What the sum under a window of so many cells is multiplied by: windows that count nothing give zero.
+fn inverse(count: f64) -> f64 {
+    if count > 0.0 { 1.0 / count } else { 0.0 }
+}
+
 /// The average under each window.
 struct AveragePool {
     windows: Windows,
@@ -274,26 +279,28 @@ struct AveragePool {
 }
 
 impl AveragePool {
+    /// How many cells along an axis each window counts.
+    fn counts_along(&self, k: usize, axes: &SlidingAxes) -> Vec<f64> {
+        let axis = axes[k];
+        // Padding counts up to where the attributes end it: a window of ceil_mode may hang over that. Nothing hangs over
+        // what was padded to fit.
+        let end = i128::from(self.end(k, axes).unwrap_or(i64::MAX));
+        let count = |o: usize| -> f64 {
+            if !self.include_padding {
+                return axis.cells(o).len() as f64;
+            }
+            let start = (o * axis.stride) as i128 - axis.before as i128;
+            let step = axis.dilation as i128;
+            // Up to the last cell that starts before the end.
+            ((end - start).max(0) as u128).div_ceil(step as u128).min(axis.kernel as u128) as f64
+        };
+        (0..axis.output).map(count).collect()
+    }
+
     /// How many cells each window counts, row-major over the output positions.
     fn counts(&self, axes: &SlidingAxes) -> Vec<f64> {
-        let along = |k: usize| -> Vec<f64> {
-            let axis = axes[k];
-            // Padding counts up to where the attributes end it: a window of ceil_mode may hang over that. Nothing hangs
-            // over what was padded to fit.
-            let end = i128::from(self.end(k, axes).unwrap_or(i64::MAX));
-            let count = |o: usize| -> f64 {
-                if !self.include_padding {
-                    return axis.cells(o).len() as f64;
-                }
-                let start = (o * axis.stride) as i128 - axis.before as i128;
-                let step = axis.dilation as i128;
-                // Up to the last cell that starts before the end.
-                ((end - start).max(0) as u128).div_ceil(step as u128).min(axis.kernel as u128) as f64
-            };
-            (0..axis.output).map(count).collect()
-        };
         (0..axes.len()).fold(vec![1.0], |all, k| {
-            let own = along(k);
+            let own = self.counts_along(k, axes);
             all.iter().flat_map(|outer| own.iter().map(move |inner| outer * inner)).collect()
         })
     }
@@ -302,7 +309,6 @@ impl AveragePool {
     fn factors(&self, axes: &SlidingAxes, most: usize) -> Option<Vec<f64>> {
         let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.output));
         count.filter(|&count| count <= most)?;
-        let inverse = |count: f64| if count > 0.0 { 1.0 / count } else { 0.0 };
         Some(self.counts(axes).into_iter().map(inverse).collect())
     }
 

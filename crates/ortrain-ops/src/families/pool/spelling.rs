@@ -3,14 +3,17 @@
 use ortrain_expr::SlidingAxes;
 use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
-use super::AveragePool;
+use super::{AveragePool, inverse};
 use crate::OpError;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
 use crate::spell::Emit;
 
-/// Most cells of a window whose gradient is written as a filter.
+/// Most cells of a window whose gradient is written as a filter, and most windows that have a table of their own.
 const MOST_CELLS: usize = 1 << 20;
+
+/// Most windows along an axis.
+const MOST_ALONG: usize = 1 << 22;
 
 fn add(to: &mut impl Emit, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
@@ -68,25 +71,53 @@ impl AveragePool {
         let dims: Vec<usize> = [1, 1].into_iter().chain(spatial.iter().copied()).collect();
         let axes = self.windows.axes(&dims)?;
         let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
-        let factors = self.factors(&axes, MOST_CELLS).ok_or_else(|| {
-            OpError::unsupported(format!(
-                "its gradient is written with the number of cells under each window, and {outputs:?} windows are too \
-                 many for that; smaller pads or larger strides make fewer"
-            ))
-        })?;
-        let share = if factors.windows(2).all(|pair| pair[0] == pair[1]) {
-            Tensor::scalar(dtype, factors.first().copied().unwrap_or(0.0))
-        } else {
-            Tensor::from_f64(dtype, outputs.clone(), &factors)
-        };
-        let share = to.emit_constant(share);
-        let shared = add(to, "Mul", &[g, share], Attrs::new());
+        let shared = self.divided(to, (g, dtype), &axes)?;
         let planes: Vec<i64> = [-1, 1].into_iter().chain(outputs.iter().map(|&size| size as i64)).collect();
         let planes = ints(to, &planes);
         let by_plane = add(to, "Reshape", &[shared, planes], Attrs::new());
         let filter = ones(to, dtype, &self.windows.kernel())?;
         let gradient = add(to, "ConvTranspose", &[by_plane, filter], transposed(&axes));
         Ok(add(to, "Reshape", &[gradient, shape], Attrs::new()))
+    }
+
+    /// The gradient of averages divided by the number of cells under each window: a number, a table, or, of many windows,
+    /// one vector for each axis.
+    fn divided(
+        &self,
+        to: &mut impl Emit,
+        (g, dtype): (ValueId, DType),
+        axes: &SlidingAxes,
+    ) -> Result<ValueId, OpError> {
+        let outputs: Vec<usize> = axes.iter().map(|axis| axis.output).collect();
+        let all_alike = |factors: &[f64]| factors.windows(2).all(|pair| pair[0] == pair[1]);
+        let mut tables: Vec<(Vec<usize>, Vec<f64>)> = Vec::new();
+        match self.factors(axes, MOST_CELLS) {
+            Some(factors) => tables.push((outputs, factors)),
+            None => {
+                for (k, &size) in outputs.iter().enumerate() {
+                    if size > MOST_ALONG {
+                        return Err(OpError::unsupported(format!(
+                            "its gradient is written with the number of cells under each window, and {outputs:?} windows \
+                             are too many for that; smaller pads or larger strides make fewer"
+                        )));
+                    }
+                    let mut dims = vec![1; outputs.len()];
+                    dims[k] = size;
+                    tables.push((dims, self.counts_along(k, axes).into_iter().map(inverse).collect()));
+                }
+            }
+        }
+        let mut divided = g;
+        for (dims, factors) in tables {
+            let share = if all_alike(&factors) {
+                Tensor::scalar(dtype, factors.first().copied().unwrap_or(0.0))
+            } else {
+                Tensor::from_f64(dtype, dims, &factors)
+            };
+            let share = to.emit_constant(share);
+            divided = add(to, "Mul", &[divided, share], Attrs::new());
+        }
+        Ok(divided)
     }
 
     /// The same where the spatial sizes are known at run time only, as `shape` has them.
