@@ -107,6 +107,9 @@ class Loss:
     ``target``, or for class labels ``labels``."""
     factor: float = 1.0
     """What the loss is multiplied by in a sum of several."""
+    name: str | None = None
+    """The name under which the loss, before it is multiplied, is an output of each step behind the sum; ``None`` for a
+    loss that is no output of its own."""
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -119,6 +122,7 @@ class Loss:
             "scores": self.scores,
             "target": self.target,
             "factor": self.factor,
+            "name": self.name,
         }
 
 

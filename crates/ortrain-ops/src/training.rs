@@ -17,7 +17,9 @@ mod modes;
 mod scores;
 
 pub use head::{Head, find_head};
-pub use losses::{Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum};
+pub use losses::{
+    Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, name_value,
+};
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
 pub use scores::{check_scores, doubtful_losses, probabilities};
 

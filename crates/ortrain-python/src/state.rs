@@ -110,6 +110,38 @@ impl CheckpointState {
         self.door.pass(py, |state| state.requires_grad(name))
     }
 
+    /// The element type of a parameter, and its shape as far as it is known.
+    fn type_of(&self, py: Python<'_>, name: &str) -> PyResult<(&'static str, Option<Vec<usize>>)> {
+        self.door.pass(py, |state| {
+            let (dtype, dims) = state.type_of(name)?;
+            Ok((dtype.name(), dims.map(<[usize]>::to_vec)))
+        })
+    }
+
+    fn is_nominal(&self, py: Python<'_>) -> PyResult<bool> {
+        self.door.pass(py, |state| Ok(state.is_nominal()))
+    }
+
+    fn seed(&self, py: Python<'_>) -> PyResult<i64> {
+        self.door.pass(py, |state| Ok(state.seed()))
+    }
+
+    fn set_seed(&self, py: Python<'_>, seed: i64) -> PyResult<()> {
+        self.door.pass(py, |state| {
+            state.set_seed(seed);
+            Ok(())
+        })
+    }
+
+    /// Train steps and optimizer steps that were done on it.
+    fn steps(&self, py: Python<'_>) -> PyResult<(u64, i64)> {
+        self.door.pass(py, |state| Ok((state.train_step_count(), state.optimizer_step_count())))
+    }
+
+    fn learning_rate(&self, py: Python<'_>) -> PyResult<Option<f32>> {
+        self.door.pass(py, |state| Ok(state.learning_rate()))
+    }
+
     fn parameter<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         let part: ParameterView = self.door.pass(py, |state| state.parameter(name))?;
         view(py, part)

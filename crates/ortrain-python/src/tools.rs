@@ -229,6 +229,7 @@ pub(crate) struct Term {
     scores: Option<String>,
     target: Option<String>,
     factor: f32,
+    name: Option<String>,
 }
 
 impl Term {
@@ -248,7 +249,14 @@ impl Term {
             ignore_index: self.ignore_index,
             label_smoothing: self.label_smoothing,
         };
-        Ok(LossTerm { loss, settings, scores: self.scores, target: self.target, factor: self.factor })
+        Ok(LossTerm {
+            loss,
+            settings,
+            scores: self.scores,
+            target: self.target,
+            factor: self.factor,
+            name: self.name,
+        })
     }
 }
 

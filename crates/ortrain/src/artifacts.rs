@@ -21,7 +21,7 @@ use ortrain_ops::passes::{
 };
 use ortrain_ops::training::{
     Accumulation, append_accumulators, append_loss, append_sum, check_scores, doubtful_losses, for_inference,
-    for_training, moments_of_optimizer, running_statistics,
+    for_training, moments_of_optimizer, name_value, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -30,6 +30,7 @@ use crate::constants::{constants_of_subgraphs, lift_from_subgraphs, make_initial
 use crate::inspect::{ParameterRole, Scope, inspect_loaded};
 use crate::kind::check_forward;
 use crate::module::graph_of;
+use crate::nearest::{hint, hint_in};
 use crate::origins::Origins;
 use crate::source::make_internal;
 use crate::tail;
@@ -517,8 +518,12 @@ pub(crate) fn generate_loaded(
     let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let terms = options.losses.iter().filter_map(|term| Some((term.loss, scores_of(term, &typed, options)?)));
     let warnings = doubtful_losses(&typed, &terms.collect::<Vec<_>>());
-    let outputs: Vec<String> =
-        std::iter::once(loss).chain(options.additional_output_names.iter().cloned()).collect();
+    let additional = &options.additional_output_names;
+    // A loss that has a name comes behind the sum, unless it is the sum, or stands among the other outputs.
+    let named = options.losses.iter().filter_map(|term| term.name.as_ref());
+    let named: Vec<String> =
+        named.filter(|name| **name != loss && !additional.contains(name)).cloned().collect();
+    let outputs: Vec<String> = std::iter::once(loss).chain(named).chain(additional.iter().cloned()).collect();
 
     // Parameters leave the initializers and become inputs, in the order they had.
     let mut values: Vec<Value> = Vec::new();
@@ -698,7 +703,7 @@ fn choose<'a>(
             } else {
                 format!(
                     "{name:?}{}",
-                    nearest(name, there.iter().copied().chain(computable.iter().map(|name| &**name)))
+                    hint(name, there.iter().copied().chain(computable.iter().map(|name| &**name)))
                 )
             }
         })
@@ -709,7 +714,10 @@ fn choose<'a>(
     let is_input =
         |name: &&String| graph.iter().flat_map(|graph| &graph.input).any(|info| info.name == **name);
     if let Some(name) = options.input_gradients.iter().find(|name| !is_input(name)) {
-        return Err(Error::Argument(format!("{label} has no input {name:?}, whose gradient is asked for")));
+        return Err(Error::Argument(format!(
+            "{label} has no input {name:?}, whose gradient is asked for{}",
+            hint(name, graph.iter().flat_map(|graph| &graph.input).map(|info| info.name.as_str()))
+        )));
     }
     Ok(parameters)
 }
@@ -730,18 +738,8 @@ fn updated_statistics(
     Ok(found.into_iter().map(|statistic| statistic.name).collect())
 }
 
-/// A hint at a name that may have been meant.
-fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let mut close: Vec<&str> = names
-        .filter(|other| !name.is_empty() && !other.is_empty())
-        .filter(|other| other.eq_ignore_ascii_case(name) || other.ends_with(name) || name.ends_with(other))
-        .collect();
-    close.sort_unstable();
-    close.first().map_or(String::new(), |other| format!("; did you mean {other:?}?"))
-}
-
-fn unknown_value(name: &str, what: &str) -> Error {
-    Error::Argument(format!("the model has no value {name:?}, which is to be {what}"))
+fn unknown_value(graph: &Graph, name: &str, what: &str) -> Error {
+    Error::Argument(format!("the model has no value {name:?}, which is to be {what}{}", hint_in(graph, name)))
 }
 
 pub(crate) fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Result<&'a mut GraphProto> {
@@ -815,13 +813,22 @@ fn append_losses(
             None => loss_inputs(&forward, options)?,
         };
         let target = term.target.clone().or(target);
-        let id = typed.find(&scores).ok_or_else(|| unknown_value(&scores, "compared by the loss"))?;
+        let id = typed.find(&scores).ok_or_else(|| unknown_value(typed, &scores, "compared by the loss"))?;
         check_scores(typed, term, id).map_err(|source| Error::model(label, source))?;
         let ty = &typed.value(id).ty;
         dtype = ty.dtype().unwrap_or(dtype);
         let (loss, settings) = (term.loss, &term.settings);
         let appended = append_loss(graph, names, loss, settings, &scores, ty, target.as_deref(), opset);
-        terms.push((appended.map_err(|source| Error::model(label, source))?, term.factor));
+        let mut output = appended.map_err(|source| Error::model(label, source))?;
+        if let Some(name) = &term.name {
+            if !name_value(graph, &output, name) {
+                return Err(Error::Argument(format!(
+                    "a loss cannot be named {name:?}: a name is a text with letters that no value of the model has"
+                )));
+            }
+            output.clone_from(name);
+        }
+        terms.push((output, term.factor));
     }
     Ok(append_sum(graph, names, &terms, dtype).expect("there is a loss"))
 }
@@ -860,7 +867,7 @@ fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[St
                 "{name:?} cannot be an output: names that end like this belong to gradients"
             )));
         }
-        let id = typed.find(name).ok_or_else(|| unknown_value(name, "an output"))?;
+        let id = typed.find(name).ok_or_else(|| unknown_value(typed, name, "an output"))?;
         infos.push(typed.value_info(id));
     }
     let outgoing = std::mem::replace(&mut graph.output, infos);
@@ -910,7 +917,8 @@ fn training_model(
     let updated: Vec<String> = targets.iter().map(|name| format!("{name}{UPDATED}")).collect();
     infer(&mut graph).map_err(fail)?;
 
-    let find = |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(name, "trained"));
+    let find =
+        |graph: &Graph, name: &str| graph.find(name).ok_or_else(|| unknown_value(graph, name, "trained"));
     let targets = targets.iter().map(|name| find(&graph, name)).collect::<Result<Vec<ValueId>>>()?;
     let loss = find(&graph, &outputs[0])?;
     let gradients = differentiate(&mut graph, loss, &targets).map_err(fail)?;

@@ -10,6 +10,7 @@ use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
 use ortrain_ops::training::{Names, append_loss};
 
 use crate::artifacts::{LossTerm, full, inferred, message_graph, nominal, opset_of, self_contained};
+use crate::nearest::hint_in;
 use crate::{Error, ModelSource, Result};
 
 /// What a block adds to a model.
@@ -63,7 +64,8 @@ pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u6
     let typed = inferred(&label, &model)?;
     let scores = term.scores.as_deref().unwrap_or_default();
     let id = typed.find(scores).ok_or_else(|| {
-        Error::Argument(format!("the model has no value {scores:?}, which the loss compares"))
+        let near = hint_in(&typed, scores);
+        Error::Argument(format!("the model has no value {scores:?}, which the loss compares{near}"))
     })?;
     let mut names = Names::after(last);
     let mut graph = GraphProto::default();

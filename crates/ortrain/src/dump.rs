@@ -7,6 +7,7 @@ use ortrain_program::{ALIGNMENT, PlaneId, align};
 
 use crate::binding::{RESET_FLAG, parameter_of_gradient};
 use crate::module::graph_of;
+use crate::nearest::hint;
 use crate::{Error, ModelSource, Result};
 
 /// What to print.
@@ -106,7 +107,10 @@ fn gradient(label: &str, graph: &mut Graph) -> Result<()> {
 fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training: bool) -> Result<String> {
     for (name, _) in shapes {
         if !graph.inputs.iter().any(|&id| graph.name_of(id) == name) {
-            return Err(Error::Argument(format!("{label} has no input {name:?}")));
+            return Err(Error::Argument(format!(
+                "{label} has no input {name:?}{}",
+                hint(name, graph.inputs.iter().map(|&id| graph.name_of(id)))
+            )));
         }
     }
     // Sizes of symbols, from the shapes given.

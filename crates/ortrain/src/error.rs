@@ -100,16 +100,20 @@ pub enum Error {
     Run(#[from] RunError),
 
     /// The state has no such parameter.
-    #[error("there is no parameter {name:?} in the state")]
+    #[error("there is no parameter {name:?} in the state{hint}")]
     UnknownParameter {
         /// The name.
         name: String,
+        /// A name that may have been meant, as the end of the sentence; or nothing.
+        hint: String,
     },
     /// The state has no such property.
-    #[error("there is no property {name:?} in the state")]
+    #[error("there is no property {name:?} in the state{hint}")]
     UnknownProperty {
         /// The name.
         name: String,
+        /// A name that may have been meant, as the end of the sentence; or nothing.
+        hint: String,
     },
     /// A value of another shape or type than its parameter.
     #[error(

@@ -147,7 +147,7 @@ impl CheckpointState {
 
     fn check_names(&self, names: &FxHashMap<String, String>) -> Result<()> {
         match names.keys().filter(|name| !self.contains(name)).min() {
-            Some(name) => Err(Error::UnknownParameter { name: name.clone() }),
+            Some(name) => Err(self.unknown(name)),
             None => Ok(()),
         }
     }

@@ -5,6 +5,7 @@ use ortrain_graph::{Graph, tensor_to_proto};
 use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfoProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::nearest::hint_in;
 use crate::{CheckpointState, Error, Result};
 
 /// The model with these outputs and the parameters' values inside; nodes and inputs that the outputs do not need are gone.
@@ -105,8 +106,10 @@ fn free_names_of(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
 
 /// The declaration of a value, as the message has it or else as it was inferred.
 fn declaration(graph: &GraphProto, inferred: &Graph, name: &str) -> Result<ValueInfoProto> {
-    let unknown =
-        || Error::Argument(format!("the evaluation model has no value {name:?} that could be an output"));
+    let unknown = || {
+        let near = hint_in(inferred, name);
+        Error::Argument(format!("the evaluation model has no value {name:?} that could be an output{near}"))
+    };
     let mut declared = graph.output.iter().chain(&graph.input).chain(&graph.value_info);
     if let Some(info) = declared.find(|info| info.name == name) {
         return Ok(info.clone());

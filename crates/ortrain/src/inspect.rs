@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::artifacts::inferred;
 use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::kind::{described_inputs, inspect_artifact, inspect_other};
+use crate::nearest::hint_in;
 use crate::step_cost::{made_for, plan, shapes};
 use crate::tail;
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
@@ -634,7 +635,8 @@ fn seeds(graph: &mut Graph, scope: &Scope) -> Result<Vec<(ValueId, ValueId)>> {
         Scope::FirstOutput => graph.outputs.iter().copied().take(1).collect(),
         Scope::Values(names) => {
             let find = |name: &String| {
-                let missing = || Error::Argument(format!("the model has no value {name:?}"));
+                let missing =
+                    || Error::Argument(format!("the model has no value {name:?}{}", hint_in(graph, name)));
                 graph.find(name).ok_or_else(missing)
             };
             names.iter().map(find).collect::<Result<_>>()?

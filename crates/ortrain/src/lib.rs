@@ -80,6 +80,7 @@ mod inputs;
 mod inspect;
 mod kind;
 mod module;
+mod nearest;
 mod operators;
 mod optimizer;
 mod origins;

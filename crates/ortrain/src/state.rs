@@ -15,6 +15,7 @@ use ortrain_program::{Memory, OutOfMemory, align};
 use rustc_hash::FxHashSet;
 
 use crate::kind::{told, told_of_bytes};
+use crate::nearest::hint;
 use crate::{Error, FileKind, Result};
 
 /// The one parameter group of ONNX Runtime's optimizers.
@@ -599,6 +600,21 @@ impl CheckpointState {
         self.known(name).map(|entry| entry.requires_grad)
     }
 
+    /// The element type of a parameter, and its shape as far as it is known; also in a nominal state.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut state = setup::state()?;
+    /// assert_eq!(state.type_of("fc2.bias")?, (ortrain::DType::F32, Some(&[10][..])));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn type_of(&self, name: &str) -> Result<(DType, Option<&[usize]>)> {
+        self.known(name).map(|entry| (entry.dtype, entry.dims.as_deref()))
+    }
+
     /// All parameters where they lie, sorted by name.
     ///
     /// ```
@@ -693,7 +709,10 @@ impl CheckpointState {
     /// # Errors
     /// When there is none of this name.
     pub fn property(&self, name: &str) -> Result<&Property> {
-        self.properties.get(name).ok_or_else(|| Error::UnknownProperty { name: name.to_owned() })
+        self.properties.get(name).ok_or_else(|| Error::UnknownProperty {
+            name: name.to_owned(),
+            hint: hint(name, self.properties.keys().map(String::as_str)),
+        })
     }
 
     /// Sets a property, replacing one of this name: an integer, a float, or a text.
@@ -786,6 +805,20 @@ impl CheckpointState {
         self.group.as_ref().map_or(0, |group| group.step)
     }
 
+    /// The learning rate of the next optimizer step; `None` before an optimizer was made.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// assert_eq!(setup::state()?.learning_rate(), None);
+    /// let (state, ..) = setup::training()?;
+    /// assert_eq!(state.learning_rate(), Some(0.001));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn learning_rate(&self) -> Option<f32> {
+        self.group.as_ref().map(|group| group.learning_rate)
+    }
+
     /// What lies where in the planes.
     ///
     /// ```
@@ -861,7 +894,12 @@ impl CheckpointState {
     }
 
     fn known(&self, name: &str) -> Result<&Entry> {
-        self.entry(name).ok_or_else(|| Error::UnknownParameter { name: name.to_owned() })
+        self.entry(name).ok_or_else(|| self.unknown(name))
+    }
+
+    /// The error for a name that no parameter has.
+    pub(crate) fn unknown(&self, name: &str) -> Error {
+        Error::UnknownParameter { name: name.to_owned(), hint: hint(name, self.names()) }
     }
 
     /// The parameter that a value is for, of the same shape and type.

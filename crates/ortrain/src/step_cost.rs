@@ -9,6 +9,7 @@ use ortrain_program::{Code, Entry, Program, Schedule, Segment};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::artifacts::{ArtifactOptions, Artifacts, generate_loaded, message_graph};
+use crate::nearest::hint;
 use crate::tail;
 use crate::{CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptions, ParameterRole, Result};
 
@@ -138,8 +139,9 @@ pub(crate) fn shapes(
     for (name, given) in &options.shapes {
         let Some(&id) = inputs.iter().find(|&&id| graph.name_of(id) == name) else {
             return wrong(format!(
-                "{label} has no input {name:?}, whose shape is given; it has {}",
-                described()
+                "{label} has no input {name:?}, whose shape is given; it has {}{}",
+                described(),
+                hint(name, inputs.iter().map(|&id| graph.name_of(id)))
             ));
         };
         let ValueType::Tensor(dtype, declared) = &graph.value(id).ty else {

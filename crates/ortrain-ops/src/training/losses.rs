@@ -124,11 +124,20 @@ pub struct LossTerm {
     pub target: Option<String>,
     /// What the loss is multiplied by in the sum of several.
     pub factor: f32,
+    /// The name under which the loss, before it is multiplied, is one of the models' outputs.
+    pub name: Option<String>,
 }
 
 impl From<Loss> for LossTerm {
     fn from(loss: Loss) -> LossTerm {
-        LossTerm { loss, settings: LossSettings::default(), scores: None, target: None, factor: 1.0 }
+        LossTerm {
+            loss,
+            settings: LossSettings::default(),
+            scores: None,
+            target: None,
+            factor: 1.0,
+            name: None,
+        }
     }
 }
 
@@ -153,6 +162,16 @@ pub fn append_sum(
         });
     }
     sum
+}
+
+/// Gives a value that a node makes, and nothing uses yet, another name; `false` if there is a value of that name.
+pub fn name_value(graph: &mut GraphProto, value: &str, name: &str) -> bool {
+    if name.is_empty() || is_defined(graph, name) {
+        return false;
+    }
+    let outputs = graph.node.iter_mut().flat_map(|node| &mut node.output);
+    outputs.filter(|output| *output == value).for_each(|output| name.clone_into(output));
+    true
 }
 
 /// Whether a value of this name is there already.
