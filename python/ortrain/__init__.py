@@ -7,32 +7,35 @@
 :mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
 :class:`InferenceSession`     run a model
 :class:`OperatorLibrary`      operators and gradients of one's own, for all of these
+:mod:`ortrain.compat`         scripts written for ``onnxruntime.training``, unchanged
 :mod:`ortrain.backend`        the same behind the interface that ONNX has for its tests; needs ``onnx``
-``python -m ortrain inspect`` say what of a model would be trained, what stands in the way, what a step takes
-``python -m ortrain dump``    print what becomes of a model, stage by stage
+``ortrain inspect``           say what of a model would be trained, what stands in the way, what a step takes
+``ortrain checkpoint``        list the parameters of a checkpoint, its step, its learning rate, its properties
+``ortrain dump``              print what becomes of a model, stage by stage
 :func:`operators`             every operator: versions, types, gradient, how it runs
 ============================  =========================================================================
+
+What most programs use is here, too: ``from ortrain import CheckpointState, Module, Optimizer, generate_artifacts``.
+Modules are imported when they are first used; ``import ortrain`` is enough to reach all of them.
 
 Names and meanings follow ``onnxruntime.training``; every difference is listed in ``docs/migrating.md``. NumPy is
 the only requirement, except where another is named. The library prints nothing; whatever goes wrong is an
 :class:`OrtrainError` whose text says where, and what would help.
 
 >>> import ortrain
->>> from ortrain.api import CheckpointState, Module, Optimizer
->>> ortrain.artifacts.generate_artifacts(
-...     "examples/perceptron.onnx",
-...     loss=ortrain.artifacts.LossType.CrossEntropyLoss,
-...     optimizer=ortrain.artifacts.OptimType.AdamW,
+>>> from ortrain import CheckpointState, LossType, Module, Optimizer, OptimType
+>>> ortrain.generate_artifacts(
+...     "examples/perceptron.onnx", loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW
 ... )
 >>> state = CheckpointState.load_checkpoint("checkpoint")
 >>> module = Module("training_model.onnx", state, "eval_model.onnx")
 >>> optimizer = Optimizer("optimizer_model.onnx", module)
 >>> losses = []
 >>> for step in range(10):
-...     losses.append(module(x, labels))
+...     losses.append(float(module(x, labels)))
 ...     optimizer.step()
 ...     module.lazy_reset_grad()
->>> bool(losses[-1] < losses[0])
+>>> losses[-1] < losses[0]
 True
 >>> module.export_model_for_inferencing("trained.onnx", ["logits"])
 >>> (logits,) = ortrain.InferenceSession("trained.onnx").run(None, {"x": x})
@@ -46,6 +49,7 @@ from typing import TYPE_CHECKING, Any
 from ortrain import api
 from ortrain._operators import OperatorLibrary
 from ortrain._ortrain import __version__
+from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from ortrain.errors import (
     InvalidArgumentError,
     InvalidModelError,
@@ -59,53 +63,70 @@ from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptio
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    from ortrain import artifacts, session
+    from ortrain import artifacts, compat, session
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._dump import dump
     from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
+    from ortrain.artifacts import Loss, LossType, OptimType, generate_artifacts
+    from ortrain.session import TrainingSession
 
 __all__ = [
+    "CheckpointState",
     "GradientStop",
     "InferenceSession",
     "Inspection",
     "InvalidArgumentError",
     "InvalidModelError",
+    "LinearLRScheduler",
+    "Loss",
+    "LossType",
     "MemoryLimitError",
     "ModelMetadata",
+    "Module",
     "NoSuchFileError",
     "NodeArg",
     "NodeNote",
     "Obstacle",
     "OperatorInfo",
     "OperatorLibrary",
+    "OptimType",
+    "Optimizer",
     "OrtValue",
     "OrtrainError",
     "ParameterInfo",
     "RunOptions",
     "SessionOptions",
     "StepCost",
+    "TrainingSession",
     "TrainingWarning",
     "UnsupportedError",
     "__version__",
     "api",
     "artifacts",
+    "compat",
     "dump",
+    "generate_artifacts",
     "inspect",
     "operators",
     "session",
 ]
 
 # Training needs none of these. They are imported when they are asked for, so that it starts sooner.
-_MODULES = {"artifacts", "session"}
+_MODULES = {"artifacts", "backend", "compat", "onnxblock", "session"}
 _LATER = {
     "GradientStop": "_inspect",
     "Inspection": "_inspect",
+    "Loss": "artifacts",
+    "LossType": "artifacts",
     "NodeNote": "_inspect",
     "Obstacle": "_inspect",
     "OperatorInfo": "_catalogue",
+    "OptimType": "artifacts",
     "ParameterInfo": "_inspect",
     "StepCost": "_inspect",
+    "TrainingSession": "session",
     "dump": "_dump",
+    "generate_artifacts": "artifacts",
     "inspect": "_inspect",
     "operators": "_catalogue",
 }
@@ -115,7 +136,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"ortrain.{name}")
     if name not in _LATER:
-        raise AttributeError(f"module 'ortrain' has no attribute {name!r}")
+        from ortrain._near import hint
+
+        near = "" if name.startswith("_") else hint(name, __dir__())
+        raise AttributeError(f"module 'ortrain' has no attribute {name!r}{near}")
     value = globals()[name] = getattr(importlib.import_module(f"ortrain.{_LATER[name]}"), name)
     return value
 

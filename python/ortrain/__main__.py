@@ -1,11 +1,12 @@
-"""``python -m ortrain``: look inside a model."""
+"""``ortrain``, or ``python -m ortrain``: look inside models and checkpoints."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from ortrain import OrtrainError, dump, inspect, operators
+from ortrain import CheckpointState, OrtrainError, __version__, dump, inspect, operators
 
 
 def _shape(text: str) -> tuple[str, list[int]]:
@@ -20,20 +21,69 @@ def _shape(text: str) -> tuple[str, list[int]]:
 
 
 def _operators() -> str:
-    lines = [("domain", "operator", "gradient", "runs as", "versions")]
+    lines: list[tuple[str, ...]] = [("domain", "operator", "gradient", "runs as", "versions")]
     for info in operators():
         versions = ", ".join(map(str, info.versions))
         inputs = ", ".join(map(str, info.gradient_inputs))
         lines.append((info.domain, info.name, f"{info.gradient} {inputs}".rstrip(), info.runs, versions))
+    return _table(lines)
+
+
+def _table(lines: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "".join(f"{line.rstrip()}\n" for line in padded)
 
 
+def _checkpoint(path: str) -> str:
+    state = CheckpointState.load_checkpoint(path)
+    native = state._native
+    lines: list[tuple[str, ...]] = [("parameter", "type", "shape", "trained")]
+    names = native.parameter_names()
+    for name in names:
+        dtype, shape = native.type_of(name)
+        sizes = "not known" if shape is None else str(list(shape))
+        lines.append((name, dtype, sizes, "yes" if native.requires_grad(name) else "no"))
+    train_steps, optimizer_steps = native.steps()
+    rate = native.learning_rate()
+    trained = sum(map(native.requires_grad, names))
+    summary = f"{len(names)} parameters, {trained} trained, {len(names) - trained} not"
+    if native.is_nominal():
+        summary += "; a nominal checkpoint: names and types, no values"
+    else:
+        size = sum(parameter.data.nbytes for parameter in state.parameters.values())
+        summary += f"; {size:,} bytes"
+    kept = "no optimizer state: a run begins with moments of zero" if rate is None else "with optimizer state"
+    about = [
+        ("optimizer", kept),
+        ("optimizer steps", f"{optimizer_steps:,}"),
+        ("training steps", f"{train_steps:,}"),
+        ("learning rate", "none is kept" if rate is None else f"{rate:.6g}"),
+        ("seed", str(state.seed)),
+        *((f"property {name}", repr(value)) for name, value in state.properties),
+    ]
+    return f"{_table(lines)}\n{summary}\n{_table(about)}"
+
+
+def _program() -> str:
+    """How it was called: by its name, or as a module."""
+    name = os.path.basename(sys.argv[0])  # noqa: PTH119  (a name, not a file)
+    return "ortrain" if name.removesuffix(".exe") == "ortrain" else "python -m ortrain"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m ortrain", description="Look inside ONNX models.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = argparse.ArgumentParser(
+        prog=_program(),
+        description="Look inside ONNX models and checkpoints. To train, write a program: help(ortrain) has one.",
+        epilog="COMMAND --help says what a command takes.",
+    )
+    parser.add_argument("--version", action="version", version=f"ortrain {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    command = commands.add_parser(
+        "checkpoint", help="list the parameters of a checkpoint, its steps, its learning rate and its properties"
+    )
+    command.add_argument("file", metavar="FILE", help="a checkpoint, with its .data file beside it if it has one")
     command = commands.add_parser("dump", help="print one stage of a model")
     command.add_argument("model", metavar="MODEL", help="an .onnx file")
     command.add_argument(
@@ -74,7 +124,13 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--json", action="store_true", help="print the report as JSON, with exact numbers")
     commands.add_parser("operators", help="list the operators, what they take, pass back, and how they run")
     options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
     try:
+        if options.command == "checkpoint":
+            print(_checkpoint(options.file), end="")
+            return 0
         if options.command == "operators":
             print(_operators(), end="")
             return 0

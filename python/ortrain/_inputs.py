@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ortrain import _ortrain
+from ortrain.api.outputs import Scalar
 from ortrain.ortvalue import OrtValue
 
 
@@ -24,14 +25,19 @@ def _is_of_onnxruntime(value: object) -> bool:
 def as_given(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
     """The outputs of a step as its inputs were: ``OrtValue`` if all of those are, otherwise ndarrays.
 
-    They are onnxruntime's if all inputs are its ``onnxruntime.OrtValue``.
+    An ndarray without axes is a number, too (:class:`~ortrain.api.Scalar`). They are onnxruntime's if all inputs are its ``onnxruntime.OrtValue``.
     """
     if not given or not all(map(is_ortvalue, given)):
-        return [value.numpy() for value in outputs]
+        return [_array(value) for value in outputs]
     kind = type(given[0])
     # The native object inside of onnxruntime's has none inside of itself.
     theirs = kind is not OrtValue and hasattr(given[0], "_ortvalue") and all(type(value) is kind for value in given)
     return [_of_kind(kind, value) if theirs else OrtValue(value) for value in outputs]
+
+
+def _array(value: _ortrain.OrtValue) -> Any:
+    array = value.numpy()
+    return array if array.ndim else array.view(Scalar)
 
 
 def _of_kind(kind: Any, value: _ortrain.OrtValue) -> Any:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 from ortrain import _ortrain
+from ortrain._html import paragraph, table
 from ortrain._operators import OperatorLibrary, Source, with_operators
 from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError
 
 __all__ = ["GradientStop", "Inspection", "NodeNote", "Obstacle", "ParameterInfo", "StepCost", "inspect"]
+
+
+# Constants that a table in a notebook has at most, so that the page stays a light one.
+_ROWS = 300
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :func:`inspect` found. ``str`` of it is a short report.
+    """What :func:`inspect` found. ``str`` of it is a short report; a notebook shows one with a table.
 
     >>> import ortrain
     >>> print(ortrain.inspect("examples/perceptron.onnx"))
@@ -230,6 +236,18 @@ class Inspection:
 
     def __str__(self) -> str:
         return self._text
+
+    def _repr_html_(self) -> str:
+        heads = ["name", "type", "shape", "elements", "what becomes of it", "why"]
+        rows = [
+            (info.name, info.dtype, list(info.shape), prod(info.shape), info.role, info.reason)
+            for info in self.parameters[:_ROWS]
+        ]
+        more = len(self.parameters) - _ROWS
+        rest = paragraph(f"and {more:,} more: print(report(everything=True)) has all of them") if more > 0 else ""
+        # The rest of the report has few lines, each a sentence.
+        sentences = [line for line in self._text.splitlines() if line and not line.startswith(" ")]
+        return "".join(map(paragraph, sentences)) + table(heads, rows) + rest
 
 
 def inspect(

@@ -13,12 +13,13 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import operator
 import sys
 import types
 from collections.abc import Sequence
 
 import ortrain
-from ortrain import api, artifacts
+from ortrain import _seeds, api, artifacts
 from ortrain.api import checkpoint_state, lr_scheduler, module, optimizer
 
 __all__ = ["install", "uninstall"]
@@ -47,9 +48,45 @@ _CORE = {
     "get_available_providers": lambda: ["CPUExecutionProvider"],
     "get_device": lambda: "CPU",
 }
+# What an onnxruntime that is installed had under a name of ours.
+_kept: dict[str, object] = {}
 # And from the module behind it, which scripts ask for providers.
 _BEHIND = "onnxruntime.capi._pybind_state"
 _ABOUT = ("RunOptions", "SessionOptions", "get_available_providers", "get_device")
+
+# What onnxruntime-training has and ortrain has not, and what does the same work here.
+_EXPORT = (
+    "write the model once as an .onnx file (torch.onnx.export) and train that: artifacts.generate_artifacts, then "
+    "CheckpointState, Module and Optimizer of onnxruntime.training.api"
+)
+_OPTIMIZERS = (
+    "write artifacts with optimizer=OptimType.AdamW (or OptimType.SGD; their settings and gradient clipping: "
+    "onnxruntime.training.onnxblock.optim) and make an Optimizer of onnxruntime.training.api"
+)
+_PRECISION = "set the precision of a Module (precision='bf16'), whose sums stay float32: no loss is scaled"
+_ABSENT = {
+    "ORTModule": f"it wraps modules of PyTorch, and ortrain trains ONNX models: {_EXPORT}",
+    "ortmodule": f"it wraps modules of PyTorch, and ortrain trains ONNX models: {_EXPORT}",
+    "is_ortmodule_available": f"there is no ORTModule, so it never is: {_EXPORT}",
+    "ORTTrainer": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
+    "ORTTrainerOptions": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
+    "orttrainer": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
+    "orttrainer_options": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
+    "TrainStepInfo": f"it belonged to ORTTrainer: {_EXPORT}",
+    "TrainingAgent": f"it is a part of ORTModule: {_EXPORT}",
+    "TrainingParameters": f"it belonged to ORTTrainer: {_EXPORT}",
+    "PropagateCastOpsStrategy": f"it belonged to ORTModule: {_PRECISION}",
+    "FusedAdam": f"it updates parameters of PyTorch: {_OPTIMIZERS}",
+    "FP16_Optimizer": f"it wraps optimizers of PyTorch: {_OPTIMIZERS}; {_PRECISION}",
+    "optim": f"its optimizers update parameters of PyTorch: {_OPTIMIZERS}",
+    "amp": f"its loss scalers belonged to ORTTrainer: {_PRECISION}",
+    "hooks": f"they watch modules of PyTorch: {_EXPORT}",
+    "utils": f"they are helpers for PyTorch: {_EXPORT}",
+    "experimental": f"it is about ORTModule: {_EXPORT}",
+    "checkpoint": "use CheckpointState.save_checkpoint and load_checkpoint of onnxruntime.training.api",
+}
+# Names that a module which is not there had, where they are better known than the module.
+_INSIDE = {"optim": "FusedAdam", "ortmodule": "ORTModule"}
 
 _before: dict[str, types.ModuleType | None] = {}
 
@@ -60,6 +97,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        package, _, name = fullname.rpartition(".")
+        if package == _TRAINING and name in _ABSENT:
+            raise ImportError(_absent(name), name=fullname)
         return importlib.machinery.ModuleSpec(fullname, self) if fullname in _LATER else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -76,12 +116,49 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _FINDER = _Finder()
 
 
+class _Training(types.ModuleType):
+    """The package ``onnxruntime.training``, which says what to use for a name that it does not have."""
+
+    def __getattr__(self, name: str) -> object:
+        if name in _ABSENT:
+            raise AttributeError(_absent(name))
+        from ortrain._near import hint
+
+        near = "" if name.startswith("__") else hint(name, [*_ABSENT, "api", "artifacts", "onnxblock"])
+        raise AttributeError(f"module {_TRAINING!r} has no attribute {name!r}{near}")
+
+
+def _absent(name: str) -> str:
+    inside = f" (with {_INSIDE[name]})" if name in _INSIDE else ""
+    return f"{_TRAINING}.{name}{inside} is not in ortrain: {_ABSENT[name]}"
+
+
+def _set_seed(seed: int) -> None:
+    """As ``onnxruntime.set_seed``: the seed of Dropout's masks, of all states loaded, or used by a module, afterwards.
+
+    An onnxruntime that is installed is told as well.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"a seed is an integer, not {seed!r}")
+    if not -(1 << 63) <= operator.index(seed) < 1 << 63:
+        raise OverflowError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {seed}")
+    _seeds.set_seed(operator.index(seed))
+    theirs = _kept.get("set_seed")
+    if callable(theirs):
+        theirs(operator.index(seed))
+
+
 def install() -> None:
     """Let ``onnxruntime.training.api``, ``.artifacts`` and ``.onnxblock`` be those of ortrain, in this process.
 
     An onnxruntime that is installed stays, and its ``OrtValue`` and ``SessionOptions`` are taken; where none is,
     ``onnxruntime`` has the part of ``InferenceSession``, ``OrtValue``, ``SessionOptions`` and ``RunOptions`` that
     ortrain has. Calling it again changes nothing.
+
+    ``onnxruntime.set_seed`` sets the seed of every :class:`~ortrain.api.CheckpointState` that is loaded afterwards, or
+    that a module or session is made on; a seed that is set on a state (``state.seed = 7``) after that stays. It is
+    forgotten by :func:`uninstall`. Names of onnxruntime-training that ortrain does not have (``ORTModule``,
+    ``FusedAdam``) are an ``ImportError`` that says what to use.
 
     >>> import ortrain.compat
     >>> ortrain.compat.install()
@@ -93,7 +170,7 @@ def install() -> None:
     if _before:
         return
     core = _core()
-    package = types.ModuleType(_TRAINING, "The training API of ortrain under the names of onnxruntime-training.")
+    package = _Training(_TRAINING, "The training API of ortrain under the names of onnxruntime-training.")
     package.__path__ = []
     modules = {"onnxruntime": core, _TRAINING: package, **_MODULES}
     if core.__spec__ is None:
@@ -106,6 +183,9 @@ def install() -> None:
         del sys.modules[name]
     sys.modules.update(modules)
     core.training = package  # type: ignore[attr-defined]
+    if hasattr(core, "set_seed"):
+        _kept["set_seed"] = core.set_seed
+    core.set_seed = _set_seed  # type: ignore[attr-defined]
     for name in ("api", "artifacts"):
         setattr(package, name, _MODULES[f"{_TRAINING}.{name}"])
     sys.meta_path.insert(0, _FINDER)
@@ -125,6 +205,11 @@ def uninstall() -> None:
         return
     sys.meta_path.remove(_FINDER)
     core = sys.modules["onnxruntime"]
+    if "set_seed" in _kept:
+        core.set_seed = _kept.pop("set_seed")  # type: ignore[attr-defined]
+    else:
+        del core.set_seed
+    _seeds.set_seed(None)
     if _before[_TRAINING] is None:
         del core.training
     else:
@@ -154,7 +239,7 @@ def _core() -> types.ModuleType:
 def _capi(core: types.ModuleType) -> dict[str, types.ModuleType]:
     """What stands behind the ``onnxruntime`` that stands for one."""
     behind = types.ModuleType(_BEHIND, "The part of onnxruntime's extension module that ortrain has.")
-    vars(behind).update({name: _CORE[name] for name in _ABOUT})
+    vars(behind).update({name: _CORE[name] for name in _ABOUT} | {"set_seed": _set_seed})
     capi = types.ModuleType(_BEHIND.rpartition(".")[0])
     capi.__path__ = []
     capi._pybind_state = behind  # type: ignore[attr-defined]

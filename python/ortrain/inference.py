@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ortrain import _ortrain
 from ortrain._inputs import native_value
+from ortrain._near import hint
 from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
@@ -31,6 +33,8 @@ _PROVIDERS = {"CPUExecutionProvider": "cpu", "cpu": "cpu", "reference": "referen
 class SessionOptions:
     """How a session runs. An option that ortrain does not have cannot be set: no option is ignored in silence.
 
+    A value that an option cannot have is refused when it is set, not when a session is made.
+
     >>> import ortrain
     >>> options = ortrain.SessionOptions()
     >>> options.intra_op_num_threads = 2
@@ -39,6 +43,9 @@ class SessionOptions:
     >>> options.graph_optimization_level = 99
     Traceback (most recent call last):
     AttributeError: 'SessionOptions' object has no attribute 'graph_optimization_level'
+    >>> options.memory_limit = "1GB"
+    Traceback (most recent call last):
+    TypeError: memory_limit is a number of bytes or None, not '1GB'; 1GB is 1_000_000_000
     """
 
     __slots__ = (
@@ -111,6 +118,62 @@ class SessionOptions:
         self.precision = "f32"
         self.bf16_fallback = "none"
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in SessionOptions.__slots__:
+            raise _no_option(self, name, SessionOptions.__slots__)
+        super().__setattr__(name, _checked(name, value))
+
+    def __repr__(self) -> str:
+        return _repr_of_options(self, SessionOptions.__slots__)
+
+
+# What an option that is a number counts, and whether None is one of its values.
+_COUNTED = {
+    "intra_op_num_threads": ("threads", False),
+    "iteration_limit": ("iterations", True),
+    "memory_limit": ("bytes", True),
+}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def _checked(name: str, value: object) -> object:
+    """The value of an option, if it is of the kind that the option has."""
+    if name in ("precision", "bf16_fallback") and not isinstance(value, str):
+        raise TypeError(f"{name} is a name, a str such as {'f32' if name == 'precision' else 'none'!r}, not {value!r}")
+    if name not in _COUNTED:
+        return value
+    unit, optional = _COUNTED[name]
+    if (value is None and optional) or (hasattr(value, "__index__") and not isinstance(value, bool)):
+        return value if value is None else operator.index(value)
+    kinds = f"a number of {unit}" + (" or None" if optional else "")
+    meant = _number_in(value, bytes_too=name == "memory_limit")
+    raise TypeError(f"{name} is {kinds}, not {value!r}" + ("" if meant is None else f"; {value} is {meant:_}"))
+
+
+def _number_in(value: object, *, bytes_too: bool) -> int | None:
+    """The whole number that a text such as ``"1.5 GiB"``, or a float, stands for."""
+    text = repr(value) if isinstance(value, float) else value
+    if not isinstance(text, str):
+        return None
+    digits = text.strip().lower().rstrip("abcdfghijklmnopqrstuvwxyz").rstrip()
+    unit = text.strip().lower()[len(digits) :].strip().removesuffix("bytes").removesuffix("b")
+    if unit not in _UNITS or (unit and not bytes_too):
+        return None
+    try:
+        number = float(digits) * _UNITS[unit]
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() and number >= 0 else None
+
+
+def _no_option(options: object, name: str, names: Sequence[str]) -> AttributeError:
+    """The error that Python has for it, and the option that may have been meant."""
+    return AttributeError(f"{type(options).__name__!r} object has no attribute {name!r}{hint(name, names)}")
+
+
+def _repr_of_options(options: object, names: Sequence[str]) -> str:
+    return f"{type(options).__name__}({', '.join(f'{name}={getattr(options, name)!r}' for name in names)})"
+
 
 class RunOptions:
     """How one run goes. An option that ortrain does not have cannot be set: no option is ignored in silence.
@@ -157,6 +220,14 @@ class RunOptions:
         self.logid = ""
         self.terminate = False
         self.only_execute_path_to_fetches = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in RunOptions.__slots__:
+            raise _no_option(self, name, RunOptions.__slots__)
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return _repr_of_options(self, RunOptions.__slots__)
 
 
 def _of_onnxruntime(options: object) -> bool:
@@ -307,11 +378,22 @@ class InferenceSession:
                 raise UnsupportedError(
                     f"there is no provider {provider!r} here; there are {', '.join(sorted(_PROVIDERS))}"
                 )
+        self._device = _PROVIDERS[wanted[0]]
         self._native = _ortrain.InferenceSession(
             with_operators(model_source(path_or_bytes), operators),
-            device=_PROVIDERS[wanted[0]],
+            device=self._device,
             **native_options(sess_options),
         )
+
+    def __repr__(self) -> str:
+        def listed(values: list[NodeArg]) -> str:
+            return ", ".join(f"{value.name}: {value.type} {value.shape}" for value in values)
+
+        try:
+            inputs, outputs = listed(self.get_inputs()), listed(self.get_outputs())
+        except OrtrainError as error:
+            return f"InferenceSession(device={self._device!r}, cannot be read now: {error})"
+        return f"InferenceSession(inputs=[{inputs}], outputs=[{outputs}], device={self._device!r})"
 
     @property
     def precision(self) -> str:
@@ -371,7 +453,7 @@ class InferenceSession:
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, npt.ArrayLike | OrtValue | Sequence[npt.ArrayLike | OrtValue]],
         run_options: RunOptions | None = None,
-    ) -> list[Any]:
+    ) -> list[npt.NDArray[Any]]:
         """The named outputs (all, in the model's order, for ``None``) for the named inputs.
 
         Outputs are ndarrays. Where the model takes or returns a sequence of tensors, it is a list of them. Nothing that
@@ -398,8 +480,11 @@ class InferenceSession:
         wanted = outputs if not output_names else list(output_names)
         for name in wanted:
             if name not in outputs:
-                raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}")
-        sequences = {name for name, kind, _ in self._native.inputs() if kind.startswith("seq(")}
+                near = hint(name, outputs)
+                raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}{near}")
+        inputs = self._native.inputs()
+        sequences = {name for name, kind, _ in inputs if kind.startswith("seq(")}
+        _check_names(input_feed, [name for name, *_ in inputs])
         feeds: dict[str, _ortrain.OrtValue | list[_ortrain.OrtValue]] = {}
         for name, value in input_feed.items():
             if name in sequences and isinstance(value, list | tuple):
@@ -411,6 +496,18 @@ class InferenceSession:
             return [_arrays(value) for value in self._native.run(feeds, [outputs.index(name) for name in wanted])]
         results = dict(zip(outputs, self._native.run(feeds, None), strict=True))
         return [_arrays(results[name]) for name in wanted]
+
+
+def _check_names(feed: Mapping[str, object], inputs: Sequence[str]) -> None:
+    """Say which name of an input may have been meant by one that no input has."""
+    missing = [name for name in inputs if name not in feed]
+    for given in feed:
+        if given in inputs:
+            continue
+        near = hint(given, missing)
+        if near:
+            there = ", ".join(inputs)
+            raise InvalidArgumentError(f'the model has no input "{given}"; it has {there}{near}')
 
 
 def _arrays(value: _ortrain.OrtValue | list[_ortrain.OrtValue]) -> Any:

@@ -28,7 +28,7 @@ from ortrain import _ortrain
 from ortrain._inputs import as_given, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
-from ortrain.errors import _warn_of_gradients
+from ortrain.errors import OrtrainError, _warn_of_gradients
 from ortrain.inference import RunOptions, SessionOptions, check_begin, native_options
 from ortrain.ortvalue import OrtValue
 
@@ -72,6 +72,8 @@ class TrainingSession:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         self._state = state
+        self._device = device
+        state._take_seed()
         self._native = _ortrain.TrainingSession(
             state._native,
             model_source(train_model),
@@ -80,6 +82,13 @@ class TrainingSession:
             device=device,
             **native_options(session_options),
         )
+
+    def __repr__(self) -> str:
+        try:
+            inputs = self.input_names(training=True)
+        except OrtrainError as error:
+            return f"TrainingSession(device={self._device!r}, cannot be used: {error})"
+        return f"TrainingSession(inputs={inputs}, device={self._device!r}, precision={self.precision!r})"
 
     @property
     def state(self) -> CheckpointState:
@@ -114,8 +123,12 @@ class TrainingSession:
 
     @overload
     def train_step(
+        self, inputs: Sequence[OrtValue], outputs: None = None, run_options: RunOptions | None = None
+    ) -> list[OrtValue]: ...
+    @overload
+    def train_step(
         self, inputs: Sequence[Any], outputs: None = None, run_options: RunOptions | None = None
-    ) -> list[Any]: ...
+    ) -> list[npt.NDArray[Any]]: ...
     @overload
     def train_step(
         self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]], run_options: RunOptions | None = None
@@ -130,8 +143,8 @@ class TrainingSession:
 
         ``inputs`` are one for each of :meth:`input_names`, in order: arrays, :class:`~ortrain.OrtValue`, or whatever
         has ``__array__`` or ``__dlpack__``; lists and numbers are converted. If all are :class:`~ortrain.OrtValue`, so
-        are the outputs; otherwise they are ndarrays. They come as a list in the order of :meth:`output_names`, the
-        loss first.
+        are the outputs; otherwise they are ndarrays, of which a loss is a number, too (:class:`~ortrain.api.Scalar`).
+        They come as a list in the order of :meth:`output_names`, the loss first.
 
         With ``outputs``, an array for each output, the results go there and nothing is returned. Each array has the
         type and the shape of its output, any strides and any byte order; what does not fit is refused before the step.
@@ -154,8 +167,12 @@ class TrainingSession:
 
     @overload
     def eval_step(
+        self, inputs: Sequence[OrtValue], outputs: None = None, run_options: RunOptions | None = None
+    ) -> list[OrtValue]: ...
+    @overload
+    def eval_step(
         self, inputs: Sequence[Any], outputs: None = None, run_options: RunOptions | None = None
-    ) -> list[Any]: ...
+    ) -> list[npt.NDArray[Any]]: ...
     @overload
     def eval_step(
         self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]], run_options: RunOptions | None = None

@@ -19,6 +19,7 @@ from ortrain.api.checkpoint_state import CheckpointState, LoadReport, PlaneLayou
 from ortrain.api.lr_scheduler import LinearLRScheduler
 from ortrain.api.module import Module
 from ortrain.api.optimizer import Optimizer
+from ortrain.api.outputs import Outputs, Scalar
 from ortrain.api.profile import Instruction, MemoryUse, Profile
 
 __all__ = [
@@ -29,8 +30,10 @@ __all__ = [
     "MemoryUse",
     "Module",
     "Optimizer",
+    "Outputs",
     "PlaneLayout",
     "Profile",
+    "Scalar",
     "StateLayout",
     "TensorLayout",
 ]

@@ -8,6 +8,7 @@ Parameters(fc1.bias, fc1.weight, fc2.bias, fc2.weight)
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortrain import _ortrain
+from ortrain import _ortrain, _seeds
 from ortrain._inputs import native_value
+from ortrain._near import nearest
 from ortrain._sources import PathLike
-from ortrain.errors import InvalidArgumentError
+from ortrain.errors import InvalidArgumentError, OrtrainError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -59,7 +61,9 @@ class Parameter:
     """One tensor of the model, trainable or frozen.
 
     >>> state.parameters["fc2.bias"]
-    Parameter(name=fc2.bias, requires_grad=True)
+    Parameter(name=fc2.bias, requires_grad=True, shape=(10,), dtype=float32)
+    >>> float(np.abs(state.parameters["fc2.bias"]).max()) < 1
+    True
     """
 
     __slots__ = ("_name", "_native")
@@ -133,8 +137,46 @@ class Parameter:
         """
         return self._native.gradient(self._name)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes, without touching the values.
+
+        >>> state.parameters["fc1.weight"].shape
+        (96, 64)
+        """
+        return tuple(self._native.type_of(self._name)[1] or ())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements of :attr:`data`.
+
+        >>> state.parameters["fc1.weight"].dtype
+        dtype('float32')
+        """
+        return self.data.dtype
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """The live view that :attr:`data` is, unless another type or a copy is asked for.
+
+        Raises:
+            ValueError: if a copy is needed and forbidden.
+
+        >>> bias = state.parameters["fc2.bias"]
+        >>> np.shares_memory(np.asarray(bias), bias.data), np.asarray(bias, np.float64).dtype
+        (True, dtype('float64'))
+
+        """
+        view = self.data
+        if dtype is not None and view.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"parameter {self._name!r} is {view.dtype}; another type needs a copy")
+            return view.astype(dtype)
+        return view.copy() if copy else view
+
     def __repr__(self) -> str:
-        return f"Parameter(name={self._name}, requires_grad={self.requires_grad})"
+        dtype, shape = self._native.type_of(self._name)
+        shape_text = "unknown" if shape is None else str(tuple(shape))
+        return f"Parameter(name={self._name}, requires_grad={self.requires_grad}, shape={shape_text}, dtype={dtype})"
 
 
 class Parameters:
@@ -148,6 +190,9 @@ class Parameters:
     fc1.weight (96, 64)
     fc2.bias (10,)
     fc2.weight (10, 96)
+    >>> state.parameters["fc2.wieght"]
+    Traceback (most recent call last):
+    KeyError: "Parameter fc2.wieght not found. Did you mean 'fc2.weight'?"
     """
 
     __slots__ = ("_native",)
@@ -157,7 +202,7 @@ class Parameters:
 
     def __getitem__(self, name: str) -> Parameter:
         if name not in self:
-            raise KeyError(f"Parameter {name} not found.")
+            raise KeyError(_not_found("Parameter", name, self._native.parameter_names()))
         self._native.require_values()
         return Parameter(name, self._native)
 
@@ -186,6 +231,30 @@ class Parameters:
     def __len__(self) -> int:
         return len(self._native.parameter_names())
 
+    def keys(self) -> list[str]:
+        """The names, ascending; also of a nominal state.
+
+        >>> state.parameters.keys()
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+        """
+        return self._native.parameter_names()
+
+    def values(self) -> list[Parameter]:
+        """The parameters, in the order of their names.
+
+        >>> sum(parameter.data.size for parameter in state.parameters.values())
+        7210
+        """
+        return [parameter for _, parameter in self]
+
+    def items(self) -> list[tuple[str, Parameter]]:
+        """Names and parameters: what iteration yields.
+
+        >>> {name: parameter.shape for name, parameter in state.parameters.items()}["fc1.weight"]
+        (96, 64)
+        """
+        return list(self)
+
     def __repr__(self) -> str:
         return f"Parameters({', '.join(self._native.parameter_names())})"
 
@@ -211,7 +280,7 @@ class Properties:
     def __getitem__(self, name: str) -> int | float | str:
         value = self._native.property(name)
         if value is None:
-            raise KeyError(f"Property {name} not found.")
+            raise KeyError(_not_found("Property", name, self._native.property_names()))
         return value
 
     def __setitem__(self, name: str, value: int | float | str | bytes | np.number[Any] | np.bool_) -> None:
@@ -239,8 +308,41 @@ class Properties:
     def __len__(self) -> int:
         return len(self._native.property_names())
 
+    def keys(self) -> list[str]:
+        """The names, ascending.
+
+        >>> state.properties["epoch"] = 3
+        >>> state.properties.keys()
+        ['epoch']
+        """
+        return self._native.property_names()
+
+    def values(self) -> list[int | float | str]:
+        """The values, in the order of the names.
+
+        >>> state.properties["epoch"] = 3
+        >>> state.properties.values()
+        [3]
+        """
+        return [value for _, value in self]
+
+    def items(self) -> list[tuple[str, int | float | str]]:
+        """Names and values: what iteration yields.
+
+        >>> state.properties["epoch"] = 3
+        >>> state.properties.items()
+        [('epoch', 3)]
+        """
+        return list(self)
+
     def __repr__(self) -> str:
         return f"Properties({', '.join(f'{name}={value!r}' for name, value in self)})"
+
+
+def _not_found(kind: str, name: object, names: list[str]) -> str:
+    """What onnxruntime-training says, and the name that may have been meant."""
+    near = nearest(name, names)
+    return f"{kind} {name} not found." + ("" if near is None else f" Did you mean {near!r}?")
 
 
 def _property(value: object) -> int | float | str:
@@ -306,14 +408,25 @@ class StateLayout:
 class CheckpointState:
     """Everything that training changes; made by :meth:`load_checkpoint`.
 
+    A copy (``copy.deepcopy``, ``copy.copy``) and what comes out of a pickle are states of their own that have all of
+    it: values, moments, steps, the learning rate, the scheduler, properties and the seed, bit for bit, by way of the
+    bytes of a checkpoint. Gradients belong to modules and do not go along.
+
     >>> state = CheckpointState.load_checkpoint("checkpoint")
+    >>> state
+    CheckpointState(4 parameters, 4 of them trained, 28840 bytes, step 0)
     >>> state.parameters["fc2.bias"].data.shape
     (10,)
     >>> state.properties["epoch"] = 1
     >>> CheckpointState.save_checkpoint(state, "later")
+    >>> import copy
+    >>> best = copy.deepcopy(state)
+    >>> state.parameters["fc2.bias"] = np.zeros(10, np.float32)
+    >>> bool(best.parameters["fc2.bias"].data.any()), best.properties["epoch"]
+    (True, 1)
     """
 
-    __slots__ = ("_native", "_parameters", "_properties")
+    __slots__ = ("_native", "_parameters", "_properties", "_seeded")
 
     def __init__(self, state: _ortrain.CheckpointState) -> None:
         if not isinstance(state, _ortrain.CheckpointState):
@@ -323,6 +436,39 @@ class CheckpointState:
         self._native = state
         self._parameters = Parameters(state)
         self._properties = Properties(state)
+        self._seeded = 0
+        self._take_seed()
+
+    def _take_seed(self) -> None:
+        """What ``onnxruntime.set_seed`` said, if :mod:`ortrain.compat` is there and it was called since the last time."""
+        self._seeded = _seeds.apply(self._native, self._seeded)
+
+    def __reduce__(self) -> Any:
+        return _from_pickle, (self._native.to_bytes(True), self._native.seed(), self._seeded)
+
+    def __repr__(self) -> str:
+        try:
+            return f"CheckpointState({self._described()})"
+        except OrtrainError as error:
+            # What is shown in the middle of something else, by a debugger say, raises nothing.
+            return f"CheckpointState(cannot be read now: {error})"
+
+    def _described(self) -> str:
+        names = self._native.parameter_names()
+        trained = sum(map(self._native.requires_grad, names))
+        parts = [f"{len(names)} parameter{'' if len(names) == 1 else 's'}", f"{trained} of them trained"]
+        if self._native.is_nominal():
+            parts.append("nominal: without values")
+        else:
+            parts.append(f"{sum(self.parameters[name].data.nbytes for name in names)} bytes")
+        parts.append(f"step {self._native.steps()[1]}")
+        rate = self._native.learning_rate()
+        if rate is not None:
+            parts.append(f"learning rate {rate:.6g}")
+        properties = self._native.property_names()
+        if properties:
+            parts.append(f"properties {', '.join(properties)}")
+        return ", ".join(parts)
 
     @classmethod
     def load_checkpoint(cls, checkpoint_uri: PathLike | bytes | bytearray | memoryview) -> CheckpointState:
@@ -519,6 +665,37 @@ class CheckpointState:
         return self._parameters
 
     @property
+    def seed(self) -> int:
+        """The seed of random numbers, of Dropout's masks above all: an integer of 64 bits; 0 unless it was set.
+
+        With the count of training steps on the state it determines all random numbers: the same seed at the same step
+        gives the same masks, on every machine and with any number of threads. Nodes with a ``seed`` of their own and
+        steps of eval models do not look at it. It is saved with every checkpoint, with and without optimizer state.
+        Weights are not drawn here: they are those of the model.
+
+        Raises:
+            TypeError: when it is set to what is no integer.
+            OverflowError: when it is set to an integer outside int64.
+
+        >>> state.seed
+        0
+        >>> state.seed = 7
+        >>> CheckpointState.load_checkpoint(state.to_bytes()).seed
+        7
+
+        """
+        return self._native.seed()
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+            raise TypeError(f"a seed is an integer, not {seed!r}")
+        number = operator.index(seed)
+        if not -(1 << 63) <= number < 1 << 63:
+            raise OverflowError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {number}")
+        self._native.set_seed(number)
+
+    @property
     def properties(self) -> Properties:
         """The properties by name.
 
@@ -527,3 +704,13 @@ class CheckpointState:
         3
         """
         return self._properties
+
+
+def _from_pickle(content: bytes, seed: int, seeded: int) -> CheckpointState:
+    """The state that was pickled or copied."""
+    state = CheckpointState(_ortrain.CheckpointState.from_bytes(content))
+    # The copy is as its original, whatever seed a script for onnxruntime has set.
+    if state.seed != seed:
+        state._native.set_seed(seed)
+    state._seeded = max(state._seeded, seeded)
+    return state

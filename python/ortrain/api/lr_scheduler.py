@@ -44,7 +44,12 @@ class LinearLRScheduler:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer is an Optimizer, not {type(optimizer).__name__}")
         self._optimizer = optimizer
+        self._plan = f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}"
+        self._initial_lr = initial_lr
         self._native = _ortrain.LinearLRScheduler(optimizer._native, warmup_step_count, total_step_count, initial_lr)
+
+    def __repr__(self) -> str:
+        return f"LinearLRScheduler({self._plan}, initial_lr={self._initial_lr})"
 
     def step(self) -> None:
         """Set the rate for the number of optimizer steps done so far; there is no other counter.

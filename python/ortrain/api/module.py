@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ortrain import _ortrain
 from ortrain._inputs import as_given, native_value
+from ortrain._near import hint
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
+from ortrain.api.outputs import Outputs
 from ortrain.api.profile import MemoryUse, Profile
-from ortrain.errors import InvalidArgumentError
+from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.inference import SessionOptions, native_options
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from ortrain.api.outputs import ArrayResult, OrtValueResult
 
 __all__ = ["Module"]
 
@@ -51,6 +55,8 @@ class Module:
 
     >>> state = CheckpointState.load_checkpoint("checkpoint")
     >>> module = Module("training_model.onnx", state, "eval_model.onnx")
+    >>> module
+    Module(inputs=['x', 'labels'], mode='train', device='cpu', precision='f32')
     >>> optimizer = Optimizer("optimizer_model.onnx", module)
     >>> before = module(x, labels)
     >>> optimizer.step()
@@ -79,6 +85,8 @@ class Module:
             raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
         self.training = True
         self._state = state
+        self._device = device
+        state._take_seed()
         self._native = _ortrain.Module(
             source,
             state._native,
@@ -87,14 +95,28 @@ class Module:
             **native_options(session_options, precision, bf16_fallback),
         )
 
+    def __repr__(self) -> str:
+        mode = "train" if self.training else "eval"
+        try:
+            inputs, precision = self.input_names(), self.precision
+        except OrtrainError as error:
+            return f"Module(mode={mode!r}, device={self._device!r}, cannot be read now: {error})"
+        return f"Module(inputs={inputs}, mode={mode!r}, device={self._device!r}, precision={precision!r})"
+
+    @overload
+    def __call__(self, *user_inputs: OrtValue, **named_inputs: OrtValue) -> OrtValueResult: ...
+    @overload
+    def __call__(self, *user_inputs: Any, **named_inputs: Any) -> ArrayResult: ...
     def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
         """Run one step: the training model if :attr:`training`, else the eval model.
 
         Inputs are matched by position to :meth:`input_names`, or given by those names. Each is an array, an
         :class:`~ortrain.OrtValue`, or whatever has ``__array__`` or ``__dlpack__``; lists and numbers are converted. If
-        all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are ndarrays. One output comes bare,
-        several come as a tuple in the order of :meth:`output_names`. A training step adds to the gradients and changes
-        no trainable parameter.
+        all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are ndarrays, of which a loss is a number,
+        too (:class:`~ortrain.api.Scalar`). One output comes bare, several come as a tuple in the order of
+        :meth:`output_names` (:class:`~ortrain.api.Outputs`), which also finds them by name. A training step adds to the
+        gradients and changes no trainable parameter. A step that is interrupted (Ctrl-C, *interrupt* in a notebook)
+        raises ``KeyboardInterrupt`` and has changed nothing.
 
         Raises:
             InvalidArgumentError: for inputs of wrong number, name, type or shape, and labels that are no classes.
@@ -111,7 +133,7 @@ class Module:
         given = self._in_order(user_inputs, named_inputs)
         outputs = self._native.step([native_value(value) for value in given], self.training)
         results = as_given(outputs, given)
-        return results[0] if len(results) == 1 else tuple(results)
+        return results[0] if len(results) == 1 else Outputs(results, self.output_names())
 
     def _in_order(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         """The inputs of a step in the model's order. ``None`` by position is as if it were not there."""
@@ -122,7 +144,8 @@ class Module:
         rest = names[len(given) :]
         for name in named:
             if name not in rest:
-                reason = "is given by position, too" if name in names else f"is none of {', '.join(names)}"
+                none = f"is none of {', '.join(names)}{hint(name, names)}"
+                reason = "is given by position, too" if name in names else none
                 raise InvalidArgumentError(f"input {name!r} {reason}")
         missing = [name for name in rest if name not in named]
         if missing:

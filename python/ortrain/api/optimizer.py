@@ -11,7 +11,7 @@ from __future__ import annotations
 from ortrain import _ortrain
 from ortrain._sources import ModelLike, model_source
 from ortrain.api.module import Module
-from ortrain.errors import _warn_of_gradients
+from ortrain.errors import OrtrainError, _warn_of_gradients
 
 __all__ = ["Optimizer"]
 
@@ -28,6 +28,8 @@ class Optimizer:
         OrtrainError: if the state has the moments of another kind of optimizer.
 
     >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    >>> optimizer
+    Optimizer(step=0, learning_rate=0.001)
     >>> _ = module(x, labels)
     >>> before = state.parameters["fc2.bias"].data.copy()
     >>> optimizer.step()
@@ -42,6 +44,13 @@ class Optimizer:
             raise TypeError(f"module is a Module, not {type(module).__name__}")
         self._module = module
         self._native = _ortrain.Optimizer(source, module._native)
+
+    def __repr__(self) -> str:
+        try:
+            step, rate = self._module._state._native.steps()[1], self.get_learning_rate()
+        except OrtrainError as error:
+            return f"Optimizer(cannot be read now: {error})"
+        return f"Optimizer(step={step}, learning_rate={rate:.6g})"
 
     def step(self) -> None:
         """Update the trainable parameters from the module's gradients.

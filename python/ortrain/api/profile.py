@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 
 from ortrain import _ortrain
+from ortrain._html import paragraph, table
 from ortrain._sources import PathLike
 
 __all__ = ["Instruction", "MemoryUse", "Profile"]
@@ -90,7 +91,7 @@ class MemoryUse:
 class Profile:
     """Where the time of some steps went, by instruction; made by :meth:`Module.profile <ortrain.api.Module.profile>`.
 
-    ``str(profile)`` is the table of :meth:`table`.
+    ``str(profile)`` is the table of :meth:`table`; a notebook shows one of HTML.
 
     >>> profile = module.profile(x, labels, steps=2)
     >>> profile
@@ -128,6 +129,26 @@ class Profile:
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        steps = sorted(self.steps)
+        half = steps[len(steps) // 2] * 1e3
+        summary = f"{len(steps)} steps, {half:.3f} ms each (in the middle); {self.memory:,} bytes of memory"
+        heads = ["node", "kind", "shapes", "calls", "ms/step", "share of time", "of the machine's bound"]
+        whole = max(sum(instruction.total for instruction in self.instructions), 1e-12)
+        rows = [
+            (
+                instruction.node,
+                instruction.kind,
+                instruction.shapes,
+                instruction.calls,
+                f"{instruction.total / len(steps) * 1e3:.3f}",
+                f"{instruction.total / whole:.1%}",
+                f"{instruction.share:.0%}" if instruction.bound else "",
+            )
+            for instruction in sorted(self.instructions, key=lambda instruction: -instruction.total)
+        ]
+        return paragraph(summary) + table(heads, rows)
 
     def __repr__(self) -> str:
         return f"Profile({len(self.instructions)} instructions, {len(self.steps)} steps)"

@@ -1,0 +1,171 @@
+"""What a step gives: a loss, or several outputs with their names.
+
+>>> from ortrain.api.outputs import Scalar
+>>> loss = module(x, labels)
+>>> isinstance(loss, Scalar), round(loss, 2)
+(True, 2.27)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsIndex, TypeVar, overload
+
+import numpy as np
+
+from ortrain._near import hint
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ortrain.ortvalue import OrtValue
+
+__all__ = ["Outputs", "Scalar"]
+
+Tensor = TypeVar("Tensor")
+
+
+class Scalar(np.ndarray[Any, Any]):
+    """One number, such as a loss: an array without axes that is also rounded, compared and printed as a number.
+
+    It is an ``ndarray`` of shape ``()``, as in onnxruntime-training. Arithmetic gives scalars of NumPy. For JSON, take
+    ``float(loss)``.
+
+    >>> loss = module(x, labels)
+    >>> round(loss, 3), loss.shape, loss.dtype, type(loss.item()).__name__
+    (2.266, (), dtype('float32'), 'float')
+    >>> f"{loss:.2f}", isinstance(loss * 2, np.float32), isinstance(loss, np.ndarray)
+    ('2.27', True, True)
+    """
+
+    # A subclass says how results of arithmetic are wrapped: not at all.
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array if array is self or array.ndim else array[()]
+
+    def __round__(self, ndigits: SupportsIndex | None = None) -> Any:
+        value = self.item()
+        return round(value if isinstance(value, int) else float(value), ndigits)
+
+    def __repr__(self) -> str:
+        return repr(self.view(np.ndarray))
+
+    def __reduce__(self) -> Any:
+        return self.view(np.ndarray).__reduce__()
+
+
+class Outputs(tuple[Tensor, ...], Generic[Tensor]):
+    """The outputs of a step, in the order of :meth:`Module.output_names <ortrain.api.Module.output_names>`.
+
+    A tuple, as in onnxruntime-training, whose elements are also found by their names.
+
+    >>> from ortrain import artifacts
+    >>> kinds = artifacts.LossType
+    >>> near = artifacts.Loss(kinds.CrossEntropyLoss, name="classes")
+    >>> small = artifacts.Loss(kinds.L1Loss, target="wanted", factor=0.01, name="size")
+    >>> artifacts.generate_artifacts(
+    ...     "examples/perceptron.onnx", loss=[near, small], additional_output_names=["logits"], prefix="two_"
+    ... )
+    >>> module = Module("two_training_model.onnx", CheckpointState.load_checkpoint("two_checkpoint"))
+    >>> outputs = module(x, labels, np.zeros((8, 10), np.float32))
+    >>> outputs.names[1:]
+    ('classes', 'size', 'logits')
+    >>> round(outputs["classes"], 2), outputs["logits"].shape
+    (2.27, (8, 10))
+    >>> loss, classes, size, logits = outputs
+    >>> bool(abs(loss - (classes + 0.01 * size)) < 1e-6)
+    True
+    """
+
+    names: tuple[str, ...]
+    """The names of the outputs."""
+
+    def __new__(cls, values: Sequence[Tensor], names: Sequence[str]) -> Outputs[Tensor]:
+        made = super().__new__(cls, values)
+        made.names = tuple(names)
+        return made
+
+    # Names are no keys of a tuple.
+    def __getitem__(self, key: Any) -> Any:  # type: ignore[override]
+        """An output by its name, or one or several by position.
+
+        Raises:
+            KeyError: for a name that no output has.
+
+        >>> from ortrain.api.outputs import Outputs
+        >>> outputs = Outputs([0.5, 3], ["loss", "count"])
+        >>> outputs["count"], outputs[-1], outputs[:1]
+        (3, 3, (0.5,))
+
+        """
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self.names:
+            raise KeyError(f"there is no output {key!r}; there are {', '.join(self.names)}{hint(key, self.names)}")
+        return super().__getitem__(self.names.index(key))
+
+    def asdict(self) -> dict[str, Tensor]:
+        """The outputs by name.
+
+        >>> from ortrain.api.outputs import Outputs
+        >>> Outputs([0.5, 3], ["loss", "count"]).asdict()
+        {'loss': 0.5, 'count': 3}
+        """
+        return dict(zip(self.names, self, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Outputs({', '.join(f'{name}={value!r}' for name, value in zip(self.names, self, strict=True))})"
+
+    def __getnewargs__(self) -> Any:
+        return tuple(self), self.names
+
+
+class ArrayResult(Protocol):
+    """For type checkers: a :class:`Scalar`, or the :class:`Outputs` of a model that has several.
+
+    How many outputs there are says the model, so that this has what either of the two has.
+    """
+
+    def __float__(self) -> float: ...
+    @overload
+    def __round__(self, ndigits: None = None) -> int: ...
+    @overload
+    def __round__(self, ndigits: SupportsIndex) -> float: ...
+    def item(self) -> float: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __array__(self) -> npt.NDArray[Any]: ...
+    def __lt__(self, other: Any, /) -> np.bool_: ...
+    def __le__(self, other: Any, /) -> np.bool_: ...
+    def __gt__(self, other: Any, /) -> np.bool_: ...
+    def __ge__(self, other: Any, /) -> np.bool_: ...
+    def __add__(self, other: Any, /) -> np.floating[Any]: ...
+    def __radd__(self, other: Any, /) -> np.floating[Any]: ...
+    def __sub__(self, other: Any, /) -> np.floating[Any]: ...
+    def __rsub__(self, other: Any, /) -> np.floating[Any]: ...
+    def __mul__(self, other: Any, /) -> np.floating[Any]: ...
+    def __rmul__(self, other: Any, /) -> np.floating[Any]: ...
+    def __truediv__(self, other: Any, /) -> np.floating[Any]: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    def asdict(self) -> dict[str, npt.NDArray[Any]]: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]: ...
+    def __getitem__(self, key: int | str, /) -> npt.NDArray[Any]: ...
+
+
+class OrtValueResult(Protocol):
+    """For type checkers: an :class:`~ortrain.OrtValue`, or the :class:`Outputs` of a model that has several."""
+
+    def numpy(self) -> npt.NDArray[Any]: ...
+    def __array__(self) -> npt.NDArray[Any]: ...
+    def shape(self) -> list[int]: ...
+    def data_type(self) -> str: ...
+    def element_type(self) -> int: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    def asdict(self) -> dict[str, OrtValue]: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[OrtValue]: ...
+    def __getitem__(self, key: int | str, /) -> OrtValue: ...
