@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from conftest import RECORDS
 
@@ -179,3 +182,190 @@ def test_values_of_onnxruntime() -> None:
     packed = module.get_contiguous_parameters(True)
     module.copy_buffer_to_parameters(onnxruntime.OrtValue.ortvalue_from_numpy(packed.numpy() * 2), True)
     np.testing.assert_array_equal(module.get_contiguous_parameters(True).numpy(), packed.numpy() * 2)
+
+
+SEEDED = """
+import sys
+
+import numpy as np
+import onnxruntime
+from onnxruntime.training import artifacts
+from onnxruntime.training.api import CheckpointState, Module
+
+def kept(seed, again=None):
+    onnxruntime.set_seed(seed)
+    state = CheckpointState.load_checkpoint("checkpoint")
+    if again is not None:
+        onnxruntime.set_seed(again)
+    module = Module("training_model.onnx", state)
+    ones = np.ones((8, 10), np.float32)
+    return [int.from_bytes((module(ones, np.zeros(8, np.int64))[1] != 0).tobytes(), "big") for _ in range(3)]
+
+assert kept(7) == kept(7) != kept(8)
+# A seed that is set once the state is there is taken when a module is made of it.
+assert kept(8, 7) == kept(7)
+print(kept(7))
+"""
+
+
+@pytest.fixture(scope="module")
+def dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts of a classifier with a Dropout, whose outcome is an output."""
+    folder = tmp_path_factory.mktemp("dropout")
+    model = onnx.load(RECORDS / "mlp_adamw_ce" / "forward.onnx")
+    for node in model.graph.node:
+        for at, name in enumerate(node.input):
+            if name == "x":
+                node.input[at] = "dropped"
+    model.graph.node.insert(0, onnx.helper.make_node("Dropout", ["x"], ["dropped"]))
+    ortrain.artifacts.generate_artifacts(
+        model,
+        loss=ortrain.artifacts.LossType.CrossEntropyLoss,
+        additional_output_names=["dropped"],
+        artifact_directory=folder,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("before", ["", HIDE], ids=["installed", "hidden"])
+def test_set_seed(before: str, dropout: Path) -> None:
+    """The masks of Dropout repeat with it, installed onnxruntime or not; they are those of the state's seed."""
+    script = f"{before}\nimport ortrain.compat\nortrain.compat.install()\n{SEEDED}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=dropout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    state = ortrain.api.CheckpointState.load_checkpoint(dropout / "checkpoint")
+    state.seed = 7
+    module = ortrain.api.Module(dropout / "training_model.onnx", state)
+    ones, labels = np.ones((8, 10), np.float32), np.zeros(8, np.int64)
+    found = [int.from_bytes((module(ones, labels)["dropped"] != 0).tobytes(), "big") for _ in range(3)]
+    assert done.stdout == f"{found}\n"
+
+
+BEHIND = """
+import onnxruntime
+from onnxruntime.capi._pybind_state import set_seed
+
+assert set_seed is onnxruntime.set_seed
+ortrain.compat.uninstall()
+"""
+
+
+def test_the_module_behind_has_the_seed_too() -> None:
+    script = f"{HIDE}\nimport ortrain.compat\nortrain.compat.install()\n{BEHIND}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_seed_that_a_state_has_stays(installed: None) -> None:
+    import onnxruntime
+
+    checkpoint = RECORDS / "mlp_adamw_ce" / "checkpoint"
+    model = RECORDS / "mlp_adamw_ce" / "training_model.onnx"
+    before = ortrain.api.CheckpointState.load_checkpoint(checkpoint)
+    onnxruntime.set_seed(5)
+    # Set on the state after that, by itself or by a session.
+    state = ortrain.api.CheckpointState.load_checkpoint(checkpoint)
+    assert (before.seed, state.seed) == (0, 5)
+    state.seed = 6
+    ortrain.api.Module(model, state)
+    assert state.seed == 6
+    assert copy.deepcopy(state).seed == 6
+    assert pickle.loads(pickle.dumps(before)).seed == 0
+    ortrain.session.TrainingSession(before, model)
+    assert before.seed == 5
+    for wrong, kind in [("5", TypeError), (2**63, OverflowError), (True, TypeError)]:
+        with pytest.raises(kind, match="a seed is an integer"):
+            onnxruntime.set_seed(wrong)
+    ortrain.compat.uninstall()
+    assert ortrain.api.CheckpointState.load_checkpoint(checkpoint).seed == 0
+    assert onnxruntime.set_seed.__module__ != "ortrain.compat"
+    ortrain.compat.install()
+
+
+EXPORT = (
+    "write the model once as an .onnx file (torch.onnx.export) and train that: artifacts.generate_artifacts, then "
+    "CheckpointState, Module and Optimizer of onnxruntime.training.api"
+)
+OPTIMIZERS = (
+    "write artifacts with optimizer=OptimType.AdamW (or OptimType.SGD; their settings and gradient clipping: "
+    "onnxruntime.training.onnxblock.optim) and make an Optimizer of onnxruntime.training.api"
+)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        (
+            "from onnxruntime.training import ORTModule",
+            "onnxruntime.training.ORTModule is not in ortrain: it wraps modules of PyTorch, and ortrain trains ONNX "
+            f"models: {EXPORT}",
+        ),
+        (
+            "from onnxruntime.training.ortmodule import ORTModule, DebugOptions",
+            "onnxruntime.training.ortmodule (with ORTModule) is not in ortrain: it wraps modules of PyTorch, and "
+            f"ortrain trains ONNX models: {EXPORT}",
+        ),
+        (
+            "import onnxruntime.training.ortmodule",
+            "onnxruntime.training.ortmodule (with ORTModule) is not in ortrain: it wraps modules of PyTorch, and "
+            f"ortrain trains ONNX models: {EXPORT}",
+        ),
+        (
+            "from onnxruntime.training import ORTTrainer",
+            "onnxruntime.training.ORTTrainer is not in ortrain: it was removed from onnxruntime-training after 1.15: "
+            f"{EXPORT}",
+        ),
+        (
+            "from onnxruntime.training.optim import FusedAdam",
+            "onnxruntime.training.optim (with FusedAdam) is not in ortrain: its optimizers update parameters of "
+            f"PyTorch: {OPTIMIZERS}",
+        ),
+        (
+            "from onnxruntime.training.optim.fused_adam import FusedAdam",
+            "onnxruntime.training.optim (with FusedAdam) is not in ortrain: its optimizers update parameters of "
+            f"PyTorch: {OPTIMIZERS}",
+        ),
+        (
+            "from onnxruntime.training import FusedAdam",
+            f"onnxruntime.training.FusedAdam is not in ortrain: it updates parameters of PyTorch: {OPTIMIZERS}",
+        ),
+    ],
+)
+def test_names_that_are_not_there(statement: str, sentence: str) -> None:
+    with pytest.raises(ImportError) as error:
+        exec(statement, {})
+    assert type(error.value) is ImportError
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("before", ["", HIDE], ids=["installed", "hidden"])
+def test_every_name_that_is_not_there(before: str) -> None:
+    """An ImportError where it is imported, an AttributeError where it is taken, and ``hasattr`` says no."""
+    script = f"""{before}
+import ortrain.compat
+ortrain.compat.install()
+import onnxruntime.training
+for name, reason in ortrain.compat._ABSENT.items():
+    assert not hasattr(onnxruntime.training, name)
+    for statement in (f"from onnxruntime.training import {{name}}", f"import onnxruntime.training.{{name}}"):
+        try:
+            exec(statement)
+        except ImportError as error:
+            assert str(error).endswith(f"is not in ortrain: {{reason}}"), error
+        else:
+            raise AssertionError(statement)
+try:
+    from onnxruntime.training import nothing_at_all
+except ImportError as error:
+    print(error)
+try:
+    onnxruntime.training.artefacts
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("cannot import name 'nothing_at_all' from 'onnxruntime.training'")
+    assert second == "module 'onnxruntime.training' has no attribute 'artefacts'; did you mean 'artifacts'?"

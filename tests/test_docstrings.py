@@ -95,16 +95,16 @@ def test_all_kinds_of_names_are_found() -> None:
         "ortrain.InferenceSession.run",
         "ortrain.OrtValue.ortvalue_from_numpy",
         "ortrain.inspect",
-        "ortrain.api.CheckpointState.load_checkpoint",
-        "ortrain.api.Module.__call__",
+        "ortrain.CheckpointState.load_checkpoint",
+        "ortrain.Module.__call__",
         "ortrain.api.checkpoint_state.Parameter.data",
         "ortrain.api.lr_scheduler",
-        "ortrain.artifacts.LossType",
+        "ortrain.LossType",
         "ortrain.compat.install",
         "ortrain.errors",
         "ortrain.onnxblock.blocks.Add.build",
         "ortrain.onnxblock.optim.AdamW",
-        "ortrain.session.TrainingSession.close",
+        "ortrain.TrainingSession.close",
     } <= set(NAMES)
 
 

@@ -50,6 +50,33 @@ def test_what_training_does_not_need_waits() -> None:
     assert not hasattr(ortrain, "unheard_of")
 
 
+def test_every_module_is_reached_after_a_bare_import() -> None:
+    """Each is imported when it is first used, and not before."""
+    names = ("api", "artifacts", "backend", "compat", "errors", "inference", "onnxblock", "ortvalue", "session")
+    assert set(names) <= set(dir(ortrain))
+    later = {f"ortrain.{name}" for name in ("artifacts", "backend", "compat", "onnxblock", "session")}
+    assert not later & imported("import ortrain\ndir(ortrain)\nhasattr(ortrain, 'unheard_of')")
+    for name in names:
+        assert f"ortrain.{name}" in imported(f"import ortrain\nassert ortrain.{name}.__name__ == 'ortrain.{name}'")
+    assert "ortrain.onnxblock.blocks" in imported("import ortrain\nadd = ortrain.onnxblock.blocks.Add")
+
+
+def test_what_programs_use_is_at_the_top() -> None:
+    from ortrain import artifacts, session
+
+    for module, names in [
+        (ortrain.api, ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer"]),
+        (artifacts, ["Loss", "LossType", "OptimType", "generate_artifacts"]),
+        (session, ["TrainingSession"]),
+    ]:
+        for name in names:
+            assert getattr(ortrain, name) is getattr(module, name)
+            assert name in ortrain.__all__
+    statement = "from ortrain import CheckpointState, LinearLRScheduler, Module, Optimizer"
+    assert not {"ortrain.artifacts", "ortrain.session", "difflib", "html"} & imported(statement)
+    assert "ortrain.artifacts" in imported("from ortrain import generate_artifacts, LossType, OptimType")
+
+
 def test_numpy_is_all_it_requires() -> None:
     needed = [line for line in requires("ortrain") or [] if "extra ==" not in line]
     assert needed == ["numpy>=1.24"]
@@ -65,8 +92,10 @@ def test_public_names() -> None:
         "MemoryUse",
         "Module",
         "Optimizer",
+        "Outputs",
         "PlaneLayout",
         "Profile",
+        "Scalar",
         "StateLayout",
         "TensorLayout",
     ]

@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 2: an unknown parameter": (
         lambda desk: desk.state().parameters["fc3.weight"],
         KeyError,
-        "'Parameter fc3.weight not found.'",
+        "\"Parameter fc3.weight not found. Did you mean 'fc2.weight'?\"",
     ),
     "api 2: a parameter of another shape": (
         lambda desk: desk.state().parameters.__setitem__("fc2.bias", np.zeros(3, np.float32)),

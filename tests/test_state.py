@@ -48,7 +48,7 @@ def test_parameters(run: Run) -> None:
     weight = parameters["fc1.weight"]
     assert isinstance(weight, Parameter)
     assert (weight.name, weight.requires_grad, weight.data.shape) == ("fc1.weight", True, (10, 24))
-    assert repr(weight) == "Parameter(name=fc1.weight, requires_grad=True)"
+    assert repr(weight) == "Parameter(name=fc1.weight, requires_grad=True, shape=(10, 24), dtype=float32)"
     assert repr(parameters) == "Parameters(fc1.bias, fc1.weight, fc2.bias, fc2.weight)"
     with pytest.raises(AttributeError):
         weight.grad = np.zeros(3)

@@ -54,7 +54,7 @@ def _checkpoint(path: str) -> str:
         size = sum(parameter.data.nbytes for parameter in state.parameters.values())
         summary += f"; {size:,} bytes"
     kept = "no optimizer state: a run begins with moments of zero" if rate is None else "with optimizer state"
-    about = [
+    about: list[tuple[str, ...]] = [
         ("optimizer", kept),
         ("optimizer steps", f"{optimizer_steps:,}"),
         ("training steps", f"{train_steps:,}"),

@@ -25,7 +25,8 @@ def _is_of_onnxruntime(value: object) -> bool:
 def as_given(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
     """The outputs of a step as its inputs were: ``OrtValue`` if all of those are, otherwise ndarrays.
 
-    An ndarray without axes is a number, too (:class:`~ortrain.api.Scalar`). They are onnxruntime's if all inputs are its ``onnxruntime.OrtValue``.
+    An ndarray without axes is a number, too (:class:`~ortrain.api.Scalar`).
+    They are onnxruntime's if all inputs are its ``onnxruntime.OrtValue``.
     """
     if not given or not all(map(is_ortvalue, given)):
         return [_array(value) for value in outputs]

@@ -9,7 +9,6 @@ from math import prod
 from typing import Literal
 
 from ortrain import _ortrain
-from ortrain._html import paragraph, table
 from ortrain._operators import OperatorLibrary, Source, with_operators
 from ortrain._sources import ModelLike, model_source
 from ortrain.errors import InvalidArgumentError
@@ -238,6 +237,9 @@ class Inspection:
         return self._text
 
     def _repr_html_(self) -> str:
+        # Only a notebook needs it.
+        from ortrain._html import paragraph, table
+
         heads = ["name", "type", "shape", "elements", "what becomes of it", "why"]
         rows = [
             (info.name, info.dtype, list(info.shape), prod(info.shape), info.role, info.reason)

@@ -421,8 +421,8 @@ class CheckpointState:
     >>> CheckpointState.save_checkpoint(state, "later")
     >>> import copy
     >>> best = copy.deepcopy(state)
-    >>> state.parameters["fc2.bias"] = np.zeros(10, np.float32)
-    >>> bool(best.parameters["fc2.bias"].data.any()), best.properties["epoch"]
+    >>> state.parameters["fc2.weight"] = np.zeros((10, 96), np.float32)
+    >>> bool(best.parameters["fc2.weight"].data.any()), best.properties["epoch"]
     (True, 1)
     """
 
@@ -440,7 +440,7 @@ class CheckpointState:
         self._take_seed()
 
     def _take_seed(self) -> None:
-        """What ``onnxruntime.set_seed`` said, if :mod:`ortrain.compat` is there and it was called since the last time."""
+        """Take the seed that ``onnxruntime.set_seed`` set since the last time, where :mod:`ortrain.compat` is used."""
         self._seeded = _seeds.apply(self._native, self._seeded)
 
     def __reduce__(self) -> Any:

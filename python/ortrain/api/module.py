@@ -112,8 +112,8 @@ class Module:
 
         Inputs are matched by position to :meth:`input_names`, or given by those names. Each is an array, an
         :class:`~ortrain.OrtValue`, or whatever has ``__array__`` or ``__dlpack__``; lists and numbers are converted. If
-        all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are ndarrays, of which a loss is a number,
-        too (:class:`~ortrain.api.Scalar`). One output comes bare, several come as a tuple in the order of
+        all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are ndarrays, and a loss is a number, too
+        (:class:`~ortrain.api.Scalar`). One output comes bare, several come as a tuple in the order of
         :meth:`output_names` (:class:`~ortrain.api.Outputs`), which also finds them by name. A training step adds to the
         gradients and changes no trainable parameter. A step that is interrupted (Ctrl-C, *interrupt* in a notebook)
         raises ``KeyboardInterrupt`` and has changed nothing.

@@ -32,8 +32,8 @@ class Scalar(np.ndarray[Any, Any]):
     ``float(loss)``.
 
     >>> loss = module(x, labels)
-    >>> round(loss, 3), loss.shape, loss.dtype, type(loss.item()).__name__
-    (2.266, (), dtype('float32'), 'float')
+    >>> round(loss, 2), loss.shape, loss.dtype, type(loss.item()).__name__
+    (2.27, (), dtype('float32'), 'float')
     >>> f"{loss:.2f}", isinstance(loss * 2, np.float32), isinstance(loss, np.ndarray)
     ('2.27', True, True)
     """
@@ -79,13 +79,13 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
     names: tuple[str, ...]
     """The names of the outputs."""
 
-    def __new__(cls, values: Sequence[Tensor], names: Sequence[str]) -> Outputs[Tensor]:
+    def __new__(cls, values: Sequence[Tensor], names: Sequence[str]) -> Outputs[Tensor]:  # noqa: D102
         made = super().__new__(cls, values)
         made.names = tuple(names)
         return made
 
     # Names are no keys of a tuple.
-    def __getitem__(self, key: Any) -> Any:  # type: ignore[override]
+    def __getitem__(self, key: Any) -> Any:
         """An output by its name, or one or several by position.
 
         Raises:

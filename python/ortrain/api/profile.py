@@ -11,7 +11,6 @@ import os
 from dataclasses import dataclass
 
 from ortrain import _ortrain
-from ortrain._html import paragraph, table
 from ortrain._sources import PathLike
 
 __all__ = ["Instruction", "MemoryUse", "Profile"]
@@ -131,6 +130,9 @@ class Profile:
         return self.table()
 
     def _repr_html_(self) -> str:
+        # Only a notebook needs it.
+        from ortrain._html import paragraph, table
+
         steps = sorted(self.steps)
         half = steps[len(steps) // 2] * 1e3
         summary = f"{len(steps)} steps, {half:.3f} ms each (in the middle); {self.memory:,} bytes of memory"
