@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -174,3 +175,46 @@ def test_a_long_step_ends_and_changes_nothing(trained: Path, share: float) -> No
     for got, want in zip(gradients(state), once, strict=True):
         np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(module.get_contiguous_parameters().numpy(), parameters)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_cell_that_is_interrupted(trained: Path, share: float) -> None:
+    """A notebook sends the same signal: not a bit of the state is another one, and the cell can be run again."""
+    x, target = (np.random.default_rng(k).standard_normal((ROWS, WIDTH), np.float32) for k in range(2))
+    state = CheckpointState.load_checkpoint(trained / "checkpoint")
+    module = Module(trained / "training_model.onnx", state)
+    optimizer = Optimizer(trained / "optimizer_model.onnx", module)
+    state.seed = 3
+    module(x, target)
+    optimizer.step()
+    module.lazy_reset_grad()
+    start = time.monotonic()
+    module(x, target)
+    duration = time.monotonic() - start
+    twin = copy.deepcopy(state)
+
+    before, kept, whole = state.to_bytes(True), gradients(state), 0
+
+    def cell() -> None:
+        nonlocal before, kept, whole
+        for _ in range(20):
+            before, kept = state.to_bytes(True), gradients(state)
+            module(x, target)
+            whole += 1
+
+    # The signal may come while the bytes are taken, when nothing is under way.
+    interrupt(share * duration, cell)
+    assert whole < 20
+    if state.to_bytes(True) != before:
+        # Or right behind a step, before it is counted here.
+        whole += 1
+    else:
+        for got, want in zip(gradients(state), kept, strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert "step 1" in repr(state)
+    # What came of it is a state that so many whole steps were made on.
+    other = Module(trained / "training_model.onnx", twin)
+    for _ in range(whole):
+        other(x, target)
+    assert twin.to_bytes(True) == state.to_bytes(True)
+    assert other(x, target) == module(x, target)

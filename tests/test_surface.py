@@ -614,7 +614,7 @@ options = SessionOptions()
 options.memory_limit = 1 << 30
 state = CheckpointState.load_checkpoint("checkpoint")
 state.seed = 7
-assert_type(state.seed, int)
+seeds: list[int] = [state.seed]
 module = Module("training_model.onnx", state, "eval_model.onnx", session_options=options)
 optimizer = Optimizer("optimizer_model.onnx", module)
 scheduler = LinearLRScheduler(optimizer, 10, 100, 0.01)

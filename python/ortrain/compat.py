@@ -16,7 +16,7 @@ import importlib.machinery
 import operator
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ortrain
 from ortrain import _seeds, api, artifacts
@@ -49,7 +49,7 @@ _CORE = {
     "get_device": lambda: "CPU",
 }
 # What an onnxruntime that is installed had under a name of ours.
-_kept: dict[str, object] = {}
+_kept: dict[str, Callable[[int], None]] = {}
 # And from the module behind it, which scripts ask for providers.
 _BEHIND = "onnxruntime.capi._pybind_state"
 _ABOUT = ("RunOptions", "SessionOptions", "get_available_providers", "get_device")
@@ -144,7 +144,7 @@ def _set_seed(seed: int) -> None:
         raise OverflowError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {seed}")
     _seeds.set_seed(operator.index(seed))
     theirs = _kept.get("set_seed")
-    if callable(theirs):
+    if theirs is not None:
         theirs(operator.index(seed))
 
 

@@ -86,6 +86,7 @@ class Module:
         self.training = True
         self._state = state
         self._device = device
+        self._outputs: dict[bool, list[str]] = {}
         state._take_seed()
         self._native = _ortrain.Module(
             source,
@@ -133,7 +134,12 @@ class Module:
         given = self._in_order(user_inputs, named_inputs)
         outputs = self._native.step([native_value(value) for value in given], self.training)
         results = as_given(outputs, given)
-        return results[0] if len(results) == 1 else Outputs(results, self.output_names())
+        if len(results) == 1:
+            return results[0]
+        # Asked for once: another thread may be at work on the state by now.
+        if self.training not in self._outputs:
+            self._outputs[self.training] = self.output_names()
+        return Outputs(results, self._outputs[self.training])
 
     def _in_order(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         """The inputs of a step in the model's order. ``None`` by position is as if it were not there."""

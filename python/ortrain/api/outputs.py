@@ -17,8 +17,14 @@ from ortrain._near import hint
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from typing_extensions import disjoint_base
 
     from ortrain.ortvalue import OrtValue
+else:
+
+    def disjoint_base(kind: type) -> type:
+        return kind
+
 
 __all__ = ["Outputs", "Scalar"]
 
@@ -53,6 +59,8 @@ class Scalar(np.ndarray[Any, Any]):
         return self.view(np.ndarray).__reduce__()
 
 
+# For type checkers: beside a tuple it is nothing else.
+@disjoint_base
 class Outputs(tuple[Tensor, ...], Generic[Tensor]):
     """The outputs of a step, in the order of :meth:`Module.output_names <ortrain.api.Module.output_names>`.
 
