@@ -125,8 +125,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("operators", help="list the operators, what they take, pass back, and how they run")
     options = parser.parse_args(arguments)
     if options.command is None:
+        # Nothing was done, which a script should see.
         parser.print_help()
-        return 0
+        return 2
     try:
         if options.command == "checkpoint":
             print(_checkpoint(options.file), end="")

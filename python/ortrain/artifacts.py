@@ -250,7 +250,7 @@ def generate_artifacts(
             patterns, or a callable, which choose from all floats.
         loss: what to put on the model's outputs: one loss, or several, of which the sum is trained, or a block of
             :mod:`ortrain.onnxblock`, which is called with the names of the outputs; ``None`` if the first output is
-            the loss, one number.
+            the loss, one number. Losses that have a name are outputs of each step, too, behind the sum.
         optimizer: what to write as ``optimizer_model.onnx``: an optimizer, perhaps with settings (:class:`AdamW`,
             :class:`SGD`), or a block of :mod:`ortrain.onnxblock`; ``None`` for no such file.
         artifact_directory: an existing folder; ``None`` for the current one.

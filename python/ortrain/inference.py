@@ -136,10 +136,17 @@ _COUNTED = {
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
+def _name(option: str, value: object) -> str:
+    if not isinstance(value, str):
+        first = "f32" if option == "precision" else "none"
+        raise TypeError(f"{option} is a name, a str such as {first!r}, not {value!r}")
+    return value
+
+
 def _checked(name: str, value: object) -> object:
     """The value of an option, if it is of the kind that the option has."""
-    if name in ("precision", "bf16_fallback") and not isinstance(value, str):
-        raise TypeError(f"{name} is a name, a str such as {'f32' if name == 'precision' else 'none'!r}, not {value!r}")
+    if name in ("precision", "bf16_fallback"):
+        return _name(name, value)
     if name not in _COUNTED:
         return value
     unit, optional = _COUNTED[name]
@@ -281,8 +288,8 @@ def native_options(
         num_threads=options.intra_op_num_threads,
         memory_limit=options.memory_limit,
         iteration_limit=options.iteration_limit,
-        precision=options.precision if precision is None else precision,
-        bf16_fallback=options.bf16_fallback if bf16_fallback is None else bf16_fallback,
+        precision=options.precision if precision is None else _name("precision", precision),
+        bf16_fallback=options.bf16_fallback if bf16_fallback is None else _name("bf16_fallback", bf16_fallback),
     )
 
 
