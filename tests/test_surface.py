@@ -520,7 +520,7 @@ def test_an_option_of_another_type_is_refused_when_it_is_set(option: str, value:
 
 
 def test_an_argument_of_another_type_is_refused_as_an_option_is(run: Run) -> None:
-    with pytest.raises(TypeError, match="^precision is a name, a str such as 'f32', not 16$"):
+    with pytest.raises(TypeError, match=r"^precision is a name, a str such as 'f32', not 16$"):
         Module(CASE / "training_model.onnx", run.state, precision=16)  # type: ignore[arg-type]
 
 

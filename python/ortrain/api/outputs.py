@@ -46,7 +46,10 @@ class Scalar(np.ndarray[Any, Any]):
 
     # A subclass says how results of arithmetic are wrapped: not at all.
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        return array if array is self or array.ndim else array[()]
+        if array is self:
+            return self
+        plain = array.view(np.ndarray)
+        return plain if plain.ndim else plain[()]
 
     def __round__(self, ndigits: SupportsIndex | None = None) -> Any:
         value = self.item()
