@@ -61,6 +61,33 @@ def test_every_module_is_reached_after_a_bare_import() -> None:
     assert "ortrain.onnxblock.blocks" in imported("import ortrain\nadd = ortrain.onnxblock.blocks.Add")
 
 
+def test_what_needs_onnx_says_so_where_it_is_not_installed() -> None:
+    """And what asks for every name, such as ``help(ortrain)``, works without it."""
+    script = """
+import importlib.abc, pydoc, sys
+
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "onnx":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hide())
+import ortrain
+for name in ("onnxblock", "backend"):
+    assert not hasattr(ortrain, name)
+    try:
+        getattr(ortrain, name)
+    except AttributeError as error:
+        print(error)
+assert "class Module" in pydoc.render_doc(ortrain)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"ortrain.{name} needs the package 'onnx', which is not installed here" for name in ("onnxblock", "backend")
+    ]
+
+
 def test_what_programs_use_is_at_the_top() -> None:
     from ortrain import artifacts, session
 

@@ -134,7 +134,13 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"ortrain.{name}")
+        try:
+            return importlib.import_module(f"ortrain.{name}")
+        except ModuleNotFoundError as error:
+            # An attribute that is not there, so that help() and what else asks for all of them goes on.
+            raise AttributeError(
+                f"ortrain.{name} needs the package {error.name!r}, which is not installed here"
+            ) from error
     if name not in _LATER:
         from ortrain._near import hint
 

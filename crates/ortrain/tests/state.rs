@@ -75,6 +75,8 @@ fn errors_say_what_was_expected() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     let error = state.parameter("v").unwrap_err();
     assert_eq!(error.to_string(), "there is no parameter \"v\" in the state");
+    let error = state.parameter("W").unwrap_err();
+    assert_eq!(error.to_string(), "there is no parameter \"W\" in the state; did you mean \"w\"?");
     let error = state.property("p").unwrap_err();
     assert_eq!(error.to_string(), "there is no property \"p\" in the state");
     let error = CheckpointState::load("/nonexistent/checkpoint").unwrap_err();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{numbers, recorded};
-use ortrain::artifacts::{ArtifactOptions, Loss, generate};
+use ortrain::artifacts::{ArtifactOptions, Loss, LossTerm, generate};
 use ortrain::{
     Bytes, DType, ErrorKind, InferenceSession, ModelSource, SessionOptions, Tensor, Value, encode_model,
 };
@@ -134,4 +134,45 @@ fn gradients_of_inputs() {
     assert_eq!(of(&buffer), of(&input));
     let error = generate(source(), options("fc1.weight")).unwrap_err().to_string();
     assert!(error.ends_with("has no input \"fc1.weight\", whose gradient is asked for"), "{error}");
+}
+
+#[test]
+fn a_loss_that_has_a_name_is_an_output() {
+    let outputs = |names: [Option<&str>; 2], others: &[&str]| {
+        let term = |loss: Loss, name: Option<&str>, factor| LossTerm {
+            name: name.map(str::to_owned),
+            factor,
+            ..loss.into()
+        };
+        let losses = vec![term(Loss::MSELoss, names[0], 1.0), term(Loss::L1Loss, names[1], 0.5)];
+        let options = ArtifactOptions {
+            requires_grad: vec!["fc1.weight".into()],
+            losses,
+            additional_output_names: others.iter().map(|&name| name.to_owned()).collect(),
+            ..ArtifactOptions::default()
+        };
+        let made = generate(recorded("mlp_sgd_mse", "forward.onnx").into(), options)?;
+        let of = |graph: Option<ortrain::GraphProto>| -> Vec<String> {
+            graph.unwrap().output.into_iter().map(|info| info.name).collect()
+        };
+        let (training, eval) = (of(made.training_model.graph), of(made.eval_model.graph));
+        assert_eq!(training[..eval.len()], eval);
+        ortrain::Result::Ok(eval)
+    };
+    assert_eq!(outputs([None, None], &[]).unwrap().len(), 1);
+    assert_eq!(outputs([Some("squares"), Some("size")], &[]).unwrap()[1..], ["squares", "size"]);
+    assert_eq!(outputs([Some("squares"), None], &["fc1.weight"]).unwrap()[1..], ["squares", "fc1.weight"]);
+    // Where it is named among the others, it stands there.
+    assert_eq!(outputs([Some("a"), Some("b")], &["b", "a"]).unwrap()[1..], ["b", "a"]);
+    for names in [[Some("twice"), Some("twice")], [Some("fc1.weight"), None], [Some(""), None]] {
+        let error = outputs(names, &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let name = names[0].unwrap();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "a loss cannot be named {name:?}: a name is a text with letters that no value of the model has"
+            )
+        );
+    }
 }
