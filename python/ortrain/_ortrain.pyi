@@ -26,6 +26,7 @@ __all__ = [
     "loss_fragment",
     "operators",
     "optimizer_model",
+    "replace_head",
     "save_checkpoint",
     "training_models",
 ]
