@@ -5,6 +5,9 @@ use ortrain_graph::Graph;
 /// The least similarity for which a name is proposed: of three letters, two are right.
 const RIGHT_OF: (usize, usize) = (2, 3);
 
+/// The longest names, in letters, that are compared letter by letter: it takes the square of their length.
+const LONGEST: usize = 256;
+
 /// The end of a sentence that names the nearest of the names there are, or nothing if none is near.
 pub(crate) fn hint<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, names).map_or(String::new(), |other| format!("; did you mean {other:?}?"))
@@ -15,7 +18,7 @@ pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) 
     if name.is_empty() {
         return None;
     }
-    let wanted: Vec<char> = folded(name);
+    let wanted = folded(name);
     names
         .into_iter()
         .filter(|other| !other.is_empty() && *other != name)
@@ -26,13 +29,14 @@ pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) 
 
 /// How far off a name is: changed letters, or more than any of these if one name ends with the other, as where a prefix
 /// is forgotten.
-fn distance_to(wanted: &[char], name: &str, other: &str) -> Option<usize> {
+fn distance_to(wanted: &str, name: &str, other: &str) -> Option<usize> {
     let there = folded(other);
-    let longer = wanted.len().max(there.len());
+    let (own, its) = (wanted.chars().count(), there.chars().count());
+    let longer = own.max(its);
     let most = longer * (RIGHT_OF.1 - RIGHT_OF.0) / RIGHT_OF.1;
     let ends = other.ends_with(name) || name.ends_with(other);
-    if wanted.len().abs_diff(there.len()) <= most {
-        let changes = changes(wanted, &there);
+    if own.abs_diff(its) <= most && longer <= LONGEST {
+        let changes = strsim::osa_distance(wanted, &there);
         if changes <= most {
             return Some(changes);
         }
@@ -41,30 +45,11 @@ fn distance_to(wanted: &[char], name: &str, other: &str) -> Option<usize> {
 }
 
 /// Letters alike in upper and lower case, and the signs that join words.
-fn folded(name: &str) -> Vec<char> {
+fn folded(name: &str) -> String {
     name.chars()
         .map(|sign| if matches!(sign, '.' | '/' | '-' | ':' | ' ') { '_' } else { sign })
         .flat_map(char::to_lowercase)
         .collect()
-}
-
-/// The optimal string alignment distance: letters put in, left out, replaced, or swapped with their neighbour.
-fn changes(a: &[char], b: &[char]) -> usize {
-    let (mut before, mut last, mut row) = (Vec::new(), (0..=b.len()).collect::<Vec<usize>>(), Vec::new());
-    for (i, x) in a.iter().enumerate() {
-        row.clear();
-        row.push(i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let mut least = (last[j] + usize::from(x != y)).min(last[j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
-                least = least.min(before[j - 1] + 1);
-            }
-            row.push(least);
-        }
-        std::mem::swap(&mut before, &mut last);
-        std::mem::swap(&mut last, &mut row);
-    }
-    last[b.len()]
 }
 
 /// The end of a sentence about a value that a graph does not have: the node of this name, or the nearest name.
@@ -94,7 +79,7 @@ fn hint_of_node(graph: &Graph, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{changes, hint};
+    use super::hint;
 
     #[test]
     fn what_is_near_is_proposed() {
@@ -116,13 +101,11 @@ mod tests {
         }
     }
 
+    /// Names that a stranger gives may be of any length: long ones are not compared letter by letter, which
+    /// would not come to an end.
     #[test]
-    fn changes_of_letters() {
-        for (a, b, count) in
-            [("", "abc", 3), ("abc", "acb", 1), ("kitten", "sitting", 3), ("same", "same", 0)]
-        {
-            let [a, b] = [a, b].map(|text| text.chars().collect::<Vec<char>>());
-            assert_eq!((changes(&a, &b), changes(&b, &a)), (count, count));
-        }
+    fn long_names_are_not_compared() {
+        let names: Vec<String> = (0..200).map(|k| format!("{k}{}", "a".repeat(100_000))).collect();
+        assert_eq!(hint(&format!("b{}", "a".repeat(100_000)), names.iter().map(String::as_str)), "");
     }
 }

@@ -60,8 +60,8 @@ fn evaluation_and_optimizer_models_are_the_recorded_ones() {
         betas: (0.85, 0.99),
         epsilon: 1e-8,
         weight_decay: 0.05,
-        bias_correction: true,
         max_norm: Some(0.25),
+        ..OptimizerSettings::default()
     };
     let cases = [
         ("mlp_adamw_ce", options(CrossEntropyLoss, AdamW)),
