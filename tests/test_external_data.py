@@ -186,6 +186,7 @@ def test_above_the_limit_it_is_so_without_being_asked_for(inline: list[float], t
         "requires_grad": ["head"], "frozen_params": [], "losses": [artifacts.Loss(LossType.MSELoss)._described()],
         "optimizer": "SGD", "optimizer_model": None, "directory": str(tmp_path), "prefix": "",
         "additional_output_names": [], "nominal_checkpoint": False, "loss_input_names": [], "batch_norm": "auto",
+        "optimizer_settings": None,
     }  # fmt: skip
     model = forward().SerializeToString()
     _ortrain.generate_artifacts(model, **settings, external_above=3 * BASE)  # type: ignore[arg-type]

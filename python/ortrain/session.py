@@ -267,7 +267,9 @@ class TrainingSession:
         >>> for step in range(5):
         ...     session.scheduler_step()
         ...     rates.append(session.get_learning_rate())
+        ...     _ = session.train_step([x, labels])
         ...     session.optimizer_step()
+        ...     session.lazy_reset_grad()
         >>> rates
         [1.0, 0.0, 0.5, 1.0, 0.5, 0.0]
 
@@ -281,6 +283,7 @@ class TrainingSession:
             OrtrainError: if no scheduler is registered.
 
         >>> session.register_linear_lr_scheduler(warmup_step_count=4, total_step_count=8, initial_lr=1.0)
+        >>> _ = session.train_step([x, labels])
         >>> session.optimizer_step()
         >>> session.scheduler_step()
         >>> session.get_learning_rate()

@@ -56,6 +56,7 @@ class LinearLRScheduler:
 
         >>> from ortrain.api import LinearLRScheduler
         >>> scheduler = LinearLRScheduler(optimizer, warmup_step_count=4, total_step_count=8, initial_lr=1.0)
+        >>> _ = module(x, labels)
         >>> optimizer.step()
         >>> scheduler.step()
         >>> optimizer.get_learning_rate()
