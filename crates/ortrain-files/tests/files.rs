@@ -1,4 +1,4 @@
-//! What is written is there entirely or not at all, with the access that was given, where the path leads.
+//! Atomic writes: a file is complete or unchanged, keeps its mode and owner, and lies where its path leads.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(unix)]
@@ -66,7 +66,7 @@ fn a_new_file_has_the_mode_of_new_files_and_a_second_one_that_of_the_first() {
     assert_eq!(mode(&at("new.data")), 0o600);
 }
 
-/// Who runs as root can give files to others, and others can give them to no one.
+/// Owners of files: root can change them, other users cannot.
 #[test]
 fn the_owner_stays_where_that_is_possible() {
     let folder = tempfile::tempdir().unwrap();

@@ -511,13 +511,12 @@ pub(crate) fn generate_loaded(
     }
     let mut names = Names::new();
     let graph = message_graph(label, &mut forward.proto)?;
-    let loss = match options.losses.is_empty() {
-        true => first_output(label, graph, options)?,
+    let (loss, compared) = match options.losses.is_empty() {
+        true => (first_output(label, graph, options)?, Vec::new()),
         false => append_losses(label, graph, &mut names, &typed, options, opset)?,
     };
     let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
-    let terms = options.losses.iter().filter_map(|term| Some((term.loss, scores_of(term, &typed, options)?)));
-    let warnings = doubtful_losses(&typed, &terms.collect::<Vec<_>>());
+    let warnings = doubtful_losses(&typed, &compared);
     let additional = &options.additional_output_names;
     // A loss that has a name comes behind the sum, unless it is the sum, or stands among the other outputs.
     let named = options.losses.iter().filter_map(|term| term.name.as_ref());
@@ -592,14 +591,6 @@ pub(crate) fn generate_loaded(
 /// Whether the settings of AdamW ask for what its formula does not have.
 fn no_such_formula(settings: &OptimizerSettings) -> bool {
     settings.formula == AdamFormula::PyTorch && !settings.bias_correction
-}
-
-/// The value that a loss compares, by the options alone.
-fn scores_of(term: &LossTerm, typed: &Graph, options: &ArtifactOptions) -> Option<ValueId> {
-    match term.scores.as_ref().or(options.loss_input_names.first()) {
-        Some(name) => typed.find(name),
-        None => typed.outputs.first().copied(),
-    }
 }
 
 /// Checks that the outputs are not inside of what is kept together with a gradient of the user's.
@@ -794,7 +785,7 @@ fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> R
     graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
 }
 
-/// Puts the losses behind the model and returns the name of their sum.
+/// Puts the losses behind the model. Returns the name of their sum, and each loss with the scores that it compares.
 fn append_losses(
     label: &str,
     graph: &mut GraphProto,
@@ -802,8 +793,8 @@ fn append_losses(
     typed: &Graph,
     options: &ArtifactOptions,
     opset: i64,
-) -> Result<String> {
-    let mut terms = Vec::new();
+) -> Result<(String, Vec<(Loss, ValueId)>)> {
+    let (mut terms, mut compared) = (Vec::new(), Vec::new());
     let mut dtype = DType::F32;
     // Targets that a loss adds are no outputs of the model.
     let forward: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
@@ -815,6 +806,7 @@ fn append_losses(
         let target = term.target.clone().or(target);
         let id = typed.find(&scores).ok_or_else(|| unknown_value(typed, &scores, "compared by the loss"))?;
         check_scores(typed, term, id).map_err(|source| Error::model(label, source))?;
+        compared.push((term.loss, id));
         let ty = &typed.value(id).ty;
         dtype = ty.dtype().unwrap_or(dtype);
         let (loss, settings) = (term.loss, &term.settings);
@@ -830,7 +822,7 @@ fn append_losses(
         }
         terms.push((output, term.factor));
     }
-    Ok(append_sum(graph, names, &terms, dtype).expect("there is a loss"))
+    Ok((append_sum(graph, names, &terms, dtype).expect("there is a loss"), compared))
 }
 
 /// The scores, and the target if it is named.

@@ -66,7 +66,7 @@ pub struct AttentionGradients {
     /// From the gradient of the weights that were used to that of the softmax. Load 1 is the softmax itself, and has
     /// no buffer either.
     pub weights: Nest,
-    /// What becomes of the softmax before its gradient is taken with it.
+    /// The change of the softmax (a mask, a replacement of NaN) before its gradient is taken with it.
     pub softmax: Nest,
     /// From the gradient of the softmax's operand to that of the product.
     pub scores: Nest,

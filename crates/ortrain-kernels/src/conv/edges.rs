@@ -5,7 +5,7 @@
 //! come out as no number are looked at again where windows reach over an edge, and those that only padding spoiled are
 //! made again by the definition, in `f64`. The same holds in the gradient of the input for the places between strides.
 //!
-//! That costs next to nothing: sums are looked at only if the operand that is not padded holds something odd, or if there
+//! The check costs next to nothing: sums are looked at only if the operand that is not padded holds something odd, or if there
 //! are fewer of them than it has elements.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,11 +23,11 @@ use crate::views::{Bases, RunScalars};
 /// Elements that are looked through at a time.
 pub(super) const PIECE: usize = 1 << 15;
 
-/// What a run of an engine is given beside buffers and memory.
+/// Settings of a run of an engine, beside buffers and memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Given {
     pub(super) scalars: RunScalars,
-    /// Whether padding may have spoiled sums.
+    /// Flag: padding may have spoiled sums.
     pub(super) doubtful: bool,
 }
 
@@ -73,7 +73,7 @@ impl Edges {
         })
     }
 
-    /// Whether padding may spoil sums: the operand that is not padded holds something odd, or has more elements than
+    /// Checks if padding may spoil sums: the operand that is not padded holds something odd, or has more elements than
     /// there are sums, which are then looked at anyhow.
     pub(super) fn doubt(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
         let (operand, len) = self.bare;
@@ -197,7 +197,7 @@ impl Edges {
         Some(total)
     }
 
-    /// Where the products of an element of the result lie, and its positions along the axes.
+    /// The offsets of the products of an element of the result, and its positions along the axes.
     fn sum_of(&self, mut element: usize) -> (Sum, Dims) {
         let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = self.shape;
         let mut places = zeros(&self.shape);
@@ -273,7 +273,7 @@ impl Edges {
     }
 }
 
-/// Whether every element of an axis that is not padded meets one of the other for each element of the result.
+/// Checks if every element of an axis that is not padded meets one of the other for each element of the result.
 fn is_inside(axis: &SlidingAxis, pass: ConvPass) -> bool {
     if axis.kernel == 0 || axis.output == 0 || axis.input == 0 {
         return true;
@@ -301,12 +301,12 @@ fn output_at(axis: &SlidingAxis, input: usize, cell: usize) -> Option<usize> {
     (at.is_multiple_of(axis.stride) && at / axis.stride < axis.output).then_some(at / axis.stride)
 }
 
-/// What the elements along the axes of the operand that is not padded meet in the other, one after the other.
+/// Iterator over the elements of the operand that is not padded, each with the position that it meets in the other one.
 struct Meets<'a> {
     edges: &'a Edges,
     places: &'a Dims,
     index: Dims,
-    /// What all axes but the last meet.
+    /// The position along all axes but the last, row-major, if it lies inside.
     outside: Option<usize>,
 }
 
@@ -325,7 +325,7 @@ impl<'a> Meets<'a> {
         }
     }
 
-    /// What the first axes meet, as one number.
+    /// The position along the first axes, row-major, if it lies inside.
     fn met(&self, axes: usize) -> Option<usize> {
         (0..axes)
             .try_fold(0, |place, i| Some(place * self.sizes(&self.edges.shape.axes[i]).1 + self.along(i)?))
