@@ -327,9 +327,10 @@ class Builder:
     # Arguments that an operator is smooth at.
 
     def clear(self, value: Value, *points: float) -> None:
-        """Refuses a value that comes too near to one of the points."""
-        if not value.moves:
-            return
+        """Refuses a value that comes too near to one of the points.
+
+        Also one that does not move: 1 / x tells 0 and -0 apart, which implementations round to differently.
+        """
         for sample in value.samples:
             for point in points:
                 with np.errstate(invalid="ignore"):
@@ -338,13 +339,12 @@ class Builder:
                     raise Rejected
 
     def apart(self, first: Value, second: Value) -> None:
-        """Refuses two values some of whose elements are nearly equal."""
-        if first.moves or second.moves:
-            for a, b in zip(first.samples, second.samples, strict=True):
-                with np.errstate(invalid="ignore"):
-                    least = np.nanmin(np.abs(a - b), initial=np.inf)
-                if least < MARGIN:
-                    raise Rejected
+        """Refuses two values some of whose elements are nearly equal, also two that do not move."""
+        for a, b in zip(first.samples, second.samples, strict=True):
+            with np.errstate(invalid="ignore"):
+                least = np.nanmin(np.abs(a - b), initial=np.inf)
+            if least < MARGIN:
+                raise Rejected
 
     def distinct(self, value: Value, axes: Sequence[int] | None = None, margin: float = MARGIN) -> None:
         """Refuses a value some of whose elements along the axes are nearly equal.

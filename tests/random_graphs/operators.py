@@ -100,6 +100,7 @@ def reciprocal(g: Builder) -> Value:
     value = g.float()
     if value.least < 0 < value.most or min(abs(value.least), abs(value.most)) < 0.2:
         value = put_between(g, value, 0.2, 40)
+    g.clear(value, 0)
     return g.add("Reciprocal", [value])
 
 
