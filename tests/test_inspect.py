@@ -339,7 +339,9 @@ def test_what_the_loss_depends_on(loss: Any, inputs: Sequence[str] | None, want:
 def test_patterns_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.generate_artifacts(CONVNET, ["head.*"], loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
-    assert str(error.value) == "requires_grad: the pattern 'head.*' matches no parameter of the model"
+    assert str(error.value) == (
+        "requires_grad: the pattern 'head.*' matches no parameter of the model, and no node that uses one"
+    )
     with pytest.raises(ortrain.InvalidArgumentError, match="no parameters are to be trained"):
         artifacts.generate_artifacts(
             CONVNET, lambda _: False, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path

@@ -31,6 +31,8 @@ class ParameterInfo:
     ('fc1.weight', 'float32', (96, 64), 'trained')
     >>> first.reason
     'it is a weight of node "fc1" (Gemm)'
+    >>> first.nodes, first.layer
+    (['fc1'], 2)
     """
 
     name: str
@@ -44,6 +46,12 @@ class ParameterInfo:
     trained; or it stays in the models as it is."""
     reason: str
     """Why."""
+    nodes: list[str]
+    """The nodes that use it, by their names; a node without one by the name of its first result."""
+    layer: int | None
+    """Its layer, if it is trained, from the end: 1 is the last one. A layer is a node with weights (a convolution, a
+    product, a normalization, an embedding, a recurrent layer), together with constants that its results are added to or
+    multiplied by; layers are in the order of their nodes. A constant of several layers belongs to the last of them."""
 
 
 @dataclass(frozen=True)
@@ -266,8 +274,19 @@ def inspect(
     is and which tensors are in it.
 
     Trained are floats that reach the loss through operators with a gradient: initializers and the values of Constant
-    nodes, in subgraphs too. Running statistics are not, nor are single numbers in arithmetic (an epsilon, an exponent,
-    a scale). A model with operators that nobody knows, or with nodes that are wrong, is reported as far as it goes.
+    nodes, in subgraphs too, as far as they were not computed from data or by a formula. Each has its reason in the
+    report, and what is named in ``requires_grad`` is trained all the same. Not trained are
+
+    - running statistics, and the mean, variance or deviation of a normalization that is written as arithmetic;
+    - what prepares an input of the model element by element in front of its first layer: a mean, a scale;
+    - tables of sines of positions, the frequencies that positions are multiplied by, and what else meets nothing but
+      integers;
+    - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own;
+    - single numbers in arithmetic (an epsilon, an exponent). An initializer of one element that is added to what a
+      layer made, or multiplied by it, is trained, unless its name was made up by an exporter, or it has no axis and
+      its name does not say that it was learned (``bias``, ``logit_scale``).
+
+    A model with operators that nobody knows, or with nodes that are wrong, is reported as far as it goes.
 
     Args:
         model: a path, the bytes of a file, or an ``onnx.ModelProto``.

@@ -228,6 +228,7 @@ def generate_artifacts(
     batch_norm: Literal["auto", "train", "freeze"] = "auto",
     operators: OperatorLibrary | None = None,
     external_data: bool = False,
+    last: int | None = None,
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
 
@@ -242,10 +243,11 @@ def generate_artifacts(
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         requires_grad: initializers to train: names, or patterns (``"encoder.*"``, as of :mod:`fnmatch`), or a
-            callable that is given an :class:`~ortrain.ParameterInfo` and says whether it is trained. Patterns and
-            callables choose from what :func:`ortrain.inspect` calls trained; ``None`` trains all of that. A value that
-            the model computes from constants alone (by a ``ConstantOfShape``, say) may be named, too, and becomes a
-            parameter with the value it has.
+            callable that is given an :class:`~ortrain.ParameterInfo` and says whether it is trained. A pattern may fit
+            the name of a parameter, or that of a node that uses it (``"/encoder/layer.11/*"``). Patterns and callables
+            choose from what :func:`ortrain.inspect` calls trained; ``None`` trains all of that. A value that the model
+            computes from constants alone (by a ``ConstantOfShape``, say) may be named, too, and becomes a parameter
+            with the value it has.
         frozen_params: initializers, or such values, that go into the checkpoint without being trained: names,
             patterns, or a callable, which choose from all floats.
         loss: what to put on the model's outputs: one loss, or several, of which the sum is trained, or a block of
@@ -268,6 +270,8 @@ def generate_artifacts(
             checkpoint as frozen parameters, whether ``frozen_params`` names them or not; the eval model uses them.
         operators: operators and gradients of one's own; the artifacts hold plain nodes and need none.
         external_data: whether initializers lie in ``frozen.data`` also where the models would take less than 2 GiB.
+        last: train the parameters of this many layers, from the end (:attr:`ortrain.ParameterInfo.layer`), instead of
+            ``requires_grad``.
 
     Warns:
         TrainingWarning: if a loss is put on what it was not made for: one that takes logits on a softmax or a sigmoid,
@@ -309,7 +313,7 @@ def generate_artifacts(
     optimizer_model = None
     chosen = _Choice(with_operators(source, operators), loss, loss_input_names)
     frozen = chosen.frozen(frozen_params)
-    trained = chosen.trained(requires_grad, frozen)
+    trained = chosen.trained(requires_grad, frozen, last)
     if _is_block(loss) or _is_block(optimizer):
         # Only blocks need `onnx`.
         from ortrain.onnxblock import _artifacts
@@ -394,11 +398,29 @@ class _Choice:
         return inspection(self._source, self._values, first_output=self._first_output).parameters
 
     def trained(
-        self, wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None, frozen: Sequence[str]
+        self,
+        wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None,
+        frozen: Sequence[str],
+        last: int | None,
     ) -> list[str]:
+        if last is not None:
+            return self._last(last, wanted, frozen)
         if wanted is None:
             return [info.name for info in self._found if info.role == "trained" and info.name not in frozen]
         return self._select("requires_grad", wanted, lambda info: info.role == "trained")
+
+    def _last(self, last: int, wanted: object, frozen: Sequence[str]) -> list[str]:
+        """The parameters of so many layers, from the end."""
+        if wanted is not None:
+            raise InvalidArgumentError("requires_grad and last both say what is trained; give one of them")
+        count = operator.index(last)
+        there = max((info.layer for info in self._found if info.layer is not None), default=0)
+        if not 1 <= count <= there:
+            raise InvalidArgumentError(
+                f"last is a number of layers from 1 to {there}, for so many of the model can be trained, not {count}"
+            )
+        layers = [(info.name, info.layer) for info in self._found if info.name not in frozen]
+        return [name for name, layer in layers if layer is not None and layer <= count]
 
     def frozen(self, wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None) -> list[str]:
         return self._select("frozen_params", wanted or (), lambda info: "float" in info.dtype)
@@ -420,9 +442,14 @@ class _Choice:
             if name in there or not _is_pattern(name):
                 chosen[name] = None
                 continue
-            matching = [info.name for info in self._found if among(info) and fnmatch.fnmatchcase(info.name, name)]
+            fits = functools.partial(fnmatch.fnmatchcase, pat=name)
+            matching = [
+                info.name for info in self._found if among(info) and any(map(fits, (info.name, *info.nodes)))
+            ]
             if not matching:
-                raise InvalidArgumentError(f"{argument}: the pattern {name!r} matches no parameter of the model")
+                raise InvalidArgumentError(
+                    f"{argument}: the pattern {name!r} matches no parameter of the model, and no node that uses one"
+                )
             chosen.update(dict.fromkeys(matching))
         return list(chosen)
 

@@ -14,6 +14,7 @@ use crate::{Error, OpError, build};
 mod head;
 mod losses;
 mod modes;
+mod parameters;
 mod scores;
 
 pub use head::{Head, find_head};
@@ -21,6 +22,7 @@ pub use losses::{
     Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, name_value,
 };
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
+pub use parameters::{ConstantUses, Judgement, ParameterRole};
 pub use scores::{check_scores, doubtful_losses, probabilities};
 
 const MICROSOFT: &str = "com.microsoft";

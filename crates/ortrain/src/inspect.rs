@@ -8,9 +8,8 @@ use ortrain_ops::passes::{
     infer::infer_known,
     versions::upgrade_known,
 };
-use ortrain_ops::training::{doubtful_losses, probabilities};
-use ortrain_ops::{Definition, Placement, Registry, build};
-use rustc_hash::FxHashMap;
+use ortrain_ops::training::{ConstantUses, Judgement, doubtful_losses, probabilities};
+use ortrain_ops::{Placement, build};
 
 use crate::artifacts::inferred;
 use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
@@ -32,31 +31,8 @@ use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
 /// assert_eq!(statistics, ["block1.mean", "block1.var"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ParameterRole {
-    /// It is trained.
-    Trained,
-    /// It is a running statistic: in the checkpoint, but not trained.
-    Statistic,
-    /// It stays in the models as it is.
-    Constant,
-}
-
-impl ParameterRole {
-    /// Its name, as reports have it.
-    ///
-    /// ```
-    /// assert_eq!(ortrain::ParameterRole::Trained.name(), "trained");
-    /// ```
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            ParameterRole::Trained => "trained",
-            ParameterRole::Statistic => "statistic",
-            ParameterRole::Constant => "constant",
-        }
-    }
-}
+#[doc(inline)]
+pub use ortrain_ops::training::ParameterRole;
 
 /// A constant of a model.
 ///
@@ -65,10 +41,11 @@ impl ParameterRole {
 /// use ortrain::{ParameterInfo, ParameterRole, Scope, inspect};
 ///
 /// let found = inspect(setup::MODEL.into(), &Scope::Outputs)?;
-/// let ParameterInfo { name, dims, role, reason, .. } = &found.parameters[0];
+/// let ParameterInfo { name, dims, role, reason, nodes, layer, .. } = &found.parameters[0];
 /// assert_eq!((name.as_str(), dims.as_slice()), ("fc1.weight", &[96, 64][..]));
 /// assert_eq!(*role, ParameterRole::Trained);
 /// assert_eq!(reason, r#"it is a weight of node "fc1" (Gemm)"#);
+/// assert_eq!((nodes.as_slice(), *layer), (&["fc1".to_owned()][..], Some(2)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +60,12 @@ pub struct ParameterInfo {
     pub role: ParameterRole,
     /// Why, as a part of a sentence.
     pub reason: String,
+    /// The nodes that use it, by their names; a node without one by the name of its first result.
+    pub nodes: Vec<String>,
+    /// Its layer, if it is trained, from the end: 1 is the last one. A layer is a node with weights (a convolution, a
+    /// product, a normalization, an embedding, a recurrent layer), together with constants that its results are added to
+    /// or multiplied by; layers are in the order of their nodes. A constant of several layers belongs to the last of them.
+    pub layer: Option<usize>,
 }
 
 /// What stands in the way of training a model.
@@ -249,8 +232,19 @@ pub enum Scope {
     Values(Vec<String>),
 }
 
-/// Says which constants of a model would be trained: floats that reach the loss through operators with a gradient.
-/// Running statistics are none of them, nor are single numbers in arithmetic (an epsilon, an exponent, a scale).
+/// Says which constants of a model would be trained: floats that reach the loss through operators with a gradient, as far
+/// as they were not computed from data or by a formula. Not trained are
+///
+/// - running statistics, and the mean, variance or deviation of a normalization that is written as arithmetic;
+/// - what prepares an input of the model element by element in front of its first layer: a mean, a scale;
+/// - tables of sines of positions, the frequencies that positions are multiplied by, and what else meets nothing but
+///   integers;
+/// - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own;
+/// - single numbers in arithmetic (an epsilon, an exponent). An initializer of one element that is added to what a layer
+///   made, or multiplied by it, is trained, unless its name was made up by an exporter, or it has no axis and its name
+///   does not say that it was learned (`bias`, `logit_scale`).
+///
+/// Each has its reason in the report; whoever knows better names it, and it is trained.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -446,8 +440,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     let values: Vec<(String, ValueType)> =
         seeds.iter().map(|&(id, _)| (graph.name_of(id).to_owned(), graph.value(id).ty.clone())).collect();
 
-    let mut uses = FxHashMap::default();
-    find_uses(&whole, &mut |id| Some(id), &mut uses);
+    let uses = ConstantUses::new(&whole);
     let mut inspection = Inspection::default();
     let mut wanted: Vec<(usize, ValueId)> = Vec::new();
     for name in constants(&raw) {
@@ -456,7 +449,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         let ValueType::Tensor(dtype, Some(shape)) = &whole.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
         let dtype = *dtype;
-        let (mut role, mut reason) = role(uses.get(&id).map_or(&[][..], Vec::as_slice), dtype, &dims);
+        let Judgement { mut role, mut reason, nodes } = uses.judge(id, dtype, &dims);
         match graph.find(&name) {
             _ if role != ParameterRole::Trained => {}
             Some(id) => wanted.push((inspection.parameters.len(), id)),
@@ -466,7 +459,7 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
                 reason = "it is part of an operator with a gradient of its own".into();
             }
         }
-        inspection.parameters.push(ParameterInfo { name, dtype, dims, role, reason });
+        inspection.parameters.push(ParameterInfo { name, dtype, dims, role, reason, nodes, layer: None });
     }
     notes(&whole, &mut inspection);
     inspection.warnings = doubtful_losses(&whole, &[]);
@@ -476,6 +469,14 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     inspection.obstacle = failure.as_ref().map(ToString::to_string);
     if failure.is_none() {
         gradients(label, graph, &seeds, &wanted, &mut inspection);
+    }
+    let mut trained: Vec<(&mut ParameterInfo, ValueId)> = (inspection.parameters.iter_mut())
+        .filter(|info| info.role == ParameterRole::Trained)
+        .filter_map(|info| whole.find(&info.name).map(|id| (info, id)))
+        .collect();
+    let ids: Vec<ValueId> = trained.iter().map(|&(_, id)| id).collect();
+    for ((info, _), layer) in trained.iter_mut().zip(uses.layers(&ids)) {
+        info.layer = layer;
     }
     Ok(Looked { inspection, failure, graph: whole, values })
 }
@@ -662,71 +663,4 @@ fn constants(graph: &Graph) -> Vec<String> {
     let made = graph.nodes.iter().filter(|node| node.inputs.is_empty());
     let made = made.flat_map(Node::present_outputs);
     initializers.chain(made).map(|id| graph.name_of(id).to_owned()).filter(|name| !name.is_empty()).collect()
-}
-
-/// A node that uses a value.
-struct Use {
-    /// The node, as messages name it.
-    node: String,
-    definition: Option<&'static Definition>,
-    /// At which input.
-    input: usize,
-}
-
-/// Finds who uses the values of a graph, in its subgraphs too. `outer` says which value of the main graph one of this graph
-/// is.
-fn find_uses(
-    graph: &Graph,
-    outer: &mut dyn FnMut(ValueId) -> Option<ValueId>,
-    uses: &mut FxHashMap<ValueId, Vec<Use>>,
-) {
-    for node in &graph.nodes {
-        let subgraphs: Vec<&Graph> = Graph::subgraphs(node).map(|(_, subgraph)| subgraph).collect();
-        let own = if subgraphs.is_empty() { node.inputs.len() } else { node.inputs.len() - node.captures };
-        for (input, id) in node.inputs[..own].iter().enumerate() {
-            if let Some(id) = id.and_then(&mut *outer) {
-                let definition = Registry::standard().find(&node.domain, &node.op);
-                uses.entry(id).or_default().push(Use { node: graph.node_label(node), definition, input });
-            }
-        }
-        for subgraph in subgraphs {
-            // What is captured comes last on both sides.
-            let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { continue };
-            let captured: FxHashMap<ValueId, ValueId> = (subgraph.inputs[formal..].iter())
-                .zip(&node.inputs[own..])
-                .filter_map(|(&inner, port)| Some((inner, outer((*port)?)?)))
-                .collect();
-            find_uses(subgraph, &mut |id| captured.get(&id).copied(), uses);
-        }
-    }
-}
-
-fn role(uses: &[Use], dtype: DType, dims: &[usize]) -> (ParameterRole, String) {
-    let of = |found: fn(&Definition) -> &'static [usize]| {
-        uses.iter().find(|used| used.definition.is_some_and(|known| found(known).contains(&used.input)))
-    };
-    if let Some(used) = of(|definition| definition.statistics) {
-        return (ParameterRole::Statistic, format!("it is a running statistic of {}", used.node));
-    }
-    let constant = |reason: String| (ParameterRole::Constant, reason);
-    if uses.is_empty() {
-        return constant("nothing uses it".into());
-    }
-    if !dtype.is_float() {
-        return constant(format!("it is {dtype}; floats are trained"));
-    }
-    let weight = of(|definition| definition.weights);
-    let elements: usize = dims.iter().product();
-    let names = || {
-        // Uses are in the order of the nodes.
-        let mut nodes: Vec<&str> = uses.iter().map(|used| used.node.as_str()).collect();
-        nodes.dedup();
-        let rest = nodes.len() - 1;
-        if rest == 0 { nodes[0].to_owned() } else { format!("{} and {rest} more", nodes[0]) }
-    };
-    match weight {
-        Some(used) => (ParameterRole::Trained, format!("it is a weight of {}", used.node)),
-        None if elements == 1 => constant(format!("it is a single number in {}", names())),
-        None => (ParameterRole::Trained, format!("its floats go into {}", names())),
-    }
 }

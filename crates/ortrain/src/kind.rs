@@ -173,7 +173,7 @@ fn start_of(path: &Path) -> Option<Vec<u8>> {
 
 fn parameter(name: String, dtype: DType, dims: Vec<usize>, trained: bool, reason: &str) -> ParameterInfo {
     let role = if trained { ParameterRole::Trained } else { ParameterRole::Constant };
-    ParameterInfo { name, dtype, dims, role, reason: reason.to_owned() }
+    ParameterInfo { name, dtype, dims, role, reason: reason.to_owned(), nodes: Vec::new(), layer: None }
 }
 
 fn of_tensors(tensors: Vec<NamedTensor>) -> Vec<ParameterInfo> {

@@ -227,6 +227,8 @@ impl Inspection {
                 ("shape", numbers(&info.dims)),
                 ("role", json(info.role.name())),
                 ("reason", json(&info.reason)),
+                ("nodes", texts(&info.nodes)),
+                ("layer", info.layer.map_or_else(|| "null".to_owned(), |layer| layer.to_string())),
             ])
         };
         let obstacle = |obstacle: &Obstacle| {
