@@ -28,6 +28,14 @@ FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 LAYERS, WIDTH, ROWS = 24, 768, 512
 
 
+@pytest.fixture(autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """Shells start background jobs with SIGINT ignored, and Python leaves that so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[list[float]]:
     """SIGINT after a while; when it was sent."""
