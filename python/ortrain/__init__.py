@@ -51,6 +51,7 @@ from ortrain._operators import OperatorLibrary
 from ortrain._ortrain import __version__
 from ortrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from ortrain.errors import (
+    AnomalyError,
     InvalidArgumentError,
     InvalidModelError,
     MemoryLimitError,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from ortrain.session import TrainingSession
 
 __all__ = [
+    "AnomalyError",
     "CheckpointState",
     "GradientStop",
     "InferenceSession",

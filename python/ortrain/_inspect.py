@@ -6,11 +6,13 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Literal, overload
 
 from ortrain import _ortrain
 from ortrain._operators import OperatorLibrary, Source, with_operators
 from ortrain._sources import ModelLike, model_source
+from ortrain.api.module import Module
+from ortrain.api.norms import Norms, ParameterNorms
 from ortrain.errors import InvalidArgumentError
 
 __all__ = ["GradientStop", "Inspection", "NodeNote", "Obstacle", "ParameterInfo", "StepCost", "inspect"]
@@ -260,6 +262,9 @@ class Inspection:
         return "".join(map(paragraph, sentences)) + table(heads, rows) + rest
 
 
+@overload
+def inspect(model: Module) -> Norms: ...
+@overload
 def inspect(
     model: ModelLike,
     loss_input_names: Sequence[str] | None = None,
@@ -267,8 +272,19 @@ def inspect(
     batch_size: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     operators: OperatorLibrary | None = None,
-) -> Inspection:
+) -> Inspection: ...
+def inspect(
+    model: ModelLike | Module,
+    loss_input_names: Sequence[str] | None = None,
+    *,
+    batch_size: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    operators: OperatorLibrary | None = None,
+) -> Inspection | Norms:
     """Say what of a model would be trained, what stands in the way, and what a step takes. Nothing is written.
+
+    Of a :class:`~ortrain.api.Module` it says the norm of each parameter and of its gradient
+    (:class:`~ortrain.api.Norms`).
 
     Of another file of a training (a training, evaluation or optimizer model, a checkpoint, safetensors) it says what it
     is and which tensors are in it.
@@ -289,7 +305,7 @@ def inspect(
     A model with operators that nobody knows, or with nodes that are wrong, is reported as far as it goes.
 
     Args:
-        model: a path, the bytes of a file, or an ``onnx.ModelProto``.
+        model: a path, the bytes of a file, or an ``onnx.ModelProto``; or a module, alone.
         loss_input_names: the values that the loss is made of, if not the model's outputs.
         batch_size: the size of first axes of inputs that are open, to plan a step for it.
         shapes: shapes of inputs, by name, for the same purpose. A step is planned if all shapes are known with these.
@@ -313,6 +329,10 @@ def inspect(
     True
 
     """
+    if isinstance(model, Module):
+        if (loss_input_names, batch_size, shapes, operators) != (None, None, None, None):
+            raise InvalidArgumentError("a module is inspected alone: its loss and its shapes are chosen")
+        return Norms([ParameterNorms(*row) for row in model._native.norms()])
     if isinstance(loss_input_names, str):
         raise TypeError("loss_input_names is a list of names, not one name")
     sizes = [(str(name), _sizes(name, dims)) for name, dims in (shapes or {}).items()]

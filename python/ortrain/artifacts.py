@@ -443,9 +443,7 @@ class _Choice:
                 chosen[name] = None
                 continue
             fits = functools.partial(fnmatch.fnmatchcase, pat=name)
-            matching = [
-                info.name for info in self._found if among(info) and any(map(fits, (info.name, *info.nodes)))
-            ]
+            matching = [info.name for info in self._found if among(info) and any(map(fits, (info.name, *info.nodes)))]
             if not matching:
                 raise InvalidArgumentError(
                     f"{argument}: the pattern {name!r} matches no parameter of the model, and no node that uses one"

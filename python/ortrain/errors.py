@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 
 __all__ = [
+    "AnomalyError",
     "InvalidArgumentError",
     "InvalidModelError",
     "MemoryLimitError",
@@ -82,6 +83,24 @@ class MemoryLimitError(OrtrainError, MemoryError):
     ... except ortrain.MemoryLimitError as error:
     ...     print(str(error).partition(";")[0])
     this takes 33960 bytes of memory (28840 constants, 5120 values of a step), but memory_limit is 1000
+    """
+
+
+class AnomalyError(OrtrainError, FloatingPointError):
+    """A step that made NaN or infinities, where :attr:`SessionOptions.detect_anomaly
+    <ortrain.SessionOptions.detect_anomaly>` is set. Names the first node, tensor and index; nothing was changed.
+
+    >>> import ortrain
+    >>> options = ortrain.SessionOptions()
+    >>> options.detect_anomaly = True
+    >>> careful = Module("training_model.onnx", state, session_options=options)
+    >>> broken = x.copy()
+    >>> broken[2, 5] = np.nan
+    >>> try:
+    ...     careful(broken, labels)
+    ... except ortrain.AnomalyError as error:
+    ...     print(str(error).partition(";")[0])
+    the step makes the loss NaN: "x", which it is given, has NaN at [2, 5]
     """
 
 

@@ -50,6 +50,7 @@ class SessionOptions:
 
     __slots__ = (
         "bf16_fallback",
+        "detect_anomaly",
         "intra_op_num_threads",
         "iteration_limit",
         "log_severity_level",
@@ -100,6 +101,16 @@ class SessionOptions:
     ``docs/performance.md``.
     """
 
+    detect_anomaly: bool
+    """Whether a step of a training fails where it makes NaN or infinities; ``False`` at first, which costs nothing.
+
+    After each training step the loss, the gradients and the running statistics are looked at, and the other results
+    for NaN; after an evaluation step its results. If one is not finite the state is put back as it was, the step is run
+    again so that every value can be seen, and :class:`~ortrain.errors.AnomalyError` names the node, the tensor and the
+    index that came first, in the forward or in the backward pass. A step copies the gradients for that, and the frozen
+    parameters; the run that looks for the place may take more than :attr:`memory_limit`.
+    """
+
     bf16_fallback: str
     """What may multiply bfloat16 where there is no AMX: ``"none"``, the default, ``"avx512_bf16"`` or ``"emulated"``.
 
@@ -117,6 +128,7 @@ class SessionOptions:
         self.memory_limit = None
         self.precision = "f32"
         self.bf16_fallback = "none"
+        self.detect_anomaly = False
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in SessionOptions.__slots__:
@@ -147,6 +159,10 @@ def _checked(name: str, value: object) -> object:
     """The value of an option, if it is of the kind that the option has."""
     if name in ("precision", "bf16_fallback"):
         return _name(name, value)
+    if name == "detect_anomaly":
+        if not isinstance(value, bool):
+            raise TypeError(f"detect_anomaly is True or False, not {value!r}")
+        return value
     if name not in _COUNTED:
         return value
     unit, optional = _COUNTED[name]
@@ -264,6 +280,20 @@ class NativeOptions(TypedDict):
     iteration_limit: int | None
     precision: str
     bf16_fallback: str
+
+
+class NativeTrainingOptions(NativeOptions):
+    """Those of a module."""
+
+    detect_anomaly: bool
+
+
+def training_options(
+    options: SessionOptions | None, precision: str | None = None, bf16_fallback: str | None = None
+) -> NativeTrainingOptions:
+    """As :func:`native_options`, with what only a training has."""
+    detect = isinstance(options, SessionOptions) and options.detect_anomaly
+    return NativeTrainingOptions(**native_options(options, precision, bf16_fallback), detect_anomaly=detect)
 
 
 def native_options(
@@ -385,6 +415,8 @@ class InferenceSession:
                 raise UnsupportedError(
                     f"there is no provider {provider!r} here; there are {', '.join(sorted(_PROVIDERS))}"
                 )
+        if isinstance(sess_options, SessionOptions) and sess_options.detect_anomaly:
+            raise UnsupportedError("detect_anomaly is for trainings: a Module or a TrainingSession takes it")
         self._device = _PROVIDERS[wanted[0]]
         self._native = _ortrain.InferenceSession(
             with_operators(model_source(path_or_bytes), operators),

@@ -29,7 +29,7 @@ from ortrain._inputs import as_given, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.errors import OrtrainError, _warn_of_gradients
-from ortrain.inference import RunOptions, SessionOptions, check_begin, native_options
+from ortrain.inference import RunOptions, SessionOptions, check_begin, training_options
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class TrainingSession:
             None if eval_model is None else model_source(eval_model),
             None if optimizer_model is None else model_source(optimizer_model),
             device=device,
-            **native_options(session_options),
+            **training_options(session_options),
         )
 
     def __repr__(self) -> str:
@@ -215,8 +215,8 @@ class TrainingSession:
         """
         self._native.lazy_reset_grad()
 
-    def optimizer_step(self, run_options: RunOptions | None = None) -> None:
-        """Update the trainable parameters from the gradients.
+    def optimizer_step(self, run_options: RunOptions | None = None) -> float | None:
+        """Update the trainable parameters from the gradients, and return their norm where the optimizer model clips them.
 
         These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
 
@@ -229,7 +229,9 @@ class TrainingSession:
         >>> session.lazy_reset_grad()
         """
         check_begin(run_options)
-        _warn_of_gradients(self._native.optimizer_step())
+        doubt, norm = self._native.optimizer_step()
+        _warn_of_gradients(doubt)
+        return norm
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the next steps, a float32.

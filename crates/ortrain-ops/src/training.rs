@@ -26,6 +26,8 @@ pub use parameters::{ConstantUses, Judgement, ParameterRole};
 pub use scores::{check_scores, doubtful_losses, probabilities};
 
 const MICROSOFT: &str = "com.microsoft";
+/// Scales gradients so that their norm is at most an attribute of the node.
+const CLIP: &str = "InplaceClipGradNorm";
 /// The version of ONNX files that optimizer models are written in, as by onnxruntime-training 1.19.2.
 const OPTIMIZER_IR_VERSION: i64 = 10;
 
@@ -262,13 +264,7 @@ pub fn optimizer_model(
         Some(max_norm) => {
             let clipped = append.names.next("clip_grad_norm_output");
             let outputs = vec![clipped.clone()];
-            append.node_into(
-                MICROSOFT,
-                "InplaceClipGradNorm",
-                &["gradients"],
-                outputs,
-                vec![float("max_norm", max_norm)],
-            );
+            append.node_into(MICROSOFT, CLIP, &["gradients"], outputs, vec![float("max_norm", max_norm)]);
             append.graph.value_info.push(declaration(&clipped, &sequence));
             clipped
         }
@@ -383,6 +379,12 @@ pub fn sequence_input(graph: &Graph, mut sequence: ValueId) -> Result<Option<Val
         }
     }
     Ok(Some(sequence))
+}
+
+/// Whether an optimizer model clips the gradients by their norm.
+#[must_use]
+pub fn clips_gradients(graph: &Graph) -> bool {
+    graph.nodes.iter().any(|node| (&*node.domain, &*node.op) == (MICROSOFT, CLIP))
 }
 
 /// How many moments the optimizer of an optimizer model keeps for each parameter.

@@ -4,6 +4,7 @@ use ortrain::{Error, ErrorKind, Interrupt, RunError};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::{PyErr, Python, import_exception};
 
+import_exception!(ortrain.errors, AnomalyError);
 import_exception!(ortrain.errors, InvalidArgumentError);
 import_exception!(ortrain.errors, InvalidModelError);
 import_exception!(ortrain.errors, MemoryLimitError);
@@ -33,6 +34,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
         return raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(text));
     }
     match error.kind() {
+        ErrorKind::Anomaly => AnomalyError::new_err(text),
         ErrorKind::InvalidArgument => InvalidArgumentError::new_err(text),
         ErrorKind::InvalidModel => InvalidModelError::new_err(text),
         ErrorKind::NoSuchFile => NoSuchFileError::new_err(text),

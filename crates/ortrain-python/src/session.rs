@@ -45,7 +45,7 @@ impl TrainingSession {
     #[new]
     #[pyo3(signature = (
         state, train_model, eval_model, optimizer_model, *, device, num_threads, memory_limit, iteration_limit,
-        precision, bf16_fallback
+        precision, bf16_fallback, detect_anomaly
     ))]
     fn new(
         py: Python<'_>,
@@ -59,9 +59,17 @@ impl TrainingSession {
         iteration_limit: Option<u64>,
         precision: &str,
         bf16_fallback: &str,
+        detect_anomaly: bool,
     ) -> PyResult<TrainingSession> {
-        let options =
-            module_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
+        let options = module_options(
+            device,
+            num_threads,
+            memory_limit,
+            iteration_limit,
+            precision,
+            bf16_fallback,
+            detect_anomaly,
+        )?;
         let (eval, optimizer) = (eval_model.map(|source| source.0), optimizer_model.map(|source| source.0));
         let session = state.door.pass(py, |state| {
             let session = ortrain::TrainingSession::new(state, train_model.0, eval, optimizer, options)?;
@@ -124,12 +132,12 @@ impl TrainingSession {
         })
     }
 
-    /// A step. Returns why it may not be meant so, if so.
-    fn optimizer_step(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+    /// A step. Returns why it may not be meant so, if so, and the norm of the gradients, if they are clipped.
+    fn optimizer_step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
         self.with(py, |session| {
             let doubt = session.module().doubt_of_gradients();
-            session.optimizer_step()?;
-            Ok(doubt)
+            let norm = session.optimizer_step()?;
+            Ok((doubt, norm))
         })
     }
 

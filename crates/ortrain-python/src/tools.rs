@@ -98,6 +98,7 @@ pub(crate) fn module_options(
     iteration_limit: Option<u64>,
     precision: &str,
     bf16_fallback: &str,
+    detect_anomaly: bool,
 ) -> PyResult<ModuleOptions> {
     let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
     options.memory_limit = memory_limit;
@@ -105,6 +106,7 @@ pub(crate) fn module_options(
     options.precision = named(precision)?;
     options.bf16_fallback = named(bf16_fallback)?;
     options.interrupt = Some(signals());
+    options.detect_anomaly = detect_anomaly;
     Ok(options)
 }
 

@@ -49,7 +49,8 @@ impl Module {
 impl Module {
     #[new]
     #[pyo3(signature = (
-        train_model, state, eval_model, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback
+        train_model, state, eval_model, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback,
+        detect_anomaly
     ))]
     fn new(
         py: Python<'_>,
@@ -62,9 +63,17 @@ impl Module {
         iteration_limit: Option<u64>,
         precision: &str,
         bf16_fallback: &str,
+        detect_anomaly: bool,
     ) -> PyResult<Module> {
-        let options =
-            module_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
+        let options = module_options(
+            device,
+            num_threads,
+            memory_limit,
+            iteration_limit,
+            precision,
+            bf16_fallback,
+            detect_anomaly,
+        )?;
         let eval = eval_model.map(|source| source.0);
         let module =
             state.door.pass(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;
@@ -178,6 +187,12 @@ impl Module {
         self.with(py, |module, state| module.copy_buffer_to_gradients(state, &packed))
     }
 
+    /// Of each parameter that is trained: its name, its norm, that of its gradient.
+    fn norms(&self, py: Python<'_>) -> PyResult<Vec<(String, f64, f64)>> {
+        let norms = self.with(py, |module, state| module.norms(state))?;
+        Ok(norms.into_iter().map(|norms| (norms.name, norms.parameter, norms.gradient)).collect())
+    }
+
     /// Live views.
     fn gradient_planes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let parts = self.with(py, |module, state| {
@@ -267,13 +282,13 @@ impl Optimizer {
         Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
     }
 
-    /// A step. Returns why it may not be meant so, if so.
-    fn step(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+    /// A step. Returns why it may not be meant so, if so, and the norm of the gradients, if they are clipped.
+    fn step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
         self.state.pass(py, |state| {
             self.module.with(|module| {
                 let doubt = module.doubt_of_gradients();
-                self.optimizer.with(|optimizer| optimizer.step(state, module))?;
-                Ok(doubt)
+                let norm = self.optimizer.with(|optimizer| optimizer.step(state, module))?;
+                Ok((doubt, norm))
             })
         })
     }

@@ -39,6 +39,8 @@ pub enum ErrorKind {
     NotImplemented,
     /// A run would take more memory than it may: a smaller batch helps.
     MemoryLimit,
+    /// A step made NaN or infinities, and was to fail then: other data or a lower rate help.
+    Anomaly,
     /// Something else failed: the disk, a damaged checkpoint, a call out of order.
     Fail,
 }
@@ -98,6 +100,10 @@ pub enum Error {
     /// A run failed; the state is as it was.
     #[error(transparent)]
     Run(#[from] RunError),
+
+    /// A step made NaN or infinities; the state is as it was.
+    #[error("{0}")]
+    Anomaly(Box<crate::Anomaly>),
 
     /// The state has no such parameter.
     #[error("there is no parameter {name:?} in the state{hint}")]
@@ -353,6 +359,7 @@ impl Error {
             | Error::Output { .. }
             | Error::BufferLength { .. }
             | Error::Argument(_) => ErrorKind::InvalidArgument,
+            Error::Anomaly(_) => ErrorKind::Anomaly,
             Error::NoFolder { .. } => ErrorKind::NoSuchFile,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
             Error::Run(RunError::OverLimit(_) | RunError::Growing { .. }) => ErrorKind::MemoryLimit,

@@ -65,6 +65,7 @@ mod pages {
     mod rust {}
 }
 
+mod anomaly;
 pub mod artifacts;
 mod backend;
 mod binding;
@@ -96,6 +97,7 @@ mod step_cost;
 mod tail;
 mod training_session;
 
+pub use anomaly::{Anomaly, NotFinite};
 pub use backend::{backend, default_backend};
 pub use catalogue::{OperatorInfo, operators};
 pub use dump::{Stage, dump};
@@ -108,7 +110,7 @@ pub use inspect::{
     GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope, inspect, inspect_with,
 };
 pub use kind::FileKind;
-pub use module::{MemoryUse, Module, ModuleOptions};
+pub use module::{MemoryUse, Module, ModuleOptions, Norms};
 pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
 pub use outputs::{Destination, collect};

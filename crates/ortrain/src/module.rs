@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ortrain_cpu::Cpu;
-use ortrain_graph::{DType, Graph, ValueId};
+use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written, versions::upgrade};
@@ -17,6 +17,7 @@ use ortrain_program::{
     Schedule, Workspace,
 };
 
+use crate::anomaly::{self, Again, Anomaly};
 use crate::binding::{self, bind, is_gradient};
 use crate::inputs::Signature;
 use crate::outputs::{Fill, check_destinations};
@@ -57,6 +58,8 @@ pub struct ModuleOptions {
     pub bf16_fallback: Bf16Fallback,
     /// Who may end a step early: see [`ModuleOptions::interrupt`].
     pub interrupt: Option<Interrupt>,
+    /// Whether a step that makes NaN or infinities fails: see [`ModuleOptions::detect_anomaly`].
+    pub detect_anomaly: bool,
 }
 
 impl ModuleOptions {
@@ -183,6 +186,27 @@ impl ModuleOptions {
         self.interrupt = Some(interrupt);
         self
     }
+
+    /// With steps that fail where they make NaN or infinities: after each training step the loss, the gradients and the
+    /// running statistics are looked at, and the other results for NaN; after an evaluation step its results. If one is
+    /// not finite, the state is put back as it was, the step is run again so that every value can be seen, and
+    /// [`Error::Anomaly`] names the node, the tensor and the index that came first, in the forward or in the backward
+    /// pass.
+    ///
+    /// A step takes a copy of the gradients and the frozen parameters then, and reads all of them. Off, the default, it
+    /// costs nothing.
+    ///
+    /// ```
+    /// use ortrain::ModuleOptions;
+    ///
+    /// let options = ModuleOptions::default().detect_anomaly(true);
+    /// # assert!(options.detect_anomaly);
+    /// ```
+    #[must_use]
+    pub fn detect_anomaly(mut self, detect: bool) -> ModuleOptions {
+        self.detect_anomaly = detect;
+        self
+    }
 }
 
 /// A model that runs: its programs, what it takes, what it gives.
@@ -235,6 +259,8 @@ pub struct Module {
     gradients_are_used: AtomicBool,
     /// Whether a train step changes frozen parameters: running statistics.
     updates_frozen: bool,
+    /// Whether a step that makes NaN or infinities fails.
+    detect_anomaly: bool,
 }
 
 /// Reads a model into a graph of the newest versions.
@@ -431,6 +457,7 @@ impl Module {
             is_new: true,
             gradients_are_used: AtomicBool::new(false),
             updates_frozen,
+            detect_anomaly: options.detect_anomaly,
         })
     }
 
@@ -524,7 +551,37 @@ impl Module {
         let planes = binding::planes(state, &self.gradients);
         let gradients = planes.len() - self.gradients.len()..planes.len();
         self.work.disposable_planes(if accumulates { 0..0 } else { gradients });
-        self.train.runners.run(&mut self.work, &planes, entry, scalars(state), inputs, deliver)
+        let scalars = scalars(state);
+        if !self.detect_anomaly {
+            return self.train.runners.run(&mut self.work, &planes, entry, scalars, inputs, deliver);
+        }
+        // Frozen planes hold running statistics.
+        let written = self.layout.trainable.len()..planes.len();
+        let copies = written.clone().map(|k| copy_of(planes[k])).collect::<Result<Vec<Memory>>>()?;
+        let mut seen = None;
+        let outputs = &self.train.outputs;
+        self.train.runners.run(
+            &mut self.work,
+            &planes,
+            entry,
+            scalars,
+            inputs,
+            &mut |k, dtype, dims, value| {
+                if seen.is_none() {
+                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value);
+                }
+                deliver(k, dtype, dims, value);
+            },
+        )?;
+        let Some(seen) = seen.or_else(|| anomaly::of_planes(&self.layout, &planes)) else { return Ok(()) };
+        for (k, copy) in written.clone().zip(&copies) {
+            planes[k].write(0, &copy.to_vec(0, copy.len()));
+        }
+        let first = written.start;
+        let again: binding::Planes<'_> = planes[..first].iter().copied().chain(&copies).collect();
+        let (runners, backend, layout) = (&self.train.runners, &self.backend, &*self.layout);
+        let again = Again { runners, backend, planes: &again, entry, scalars, inputs, layout };
+        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.path()? })))
     }
 
     /// Checks that the gradients are not those that [`Module::lazy_reset_grad`] has given up.
@@ -601,7 +658,19 @@ impl Module {
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
         eval.signature.check(inputs)?;
         let planes = binding::planes(state, &self.gradients);
-        eval.runners.run(&mut self.work, &planes, ProgramEntry::Accumulate, scalars(state), inputs, deliver)
+        let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state));
+        let mut seen = None;
+        let (detect, outputs) = (self.detect_anomaly, &eval.outputs);
+        eval.runners.run(&mut self.work, &planes, entry, scalars, inputs, &mut |k, dtype, dims, value| {
+            if detect && seen.is_none() {
+                seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value);
+            }
+            deliver(k, dtype, dims, value);
+        })?;
+        let Some(seen) = seen else { return Ok(()) };
+        let (runners, backend, layout) = (&eval.runners, &self.backend, &*self.layout);
+        let again = Again { runners, backend, planes: &planes, entry, scalars, inputs, layout };
+        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.path()? })))
     }
 
     /// An evaluation step whose results go to memory of the caller, in the order of [`Module::outputs`].
@@ -1083,6 +1152,42 @@ impl Module {
         Ok(())
     }
 
+    /// The L2 norm of each parameter that is trained, and that of its accumulated gradient, in the order of their names.
+    /// Sums are `f64`.
+    ///
+    /// A layer whose gradients are all zero is dead; one whose gradients are large beside its parameters explodes.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// for norms in module.norms(&state)? {
+    ///     assert!(norms.gradient > 0.0, "{} learns nothing", norms.name);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is nominal or not the one the module was made on.
+    pub fn norms(&self, state: &CheckpointState) -> Result<Vec<Norms>> {
+        self.check_state(state)?;
+        let trained = state.entries().iter().filter(|entry| entry.requires_grad);
+        let norms = trained.map(|entry| Norms {
+            name: entry.name.to_string(),
+            parameter: norm(entry, state.memory_of(entry)),
+            gradient: norm(entry, &self.gradients[entry.plane]),
+        });
+        Ok(norms.collect())
+    }
+
+    /// The L2 norm of all gradients together.
+    pub(crate) fn gradient_norm(&self, state: &CheckpointState) -> f64 {
+        let trained = state.entries().iter().filter(|entry| entry.requires_grad);
+        trained.map(|entry| norm(entry, &self.gradients[entry.plane]).powi(2)).sum::<f64>().sqrt()
+    }
+
     /// What `memory` holds for each parameter, one after the other.
     fn pack<'a>(
         &'a self,
@@ -1286,6 +1391,46 @@ impl Module {
 /// What a call says that needs an evaluation model where there is none.
 fn no_eval_model(call: &'static str) -> Error {
     Error::NoEvalModel { made: "module", call }
+}
+
+/// The norms of a parameter and of its gradient: see [`Module::norms`].
+///
+/// ```
+/// let norms = ortrain::Norms { name: "fc2.bias".into(), parameter: 2.0, gradient: 0.01 };
+/// println!("{}: a step of rate 0.1 changes it by {:.1e}", norms.name, 0.1 * norms.gradient / norms.parameter);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norms {
+    /// The parameter.
+    pub name: String,
+    /// Its L2 norm.
+    pub parameter: f64,
+    /// That of its accumulated gradient.
+    pub gradient: f64,
+}
+
+/// The L2 norm of a parameter, or of its gradient, in a plane.
+fn norm(entry: &Entry, plane: &Memory) -> f64 {
+    /// A multiple of every element's size.
+    const PART: usize = 1 << 16;
+    let bytes = entry.elements() * entry.dtype.size();
+    let mut part = vec![0; PART.min(bytes)];
+    let mut sum = 0.0;
+    for at in (0..bytes).step_by(PART) {
+        let part = &mut part[..PART.min(bytes - at)];
+        plane.read(entry.offset + at, part);
+        sum += match entry.dtype {
+            DType::F32 => {
+                part.as_chunks::<4>().0.iter().map(|&bits| f64::from(f32::from_le_bytes(bits)).powi(2)).sum()
+            }
+            DType::F64 => part.as_chunks::<8>().0.iter().map(|&bits| f64::from_le_bytes(bits).powi(2)).sum(),
+            dtype => {
+                let elements = Tensor::new(dtype, vec![part.len() / dtype.size()], part.to_vec().into());
+                elements.iter().flat_map(Tensor::to_f64).map(|element| element.powi(2)).sum::<f64>()
+            }
+        };
+    }
+    sum.sqrt()
 }
 
 /// A plane with the same content.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_graph::{DType, ValueType};
 use ortrain_ops::Role;
 use ortrain_ops::passes::infer::infer;
-use ortrain_ops::training::{check_sequences, moments_of_optimizer};
+use ortrain_ops::training::{check_sequences, clips_gradients, moments_of_optimizer};
 use ortrain_program::{Entry, Given, Scalars, Workspace};
 
 use crate::binding::{Planes, sequence};
@@ -40,6 +40,8 @@ pub struct Optimizer {
     runners: Runners,
     work: Workspace,
     moments: usize,
+    /// Whether the model clips the gradients by their norm.
+    clips: bool,
 }
 
 impl Optimizer {
@@ -101,6 +103,7 @@ impl Optimizer {
             return Err(Error::OtherState { what: "module" });
         }
         state.prepare_moments(moments)?;
+        let clips = clips_gradients(&graph);
         // Planes: parameters, gradients, then each moment.
         let count = layout.trainable.len();
         let mut roles = vec![Role::User, Role::User];
@@ -108,11 +111,11 @@ impl Optimizer {
         let runners = Runners::new(graph, roles, module.backend().clone());
         // An update is over soon, and what it overwrites would have to be kept to put it back: it is not interrupted.
         let work = Workspace::new();
-        Ok(Optimizer { layout, runners, work, moments })
+        Ok(Optimizer { layout, runners, work, moments, clips })
     }
 
     /// Updates the parameters with the gradients of a module. These stay as they are, unless the optimizer model clips them:
-    /// then they are the clipped ones.
+    /// then they are the clipped ones. Returns the L2 norm that they had together, if the model clips them by it.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -129,7 +132,7 @@ impl Optimizer {
     /// When the state is nominal or not the one the optimizer was made on, when no train step ran since
     /// [`Module::lazy_reset_grad`], or the run fails. Other steps that may not be meant so are told by
     /// [`Module::doubt_of_gradients`] before.
-    pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<()> {
+    pub fn step(&mut self, state: &mut CheckpointState, module: &Module) -> Result<Option<f64>> {
         module.check_state(state)?;
         if *module.layout() != self.layout {
             return Err(Error::OtherState { what: "optimizer" });
@@ -138,6 +141,7 @@ impl Optimizer {
         if state.group().is_none_or(|group| group.moment_planes(self.moments - 1).is_empty()) {
             state.prepare_moments(self.moments)?;
         }
+        let norm = self.clips.then(|| module.gradient_norm(state));
         let group = known(state)?;
         let rate = group.learning_rate.to_le_bytes();
         let step = group.step.saturating_add(1).to_le_bytes();
@@ -171,7 +175,7 @@ impl Optimizer {
         if let (Some(group), true) = (state.group_mut(), updated[0] != 0) {
             group.step = group.step.saturating_add(1);
         }
-        Ok(())
+        Ok(norm)
     }
 
     /// The learning rate of the next step; 0.001 unless it was set or loaded.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Graph, Tensor};
+use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
     Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Precision, Runner, Scalars, Schedule,
@@ -37,6 +37,17 @@ impl Runners {
     pub(crate) fn precision(mut self, precision: Precision) -> Runners {
         self.specialiser = self.specialiser.precision(precision);
         self
+    }
+
+    /// What runs the same graph with other results.
+    pub(crate) fn showing(&self, outputs: Vec<ValueId>, backend: Arc<dyn Backend>) -> Runners {
+        let specialiser = self.specialiser.showing(outputs);
+        Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) }
+    }
+
+    /// The inputs that are given, in order.
+    pub(crate) fn user_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.specialiser.user_inputs()
     }
 
     pub(crate) fn graph(&self) -> &Graph {

@@ -273,7 +273,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     }
 
     /// Updates the parameters with the gradients, which stay as they are, unless the optimizer model clips them: then they
-    /// are the clipped ones.
+    /// are the clipped ones. Returns the L2 norm that they had together, if the model clips them by it.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -288,7 +288,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// # Errors
     /// When there is no optimizer model, the state is nominal, or the run fails.
-    pub fn optimizer_step(&mut self) -> Result<()> {
+    pub fn optimizer_step(&mut self) -> Result<Option<f64>> {
         let optimizer = self.parts.optimizer.as_mut().ok_or(Error::NoOptimizer("an optimizer step"))?;
         optimizer.step(self.state.borrow_mut(), &self.parts.module)
     }

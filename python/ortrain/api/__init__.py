@@ -18,6 +18,7 @@ a second thread waits for the first, with the interpreter free meanwhile.
 from ortrain.api.checkpoint_state import CheckpointState, LoadReport, PlaneLayout, StateLayout, TensorLayout
 from ortrain.api.lr_scheduler import LinearLRScheduler
 from ortrain.api.module import Module
+from ortrain.api.norms import Norms, ParameterNorms
 from ortrain.api.optimizer import Optimizer
 from ortrain.api.outputs import Outputs, Scalar
 from ortrain.api.profile import Instruction, MemoryUse, Profile
@@ -28,6 +29,8 @@ __all__ = [
     "LinearLRScheduler",
     "LoadReport",
     "MemoryUse",
+    "Norms",
+    "ParameterNorms",
     "Module",
     "Optimizer",
     "Outputs",

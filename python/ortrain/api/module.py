@@ -20,7 +20,7 @@ from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.outputs import Outputs
 from ortrain.api.profile import MemoryUse, Profile
 from ortrain.errors import InvalidArgumentError, OrtrainError
-from ortrain.inference import SessionOptions, native_options
+from ortrain.inference import SessionOptions, training_options
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Module:
             state._native,
             None if eval_model_uri is None else model_source(eval_model_uri),
             device=device,
-            **native_options(session_options, precision, bf16_fallback),
+            **training_options(session_options, precision, bf16_fallback),
         )
 
     def __repr__(self) -> str:
@@ -120,6 +120,7 @@ class Module:
         raises ``KeyboardInterrupt`` and has changed nothing.
 
         Raises:
+            AnomalyError: if the step makes NaN or infinities and ``session_options.detect_anomaly`` is set.
             InvalidArgumentError: for inputs of wrong number, name, type or shape, and labels that are no classes.
             MemoryLimitError: if the step would take more than ``memory_limit``, even if values are computed again
                 instead of kept.
@@ -263,6 +264,24 @@ class Module:
         True
         """
         self._native.lazy_reset_grad()
+
+    def gradient_norms(self) -> dict[str, float]:
+        """The L2 norm of each accumulated gradient, by the names of the parameters, in their order.
+
+        A layer that learns nothing has zero; one that explodes has a large one. Sums are float64.
+        :func:`ortrain.inspect` of the module shows the norms of the parameters beside them.
+
+        Raises:
+            OrtrainError: if the state is nominal.
+
+        >>> _ = module(x, labels)
+        >>> norms = module.gradient_norms()
+        >>> list(norms)
+        ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+        >>> all(norm > 0 for norm in norms.values())
+        True
+        """
+        return {name: gradient for name, _, gradient in self._native.norms()}
 
     def input_names(self) -> list[str]:
         """The inputs that a call takes in the current mode; none in eval mode without an eval model.

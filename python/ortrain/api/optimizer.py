@@ -52,10 +52,13 @@ class Optimizer:
             return f"Optimizer(cannot be read now: {error})"
         return f"Optimizer(step={step}, learning_rate={rate:.6g})"
 
-    def step(self) -> None:
+    def step(self) -> float | None:
         """Update the trainable parameters from the module's gradients.
 
-        These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
+        These stay as they are, unless the optimizer model clips them (``max_norm``): then they are the clipped ones.
+
+        Returns:
+            The L2 norm that all gradients had together before they were clipped; ``None`` if nothing clips them.
 
         Raises:
             OrtrainError: if the state is nominal, and if the module ran no training step since
@@ -69,7 +72,9 @@ class Optimizer:
         >>> module.lazy_reset_grad()
 
         """
-        _warn_of_gradients(self._native.step())
+        doubt, norm = self._native.step()
+        _warn_of_gradients(doubt)
+        return norm
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the next steps; a scheduler overwrites it at its own next step.

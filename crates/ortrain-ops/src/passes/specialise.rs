@@ -98,6 +98,16 @@ impl Specialiser {
         Specialiser { graph, roles, shape_inputs, cache, settings }
     }
 
+    /// The same graph, state and settings with other results.
+    #[must_use]
+    pub fn showing(&self, outputs: Vec<ValueId>) -> Specialiser {
+        let mut graph = self.graph.clone();
+        graph.outputs = outputs;
+        let mut shown = Specialiser::of_part(graph, self.roles.clone());
+        shown.settings = self.settings;
+        shown
+    }
+
     /// The same with another number of nodes that the loops of a schedule may be written out to, altogether. What is
     /// computed stays the same.
     #[must_use]

@@ -19,9 +19,15 @@ type Newest = FxHashMap<ValueId, ValueId>;
 /// The inputs of a graph that its nodes write to.
 #[must_use]
 pub fn written(graph: &Graph) -> Vec<ValueId> {
-    let writes = |node: &&Node| build(graph, node).is_ok_and(|op| op.writes_state());
-    let seen: FxHashSet<ValueId> = graph.nodes.iter().filter(writes).flat_map(Node::present_inputs).collect();
+    let writing = graph.nodes.iter().filter(|node| writes_state(graph, node));
+    let seen: FxHashSet<ValueId> = writing.flat_map(Node::present_inputs).collect();
     graph.inputs.iter().copied().filter(|id| seen.contains(id)).collect()
+}
+
+/// Whether a node writes to inputs of its graph.
+#[must_use]
+pub fn writes_state(graph: &Graph, node: &Node) -> bool {
+    build(graph, node).is_ok_and(|op| op.writes_state())
 }
 
 /// Adds the nodes that write what `state` (inputs of the graph) becomes. Nodes that update the same state do so one

@@ -1,0 +1,305 @@
+//! Where a step makes its first NaN or infinity.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ortrain_graph::{DType, Graph, Tensor, ValueId};
+use ortrain_ops::passes::updates::writes_state;
+use ortrain_program::{Backend, Delivered, Entry, Given, Memory, Scalars, Workspace};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::Result;
+use crate::binding::Planes;
+use crate::runners::Runners;
+use crate::state::StateLayout;
+
+/// A NaN or an infinity that a step made, and where it comes from: see
+/// [`ModuleOptions::detect_anomaly`](crate::ModuleOptions::detect_anomaly).
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let made = setup::artifacts()?;
+/// # let mut state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+/// # let train = ortrain::ModelSource::from_proto(&made.training_model)?;
+/// use ortrain::{Error, Given, Module, ModuleOptions, Tensor};
+///
+/// let mut module = Module::new(train, &mut state, None, ModuleOptions::default().detect_anomaly(true))?;
+/// let (x, labels) = (Tensor::f32(&[1, 64], &[f32::INFINITY; 64]), Tensor::i64(&[1], &[3]));
+/// let result = module.train_step(&mut state, &[Given::from(&x), Given::from(&labels)], &mut |_, _, _, _| {});
+/// let Err(Error::Anomaly(anomaly)) = result else { panic!("the input is infinite") };
+/// let first = &anomaly.path[0];
+/// assert_eq!((first.node.as_deref(), first.tensor.as_str(), first.index.as_slice()), (None, "x", &[0, 0][..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Anomaly {
+    /// What was seen after the step: the loss, a gradient, another result. Its `tensor` is a part of a sentence.
+    pub seen: NotFinite,
+    /// Where it comes from: the first tensor that is not finite, and behind it the first with NaN, if that is another one.
+    /// Empty if the step made none when it was run again, node by node.
+    pub path: Vec<NotFinite>,
+}
+
+/// A tensor with an element that is NaN or infinite.
+///
+/// ```
+/// # fn first(anomaly: &ortrain::Anomaly) {
+/// let ortrain::NotFinite { tensor, index, value, .. } = &anomaly.seen;
+/// println!("{tensor:?} has {value} at {index:?}");
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct NotFinite {
+    /// The node that made it, as messages name it; nothing if the step was given the tensor.
+    pub node: Option<String>,
+    /// Whether the node is one of the backward pass.
+    pub backward: bool,
+    /// The tensor.
+    pub tensor: String,
+    /// The place of the first such element.
+    pub index: Vec<usize>,
+    /// The element.
+    pub value: f64,
+}
+
+impl fmt::Display for Anomaly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NotFinite { tensor, index, value, .. } = &self.seen;
+        write!(f, "the step makes {tensor} {value}")?;
+        if !index.is_empty() {
+            write!(f, " at {index:?}")?;
+        }
+        if self.path.is_empty() {
+            write!(f, ", but not when it is run again, node by node")?;
+        }
+        for (at, NotFinite { node, backward, tensor, index, value }) in self.path.iter().enumerate() {
+            write!(f, "{}", if at == 0 { ": " } else { ", of which " })?;
+            match (node, at) {
+                (None, _) => write!(f, "{tensor:?}, which it is given, has {value} at {index:?}")?,
+                (Some(node), _) => {
+                    let pass = if *backward { "backward" } else { "forward" };
+                    let made = if at == 0 { "makes the first" } else { "makes" };
+                    write!(f, "{node} of the {pass} pass {made} {value}, at {index:?} of {tensor:?}")?;
+                }
+            }
+        }
+        write!(f, "; the state is as it was before the step")
+    }
+}
+
+/// The first NaN and the first infinity of a tensor, each with its place among the elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Found {
+    nan: Option<usize>,
+    infinity: Option<(usize, f64)>,
+}
+
+impl Found {
+    /// Looks through elements of a type.
+    fn within(dtype: DType, bytes: &[u8]) -> Found {
+        let mut found = Found::default();
+        let mut look = |at: usize, value: f64| {
+            if value.is_nan() {
+                found.nan.get_or_insert(at);
+            } else if value.is_infinite() {
+                found.infinity.get_or_insert((at, value));
+            }
+        };
+        match dtype {
+            DType::F32 => {
+                let elements = bytes.chunks_exact(4).enumerate();
+                for (at, bits) in elements {
+                    let value = f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
+                    if !value.is_finite() {
+                        look(at, value.into());
+                    }
+                }
+            }
+            DType::F64 | DType::F16 | DType::BF16 => {
+                let tensor = Tensor::new(dtype, vec![bytes.len() / dtype.size()], bytes.to_vec().into());
+                for (at, value) in tensor.iter().flat_map(Tensor::to_f64).enumerate() {
+                    look(at, value);
+                }
+            }
+            _ => {}
+        }
+        found
+    }
+
+    fn is_finite(self) -> bool {
+        self == Found::default()
+    }
+
+    /// NaN, or else an infinity.
+    fn worst(self) -> Option<(usize, f64)> {
+        self.nan.map(|at| (at, f64::NAN)).or(self.infinity)
+    }
+
+    /// As a part of a report.
+    fn report(self, tensor: &str, dims: &[usize]) -> Option<NotFinite> {
+        let (at, value) = self.worst()?;
+        let (tensor, index) = (tensor.to_owned(), place(at, dims));
+        Some(NotFinite { node: None, backward: false, tensor, index, value })
+    }
+}
+
+/// The index of an element of a tensor in the order of rows.
+fn place(mut at: usize, dims: &[usize]) -> Vec<usize> {
+    let mut index: Vec<usize> = dims
+        .iter()
+        .rev()
+        .map(|&size| {
+            let rest = at % size.max(1);
+            at /= size.max(1);
+            rest
+        })
+        .collect();
+    index.reverse();
+    index
+}
+
+/// The bytes of a result.
+fn bytes_of(dtype: DType, dims: &[usize], value: Delivered<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
+    value.copy_to(&mut bytes);
+    bytes
+}
+
+/// Looks at a result of a step: at the loss, the first one, for NaN and infinities, at others for NaN.
+pub(crate) fn of_result(
+    at: usize,
+    name: &str,
+    (dtype, dims): (DType, &[usize]),
+    value: Delivered<'_>,
+) -> Option<NotFinite> {
+    if !dtype.is_float() {
+        return None;
+    }
+    let found = Found::within(dtype, &bytes_of(dtype, dims, value));
+    // Scores may be masked by infinities.
+    let found = if at == 0 { found } else { Found { infinity: None, ..found } };
+    let tensor = if at == 0 { "the loss".to_owned() } else { format!("{name:?}") };
+    found.report(&tensor, dims)
+}
+
+/// Looks at the gradients, and at the running statistics that a step updates: planes of trainable parameters, of frozen
+/// ones, and of gradients.
+pub(crate) fn of_planes(layout: &StateLayout, planes: &Planes<'_>) -> Option<NotFinite> {
+    let gradients = planes.iter().skip(layout.trainable.len() + layout.frozen.len());
+    let gradients = layout.trainable.iter().zip(gradients).map(|pair| (pair, "the gradient of "));
+    let frozen = planes.iter().skip(layout.trainable.len());
+    let frozen = layout.frozen.iter().zip(frozen).map(|pair| (pair, ""));
+    for ((plane, memory), what) in gradients.chain(frozen) {
+        for tensor in &plane.tensors {
+            let bytes =
+                memory.to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size());
+            let found = Found::within(plane.dtype, &bytes);
+            if let Some(report) = found.report(&format!("{what}{:?}", tensor.name), &tensor.dims) {
+                return Some(report);
+            }
+        }
+    }
+    None
+}
+
+/// The step to be run again: everything it reads, with copies of what it writes.
+pub(crate) struct Again<'a> {
+    pub(crate) runners: &'a Runners,
+    pub(crate) backend: &'a Arc<dyn Backend>,
+    pub(crate) planes: &'a [&'a Memory],
+    pub(crate) entry: Entry,
+    pub(crate) scalars: Scalars,
+    pub(crate) inputs: &'a [Given<'a>],
+    /// The names and the dimensions of the inputs that planes hold.
+    pub(crate) layout: &'a StateLayout,
+}
+
+impl Again<'_> {
+    /// Where the first NaN or infinity comes from that reaches the loss or a gradient: runs the step so that every value
+    /// is a result, and goes back from those that are not finite.
+    ///
+    /// # Errors
+    /// When the step fails.
+    pub(crate) fn path(&self) -> Result<Vec<NotFinite>> {
+        let graph = self.runners.graph();
+        let shown: Vec<ValueId> = (graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs))
+            .filter(|&id| graph.value(id).ty.shape().is_some())
+            .filter(|&id| graph.value(id).ty.dtype().is_some_and(DType::is_float))
+            .collect();
+        let mut runners = self.runners.showing(shown.clone(), self.backend.clone());
+        let mut found: FxHashMap<ValueId, (Found, Vec<usize>)> = self.given(graph);
+        // A workspace of its own, without the limit of the module: a step is run once, to say where it fails.
+        let mut work = Workspace::new();
+        runners.run(
+            &mut work,
+            self.planes,
+            self.entry,
+            self.scalars,
+            self.inputs,
+            &mut |at, dtype, dims, value| {
+                let seen = Found::within(dtype, &bytes_of(dtype, dims, value));
+                if let (false, Some(&id)) = (seen.is_finite(), shown.get(at)) {
+                    found.insert(id, (seen, dims.to_vec()));
+                }
+            },
+        )?;
+        Ok(traced(graph, &found))
+    }
+
+    /// What is not finite among the inputs of the step, given ones and parameters.
+    fn given(&self, graph: &Graph) -> FxHashMap<ValueId, (Found, Vec<usize>)> {
+        let mut found = FxHashMap::default();
+        for (id, given) in self.runners.user_inputs().zip(self.inputs) {
+            let seen = Found::within(given.dtype, given.bytes);
+            if !seen.is_finite() {
+                found.insert(id, (seen, given.dims.to_vec()));
+            }
+        }
+        let planes = self.layout.trainable.iter().chain(&self.layout.frozen).zip(self.planes);
+        for (plane, memory) in planes {
+            for tensor in &plane.tensors {
+                let Some(id) = graph.find(&tensor.name) else { continue };
+                let bytes =
+                    memory.to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size());
+                let seen = Found::within(plane.dtype, &bytes);
+                if !seen.is_finite() {
+                    found.insert(id, (seen, tensor.dims.clone()));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The first value that is not finite on the ways to the loss and to what the step writes, and the first with NaN.
+fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec<NotFinite> {
+    // Values that are not finite, and make others so. (A mask of infinities that a softmax takes makes none.)
+    let mut reaching: FxHashSet<ValueId> = FxHashSet::default();
+    reaching.extend(graph.outputs.first().filter(|id| found.contains_key(id)));
+    let mut forward: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
+    for node in graph.nodes.iter().rev() {
+        if writes_state(graph, node) || node.present_outputs().any(|id| reaching.contains(&id)) {
+            reaching.extend(node.present_inputs().filter(|id| found.contains_key(id)));
+        }
+        if node.present_outputs().any(|id| forward.contains(&id)) {
+            forward.extend(node.present_inputs());
+        }
+    }
+    let report = |id: ValueId, node: Option<&ortrain_graph::Node>| {
+        let (seen, dims) = found.get(&id)?;
+        let mut report = seen.report(graph.name_of(id), dims)?;
+        report.node = node.map(|node| graph.node_label(node));
+        report.backward = node.is_some() && !forward.contains(&id);
+        Some(report)
+    };
+    // In the order in which they are made.
+    let given = graph.inputs.iter().map(|&id| (id, None));
+    let made = graph.nodes.iter().flat_map(|node| node.present_outputs().map(move |id| (id, Some(node))));
+    let mut all = given.chain(made).filter(|(id, _)| reaching.contains(id));
+    let Some(first) = all.next() else { return Vec::new() };
+    let has_nan = |id: ValueId| found.get(&id).is_some_and(|(seen, _)| seen.nan.is_some());
+    let first_nan = if has_nan(first.0) { None } else { all.find(|&(id, _)| has_nan(id)) };
+    [Some(first), first_nan].into_iter().flatten().filter_map(|(id, node)| report(id, node)).collect()
+}

@@ -1,0 +1,188 @@
+"""NaN and infinities: the step that makes the first fails, says where, and changes nothing; norms show what learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module, Optimizer
+
+FLOAT = TensorProto.FLOAT
+
+
+def careful() -> ortrain.SessionOptions:
+    options = ortrain.SessionOptions()
+    options.detect_anomaly = True
+    return options
+
+
+def made(
+    folder: Path,
+    nodes: Sequence[onnx.NodeProto],
+    initializers: dict[str, Sequence[float]],
+    columns: int = 3,
+    **options: object,
+) -> tuple[CheckpointState, Module]:
+    """A module of nodes from x to y, whose loss is the mean of squared differences."""
+    declare = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [declare("x", FLOAT, ["n", columns])],
+        [declare("y", FLOAT, None)],
+        [numpy_helper.from_array(np.array(values, np.float32), name) for name, values in initializers.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    artifacts.generate_artifacts(model, loss=artifacts.LossType.MSELoss, artifact_directory=folder, **options)  # type: ignore[arg-type]
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", session_options=careful())
+    return state, module
+
+
+def node(op: str, reads: Sequence[str], result: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, reads, [result], f"/{result}", **attributes)
+
+
+def test_infinity_in_the_forward_pass(tmp_path: Path) -> None:
+    """exp(100) is infinite; what is behind it is not named first."""
+    nodes = [node("Mul", ["x", "w"], "a"), node("Exp", ["a"], "e"), node("Neg", ["e"], "y")]
+    state, module = made(tmp_path, nodes, {"w": [1, 1, 1]})
+    x, target = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    module(x, target)
+    gradient, steps = state.parameters["w"].grad.copy(), state._native.steps()
+    x[1, 2] = 100
+    with pytest.raises(ortrain.AnomalyError) as error:
+        module(x, target)
+    assert str(error.value) == (
+        'the step makes the loss inf: node "/e" (Exp) of the forward pass makes the first inf, at [1, 2] of "e"; '
+        "the state is as it was before the step"
+    )
+    np.testing.assert_array_equal(state.parameters["w"].grad, gradient)
+    assert state._native.steps() == steps
+    # It goes on as if the step had not been.
+    x[1, 2] = 0
+    module(x, target)
+    np.testing.assert_array_equal(state.parameters["w"].grad, 2 * gradient)
+    # The eval model says so, too.
+    x[1, 2] = 100
+    module.eval()
+    with pytest.raises(ortrain.AnomalyError, match=r'node "/e" \(Exp\) of the forward pass makes the first inf'):
+        module(x, target)
+
+
+def test_nan_in_the_backward_pass(tmp_path: Path) -> None:
+    """The slope of a root at zero is infinite, and zero times infinity is NaN."""
+    nodes = [node("Mul", ["x", "w"], "a"), node("Sqrt", ["a"], "s"), node("Mul", ["s", "zero"], "y")]
+    _, module = made(tmp_path, nodes, {"w": [1, 1, 1], "zero": [0, 0, 0]}, requires_grad=["w"])
+    x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    module(x, target)
+    x[0, 1] = 0
+    with pytest.raises(ortrain.AnomalyError) as error:
+        module(x, target)
+    text = str(error.value)
+    assert text.startswith('the step makes the gradient of "w" NaN at [1]: node "')
+    assert "of the backward pass makes the first" in text
+    assert text.endswith("; the state is as it was before the step")
+
+
+def test_masks_of_infinity_are_no_anomaly(tmp_path: Path) -> None:
+    """A softmax makes zeros of them; where it makes NaN of a whole row, both nodes are named."""
+    nodes = [
+        node("MatMul", ["x", "w"], "a"),
+        node("Greater", ["x", "limit"], "far"),
+        node("Where", ["far", "infinite", "a"], "m"),
+        node("Softmax", ["m"], "y", axis=-1),
+    ]
+    initializers = {"w": np.eye(3).tolist(), "limit": [5.0], "infinite": [-np.inf]}
+    _, module = made(tmp_path, nodes, initializers, requires_grad=["w"])
+    x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    x[1, 1] = 6
+    module(x, target)
+    x[1] = 6
+    with pytest.raises(ortrain.AnomalyError) as error:
+        module(x, target)
+    assert (
+        ': node "/m" (Where) of the forward pass makes the first -inf, at [1, 0] of "m", of which node "/y" (Softmax) of the '
+        'forward pass makes NaN, at [1, 0] of "y"; ' in str(error.value)
+    )
+
+
+def test_what_a_step_is_given(tmp_path: Path) -> None:
+    state, module = made(tmp_path, [node("MatMul", ["x", "w"], "y")], {"w": np.eye(3).tolist()})
+    x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    x[1, 0] = np.nan
+    with pytest.raises(ortrain.AnomalyError, match=r': "x", which it is given, has NaN at \[1, 0\]; '):
+        module(x, target)
+    x[1, 0] = 1
+    state.parameters["w"].data[2, 1] = np.inf
+    with pytest.raises(ortrain.AnomalyError, match=r': "w", which it is given, has inf at \[2, 1\]; '):
+        module(x, target)
+
+
+def test_off_it_says_nothing(tmp_path: Path) -> None:
+    made(tmp_path, [node("MatMul", ["x", "w"], "y")], {"w": np.eye(3).tolist()})
+    module = Module(tmp_path / "training_model.onnx", CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
+    assert np.isnan(module(np.full((2, 3), np.nan, np.float32), np.zeros((2, 3), np.float32)))
+
+
+def test_the_option() -> None:
+    options = ortrain.SessionOptions()
+    assert options.detect_anomaly is False
+    with pytest.raises(TypeError) as error:
+        options.detect_anomaly = "yes"  # type: ignore[assignment]
+    assert str(error.value) == "detect_anomaly is True or False, not 'yes'"
+    with pytest.raises(ortrain.UnsupportedError) as refused:
+        ortrain.InferenceSession("examples/perceptron.onnx", careful())
+    assert str(refused.value) == "detect_anomaly is for trainings: a Module or a TrainingSession takes it"
+
+
+def test_norms(tmp_path: Path) -> None:
+    """Of parameters and gradients; of all gradients together where they are clipped."""
+    nodes = [
+        node("MatMul", ["x", "w"], "a"),
+        node("Relu", ["a"], "b"),
+        node("MatMul", ["b", "dead"], "c"),
+        node("Add", ["c", "bias"], "y"),
+    ]
+    # No row passes the first layer.
+    initializers = {"w": (-np.eye(3)).tolist(), "dead": np.eye(3).tolist(), "bias": [3.0, 0.0, 4.0]}
+    state, module = made(tmp_path, nodes, initializers, optimizer=artifacts.SGD(max_norm=0.5))
+    assert module.gradient_norms() == {"bias": 0, "dead": 0, "w": 0}
+    module(np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32))
+    gradient = state.parameters["bias"].grad.astype(np.float64)
+    expected = float(np.sqrt((gradient**2).sum()))
+    assert module.gradient_norms() == {"bias": pytest.approx(expected, rel=1e-12), "dead": 0, "w": 0}
+    rows = ortrain.inspect(module)
+    assert [(row.name, row.parameter) for row in rows] == [
+        ("bias", 5),
+        ("dead", pytest.approx(3**0.5)),
+        ("w", pytest.approx(3**0.5)),
+    ]
+    assert rows[0].ratio == pytest.approx(expected / 5) and rows[2].ratio == 0
+    lines = str(rows).splitlines()
+    assert lines[0].split() == ["parameter", "norm", "of", "gradient", "ratio"] and len(lines) == 4
+    assert ">bias</td>" in rows._repr_html_()
+    with pytest.raises(ortrain.InvalidArgumentError, match="a module is inspected alone"):
+        ortrain.inspect(module, ["y"])  # type: ignore[call-overload]
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    assert optimizer.step() == pytest.approx(expected, rel=1e-12)
+    # They are the clipped ones now.
+    assert module.gradient_norms()["bias"] == pytest.approx(0.5, rel=1e-5)
+    # Without clipping there is no such norm.
+    artifacts.generate_artifacts(
+        "examples/perceptron.onnx",
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.SGD,
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    module(np.ones((2, 64), np.float32), np.zeros(2, np.int64))
+    assert Optimizer(tmp_path / "optimizer_model.onnx", module).step() is None
