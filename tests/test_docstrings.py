@@ -136,6 +136,7 @@ class Given(dict[str, Any]):
             {name: getattr(module, name) for module in (ortrain, ortrain.api, session) for name in module.__all__},
             np=np,
             onnx=onnx,
+            ortrain=ortrain,
             onnxblock=onnxblock,
             x=rng.random((8, 64), np.float32),
             labels=rng.integers(0, 10, 8),

@@ -18,10 +18,11 @@ import ortrain
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["convnet", "perceptron"])
+@pytest.mark.parametrize("name", ortrain.examples.__all__)
 def test_models_are_what_their_scripts_make(name: str) -> None:
     made = runpy.run_path(str(ROOT / "examples" / f"make_{name}.py"))[name]()
-    assert made == onnx.load(ROOT / "examples" / f"{name}.onnx")
+    assert made == onnx.load(getattr(ortrain.examples, name)()) == onnx.load(ROOT / "examples" / f"{name}.onnx")
+    assert ortrain.inspect(made).obstacle is None
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,20 @@ def test_what_training_does_not_need_waits() -> None:
 
 def test_every_module_is_reached_after_a_bare_import() -> None:
     """Each is imported when it is first used, and not before."""
-    names = ("api", "artifacts", "backend", "compat", "errors", "inference", "onnxblock", "ortvalue", "session")
+    names = (
+        "api",
+        "artifacts",
+        "backend",
+        "compat",
+        "errors",
+        "examples",
+        "inference",
+        "onnxblock",
+        "ortvalue",
+        "session",
+    )
     assert set(names) <= set(dir(ortrain))
-    later = {f"ortrain.{name}" for name in ("artifacts", "backend", "compat", "onnxblock", "session")}
+    later = {f"ortrain.{name}" for name in ("artifacts", "backend", "compat", "examples", "onnxblock", "session")}
     assert not later & imported("import ortrain\ndir(ortrain)\nhasattr(ortrain, 'unheard_of')")
     for name in names:
         assert f"ortrain.{name}" in imported(f"import ortrain\nassert ortrain.{name}.__name__ == 'ortrain.{name}'")
@@ -131,6 +142,7 @@ def test_public_names() -> None:
         ortrain.api,
         ortrain.artifacts,
         ortrain.errors,
+        ortrain.examples,
         ortrain.session,
         ortrain.compat,
         ortrain.onnxblock,

@@ -9,6 +9,7 @@
 :class:`OperatorLibrary`      operators and gradients of one's own, for all of these
 :mod:`ortrain.compat`         scripts written for ``onnxruntime.training``, unchanged
 :mod:`ortrain.backend`        the same behind the interface that ONNX has for its tests; needs ``onnx``
+:mod:`ortrain.examples`       small ONNX models that come with the package, to try things with
 ``ortrain inspect``           say what of a model would be trained, what stands in the way, what a step takes
 ``ortrain checkpoint``        list the parameters of a checkpoint, its step, its learning rate, its properties
 ``ortrain dump``              print what becomes of a model, stage by stage
@@ -24,9 +25,8 @@ the only requirement, except where another is named. The library prints nothing;
 
 >>> import ortrain
 >>> from ortrain import CheckpointState, LossType, Module, Optimizer, OptimType
->>> ortrain.generate_artifacts(
-...     "examples/perceptron.onnx", loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW
-... )
+>>> model = ortrain.examples.perceptron()
+>>> ortrain.generate_artifacts(model, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW)
 >>> state = CheckpointState.load_checkpoint("checkpoint")
 >>> module = Module("training_model.onnx", state, "eval_model.onnx")
 >>> optimizer = Optimizer("optimizer_model.onnx", module)
@@ -64,7 +64,7 @@ from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptio
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    from ortrain import artifacts, compat, session
+    from ortrain import artifacts, compat, examples, session
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._dump import dump
     from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
@@ -107,6 +107,7 @@ __all__ = [
     "artifacts",
     "compat",
     "dump",
+    "examples",
     "generate_artifacts",
     "inspect",
     "operators",
@@ -114,7 +115,7 @@ __all__ = [
 ]
 
 # Training needs none of these. They are imported when they are asked for, so that it starts sooner.
-_MODULES = {"artifacts", "backend", "compat", "onnxblock", "session"}
+_MODULES = {"artifacts", "backend", "compat", "examples", "onnxblock", "session"}
 _LATER = {
     "GradientStop": "_inspect",
     "Inspection": "_inspect",

@@ -34,7 +34,7 @@ def dump(
         InvalidModelError, UnsupportedError: if the model does not get as far as the stage.
 
     >>> import ortrain
-    >>> print(ortrain.dump("examples/perceptron.onnx"))
+    >>> print(ortrain.dump(ortrain.examples.perceptron()))
     graph "perceptron"
       input    x: float32[batch, 64]
       constant fc1.weight: float32[96, 64]
@@ -46,7 +46,7 @@ def dump(
       logits: float32[batch, 10] = Gemm(hidden, fc2.weight, fc2.bias) {transB=1}
       output   logits: float32[batch, 10]
     <BLANKLINE>
-    >>> "MatMul" in ortrain.dump("examples/perceptron.onnx", "program", {"x": [32, 64]})
+    >>> "MatMul" in ortrain.dump(ortrain.examples.perceptron(), "program", {"x": [32, 64]})
     True
 
     """

@@ -3,9 +3,9 @@
 Source: `Implementing an ONNX backend <https://github.com/onnx/onnx/blob/main/docs/ImplementingAnOnnxBackend.md>`_.
 Devices are ``"CPU"``, the default, and ``"REFERENCE"``, the evaluator that everything else is compared with.
 
->>> import onnx
+>>> import onnx, ortrain
 >>> from ortrain import backend
->>> model = onnx.load("examples/perceptron.onnx")
+>>> model = onnx.load(ortrain.examples.perceptron())
 >>> prepared = backend.prepare(model)
 >>> (logits,) = prepared.run([x])
 >>> logits.shape
@@ -46,7 +46,7 @@ class OrtrainBackendRep(BackendRep):
 
     >>> import onnx
     >>> from ortrain import backend
-    >>> prepared = backend.prepare(onnx.load("examples/perceptron.onnx"))
+    >>> prepared = backend.prepare(onnx.load(ortrain.examples.perceptron()))
     >>> prepared.run([x])["logits"].dtype
     dtype('float32')
     """
@@ -69,7 +69,7 @@ class OrtrainBackendRep(BackendRep):
 
         >>> import onnx
         >>> from ortrain import backend
-        >>> prepared = backend.prepare(onnx.load("examples/perceptron.onnx"))
+        >>> prepared = backend.prepare(onnx.load(ortrain.examples.perceptron()))
         >>> prepared.run({"x": x})[0].shape
         (8, 10)
 
@@ -113,7 +113,7 @@ class OrtrainBackend(Backend):
 
         >>> import onnx
         >>> from ortrain import backend
-        >>> backend.is_compatible(onnx.load("examples/perceptron.onnx"))
+        >>> backend.is_compatible(onnx.load(ortrain.examples.perceptron()))
         True
         """
         try:
@@ -137,8 +137,8 @@ class OrtrainBackend(Backend):
 
         >>> import onnx
         >>> from ortrain import backend
-        >>> prepared = backend.prepare(onnx.load("examples/perceptron.onnx"), "REFERENCE")
-        >>> backend.prepare(onnx.load("examples/perceptron.onnx"), "CUDA")
+        >>> prepared = backend.prepare(onnx.load(ortrain.examples.perceptron()), "REFERENCE")
+        >>> backend.prepare(onnx.load(ortrain.examples.perceptron()), "CUDA")
         Traceback (most recent call last):
         ortrain.errors.UnsupportedError: there is no device 'CUDA' here; there are CPU and REFERENCE
 
@@ -159,7 +159,7 @@ class OrtrainBackend(Backend):
 
         >>> import onnx
         >>> from ortrain import backend
-        >>> (logits,) = backend.run_model(onnx.load("examples/perceptron.onnx"), [x])
+        >>> (logits,) = backend.run_model(onnx.load(ortrain.examples.perceptron()), [x])
         >>> logits.shape
         (8, 10)
 

@@ -77,7 +77,7 @@ class MemoryLimitError(OrtrainError, MemoryError):
     >>> import ortrain
     >>> options = ortrain.SessionOptions()
     >>> options.memory_limit = 1000
-    >>> session = ortrain.InferenceSession("examples/perceptron.onnx", options)
+    >>> session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
     >>> try:
     ...     session.run(None, {"x": x})
     ... except ortrain.MemoryLimitError as error:
@@ -108,7 +108,7 @@ class UnsupportedError(OrtrainError, NotImplementedError):
     """Something well defined that ortrain does not do. Operators are named all at once, with their nodes.
 
     >>> import ortrain
-    >>> ortrain.artifacts.generate_artifacts("examples/perceptron.onnx", ort_format=True)
+    >>> ortrain.artifacts.generate_artifacts(ortrain.examples.perceptron(), ort_format=True)
     Traceback (most recent call last):
     ortrain.errors.UnsupportedError: ort_format=True is not supported: ortrain writes and reads .onnx files
     """

@@ -1,7 +1,8 @@
 """Running a model.
 
+>>> import ortrain
 >>> from ortrain.inference import InferenceSession
->>> session = InferenceSession("examples/perceptron.onnx")
+>>> session = InferenceSession(ortrain.examples.perceptron())
 >>> (logits,) = session.run(["logits"], {"x": x})
 >>> logits.argmax(axis=1).shape
 (8,)
@@ -39,7 +40,7 @@ class SessionOptions:
     >>> options = ortrain.SessionOptions()
     >>> options.intra_op_num_threads = 2
     >>> options.memory_limit = 256 << 20
-    >>> session = ortrain.InferenceSession("examples/perceptron.onnx", options)
+    >>> session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
     >>> options.graph_optimization_level = 99
     Traceback (most recent call last):
     AttributeError: 'SessionOptions' object has no attribute 'graph_optimization_level'
@@ -204,7 +205,7 @@ class RunOptions:
     Taken by :meth:`InferenceSession.run` and by the steps of a :class:`~ortrain.session.TrainingSession`.
 
     >>> import ortrain
-    >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
+    >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
     >>> options = ortrain.RunOptions()
     >>> options.log_severity_level = 3
     >>> (logits,) = session.run(None, {"x": x}, options)
@@ -327,7 +328,7 @@ class NodeArg:
     """The name, type and shape of an input or output.
 
     >>> import ortrain
-    >>> (x,) = ortrain.InferenceSession("examples/perceptron.onnx").get_inputs()
+    >>> (x,) = ortrain.InferenceSession(ortrain.examples.perceptron()).get_inputs()
     >>> x.name, x.type, x.shape
     ('x', 'tensor(float)', ['batch', 64])
     """
@@ -355,7 +356,7 @@ class ModelMetadata:
     """What a model says about itself.
 
     >>> import ortrain
-    >>> meta = ortrain.InferenceSession("examples/perceptron.onnx").get_modelmeta()
+    >>> meta = ortrain.InferenceSession(ortrain.examples.perceptron()).get_modelmeta()
     >>> meta.graph_name, meta.version
     ('perceptron', 0)
     """
@@ -392,7 +393,7 @@ class InferenceSession:
         InvalidArgumentError: if there is no such precision.
 
     >>> import ortrain
-    >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
+    >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
     >>> (logits,) = session.run(None, {"x": x})
     >>> logits.shape, logits.dtype
     ((8, 10), dtype('float32'))
@@ -439,7 +440,7 @@ class InferenceSession:
         """How exactly inner products are computed: :attr:`SessionOptions.precision`.
 
         >>> import ortrain
-        >>> ortrain.InferenceSession("examples/perceptron.onnx").precision
+        >>> ortrain.InferenceSession(ortrain.examples.perceptron()).precision
         'f32'
         """
         return self._native.precision()[0]
@@ -453,7 +454,7 @@ class InferenceSession:
         >>> import ortrain
         >>> options = ortrain.SessionOptions()
         >>> options.precision, options.bf16_fallback = "bf16", "emulated"
-        >>> session = ortrain.InferenceSession("examples/perceptron.onnx", options)
+        >>> session = ortrain.InferenceSession(ortrain.examples.perceptron(), options)
         >>> session.bf16_unit in ("amx", "avx512_bf16", "emulated")
         True
         """
@@ -463,7 +464,7 @@ class InferenceSession:
         """The inputs that :meth:`run` takes.
 
         >>> import ortrain
-        >>> ortrain.InferenceSession("examples/perceptron.onnx").get_inputs()
+        >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_inputs()
         [NodeArg(name='x', type='tensor(float)', shape=['batch', 64])]
         """
         return [NodeArg(*description) for description in self._native.inputs()]
@@ -472,7 +473,7 @@ class InferenceSession:
         """The outputs that :meth:`run` returns.
 
         >>> import ortrain
-        >>> ortrain.InferenceSession("examples/perceptron.onnx").get_outputs()
+        >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_outputs()
         [NodeArg(name='logits', type='tensor(float)', shape=['batch', 10])]
         """
         return [NodeArg(*description) for description in self._native.outputs()]
@@ -481,7 +482,7 @@ class InferenceSession:
         """What the model says about itself.
 
         >>> import ortrain
-        >>> ortrain.InferenceSession("examples/perceptron.onnx").get_modelmeta().graph_name
+        >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_modelmeta().graph_name
         'perceptron'
         """
         (producer, graph, domain, description, graph_description), version, custom = self._native.meta()
@@ -503,7 +504,7 @@ class InferenceSession:
             OrtrainError: if ``terminate`` is set in the run options.
 
         >>> import ortrain
-        >>> session = ortrain.InferenceSession("examples/perceptron.onnx")
+        >>> session = ortrain.InferenceSession(ortrain.examples.perceptron())
         >>> (logits,) = session.run(["logits"], {"x": x})
         >>> logits.shape
         (8, 10)

@@ -555,9 +555,10 @@ class CheckpointState:
                 strict or if the state is nominal, for unexpected names if strict. Nothing has changed then.
             NoSuchFileError, OrtrainError: if the file is not there or is damaged.
 
+        >>> import ortrain
         >>> from ortrain import artifacts
         >>> artifacts.generate_artifacts(
-        ...     "examples/perceptron.onnx", ["fc1.*"], loss=artifacts.LossType.MSELoss, prefix="pretrained_"
+        ...     ortrain.examples.perceptron(), ["fc1.*"], loss=artifacts.LossType.MSELoss, prefix="pretrained_"
         ... )
         >>> report = state.load_parameters("pretrained_checkpoint", strict=False)
         >>> report.loaded

@@ -74,7 +74,7 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
     >>> near = artifacts.Loss(kinds.CrossEntropyLoss, name="classes")
     >>> small = artifacts.Loss(kinds.L1Loss, target="wanted", factor=0.01, name="size")
     >>> artifacts.generate_artifacts(
-    ...     "examples/perceptron.onnx", loss=[near, small], additional_output_names=["logits"], prefix="two_"
+    ...     ortrain.examples.perceptron(), loss=[near, small], additional_output_names=["logits"], prefix="two_"
     ... )
     >>> module = Module("two_training_model.onnx", CheckpointState.load_checkpoint("two_checkpoint"))
     >>> outputs = module(x, labels, np.zeros((8, 10), np.float32))

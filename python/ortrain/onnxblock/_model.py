@@ -123,9 +123,9 @@ def base(
     Raises:
         InvalidArgumentError: without a model, or inside another context.
 
-    >>> import onnx
+    >>> import onnx, ortrain
     >>> from ortrain import onnxblock
-    >>> model = onnx.load("examples/perceptron.onnx")
+    >>> model = onnx.load(ortrain.examples.perceptron())
     >>> with onnxblock.base(model) as accessor:
     ...     onnxblock.blocks.Abs()("logits")
     'onnx::abs_output::1'
