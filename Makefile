@@ -11,6 +11,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 DEMO := $(CURDIR)/.venv-demo
+PACKAGING := $(CURDIR)/build/packaging
+# On Linux zig is the linker, so that the wheel runs with the C library of 2014 and later.
+MANYLINUX := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
 NEXTEST_PROFILE := $(if $(CI),ci,default)
 
 # The wheel and the workspace are built with one configuration, so that neither builds over what the other built.
@@ -37,6 +40,17 @@ demo: build/demo.stamp ## train a convolution network on handwritten digits, wit
 
 .PHONY: test
 test: fmt lint rust doctest pytest stubs types ruff demo ## everything that CI runs
+
+.PHONY: wheel
+wheel: build/packaging.stamp ## dist/: the sdist, and the wheel that is built from it, installed beside NumPy alone in an environment of each Python at hand
+	rm -rf dist build/sdist
+	@mkdir -p build/sdist
+	$(PACKAGING)/bin/maturin sdist --out dist
+	tar -xzf dist/ortrain-*.tar.gz -C build/sdist
+	zig=$$($(PACKAGING)/bin/python -c "import os, ziglang; print(os.path.dirname(ziglang.__file__))"); \
+	env -u PYO3_PYTHON PATH="$$zig:$$PATH" CARGO_TARGET_DIR="$(CURDIR)/target/wheel" MATURIN_PEP517_ARGS="$(MANYLINUX)" \
+	  $(PACKAGING)/bin/python -m pip wheel --no-deps --wheel-dir dist build/sdist/ortrain-*
+	env -u PIP_CONSTRAINT $(PACKAGING)/bin/python tests/check_wheel.py dist
 
 .PHONY: bench
 bench: build/demo.stamp ## what the machine allows; kernels beside it; import and step times of the release wheel
@@ -117,6 +131,12 @@ build/venv.stamp: constraints.txt
 	@mkdir -p build
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install maturin
+	touch $@
+
+build/packaging.stamp: constraints.txt
+	@mkdir -p build
+	[ -x $(PACKAGING)/bin/python ] || $(PYTHON) -m venv $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip install maturin ziglang
 	touch $@
 
 build/nextest.stamp:
