@@ -52,6 +52,10 @@ wheel: build/packaging.stamp ## dist/: the sdist, and the wheel that is built fr
 	  $(PACKAGING)/bin/python -m pip wheel --no-deps --wheel-dir dist build/sdist/ortrain-*
 	env -u PIP_CONSTRAINT $(PACKAGING)/bin/python tests/check_wheel.py dist
 
+.PHONY: docs
+docs: build/docs.stamp ## build/docs: the pages and the reference of every public name as a site; a link that leads nowhere is an error
+	$(BIN)/python docs/site/build.py build/docs
+
 .PHONY: bench
 bench: build/demo.stamp ## what the machine allows; kernels beside it; import and step times of the release wheel
 	cargo bench --package ortrain-kernels --bench limits
@@ -131,6 +135,10 @@ build/venv.stamp: constraints.txt
 	@mkdir -p build
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install maturin
+	touch $@
+
+build/docs.stamp: build/wheel.stamp
+	$(BIN)/python -m pip install $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
 	touch $@
 
 build/packaging.stamp: constraints.txt

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import ortrain
+import speed_page
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,3 +117,106 @@ def test_every_page_is_linked() -> None:
         links = re.findall(r"\]\(([\w./-]+\.md)(?:#[\w-]+)?\)", page.read_text())
         pages += {(page.parent / link).resolve() for link in links} - reached
     assert set(PAGES) <= reached
+
+
+def test_the_first_screen_of_the_readme() -> None:
+    """What it is, how to install it and a program that trains: in fifteen lines under the title."""
+    text = README.read_text()
+    first = text[: text.index("```", text.index("```python") + 3)]
+    lines = [line for line in first.splitlines() if line and not line.startswith(("#", "```"))]
+    assert len(lines) <= 15, len(lines)
+    assert "Train ONNX models" in lines[0]
+    assert any("pip install" in line for line in lines)
+    assert any("optimizer.step()" in line for line in lines)
+
+
+def test_the_program_of_the_readme_trains(tmp_path: Path) -> None:
+    steps = run_blocks(tmp_path, blocks_of(README)[:1]).splitlines()
+    losses = [float(line.split()[-1]) for line in steps]
+    assert len(losses) == 50
+    assert losses[-1] < losses[0] / 4
+    assert (tmp_path / "trained.onnx").exists()
+
+
+def project() -> dict[str, object]:
+    found: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def test_claims_on_operators() -> None:
+    """Those of the README, and of the page about what is not there."""
+    of_standard = [info for info in ortrain.operators() if info.standard]
+    with_gradient = [info for info in of_standard if info.gradient != "none"]
+    text = README.read_text()
+    assert f"{len(of_standard)} operators of the ONNX standard" in text
+    assert f"{len(with_gradient)} of the {len(of_standard)} have a gradient" in text
+    assert f"{len(of_standard)} operators of the standard" in (ROOT / "docs" / "not-here.md").read_text()
+    names = {info.name for info in ortrain.operators()}
+    assert {"RNN", "GRU", "LSTM", "Attention", "If", "Loop", "Scan"} <= names
+    absent = re.findall(
+        r"`([A-Z][A-Za-z]+)`", blocks_between(ROOT / "docs" / "not-here.md", "Operators that are not here")
+    )
+    assert {name for name in absent if name != "Dropout"}.isdisjoint(names)
+    assert len(absent) > 5
+
+
+def blocks_between(page: Path, heading: str) -> str:
+    """The text of a section."""
+    _, _, after = page.read_text().partition(f"## {heading}\n")
+    assert after, heading
+    return after.partition("\n## ")[0]
+
+
+def test_claims_on_platforms_and_versions() -> None:
+    """Of the README, beside the metadata of the package."""
+    text, metadata = README.read_text(), project()
+    classifiers = metadata["classifiers"]
+    assert isinstance(classifiers, list)
+    minors = sorted(
+        int(found[1]) for line in classifiers if (found := re.fullmatch(r".*:: Python :: 3\.(\d+)", str(line)))
+    )
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert metadata["requires-python"] == f">=3.{minors[0]}"
+    assert f"Python 3.{minors[0]} or newer" in text
+    assert f"in Python 3.{minors[0]} to 3.{minors[-1]}" in text
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    for versions in re.findall(r"python-version: \|\n((?: +3\.\d+\n)+)", workflow):
+        assert sorted(versions.split()) == [f"3.{minor}" for minor in minors]
+    systems = [line for line in classifiers if str(line).startswith("Operating System")]
+    assert systems == ["Operating System :: POSIX :: Linux"]
+    tested = [line for line in blocks_between(README, "State").splitlines() if "tested at every change" in line]
+    assert [line.split("|")[1].strip() for line in tested] == ["Linux on x86-64"]
+    assert ("Development Status :: 3 - Alpha" in classifiers) == ("Alpha:" in text)
+    assert metadata["dependencies"] == ["numpy>=1.24"]
+    assert "NumPy is the only requirement" in text
+    rust = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
+    assert f"Rust {rust} or newer" in text
+    assert f"rustup default {rust}" in workflow
+    first = re.search(r"^PYTHON \?= .*command -v python(3\.\d+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert first is not None
+    assert f"tested at every change, in Python {first[1]}" in text
+
+
+def test_tables_of_speed() -> None:
+    """The README's is part of the page's, and both are those of a run that was kept."""
+    assert speed_page.table_of(speed_page.README, "times") == speed_page.times()
+    assert speed_page.table_of(speed_page.PERFORMANCE, "everything") == speed_page.everything()
+    text = speed_page.RUN.with_suffix(".md").read_text()
+    for found in speed_page.recorded()["workloads"]:
+        assert f"| {found['name']} " in text
+    assert speed_page.RUN.stem in speed_page.PERFORMANCE.read_text()
+
+
+def test_commands_of_make_are_there() -> None:
+    """Of every page."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text()
+        named = re.findall(r"`make ([a-z]+)", text) + re.findall(r"^(?: {4})?make ([a-z]+)", text, re.MULTILINE)
+        assert set(named) <= targets, page
+
+
+def test_workloads_beside_what_they_are() -> None:
+    counted = Counter(found["name"] for found in json.loads(speed_page.RUN.read_text())["workloads"])
+    assert len(counted) == 13
+    assert "thirteen workloads" in speed_page.PERFORMANCE.read_text()
