@@ -1,6 +1,6 @@
 """Install the wheel of a folder beside NumPy alone, in an environment of each Python at hand, and train with it.
 
-    python tests/check_wheel.py dist
+python tests/check_wheel.py dist
 """
 
 from __future__ import annotations

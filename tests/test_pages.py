@@ -1,23 +1,21 @@
-"""The README and the pages of docs/: every example runs as written, every link leads somewhere, and what the README claims is so.
+"""The README and the pages of docs/: examples run as written, links lead somewhere, and what the README claims is so.
 
 A page runs in an empty folder: whoever has the wheel and no checkout can do what it says.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import speed_page
 
 import ortrain
-import speed_page
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -199,12 +197,17 @@ def test_claims_on_platforms_and_versions() -> None:
 
 def test_tables_of_speed() -> None:
     """The README's is part of the page's, and both are those of a run that was kept."""
-    assert speed_page.table_of(speed_page.README, "times") == speed_page.times()
-    assert speed_page.table_of(speed_page.PERFORMANCE, "everything") == speed_page.everything()
+    for page, name, table in speed_page.TABLES:
+        assert speed_page.table_of(page, name) == table()
+    # A workload, its time and its ratios.
+    some = [line.split("|")[1:2] + line.split("|")[4:8] for line in speed_page.steps().splitlines()[2:]]
+    assert some == [line.split("|")[1:6] for line in speed_page.times().splitlines()[2:]]
     text = speed_page.RUN.with_suffix(".md").read_text()
     for found in speed_page.recorded()["workloads"]:
         assert f"| {found['name']} " in text
     assert speed_page.RUN.stem in speed_page.PERFORMANCE.read_text()
+    assert len(some) == 13
+    assert "thirteen workloads" in speed_page.PERFORMANCE.read_text()
 
 
 def test_commands_of_make_are_there() -> None:
@@ -214,9 +217,3 @@ def test_commands_of_make_are_there() -> None:
         text = page.read_text()
         named = re.findall(r"`make ([a-z]+)", text) + re.findall(r"^(?: {4})?make ([a-z]+)", text, re.MULTILINE)
         assert set(named) <= targets, page
-
-
-def test_workloads_beside_what_they_are() -> None:
-    counted = Counter(found["name"] for found in json.loads(speed_page.RUN.read_text())["workloads"])
-    assert len(counted) == 13
-    assert "thirteen workloads" in speed_page.PERFORMANCE.read_text()

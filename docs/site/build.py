@@ -109,13 +109,17 @@ def reference(name: str, described: dict[int, str]) -> str:
             elsewhere.append(f"* :py:obj:`{member} <{target}>`")
             continue
         described[id(value)] = f"{name}.{member}"
-        lines += [f".. auto{'class' if isinstance(value, type) else 'function'}:: {name}.{member}", ""]
+        lines.append(f".. auto{'class' if isinstance(value, type) else 'function'}:: {name}.{member}")
+        if isinstance(value, type) and value.__bases__ != (object,):
+            lines.append("   :show-inheritance:")
+        lines.append("")
     if elsewhere:
         lines += ["Also here", "---------", "", *elsewhere, ""]
     return "\n".join(lines)
 
 
 def toctree(caption: str, entries: list[str]) -> str:
+    """A chapter of the sidebar."""
     return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```", ""])
 
 
@@ -128,8 +132,10 @@ def main(folder: Path) -> None:
     contents = {caption: [f"docs/{page}" for page in pages] for caption, pages in CHAPTERS.items()}
     contents["Reference"] = [f"reference/{name}" for name in MODULES]
     contents["The project"] = ["CHANGELOG", "CONTRIBUTING"]
-    in_sidebar = [ROOT / f"{entry}.md" for caption, entries in contents.items() if caption != "Reference" for entry in entries]
-    missing = {path for path in (ROOT / "docs").glob("*.md")} - set(in_sidebar)
+    in_sidebar = [
+        ROOT / f"{entry}.md" for caption, entries in contents.items() if caption != "Reference" for entry in entries
+    ]
+    missing = set((ROOT / "docs").glob("*.md")) - set(in_sidebar)
     if missing:
         sys.exit(f"in no chapter of the site: {sorted(path.name for path in missing)}")
     stage.pages.update(in_sidebar)

@@ -44,10 +44,10 @@ def perceptron() -> Path:
 def transformer() -> Path:
     """Path of a transformer that names the class, of two, of a text of at most 32 bytes.
 
-    Inputs: ``tokens``, int64 of shape ``(batch, length)`` from 0 to 255, the bytes of the text; and ``mask``, float32 of
-    the same shape, 1 for a byte of the text and 0 for padding. Output ``logits``: ``(batch, 2)``. An embedding
+    Inputs: ``tokens``, int64 of shape ``(batch, length)``, the bytes of the text; and ``mask``, float32 of the same
+    shape, 1 for a byte of the text and 0 for padding. Output ``logits``: ``(batch, 2)``. An embedding
     (``embedding.*``), two layers of attention with two heads (``layer1.*``, ``layer2.*``) and one dense layer
-    (``head.*``) over the mean of all positions.
+    (``head.*``) over the mean of all positions that are no padding.
 
     >>> session = ortrain.InferenceSession(ortrain.examples.transformer())
     >>> tokens = np.array([list(b"good"), list(b"bad ")])
