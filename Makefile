@@ -109,8 +109,9 @@ stubs: build/wheel.stamp ## the stubs describe the extension module
 	$(BIN)/stubtest ortrain --mypy-config-file pyproject.toml
 
 .PHONY: types
-types: build/wheel.stamp ## mypy --strict
+types: build/wheel.stamp ## mypy --strict; pyright in strict mode on a user's script
 	$(BIN)/python -m mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 .PHONY: ruff
 ruff: build/wheel.stamp ## lint and layout of the Python code

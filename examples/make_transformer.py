@@ -4,6 +4,7 @@ The nodes are those that exporters write for attention: products, a scale, an ad
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ def transformer() -> onnx.ModelProto:
     initializers: dict[str, np.ndarray] = {}
     nodes: list[NodeProto] = []
 
-    def node(kind: str, inputs: list[str], output: str, **attributes: object) -> str:
+    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
         nodes.append(helper.make_node(kind, inputs, [output], output, **attributes))
         return output
 
