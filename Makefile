@@ -39,7 +39,7 @@ demo: build/demo.stamp ## train a convolution network on handwritten digits, wit
 	$(DEMO)/bin/python examples/finetune_digits.py build/digits
 
 .PHONY: test
-test: fmt lint rust doctest pytest stubs types ruff demo ## everything that CI runs
+test: fmt lint rust doctest pytest stubs types ruff docs demo ## everything that CI runs
 
 .PHONY: wheel
 wheel: build/packaging.stamp ## dist/: the sdist, and the wheel that is built from it, installed beside NumPy alone in an environment of each Python at hand
@@ -129,8 +129,8 @@ operators: build/wheel.stamp ## docs/operators.md, from what the operators say o
 	$(BIN)/python tests/operators_page.py
 
 .PHONY: clean
-clean: ## remove environments and build/ (not target/)
-	rm -rf build $(VENV) $(DEMO)
+clean: ## remove environments, build/ and dist/ (not target/)
+	rm -rf build dist $(VENV) $(DEMO)
 
 build/venv.stamp: constraints.txt
 	@mkdir -p build
