@@ -120,7 +120,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         artifact_directory=folder,
         nominal_checkpoint=True,
     )
-    (folder / "examples").symlink_to(EXAMPLES)
     return folder
 
 
@@ -144,7 +143,7 @@ class Given(dict[str, Any]):
 
     def complete(self, names: set[str]) -> None:
         if "model" in names:
-            self["model"] = onnx.load("examples/perceptron.onnx")
+            self["model"] = onnx.load(EXAMPLES / "perceptron.onnx")
         if names & {"state", "module", "optimizer"}:
             self["state"] = CheckpointState.load_checkpoint("checkpoint")
         if names & {"module", "optimizer"}:

@@ -27,7 +27,7 @@ class ParameterInfo:
     """A constant of a model.
 
     >>> import ortrain
-    >>> found = ortrain.inspect("examples/perceptron.onnx")
+    >>> found = ortrain.inspect(ortrain.examples.perceptron())
     >>> first = found.parameters[0]
     >>> first.name, first.dtype, first.shape, first.role
     ('fc1.weight', 'float32', (96, 64), 'trained')
@@ -86,7 +86,7 @@ class GradientStop:
     """A node through which no gradient goes back.
 
     >>> import ortrain
-    >>> ortrain.inspect("examples/convnet.onnx").stops  # a gradient reaches everything
+    >>> ortrain.inspect(ortrain.examples.convnet()).stops  # a gradient reaches everything
     []
     """
 
@@ -107,7 +107,7 @@ class NodeNote:
     """A node that does not run as a part of one program.
 
     >>> import ortrain
-    >>> ortrain.inspect("examples/convnet.onnx").host_steps  # a step is one program
+    >>> ortrain.inspect(ortrain.examples.convnet()).host_steps  # a step is one program
     []
     """
 
@@ -126,7 +126,7 @@ class StepCost:
     The loss is the sum of the means of the values that it is to be made of, so a real one takes a little more.
 
     >>> import ortrain
-    >>> step = ortrain.inspect("examples/perceptron.onnx", batch_size=32).step
+    >>> step = ortrain.inspect(ortrain.examples.perceptron(), batch_size=32).step
     >>> step.inputs
     {'x': (32, 64)}
     >>> step.parameters, step.gradients, step.moments
@@ -163,7 +163,7 @@ class StepCost:
         """The peak of a training step with AdamW, in bytes.
 
         >>> import ortrain
-        >>> small, large = (ortrain.inspect("examples/perceptron.onnx", batch_size=rows).step for rows in (32, 256))
+        >>> small, large = (ortrain.inspect(ortrain.examples.perceptron(), batch_size=rows).step for rows in (32, 256))
         >>> small.total < large.total
         True
         """
@@ -175,7 +175,7 @@ class Inspection:
     """What :func:`inspect` found. ``str`` of it is a short report; a notebook shows one with a table.
 
     >>> import ortrain
-    >>> print(ortrain.inspect("examples/perceptron.onnx"))
+    >>> print(ortrain.inspect(ortrain.examples.perceptron()))
     a forward model: generate_artifacts makes it ready for training
     trained: 4 tensors, 7,210 elements, 28.8 kB
       fc1.weight: float32[96, 64]: it is a weight of node "fc1" (Gemm)
@@ -219,7 +219,7 @@ class Inspection:
         """The names of a role, in the model's order.
 
         >>> import ortrain
-        >>> ortrain.inspect("examples/convnet.onnx").names("statistic")
+        >>> ortrain.inspect(ortrain.examples.convnet()).names("statistic")
         ['block1.mean', 'block1.var', 'block2.mean', 'block2.var', 'block3.mean', 'block3.var']
         """
         return [info.name for info in self.parameters if info.role == role]
@@ -228,7 +228,7 @@ class Inspection:
         """A report: what ``str`` gives, or with ``everything`` every tensor and every node.
 
         >>> import ortrain
-        >>> found = ortrain.inspect("examples/convnet.onnx")
+        >>> found = ortrain.inspect(ortrain.examples.convnet())
         >>> len(found.report().splitlines()) < len(found.report(everything=True).splitlines())
         True
         """
@@ -238,7 +238,7 @@ class Inspection:
         """Everything, as JSON.
 
         >>> import json, ortrain
-        >>> json.loads(ortrain.inspect("examples/perceptron.onnx").to_json())["parameters"][1]["shape"]
+        >>> json.loads(ortrain.inspect(ortrain.examples.perceptron()).to_json())["parameters"][1]["shape"]
         [96]
         """
         return self._json
@@ -318,14 +318,14 @@ def inspect(
         TypeError: for arguments of other types.
 
     >>> import ortrain
-    >>> found = ortrain.inspect("examples/convnet.onnx")
+    >>> found = ortrain.inspect(ortrain.examples.convnet())
     >>> found.names("trained")[:3]
     ['block1.weight', 'block1.scale', 'block1.bias']
     >>> found.names("statistic")[:2]
     ['block1.mean', 'block1.var']
     >>> found.parameters[0].reason
     'it is a weight of node "block1.conv" (Conv)'
-    >>> ortrain.inspect("examples/convnet.onnx", batch_size=32).step.total < 16 << 20
+    >>> ortrain.inspect(ortrain.examples.convnet(), batch_size=32).step.total < 16 << 20
     True
 
     """

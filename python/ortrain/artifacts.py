@@ -1,9 +1,10 @@
 """From an ONNX model to the files that training needs, once and ahead of time.
 
 >>> from pathlib import Path
+>>> import ortrain
 >>> from ortrain import artifacts
 >>> artifacts.generate_artifacts(
-...     "examples/perceptron.onnx",
+...     ortrain.examples.perceptron(),
 ...     loss=artifacts.LossType.CrossEntropyLoss,
 ...     optimizer=artifacts.OptimType.AdamW,
 ...     prefix="digits_",
@@ -55,8 +56,9 @@ class LossType(enum.IntEnum):
     ``CrossEntropyLoss``    ``SoftmaxCrossEntropyLoss`` (ONNX 12): mean of ``-log(softmax(y, axis=1)[labels])``
     ======================  ========================================================================================
 
+    >>> import ortrain
     >>> from ortrain import artifacts
-    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=artifacts.LossType.MSELoss)
+    >>> artifacts.generate_artifacts(ortrain.examples.perceptron(), loss=artifacts.LossType.MSELoss)
     >>> Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint")).input_names()
     ['x', 'target']
     """
@@ -77,10 +79,11 @@ class Loss:
 
     The sum of two, of which the first counts the last class twentyfold:
 
+    >>> import ortrain
     >>> from ortrain.artifacts import Loss, LossType, generate_artifacts
     >>> rare = Loss(LossType.CrossEntropyLoss, weight=[1, 1, 1, 1, 1, 1, 1, 1, 1, 20], label_smoothing=0.1)
     >>> small = Loss(LossType.L1Loss, target="wanted", factor=0.01)
-    >>> generate_artifacts("examples/perceptron.onnx", loss=[rare, small])
+    >>> generate_artifacts(ortrain.examples.perceptron(), loss=[rare, small])
     >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
     >>> module.input_names()
     ['x', 'labels', 'wanted']
@@ -133,9 +136,10 @@ class OptimType(enum.IntEnum):
     Decay Regularization", 2019) and ``SGDOptimizerV2``. Learning rate and count of steps are inputs of the optimizer
     model. :class:`AdamW` and :class:`SGD` are the same with settings, and gradient clipping.
 
+    >>> import ortrain
     >>> from ortrain import artifacts
     >>> loss = artifacts.LossType.CrossEntropyLoss
-    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=loss, optimizer=artifacts.OptimType.SGD)
+    >>> artifacts.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=artifacts.OptimType.SGD)
     >>> module = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
     >>> optimizer = Optimizer("optimizer_model.onnx", module)
     """
@@ -163,10 +167,11 @@ class AdamW:
                         ``torch.optim.AdamW``
     ==================  ============================================================================================
 
+    >>> import ortrain
     >>> from ortrain import artifacts
     >>> loss = artifacts.LossType.CrossEntropyLoss
     >>> as_torch = artifacts.AdamW(formula="pytorch")
-    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=loss, optimizer=as_torch)
+    >>> artifacts.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=as_torch)
     """
 
     formula: Literal["onnxruntime", "pytorch"] = "onnxruntime"
@@ -199,10 +204,11 @@ class AdamW:
 class SGD:
     """Plain stochastic gradient descent with settings: a step takes the learning rate times the gradient away.
 
+    >>> import ortrain
     >>> from ortrain import artifacts
     >>> loss = artifacts.LossType.CrossEntropyLoss
     >>> clipped = artifacts.SGD(max_norm=1.0)
-    >>> artifacts.generate_artifacts("examples/perceptron.onnx", loss=loss, optimizer=clipped)
+    >>> artifacts.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=clipped)
     """
 
     max_norm: float | None = None
@@ -287,9 +293,10 @@ def generate_artifacts(
 
     Here the second layer is trained and the first one is frozen; each step gives the logits beside the loss:
 
+    >>> import ortrain
     >>> from ortrain import artifacts
     >>> artifacts.generate_artifacts(
-    ...     "examples/perceptron.onnx",
+    ...     ortrain.examples.perceptron(),
     ...     requires_grad=["fc2.*"],
     ...     frozen_params=["fc1.*"],
     ...     loss=artifacts.Loss(artifacts.LossType.CrossEntropyLoss, label_smoothing=0.1),
@@ -366,8 +373,9 @@ def replace_head(model: ModelLike, classes: int, *, output: str | None = None, s
             kernel of one cell, or shares the weights of that layer.
         InvalidArgumentError: if there is no such value, or what lies behind the layer fits its old classes only.
 
+    >>> import ortrain
     >>> from ortrain import artifacts
-    >>> model = artifacts.replace_head("examples/perceptron.onnx", classes=4)
+    >>> model = artifacts.replace_head(ortrain.examples.perceptron(), classes=4)
     >>> artifacts.generate_artifacts(model, requires_grad=["fc2.*"], loss=artifacts.LossType.CrossEntropyLoss)
     >>> CheckpointState.load_checkpoint("checkpoint").parameters["fc2.bias"].data.shape
     (4,)

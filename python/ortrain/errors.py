@@ -87,8 +87,9 @@ class MemoryLimitError(OrtrainError, MemoryError):
 
 
 class AnomalyError(OrtrainError, FloatingPointError):
-    """A step that made NaN or infinities, where :attr:`SessionOptions.detect_anomaly
-    <ortrain.SessionOptions.detect_anomaly>` is set. Names the first node, tensor and index; nothing was changed.
+    """A step that made NaN or infinities. Names the first node, tensor and index; nothing was changed.
+
+    Raised where :attr:`SessionOptions.detect_anomaly <ortrain.SessionOptions.detect_anomaly>` is set.
 
     >>> import ortrain
     >>> options = ortrain.SessionOptions()

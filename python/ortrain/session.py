@@ -216,7 +216,7 @@ class TrainingSession:
         self._native.lazy_reset_grad()
 
     def optimizer_step(self, run_options: RunOptions | None = None) -> float | None:
-        """Update the trainable parameters from the gradients, and return their norm where the optimizer model clips them.
+        """Update the trainable parameters from the gradients; return the norm of these where they are clipped.
 
         These stay as they are, unless the optimizer model clips them: then they are the clipped ones.
 

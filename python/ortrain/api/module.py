@@ -280,6 +280,7 @@ class Module:
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
         >>> all(norm > 0 for norm in norms.values())
         True
+
         """
         return {name: gradient for name, _, gradient in self._native.norms()}
 

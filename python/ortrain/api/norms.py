@@ -1,4 +1,9 @@
-"""The norms of parameters and of their gradients, side by side."""
+"""The norms of parameters and of their gradients, side by side.
+
+>>> import ortrain
+>>> _ = module(x, labels)
+>>> table = str(ortrain.inspect(module))
+"""
 
 from __future__ import annotations
 
