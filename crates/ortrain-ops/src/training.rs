@@ -11,12 +11,14 @@ use ortrain_onnx::{
 
 use crate::{Error, OpError, build};
 
+mod classifier;
 mod head;
 mod losses;
 mod modes;
 mod parameters;
 mod scores;
 
+pub use classifier::{default_scores, outputs_as_tensors};
 pub use head::{Head, find_head};
 pub use losses::{
     Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, name_value,

@@ -33,7 +33,7 @@ use crate::module::graph_of;
 use crate::nearest::{hint, hint_in};
 use crate::origins::Origins;
 use crate::source::make_internal;
-use crate::tail;
+use crate::{scores, tail};
 use crate::{Error, ModelSource, Result};
 
 /// Which statistics BatchNormalization uses in training.
@@ -487,6 +487,7 @@ pub(crate) fn generate_loaded(
     }
     let mut origins = Origins::default();
     let mut forward = self_contained_from(label, model, &mut origins)?;
+    let options = &scores::by_default(label, &mut forward, options)?;
     let inner = constants_of_subgraphs(&forward.proto);
     let inner: Vec<&str> =
         options.parameters().filter(|name| inner.iter().any(|inner| inner == name)).collect();

@@ -16,7 +16,7 @@ use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::kind::{described_inputs, inspect_artifact, inspect_other};
 use crate::nearest::hint_in;
 use crate::step_cost::{made_for, plan, shapes};
-use crate::tail;
+use crate::{scores, tail};
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
 
 /// What becomes of a constant of a model in training.
@@ -394,6 +394,8 @@ struct Looked {
 /// Everything but a plan.
 fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     // What lies behind the values that are asked for does not matter.
+    let tensors = scores::with_tensors(model);
+    let model = tensors.as_ref().unwrap_or(model);
     let outputs = tail::outputs(model);
     let asked = match scope {
         Scope::Outputs => outputs,
@@ -463,7 +465,8 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
     }
     notes(&whole, &mut inspection);
     inspection.warnings = doubtful_losses(&whole, &[]);
-    let outputs = values.iter().filter_map(|(name, _)| whole.find(name));
+    // Where the first output is a choice the loss is put on the logits by default.
+    let outputs = values.iter().filter(|_| tensors.is_none()).filter_map(|(name, _)| whole.find(name));
     inspection.warnings.extend(outputs.filter_map(|output| probabilities(&whole, output)));
     inspection.obstacles = wrong.iter().map(|error| obstacle(error, label)).collect();
     inspection.obstacle = failure.as_ref().map(ToString::to_string);

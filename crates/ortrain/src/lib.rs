@@ -90,6 +90,7 @@ mod profile;
 mod report;
 mod runners;
 mod scheduler;
+mod scores;
 mod session;
 mod source;
 mod state;

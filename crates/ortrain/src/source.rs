@@ -9,6 +9,7 @@ use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, Storage, TensorProto, 
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_program::ALIGNMENT;
 
+use crate::scores::write_out_weights;
 use crate::{Error, OperatorLibrary, Result};
 
 /// A model: a file, or the bytes of one; perhaps with operators and gradients of the user's.
@@ -89,9 +90,13 @@ impl ModelSource {
         Ok((model.with_proto(proto), files))
     }
 
-    /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it.
+    /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it, and weights that
+    /// lie in attributes are initializers.
     pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
-        self.load_as(inline_for_gradients)
+        let label = self.label("the model");
+        let mut model = self.load_as(inline_for_gradients)?;
+        write_out_weights(&label, &mut model)?;
+        Ok(model)
     }
 
     fn load_as(

@@ -23,12 +23,14 @@ mod diagonal;
 pub(crate) mod dropout;
 mod einsum;
 pub(crate) mod elementwise;
+pub(crate) mod features;
 mod fused_activation;
 mod gather;
 mod gather_elements;
 mod grid_sample;
 mod layer_norm;
 mod linear_attention;
+pub(crate) mod linear_model;
 mod loss;
 mod lrn;
 mod matmul;
@@ -42,6 +44,7 @@ mod pad;
 mod pool;
 mod range;
 mod reduce;
+pub(crate) mod refused;
 mod resize;
 mod reverse_sequence;
 mod rnn;
@@ -84,12 +87,14 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     dropout::definitions,
     einsum::definitions,
     elementwise::definitions,
+    features::definitions,
     fused_activation::definitions,
     gather::definitions,
     gather_elements::definitions,
     grid_sample::definitions,
     layer_norm::definitions,
     linear_attention::definitions,
+    linear_model::definitions,
     loss::definitions,
     lrn::definitions,
     matmul::definitions,

@@ -5,6 +5,7 @@ pub mod differentiate;
 pub mod fold;
 pub mod functions;
 pub mod infer;
+pub mod linear_models;
 pub mod sequences;
 pub mod specialise;
 pub(crate) mod unroll;

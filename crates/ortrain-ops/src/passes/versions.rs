@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ortrain_graph::{Attr, DType, Graph, Node};
 
+use crate::families::refused;
 use crate::op::Definition;
 use crate::passes::sequences;
 use crate::registry::{NEWEST_OPSET, OLDEST_OPSET, Registry};
@@ -16,6 +17,9 @@ use crate::{Error, OpError};
 /// All unknown operators at once; a set of operators that is too old or too new; a node that cannot be rewritten.
 pub fn upgrade(graph: &mut Graph) -> Result<(), Error> {
     check_opset(graph)?;
+    if let Some(error) = refused(graph).into_iter().next() {
+        return Err(error);
+    }
     let unknown = unknown_operators(graph);
     if !unknown.is_empty() {
         return Err(Error::UnknownOperators { list: unknown });
@@ -30,7 +34,8 @@ pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
         return vec![error];
     }
     let one = |operator| Error::UnknownOperators { list: vec![operator] };
-    let errors = unknown_operators(graph).into_iter().map(one).collect();
+    let mut errors = refused(graph);
+    errors.extend(unknown_operators(graph).into_iter().map(one));
     upgraded(graph, errors)
 }
 
@@ -56,6 +61,18 @@ fn check_opset(graph: &Graph) -> Result<(), Error> {
     }
 }
 
+/// An error for each node whose operator is refused for a reason, in subgraphs too.
+fn refused(graph: &Graph) -> Vec<Error> {
+    let mut errors = Vec::new();
+    for node in &graph.nodes {
+        if let Some(reason) = refused::reason(&node.domain, &node.op) {
+            errors.push(Error::at(graph, node, OpError::unsupported(reason)));
+        }
+        errors.extend(Graph::subgraphs(node).flat_map(|(_, subgraph)| refused(subgraph)));
+    }
+    errors
+}
+
 /// The operators that nobody knows, with the nodes that use them.
 fn unknown_operators(graph: &Graph) -> Vec<String> {
     let mut unknown = BTreeMap::new();
@@ -78,7 +95,8 @@ fn uses_standard(graph: &Graph) -> bool {
 fn collect_unknown(graph: &Graph, unknown: &mut BTreeMap<String, Vec<String>>) {
     for node in &graph.nodes {
         // What is not supported of sequences is said one by one.
-        if !Registry::standard().is_known(&node.domain, &node.op) {
+        let known = Registry::standard().is_known(&node.domain, &node.op);
+        if !known && refused::reason(&node.domain, &node.op).is_none() {
             let name = match node.present_outputs().next() {
                 _ if !node.name.is_empty() => format!("{:?}", node.name),
                 Some(output) => format!("the one that makes {:?}", graph.name_of(output)),

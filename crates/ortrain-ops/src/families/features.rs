@@ -1,0 +1,386 @@
+//! Features of a table, as scikit-learn's transformers make them ready: scaled, normalized, filled in, chosen, looked up.
+//!
+//! Scaler-1, Normalizer-1, Imputer-1, ArrayFeatureExtractor-1 and LabelEncoder-1, 2, 4 of ai.onnx.ml
+//! (<https://onnx.ai/onnx/operators/index_ai_onnx_ml.html>). All are compositions, whose numbers lie in attributes and are not
+//! trained. Where the definition leaves something open they do what onnxruntime does:
+//!
+//! - Scaler and Normalizer compute in float32 and give float32; of float64 they give what is rounded at the end.
+//! - Normalizer by `MAX` divides by the largest element, not by the largest magnitude. A row whose norm is 0 stays as it is.
+//! - Of several equal keys LabelEncoder takes the first. NaN is equal to NaN.
+//!
+//! Texts are refused by name.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+
+use super::norm::cast;
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::probe::Sample;
+use crate::rewrite::Rewrite;
+
+/// The domain of the operators of classical machine learning.
+pub(crate) const DOMAIN: &str = "ai.onnx.ml";
+
+/// What helps where an operator is about texts.
+pub(crate) const NO_TEXTS: &str = "and texts are not supported: give numbers to the model, and look texts up outside of it";
+
+/// The type that is computed in, and the result rounded from.
+fn computed(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+fn is_number(dtype: DType) -> bool {
+    dtype != DType::Bool
+}
+
+fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
+    rw.dtype(value).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))
+}
+
+fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+    rw.add(op, inputs, Attrs::new())
+}
+
+/// Checks that input 0 is a row of features, or rows of them. Returns how many features there are, if that is known.
+pub(crate) fn features(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
+    let Some(shape) = cx.shape(0) else { return Ok(None) };
+    match shape.rank() {
+        1 | 2 => Ok(shape[shape.rank() - 1].known()),
+        _ => Err(OpError::invalid(format!("input 0 has shape {shape}; [features] or [batch, features] is needed"))),
+    }
+}
+
+/// A list of as many floats as there are features, or of one for all.
+fn one_or_each(what: &str, count: usize, features: Option<usize>) -> Result<(), OpError> {
+    match features {
+        _ if count == 1 => Ok(()),
+        Some(features) if features != count => Err(OpError::invalid(format!(
+            "{what} has {count} numbers for {features} features; one is needed, or one for each"
+        ))),
+        _ if count == 0 => Err(OpError::invalid(format!("{what} is empty; one number is needed, or one for each feature"))),
+        _ => Ok(()),
+    }
+}
+
+/// `(x - offset) * scale`.
+struct Scaler {
+    offset: Vec<f32>,
+    scale: Vec<f32>,
+}
+
+impl Scaler {
+    fn of(attrs: &Attrs) -> Result<Scaler, OpError> {
+        let list = |name: &str, otherwise: f32| -> Result<Vec<f32>, OpError> {
+            Ok(attrs.floats(name)?.map_or_else(|| vec![otherwise], <[f32]>::to_vec))
+        };
+        Ok(Scaler { offset: list("offset", 0.0)?, scale: list("scale", 1.0)? })
+    }
+}
+
+impl Op for Scaler {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        cx.dtype_where(0, "a number", is_number)?;
+        let features = features(cx)?;
+        one_or_each("offset", self.offset.len(), features)?;
+        one_or_each("scale", self.scale.len(), features)?;
+        cx.output(0, DType::F32, cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+/// Floats of an attribute as a constant of another type; the rest of the arithmetic broadcasts a single one.
+fn constant(rw: &mut Rewrite<'_>, name: &str, values: &[f32], dtype: DType) -> ValueId {
+    let dims: &[usize] = if values.len() == 1 { &[] } else { &[values.len()] };
+    rw.constant(name, Tensor::f32(dims, values).converted(dtype))
+}
+
+fn decompose_scaler(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, scaler) = (rw.required(0)?, Scaler::of(rw.attrs())?);
+    let dtype = dtype_of(rw, x)?;
+    let wide = computed(dtype);
+    let x = cast(rw.patch().1, x, dtype, wide);
+    let offset = constant(rw, "offset", &scaler.offset, wide);
+    let scale = constant(rw, "scale", &scaler.scale, wide);
+    let centred = add(rw, "Sub", &[x, offset]);
+    let scaled = add(rw, "Mul", &[centred, scale]);
+    let scaled = cast(rw.patch().1, scaled, wide, DType::F32);
+    rw.output(0, scaled);
+    Ok(())
+}
+
+fn build_scaler(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Scaler::of(&node.attrs)?))
+}
+
+/// Every row divided by its norm.
+struct Normalizer;
+
+/// The reduction that is the norm.
+fn norm_of(attrs: &Attrs) -> Result<&'static str, OpError> {
+    match attrs.string("norm")?.unwrap_or("MAX") {
+        "MAX" => Ok("ReduceMax"),
+        "L1" => Ok("ReduceL1"),
+        "L2" => Ok("ReduceL2"),
+        other => Err(OpError::invalid(format!("norm is {other:?}; MAX, L1 and L2 are defined"))),
+    }
+}
+
+impl Op for Normalizer {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        cx.dtype_where(0, "a number", is_number)?;
+        features(cx)?;
+        cx.output(0, DType::F32, cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+fn decompose_normalizer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, norm) = (rw.required(0)?, norm_of(rw.attrs())?);
+    let dtype = dtype_of(rw, x)?;
+    let wide = computed(dtype);
+    let x = cast(rw.patch().1, x, dtype, wide);
+    let axes = rw.ints("axes", &[-1]);
+    let norm = add(rw, norm, &[x, axes]);
+    let zero = rw.constant("zero", Tensor::scalar(wide, 0.0));
+    let one = rw.constant("one", Tensor::scalar(wide, 1.0));
+    let nothing = add(rw, "Equal", &[norm, zero]);
+    let safe = add(rw, "Where", &[nothing, one, norm]);
+    let quotient = add(rw, "Div", &[x, safe]);
+    let quotient = cast(rw.patch().1, quotient, wide, DType::F32);
+    rw.output(0, quotient);
+    Ok(())
+}
+
+fn build_normalizer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    norm_of(&node.attrs)?;
+    Ok(Box::new(Normalizer))
+}
+
+/// Numbers in the place of those that are missing.
+struct Imputer(Attrs);
+
+/// What is put in, and in the place of what: floats or integers, as the input is.
+fn imputed(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
+    let needed = |name: &str| OpError::invalid(format!("it has no {name}, which inputs of type {dtype} need"));
+    if dtype.is_float() {
+        let values = attrs.floats("imputed_value_floats")?.ok_or_else(|| needed("imputed_value_floats"))?;
+        let replaced = attrs.float("replaced_value_float")?.unwrap_or(0.0);
+        return Ok((Tensor::f32(&[values.len()], values).converted(dtype), f64::from(replaced)));
+    }
+    let values = attrs.ints("imputed_value_int64s")?.ok_or_else(|| needed("imputed_value_int64s"))?;
+    let replaced = attrs.int("replaced_value_int64")?.unwrap_or(0);
+    Ok((Tensor::i64(&[values.len()], values).converted(dtype), replaced as f64))
+}
+
+impl Op for Imputer {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let dtype = cx.dtype_where(0, "a number", is_number)?;
+        let features = features(cx)?;
+        let (values, _) = imputed(&self.0, dtype)?;
+        one_or_each("what is imputed", values.len(), features)?;
+        cx.output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+fn decompose_imputer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let x = rw.required(0)?;
+    let dtype = dtype_of(rw, x)?;
+    let (values, replaced) = imputed(rw.attrs(), dtype)?;
+    let values = rw.constant("imputed", values);
+    let missing = if replaced.is_nan() {
+        add(rw, "IsNaN", &[x])
+    } else {
+        let replaced = rw.constant("replaced", Tensor::scalar(dtype, replaced));
+        add(rw, "Equal", &[x, replaced])
+    };
+    let filled = add(rw, "Where", &[missing, values, x]);
+    rw.output(0, filled);
+    Ok(())
+}
+
+fn build_imputer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Imputer(node.attrs.clone())))
+}
+
+/// Elements of the last axis, by their positions.
+struct Extractor;
+
+impl Op for Extractor {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let dtype = cx.dtype(0)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
+        let shape = cx.shape(0).cloned();
+        if let Some(shape) = &shape
+            && shape.rank() == 0
+        {
+            return Err(OpError::invalid("input 0 is a single number; it has no axis to take elements of"));
+        }
+        let sizes = cx.shape(1).map(|shape| shape.iter().map(Dim::known).product::<Option<usize>>());
+        let count = match sizes {
+            Some(Some(count)) => Dim::Known(count),
+            // A row of positions, or one after the other: one of its sizes is open.
+            _ => match cx.shape(1) {
+                Some(shape) if shape.rank() == 1 => shape[0].clone(),
+                _ => cx.unknown_dim(0, shape.as_ref().map_or(1, |shape| shape.rank().max(2) - 1)),
+            },
+        };
+        let result = shape.map(|shape| {
+            let mut dims: Vec<Dim> = shape.iter().cloned().collect();
+            if dims.len() == 1 {
+                dims.insert(0, Dim::Known(1));
+            }
+            dims.pop();
+            dims.push(count);
+            dims.into_iter().collect::<Shape>()
+        });
+        cx.output(0, dtype, result);
+        Ok(())
+    }
+}
+
+fn decompose_extractor(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, positions) = (rw.required(0)?, rw.required(1)?);
+    let missing = || OpError::unsupported("the rank of input 0 must be known for this; declare it");
+    let rank = rw.shape(x).ok_or_else(missing)?.rank();
+    let flat = rw.ints("flat", &[-1]);
+    let positions = add(rw, "Reshape", &[positions, flat]);
+    let mut taken = rw.add("Gather", &[x, positions], Attrs::new().with("axis", -1i64));
+    if rank == 1 {
+        let axis = rw.ints("axis", &[0]);
+        taken = add(rw, "Unsqueeze", &[taken, axis]);
+    }
+    rw.output(0, taken);
+    Ok(())
+}
+
+fn build_extractor(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Extractor))
+}
+
+/// Numbers for numbers, by a table.
+struct Encoder {
+    keys: Tensor,
+    values: Tensor,
+    /// For what is not in the table.
+    default: Tensor,
+}
+
+/// The lists of keys and of values, by version and type.
+fn table(attrs: &Attrs, what: &str) -> Result<Tensor, OpError> {
+    if let Some(tensor) = attrs.tensor(&format!("{what}_tensor"))? {
+        return Ok(tensor.clone());
+    }
+    if let Some(numbers) = attrs.ints(&format!("{what}_int64s"))? {
+        return Ok(Tensor::i64(&[numbers.len()], numbers));
+    }
+    if let Some(numbers) = attrs.floats(&format!("{what}_floats"))? {
+        return Ok(Tensor::f32(&[numbers.len()], numbers));
+    }
+    let texts = format!("{what}_strings");
+    for name in [texts.as_str(), "classes_strings"] {
+        if attrs.0.contains_key(name) {
+            return Err(OpError::unsupported(format!("its {what} are texts ({name}), {NO_TEXTS}")));
+        }
+    }
+    Err(OpError::invalid(format!("it has no {what}: {what}_tensor, {what}_int64s or {what}_floats is needed")))
+}
+
+impl Encoder {
+    fn of(attrs: &Attrs) -> Result<Encoder, OpError> {
+        let (keys, values) = (table(attrs, "keys")?, table(attrs, "values")?);
+        if keys.len() != values.len() || keys.is_empty() {
+            let (keys, values) = (keys.len(), values.len());
+            return Err(OpError::invalid(format!("it has {keys} keys for {values} values; one for each is needed")));
+        }
+        let default = match attrs.tensor("default_tensor")? {
+            Some(default) if default.len() == 1 => default.converted(values.dtype()),
+            Some(default) => {
+                let count = default.len();
+                return Err(OpError::invalid(format!("default_tensor has {count} elements; one is needed")));
+            }
+            None if values.dtype().is_float() => {
+                let default = attrs.float("default_float")?.unwrap_or(-0.0);
+                Tensor::f32(&[1], &[default]).converted(values.dtype())
+            }
+            None => Tensor::i64(&[1], &[attrs.int("default_int64")?.unwrap_or(-1)]).converted(values.dtype()),
+        };
+        Ok(Encoder { keys, values, default })
+    }
+}
+
+impl Op for Encoder {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, 1, 1)?;
+        let (dtype, keys) = (cx.dtype(0)?, self.keys.dtype());
+        if dtype != keys {
+            return Err(OpError::invalid(format!("input 0 is of type {dtype}, but the keys are {keys}")));
+        }
+        cx.output(0, self.values.dtype(), cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+fn decompose_encoder(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (x, encoder) = (rw.required(0)?, Encoder::of(rw.attrs())?);
+    let (count, keys) = (encoder.keys.len(), encoder.keys.dtype());
+    // Every number beside every key.
+    let axis = rw.ints("axis", &[-1]);
+    let column = add(rw, "Unsqueeze", &[x, axis]);
+    let row = rw.constant("keys", encoder.keys.clone());
+    let mut equal = add(rw, "Equal", &[column, row]);
+    if keys.is_float() && encoder.keys.to_f64().iter().any(|key| key.is_nan()) {
+        let (left, right) = (add(rw, "IsNaN", &[column]), add(rw, "IsNaN", &[row]));
+        let both = add(rw, "And", &[left, right]);
+        equal = add(rw, "Or", &[equal, both]);
+    }
+    let equal = cast(rw.patch().1, equal, DType::Bool, DType::I32);
+    let first = rw.add("ArgMax", &[equal], Attrs::new().with("axis", -1i64).with("keepdims", 0i64));
+    let any = rw.add("ReduceMax", &[equal, axis], Attrs::new().with("keepdims", 0i64));
+    let any = cast(rw.patch().1, any, DType::I32, DType::Bool);
+    // The default stands behind the values.
+    let behind = rw.constant("behind", Tensor::scalar(DType::I64, count as f64));
+    let position = add(rw, "Where", &[any, first, behind]);
+    let mut bytes = encoder.values.data().to_vec();
+    bytes.extend_from_slice(encoder.default.data());
+    let values = Tensor::new(encoder.values.dtype(), vec![count + 1], bytes.into());
+    let values = values.map_err(|error| OpError::invalid(error.to_string()))?;
+    let values = rw.constant("values", values);
+    let found = add(rw, "Gather", &[values, position]);
+    rw.output(0, found);
+    Ok(())
+}
+
+fn build_encoder(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Encoder::of(&node.attrs)?))
+}
+
+fn sample_extractor(_: &Definition) -> Sample {
+    let inputs = vec![Some(ValueType::tensor(DType::F32, &[2, 4])), Some(ValueType::tensor(DType::I64, &[2]))];
+    Sample { inputs, ..Sample::default() }
+}
+
+fn sample_encoder(_: &Definition) -> Sample {
+    let attrs = Attrs::new().with("keys_int64s", vec![1i64, 2]).with("values_floats", vec![0.5f32, 1.5]);
+    Sample { attrs, inputs: vec![Some(ValueType::tensor(DType::I64, &[2, 4]))], ..Sample::default() }
+}
+
+fn sample_imputer(_: &Definition) -> Sample {
+    Sample::of(Attrs::new().with("imputed_value_floats", vec![1.0f32]).with("imputed_value_int64s", vec![1i64]))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    let new = |name, since, build| Definition::new(DOMAIN, name, since, build);
+    vec![
+        new("ArrayFeatureExtractor", &[1], build_extractor).composition(decompose_extractor).sample(sample_extractor),
+        new("Imputer", &[1], build_imputer).composition(decompose_imputer).sample(sample_imputer),
+        new("LabelEncoder", &[1, 2, 4], build_encoder).composition(decompose_encoder).sample(sample_encoder),
+        new("Normalizer", &[1], build_normalizer).composition(decompose_normalizer),
+        new("Scaler", &[1], build_scaler).composition(decompose_scaler),
+    ]
+}

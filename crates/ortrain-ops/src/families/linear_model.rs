@@ -1,0 +1,280 @@
+//! Linear models, as scikit-learn's are exported: weighted sums of features, and what is made of them.
+//!
+//! LinearClassifier-1 (<https://onnx.ai/onnx/operators/onnx_aionnxml_LinearClassifier.html>) and LinearRegressor-1
+//! (<https://onnx.ai/onnx/operators/onnx_aionnxml_LinearRegressor.html>) of ai.onnx.ml, compositions of a Gemm. Their weights
+//! lie in attributes; where a model is trained they are written out first, as initializers
+//! (`passes::linear_models`).
+//!
+//! As onnxruntime has it: scores are float32 whatever comes in; scores of one class for two labels stand for the second
+//! label, `1 - score` (or, with `LOGISTIC`, the sigmoid of `-score`) for the first; a single score without labels takes
+//! no `post_transform`, and its label says whether it is positive; `SOFTMAX_ZERO` leaves out scores that are 0. `PROBIT` is
+//! refused: no operator of ONNX computes it.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+
+use super::features::{DOMAIN, NO_TEXTS, features};
+use super::norm::cast;
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::probe::Sample;
+use crate::rewrite::Rewrite;
+
+/// The name of the classifier, which has labels beside its scores.
+pub(crate) const CLASSIFIER: &str = "LinearClassifier";
+/// The name of the regressor.
+pub(crate) const REGRESSOR: &str = "LinearRegressor";
+
+/// What counts as 0 for `SOFTMAX_ZERO`.
+const NEXT_TO_ZERO: f64 = 1e-7;
+
+/// What becomes of the scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PostTransform {
+    None,
+    Softmax,
+    Logistic,
+    SoftmaxZero,
+}
+
+/// A linear model, its attributes read.
+#[derive(Clone, Debug)]
+pub(crate) struct Linear {
+    /// A row for each score.
+    pub(crate) coefficients: Vec<f32>,
+    pub(crate) intercepts: Vec<f32>,
+    /// How many scores there are.
+    pub(crate) rows: usize,
+    /// How many labels there are; none for a regressor.
+    labels: Option<Labels>,
+    pub(crate) post_transform: PostTransform,
+}
+
+/// The names of the classes.
+#[derive(Clone, Debug)]
+enum Labels {
+    Numbers(Vec<i64>),
+    Texts(usize),
+}
+
+impl Labels {
+    fn len(&self) -> usize {
+        match self {
+            Labels::Numbers(numbers) => numbers.len(),
+            Labels::Texts(count) => *count,
+        }
+    }
+}
+
+impl Linear {
+    pub(crate) fn of(node: &Node) -> Result<Linear, OpError> {
+        let attrs = &node.attrs;
+        let coefficients = Attrs::required("coefficients", attrs.floats("coefficients")?)?.to_vec();
+        let mut intercepts = attrs.floats("intercepts")?.unwrap_or(&[]).to_vec();
+        let post_transform = match attrs.string("post_transform")?.unwrap_or("NONE") {
+            "NONE" => PostTransform::None,
+            "SOFTMAX" => PostTransform::Softmax,
+            "LOGISTIC" => PostTransform::Logistic,
+            "SOFTMAX_ZERO" => PostTransform::SoftmaxZero,
+            "PROBIT" => {
+                return Err(OpError::unsupported(
+                    "its post_transform is PROBIT, which no operator of ONNX computes; NONE, SOFTMAX, LOGISTIC and \
+                     SOFTMAX_ZERO are supported: fit a model with one of these",
+                ));
+            }
+            other => {
+                return Err(OpError::invalid(format!(
+                    "post_transform is {other:?}; NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO and PROBIT are defined"
+                )));
+            }
+        };
+        let mut labels = None;
+        let rows = if &*node.op == CLASSIFIER {
+            let numbers = attrs.ints("classlabels_ints")?.unwrap_or(&[]);
+            let texts = attrs.strings("classlabels_strings")?.unwrap_or(&[]).len();
+            let found = if texts > 0 { Labels::Texts(texts) } else { Labels::Numbers(numbers.to_vec()) };
+            let rows = if intercepts.is_empty() { found.len().max(1) } else { intercepts.len() };
+            let count = found.len();
+            if count != rows && !(rows == 1 && (count == 0 || count == 2)) {
+                return Err(OpError::invalid(format!(
+                    "it has {count} labels for {rows} scores; one for each is needed, or two for one score"
+                )));
+            }
+            if rows == 1 && count == 1 {
+                return Err(OpError::invalid("it has one label for one score; two are needed, or none"));
+            }
+            labels = Some(found);
+            rows
+        } else {
+            let targets = attrs.int("targets")?.unwrap_or(1);
+            usize::try_from(targets).ok().filter(|&rows| rows > 0).ok_or_else(|| {
+                OpError::invalid(format!("targets is {targets}; one is the least"))
+            })?
+        };
+        if intercepts.is_empty() {
+            intercepts = vec![0.0; rows];
+        }
+        if intercepts.len() != rows || coefficients.is_empty() || coefficients.len() % rows != 0 {
+            return Err(OpError::invalid(format!(
+                "it has {} coefficients and {} intercepts for {rows} scores; a row of coefficients and one intercept for \
+                 each are needed",
+                coefficients.len(),
+                intercepts.len()
+            )));
+        }
+        Ok(Linear { coefficients, intercepts, rows, labels, post_transform })
+    }
+
+    fn features(&self) -> usize {
+        self.coefficients.len() / self.rows
+    }
+
+    /// Whether one score stands for two classes.
+    fn is_binary(&self) -> bool {
+        self.rows == 1 && self.labels.as_ref().is_some_and(|labels| labels.len() == 2)
+    }
+}
+
+impl Op for Linear {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let outputs = if self.labels.is_some() { 2 } else { 1 };
+        cx.arity(1, 1, outputs)?;
+        cx.dtype_where(0, "a number", |dtype| dtype != DType::Bool)?;
+        if let Some(found) = features(cx)?.filter(|&found| found != self.features()) {
+            let (rows, each) = (self.rows, self.features());
+            return Err(OpError::invalid(format!(
+                "input 0 has {found} features, but it has {rows} rows of {each} coefficients"
+            )));
+        }
+        let batch = cx.shape(0).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[0].clone() });
+        let of = |dims: &[Dim]| Some(dims.iter().cloned().collect::<Shape>());
+        let columns = if self.is_binary() { 2 } else { self.rows };
+        if let Some(labels) = &self.labels {
+            if let (Labels::Texts(_), true) = (labels, cx.wants(0)) {
+                return Err(OpError::unsupported(format!(
+                    "its labels are texts (classlabels_strings), {NO_TEXTS}; its probabilities, output 1, are numbers"
+                )));
+            }
+            cx.output(0, DType::I64, batch.clone().and_then(|batch| of(&[batch])));
+        }
+        let shape = batch.and_then(|batch| of(&[batch, Dim::Known(columns)]));
+        cx.output(outputs - 1, DType::F32, shape);
+        Ok(())
+    }
+}
+
+fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+    rw.add(op, inputs, Attrs::new())
+}
+
+/// The weighted sums, as a value named after them.
+fn scores(rw: &mut Rewrite<'_>, linear: &Linear) -> Result<ValueId, OpError> {
+    let x = rw.required(0)?;
+    let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+    let mut x = cast(rw.patch().1, x, dtype, DType::F32);
+    if rw.shape(rw.required(0)?).map(Shape::rank) == Some(1) {
+        let row = rw.ints("row", &[1, -1]);
+        x = add(rw, "Reshape", &[x, row]);
+    }
+    let dims = [linear.rows, linear.features()];
+    let coefficients = rw.constant("coefficients", Tensor::f32(&dims, &linear.coefficients));
+    let intercepts = rw.constant("intercepts", Tensor::f32(&[linear.rows], &linear.intercepts));
+    let (_, patch) = rw.patch();
+    let prefix = patch.prefix().to_owned();
+    let scores = patch.add_value(&format!("{prefix}scores"), ValueType::Unknown);
+    let inputs = [Some(x), Some(coefficients), Some(intercepts)];
+    let mut node = Node::new("", "Gemm", &inputs, &[Some(scores)], Attrs::new().with("transB", 1i64));
+    node.name = format!("{prefix}Gemm").into();
+    patch.push(node);
+    Ok(scores)
+}
+
+/// What the scores become.
+fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
+    let along = || Attrs::new().with("axis", 1i64);
+    if linear.is_binary() {
+        let (first, second) = if linear.post_transform == PostTransform::Logistic {
+            (add(rw, "Neg", &[scores]), scores)
+        } else {
+            let one = rw.constant("one", Tensor::scalar(DType::F32, 1.0));
+            (add(rw, "Sub", &[one, scores]), scores)
+        };
+        let both = rw.add("Concat", &[first, second], along());
+        return if linear.post_transform == PostTransform::Logistic { add(rw, "Sigmoid", &[both]) } else { both };
+    }
+    match linear.post_transform {
+        _ if linear.rows == 1 => scores,
+        PostTransform::None => scores,
+        PostTransform::Softmax => rw.add("Softmax", &[scores], along()),
+        PostTransform::Logistic => add(rw, "Sigmoid", &[scores]),
+        PostTransform::SoftmaxZero => {
+            let axis = rw.ints("axis", &[1]);
+            let largest = add(rw, "ReduceMax", &[scores, axis]);
+            let centred = add(rw, "Sub", &[scores, largest]);
+            let power = add(rw, "Exp", &[centred]);
+            let magnitude = add(rw, "Abs", &[scores]);
+            let least = rw.constant("next_to_zero", Tensor::scalar(DType::F32, NEXT_TO_ZERO));
+            let counts = add(rw, "Greater", &[magnitude, least]);
+            let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
+            let counted = add(rw, "Where", &[counts, power, zero]);
+            let sum = add(rw, "ReduceSum", &[counted, axis]);
+            add(rw, "Div", &[counted, sum])
+        }
+    }
+}
+
+/// The label of the largest score, or of a positive one.
+fn label(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
+    let position = if linear.rows == 1 {
+        let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
+        let positive = add(rw, "Greater", &[scores, zero]);
+        let positive = cast(rw.patch().1, positive, DType::Bool, DType::I64);
+        let flat = rw.ints("flat", &[-1]);
+        add(rw, "Reshape", &[positive, flat])
+    } else {
+        rw.add("ArgMax", &[scores], Attrs::new().with("axis", 1i64).with("keepdims", 0i64))
+    };
+    match &linear.labels {
+        Some(Labels::Numbers(numbers)) if !numbers.is_empty() => {
+            let numbers = rw.ints("labels", numbers);
+            add(rw, "Gather", &[numbers, position])
+        }
+        _ => position,
+    }
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let linear = Linear::of(rw.node())?;
+    let scores = scores(rw, &linear)?;
+    let result = transformed(rw, &linear, scores);
+    if linear.labels.is_none() {
+        rw.output(0, result);
+        return Ok(());
+    }
+    if rw.has_output(0) {
+        let label = label(rw, &linear, scores);
+        rw.output(0, label);
+    }
+    rw.output(1, result);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Linear::of(node)?))
+}
+
+fn sample(definition: &Definition) -> Sample {
+    let mut attrs = Attrs::new().with("coefficients", vec![1.0f32; 8]).with("intercepts", vec![0.0f32; 2]);
+    attrs = if definition.name == CLASSIFIER {
+        attrs.with("classlabels_ints", vec![0i64, 1])
+    } else {
+        attrs.with("targets", 2i64)
+    };
+    Sample { attrs, inputs: vec![Some(ValueType::tensor(DType::F32, &[2, 4]))], ..Sample::default() }
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    [CLASSIFIER, REGRESSOR]
+        .map(|name| Definition::new(DOMAIN, name, &[1], build).composition(decompose).sample(sample))
+        .into()
+}

@@ -1,0 +1,167 @@
+//! Models whose first result is a choice, as classifiers of scikit-learn are exported: a label, then the probabilities,
+//! perhaps as maps. Which value a loss is put on where nobody says it.
+
+use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
+use ortrain_onnx::proto::type_proto;
+use ortrain_onnx::{GraphProto, NodeProto, ValueInfoProto};
+
+use super::Loss;
+use crate::families::features::DOMAIN;
+
+/// Whether a message declares a value as a tensor of something else than floats.
+fn is_choice(info: &ValueInfoProto) -> bool {
+    match info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) {
+        Some(type_proto::Value::TensorType(tensor)) if tensor.elem_type != 0 => {
+            !DType::from_onnx(tensor.elem_type).is_some_and(DType::is_float)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a message declares a value as a tensor of what is no number.
+fn is_text(info: &ValueInfoProto) -> bool {
+    match info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) {
+        Some(type_proto::Value::TensorType(tensor)) => {
+            tensor.elem_type != 0 && DType::from_onnx(tensor.elem_type).is_none()
+        }
+        _ => false,
+    }
+}
+
+/// Makes tensors of numbers the outputs of a model whose first output is a choice: the probabilities take the place of maps
+/// made of them, and texts are no outputs any more; the nodes stay. Returns whether it is such a model: then its one output
+/// of floats is what a loss is put on.
+pub fn outputs_as_tensors(graph: &mut GraphProto) -> bool {
+    let maps = |name: &str| {
+        let is_map = |node: &&NodeProto| node.domain == DOMAIN && node.op_type == "ZipMap";
+        graph.node.iter().filter(is_map).find(|node| node.output.iter().any(|output| output == name))
+    };
+    if !graph.output.first().is_some_and(|info| is_choice(info) || maps(&info.name).is_some()) {
+        return false;
+    }
+    let (mut kept, mut others): (Vec<ValueInfoProto>, Vec<ValueInfoProto>) = (Vec::new(), Vec::new());
+    for info in &graph.output {
+        let of = maps(&info.name).and_then(|node| node.input.first());
+        match of {
+            Some(name) => {
+                if kept.iter().chain(&graph.output).all(|other| other.name != *name) {
+                    let declared = graph.value_info.iter().find(|known| known.name == *name).cloned();
+                    kept.push(declared.unwrap_or_else(|| ValueInfoProto { name: name.clone(), ..Default::default() }));
+                }
+                others.push(info.clone());
+            }
+            None if is_text(info) => others.push(info.clone()),
+            None => kept.push(info.clone()),
+        }
+    }
+    if kept.is_empty() {
+        return false;
+    }
+    graph.value_info.retain(|info| kept.iter().all(|output| output.name != info.name));
+    graph.value_info.extend(others);
+    graph.output = kept;
+    true
+}
+
+/// What probabilities are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Logits {
+    /// The softmax of this.
+    OfSoftmax(ValueId),
+    /// The sigmoids of this, each a class of its own.
+    OfSigmoids(ValueId),
+    /// The sigmoid of this for the second of two classes, of its negative for the first.
+    OfOne(ValueId),
+}
+
+fn maker(graph: &Graph, value: ValueId) -> Option<&Node> {
+    graph.nodes.iter().rev().find(|node| node.present_outputs().any(|output| output == value))
+}
+
+fn input(node: &Node, k: usize) -> Option<ValueId> {
+    node.inputs.get(k).copied().flatten()
+}
+
+/// The input of the node that makes a value, if it is one of this operator.
+fn made_by(graph: &Graph, value: ValueId, op: &str) -> Option<ValueId> {
+    maker(graph, value).filter(|node| node.domain.is_empty() && &*node.op == op).and_then(|node| input(node, 0))
+}
+
+fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
+    loop {
+        let node = maker(graph, value)?;
+        let first = input(node, 0)?;
+        let by_sum = node.attrs.string("norm").ok().flatten() == Some("L1");
+        match (&*node.domain, &*node.op) {
+            ("", "Cast" | "Identity") => value = first,
+            // Probabilities have a sum of 1 already, and sigmoids of one class each get one.
+            (DOMAIN, "Normalizer") if by_sum => value = first,
+            ("", "Softmax") => return Some(Logits::OfSoftmax(first)),
+            ("", "Sigmoid") => {
+                let both = maker(graph, first).filter(|node| node.domain.is_empty() && &*node.op == "Concat");
+                let one = both.and_then(|both| match both.inputs[..] {
+                    [Some(negative), Some(one)] => {
+                        made_by(graph, negative, "Neg").filter(|&negated| negated == one)
+                    }
+                    _ => None,
+                });
+                return Some(one.map_or(Logits::OfSigmoids(first), Logits::OfOne));
+            }
+            ("", "Concat") => {
+                let [Some(rest), Some(probability)] = node.inputs[..] else { return None };
+                let subtracted = maker(graph, rest).filter(|node| node.domain.is_empty() && &*node.op == "Sub")?;
+                let one = graph.value(input(subtracted, 0)?).constant.as_ref()?;
+                let whole = one.to_f64().iter().all(|&number| number == 1.0) && input(subtracted, 1)? == probability;
+                return made_by(graph, probability, "Sigmoid").filter(|_| whole).map(Logits::OfOne);
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// The name of the value that a loss is put on by default, where a model ends in `scores`: those before the softmax or the
+/// sigmoid for a loss that takes logits, the scores themselves else. Cross-entropy of what is made of sigmoids is put on
+/// values whose softmax the probabilities are, which are appended to the message.
+pub fn default_scores(message: &mut GraphProto, graph: &Graph, scores: ValueId, loss: Loss) -> String {
+    let name = |id: ValueId| graph.name_of(id).to_owned();
+    if let Loss::MSELoss | Loss::L1Loss = loss {
+        return name(scores);
+    }
+    match (logits(graph, scores), loss) {
+        (None, _) => name(scores),
+        (Some(Logits::OfSoftmax(value)), _)
+        | (Some(Logits::OfSigmoids(value) | Logits::OfOne(value)), Loss::BCEWithLogitsLoss) => name(value),
+        (Some(Logits::OfOne(one)), _) => {
+            // The softmax of -z/2 and z/2 is the sigmoids of -z and z.
+            let dtype = graph.value(one).ty.dtype().unwrap_or(DType::F32);
+            let halves = graph.unused_name(&format!("{}/halves", name(one))).to_string();
+            let tensor = Tensor::from_f64(dtype, vec![2], &[-0.5, 0.5]);
+            if message.initializer.iter().all(|known| known.name != halves) {
+                message.initializer.push(tensor_to_proto(&halves, &tensor));
+            }
+            appended(message, graph, "Mul", &[&name(one), &halves], &format!("{}/logits", name(one)))
+        }
+        (Some(Logits::OfSigmoids(value)), _) => {
+            // The softmax of the logarithms of sigmoids is sigmoids divided by their sum.
+            let of = name(value);
+            let negative = appended(message, graph, "Neg", &[&of], &format!("{of}/negative"));
+            let softplus = appended(message, graph, "Softplus", &[&negative], &format!("{of}/softplus"));
+            appended(message, graph, "Neg", &[&softplus], &format!("{of}/log_probabilities"))
+        }
+    }
+}
+
+/// Appends a node, unless an equal one was appended before. Returns the name of its output.
+fn appended(message: &mut GraphProto, graph: &Graph, op: &str, inputs: &[&str], hint: &str) -> String {
+    let output = graph.unused_name(hint).to_string();
+    if message.node.iter().all(|node| !node.output.contains(&output)) {
+        message.node.push(NodeProto {
+            name: output.clone(),
+            op_type: op.to_owned(),
+            input: inputs.iter().map(|&input| input.to_owned()).collect(),
+            output: vec![output.clone()],
+            ..NodeProto::default()
+        });
+    }
+    output
+}
