@@ -161,7 +161,8 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         model(RELU, inputs=[("x", TensorProto.STRING, ["n", 2])]),
         UNSUPPORTED,
         'the model: "x" has type string[n, 2], which is not supported (node "a Relu" (Relu) uses it); tensors of '
-        "numbers and sequences of them are",
+        "numbers and sequences of them are; number texts outside of the model (scikit-learn: encode columns before the "
+        "pipeline, fit with numbers as classes)",
     ),
     "a type that is not declared": (
         model(RELU, inputs=[("x", 0, ["n", 2])]),

@@ -54,8 +54,9 @@ pub enum GraphError {
     },
     /// A type that no value can have here.
     #[error(
-        "{value:?} has type {found}, which is not supported{}; tensors of numbers and sequences of them are",
-        used_by(.users)
+        "{value:?} has type {found}, which is not supported{}; tensors of numbers and sequences of them are{}",
+        used_by(.users),
+        helps(.found)
     )]
     UnsupportedType {
         /// The value.
@@ -95,6 +96,15 @@ pub enum GraphError {
 
 /// How many nodes a message names.
 const NAMED: usize = 3;
+
+/// What helps where a value cannot have a type, as the end of a sentence.
+fn helps(found: &str) -> &'static str {
+    if found.starts_with("string") {
+        "; number texts outside of the model (scikit-learn: encode columns before the pipeline, fit with numbers as classes)"
+    } else {
+        ""
+    }
+}
 
 fn used_by(users: &[String]) -> String {
     match users {

@@ -717,5 +717,6 @@ pub fn cases() -> Vec<Case> {
         list(&mut all);
     }
     crate::breadth::add(&mut all);
+    crate::tables::add(&mut all);
     all
 }

@@ -12,6 +12,7 @@ mod case;
 mod cases;
 mod check;
 pub mod programs;
+mod tables;
 pub mod tolerance;
 
 pub use case::{Case, CaseBuilder, Fill};

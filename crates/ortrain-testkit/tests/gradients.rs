@@ -6,12 +6,13 @@ use ortrain_graph::Attrs;
 use ortrain_testkit::{Case, CaseBuilder, Fill, cases, check_gradient, check_second_order};
 
 /// Operators with a gradient that must be covered.
-const COVERED: [&str; 115] = [
+const COVERED: [&str; 122] = [
     "Abs",
     "Acos",
     "Acosh",
     "Add",
     "ArgMax",
+    "ArrayFeatureExtractor",
     "Asin",
     "Asinh",
     "Atan",
@@ -51,9 +52,13 @@ const COVERED: [&str; 115] = [
     "HardSigmoid",
     "HardSwish",
     "Identity",
+    "Imputer",
     "InstanceNormalization",
+    "LabelEncoder",
     "LayerNormalization",
     "LeakyRelu",
+    "LinearClassifier",
+    "LinearRegressor",
     "Log",
     "LogSoftmax",
     "LpNormalization",
@@ -70,6 +75,7 @@ const COVERED: [&str; 115] = [
     "Mul",
     "Neg",
     "NegativeLogLikelihoodLoss",
+    "Normalizer",
     "OneHot",
     "Pad",
     "Pow",
@@ -92,6 +98,7 @@ const COVERED: [&str; 115] = [
     "Resize",
     "RMSNormalization",
     "Round",
+    "Scaler",
     "ScatterElements",
     "ScatterND",
     "Selu",

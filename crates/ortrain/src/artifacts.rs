@@ -21,7 +21,7 @@ use ortrain_ops::passes::{
 };
 use ortrain_ops::training::{
     Accumulation, append_accumulators, append_loss, append_sum, check_scores, doubtful_losses, for_inference,
-    for_training, moments_of_optimizer, name_value, running_statistics,
+    for_training, may_declare, moments_of_optimizer, name_value, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -33,8 +33,8 @@ use crate::module::graph_of;
 use crate::nearest::{hint, hint_in};
 use crate::origins::Origins;
 use crate::source::make_internal;
-use crate::{scores, tail};
 use crate::{Error, ModelSource, Result};
+use crate::{scores, tail};
 
 /// Which statistics BatchNormalization uses in training.
 ///
@@ -866,7 +866,8 @@ fn set_outputs(label: &str, proto: &mut ModelProto, typed: &Graph, outputs: &[St
     let outgoing = std::mem::replace(&mut graph.output, infos);
     let mut declared: FxHashSet<String> = graph.value_info.iter().map(|info| info.name.clone()).collect();
     declared.extend(outputs.iter().cloned());
-    let made: Vec<String> = graph.node.iter().flat_map(|node| node.output.iter().cloned()).collect();
+    let made = graph.node.iter().filter(|node| may_declare(node));
+    let made: Vec<String> = made.flat_map(|node| node.output.iter().cloned()).collect();
     for name in made {
         if name.is_empty() || !declared.insert(name.clone()) {
             continue;

@@ -16,8 +16,8 @@ use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::kind::{described_inputs, inspect_artifact, inspect_other};
 use crate::nearest::hint_in;
 use crate::step_cost::{made_for, plan, shapes};
-use crate::{scores, tail};
 use crate::{Error, FileKind, InspectOptions, ModelSource, Result, StepCost};
+use crate::{scores, tail};
 
 /// What becomes of a constant of a model in training.
 ///

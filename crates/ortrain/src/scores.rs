@@ -4,7 +4,7 @@
 use ortrain_graph::{DType, Graph};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::passes::{infer::infer_known, linear_models, versions::upgrade_known};
-use ortrain_ops::training::{default_scores, outputs_as_tensors};
+use ortrain_ops::training::{default_scores, outputs_as_tensors, starts_with_choice};
 
 use crate::artifacts::{ArtifactOptions, message_graph};
 use crate::{Error, Result, tail};
@@ -35,6 +35,7 @@ pub(crate) fn write_out_weights(label: &str, model: &mut LoadedModel) -> Result<
 
 /// The model with tensors as outputs, if its first output is a choice; `None` of others.
 pub(crate) fn with_tensors(model: &LoadedModel) -> Option<LoadedModel> {
+    model.proto.graph.as_ref().filter(|graph| starts_with_choice(graph))?;
     let mut proto = model.proto.clone();
     outputs_as_tensors(proto.graph.as_mut()?).then(|| model.with_proto(proto))
 }
@@ -54,7 +55,9 @@ pub(crate) fn by_default(
     let mut proto = std::mem::take(&mut model.proto);
     let chosen = outputs_as_tensors(message_graph(label, &mut proto)?);
     model.proto = proto;
-    let Some(graph) = chosen.then(|| typed(model, &tail::outputs(model))).flatten() else { return Ok(options) };
+    let Some(graph) = chosen.then(|| typed(model, &tail::outputs(model))).flatten() else {
+        return Ok(options);
+    };
     let is_float = |id: &ortrain_graph::ValueId| graph.value(*id).ty.dtype().is_some_and(DType::is_float);
     let floats: Vec<_> = graph.outputs.iter().copied().filter(is_float).collect();
     if let [scores] = floats[..] {

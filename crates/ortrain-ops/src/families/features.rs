@@ -8,9 +8,12 @@
 //! - Normalizer by `MAX` divides by the largest element, not by the largest magnitude. A row whose norm is 0 stays as it is.
 //! - Of several equal keys LabelEncoder takes the first. NaN is equal to NaN.
 //!
-//! Texts are refused by name.
+//! Texts are refused by name. A training model has Normalizer as its parts: where onnxruntime knows that shapes are equal it
+//! works in place, and its norm L2 then takes signs from what it has written already. For the same reason nobody declares
+//! shapes of what these operators make ([`may_declare`]).
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_onnx::NodeProto;
 
 use super::norm::cast;
 use crate::OpError;
@@ -22,8 +25,11 @@ use crate::rewrite::Rewrite;
 /// The domain of the operators of classical machine learning.
 pub(crate) const DOMAIN: &str = "ai.onnx.ml";
 
-/// What helps where an operator is about texts.
-pub(crate) const NO_TEXTS: &str = "and texts are not supported: give numbers to the model, and look texts up outside of it";
+/// Whether the type of what a node makes may be declared in a message that did not declare it.
+#[must_use]
+pub fn may_declare(node: &NodeProto) -> bool {
+    node.domain != DOMAIN
+}
 
 /// The type that is computed in, and the result rounded from.
 fn computed(dtype: DType) -> DType {
@@ -47,7 +53,9 @@ pub(crate) fn features(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
     let Some(shape) = cx.shape(0) else { return Ok(None) };
     match shape.rank() {
         1 | 2 => Ok(shape[shape.rank() - 1].known()),
-        _ => Err(OpError::invalid(format!("input 0 has shape {shape}; [features] or [batch, features] is needed"))),
+        _ => Err(OpError::invalid(format!(
+            "input 0 has shape {shape}; [features] or [batch, features] is needed"
+        ))),
     }
 }
 
@@ -58,7 +66,9 @@ fn one_or_each(what: &str, count: usize, features: Option<usize>) -> Result<(), 
         Some(features) if features != count => Err(OpError::invalid(format!(
             "{what} has {count} numbers for {features} features; one is needed, or one for each"
         ))),
-        _ if count == 0 => Err(OpError::invalid(format!("{what} is empty; one number is needed, or one for each feature"))),
+        _ if count == 0 => {
+            Err(OpError::invalid(format!("{what} is empty; one number is needed, or one for each feature")))
+        }
         _ => Ok(()),
     }
 }
@@ -164,7 +174,8 @@ struct Imputer(Attrs);
 
 /// What is put in, and in the place of what: floats or integers, as the input is.
 fn imputed(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
-    let needed = |name: &str| OpError::invalid(format!("it has no {name}, which inputs of type {dtype} need"));
+    let needed =
+        |name: &str| OpError::invalid(format!("it has no {name}, which inputs of type {dtype} need"));
     if dtype.is_float() {
         let values = attrs.floats("imputed_value_floats")?.ok_or_else(|| needed("imputed_value_floats"))?;
         let replaced = attrs.float("replaced_value_float")?.unwrap_or(0.0);
@@ -285,10 +296,14 @@ fn table(attrs: &Attrs, what: &str) -> Result<Tensor, OpError> {
     let texts = format!("{what}_strings");
     for name in [texts.as_str(), "classes_strings"] {
         if attrs.0.contains_key(name) {
-            return Err(OpError::unsupported(format!("its {what} are texts ({name}), {NO_TEXTS}")));
+            return Err(OpError::unsupported(format!(
+                "its {what} are texts ({name}), which are not supported: number them outside of the model"
+            )));
         }
     }
-    Err(OpError::invalid(format!("it has no {what}: {what}_tensor, {what}_int64s or {what}_floats is needed")))
+    Err(OpError::invalid(format!(
+        "it has no {what}: {what}_tensor, {what}_int64s or {what}_floats is needed"
+    )))
 }
 
 impl Encoder {
@@ -296,7 +311,9 @@ impl Encoder {
         let (keys, values) = (table(attrs, "keys")?, table(attrs, "values")?);
         if keys.len() != values.len() || keys.is_empty() {
             let (keys, values) = (keys.len(), values.len());
-            return Err(OpError::invalid(format!("it has {keys} keys for {values} values; one for each is needed")));
+            return Err(OpError::invalid(format!(
+                "it has {keys} keys for {values} values; one for each is needed"
+            )));
         }
         let default = match attrs.tensor("default_tensor")? {
             Some(default) if default.len() == 1 => default.converted(values.dtype()),
@@ -361,7 +378,8 @@ fn build_encoder(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 fn sample_extractor(_: &Definition) -> Sample {
-    let inputs = vec![Some(ValueType::tensor(DType::F32, &[2, 4])), Some(ValueType::tensor(DType::I64, &[2]))];
+    let inputs =
+        vec![Some(ValueType::tensor(DType::F32, &[2, 4])), Some(ValueType::tensor(DType::I64, &[2]))];
     Sample { inputs, ..Sample::default() }
 }
 
@@ -371,16 +389,22 @@ fn sample_encoder(_: &Definition) -> Sample {
 }
 
 fn sample_imputer(_: &Definition) -> Sample {
-    Sample::of(Attrs::new().with("imputed_value_floats", vec![1.0f32]).with("imputed_value_int64s", vec![1i64]))
+    Sample::of(
+        Attrs::new().with("imputed_value_floats", vec![1.0f32]).with("imputed_value_int64s", vec![1i64]),
+    )
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
     let new = |name, since, build| Definition::new(DOMAIN, name, since, build);
     vec![
-        new("ArrayFeatureExtractor", &[1], build_extractor).composition(decompose_extractor).sample(sample_extractor),
+        new("ArrayFeatureExtractor", &[1], build_extractor)
+            .composition(decompose_extractor)
+            .sample(sample_extractor),
         new("Imputer", &[1], build_imputer).composition(decompose_imputer).sample(sample_imputer),
         new("LabelEncoder", &[1, 2, 4], build_encoder).composition(decompose_encoder).sample(sample_encoder),
-        new("Normalizer", &[1], build_normalizer).composition(decompose_normalizer),
+        new("Normalizer", &[1], build_normalizer)
+            .composition(decompose_normalizer)
+            .downgrade(decompose_normalizer),
         new("Scaler", &[1], build_scaler).composition(decompose_scaler),
     ]
 }

@@ -12,7 +12,7 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::features::{DOMAIN, NO_TEXTS, features};
+use super::features::{DOMAIN, features};
 use super::norm::cast;
 use crate::OpError;
 use crate::infer::Infer;
@@ -107,9 +107,10 @@ impl Linear {
             rows
         } else {
             let targets = attrs.int("targets")?.unwrap_or(1);
-            usize::try_from(targets).ok().filter(|&rows| rows > 0).ok_or_else(|| {
-                OpError::invalid(format!("targets is {targets}; one is the least"))
-            })?
+            usize::try_from(targets)
+                .ok()
+                .filter(|&rows| rows > 0)
+                .ok_or_else(|| OpError::invalid(format!("targets is {targets}; one is the least")))?
         };
         if intercepts.is_empty() {
             intercepts = vec![0.0; rows];
@@ -151,9 +152,10 @@ impl Op for Linear {
         let columns = if self.is_binary() { 2 } else { self.rows };
         if let Some(labels) = &self.labels {
             if let (Labels::Texts(_), true) = (labels, cx.wants(0)) {
-                return Err(OpError::unsupported(format!(
-                    "its labels are texts (classlabels_strings), {NO_TEXTS}; its probabilities, output 1, are numbers"
-                )));
+                return Err(OpError::unsupported(
+                    "its labels are texts (classlabels_strings), which are not supported: make an output of its \
+                     probabilities alone, or fit the classifier with numbers as classes",
+                ));
             }
             cx.output(0, DType::I64, batch.clone().and_then(|batch| of(&[batch])));
         }
@@ -200,7 +202,11 @@ fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueI
             (add(rw, "Sub", &[one, scores]), scores)
         };
         let both = rw.add("Concat", &[first, second], along());
-        return if linear.post_transform == PostTransform::Logistic { add(rw, "Sigmoid", &[both]) } else { both };
+        return if linear.post_transform == PostTransform::Logistic {
+            add(rw, "Sigmoid", &[both])
+        } else {
+            both
+        };
     }
     match linear.post_transform {
         _ if linear.rows == 1 => scores,

@@ -49,7 +49,9 @@ pub fn write_out(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
     let mut names = names_of(graph);
     let mut nodes = Vec::with_capacity(graph.node.len());
     for proto in std::mem::take(&mut graph.node) {
-        let made = |node: &&Node| node.present_outputs().any(|id| proto.output.iter().any(|name| *name == *typed.name_of(id)));
+        let made = |node: &&Node| {
+            node.present_outputs().any(|id| proto.output.iter().any(|name| *name == *typed.name_of(id)))
+        };
         let node = typed.nodes.iter().find(made).filter(|_| is_linear(&proto));
         let Some(node) = node else {
             nodes.push(proto);
@@ -68,7 +70,9 @@ fn names_of(graph: &GraphProto) -> HashSet<String> {
     let mut names: HashSet<String> = graph.input.iter().map(|info| info.name.clone()).collect();
     names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
     names.extend(graph.node.iter().flat_map(|node| node.output.iter().cloned()));
-    for subgraph in graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_deref()) {
+    for subgraph in
+        graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_deref())
+    {
         names.extend(names_of(subgraph));
     }
     names
@@ -95,7 +99,10 @@ fn raised(model: &mut ModelProto) -> i64 {
 fn mean_the_same(graph: &GraphProto, own: i64, other: i64) -> bool {
     graph.node.iter().all(|node| {
         let standard = domain(&node.domain).is_empty();
-        let subgraphs = node.attribute.iter().flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs));
+        let subgraphs = node
+            .attribute
+            .iter()
+            .flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs));
         (!standard || Registry::standard().means_the_same("", &node.op_type, own, other))
             && subgraphs.into_iter().all(|graph| mean_the_same(graph, own, other))
     })
@@ -118,11 +125,14 @@ fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) 
             graph.add_value(typed.name_of(id), ty)
         })
     };
-    let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(|port| copied(&mut alone, port, true)).collect();
+    let inputs: Vec<Option<ValueId>> =
+        node.inputs.iter().map(|port| copied(&mut alone, port, true)).collect();
     alone.inputs = inputs.iter().copied().flatten().collect();
-    let mut outputs: Vec<Option<ValueId>> = node.outputs.iter().map(|port| copied(&mut alone, port, false)).collect();
+    let mut outputs: Vec<Option<ValueId>> =
+        node.outputs.iter().map(|port| copied(&mut alone, port, false)).collect();
 
-    let texts = attrs.strings("classlabels_strings").map_err(|error| fail(error.into()))?.map(<[String]>::to_vec);
+    let texts =
+        attrs.strings("classlabels_strings").map_err(|error| fail(error.into()))?.map(<[String]>::to_vec);
     let mut looked_up = None;
     if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
         attrs.0.remove("classlabels_strings");
@@ -146,20 +156,19 @@ fn written(typed: &Graph, node: &Node, opset: i64, names: &mut HashSet<String>) 
     infer(&mut alone)?;
     downgrade(&mut alone, opset)?;
 
-    let given: HashSet<ValueId> = inputs.iter().chain(&outputs).copied().flatten().collect();
+    // Inputs and outputs have names already; all others get new ones.
     let position = looked_up.as_ref().map(|(.., position)| *position);
-    for id in alone.value_ids() {
-        if given.contains(&id) && Some(id) != position {
-            continue;
-        }
-        let mut name = if Some(id) == position { format!("{prefix}/position") } else { alone.name_of(id).to_owned() };
-        while names.contains(&name) {
+    let mut given: HashSet<ValueId> = inputs.iter().chain(&outputs).copied().flatten().collect();
+    given.extend(looked_up.as_ref().map(|(_, label, _)| *label));
+    for id in alone.value_ids().filter(|&id| !given.contains(&id) || Some(id) == position) {
+        let is_position = Some(id) == position;
+        let mut name = if is_position { format!("{prefix}/position") } else { alone.name_of(id).to_owned() };
+        while !names.insert(name.clone()) {
             name.push('_');
         }
-        if *name != *alone.name_of(id) {
+        if name != alone.name_of(id) {
             alone.rename(id, &name);
         }
-        names.insert(alone.name_of(id).to_owned());
     }
     let mut message = alone.to_proto();
     if let Some((texts, label, position)) = looked_up {

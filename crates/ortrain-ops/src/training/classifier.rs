@@ -28,25 +28,36 @@ fn is_text(info: &ValueInfoProto) -> bool {
     }
 }
 
+/// The node that makes a value, if it makes maps.
+fn maps<'a>(graph: &'a GraphProto, name: &str) -> Option<&'a NodeProto> {
+    let is_map = |node: &&NodeProto| node.domain == DOMAIN && node.op_type == "ZipMap";
+    graph.node.iter().filter(is_map).find(|node| node.output.iter().any(|output| output == name))
+}
+
+/// Whether the first output of a model is a choice: integers, texts, or maps.
+#[must_use]
+pub fn starts_with_choice(graph: &GraphProto) -> bool {
+    graph.output.first().is_some_and(|info| is_choice(info) || maps(graph, &info.name).is_some())
+}
+
 /// Makes tensors of numbers the outputs of a model whose first output is a choice: the probabilities take the place of maps
 /// made of them, and texts are no outputs any more; the nodes stay. Returns whether it is such a model: then its one output
 /// of floats is what a loss is put on.
 pub fn outputs_as_tensors(graph: &mut GraphProto) -> bool {
-    let maps = |name: &str| {
-        let is_map = |node: &&NodeProto| node.domain == DOMAIN && node.op_type == "ZipMap";
-        graph.node.iter().filter(is_map).find(|node| node.output.iter().any(|output| output == name))
-    };
-    if !graph.output.first().is_some_and(|info| is_choice(info) || maps(&info.name).is_some()) {
+    if !starts_with_choice(graph) {
         return false;
     }
     let (mut kept, mut others): (Vec<ValueInfoProto>, Vec<ValueInfoProto>) = (Vec::new(), Vec::new());
     for info in &graph.output {
-        let of = maps(&info.name).and_then(|node| node.input.first());
+        let of = maps(graph, &info.name).and_then(|node| node.input.first());
         match of {
             Some(name) => {
                 if kept.iter().chain(&graph.output).all(|other| other.name != *name) {
                     let declared = graph.value_info.iter().find(|known| known.name == *name).cloned();
-                    kept.push(declared.unwrap_or_else(|| ValueInfoProto { name: name.clone(), ..Default::default() }));
+                    kept.push(
+                        declared
+                            .unwrap_or_else(|| ValueInfoProto { name: name.clone(), ..Default::default() }),
+                    );
                 }
                 others.push(info.clone());
             }
@@ -84,7 +95,9 @@ fn input(node: &Node, k: usize) -> Option<ValueId> {
 
 /// The input of the node that makes a value, if it is one of this operator.
 fn made_by(graph: &Graph, value: ValueId, op: &str) -> Option<ValueId> {
-    maker(graph, value).filter(|node| node.domain.is_empty() && &*node.op == op).and_then(|node| input(node, 0))
+    maker(graph, value)
+        .filter(|node| node.domain.is_empty() && &*node.op == op)
+        .and_then(|node| input(node, 0))
 }
 
 fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
@@ -109,9 +122,11 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
             }
             ("", "Concat") => {
                 let [Some(rest), Some(probability)] = node.inputs[..] else { return None };
-                let subtracted = maker(graph, rest).filter(|node| node.domain.is_empty() && &*node.op == "Sub")?;
+                let subtracted =
+                    maker(graph, rest).filter(|node| node.domain.is_empty() && &*node.op == "Sub")?;
                 let one = graph.value(input(subtracted, 0)?).constant.as_ref()?;
-                let whole = one.to_f64().iter().all(|&number| number == 1.0) && input(subtracted, 1)? == probability;
+                let whole =
+                    one.to_f64().iter().all(|&number| number == 1.0) && input(subtracted, 1)? == probability;
                 return made_by(graph, probability, "Sigmoid").filter(|_| whole).map(Logits::OfOne);
             }
             _ => return None,
