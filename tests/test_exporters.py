@@ -19,15 +19,13 @@ FOLDER = Path(__file__).parent / "data" / "exporters"
 MODELS: dict[str, dict[str, str]] = {
     entry["file"].removesuffix(".onnx"): entry for entry in json.loads((FOLDER / "models.json").read_text())
 }
-# Weights in attributes of an operator that is not there: the exporter can be told otherwise.
+# Weights in attributes, which are written as initializers first (tests/test_sklearn.py has more of these).
 ATTRIBUTES = [name for name in MODELS if name.startswith("skl2onnx-attributes")]
 TRAINED = [name for name in MODELS if name not in ATTRIBUTES]
 # Models with a tail are refused where it would have to be run; names of classes are constants of a type that is not
 # there.
-REFUSED = {
-    False: "the model uses operators that are not supported: ai.onnx.ml:ArrayFeatureExtractor (",
-    True: '"classes" has type string[3], which is not supported (node ',
-}
+MAPS = 'node "ZipMap" (ai.onnx.ml:ZipMap) with inputs ('
+REFUSED = {False: MAPS, True: '"classes" has type string[3], which is not supported (node '}
 STEPS, LEARNING_RATE = 20, 5e-4
 # Of outputs, relative to the largest: float32 sums in another order.
 TOLERANCE = 1e-4
@@ -46,7 +44,7 @@ class Exported:
             self.x, self.y = stored["x"], stored["y"]
             self.label = stored.get("label")
         self.feeds = {self.model.graph.input[0].name: self.x}
-        # Behind the probabilities of skl2onnx come operators that only onnxruntime has.
+        # Behind the probabilities of skl2onnx come maps that only onnxruntime makes.
         tails = [node.input[0] for node in self.model.graph.node if node.op_type == "ZipMap"]
         self.output = tails[0] if tails else self.model.graph.output[0].name
         self.has_tail = bool(tails)
@@ -178,38 +176,50 @@ def test_the_tail_stays(name: str, tmp_path: Path) -> None:
     assert all(node.domain != "ai.onnx.ml" for node in onnx.load(tmp_path / "training_model.onnx").graph.node)
 
 
-def inspected(path: Path) -> None:
-    """Raises what a report says of unknown operators."""
-    found = ortrain.inspect(path)
-    if found.obstacle is not None:
-        raise ortrain.UnsupportedError(found.obstacle)
-
-
 @pytest.mark.parametrize("name", [name for name in TRAINED if Exported(name).has_tail])
 def test_a_loss_behind_the_tail_is_refused(name: str, tmp_path: Path) -> None:
-    """With values that a loss may be made of."""
+    """By a sentence that says where the probabilities are."""
     exported = Exported(name)
-    made = [node.input[0] for node in exported.model.graph.node if node.op_type in ("ZipMap", "ArrayFeatureExtractor")]
-    assert exported.output in made
-    weights = [tensor.name for tensor in exported.model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
-
-    def generate() -> None:
-        loss = artifacts.LossType.MSELoss
-        artifacts.generate_artifacts(exported.path, requires_grad=weights, loss=loss, artifact_directory=tmp_path)
-
-    for call in (generate, lambda: inspected(exported.path)):
-        with pytest.raises(ortrain.UnsupportedError) as refused:
-            call()
-        assert REFUSED[exported.names] in str(refused.value)
-        assert "; a loss of what is computed without them can be trained: name the values" in str(refused.value)
-        assert str(refused.value).endswith("in loss_input_names")
-        assert f'"{exported.output}"' in str(refused.value)
+    maps = exported.model.graph.output[-1].name
+    with pytest.raises(ortrain.UnsupportedError) as refused:
+        artifacts.generate_artifacts(
+            exported.path,
+            loss=artifacts.LossType.MSELoss,
+            loss_input_names=[maps],
+            artifact_directory=tmp_path,
+        )
+    assert str(refused.value).startswith(f"the model {exported.path}: {MAPS}{exported.output}: ")
+    assert "; the probabilities are its input: make that an output of the model instead (" in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
-def test_weights_in_attributes_are_refused(name: str) -> None:
-    """The exporter writes ONNX's own operators if it is told not to write these."""
-    with pytest.raises(ortrain.UnsupportedError, match=r"not supported: .*ai\.onnx\.ml:LinearClassifier") as refused:
-        inspected(FOLDER / MODELS[name]["file"])
-    assert "loss_input_names" not in str(refused.value)
+@pytest.mark.parametrize("name", [*ATTRIBUTES, *(name for name in TRAINED if Exported(name).has_tail)])
+def test_the_loss_of_a_classifier_is_found(name: str, tmp_path: Path) -> None:
+    """Without names, also where the weights are attributes: the loss is that of what scikit-learn computes."""
+    exported = Exported(name)
+    found = ortrain.inspect(exported.path)
+    assert found.obstacle is None
+    binary = exported.loss == "BCEWithLogitsLoss"
+    # Cross-entropy needs opset 12; a model of few nodes is raised to it.
+    loss = "CrossEntropyLoss" if name in ATTRIBUTES else exported.loss
+    artifacts.generate_artifacts(
+        exported.path,
+        loss=artifacts.LossType[loss],
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    y = exported.y.astype(np.float64)
+    if loss == "MSELoss":
+        target = np.zeros_like(exported.y)
+        wanted = np.square(y).mean()
+    else:
+        target = np.arange(len(y)) % y.shape[1]
+        wanted = -np.log(y[np.arange(len(y)), target]).mean()
+        target = target.astype(np.float32)[:, None] if binary else target
+    assert float(module(exported.x, target)) == pytest.approx(wanted, rel=TOLERANCE)
+    if name in ATTRIBUTES:
+        assert {key for key, _ in state.parameters} == {
+            f"LinearClassifier/{kind}" for kind in ("coefficients", "intercepts")
+        }

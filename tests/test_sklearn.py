@@ -1,5 +1,5 @@
-"""Estimators of scikit-learn as skl2onnx writes them (tests/exporters/make_sklearn.py): they train by default, their labels
-and maps stay behind what is trained, and what has no gradient is refused in words.
+"""Estimators of scikit-learn as skl2onnx writes them (tests/exporters/make_sklearn.py): they train by default, their
+labels and maps stay behind what is trained, and what has no gradient is refused in words.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import onnxruntime
 import pytest
 from conftest import BACKENDS
 from onnx import TensorProto, helper
+from onnx.backend.test.loader import load_model_tests
+from test_nodes import arrays, types_of
 
 import ortrain
 from ortrain import artifacts
@@ -151,7 +153,7 @@ def same(got: np.ndarray, want: np.ndarray) -> None:
 
 @pytest.mark.parametrize(("name", "loss"), TRAININGS)
 def test_trains_by_default(name: str, loss: str, tmp_path: Path) -> None:
-    """The loss is that of what scikit-learn computes, all weights are trained and nothing else, and every step helps."""
+    """The loss is that of what scikit-learn computes, all weights are trained and nothing else, every step helps."""
     training = Training(name, loss, tmp_path)
     exported = training.exported
     trained = {key for key, value in training.state.parameters if value.requires_grad}
@@ -205,14 +207,16 @@ def checked_outputs(exported: Exported, found: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *REGRESSORS])
 def test_outputs_stay(name: str, tmp_path: Path) -> None:
-    """Before and after the training onnxruntime gives the outputs that the model had, and our session what is numbers."""
+    """Before and after training onnxruntime gives the outputs that the model had, and our session what is numbers."""
     loss = "CrossEntropyLoss" if name in CLASSIFIERS else "MSELoss"
     training = Training(name, loss, tmp_path)
     exported = training.exported
     untouched = exported.theirs(training.export(exported.outputs))
     same(checked_outputs(exported, untouched).reshape(exported.y.shape), exported.y)
     if exported.label is not None:
-        np.testing.assert_array_equal(untouched[exported.outputs[0]], exported.label.astype(untouched[exported.outputs[0]].dtype))
+        np.testing.assert_array_equal(
+            untouched[exported.outputs[0]], exported.label.astype(untouched[exported.outputs[0]].dtype)
+        )
     training.learn()
     trained = exported.theirs(training.export(exported.outputs))
     last = checked_outputs(exported, trained)
@@ -234,7 +238,9 @@ def test_two_classes_stay_opposite(name: str, tmp_path: Path) -> None:
     """A label is as probable as the other one is not, whatever is trained: the cross-entropy is that of the export."""
     training = Training(name, "CrossEntropyLoss", tmp_path)
     training.learn()
-    found = training.exported.theirs(training.export([training.exported.probabilities]))[training.exported.probabilities]
+    found = training.exported.theirs(training.export([training.exported.probabilities]))[
+        training.exported.probabilities
+    ]
     by_hand = -np.log(found[np.arange(len(found)), training.batch[1]].astype(np.float64)).mean()
     assert float(training.module(*training.batch)) == pytest.approx(by_hand, rel=LOSS_TOLERANCE)
 
@@ -271,7 +277,7 @@ def test_original_classifiers_run(name: str) -> None:
 
 def test_a_named_value_is_taken(tmp_path: Path) -> None:
     """What is named in loss_input_names is compared, also where another value would be chosen."""
-    with pytest.warns(ortrain.TrainingWarning, match="name \"LinearClassifier/scores\" instead"):
+    with pytest.warns(ortrain.TrainingWarning, match='name "LinearClassifier/scores" instead'):
         artifacts.generate_artifacts(
             FOLDER / "logistic-tensors.onnx",
             loss=artifacts.LossType.CrossEntropyLoss,
@@ -288,9 +294,9 @@ REFUSALS = {
         "MLPClassifier, MLPRegressor, LogisticRegression, LinearRegression"
     ),
     "svc": (
-        'node "SVMc" (ai.onnx.ml:SVMClassifier) with inputs (X: float32[X.0, 4]): support vector machines with a kernel '
-        "are fitted by choosing among samples, not by gradients, and are not run here either; fit them in scikit-learn, "
-        "or train a model that has a gradient: LinearSVC, LinearSVR, SGDClassifier, MLPClassifier"
+        'node "SVMc" (ai.onnx.ml:SVMClassifier) with inputs (X: float32[X.0, 4]): support vector machines with a '
+        "kernel are fitted by choosing among samples, not by gradients, and are not run here either; fit them in "
+        "scikit-learn, or train a model that has a gradient: LinearSVC, LinearSVR, SGDClassifier, MLPClassifier"
     ),
 }
 REFUSALS["tree-tensors"], REFUSALS["svc-tensors"] = REFUSALS["tree"], REFUSALS["svc"]
@@ -316,9 +322,9 @@ def test_maps_are_refused_where_they_would_be_made() -> None:
     with pytest.raises(ortrain.UnsupportedError) as refused:
         ortrain.InferenceSession(path)
     assert str(refused.value) == (
-        f'the model {path}: node "ZipMap" (ai.onnx.ml:ZipMap) with inputs (probabilities: ?): its result is a sequence of '
-        "maps, one from class to probability for each row, which is no tensor; the probabilities are its input: make that "
-        'an output of the model instead (skl2onnx: options={"zipmap": False}; of a trained model: name it in '
+        f'the model {path}: node "ZipMap" (ai.onnx.ml:ZipMap) with inputs (probabilities: ?): its result is a sequence '
+        "of maps, one from class to probability for each row, which is no tensor; the probabilities are its input: make "
+        'that an output of the model instead (skl2onnx: options={"zipmap": False}; of a trained model: name it in '
         "export_model_for_inferencing)"
     )
 
@@ -327,14 +333,14 @@ def test_texts_are_refused_where_they_would_be_made() -> None:
     for name, sentence in (
         (
             "logistic_of_names-tensors",
-            'node "LinearClassifier" (ai.onnx.ml:LinearClassifier) with inputs (X: float32[X.0, 4]): its labels are texts '
-            "(classlabels_strings), which are not supported: make an output of its probabilities alone, or fit the "
+            'node "LinearClassifier" (ai.onnx.ml:LinearClassifier) with inputs (X: float32[X.0, 4]): its labels are '
+            "texts (classlabels_strings), which are not supported: make an output of its probabilities alone, or fit the "
             "classifier with numbers as classes",
         ),
         (
             "scaled_mlp_of_names-tensors",
-            '"classes" has type string[3], which is not supported (node "ArrayFeatureExtractor" (ArrayFeatureExtractor) '
-            "uses it); tensors of numbers and sequences of them are; number texts outside of the model (scikit-learn: "
+            '"classes" has type string[3], which is not supported (node "ArrayFeatureExtractor" (ArrayFeatureExtractor)'
+            " uses it); tensors of numbers and sequences of them are; number texts outside of the model (scikit-learn: "
             "encode columns before the pipeline, fit with numbers as classes)",
         ),
     ):
@@ -344,7 +350,12 @@ def test_texts_are_refused_where_they_would_be_made() -> None:
         assert str(refused.value) == f"the model {path}: {sentence}"
 
 
-ONNX_TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
+ONNX_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
+    "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
+}
 
 
 def one_node(op: str, x: np.ndarray, outputs: int = 1, version: int = 1, **attributes: Any) -> onnx.ModelProto:
@@ -366,7 +377,9 @@ def compared(model: onnx.ModelProto, x: np.ndarray) -> None:
     theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     wanted = theirs.run(None, {"x": x})
     for backend in BACKENDS:
-        for got, want in zip(ortrain.InferenceSession(model, providers=[backend]).run(None, {"x": x}), wanted, strict=True):
+        for got, want in zip(
+            ortrain.InferenceSession(model, providers=[backend]).run(None, {"x": x}), wanted, strict=True
+        ):
             assert got.dtype == want.dtype
             np.testing.assert_allclose(got, want, rtol=OPERATOR_TOLERANCE, atol=OPERATOR_TOLERANCE, strict=True)
 
@@ -428,7 +441,9 @@ def test_linear_regressor(post: str) -> None:
     for targets in (1, 2, 3):
         weights = (np.arange(3.0 * targets) / 4 - 1).tolist()
         for intercepts in ({}, {"intercepts": [0.5] * targets}):
-            model = one_node("LinearRegressor", x, coefficients=weights, targets=targets, post_transform=post, **intercepts)
+            model = one_node(
+                "LinearRegressor", x, coefficients=weights, targets=targets, post_transform=post, **intercepts
+            )
             compared(model, x)
 
 
@@ -474,29 +489,32 @@ def refused(model: onnx.ModelProto) -> str:
 def test_what_is_not_supported_of_an_operator() -> None:
     x = TABLE.astype(np.float32)
     weights: dict[str, Any] = {"coefficients": [1.0, 2.0, 3.0], "intercepts": [0.0]}
-    begins = "the model: node \"{0}\" (ai.onnx.ml:{0}) with inputs (x: float32[5, 3]): ".format
+    begins = 'the model: node "{0}" (ai.onnx.ml:{0}) with inputs (x: float32[5, 3]): '.format
     assert refused(one_node("LinearRegressor", x, post_transform="PROBIT", **weights)) == begins("LinearRegressor") + (
-        "its post_transform is PROBIT, which no operator of ONNX computes; NONE, SOFTMAX, LOGISTIC and SOFTMAX_ZERO are "
-        "supported: fit a model with one of these"
+        "its post_transform is PROBIT, which no operator of ONNX computes; NONE, SOFTMAX, LOGISTIC and SOFTMAX_ZERO "
+        "are supported: fit a model with one of these"
     )
     assert refused(one_node("LinearRegressor", x, post_transform="CUBE", **weights)) == begins("LinearRegressor") + (
-        "post_transform is \"CUBE\"; NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO and PROBIT are defined"
+        'post_transform is "CUBE"; NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO and PROBIT are defined'
     )
     assert refused(one_node("LinearRegressor", x, targets=0, **weights)) == begins("LinearRegressor") + (
         "targets is 0; one is the least"
     )
     assert refused(one_node("LinearRegressor", x, targets=2, **weights)) == begins("LinearRegressor") + (
-        "it has 3 coefficients and 1 intercepts for 2 scores; a row of coefficients and one intercept for each are needed"
+        "it has 3 coefficients and 1 intercepts for 2 scores; a row of coefficients and one intercept for each are "
+        "needed"
     )
     assert refused(one_node("LinearRegressor", x[:, :2], **weights)).endswith(
         "input 0 has 2 features, but it has 1 rows of 3 coefficients"
     )
-    assert refused(one_node("LinearClassifier", x, 2, classlabels_ints=[1, 2, 3], **weights)) == begins(
-        "LinearClassifier"
-    ) + "it has 3 labels for 1 scores; one for each is needed, or two for one score"
-    assert refused(one_node("LinearClassifier", x, 2, classlabels_ints=[1], **weights)) == begins(
-        "LinearClassifier"
-    ) + "it has one label for one score; two are needed, or none"
+    assert (
+        refused(one_node("LinearClassifier", x, 2, classlabels_ints=[1, 2, 3], **weights))
+        == begins("LinearClassifier") + "it has 3 labels for 1 scores; one for each is needed, or two for one score"
+    )
+    assert (
+        refused(one_node("LinearClassifier", x, 2, classlabels_ints=[1], **weights))
+        == begins("LinearClassifier") + "it has one label for one score; two are needed, or none"
+    )
     assert refused(one_node("Normalizer", x, norm="L3")) == begins("Normalizer") + (
         'norm is "L3"; MAX, L1 and L2 are defined'
     )
@@ -526,5 +544,96 @@ def test_what_is_not_supported_of_an_operator() -> None:
 def test_probit_is_refused_where_it_is_trained(tmp_path: Path) -> None:
     x = TABLE.astype(np.float32)
     model = one_node("LinearRegressor", x, coefficients=[1.0, 2.0, 3.0], post_transform="PROBIT")
-    with pytest.raises(ortrain.UnsupportedError, match="its post_transform is PROBIT, which no operator of ONNX computes"):
+    with pytest.raises(ortrain.UnsupportedError, match="PROBIT, which no operator of ONNX computes; NONE, SOFTMAX,"):
         artifacts.generate_artifacts(model, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+
+
+def of_each_its_own(x: np.ndarray) -> tuple[onnx.ModelProto, np.ndarray]:
+    """A classifier of three sigmoids, divided by their sum: one against the rest; and its results."""
+    rng = np.random.default_rng(2)
+    weights, intercepts = rng.standard_normal((3, 3)).astype(np.float32), np.asarray([0.5, -0.5, 0.0], np.float32)
+    model = one_node(
+        "LinearClassifier",
+        x,
+        2,
+        coefficients=weights.ravel().tolist(),
+        intercepts=intercepts.tolist(),
+        post_transform="LOGISTIC",
+        classlabels_ints=[0, 1, 2],
+    )
+    model.graph.node.append(helper.make_node("Normalizer", ["y1"], ["p"], domain="ai.onnx.ml", norm="L1"))
+    label, _ = list(model.graph.output)
+    label.CopyFrom(helper.make_tensor_value_info("y0", TensorProto.INT64, [len(x)]))
+    del model.graph.output[1]
+    model.graph.output.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, [len(x), 3]))
+    sigmoids = 1 / (1 + np.exp(-(x @ weights.T + intercepts).astype(np.float64)))
+    return model, sigmoids / sigmoids.sum(axis=1, keepdims=True)
+
+
+def test_one_against_the_rest(tmp_path: Path) -> None:
+    """The cross-entropy is that of the probabilities, before and after, though no softmax makes them."""
+    x = TABLE.astype(np.float32)
+    model, probabilities = of_each_its_own(x)
+    labels = np.arange(len(x)) % 3
+    artifacts.generate_artifacts(
+        model,
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.SGD,
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.1)
+    rows = np.arange(len(x))
+    losses = []
+    for _ in range(STEPS):
+        losses.append(float(module(x, labels)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    assert losses[0] == pytest.approx(-np.log(probabilities[rows, labels]).mean(), rel=LOSS_TOLERANCE)
+    assert np.all(np.diff(losses) < 0), losses
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["p"])
+    (found,) = ortrain.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x})
+    by_hand = -np.log(found[rows, labels].astype(np.float64)).mean()
+    assert float(module(x, labels)) == pytest.approx(by_hand, rel=LOSS_TOLERANCE)
+
+
+def test_several_outputs_of_floats_are_not_chosen_from(tmp_path: Path) -> None:
+    """Where there is more than one, somebody has to say which."""
+    model, _ = of_each_its_own(TABLE.astype(np.float32))
+    model.graph.output.append(helper.make_tensor_value_info("y1", TensorProto.FLOAT, [len(TABLE), 3]))
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        artifacts.generate_artifacts(model, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    assert str(error.value) == (
+        "a loss compares scores and, perhaps, a target, but it would be given 3 values (y0, p, y1); choose them with "
+        "loss_input_names"
+    )
+
+
+def ml_cases() -> dict[str, Any]:
+    """The node cases of ONNX for our operators of ai.onnx.ml, without texts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        listed = load_model_tests(kind="node")
+    ours = {operator.name for operator in ortrain.operators() if operator.domain == "ai.onnx.ml"}
+    found = {}
+    for case in listed:
+        nodes = case.model.graph.node
+        texts = "STRING" in types_of(case.model.graph) or any("strings" in item.name for item in nodes[0].attribute)
+        if all(node.domain == "ai.onnx.ml" and node.op_type in ours for node in nodes) and not texts:
+            found[case.name] = case
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_node_cases(backend: str) -> None:
+    cases = ml_cases()
+    # Those of LabelEncoder have texts, and of the others there are none.
+    assert list(cases) == ["test_ai_onnx_ml_array_feature_extractor"]
+    for case in cases.values():
+        session = ortrain.InferenceSession(case.model, providers=[backend])
+        for inputs, outputs in [(arrays(inputs), arrays(outputs)) for inputs, outputs in case.data_sets]:
+            feeds = {value.name: array for value, array in zip(session.get_inputs(), inputs, strict=True)}
+            for got, want in zip(session.run(None, feeds), outputs, strict=True):
+                np.testing.assert_allclose(got, want, rtol=case.rtol, atol=case.atol, strict=True)

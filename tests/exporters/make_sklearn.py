@@ -1,9 +1,9 @@
 """Estimators of scikit-learn as skl2onnx writes them by default: make_sklearn.py FOLDER.
 
 Writes FOLDER/NAME.onnx; FOLDER/NAME-tensors.onnx for classifiers, with probabilities as a tensor instead of maps;
-FOLDER/NAME.npz with the inputs and what scikit-learn itself computes from them; and FOLDER/models.json, which lists them
-with what they are: a classifier, a regressor, or a model that is refused. Needs numpy, onnx, onnxruntime, scikit-learn and skl2onnx of requirements.txt:
-`python tests/exporters/make_sklearn.py tests/data/sklearn`.
+FOLDER/NAME.npz with the inputs and what scikit-learn itself computes from them; and FOLDER/models.json, which lists
+them with what they are: a classifier, a regressor, or a model that is refused. Needs numpy, onnx, onnxruntime,
+scikit-learn and skl2onnx of requirements.txt: `python tests/exporters/make_sklearn.py tests/data/sklearn`.
 """
 
 from __future__ import annotations
