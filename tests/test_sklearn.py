@@ -323,8 +323,8 @@ def test_maps_are_refused_where_they_would_be_made() -> None:
         ortrain.InferenceSession(path)
     assert str(refused.value) == (
         f'the model {path}: node "ZipMap" (ai.onnx.ml:ZipMap) with inputs (probabilities: ?): its result is a sequence '
-        "of maps, one from class to probability for each row, which is no tensor; the probabilities are its input: make "
-        'that an output of the model instead (skl2onnx: options={"zipmap": False}; of a trained model: name it in '
+        "of maps, one from class to probability for each row, which is no tensor; the probabilities are its input: "
+        'make that an output of the model instead (skl2onnx: options={"zipmap": False}; of a trained model: name it in '
         "export_model_for_inferencing)"
     )
 
@@ -334,8 +334,8 @@ def test_texts_are_refused_where_they_would_be_made() -> None:
         (
             "logistic_of_names-tensors",
             'node "LinearClassifier" (ai.onnx.ml:LinearClassifier) with inputs (X: float32[X.0, 4]): its labels are '
-            "texts (classlabels_strings), which are not supported: make an output of its probabilities alone, or fit the "
-            "classifier with numbers as classes",
+            "texts (classlabels_strings), which are not supported: make an output of its probabilities alone, or fit "
+            "the classifier with numbers as classes",
         ),
         (
             "scaled_mlp_of_names-tensors",

@@ -46,13 +46,18 @@ fn features(cases: &mut Vec<Case>) {
             cases.push(b.outputs(&[y]));
         }
     }
-    let filled = Fill::Exactly(vec![-9.0, 1.5, 2.5, -9.0, -9.0, 0.5]);
-    for values in [vec![0.5f32, -1.0, 2.0], vec![0.75]] {
-        let mut b = CaseBuilder::new("Imputer", &format!("{} numbers", values.len())).dynamic();
-        let x = b.float(&[2, 3], &filled);
-        let attrs = Attrs::new().with("imputed_value_floats", values).with("replaced_value_float", -9.0f32);
-        let y = b.node_with(DOMAIN, "Imputer", &[Some(x)], 1, attrs);
-        cases.push(b.outputs(&y));
+    // At a number that is replaced the result jumps; NaN stays NaN however far one goes.
+    let holes = Fill::Exactly(vec![f64::NAN, 1.5, 2.5, -0.75, f64::NAN, 0.5]);
+    for (replaced, fill) in [(f32::NAN, holes), (-9.0, Signed)] {
+        for values in [vec![0.5f32, -1.0, 2.0], vec![0.75]] {
+            let mut b =
+                CaseBuilder::new("Imputer", &format!("{} numbers for {replaced}", values.len())).dynamic();
+            let x = b.float(&[2, 3], &fill);
+            let attrs =
+                Attrs::new().with("imputed_value_floats", values).with("replaced_value_float", replaced);
+            let y = b.node_with(DOMAIN, "Imputer", &[Some(x)], 1, attrs);
+            cases.push(b.outputs(&y));
+        }
     }
     for (dims, positions) in
         [(&[2, 4][..], &[2i64, 0, 2][..]), (&[4], &[1]), (&[2, 3, 4], &[3, 1]), (&[0, 4], &[1])]

@@ -204,3 +204,197 @@ fn other_row(linear: &Linear) -> Option<(Vec<f32>, Vec<f32>)> {
     let holds = first.iter().zip(second).all(opposite) && linear.intercepts[0] == -linear.intercepts[1];
     holds.then(|| (second.to_vec(), vec![linear.intercepts[1]]))
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attr, Attrs, DType, Shape, Tensor, ValueType};
+    use ortrain_onnx::{ExternalData, LoadedModel};
+
+    use super::*;
+    use crate::passes::infer::infer_known;
+    use crate::passes::versions::{upgrade, upgrade_known};
+    use crate::testing::{assert_close, run};
+
+    const X: [f32; 6] = [1.0, -2.0, 0.5, 0.0, 3.0, -0.25];
+
+    fn classifier(rows: usize, post_transform: &str) -> Attrs {
+        let weights: Vec<f32> = (0..3 * rows).map(|k| 0.7 * (1.0 + 2.4 * k as f32).sin()).collect();
+        let intercepts: Vec<f32> = (0..rows).map(|k| 0.25 * k as f32 - 0.5).collect();
+        let labels: Vec<i64> = (0..rows as i64).map(|k| 10 * k).collect();
+        Attrs::new()
+            .with("coefficients", weights)
+            .with("intercepts", intercepts)
+            .with("post_transform", post_transform)
+            .with("classlabels_ints", labels)
+    }
+
+    /// A model of classifiers, each of which has a name (or none) and the names of its outputs.
+    fn model(nodes: &[(&str, [&str; 2])], attrs: &Attrs, opset: Option<i64>) -> ModelProto {
+        let mut graph = Graph::new("linear");
+        let shape: Shape = [ortrain_graph::Dim::symbol("N"), 3.into()].into_iter().collect();
+        let x = graph.add_value("x", ValueType::Tensor(DType::F32, Some(shape)));
+        graph.inputs = vec![x];
+        for (name, outputs) in nodes {
+            let outputs = outputs.map(|output| Some(graph.add_value(output, ValueType::Unknown)));
+            let mut node = Node::new(DOMAIN, CLASSIFIER, &[Some(x)], &outputs, attrs.clone());
+            node.name = (*name).into();
+            graph.nodes.push(node);
+            graph.outputs.extend(outputs.iter().flatten());
+        }
+        let set = |domain: &str, version| OperatorSetIdProto { domain: domain.into(), version };
+        let mut opset_import = vec![set(DOMAIN, 1)];
+        opset_import.extend(opset.map(|version| set("", version)));
+        ModelProto { graph: Some(graph.to_proto()), opset_import, ..ModelProto::default() }
+    }
+
+    fn graph_of(model: &ModelProto) -> Graph {
+        Graph::from_model(&LoadedModel::from_proto(model.clone(), ExternalData::none()))
+            .expect("it is a graph")
+    }
+
+    fn after(model: &ModelProto) -> Result<ModelProto, Error> {
+        let mut typed = graph_of(model);
+        upgrade_known(&mut typed);
+        infer_known(&mut typed);
+        let mut model = model.clone();
+        write_out(&mut model, &typed)?;
+        Ok(model)
+    }
+
+    fn computed(model: &ModelProto) -> Vec<Tensor> {
+        let mut graph = graph_of(model);
+        upgrade(&mut graph).expect("all is known");
+        infer(&mut graph).expect("it is valid");
+        run(&graph, &[Tensor::f32(&[2, 3], &X)]).expect("it runs")
+    }
+
+    fn initializers(model: &ModelProto) -> Vec<(String, Vec<i64>)> {
+        let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
+        tensors.map(|tensor| (tensor.name.clone(), tensor.dims.clone())).collect()
+    }
+
+    fn dims_of(model: &ModelProto, name: &str) -> Option<Vec<i64>> {
+        initializers(model).into_iter().find(|(known, _)| known == name).map(|(_, dims)| dims)
+    }
+
+    fn opset_of(model: &ModelProto) -> Vec<i64> {
+        let sets = model.opset_import.iter().filter(|set| set.domain.is_empty());
+        sets.map(|set| set.version).collect()
+    }
+
+    #[test]
+    fn what_is_written_computes_the_same() {
+        for post_transform in ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"] {
+            for rows in [2, 3] {
+                for opset in [None, Some(9), Some(13), Some(18), Some(NEWEST_OPSET)] {
+                    let model = model(&[("n", ["label", "p"])], &classifier(rows, post_transform), opset);
+                    let written = after(&model).expect("it is written");
+                    let all = written.graph.iter().flat_map(|graph| &graph.node);
+                    assert!(all.into_iter().all(|node| node.domain.is_empty()));
+                    assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows as i64, 3]));
+                    assert_eq!(dims_of(&written, "n/intercepts"), Some(vec![rows as i64]));
+                    for (got, want) in computed(&written).iter().zip(computed(&model)) {
+                        assert_close(got, &want, 1e-6);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn opposite_rows_become_one() {
+        let opposite = |post_transform: &str, second: f32| {
+            classifier(2, post_transform)
+                .with("coefficients", vec![-0.5f32, 1.0, 0.0, 0.5, -1.0, second])
+                .with("intercepts", vec![0.25f32, -0.25])
+        };
+        for (post_transform, second, rows) in
+            [("LOGISTIC", 0.0, 1), ("LOGISTIC", 0.5, 2), ("SOFTMAX", 0.0, 2)]
+        {
+            let model = model(&[("n", ["label", "p"])], &opposite(post_transform, second), Some(15));
+            let written = after(&model).expect("it is written");
+            assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows, 3]), "{post_transform} {second}");
+            for (got, want) in computed(&written).iter().zip(computed(&model)) {
+                assert_close(got, &want, 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn every_weight_has_a_name_of_its_own() {
+        let nodes = [("n", ["a", "p"]), ("n", ["b", "q"]), ("", ["c", "r"])];
+        let mut model = model(&nodes, &classifier(3, "NONE"), Some(15));
+        let taken = Tensor::f32(&[1], &[1.0]);
+        let graph = model.graph.as_mut().expect("it has one");
+        graph.initializer.push(ortrain_graph::tensor_to_proto("n/intercepts", &taken));
+        let written = after(&model).expect("it is written");
+        let names: HashSet<String> = initializers(&written).into_iter().map(|(name, _)| name).collect();
+        for name in ["n/coefficients", "n/coefficients_", "n/intercepts_", "n/intercepts__", "c/coefficients"]
+        {
+            assert!(names.contains(name), "{name}: {names:?}");
+        }
+        assert_eq!(names.len(), initializers(&written).len());
+        for (got, want) in computed(&written).iter().zip(computed(&model)) {
+            assert_close(got, &want, 1e-6);
+        }
+    }
+
+    #[test]
+    fn an_old_version_is_raised_where_nothing_changes() {
+        let plain = |opset| model(&[("n", ["label", "p"])], &classifier(3, "SOFTMAX"), opset);
+        for (given, raised) in [(None, 13), (Some(9), 13), (Some(13), 13), (Some(17), 17)] {
+            assert_eq!(opset_of(&after(&plain(given)).expect("it is written")), [raised]);
+        }
+        // A Softmax of opset 9 means something else in opset 13.
+        let mut old = plain(Some(9));
+        let graph = old.graph.as_mut().expect("it has one");
+        graph.node.push(NodeProto {
+            op_type: "Softmax".into(),
+            input: vec!["p".into()],
+            output: vec!["again".into()],
+            ..NodeProto::default()
+        });
+        let written = after(&old).expect("it is written");
+        assert_eq!(opset_of(&written), [9]);
+        assert_eq!(computed(&written), computed(&old));
+        // Listed twice, as skl2onnx does.
+        let mut twice = plain(Some(22));
+        twice.opset_import.extend(plain(Some(22)).opset_import);
+        assert_eq!(after(&twice).expect("it is written").opset_import.len(), 2);
+    }
+
+    #[test]
+    fn texts_are_looked_up_behind() {
+        let mut attrs = classifier(3, "SOFTMAX");
+        attrs.0.remove("classlabels_ints");
+        let texts: Vec<String> = ["ash", "elm", "oak"].map(String::from).into();
+        let model = model(
+            &[("n", ["label", "p"])],
+            &attrs.with("classlabels_strings", Attr::Strings(texts)),
+            Some(15),
+        );
+        let mut written = after(&model).expect("it is written");
+        let graph = written.graph.as_mut().expect("it has one");
+        let last = graph.node.last().expect("there are nodes");
+        assert_eq!((last.op_type.as_str(), last.output.as_slice()), ("Gather", &["label".to_owned()][..]));
+        assert_eq!(last.input, ["n/classes", "n/position"]);
+        let classes =
+            graph.initializer.iter().find(|tensor| tensor.name == "n/classes").expect("it is there");
+        assert_eq!(
+            classes.string_data,
+            ["ash", "elm", "oak"].map(|text| bytes::Bytes::from_static(text.as_bytes()))
+        );
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let attrs = classifier(3, "SOFTMAX").with("intercepts", vec![0.0f32; 2]);
+        let error =
+            after(&model(&[("n", ["label", "p"])], &attrs, Some(15))).expect_err("refused").to_string();
+        assert_eq!(
+            error,
+            "node \"n\" (ai.onnx.ml:LinearClassifier) with inputs (x: float32[N, 3]): it has 3 labels for 2 scores; one for \
+             each is needed, or two for one score"
+        );
+    }
+}

@@ -180,3 +180,89 @@ fn appended(message: &mut GraphProto, graph: &Graph, op: &str, inputs: &[&str], 
     }
     output
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, Node, ValueType};
+
+    use super::*;
+
+    /// A graph of these nodes, each with its inputs and its output; `one` is a constant.
+    fn graph(nodes: &[(&str, &str, &[&str], &str)]) -> Graph {
+        let mut graph = Graph::new("classifier");
+        let logits = graph.add_value("z", ValueType::tensor(DType::F32, &[4, 1]));
+        graph.inputs = vec![logits];
+        graph.add_constant("one", Tensor::scalar(DType::F32, 1.0));
+        graph.add_constant("two", Tensor::scalar(DType::F32, 2.0));
+        for (domain, op, inputs, output) in nodes {
+            let inputs: Vec<Option<ValueId>> = inputs.iter().map(|name| graph.find(name)).collect();
+            let output = graph.add_value(output, ValueType::Unknown);
+            let norm = Attrs::new().with("norm", "L1");
+            let attrs = if domain.is_empty() { Attrs::new() } else { norm };
+            graph.nodes.push(Node::new(domain, op, &inputs, &[Some(output)], attrs));
+        }
+        graph
+    }
+
+    fn chosen(nodes: &[(&str, &str, &[&str], &str)], loss: Loss) -> (String, Vec<String>) {
+        let graph = graph(nodes);
+        let scores = graph.find("p").expect("the last value is called so");
+        let mut message = GraphProto::default();
+        // Twice, as for two losses of a sum.
+        let name = default_scores(&mut message, &graph, scores, loss);
+        assert_eq!(default_scores(&mut message, &graph, scores, loss), name);
+        (name, message.node.into_iter().map(|node| node.op_type).collect())
+    }
+
+    #[test]
+    fn logits_are_found_for_losses_that_take_them() {
+        let softmax: &[(&str, &str, &[&str], &str)] =
+            &[("", "Softmax", &["z"], "s"), (DOMAIN, "Normalizer", &["s"], "n"), ("", "Cast", &["n"], "p")];
+        for (loss, name) in [
+            (Loss::CrossEntropyLoss, "z"),
+            (Loss::BCEWithLogitsLoss, "z"),
+            (Loss::MSELoss, "p"),
+            (Loss::L1Loss, "p"),
+        ] {
+            assert_eq!(chosen(softmax, loss), (name.to_owned(), vec![]));
+        }
+        let unknown: &[(&str, &str, &[&str], &str)] =
+            &[("", "Softmax", &["z"], "s"), ("", "Mul", &["s", "s"], "p")];
+        assert_eq!(chosen(unknown, Loss::CrossEntropyLoss), ("p".to_owned(), vec![]));
+    }
+
+    #[test]
+    fn two_classes_of_one_logit() {
+        let networks: &[(&str, &str, &[&str], &str)] = &[
+            ("", "Sigmoid", &["z"], "s"),
+            ("", "Sub", &["one", "s"], "r"),
+            ("", "Concat", &["r", "s"], "p"),
+        ];
+        let linear: &[(&str, &str, &[&str], &str)] =
+            &[("", "Neg", &["z"], "n"), ("", "Concat", &["n", "z"], "b"), ("", "Sigmoid", &["b"], "p")];
+        for nodes in [networks, linear] {
+            assert_eq!(chosen(nodes, Loss::BCEWithLogitsLoss), ("z".to_owned(), vec![]));
+            let (name, ops) = chosen(nodes, Loss::CrossEntropyLoss);
+            assert_eq!((name.as_str(), ops), ("z/logits", vec!["Mul".to_owned()]));
+        }
+        // Two less a sigmoid is none of the other class.
+        let other: &[(&str, &str, &[&str], &str)] = &[
+            ("", "Sigmoid", &["z"], "s"),
+            ("", "Sub", &["two", "s"], "r"),
+            ("", "Concat", &["r", "s"], "p"),
+        ];
+        assert_eq!(chosen(other, Loss::CrossEntropyLoss), ("p".to_owned(), vec![]));
+    }
+
+    #[test]
+    fn sigmoids_of_one_class_each() {
+        let nodes: &[(&str, &str, &[&str], &str)] =
+            &[("", "Sigmoid", &["z"], "s"), (DOMAIN, "Normalizer", &["s"], "p")];
+        assert_eq!(chosen(nodes, Loss::BCEWithLogitsLoss), ("z".to_owned(), vec![]));
+        let (name, ops) = chosen(nodes, Loss::CrossEntropyLoss);
+        assert_eq!(
+            (name.as_str(), ops),
+            ("z/log_probabilities", ["Neg", "Softplus", "Neg"].map(String::from).into())
+        );
+    }
+}
