@@ -268,7 +268,9 @@ def generate_artifacts(
             operators of its own and those of ``operators``, and refuses a model that uses others, with their names.
         additional_output_names: values to return beside the loss, at each training and eval step.
         nominal_checkpoint: whether to write ``nominal_checkpoint`` too, the names and types without the values.
-        loss_input_names: the values that the loss is made of, if not the model's outputs.
+        loss_input_names: the values that the loss is made of, if not the model's outputs. Where the first output is a
+            choice, as the label of a classifier, that is by default what the one output of floats is made of: the
+            logits before the softmax or the sigmoid for losses that take logits, else that output itself.
         batch_norm: which statistics ``BatchNormalization`` uses in training. ``"auto"``: those of the batch where its
             scale or bias is trained, and the running ones are updated at each training step; elsewhere the running
             ones, which stay as they are. ``"train"`` and ``"freeze"``: the one or the other everywhere. What the model

@@ -408,3 +408,101 @@ pub(crate) fn definitions() -> Vec<Definition> {
         new("Scaler", &[1], build_scaler).composition(decompose_scaler),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+    };
+
+    /// What an operator makes of one tensor.
+    fn made(op: &str, x: &Tensor, attrs: &Attrs) -> Tensor {
+        run_node((DOMAIN, op), &[Some(x)], 1, attrs.clone()).expect("it runs").remove(0)
+    }
+
+    fn said(op: &str, x: &Tensor, attrs: &Attrs) -> String {
+        match run_node((DOMAIN, op), &[Some(x)], 1, attrs.clone()) {
+            Err(Failure::Prepare(error)) => error.to_string(),
+            other => panic!("{op}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn float64_is_rounded_at_the_end() {
+        // Neither number is a float32, their difference is.
+        let x = f64s(&[1, 2], &[16_777_217.0, 16_777_219.0]);
+        let attrs = Attrs::new().with("offset", vec![16_777_216.0f32]).with("scale", vec![0.5f32, 0.25]);
+        assert_eq!(made("Scaler", &x, &attrs), Tensor::f32(&[1, 2], &[0.5, 0.75]));
+    }
+
+    #[test]
+    fn rows_without_a_norm_stay_and_pass_gradients_back() {
+        let x = f64s(&[3, 2], &[0.0, 0.0, -1.0, 0.0, 3.0, -4.0]);
+        for (norm, want) in [
+            ("MAX", [0.0, 0.0, -1.0, 0.0, 1.0, -4.0 / 3.0]),
+            ("L1", [0.0, 0.0, -1.0, 0.0, 3.0 / 7.0, -4.0 / 7.0]),
+            ("L2", [0.0, 0.0, -1.0, 0.0, 0.6, -0.8]),
+        ] {
+            let attrs = Attrs::new().with("norm", norm);
+            let want: Vec<f32> = want.iter().map(|&x: &f64| x as f32).collect();
+            assert_close(&made("Normalizer", &x, &attrs), &Tensor::f32(&[3, 2], &want), 1e-6);
+            let graph = one_node(NEWEST_OPSET, (DOMAIN, "Normalizer"), &[Some(&x)], 1, attrs).expect("valid");
+            let given = Tensor::f32(&[3, 2], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
+            let gradient = gradient_graph(&graph, &[Some(given)], &[0]);
+            let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
+            assert!(got.iter().all(|slope| slope.is_finite()), "{norm}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn gradients_of_what_is_extracted_and_filled_in() {
+        let x = spread(&[3, 4], 2);
+        let attrs =
+            Attrs::new().with("imputed_value_floats", vec![1.0f32]).with("replaced_value_float", 9.0f32);
+        let graph = one_node(NEWEST_OPSET, (DOMAIN, "Imputer"), &[Some(&x)], 1, attrs).expect("valid");
+        check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
+        let positions = Tensor::i64(&[1, 3], &[3, 0, 3]);
+        let ports = [Some(&x), Some(&positions)];
+        let op = (DOMAIN, "ArrayFeatureExtractor");
+        let graph = one_node(NEWEST_OPSET, op, &ports, 1, Attrs::new()).expect("valid");
+        check_gradients(&graph, &[x, positions], &[0], &[0]);
+    }
+
+    #[test]
+    fn the_first_of_equal_keys_is_found_and_nan_too() {
+        let nan = f32::NAN;
+        let attrs =
+            Attrs::new().with("keys_floats", vec![2.0f32, nan, 2.0]).with("values_int64s", vec![5i64, 6, 7]);
+        let x = Tensor::f32(&[2, 2], &[nan, 2.0, 0.0, -2.0]);
+        assert_eq!(made("LabelEncoder", &x, &attrs), Tensor::i64(&[2, 2], &[6, 5, -1, -1]));
+        let attrs = attrs.with("default_int64", 9i64);
+        assert_eq!(made("LabelEncoder", &x, &attrs).to_i64().expect("integers")[2..], [9, 9]);
+    }
+
+    #[test]
+    fn wrong_attributes_are_refused() {
+        let x = Tensor::f32(&[2, 3], &[0.0; 6]);
+        for (op, attrs, message) in [
+            (
+                "Scaler",
+                Attrs::new().with("scale", Vec::<f32>::new()),
+                "scale has 0 numbers for 3 features; one is needed",
+            ),
+            ("Normalizer", Attrs::new().with("norm", "l2"), "norm is \"l2\"; MAX, L1 and L2 are defined"),
+            ("Imputer", Attrs::new(), "it has no imputed_value_floats, which inputs of type float32 need"),
+            (
+                "LabelEncoder",
+                Attrs::new().with("keys_floats", vec![1.0f32]).with("values_floats", vec![1.0f32, 2.0]),
+                "it has 1 keys for 2 values; one for each is needed",
+            ),
+        ] {
+            let said = said(op, &x, &attrs);
+            assert!(said.contains(message), "{op}: {said}");
+        }
+        let number = Tensor::f32(&[], &[1.0]);
+        let attrs = Attrs::new();
+        assert!(said("Normalizer", &number, &attrs).contains("[features] or [batch, features] is needed"));
+    }
+}

@@ -112,10 +112,8 @@ impl Linear {
                 .filter(|&rows| rows > 0)
                 .ok_or_else(|| OpError::invalid(format!("targets is {targets}; one is the least")))?
         };
-        if intercepts.is_empty() {
-            intercepts = vec![0.0; rows];
-        }
-        if intercepts.len() != rows || coefficients.is_empty() || coefficients.len() % rows != 0 {
+        let given = if intercepts.is_empty() { rows } else { intercepts.len() };
+        if given != rows || coefficients.is_empty() || !coefficients.len().is_multiple_of(rows) {
             return Err(OpError::invalid(format!(
                 "it has {} coefficients and {} intercepts for {rows} scores; a row of coefficients and one intercept for \
                  each are needed",
@@ -123,6 +121,7 @@ impl Linear {
                 intercepts.len()
             )));
         }
+        intercepts.resize(rows, 0.0);
         Ok(Linear { coefficients, intercepts, rows, labels, post_transform })
     }
 
