@@ -1,9 +1,10 @@
 """Estimators of scikit-learn as skl2onnx writes them by default: make_sklearn.py FOLDER.
 
-Writes FOLDER/NAME.onnx; FOLDER/NAME-tensors.onnx for classifiers, with probabilities as a tensor instead of maps;
-FOLDER/NAME.npz with the inputs and what scikit-learn itself computes from them; and FOLDER/models.json, which lists
-them with what they are: a classifier, a regressor, or a model that is refused. Needs numpy, onnx, onnxruntime,
-scikit-learn and skl2onnx of requirements.txt: `python tests/exporters/make_sklearn.py tests/data/sklearn`.
+Writes FOLDER/NAME.onnx; for classifiers FOLDER/NAME-tensors.onnx and FOLDER/logistic-columns.onnx, with probabilities
+as a tensor or a column for each class instead of maps; FOLDER/NAME.npz with the inputs and what scikit-learn itself
+computes from them; and FOLDER/models.json, which lists them with what they are: a classifier, a regressor, or a model
+that is refused. Needs numpy, onnx, onnxruntime, scikit-learn and skl2onnx of requirements.txt:
+`python tests/exporters/make_sklearn.py tests/data/sklearn`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import skl2onnx
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, Normalizer, RobustScaler, StandardScaler
@@ -58,6 +60,12 @@ def estimators() -> Estimators:
     yield "linear_of_one", make_pipeline(StandardScaler(), LinearRegression()), x, values[:, 0]
     yield "scaled_regressor", make_pipeline(StandardScaler(), MLPRegressor(**how)), x, values[:, 0]
     yield "scaled_twice", make_pipeline(MinMaxScaler(), RobustScaler(), Ridge()), x, values
+    whole = np.rint(x).astype(np.int64)
+    yield "logistic_of_integers", LogisticRegression(), whole, classes
+    yield "linear_of_integers", LinearRegression(), whole, values
+    yield "logistic_of_doubles", LogisticRegression(), x.astype(np.float64), classes
+    yield "linear_of_doubles", LinearRegression(), x.astype(np.float64), values
+    yield "one_against_rest", OneVsRestClassifier(LogisticRegression()), x, classes
     yield "tree", DecisionTreeClassifier(max_depth=2), x, classes
     yield "forest", RandomForestRegressor(2, max_depth=2, random_state=SEED), x, values[:, 0]
     yield "svc", SVC(), x[:20], classes[:20]
@@ -67,9 +75,12 @@ def estimators() -> Estimators:
 def checked(content: bytes, feed: np.ndarray, wanted: np.ndarray) -> None:
     """onnxruntime finds what scikit-learn found."""
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    got = session.run(None, {"X": feed})[-1]
+    results = session.run(None, {"X": feed})
+    got = results[-1]
     if isinstance(got, list):
         got = np.asarray([list(row.values()) for row in got])
+    elif len(results) > 2:
+        got = np.stack(results[1:], axis=1)
     np.testing.assert_allclose(np.reshape(got, wanted.shape), wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
 
 
@@ -95,9 +106,17 @@ def main() -> None:
         )
         record["y"] = np.asarray(predict(feed), np.float32)
         np.savez_compressed(folder / f"{name}.npz", **record)
-        for variant in ("", "-tensors") if is_classifier else ("",):
+        variants: dict[str, Any] = {"": None}
+        if is_classifier:
+            variants["-tensors"] = {"zipmap": False}
+        if feed.dtype == np.float64 and is_classifier:
+            # onnxruntime makes no maps of float64.
+            del variants[""]
+        if name == "logistic":
+            variants["-columns"] = {"zipmap": "columns"}
+        for variant, options in variants.items():
             try:
-                model = skl2onnx.to_onnx(estimator, x[:1], options={"zipmap": False} if variant else None)
+                model = skl2onnx.to_onnx(estimator, x[:1], options=options)
             except NameError:
                 # An estimator without maps has no such option.
                 continue

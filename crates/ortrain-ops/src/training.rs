@@ -19,7 +19,7 @@ mod parameters;
 mod scores;
 
 pub use crate::families::features::may_declare;
-pub use classifier::{default_scores, outputs_as_tensors, starts_with_choice};
+pub use classifier::{default_scores, outputs_as_tensors, starts_with_choice, whole_of};
 pub use head::{Head, find_head};
 pub use losses::{
     Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, name_value,

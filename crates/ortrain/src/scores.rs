@@ -4,7 +4,7 @@
 use ortrain_graph::{DType, Graph};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::passes::{infer::infer_known, linear_models, versions::upgrade_known};
-use ortrain_ops::training::{default_scores, outputs_as_tensors, starts_with_choice};
+use ortrain_ops::training::{default_scores, outputs_as_tensors, starts_with_choice, whole_of};
 
 use crate::artifacts::{ArtifactOptions, message_graph};
 use crate::{Error, Result, tail};
@@ -60,10 +60,13 @@ pub(crate) fn by_default(
     };
     let is_float = |id: &ortrain_graph::ValueId| graph.value(*id).ty.dtype().is_some_and(DType::is_float);
     let floats: Vec<_> = graph.outputs.iter().copied().filter(is_float).collect();
-    if let [scores] = floats[..] {
+    if let Some(scores) = whole_of(&graph, &floats) {
+        // One output is a whole of its own.
+        let scores = if let [one] = floats[..] { one } else { scores };
         let message = message_graph(label, &mut model.proto)?;
         for term in options.losses.iter_mut().filter(|term| term.scores.is_none()) {
-            term.scores = Some(default_scores(message, &graph, scores, term.loss));
+            let found = default_scores(message, &graph, scores, term.loss);
+            term.scores = Some(found.map_err(|source| Error::model(label, source))?);
         }
     }
     Ok(options)

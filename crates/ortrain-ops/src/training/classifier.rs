@@ -5,7 +5,10 @@ use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::proto::type_proto;
 use ortrain_onnx::{GraphProto, NodeProto, ValueInfoProto};
 
+use rustc_hash::FxHashSet;
+
 use super::Loss;
+use crate::Error;
 use crate::families::features::DOMAIN;
 
 /// Whether a message declares a value as a tensor of something else than floats.
@@ -134,16 +137,86 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
     }
 }
 
+/// Operators through which a value is seen in parts, or in another shape or type.
+const PARTS: [&str; 6] = ["Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze"];
+
+/// The one value that all of these are parts of, if there is one: probabilities of which every class is an output.
+#[must_use]
+pub fn whole_of(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
+    let whole = |mut value: ValueId| {
+        while let Some(node) = maker(graph, value) {
+            let is_part = node.domain.is_empty() && PARTS.contains(&&*node.op)
+                || &*node.domain == DOMAIN && &*node.op == "ArrayFeatureExtractor";
+            match input(node, 0).filter(|_| is_part) {
+                Some(before) => value = before,
+                None => break,
+            }
+        }
+        value
+    };
+    let first = whole(*parts.first()?);
+    parts.iter().all(|&part| whole(part) == first).then_some(first)
+}
+
+/// Whether a value is weighted sums, or what is added and multiplied to them: a decision without bounds, which no softmax and
+/// no sigmoid has seen.
+fn is_decision(graph: &Graph, value: ValueId) -> bool {
+    let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+    let mut rest = vec![value];
+    while let Some(node) = rest.pop().and_then(|value| maker(graph, value)) {
+        match &*node.op {
+            "Conv" | "ConvTranspose" | "FusedMatMul" | "Gemm" | "MatMul" => return true,
+            "Add" | "Cast" | "Concat" | "Flatten" | "Identity" | "Mul" | "Neg" | "Reshape" | "Squeeze"
+            | "Sub" | "Transpose" => {
+                let inputs = node.present_inputs().filter(|&id| graph.value(id).constant.is_none());
+                rest.extend(inputs.filter(|&id| maker(graph, id).is_some() && seen.insert(id)));
+            }
+            _ => {}
+        }
+    }
+    false
+}
+
+/// Whether a value is something divided by its own sum.
+fn is_share(graph: &Graph, value: ValueId) -> bool {
+    let Some(node) = maker(graph, value).filter(|node| node.domain.is_empty() && &*node.op == "Div") else {
+        return false;
+    };
+    let sum = input(node, 1).and_then(|sum| made_by(graph, sum, "ReduceSum"));
+    sum.is_some() && sum == input(node, 0)
+}
+
 /// The name of the value that a loss is put on by default, where a model ends in `scores`: those before the softmax or the
 /// sigmoid for a loss that takes logits, the scores themselves else. Cross-entropy of what is made of sigmoids is put on
 /// values whose softmax the probabilities are, which are appended to the message.
-pub fn default_scores(message: &mut GraphProto, graph: &Graph, scores: ValueId, loss: Loss) -> String {
+///
+/// # Errors
+/// When a loss takes logits, and which value they are is not known.
+pub fn default_scores(
+    message: &mut GraphProto,
+    graph: &Graph,
+    scores: ValueId,
+    loss: Loss,
+) -> Result<String, Error> {
     let name = |id: ValueId| graph.name_of(id).to_owned();
     if let Loss::MSELoss | Loss::L1Loss = loss {
-        return name(scores);
+        return Ok(name(scores));
     }
-    match (logits(graph, scores), loss) {
-        (None, _) => name(scores),
+    Ok(match (logits(graph, scores), loss) {
+        (None, _) if is_decision(graph, scores) || maker(graph, scores).is_none() => name(scores),
+        // The softmax of the logarithms of shares is the shares.
+        (None, Loss::CrossEntropyLoss) if is_share(graph, scores) => {
+            appended(message, graph, "Log", &[&name(scores)], &format!("{}/logarithms", name(scores)))
+        }
+        (None, _) => {
+            let made = maker(graph, scores).map_or_else(String::new, |node| graph.node_label(node));
+            return Err(Error::Loss(format!(
+                "{} takes logits, and which values {:?}, made by {made}, comes from as probabilities is not known; name \
+                 the logits in loss_input_names",
+                loss.label(),
+                name(scores)
+            )));
+        }
         (Some(Logits::OfSoftmax(value)), _)
         | (Some(Logits::OfSigmoids(value) | Logits::OfOne(value)), Loss::BCEWithLogitsLoss) => name(value),
         (Some(Logits::OfOne(one)), _) => {
@@ -163,7 +236,7 @@ pub fn default_scores(message: &mut GraphProto, graph: &Graph, scores: ValueId, 
             let softplus = appended(message, graph, "Softplus", &[&negative], &format!("{of}/softplus"));
             appended(message, graph, "Neg", &[&softplus], &format!("{of}/log_probabilities"))
         }
-    }
+    })
 }
 
 /// Appends a node, unless an equal one was appended before. Returns the name of its output.
@@ -209,8 +282,8 @@ mod tests {
         let scores = graph.find("p").expect("the last value is called so");
         let mut message = GraphProto::default();
         // Twice, as for two losses of a sum.
-        let name = default_scores(&mut message, &graph, scores, loss);
-        assert_eq!(default_scores(&mut message, &graph, scores, loss), name);
+        let name = default_scores(&mut message, &graph, scores, loss).expect("they are known");
+        assert_eq!(default_scores(&mut message, &graph, scores, loss).expect("they are known"), name);
         (name, message.node.into_iter().map(|node| node.op_type).collect())
     }
 
@@ -226,9 +299,6 @@ mod tests {
         ] {
             assert_eq!(chosen(softmax, loss), (name.to_owned(), vec![]));
         }
-        let unknown: &[(&str, &str, &[&str], &str)] =
-            &[("", "Softmax", &["z"], "s"), ("", "Mul", &["s", "s"], "p")];
-        assert_eq!(chosen(unknown, Loss::CrossEntropyLoss), ("p".to_owned(), vec![]));
     }
 
     #[test]
@@ -245,13 +315,6 @@ mod tests {
             let (name, ops) = chosen(nodes, Loss::CrossEntropyLoss);
             assert_eq!((name.as_str(), ops), ("z/logits", vec!["Mul".to_owned()]));
         }
-        // Two less a sigmoid is none of the other class.
-        let other: &[(&str, &str, &[&str], &str)] = &[
-            ("", "Sigmoid", &["z"], "s"),
-            ("", "Sub", &["two", "s"], "r"),
-            ("", "Concat", &["r", "s"], "p"),
-        ];
-        assert_eq!(chosen(other, Loss::CrossEntropyLoss), ("p".to_owned(), vec![]));
     }
 
     #[test]
@@ -264,5 +327,80 @@ mod tests {
             (name.as_str(), ops),
             ("z/log_probabilities", ["Neg", "Softplus", "Neg"].map(String::from).into())
         );
+    }
+
+    /// The sentence for scores that may be anything.
+    fn refused(nodes: &[(&str, &str, &[&str], &str)], loss: Loss) -> String {
+        let graph = graph(nodes);
+        let scores = graph.find("p").expect("the last value is called so");
+        default_scores(&mut GraphProto::default(), &graph, scores, loss).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn decisions_are_logits() {
+        let svm: &[(&str, &str, &[&str], &str)] =
+            &[("", "Gemm", &["z", "one"], "g"), ("", "Identity", &["g"], "p")];
+        let perceptron: &[(&str, &str, &[&str], &str)] = &[
+            ("", "MatMul", &["z", "one"], "m"),
+            ("", "Add", &["m", "one"], "a"),
+            ("", "Mul", &["a", "two"], "n"),
+            ("", "Concat", &["n", "a"], "p"),
+        ];
+        for nodes in [svm, perceptron] {
+            assert_eq!(chosen(nodes, Loss::CrossEntropyLoss), ("p".to_owned(), vec![]));
+            assert_eq!(chosen(nodes, Loss::BCEWithLogitsLoss), ("p".to_owned(), vec![]));
+        }
+    }
+
+    #[test]
+    fn what_may_be_probabilities_is_asked_for() {
+        let sentence = |loss: &str, node: &str| {
+            format!(
+                "{loss} takes logits, and which values \"p\", made by the node that makes \"p\" ({node}), comes from as \
+                 probabilities is not known; name the logits in loss_input_names"
+            )
+        };
+        let squared: &[(&str, &str, &[&str], &str)] =
+            &[("", "Softmax", &["z"], "s"), ("", "Mul", &["s", "s"], "p")];
+        // Two less a sigmoid is none of the other class.
+        let other: &[(&str, &str, &[&str], &str)] = &[
+            ("", "Sigmoid", &["z"], "s"),
+            ("", "Sub", &["two", "s"], "r"),
+            ("", "Concat", &["r", "s"], "p"),
+        ];
+        for (nodes, op) in [(squared, "Mul"), (other, "Concat")] {
+            assert_eq!(refused(nodes, Loss::CrossEntropyLoss), sentence("the cross-entropy loss", op));
+            assert_eq!(
+                refused(nodes, Loss::BCEWithLogitsLoss),
+                sentence("the binary cross-entropy loss", op)
+            );
+            assert_eq!(chosen(nodes, Loss::MSELoss), ("p".to_owned(), vec![]));
+        }
+        let shares: &[(&str, &str, &[&str], &str)] =
+            &[("", "Sigmoid", &["z"], "s"), ("", "ReduceSum", &["s"], "t"), ("", "Div", &["s", "t"], "p")];
+        assert_eq!(
+            chosen(shares, Loss::CrossEntropyLoss),
+            ("p/logarithms".to_owned(), vec!["Log".to_owned()])
+        );
+        assert_eq!(
+            refused(shares, Loss::BCEWithLogitsLoss),
+            sentence("the binary cross-entropy loss", "Div")
+        );
+    }
+
+    #[test]
+    fn columns_are_parts_of_one_value() {
+        let graph = graph(&[
+            ("", "Softmax", &["z"], "s"),
+            ("", "Slice", &["s"], "a"),
+            ("", "Reshape", &["a"], "b"),
+            (DOMAIN, "ArrayFeatureExtractor", &["s", "one"], "c"),
+            ("", "Mul", &["s", "two"], "d"),
+        ]);
+        let find =
+            |names: &[&str]| -> Vec<ValueId> { names.iter().filter_map(|name| graph.find(name)).collect() };
+        assert_eq!(whole_of(&graph, &find(&["b", "c"])), graph.find("s"));
+        assert_eq!(whole_of(&graph, &find(&["b", "d"])), None);
+        assert_eq!(whole_of(&graph, &[]), None);
     }
 }
