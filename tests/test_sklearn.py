@@ -612,6 +612,25 @@ def test_one_against_the_rest(tmp_path: Path) -> None:
     assert float(module(x, labels)) == pytest.approx(by_hand, rel=LOSS_TOLERANCE)
 
 
+def test_what_may_be_probabilities_is_asked_for(tmp_path: Path) -> None:
+    """A loss that takes logits is not put on what nobody knows to be logits, unless it is named."""
+    x = TABLE.astype(np.float32)
+    model, _ = of_each_its_own(x)
+    (norm,) = model.graph.node[1].attribute
+    norm.s = b"L2"
+    for loss, label in (("CrossEntropyLoss", "cross-entropy"), ("BCEWithLogitsLoss", "binary cross-entropy")):
+        with pytest.raises(ortrain.InvalidModelError) as error:
+            artifacts.generate_artifacts(model, loss=artifacts.LossType[loss], artifact_directory=tmp_path)
+        assert str(error.value) == (
+            f'the model: the {label} loss takes logits, but "p" is made by the node that makes "p" (ai.onnx.ml:Normalizer), '
+            'which may well give probabilities; name the logits in loss_input_names ("p" itself, if it holds them)'
+        )
+    assert list(tmp_path.iterdir()) == []
+    loss = artifacts.LossType.CrossEntropyLoss
+    artifacts.generate_artifacts(model, loss=loss, loss_input_names=["p"], artifact_directory=tmp_path)
+    artifacts.generate_artifacts(model, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+
+
 def test_several_outputs_of_floats_are_not_chosen_from(tmp_path: Path) -> None:
     """Where there is more than one, somebody has to say which."""
     model, _ = of_each_its_own(TABLE.astype(np.float32))

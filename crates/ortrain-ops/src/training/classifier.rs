@@ -81,11 +81,11 @@ pub fn outputs_as_tensors(graph: &mut GraphProto) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Logits {
     /// The softmax of this.
-    OfSoftmax(ValueId),
+    Softmax(ValueId),
     /// The sigmoids of this, each a class of its own.
-    OfSigmoids(ValueId),
+    Sigmoids(ValueId),
     /// The sigmoid of this for the second of two classes, of its negative for the first.
-    OfOne(ValueId),
+    One(ValueId),
 }
 
 fn maker(graph: &Graph, value: ValueId) -> Option<&Node> {
@@ -112,7 +112,7 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
             ("", "Cast" | "Identity") => value = first,
             // Probabilities have a sum of 1 already, and sigmoids of one class each get one.
             (DOMAIN, "Normalizer") if by_sum => value = first,
-            ("", "Softmax") => return Some(Logits::OfSoftmax(first)),
+            ("", "Softmax") => return Some(Logits::Softmax(first)),
             ("", "Sigmoid") => {
                 let both = maker(graph, first).filter(|node| node.domain.is_empty() && &*node.op == "Concat");
                 let one = both.and_then(|both| match both.inputs[..] {
@@ -121,7 +121,7 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
                     }
                     _ => None,
                 });
-                return Some(one.map_or(Logits::OfSigmoids(first), Logits::OfOne));
+                return Some(one.map_or(Logits::Sigmoids(first), Logits::One));
             }
             ("", "Concat") => {
                 let [Some(rest), Some(probability)] = node.inputs[..] else { return None };
@@ -130,7 +130,7 @@ fn logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
                 let one = graph.value(input(subtracted, 0)?).constant.as_ref()?;
                 let whole =
                     one.to_f64().iter().all(|&number| number == 1.0) && input(subtracted, 1)? == probability;
-                return made_by(graph, probability, "Sigmoid").filter(|_| whole).map(Logits::OfOne);
+                return made_by(graph, probability, "Sigmoid").filter(|_| whole).map(Logits::One);
             }
             _ => return None,
         }
@@ -162,14 +162,17 @@ pub fn whole_of(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
 /// no sigmoid has seen.
 fn is_decision(graph: &Graph, value: ValueId) -> bool {
     let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+    let producers = graph.producers();
+    let maker = |value: ValueId| producers[value.0 as usize].map(|index| &graph.nodes[index]);
     let mut rest = vec![value];
-    while let Some(node) = rest.pop().and_then(|value| maker(graph, value)) {
+    while let Some(value) = rest.pop() {
+        let Some(node) = maker(value) else { continue };
         match &*node.op {
             "Conv" | "ConvTranspose" | "FusedMatMul" | "Gemm" | "MatMul" => return true,
             "Add" | "Cast" | "Concat" | "Flatten" | "Identity" | "Mul" | "Neg" | "Reshape" | "Squeeze"
             | "Sub" | "Transpose" => {
                 let inputs = node.present_inputs().filter(|&id| graph.value(id).constant.is_none());
-                rest.extend(inputs.filter(|&id| maker(graph, id).is_some() && seen.insert(id)));
+                rest.extend(inputs.filter(|&id| seen.insert(id)));
             }
             _ => {}
         }
@@ -211,15 +214,15 @@ pub fn default_scores(
         (None, _) => {
             let made = maker(graph, scores).map_or_else(String::new, |node| graph.node_label(node));
             return Err(Error::Loss(format!(
-                "{} takes logits, and which values {:?}, made by {made}, comes from as probabilities is not known; name \
-                 the logits in loss_input_names",
+                "{} takes logits, but {scores:?} is made by {made}, which may well give probabilities; name the logits in \
+                 loss_input_names ({scores:?} itself, if it holds them)",
                 loss.label(),
-                name(scores)
+                scores = name(scores)
             )));
         }
-        (Some(Logits::OfSoftmax(value)), _)
-        | (Some(Logits::OfSigmoids(value) | Logits::OfOne(value)), Loss::BCEWithLogitsLoss) => name(value),
-        (Some(Logits::OfOne(one)), _) => {
+        (Some(Logits::Softmax(value)), _)
+        | (Some(Logits::Sigmoids(value) | Logits::One(value)), Loss::BCEWithLogitsLoss) => name(value),
+        (Some(Logits::One(one)), _) => {
             // The softmax of -z/2 and z/2 is the sigmoids of -z and z.
             let dtype = graph.value(one).ty.dtype().unwrap_or(DType::F32);
             let halves = graph.unused_name(&format!("{}/halves", name(one))).to_string();
@@ -229,7 +232,7 @@ pub fn default_scores(
             }
             appended(message, graph, "Mul", &[&name(one), &halves], &format!("{}/logits", name(one)))
         }
-        (Some(Logits::OfSigmoids(value)), _) => {
+        (Some(Logits::Sigmoids(value)), _) => {
             // The softmax of the logarithms of sigmoids is sigmoids divided by their sum.
             let of = name(value);
             let negative = appended(message, graph, "Neg", &[&of], &format!("{of}/negative"));
@@ -356,8 +359,8 @@ mod tests {
     fn what_may_be_probabilities_is_asked_for() {
         let sentence = |loss: &str, node: &str| {
             format!(
-                "{loss} takes logits, and which values \"p\", made by the node that makes \"p\" ({node}), comes from as \
-                 probabilities is not known; name the logits in loss_input_names"
+                "{loss} takes logits, but \"p\" is made by the node that makes \"p\" ({node}), which may well give \
+                 probabilities; name the logits in loss_input_names (\"p\" itself, if it holds them)"
             )
         };
         let squared: &[(&str, &str, &[&str], &str)] =
