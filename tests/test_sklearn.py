@@ -618,17 +618,20 @@ def test_what_may_be_probabilities_is_asked_for(tmp_path: Path) -> None:
     model, _ = of_each_its_own(x)
     (norm,) = model.graph.node[1].attribute
     norm.s = b"L2"
-    for loss, label in (("CrossEntropyLoss", "cross-entropy"), ("BCEWithLogitsLoss", "binary cross-entropy")):
+    for loss, said in (("CrossEntropyLoss", "cross-entropy"), ("BCEWithLogitsLoss", "binary cross-entropy")):
         with pytest.raises(ortrain.InvalidModelError) as error:
             artifacts.generate_artifacts(model, loss=artifacts.LossType[loss], artifact_directory=tmp_path)
         assert str(error.value) == (
-            f'the model: the {label} loss takes logits, but "p" is made by the node that makes "p" (ai.onnx.ml:Normalizer), '
-            'which may well give probabilities; name the logits in loss_input_names ("p" itself, if it holds them)'
+            f'the model: the {said} loss takes logits, but "p" is made by the node that makes "p" '
+            "(ai.onnx.ml:Normalizer), which may well give probabilities; name the logits in loss_input_names "
+            '("p" itself, if it holds them)'
         )
     assert list(tmp_path.iterdir()) == []
-    loss = artifacts.LossType.CrossEntropyLoss
-    artifacts.generate_artifacts(model, loss=loss, loss_input_names=["p"], artifact_directory=tmp_path)
-    artifacts.generate_artifacts(model, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
+    kinds = artifacts.LossType
+    artifacts.generate_artifacts(
+        model, loss=kinds.CrossEntropyLoss, loss_input_names=["p"], artifact_directory=tmp_path
+    )
+    artifacts.generate_artifacts(model, loss=kinds.MSELoss, artifact_directory=tmp_path)
 
 
 def test_several_outputs_of_floats_are_not_chosen_from(tmp_path: Path) -> None:
