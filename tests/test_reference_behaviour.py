@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -346,25 +347,40 @@ def test_a_model_without_parameters(tmp_path: Path) -> None:
         artifacts.generate_artifacts(perceptron(), requires_grad=[], artifact_directory=tmp_path)
 
 
-def test_labels_through_a_node_that_only_onnxruntime_runs() -> None:
-    """A block may put one into a model; the types behind it are known all the same."""
+@pytest.mark.parametrize("texts", [False, True])
+def test_labels_through_a_table(texts: bool) -> None:
+    """A block may put one into a model; the types behind it are known, also where it is of texts, which only onnxruntime
+    runs.
+    """
+    keys: dict[str, Any] = {"keys_strings": ["a", "b", "c"]} if texts else {"keys_int64s": [10, 20, 30]}
 
     class Encoded(onnxblock.ForwardBlock):
         def build(self, scores: str) -> str:
             labels = onnxblock.blocks.InputLike("codes")("labels")
-            encoder = onnxblock.blocks.LabelEncoder(keys_int64s=[10, 20, 30], values_int64s=[0, 1, 2], default_int64=0)
+            encoder = onnxblock.blocks.LabelEncoder(**keys, values_int64s=[0, 1, 2], default_int64=0)
             return onnxblock.loss.CrossEntropyLoss()(scores, encoder(labels))
 
     proto = perceptron()
-    proto.graph.input.append(declare("codes", TensorProto.INT64, ["rows"]))
+    proto.graph.input.append(declare("codes", TensorProto.STRING if texts else TensorProto.INT64, ["rows"]))
     block = Encoded()
     with onnxblock.base(proto):
         block("scores")
     made = block.to_model_proto()
     assert "LabelEncoder" in [node.op_type for node in made.graph.node]
     assert made.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
-    with pytest.raises(ortrain.UnsupportedError, match="LabelEncoder"):
-        ortrain.InferenceSession(made)
+    if texts:
+        with pytest.raises(ortrain.UnsupportedError, match="has type string"):
+            ortrain.InferenceSession(made)
+        return
+    session = ortrain.InferenceSession(made)
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for info in session.get_inputs():
+        sizes = [size if isinstance(size, int) else 5 for size in info.shape]
+        drawn = rng.standard_normal(sizes).astype(np.float32)
+        feeds[info.name] = rng.choice([10, 20, 30], sizes) if "int64" in info.type else drawn
+    theirs = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, feeds)[0], theirs.run(None, feeds)[0], rtol=TOLERANCE)
 
 
 def test_a_loss_of_outputs_of_different_ranks(tmp_path: Path) -> None:
