@@ -349,7 +349,7 @@ def test_a_model_without_parameters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("texts", [False, True])
 def test_labels_through_a_table(texts: bool) -> None:
-    """A block may put one into a model; the types behind it are known, also where only onnxruntime runs it: of texts."""
+    """A block may put one into a model; the types behind it are known, also of texts, which only onnxruntime runs."""
     keys: dict[str, Any] = {"keys_strings": ["a", "b", "c"]} if texts else {"keys_int64s": [10, 20, 30]}
 
     class Encoded(onnxblock.ForwardBlock):
