@@ -84,9 +84,6 @@ class Exported:
         maps = [node.input[0] for node in self.model.graph.node if node.op_type == "ZipMap"]
         self.probabilities = "probabilities" if name.endswith("-columns") else maps[0] if maps else self.outputs[-1]
         self.parameters = PARAMETERS[name.split("-")[0]]
-        # A number alone may be one of the model's arithmetic; MinMaxScaler is written as arithmetic.
-        self.doubtful = {"intercepts2"} if name.startswith(("binary_mlp", "scaled_regressor")) else set[str]()
-        self.doubtful |= {"Mu_Mulcst", "Ad_Addcst"} if name == "scaled_twice" else set()
 
     def theirs(self, path: Path) -> dict[str, Any]:
         session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
@@ -164,7 +161,7 @@ def test_trains_by_default(name: str, loss: str, tmp_path: Path) -> None:
     training = Training(name, loss, tmp_path)
     exported = training.exported
     trained = {key for key, value in training.state.parameters if value.requires_grad}
-    assert exported.parameters - exported.doubtful <= trained <= exported.parameters | exported.doubtful
+    assert trained == exported.parameters
     assert {key for key, value in training.state.parameters} == trained
     before = {key: value.data.copy() for key, value in training.state.parameters}
     losses = training.learn()
@@ -265,7 +262,7 @@ def test_inspect(name: str) -> None:
     assert found.obstacle is None
     assert found.warnings == []
     trained = set(found.names("trained"))
-    assert exported.parameters - exported.doubtful <= trained <= exported.parameters | exported.doubtful
+    assert trained == exported.parameters
 
 
 @pytest.mark.parametrize("name", [name for name in REGRESSORS if not name.endswith("-tensors")] + ["linear_svc"])
