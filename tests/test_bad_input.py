@@ -261,7 +261,16 @@ def test_external_data_outside_its_folder(location: str, reason: str, tmp_path: 
 @pytest.mark.parametrize(
     ("array", "found", "reason"),
     [
-        (np.ones((2, 64)), "float64[2, 64]", "the element types differ"),
+        (
+            np.full((2, 64), 0.1),
+            "float64[2, 64]",
+            "128 of its 128 elements would be rounded; if that is meant, give it as .astype(np.float32)",
+        ),
+        (
+            np.ones((2, 64), np.int64),
+            "int64[2, 64]",
+            "the element types differ; if its elements are meant, give it as .astype(np.float32)",
+        ),
         (np.ones(64, np.float32), "float32[64]", "it should have 2 axes but has 1"),
         (np.ones((2, 63), np.float32), "float32[2, 63]", "axis 1 should be 64 but is 63"),
     ],
@@ -294,8 +303,9 @@ X = np.ones((4, 10), np.float32)
         ([X], "2 inputs are needed (x, labels), but 1 were given"),
         ([X, X, X], "2 inputs are needed (x, labels), but 3 were given"),
         (
-            [X, np.zeros(4, np.int32)],
-            'input "labels" should be int64[batch], but int32[4] was given: the element types differ',
+            [X, np.zeros(4, np.float32)],
+            'input "labels" should be int64[batch], but float32[4] was given: the element types differ; if its '
+            "elements are meant, give it as .astype(np.int64)",
         ),
         (
             [X, np.zeros(3, np.int64)],
@@ -303,13 +313,13 @@ X = np.ones((4, 10), np.float32)
         ),
         (
             [X, np.asarray([0, 1, 5, 2])],
-            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): index 5 in row 2 is out of range for 5 '
-            "entries (0 to 4)",
+            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label 5 in row 2 is none of the 5 '
+            "classes (0 to 4); rows are left out whose label is ignore_index, which the loss does not have",
         ),
         (
             [X, np.asarray([0, 1, -1, 2])],
-            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): index -1 in row 2 is out of range for '
-            "5 entries (0 to 4)",
+            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label -1 in row 2 is none of the 5 '
+            "classes (0 to 4); rows are left out whose label is ignore_index, which the loss does not have",
         ),
     ],
 )

@@ -640,7 +640,8 @@ def test_a_label_out_of_range(
     wrong = np.asarray([0, 1, label, 2])
     sentence = (
         'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): '
-        f"index {label} in row 2 is out of range for 5 entries (0 to 4)"
+        f"label {label} in row 2 is none of the 5 classes (0 to 4); "
+        "rows are left out whose label is ignore_index, which the loss does not have"
     )
     for mode in (run.module.train, run.module.eval):
         mode()

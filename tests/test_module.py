@@ -98,9 +98,9 @@ def test_arrays_of_other_libraries(run: Run) -> None:
         result = run.module(kind(x), kind(labels))
         assert isinstance(result, np.ndarray)
         assert result == loss
-    # Numbers without a type are what NumPy takes them for.
-    with pytest.raises(ortrain.InvalidArgumentError, match="float64"):
-        run.module(x.tolist(), labels.tolist())
+    # Numbers without a type take that of the input.
+    assert run.module.eval()(x.tolist(), labels.tolist()) == run.module(x, labels)
+    run.module.train()
     with pytest.raises(TypeError, match="a tensor is an array of numbers"):
         run.module(Foreign(x), labels)
 

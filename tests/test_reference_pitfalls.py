@@ -387,9 +387,10 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         "2 inputs are needed (x, labels), but 3 were given",
     ),
     "api 3.1: an input of another type": (
-        lambda desk: desk.run.module(X, LABELS.astype(np.int32)),
+        lambda desk: desk.run.module(X, LABELS.astype(np.float32)),
         ARGUMENT,
-        'input "labels" should be int64[batch], but int32[4] was given: the element types differ',
+        'input "labels" should be int64[batch], but float32[4] was given: the element types differ; if its elements '
+        "are meant, give it as .astype(np.int64)",
     ),
     "api 3.1: an input of another rank": (
         lambda desk: desk.run.module(X[0], LABELS),
@@ -404,8 +405,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3.1: a label out of range (read out of bounds there)": (
         lambda desk: desk.run.module(X, LABELS + 2),
         ARGUMENT,
-        'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): index 5 in row 3 is out of range for 5 '
-        "entries (0 to 4)",
+        'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label 5 in row 3 is none of the 5 '
+        "classes (0 to 4); rows are left out whose label is ignore_index, which the loss does not have",
     ),
     "api 3.1: eval without an eval model, arrays (SIGSEGV there)": (
         lambda desk: desk.module().eval()(X, LABELS),

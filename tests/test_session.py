@@ -452,9 +452,10 @@ def test_outputs_whose_shapes_depend_on_values(tmp_path: Path) -> None:
         ([], ortrain.InvalidArgumentError, "2 inputs are needed (x, labels), but 0 were given"),
         ([X, LABELS, X], ortrain.InvalidArgumentError, "2 inputs are needed (x, labels), but 3 were given"),
         (
-            [X, LABELS.astype(np.int32)],
+            [X, LABELS.astype(np.float32)],
             ortrain.InvalidArgumentError,
-            'input "labels" should be int64[batch], but int32[4] was given: the element types differ',
+            'input "labels" should be int64[batch], but float32[4] was given: the element types differ; if its '
+            "elements are meant, give it as .astype(np.int64)",
         ),
         (
             [X[:, :9], LABELS],
@@ -488,7 +489,7 @@ def test_inputs_that_do_not_fit(
 
 def test_labels_out_of_range(session: TrainingSession) -> None:
     room = np.full((), 7, np.float32)
-    with pytest.raises(ortrain.InvalidArgumentError, match="index 5 in row 1 is out of range for 5 entries"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="label 5 in row 1 is none of the 5 classes"):
         session.train_step([X, np.asarray([0, 5, 1, 2])], [room])
     assert room == 7
 

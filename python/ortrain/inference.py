@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ortrain import _ortrain
-from ortrain._inputs import native_value
+from ortrain._inputs import input_value, native_value
 from ortrain._near import hint
 from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._sources import ModelLike, model_source
@@ -523,6 +523,7 @@ class InferenceSession:
                 near = hint(name, outputs)
                 raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}{near}")
         inputs = self._native.inputs()
+        described = {description[0]: description for description in inputs}
         sequences = {name for name, kind, _ in inputs if kind.startswith("seq(")}
         _check_names(input_feed, [name for name, *_ in inputs])
         feeds: dict[str, _ortrain.OrtValue | list[_ortrain.OrtValue]] = {}
@@ -530,7 +531,7 @@ class InferenceSession:
             if name in sequences and isinstance(value, list | tuple):
                 feeds[name] = [native_value(tensor) for tensor in value]
             else:
-                feeds[name] = native_value(value)
+                feeds[name] = input_value(value, described[name]) if name in described else native_value(value)
         # onnxruntime's own options say the same by the same name.
         if run_options is not None and run_options.only_execute_path_to_fetches:
             return [_arrays(value) for value in self._native.run(feeds, [outputs.index(name) for name in wanted])]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ortrain import _ortrain
-from ortrain._inputs import as_given, native_value
+from ortrain._inputs import as_given, input_value, native_value
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.errors import OrtrainError, _warn_of_gradients
@@ -198,7 +198,12 @@ class TrainingSession:
         self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None, *, training: bool
     ) -> list[Any] | None:
         given = _collection("inputs", inputs)
-        values = [native_value(value) for value in given]
+        described = self._native.inputs(training)
+        if len(described) == len(given):
+            values = list(map(input_value, given, described))
+        else:
+            # The core says how many there should be.
+            values = [native_value(value) for value in given]
         if outputs is None:
             return as_given(self._native.step(values, training), given)
         rooms = list(_collection("outputs", outputs))

@@ -26,7 +26,7 @@ pub use losses::{
 };
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
 pub use parameters::{ConstantUses, Judgement, ParameterRole};
-pub use scores::{check_scores, doubtful_losses, probabilities};
+pub use scores::{about_label, check_scores, doubtful_losses, probabilities};
 
 const MICROSOFT: &str = "com.microsoft";
 /// Scales gradients so that their norm is at most an attribute of the node.

@@ -274,10 +274,11 @@ pub struct OverLimit {
     pub largest: Vec<LargeBuffer>,
 }
 
-impl fmt::Display for OverLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl OverLimit {
+    /// What it takes, a limit that is enough, and the largest buffers, without what helps.
+    #[must_use]
+    pub fn describe(&self) -> String {
         let MemoryNeed { held, constants, work, scratch, between } = self.need;
-        write!(f, "this takes {} bytes of memory (", self.need.total())?;
         let parts = [
             (held, "parameters and gradients"),
             (constants, "constants"),
@@ -287,15 +288,27 @@ impl fmt::Display for OverLimit {
         ];
         let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
         let parts: Vec<String> = parts.map(|(bytes, what)| format!("{bytes} {what}")).collect();
-        write!(f, "{}), but memory_limit is {}", parts.join(", "), self.limit)?;
-        if !self.largest.is_empty() {
-            f.write_str("; the largest buffers are ")?;
+        let mut text = format!(
+            "this takes {} bytes of memory ({}), but memory_limit is {}",
+            self.need.total(),
+            parts.join(", "),
+            self.limit
+        );
+        let largest = self.largest.iter().map(|LargeBuffer { label, dtype, elements, bytes }| {
+            format!("{label:?} ({elements} {dtype}, {bytes} bytes)")
+        });
+        let largest: Vec<String> = largest.collect();
+        if !largest.is_empty() {
+            text += &format!("; the largest buffers are {}", largest.join(", "));
         }
-        for (k, LargeBuffer { label, dtype, elements, bytes }) in self.largest.iter().enumerate() {
-            let comma = if k > 0 { ", " } else { "" };
-            write!(f, "{comma}{label:?} ({elements} {dtype}, {bytes} bytes)")?;
-        }
-        if held + constants < self.limit {
+        text
+    }
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())?;
+        if self.need.held + self.need.constants < self.limit {
             f.write_str("; a smaller batch needs less")
         } else {
             f.write_str("; this model does not fit at any batch size")
@@ -304,7 +317,8 @@ impl fmt::Display for OverLimit {
 }
 
 /// Where an index stands, as part of a sentence.
-fn place(at: &[usize]) -> String {
+#[must_use]
+pub fn place(at: &[usize]) -> String {
     match at {
         [] => String::new(),
         [row] => format!(" in row {row}"),

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use ortrain::{Destination, DetachedSession, Error};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::door::Door;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
 use crate::training::Under;
-use crate::value::{OrtValue, Room, check_apart, elements, given, tensors, vector};
+use crate::value::{OrtValue, Room, check_apart, described, elements, given, tensors, vector};
 
 /// A session, put together with its state inside the state's door. Nothing is left of it once it is closed.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -123,6 +124,12 @@ impl TrainingSession {
             }
         })?;
         rooms.into_iter().zip(&outputs).try_for_each(|(room, array)| room.copy_to(array))
+    }
+
+    /// Name, type and shape of each.
+    fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.with(py, |session| Ok(session.module().inputs(training).to_vec()))?;
+        infos.iter().map(|info| described(py, info)).collect()
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain::{Delivered, ProfileOptions};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::door::Door;
 use crate::error::raise;
 use crate::state::CheckpointState;
 use crate::tools::{Source, module_options};
-use crate::value::{OrtValue, Results, elements, given, planes, tensors, vector};
+use crate::value::{OrtValue, Results, described, elements, given, planes, tensors, vector};
 
 /// What is reached through the lock of a state only, so its own lock is never waited for.
 #[derive(Debug)]
@@ -140,6 +141,12 @@ impl Module {
             let memory = module.memory();
             Ok((memory.parameters, memory.gradients, need.work, need.scratch))
         })
+    }
+
+    /// Name, type and shape of each.
+    fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.with(py, |module, _| Ok(module.inputs(training).to_vec()))?;
+        infos.iter().map(|info| described(py, info)).collect()
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {

@@ -100,6 +100,17 @@ pub enum Error {
     /// A run failed; the state is as it was.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// A label that is no class; the state is as it was.
+    #[error("{0}")]
+    Label(String),
+    /// A step would take more memory than it may; nothing was allocated.
+    #[error("{}; {help}", .over.describe())]
+    StepOverLimit {
+        /// What it would take.
+        over: Box<ortrain_program::OverLimit>,
+        /// A limit that is enough, and the largest batch for the limit that was set, as the end of the sentence.
+        help: String,
+    },
 
     /// A step made NaN or infinities; the state is as it was.
     #[error("{0}")]
@@ -346,6 +357,7 @@ impl Error {
             Error::Run(
                 RunError::IndexOutOfRange { .. } | RunError::Specialise(_) | RunError::Branch { .. },
             )
+            | Error::Label(_)
             | Error::UnknownParameter { .. }
             | Error::UnknownProperty { .. }
             | Error::ParameterMismatch { .. }
@@ -362,7 +374,9 @@ impl Error {
             Error::Anomaly(_) => ErrorKind::Anomaly,
             Error::NoFolder { .. } => ErrorKind::NoSuchFile,
             Error::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NoSuchFile,
-            Error::Run(RunError::OverLimit(_) | RunError::Growing { .. }) => ErrorKind::MemoryLimit,
+            Error::StepOverLimit { .. } | Error::Run(RunError::OverLimit(_) | RunError::Growing { .. }) => {
+                ErrorKind::MemoryLimit
+            }
             Error::Run(_) | Error::Write { .. } => ErrorKind::Fail,
         }
     }

@@ -115,6 +115,28 @@ impl Signature {
         Signature { infos, axes, symbols, sizes }
     }
 
+    /// The size of the batch: that of the first input's first axis, if the model leaves it open.
+    pub(crate) fn batch(&self, given: &[Given<'_>]) -> Option<usize> {
+        let first = self.axes.first()?.as_ref()?.first()?;
+        matches!(first, Axis::Symbol(_)).then(|| given.first()?.dims.first().copied()).flatten()
+    }
+
+    /// The shapes of inputs with another size of the batch.
+    pub(crate) fn with_batch(&self, given: &[Given<'_>], size: usize) -> Vec<Vec<usize>> {
+        let batch = match self.axes.first().and_then(|axes| axes.as_ref()?.first()) {
+            Some(Axis::Symbol(symbol)) => Some(*symbol),
+            _ => None,
+        };
+        let resized = |(value, axes): (&Given<'_>, &Option<Vec<Axis>>)| {
+            let is_batch = |at: usize| match axes.as_ref().and_then(|axes| axes.get(at)) {
+                Some(Axis::Symbol(symbol)) => Some(*symbol) == batch,
+                _ => false,
+            };
+            value.dims.iter().enumerate().map(|(at, &dim)| if is_batch(at) { size } else { dim }).collect()
+        };
+        given.iter().zip(&self.axes).map(resized).collect()
+    }
+
     /// Checks number, types and shapes. Allocates only to complain.
     pub(crate) fn check(&mut self, given: &[Given<'_>]) -> Result<()> {
         if given.len() != self.infos.len() {

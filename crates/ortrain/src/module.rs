@@ -30,6 +30,11 @@ use crate::{
     ValueInfo, default_backend, export, kind,
 };
 
+/// Limits that are tried to name one that is enough for a step: plans settle after a few.
+const LIMITS_TRIED: usize = 8;
+/// Bytes of a step above which it is not planned to name a limit: preparing kernels takes time by their sizes.
+const LARGEST_PLANNED: usize = 1 << 36;
+
 /// How a [`Module`] is made.
 ///
 /// ```
@@ -488,7 +493,8 @@ impl Module {
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.signature.check(inputs)?;
-        self.run_train(state, inputs, deliver)?;
+        self.run_train(state, inputs, deliver)
+            .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         self.count_train_step(state);
         Ok(())
     }
@@ -519,7 +525,8 @@ impl Module {
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.signature.check(inputs)?;
-        let sure = self.train.check_outputs(&self.work, inputs, outputs)?;
+        let sure = (self.train.check_outputs(&self.work, inputs, outputs))
+            .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         // Shapes that depend on values are known when the step is over; what it wrote is put back if they do not fit.
         let written = || self.gradients.iter().chain(state.frozen_planes());
         let before: Vec<(Arc<Memory>, Vec<u8>)> = if sure {
@@ -528,13 +535,64 @@ impl Module {
             written().map(|plane| (plane.clone(), plane.to_vec(0, plane.len()))).collect()
         };
         let mut fill = Fill::new(outputs);
-        self.run_train(state, inputs, &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))?;
+        self.run_train(state, inputs, &mut |k, dtype, dims, value| fill.take(k, dtype, dims, value))
+            .map_err(|error| self.with_limit_that_fits(error, inputs, true))?;
         if let Err(error) = fill.finish(&self.train.outputs) {
             before.iter().for_each(|(plane, bytes)| plane.write(0, bytes));
             return Err(error);
         }
         self.count_train_step(state);
         Ok(())
+    }
+
+    /// An error of a step; where the step takes more than the limit, it names a limit that is enough, and the largest batch
+    /// for the limit that there is.
+    fn with_limit_that_fits(&self, error: Error, inputs: &[Given<'_>], training: bool) -> Error {
+        let phase = self.phase(training);
+        let (Error::Run(RunError::OverLimit(over)), Some(phase)) = (&error, phase) else { return error };
+        let plan = |work: &Workspace, batch: Option<usize>| {
+            let dims: Vec<Vec<usize>> = match batch {
+                Some(size) => phase.signature.with_batch(inputs, size),
+                None => inputs.iter().map(|value| value.dims.to_vec()).collect(),
+            };
+            let dims: Vec<&[usize]> = dims.iter().map(Vec::as_slice).collect();
+            phase.runners.planned(work, &dims)
+        };
+        let mut help = Vec::new();
+        // What a step takes depends on the limit: values are computed again, kernels do with less.
+        let mut enough = over.need.total();
+        for _ in 0..LIMITS_TRIED {
+            if enough > LARGEST_PLANNED {
+                break;
+            }
+            match plan(&Workspace::limited(Some(enough), held(&self.layout)), None) {
+                // What kernels use is known when they are prepared.
+                Ok((_, need)) if need.total() > enough => enough = need.total(),
+                Ok(_) => {
+                    help.push(format!("memory_limit = {enough} is enough"));
+                    break;
+                }
+                Err(Error::Run(RunError::OverLimit(next))) => enough = next.need.total().max(enough + 1),
+                Err(_) => break,
+            }
+        }
+        if let Some(batch) = phase.signature.batch(inputs) {
+            // The largest that fits is at least `least`, if any does, and less than `most`.
+            let (mut least, mut most) = (0, batch);
+            while over.need.held + over.need.constants < over.limit && most - least > 1 {
+                let size = least + (most - least) / 2;
+                let fits = plan(&self.work, Some(size)).is_ok_and(|(_, need)| need.total() <= over.limit);
+                if fits { least = size } else { most = size }
+            }
+            help.push(match least {
+                0 => "within the limit not even a batch of 1 fits".to_owned(),
+                size => format!("within the limit a batch of {size} fits"),
+            });
+        }
+        if help.is_empty() {
+            return error;
+        }
+        Error::StepOverLimit { over: over.clone(), help: help.join("; ") }
     }
 
     /// A train step that is not counted yet.
@@ -661,12 +719,24 @@ impl Module {
         let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state));
         let mut seen = None;
         let (detect, outputs) = (self.detect_anomaly, &eval.outputs);
-        eval.runners.run(&mut self.work, &planes, entry, scalars, inputs, &mut |k, dtype, dims, value| {
-            if detect && seen.is_none() {
-                seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value);
-            }
-            deliver(k, dtype, dims, value);
-        })?;
+        let run = eval.runners.run(
+            &mut self.work,
+            &planes,
+            entry,
+            scalars,
+            inputs,
+            &mut |k, dtype, dims, value| {
+                if detect && seen.is_none() {
+                    seen = anomaly::of_result(k, &outputs[k].name, (dtype, dims), value);
+                }
+                deliver(k, dtype, dims, value);
+            },
+        );
+        if let Err(error) = run {
+            drop(planes);
+            return Err(self.with_limit_that_fits(error, inputs, false));
+        }
+        let Some(eval) = &self.eval else { return Ok(()) };
         let Some(seen) = seen else { return Ok(()) };
         let (runners, backend, layout) = (&eval.runners, &self.backend, &*self.layout);
         let again = Again { runners, backend, planes: &planes, entry, scalars, inputs, layout };

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ortrain_graph::{Graph, Tensor, ValueId};
+use ortrain_ops::training::about_label;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Precision, Runner, Scalars, Schedule,
-    Workspace,
+    Backend, Bindings, Deliver, Entry, Given, Memory, MemoryNeed, Precision, RunError, Runner, Scalars,
+    Schedule, Workspace, place,
 };
 use smallvec::SmallVec;
 
@@ -94,8 +95,19 @@ impl Runners {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let runner = self.runner(work, given)?;
-        runner.run(&Bindings { planes }, work, entry, scalars, given, deliver)?;
-        Ok(())
+        runner
+            .run(&Bindings { planes }, work, entry, scalars, given, deliver)
+            .map_err(|error| self.explained(error))
+    }
+
+    /// The error of a run, in words of the model.
+    fn explained(&self, error: RunError) -> Error {
+        if let RunError::IndexOutOfRange { node, at, index, bound } = &error
+            && let Some(sentence) = about_label(self.graph(), node, &place(at), *index, *bound)
+        {
+            return Error::Label(sentence);
+        }
+        error.into()
     }
 
     /// What runs these inputs, made now if their shapes are new.

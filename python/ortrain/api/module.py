@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from ortrain import _ortrain
-from ortrain._inputs import as_given, native_value
+from ortrain._inputs import Described, as_given, input_value, native_value
 from ortrain._near import hint
 from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.api.checkpoint_state import CheckpointState
@@ -86,6 +86,7 @@ class Module:
         self.training = True
         self._state = state
         self._device = device
+        self._inputs: dict[bool, list[Described]] = {}
         self._outputs: dict[bool, list[str]] = {}
         state._take_seed()
         self._native = _ortrain.Module(
@@ -112,12 +113,14 @@ class Module:
         """Run one step: the training model if :attr:`training`, else the eval model.
 
         Inputs are matched by position to :meth:`input_names`, or given by those names. Each is an array, an
-        :class:`~ortrain.OrtValue`, or whatever has ``__array__`` or ``__dlpack__``; lists and numbers are converted. If
-        all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are ndarrays, and a loss is a number, too
-        (:class:`~ortrain.api.Scalar`). One output comes bare, several come as a tuple in the order of
-        :meth:`output_names` (:class:`~ortrain.api.Outputs`), which also finds them by name. A training step adds to the
-        gradients and changes no trainable parameter. A step that is interrupted (Ctrl-C, *interrupt* in a notebook)
-        raises ``KeyboardInterrupt`` and has changed nothing.
+        :class:`~ortrain.OrtValue`, or whatever has ``__array__`` or ``__dlpack__``. Lists and numbers take the type of
+        the input. An array of another type of integers, for an input of integers, or of another type of floats, for one
+        of floats, is converted if no element changes (int32 labels, float64 values that float32 has, too); otherwise
+        the message names the cast. If all are :class:`~ortrain.OrtValue`, so are the outputs; otherwise they are
+        ndarrays, and a loss is a number, too (:class:`~ortrain.api.Scalar`). One output comes bare, several come as a
+        tuple in the order of :meth:`output_names` (:class:`~ortrain.api.Outputs`), which also finds them by name. A
+        training step adds to the gradients and changes no trainable parameter. A step that is interrupted (Ctrl-C,
+        *interrupt* in a notebook) raises ``KeyboardInterrupt`` and has changed nothing.
 
         Raises:
             AnomalyError: if the step makes NaN or infinities and ``session_options.detect_anomaly`` is set.
@@ -133,7 +136,7 @@ class Module:
 
         """
         given = self._in_order(user_inputs, named_inputs)
-        outputs = self._native.step([native_value(value) for value in given], self.training)
+        outputs = self._native.step(self._values(given), self.training)
         results = as_given(outputs, given)
         if len(results) == 1:
             return results[0]
@@ -159,6 +162,15 @@ class Module:
             raise InvalidArgumentError(f"no value was given for input {', '.join(map(repr, missing))}")
         return given + [named[name] for name in rest]
 
+    def _values(self, given: list[Any]) -> list[_ortrain.OrtValue]:
+        if self.training not in self._inputs:
+            self._inputs[self.training] = self._native.inputs(self.training)
+        described = self._inputs[self.training]
+        # The core says how many there should be.
+        if len(given) != len(described):
+            return [native_value(value) for value in given]
+        return list(map(input_value, given, described))
+
     def profile(self, *user_inputs: Any, steps: int = 10, warmup: int = 1, **named_inputs: Any) -> Profile:
         """Run steps on these inputs, as a call does, and say where their time goes.
 
@@ -179,7 +191,7 @@ class Module:
         """
         if steps < 1 or warmup < 0:
             raise InvalidArgumentError(f"steps is at least 1 and warmup at least 0, not {steps} and {warmup}")
-        inputs = [native_value(value) for value in self._in_order(user_inputs, named_inputs)]
+        inputs = self._values(self._in_order(user_inputs, named_inputs))
         return Profile(self._native.profile(inputs, self.training, steps, warmup))
 
     @property
@@ -226,7 +238,7 @@ class Module:
         """
         if not user_inputs and not named_inputs:
             return MemoryUse(*self._native.memory())
-        inputs = [native_value(value) for value in self._in_order(user_inputs, named_inputs)]
+        inputs = self._values(self._in_order(user_inputs, named_inputs))
         return MemoryUse(*self._native.memory_of(inputs, self.training))
 
     def train(self, mode: bool = True) -> Module:

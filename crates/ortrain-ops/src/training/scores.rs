@@ -118,6 +118,31 @@ pub fn doubtful_losses(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> 
     found
 }
 
+/// Losses of class labels, and their gradients.
+const OF_LABELS: [&str; 5] = [
+    "NegativeLogLikelihoodLoss",
+    "SoftmaxCrossEntropyLoss",
+    "SoftmaxCrossEntropyLossGrad",
+    "SoftmaxCrossEntropyLossInternal",
+    "SoftmaxCrossEntropyLossInternalGrad",
+];
+
+/// An index out of range as a sentence on a label, if the node of this label in messages is a loss.
+#[must_use]
+pub fn about_label(graph: &Graph, label: &str, place: &str, index: i64, classes: i64) -> Option<String> {
+    let node =
+        graph.nodes.iter().find(|node| OF_LABELS.contains(&&*node.op) && graph.node_label(node) == label)?;
+    let ignored = node.attrs.int("ignore_index").ok().flatten();
+    let rest = match ignored {
+        Some(ignored) => format!("ignore_index, the label that is left out, is {ignored}"),
+        None => "rows are left out whose label is ignore_index, which the loss does not have".into(),
+    };
+    Some(format!(
+        "{label}: label {index}{place} is none of the {classes} classes (0 to {}); {rest}",
+        classes - 1
+    ))
+}
+
 /// Checks that a gradient goes back from the scores of a loss.
 ///
 /// # Errors
