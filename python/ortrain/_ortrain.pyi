@@ -24,6 +24,7 @@ __all__ = [
     "generate_artifacts",
     "inspect",
     "loss_fragment",
+    "open_batch",
     "operators",
     "optimizer_model",
     "replace_head",
@@ -271,6 +272,7 @@ def loss_fragment(model: Source, term: dict[str, Any], target_is_there: bool, la
 def declarations(model: Source, names: Sequence[str]) -> bytes:
     """A model whose ``value_info`` has those values whose types are known."""
 
+def open_batch(model: Source) -> bytes: ...
 def replace_head(model: Source, classes: int, output: str | None, seed: int) -> bytes: ...
 def optimizer_model(
     optimizer: str,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ortrain.onnxblock import Block
 
-__all__ = ["SGD", "AdamW", "Loss", "LossType", "OptimType", "generate_artifacts", "replace_head"]
+__all__ = ["SGD", "AdamW", "Loss", "LossType", "OptimType", "generate_artifacts", "open_batch", "replace_head"]
 
 
 class LossType(enum.IntEnum):
@@ -355,6 +355,34 @@ def generate_artifacts(
     )
     for sentence in doubts:
         warnings.warn(sentence, TrainingWarning, stacklevel=2)
+
+
+def open_batch(model: ModelLike) -> bytes:
+    """Return the model for batches of any size, made of one for batches of one size.
+
+    The first axis of the first input is called ``batch``, and so are those of other inputs that have its size. What
+    repeats the size inside follows it: a Reshape or an Expand to a shape that is a constant, a ConstantOfShape, first
+    states of zeros of a recurrent layer. A model that is open already comes back as it is.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+
+    Raises:
+        InvalidModelError: if the model cannot be read, its first input has no axes, or something inside depends on the
+            size of the batch; the error names the node.
+
+    >>> import ortrain
+    >>> from onnx import TensorProto, helper
+    >>> declare = helper.make_tensor_value_info
+    >>> x, y = (declare(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    >>> fixed = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    >>> session = ortrain.InferenceSession(ortrain.artifacts.open_batch(fixed))
+    >>> session.get_inputs()[0].shape
+    ['batch', 4]
+
+    """
+    return _ortrain.open_batch(model_source(model))
 
 
 def replace_head(model: ModelLike, classes: int, *, output: str | None = None, seed: int = 0) -> bytes:

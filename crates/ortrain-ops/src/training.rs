@@ -11,6 +11,7 @@ use ortrain_onnx::{
 
 use crate::{Error, OpError, build};
 
+mod batch;
 mod classifier;
 mod head;
 mod losses;
@@ -19,6 +20,7 @@ mod parameters;
 mod scores;
 
 pub use crate::families::features::may_declare;
+pub use batch::{FixedBatch, OpenShape, fixed_batches, sizes_behind_first};
 pub use classifier::{default_scores, outputs_as_tensors, starts_with_choice, whole_of};
 pub use head::{Head, find_head};
 pub use losses::{

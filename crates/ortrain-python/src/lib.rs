@@ -23,7 +23,8 @@ mod _ortrain {
     #[pymodule_export]
     use crate::tools::{
         InferenceSession, OperatorLibrary, checkpoint_initializers, declarations, dump, generate_artifacts,
-        inspect, loss_fragment, operators, optimizer_model, replace_head, save_checkpoint, training_models,
+        inspect, loss_fragment, open_batch, operators, optimizer_model, replace_head, save_checkpoint,
+        training_models,
     };
     #[pymodule_export]
     use crate::training::{LinearLRScheduler, Module, Optimizer, Profile};

@@ -308,6 +308,13 @@ pub(crate) fn replace_head<'py>(
     Ok(PyBytes::new(py, &made.map_err(raise)?))
 }
 
+/// A model for batches of any size, as a message.
+#[pyfunction]
+pub(crate) fn open_batch<'py>(py: Python<'py>, model: Source) -> PyResult<Bound<'py, PyBytes>> {
+    let made = py.detach(|| Ok(ortrain::encode_model(&ortrain::artifacts::open_batch(model.0)?)?));
+    Ok(PyBytes::new(py, &made.map_err(raise)?))
+}
+
 /// An optimizer model as a message, and the last number in a generated name.
 #[pyfunction]
 #[pyo3(signature = (optimizer, *, betas, epsilon, weight_decay, bias_correction, formula, opset, last))]

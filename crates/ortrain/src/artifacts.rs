@@ -48,6 +48,8 @@ use crate::{scores, tail};
 pub use ortrain_ops::training::BatchNormMode;
 
 #[doc(inline)]
+pub use crate::batch::open_batch;
+#[doc(inline)]
 pub use crate::head::replace_head;
 
 /// A loss; with settings, or as one of several, it is a [`LossTerm`].
@@ -841,7 +843,7 @@ fn loss_inputs(forward: &[String], options: &ArtifactOptions) -> Result<(String,
     }
 }
 
-fn declare(name: &str, ty: ValueType) -> ValueInfoProto {
+pub(crate) fn declare(name: &str, ty: ValueType) -> ValueInfoProto {
     let mut graph = Graph::new("");
     let id = graph.add_value(name, ty);
     graph.value_info(id)

@@ -170,7 +170,13 @@ impl Signature {
             for (at, (axis, &size)) in axes.iter().zip(value.dims).enumerate() {
                 match *axis {
                     Axis::Known(expected) if expected != size => {
-                        return refuse(format!("axis {at} should be {expected} but is {size}"));
+                        let opens = match at {
+                            0 if axes.len() > 1 => {
+                                "; if it is the batch, open_batch of ortrain.artifacts opens the model for others"
+                            }
+                            _ => "",
+                        };
+                        return refuse(format!("axis {at} should be {expected} but is {size}{opens}"));
                     }
                     Axis::Known(_) => {}
                     Axis::Symbol(symbol) => match self.sizes[symbol] {

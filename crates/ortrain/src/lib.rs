@@ -68,6 +68,7 @@ mod pages {
 mod anomaly;
 pub mod artifacts;
 mod backend;
+mod batch;
 mod binding;
 pub mod blocks;
 mod catalogue;

@@ -1,0 +1,171 @@
+//! A model for batches of any size, made of one for batches of one size.
+
+use ortrain_graph::{Dim, Graph, Tensor, ValueType, tensor_to_proto};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
+use ortrain_ops::passes::{infer::infer, versions::upgrade};
+use ortrain_ops::training::{FixedBatch, OpenShape, fixed_batches, sizes_behind_first};
+use rustc_hash::FxHashSet;
+
+use crate::artifacts::{declare, inferred, message_graph, self_contained};
+use crate::{Error, ModelSource, Result};
+
+/// The name of the open axis.
+const BATCH: &str = "batch";
+/// Sizes of a batch, beside the one that the model has, for which all shapes are checked: a prime, so that no other size
+/// is a multiple of it by chance, and another.
+const CHECKED: [usize; 2] = [7, 11];
+
+/// The model with an open batch: the first axis of its inputs is called `batch`, as far as it has the size that the first
+/// input's has, and shapes inside that repeat this size follow it.
+///
+/// What can be opened inside: a Reshape or an Expand to a shape that is a constant, a ConstantOfShape, first states of
+/// zeros of a recurrent layer. A model that is open already comes back as it is.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::open_batch;
+/// use ortrain::{InferenceSession, ModelSource, SessionOptions};
+///
+/// let open = open_batch(setup::MODEL.into())?;
+/// let session = InferenceSession::new(ModelSource::from_proto(&open)?, SessionOptions::default())?;
+/// assert_eq!(session.inputs()[0].to_string(), "float32[batch, 64]");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the model cannot be read, its first input has no axes, or something inside depends on the size of the batch: the
+/// error names the node.
+pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
+    let label = model.label("the model");
+    let mut loaded = self_contained(&label, model.load()?)?;
+    let typed = inferred(&label, &loaded)?;
+    let first = typed.inputs.first().map(|&id| (typed.name_of(id).to_owned(), typed.value(id).ty.clone()));
+    let wrong = |reason: String| Error::WrongModel { model: label.clone(), reason };
+    let Some((name, ty)) = first else { return Err(wrong("it has no inputs, so no batch".into())) };
+    let Some(axis) = ty.shape().and_then(|shape| shape.first().cloned()) else {
+        return Err(wrong(format!("its first input {name:?} is {ty}, so it has no first axis for a batch")));
+    };
+    let Some(batch) = axis.known() else { return Ok(loaded.proto) };
+    let fixed = fixed_batches(&typed, batch);
+    let opened: FxHashSet<String> = (typed.inputs.iter())
+        .filter(|&&id| {
+            let shape = typed.value(id).ty.shape();
+            shape.is_some_and(|shape| shape.first().and_then(Dim::known) == Some(batch))
+        })
+        .map(|&id| typed.name_of(id).to_owned())
+        .collect();
+    let graph = message_graph(&label, &mut loaded.proto)?;
+    for (number, fix) in fixed.iter().enumerate() {
+        open(graph, fix, number, &name).ok_or_else(|| {
+            wrong(format!(
+                "{} says the batch {batch} in an attribute; raise the opset of the model to 13",
+                fix.node
+            ))
+        })?;
+    }
+    // Declared for one size of the batch.
+    graph.value_info.clear();
+    let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    for info in &mut graph.output {
+        info.r#type = None;
+    }
+    let others: Vec<usize> = CHECKED.into_iter().filter(|&size| size != batch).collect();
+    let sized = |size: usize| {
+        let graph = with_batch(&label, &loaded, &typed, &opened, size)?;
+        graph.map_err(|error| wrong(depends(batch, &error.to_string())))
+    };
+    let before = sized(batch)?;
+    for &size in &others {
+        let after = sized(size)?;
+        check(&before, &after, &outputs, batch).map_err(&wrong)?;
+    }
+    let graph = message_graph(&label, &mut loaded.proto)?;
+    set_first_axes(graph, &typed, &opened, &Dim::symbol(BATCH));
+    let again = inferred(&label, &loaded)?;
+    let graph = message_graph(&label, &mut loaded.proto)?;
+    for info in &mut graph.output {
+        if let Some(id) = again.find(&info.name) {
+            *info = again.value_info(id);
+        }
+    }
+    Ok(loaded.proto)
+}
+
+fn depends(batch: usize, reason: &str) -> String {
+    format!(
+        "something inside depends on the batch of {batch}: {reason}; make its shape follow the batch (an element 0 or -1 in the \
+         shape of a Reshape), or export the model with an open first axis (dynamic_axes, dynamic_shapes)"
+    )
+}
+
+/// The graph for a size of the batch, with all types.
+fn with_batch(
+    label: &str,
+    model: &LoadedModel,
+    typed: &Graph,
+    opened: &FxHashSet<String>,
+    size: usize,
+) -> Result<Result<Graph>> {
+    let mut sized = model.clone();
+    let graph = message_graph(label, &mut sized.proto)?;
+    set_first_axes(graph, typed, opened, &Dim::Known(size));
+    let mut graph = Graph::from_model(&sized).map_err(|source| Error::graph(label, source))?;
+    let done = upgrade(&mut graph).and_then(|()| infer(&mut graph));
+    Ok(done.map(|()| graph).map_err(|source| Error::model(label, source)))
+}
+
+/// Checks that the first axis of each output follows the batch, if it had its size.
+fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std::result::Result<(), String> {
+    let dims = |graph: &Graph, name: &str| {
+        let id = graph.find(name)?;
+        match &graph.value(id).ty {
+            ValueType::Tensor(_, Some(shape)) => shape.concrete(),
+            _ => None,
+        }
+    };
+    let stays = |name: &str| {
+        dims(before, name).is_some_and(|dims| dims.first() == Some(&batch))
+            && dims(before, name) == dims(after, name)
+    };
+    let Some(output) = outputs.iter().find(|name| batch > 1 && stays(name)) else { return Ok(()) };
+    // The node that reads what follows the batch and makes what does not.
+    let follows = |name: &str| dims(before, name) != dims(after, name);
+    let node = before.nodes.iter().find(|node| {
+        node.present_inputs().any(|id| follows(before.name_of(id)))
+            && node.present_outputs().any(|id| stays(before.name_of(id)))
+    });
+    let what = node.map_or_else(|| format!("output {output:?}"), |node| before.node_label(node));
+    Err(depends(batch, &format!("{what} makes the same shape for every batch")))
+}
+
+/// Says the size of the first axes of inputs, or that they are open.
+fn set_first_axes(graph: &mut GraphProto, typed: &Graph, opened: &FxHashSet<String>, size: &Dim) {
+    for info in graph.input.iter_mut().filter(|info| opened.contains(&info.name)) {
+        let ty = typed.find(&info.name).map(|id| typed.value(id).ty.clone());
+        if let Some(ValueType::Tensor(dtype, Some(shape))) = ty {
+            let shape = std::iter::once(size).chain(shape.iter().skip(1)).cloned().collect();
+            *info = declare(&info.name, ValueType::Tensor(dtype, Some(shape)));
+        }
+    }
+}
+
+/// Puts what opens the batch in the place of an input. Nothing, if the message has no such input.
+fn open(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &str) -> Option<()> {
+    let at = graph.node.iter().position(|node| node.output.contains(&fix.output))?;
+    graph.node[at].input.get(fix.input)?;
+    let named = |what: &str| format!("open_batch/{number}/{what}");
+    match &fix.open {
+        OpenShape::LeftOut => graph.node[at].input[fix.input].clear(),
+        OpenShape::Shape(shape) => {
+            graph.initializer.push(tensor_to_proto(&named("shape"), &Tensor::i64(&[shape.len()], shape)));
+            graph.node[at].input[fix.input] = named("shape");
+        }
+        OpenShape::Behind(rest) => {
+            let (added, constants) = sizes_behind_first(first_input, rest, &named("shape"));
+            graph.initializer.extend(constants);
+            graph.node[at].input[fix.input] = named("shape");
+            graph.node.splice(at..at, added);
+        }
+    }
+    Some(())
+}

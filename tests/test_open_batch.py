@@ -1,0 +1,197 @@
+"""A model for one size of a batch becomes one for all; what keeps it from that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ortrain
+from ortrain import artifacts
+from ortrain.api import CheckpointState, Module
+
+RNG = np.random.default_rng(7)
+
+
+def drawn(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def fixed(
+    nodes: Sequence[onnx.NodeProto],
+    initializers: dict[str, Any],
+    shape: Sequence[int],
+    outputs: Sequence[Sequence[int]],
+) -> onnx.ModelProto:
+    declare = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [declare("x", TensorProto.FLOAT, shape)],
+        [declare(name, TensorProto.FLOAT, dims) for name, dims in zip("yz", outputs, strict=False)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in initializers.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def node(op: str, reads: Sequence[str], result: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, reads, [result], f"/{result}", **attributes)
+
+
+def network(batch: int) -> onnx.ModelProto:
+    """An attention as PyTorch exports it with a fixed batch, with a token for the class in front."""
+    nodes = [
+        node("MatMul", ["x", "w"], "a"),
+        node("Expand", ["token", "tokens"], "t"),
+        node("Concat", ["t", "a"], "b", axis=1),
+        node("Reshape", ["b", "heads"], "c"),
+        node("Transpose", ["c"], "q", perm=[0, 2, 1, 3]),
+        node("Transpose", ["c"], "k", perm=[0, 2, 3, 1]),
+        node("MatMul", ["q", "k"], "s"),
+        node("Softmax", ["s"], "p", axis=-1),
+        node("MatMul", ["p", "q"], "o"),
+        node("Transpose", ["o"], "r", perm=[0, 2, 1, 3]),
+        node("Reshape", ["r", "flat"], "f"),
+        node("Gemm", ["f", "v"], "y"),
+    ]
+    rng = np.random.default_rng(3)
+    initializers = {
+        "w": rng.standard_normal((4, 8)).astype(np.float32),
+        "token": rng.standard_normal((1, 1, 8)).astype(np.float32),
+        "tokens": np.array([batch, 1, 8]),
+        "heads": np.array([batch, 6, 2, 4]),
+        "flat": np.array([batch, -1]),
+        "v": rng.standard_normal((48, 3)).astype(np.float32),
+    }
+    return fixed(nodes, initializers, [batch, 5, 4], [[batch, 3]])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_a_network(batch: int, tmp_path: Path) -> None:
+    """Each row of a batch gets what the model gave it, here and in onnxruntime; it trains on any batch."""
+    model = network(batch)
+    opened = artifacts.open_batch(model)
+    loaded = onnx.load_from_string(opened)
+    onnx.checker.check_model(loaded, full_check=True)
+    assert loaded.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    x = drawn(14, 5, 4)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = np.concatenate([theirs.run(None, {"x": x[k : k + batch]})[0] for k in range(0, 14, batch)])
+    for rows in (1, 5, 14):
+        for session in (
+            ortrain.InferenceSession(opened),
+            onnxruntime.InferenceSession(opened, providers=["CPUExecutionProvider"]),
+        ):
+            (y,) = session.run(None, {"x": x[:rows]})
+            np.testing.assert_allclose(y, expected[:rows], rtol=1e-4, atol=1e-5)
+    artifacts.generate_artifacts(opened, loss=artifacts.LossType.CrossEntropyLoss, artifact_directory=tmp_path)
+    module = Module(tmp_path / "training_model.onnx", CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
+    assert np.isfinite(module(x, np.zeros(14, np.int64)))
+
+
+def test_first_states_of_a_recurrent_layer() -> None:
+    nodes = [
+        node("LSTM", ["x", "w", "r", "b", "", "h", "c"], "a", hidden_size=3),
+        node("Squeeze", ["a", "one"], "s"),
+        node("Transpose", ["s"], "y", perm=[1, 0, 2]),
+    ]
+    # The batch is the second axis here, and the first of the input that is transposed.
+    nodes.insert(0, node("Transpose", ["x"], "steps", perm=[1, 0, 2]))
+    nodes[1].input[0] = "steps"
+    zeros = np.zeros((1, 2, 3), np.float32)
+    initializers = {
+        "w": drawn(1, 12, 4),
+        "r": drawn(1, 12, 3),
+        "b": drawn(1, 24),
+        "h": zeros,
+        "c": zeros,
+        "one": np.array([1]),
+    }
+    model = fixed(nodes, initializers, [2, 5, 4], [[2, 5, 3]])
+    x = drawn(6, 5, 4)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = np.concatenate([theirs.run(None, {"x": x[k : k + 2]})[0] for k in (0, 2, 4)])
+    (y,) = ortrain.InferenceSession(artifacts.open_batch(model)).run(None, {"x": x})
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_open_stays() -> None:
+    model = onnx.load(ortrain.examples.perceptron())
+    assert onnx.load_from_string(artifacts.open_batch(model)).graph == model.graph
+
+
+@pytest.mark.parametrize(
+    ("nodes", "initializers", "shape", "output", "sentence"),
+    [
+        (
+            [node("MatMul", ["mix", "x"], "y")],
+            {"mix": drawn(3, 3)},
+            [3, 4],
+            [3, 4],
+            "something inside depends on the batch of 3: ",
+        ),
+        (
+            [node("Add", ["x", "each"], "y")],
+            {"each": drawn(3, 4)},
+            [3, 4],
+            [3, 4],
+            'node "/y" (Add)',
+        ),
+        (
+            [node("Transpose", ["x"], "a"), node("Reshape", ["a", "shape"], "y")],
+            {"shape": np.array([2, 6])},
+            [3, 4],
+            [2, 6],
+            'node "/y" (Reshape)',
+        ),
+        (
+            [node("ReduceSum", ["x", "axes"], "s", keepdims=0), node("Expand", ["s", "shape"], "y")],
+            {"axes": np.array([0]), "shape": np.array([2, 4])},
+            [3, 4],
+            [2, 4],
+            None,
+        ),
+    ],
+    ids=["product", "sum", "reshape", "independent"],
+)
+def test_what_depends_on_the_batch(
+    nodes: list[onnx.NodeProto], initializers: dict[str, Any], shape: list[int], output: list[int], sentence: str | None
+) -> None:
+    model = fixed(nodes, initializers, shape, [output])
+    if sentence is None:
+        assert ortrain.InferenceSession(artifacts.open_batch(model)).get_inputs()[0].shape == ["batch", 4]
+        return
+    with pytest.raises(ortrain.InvalidModelError) as error:
+        artifacts.open_batch(model)
+    assert sentence in str(error.value)
+    assert str(error.value).endswith(
+        "; make its shape follow the batch (an element 0 or -1 in the shape of a Reshape), or export the model with an "
+        "open first axis (dynamic_axes, dynamic_shapes)"
+    )
+
+
+def test_the_hint() -> None:
+    model = network(1)
+    session = ortrain.InferenceSession(model)
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        session.run(None, {"x": drawn(8, 5, 4)})
+    assert str(error.value) == (
+        'input "x" should be float32[1, 5, 4], but float32[8, 5, 4] was given: axis 0 should be 1 but is 8; if it is '
+        "the batch, open_batch of ortrain.artifacts opens the model for others"
+    )
+
+
+def test_models_without_a_batch() -> None:
+    scalar = fixed([node("Relu", ["x"], "y")], {}, [], [[]])
+    with pytest.raises(
+        ortrain.InvalidModelError, match='its first input "x" is float32\\[\\], so it has no first axis'
+    ):
+        artifacts.open_batch(scalar)
