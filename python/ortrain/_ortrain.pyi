@@ -262,6 +262,7 @@ def generate_artifacts(
     batch_norm: str,
     external_above: int | None,
     optimizer_settings: dict[str, Any] | None,
+    master_weights: bool = False,
 ) -> list[str]:
     """What may not be meant so, a sentence each."""
 

@@ -235,6 +235,7 @@ def generate_artifacts(
     operators: OperatorLibrary | None = None,
     external_data: bool = False,
     last: int | None = None,
+    master_weights: Literal["float32"] | None = None,
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, if asked for, the others.
 
@@ -280,10 +281,14 @@ def generate_artifacts(
         external_data: whether initializers lie in ``frozen.data`` also where the models would take less than 2 GiB.
         last: train the parameters of this many layers, from the end (:attr:`ortrain.ParameterInfo.layer`), instead of
             ``requires_grad``.
+        master_weights: ``"float32"`` for trained weights of float16 or bfloat16 that are float32 in the checkpoint: the
+            models read them through a cast, so that small updates add up, and exports have the type of the model again.
+            ``None`` trains them in their own type.
 
     Warns:
         TrainingWarning: if a loss is put on what it was not made for: one that takes logits on a softmax or a sigmoid,
-            the negative log-likelihood on logits. The sentence names the value to take instead.
+            the negative log-likelihood on logits. The sentence names the value to take instead. If weights of float16
+            or bfloat16 are trained in that type, for small updates are lost.
 
     Raises:
         InvalidArgumentError: for a name or a pattern that fits nothing, a parameter that is to be both trained and
@@ -317,6 +322,11 @@ def generate_artifacts(
         raise UnsupportedError("ort_format=True is not supported: ortrain writes and reads .onnx files")
     if custom_op_library is not None:
         existing_library(custom_op_library)
+    if master_weights not in (None, "float32"):
+        raise InvalidArgumentError(
+            f"master_weights is 'float32' or None, not {master_weights!r}; weights of float32 and float64 "
+            "are trained in their own type"
+        )
     given = model_source(model)
     source: Plain = given
     optimizer_model = None
@@ -352,6 +362,7 @@ def generate_artifacts(
         batch_norm=batch_norm,
         external_above=0 if external_data else None,
         optimizer_settings=settings,
+        master_weights=master_weights is not None,
     )
     for sentence in doubts:
         warnings.warn(sentence, TrainingWarning, stacklevel=2)

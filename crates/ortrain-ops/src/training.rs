@@ -15,6 +15,7 @@ mod batch;
 mod classifier;
 mod head;
 mod losses;
+mod master_weights;
 mod modes;
 mod parameters;
 mod scores;
@@ -26,6 +27,7 @@ pub use head::{Head, find_head};
 pub use losses::{
     Loss, LossSettings, LossTerm, Reduction, append_loss, append_stand_in, append_sum, name_value,
 };
+pub use master_weights::{about_narrow, add_master_weights, is_narrow, remove_master_weights};
 pub use modes::{BatchNormMode, RunningStatistic, for_inference, for_training, running_statistics};
 pub use parameters::{ConstantUses, Judgement, ParameterRole};
 pub use scores::{about_label, check_scores, doubtful_losses, probabilities};

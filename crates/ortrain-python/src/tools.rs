@@ -429,7 +429,8 @@ impl Settings {
 #[pyfunction]
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
-    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above, optimizer_settings
+    additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above, optimizer_settings,
+    master_weights=false
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
@@ -447,6 +448,7 @@ pub(crate) fn generate_artifacts(
     batch_norm: &str,
     external_above: Option<u64>,
     optimizer_settings: Option<Settings>,
+    master_weights: bool,
 ) -> PyResult<Vec<String>> {
     let losses = losses.into_iter().map(Term::read).collect::<PyResult<_>>()?;
     let options = ArtifactOptions {
@@ -460,6 +462,7 @@ pub(crate) fn generate_artifacts(
         nominal_checkpoint,
         loss_input_names,
         batch_norm: batch_norm_of(batch_norm)?,
+        master_weights,
         ..ArtifactOptions::default()
     };
     py.detach(|| {

@@ -20,8 +20,9 @@ use ortrain_ops::passes::{
     versions::{downgrade, upgrade},
 };
 use ortrain_ops::training::{
-    Accumulation, append_accumulators, append_loss, append_sum, check_scores, doubtful_losses, for_inference,
-    for_training, may_declare, moments_of_optimizer, name_value, running_statistics,
+    Accumulation, about_narrow, add_master_weights, append_accumulators, append_loss, append_sum,
+    check_scores, doubtful_losses, for_inference, for_training, is_narrow, may_declare, moments_of_optimizer,
+    name_value, running_statistics,
 };
 use rustc_hash::FxHashSet;
 
@@ -251,6 +252,9 @@ pub struct ArtifactOptions {
     /// Which statistics BatchNormalization uses in the training model. Those that training updates are parameters that
     /// are not trained, named or not. The evaluation model uses the running ones.
     pub batch_norm: BatchNormMode,
+    /// Whether trained weights of float16 and bfloat16 are float32 in the checkpoint, and read through a cast: small
+    /// updates add up then. Exports have the types of the model again.
+    pub master_weights: bool,
 }
 
 impl ArtifactOptions {
@@ -503,6 +507,11 @@ pub(crate) fn generate_loaded(
     let tail = tail::cut(message_graph(label, &mut forward.proto)?, &needed);
     let parameters = choose(label, &forward, options, &computable, &statistics)?;
 
+    if options.master_weights {
+        let graph = message_graph(label, &mut forward.proto)?;
+        add_master_weights(graph, &parameters.trainable).map_err(|source| Error::graph(label, source))?;
+    }
+
     // The forward model's own types say what the loss's target looks like.
     let typed = inferred(label, &forward)?;
     if let Some(name) =
@@ -519,7 +528,7 @@ pub(crate) fn generate_loaded(
         false => append_losses(label, graph, &mut names, &typed, options, opset)?,
     };
     let forward_outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
-    let warnings = doubtful_losses(&typed, &compared);
+    let mut warnings = doubtful_losses(&typed, &compared);
     let additional = &options.additional_output_names;
     // A loss that has a name comes behind the sum, unless it is the sum, or stands among the other outputs.
     let named = options.losses.iter().filter_map(|term| term.name.as_ref());
@@ -540,6 +549,11 @@ pub(crate) fn generate_loaded(
             values.push((tensor.name.as_str().into(), requires_grad, value));
         }
     }
+    let trained = values.iter().filter(|(_, trained, _)| *trained);
+    let narrow: Vec<(&str, DType)> = (trained.clone().map(|(name, _, value)| (&**name, value.dtype())))
+        .filter(|(_, dtype)| is_narrow(*dtype))
+        .collect();
+    warnings.extend(about_narrow(&narrow, trained.count()));
     graph.initializer.retain(|tensor| parameters.kind(&tensor.name).is_none());
     graph.input.extend(
         values.iter().map(|(name, _, value)| declare(name, ValueType::tensor(value.dtype(), value.dims()))),

@@ -3,6 +3,7 @@
 use indexmap::IndexSet;
 use ortrain_graph::{Graph, tensor_to_proto};
 use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfoProto};
+use ortrain_ops::training::remove_master_weights;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::nearest::hint_in;
@@ -50,6 +51,7 @@ pub(crate) fn inference_model(
         parameter.is_none() && needed.contains(&info.name)
     });
     graph.initializer.extend(values);
+    remove_master_weights(graph).map_err(|source| Error::graph("the evaluation model", source))?;
     let made: FxHashSet<&str> =
         graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
     graph.value_info.retain(|info| made.contains(info.name.as_str()));

@@ -8,7 +8,9 @@ use ortrain_ops::passes::{
     infer::infer_known,
     versions::upgrade_known,
 };
-use ortrain_ops::training::{ConstantUses, Judgement, doubtful_losses, probabilities};
+use ortrain_ops::training::{
+    ConstantUses, Judgement, about_narrow, doubtful_losses, is_narrow, probabilities,
+};
 use ortrain_ops::{Placement, build};
 
 use crate::artifacts::inferred;
@@ -477,6 +479,10 @@ fn look(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Looked> {
         .filter(|info| info.role == ParameterRole::Trained)
         .filter_map(|info| whole.find(&info.name).map(|id| (info, id)))
         .collect();
+    let narrow: Vec<(&str, DType)> = (trained.iter().map(|(info, _)| (info.name.as_str(), info.dtype)))
+        .filter(|(_, dtype)| is_narrow(*dtype))
+        .collect();
+    inspection.warnings.extend(about_narrow(&narrow, trained.len()));
     let ids: Vec<ValueId> = trained.iter().map(|&(_, id)| id).collect();
     for ((info, _), layer) in trained.iter_mut().zip(uses.layers(&ids)) {
         info.layer = layer;

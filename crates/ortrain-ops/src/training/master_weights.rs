@@ -1,0 +1,141 @@
+//! Master weights: weights of float16 or bfloat16 are trained in float32, and the model reads them through a cast.
+//!
+//! An update that is small beside its weight is lost in a type with eight or eleven significant bits; in float32 it adds
+//! up (Micikevicius et al., "Mixed Precision Training", 2018).
+
+use ortrain_graph::{DType, Graph, GraphError, tensor_to_proto};
+use ortrain_onnx::{
+    AttributeProto, AttributeType, GraphProto, LoadedModel, ModelProto, NodeProto, TensorProto,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// The end of the name of a node through which a model reads a master weight.
+const MASTER: &str = "/master_weight";
+
+/// Whether updates of weights of a type are lost while they are small.
+#[must_use]
+pub fn is_narrow(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// A sentence on trained weights of narrow types, each with its type, among so many that are trained; nothing if there are
+/// none.
+#[must_use]
+pub fn about_narrow(narrow: &[(&str, DType)], trained: usize) -> Option<String> {
+    /// How many names the sentence has.
+    const SHOWN: usize = 3;
+    let &(_, dtype) = narrow.first()?;
+    let names: Vec<String> = narrow.iter().take(SHOWN).map(|(name, _)| format!("{name:?}")).collect();
+    let more = match narrow.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let part = if dtype == DType::BF16 { 512 } else { 4096 };
+    Some(format!(
+        "{} of the {trained} tensors that are trained are {dtype} ({}{more}), and a step that changes a weight by less than \
+         one part in {part} is lost; master_weights=\"float32\" trains them in float32, and exports have {dtype} again",
+        narrow.len(),
+        names.join(", ")
+    ))
+}
+
+/// Makes initializers of narrow types float32, those whose names are given, and lets everything read them through a cast to
+/// their type.
+///
+/// # Errors
+/// When the data of an initializer are not what its type says.
+pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> Result<(), GraphError> {
+    let mut renamed: FxHashMap<String, String> = FxHashMap::default();
+    let mut casts = Vec::new();
+    for tensor in &mut graph.initializer {
+        let narrow = DType::from_onnx(tensor.data_type).filter(|&dtype| is_narrow(dtype));
+        let Some(dtype) = narrow.filter(|_| trained.contains(tensor.name.as_str())) else { continue };
+        let output = format!("{}/{dtype}", tensor.name);
+        casts.push(cast(&tensor.name, &output, tensor.data_type));
+        renamed.insert(tensor.name.clone(), output);
+        convert(tensor, DType::F32)?;
+    }
+    rename(graph, &renamed);
+    graph.value_info.retain(|info| !renamed.contains_key(&info.name));
+    graph.node.splice(0..0, casts);
+    Ok(())
+}
+
+/// Takes back what [`add_master_weights`] did, in a graph whose initializers have values: each has its narrow type again.
+///
+/// # Errors
+/// As there.
+pub fn remove_master_weights(graph: &mut GraphProto) -> Result<(), GraphError> {
+    let mut renamed: FxHashMap<String, String> = FxHashMap::default();
+    let mut narrow: FxHashMap<String, DType> = FxHashMap::default();
+    for node in graph.node.iter().filter(|node| node.op_type == "Cast") {
+        let ([input], [output], [to]) = (&node.input[..], &node.output[..], &node.attribute[..]) else {
+            continue;
+        };
+        let dtype = i32::try_from(to.i).ok().and_then(DType::from_onnx);
+        if let Some(dtype) = dtype.filter(|_| node.name == format!("{input}{MASTER}")) {
+            renamed.insert(output.clone(), input.clone());
+            narrow.insert(input.clone(), dtype);
+        }
+    }
+    for tensor in &mut graph.initializer {
+        if let Some(&dtype) = narrow.get(&tensor.name) {
+            convert(tensor, dtype)?;
+        }
+    }
+    graph.node.retain(|node| !node.output.iter().any(|output| renamed.contains_key(output)));
+    rename(graph, &renamed);
+    graph.value_info.retain(|info| !renamed.contains_key(&info.name));
+    Ok(())
+}
+
+fn cast(name: &str, output: &str, to: i32) -> NodeProto {
+    let to = AttributeProto {
+        name: "to".into(),
+        r#type: AttributeType::Int as i32,
+        i: to.into(),
+        ..AttributeProto::default()
+    };
+    NodeProto {
+        op_type: "Cast".into(),
+        name: format!("{name}{MASTER}"),
+        input: vec![name.to_owned()],
+        output: vec![output.to_owned()],
+        attribute: vec![to],
+        ..NodeProto::default()
+    }
+}
+
+fn convert(tensor: &mut TensorProto, dtype: DType) -> Result<(), GraphError> {
+    let model = LoadedModel::from_proto(ModelProto::default(), Default::default());
+    let value = Graph::tensor_from_proto(&model, tensor)?;
+    *tensor = tensor_to_proto(&tensor.name, &value.converted(dtype));
+    Ok(())
+}
+
+/// Renames values where they are used, in subgraphs too, unless these have values of their own by the name.
+fn rename(graph: &mut GraphProto, names: &FxHashMap<String, String>) {
+    for node in &mut graph.node {
+        for input in &mut node.input {
+            if let Some(new) = names.get(input) {
+                input.clone_from(new);
+            }
+        }
+        for attribute in &mut node.attribute {
+            for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
+                let own = subgraph.input.iter().map(|info| &info.name);
+                let own = own.chain(subgraph.initializer.iter().map(|tensor| &tensor.name));
+                let own: FxHashSet<&String> =
+                    own.chain(subgraph.node.iter().flat_map(|node| &node.output)).collect();
+                let mut others = names.clone();
+                others.retain(|name, _| !own.contains(name));
+                for info in &mut subgraph.output {
+                    if let Some(new) = others.get(&info.name) {
+                        info.name.clone_from(new);
+                    }
+                }
+                rename(subgraph, &others);
+            }
+        }
+    }
+}
