@@ -173,7 +173,7 @@ fn what_is_given_is_checked() {
         "input \"labels\" should be int64[batch], but int64[3] was given: axis 0 is 3, but \"batch\" is 4 in input \"x\""
     );
     let out_of_range = sentence(&[x, Tensor::i64(&[4], &[0, 1, 2, 5])]);
-    assert!(out_of_range.contains("index 5 in row 3 is out of range for 5 entries"), "{out_of_range}");
+    assert!(out_of_range.contains("label 5 in row 3 is none of the 5 classes (0 to 4)"), "{out_of_range}");
 }
 
 #[test]
