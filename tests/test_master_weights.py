@@ -92,7 +92,8 @@ def test_small_updates_add_up(dtype: int, tmp_path: Path) -> None:
     name, part = ("float16", 4096) if dtype == TensorProto.FLOAT16 else ("bfloat16", 512)
     sentence = (
         f'3 of the 3 tensors that are trained are {name} ("w", "b", "v"), and a step that changes a weight by less '
-        f'than one part in {part} is lost; master_weights="float32" trains them in float32, and exports have {name} again'
+        f'than one part in {part} is lost; master_weights="float32" trains them in float32, and exports have {name} '
+        "again"
     )
     assert ortrain.inspect(model).warnings == [sentence]
     with pytest.warns(ortrain.TrainingWarning) as caught:

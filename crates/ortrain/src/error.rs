@@ -101,8 +101,17 @@ pub enum Error {
     #[error(transparent)]
     Run(#[from] RunError),
     /// A label that is no class; the state is as it was.
-    #[error("{0}")]
-    Label(String),
+    #[error("{sentence}")]
+    Label {
+        /// The error as a sentence, which names the node, and the label that is left out.
+        sentence: String,
+        /// The position of the label among the labels, by axis.
+        at: Vec<usize>,
+        /// The label.
+        label: i64,
+        /// How many classes there are.
+        classes: i64,
+    },
     /// A step would take more memory than it may; nothing was allocated.
     #[error("{}; {help}", .over.describe())]
     StepOverLimit {
@@ -357,7 +366,7 @@ impl Error {
             Error::Run(
                 RunError::IndexOutOfRange { .. } | RunError::Specialise(_) | RunError::Branch { .. },
             )
-            | Error::Label(_)
+            | Error::Label { .. }
             | Error::UnknownParameter { .. }
             | Error::UnknownProperty { .. }
             | Error::ParameterMismatch { .. }

@@ -538,17 +538,14 @@ pub use ortrain_program::Precision;
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let (mut state, mut module, mut optimizer) = setup::training()?;
-/// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::Given::from);
-/// use ortrain::{Error, Given, RunError, Tensor};
+/// # let made = setup::artifacts()?;
+/// # let mut state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
+/// # let train = ortrain::ModelSource::from_proto(&made.training_model)?;
+/// use ortrain::{Error, Module, ModuleOptions, RunError};
 ///
-/// let labels = Tensor::i64(&[2], &[3, 10]);
-/// let result = module.train_step(&mut state, &[inputs[0], Given::from(&labels)], &mut |_, _, _, _| {});
-/// let Err(Error::Run(RunError::IndexOutOfRange { at, index, bound, .. })) = result else {
-///     panic!("there are ten classes")
-/// };
-/// assert_eq!((at, index, bound), (vec![1], 10, 10));
+/// let result = Module::new(train, &mut state, None, ModuleOptions::default().memory_limit(1000));
+/// let Err(Error::Run(RunError::OverLimit(over))) = result else { panic!("the parameters take more") };
+/// assert!(over.need.total() > 1000);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]

@@ -102,12 +102,11 @@ impl Runners {
 
     /// The error of a run, in words of the model.
     fn explained(&self, error: RunError) -> Error {
-        if let RunError::IndexOutOfRange { node, at, index, bound } = &error
-            && let Some(sentence) = about_label(self.graph(), node, &place(at), *index, *bound)
-        {
-            return Error::Label(sentence);
+        let RunError::IndexOutOfRange { node, at, index, bound } = error else { return error.into() };
+        match about_label(self.graph(), &node, &place(&at), index, bound) {
+            Some(sentence) => Error::Label { sentence, at, label: index, classes: bound },
+            None => RunError::IndexOutOfRange { node, at, index, bound }.into(),
         }
-        error.into()
     }
 
     /// What runs these inputs, made now if their shapes are new.
