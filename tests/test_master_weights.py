@@ -142,22 +142,22 @@ def test_weights_in_branches(tmp_path: Path) -> None:
     assert [list(branch.g.node[0].input) for branch in either.attribute] == [["r", "v"], ["r", "v"]]
 
 
-def test_what_is_wide_stays(tmp_path: Path) -> None:
-    """A model of float32 has the same artifacts, and frozen parameters keep their type."""
-    for folder, options in (("plain", {}), ("masters", {"master_weights": "float32"})):
-        (tmp_path / folder).mkdir()
-        artifacts.generate_artifacts(
-            ortrain.examples.perceptron(),
-            loss=artifacts.LossType.CrossEntropyLoss,
-            artifact_directory=tmp_path / folder,
-            **options,  # type: ignore[arg-type]
-        )
-    for name in ("training_model.onnx", "eval_model.onnx", "checkpoint"):
-        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "masters" / name).read_bytes()
+def test_frozen_parameters_keep_their_type(tmp_path: Path) -> None:
     state, _, _ = trained(
         tmp_path, network(TensorProto.FLOAT16), master_weights="float32", requires_grad=["v"], frozen_params=["w"]
     )
     assert {name: str(parameter.data.dtype) for name, parameter in state.parameters} == {"v": "float32", "w": "float16"}
+
+
+def test_what_is_wide() -> None:
+    with pytest.raises(ortrain.InvalidArgumentError) as error:
+        artifacts.generate_artifacts(
+            ortrain.examples.perceptron(), loss=artifacts.LossType.CrossEntropyLoss, master_weights="float32"
+        )
+    assert str(error.value) == (
+        "master weights are for weights of float16 or bfloat16, and none that is trained has one of these types; leave "
+        "master_weights out"
+    )
 
 
 def test_another_type() -> None:

@@ -283,7 +283,7 @@ def generate_artifacts(
             ``requires_grad``.
         master_weights: ``"float32"`` for trained weights of float16 or bfloat16 that are float32 in the checkpoint: the
             models read them through a cast, so that small updates add up, and exports have the type of the model again.
-            ``None`` trains them in their own type.
+            ``None`` trains them in their own type. An error where no weight that is trained is as narrow.
 
     Warns:
         TrainingWarning: if a loss is put on what it was not made for: one that takes logits on a softmax or a sigmoid,

@@ -509,7 +509,14 @@ pub(crate) fn generate_loaded(
 
     if options.master_weights {
         let graph = message_graph(label, &mut forward.proto)?;
-        add_master_weights(graph, &parameters.trainable).map_err(|source| Error::graph(label, source))?;
+        let added = add_master_weights(graph, &parameters.trainable);
+        if added.map_err(|source| Error::graph(label, source))? == 0 {
+            return Err(Error::Argument(
+                "master weights are for weights of float16 or bfloat16, and none that is trained has one of these types; leave \
+                 master_weights out"
+                    .into(),
+            ));
+        }
     }
 
     // The forward model's own types say what the loss's target looks like.

@@ -40,11 +40,11 @@ pub fn about_narrow(narrow: &[(&str, DType)], trained: usize) -> Option<String> 
 }
 
 /// Makes initializers of narrow types float32, those whose names are given, and lets everything read them through a cast to
-/// their type.
+/// their type. Returns how many there are.
 ///
 /// # Errors
 /// When the data of an initializer are not what its type says.
-pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> Result<(), GraphError> {
+pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> Result<usize, GraphError> {
     let mut renamed: FxHashMap<String, String> = FxHashMap::default();
     let mut casts = Vec::new();
     for tensor in &mut graph.initializer {
@@ -58,7 +58,7 @@ pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> 
     rename(graph, &renamed);
     graph.value_info.retain(|info| !renamed.contains_key(&info.name));
     graph.node.splice(0..0, casts);
-    Ok(())
+    Ok(renamed.len())
 }
 
 /// Takes back what [`add_master_weights`] did, in a graph whose initializers have values: each has its narrow type again.
