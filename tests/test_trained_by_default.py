@@ -250,6 +250,20 @@ def test_normalizations_written_as_arithmetic() -> None:
     assert found["mean"] == 'it is a statistic of a normalization that is written as arithmetic, in node "/y" (Add)'
 
 
+def test_constants_that_fork_are_followed_once() -> None:
+    """Sixty times a constant is put behind itself and cut again: there are 2^60 ways through that."""
+    lines = []
+    for k in range(60):
+        lines += [f"twice{k} = Concat(c{k}, c{k}) axis=0", f"c{k + 1} = Slice(twice{k}, zero, four)"]
+    given = model(
+        "\n".join([*lines, "a = MatMul(x, w)", "b = Add(c60, eps)", "c = Sqrt(b)", "y = Div(a, c)"]),
+        {"c0": drawn(4) ** 2, "zero": np.array([0]), "four": np.array([4]), "w": drawn(4, 4), "eps": np.array([1e-5])},
+        {"x": ["n", 4]},
+    )
+    found = trained(given)
+    assert found["c0"] == 'only its root is used, as that of a variance, in node "/twice0" (Concat)'
+
+
 def test_neutral_scales_of_normalizations() -> None:
     """GroupNorm as PyTorch exports it: ones and zeros for the groups, then the scale and the bias of the channels."""
     group = model(

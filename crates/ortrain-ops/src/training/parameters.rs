@@ -415,6 +415,7 @@ impl<'g> ConstantUses<'g> {
     /// Whether a root is taken of a constant, and nothing else is done with it.
     fn ends_in_root(&self, id: ValueId) -> bool {
         let mut found = false;
+        let mut seen = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
@@ -424,9 +425,11 @@ impl<'g> ConstantUses<'g> {
                 let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
                 match self.op(node) {
                     _ if self.is_root(node) => found = true,
-                    op if MOVES.contains(&op) => rest.extend(self.outputs(node)),
+                    op if MOVES.contains(&op) => {
+                        rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                    }
                     "Add" if other.is_some_and(|other| self.is_number(other)) => {
-                        rest.extend(self.outputs(node));
+                        rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
                     }
                     _ => return false,
                 }
@@ -493,6 +496,7 @@ impl<'g> ConstantUses<'g> {
             let mut readers = self.readers_of(output).peekable();
             readers.peek().is_some() && readers.all(|(reader, at)| (self.op(reader), at) == ("Sub", 1))
         };
+        let mut seen = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
@@ -500,7 +504,7 @@ impl<'g> ConstantUses<'g> {
                 let is_scaled =
                     self.op(node) == "Mul" && other.is_some_and(|other| self.roots.contains(&other));
                 if MOVES.contains(&self.op(node)) && self.level_behind(node) <= Level::Shape {
-                    rest.extend(self.outputs(node));
+                    rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
                 } else if !is_scaled || !self.outputs(node).all(is_subtracted) {
                     return false;
                 }
