@@ -97,7 +97,7 @@ pub enum GraphError {
 /// How many nodes a message names.
 const NAMED: usize = 3;
 
-/// What helps where a value cannot have a type, as the end of a sentence.
+/// The advice for a value that cannot have a type, as the end of a sentence.
 fn helps(found: &str) -> &'static str {
     if found.starts_with("string") {
         "; number texts outside of the model (scikit-learn: encode columns before the pipeline, fit with numbers as classes)"

@@ -388,7 +388,7 @@ pub fn sequence_input(graph: &Graph, mut sequence: ValueId) -> Result<Option<Val
     Ok(Some(sequence))
 }
 
-/// Whether an optimizer model clips the gradients by their norm.
+/// True for an optimizer model that clips the gradients by their norm.
 #[must_use]
 pub fn clips_gradients(graph: &Graph) -> bool {
     graph.nodes.iter().any(|node| (&*node.domain, &*node.op) == (MICROSOFT, CLIP))

@@ -316,6 +316,22 @@ impl fmt::Display for OverLimit {
     }
 }
 
+/// The index, by axis, of an element of a tensor whose elements are counted in the order of rows.
+#[must_use]
+pub fn index_of(mut element: usize, dims: &[usize]) -> Vec<usize> {
+    let mut index: Vec<usize> = dims
+        .iter()
+        .rev()
+        .map(|&size| {
+            let position = element % size.max(1);
+            element /= size.max(1);
+            position
+        })
+        .collect();
+    index.reverse();
+    index
+}
+
 /// Where an index stands, as part of a sentence.
 #[must_use]
 pub fn place(at: &[usize]) -> String {
@@ -416,17 +432,7 @@ impl RunError {
     #[must_use]
     pub fn out_of_range(instruction: &Instruction, failure: OutOfRange) -> RunError {
         let dims = instruction.step.nest().map_or(&[][..], |nest| nest.dims.as_slice());
-        let mut rest = failure.point;
-        let mut at: Vec<usize> = dims
-            .iter()
-            .rev()
-            .map(|&dim| {
-                let position = rest % dim.max(1);
-                rest /= dim.max(1);
-                position
-            })
-            .collect();
-        at.reverse();
+        let at = index_of(failure.point, dims);
         let node = instruction.node.to_string();
         RunError::IndexOutOfRange { node, at, index: failure.index, bound: failure.bound }
     }

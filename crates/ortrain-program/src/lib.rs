@@ -29,7 +29,7 @@ pub use attention::{Attention, AttentionGradients, AttentionPass, Operand};
 pub use backend::{
     Backend, Bf16Fallback, Bindings, Copied, Executable, ITERATION_LIMIT, LargeBuffer, MOST_GROWN,
     MemoryNeed, Observer, OverLimit, RunError, Scalars, UnknownFallback, UnsupportedOnBackend,
-    UnsupportedPrecision, Workspace, place,
+    UnsupportedPrecision, Workspace, index_of, place,
 };
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;

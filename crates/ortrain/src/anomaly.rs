@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_ops::passes::updates::writes_state;
-use ortrain_program::{Backend, Delivered, Entry, Given, Memory, Scalars, Workspace};
+use ortrain_program::{Backend, Delivered, Entry, Given, Memory, Scalars, Workspace, index_of};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Result;
@@ -140,24 +140,9 @@ impl Found {
     /// As a part of a report.
     fn report(self, tensor: &str, dims: &[usize]) -> Option<NotFinite> {
         let (at, value) = self.worst()?;
-        let (tensor, index) = (tensor.to_owned(), place(at, dims));
+        let (tensor, index) = (tensor.to_owned(), index_of(at, dims));
         Some(NotFinite { node: None, backward: false, tensor, index, value })
     }
-}
-
-/// The index of an element of a tensor in the order of rows.
-fn place(mut at: usize, dims: &[usize]) -> Vec<usize> {
-    let mut index: Vec<usize> = dims
-        .iter()
-        .rev()
-        .map(|&size| {
-            let rest = at % size.max(1);
-            at /= size.max(1);
-            rest
-        })
-        .collect();
-    index.reverse();
-    index
 }
 
 /// The bytes of a result.

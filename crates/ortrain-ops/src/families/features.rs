@@ -25,7 +25,7 @@ use crate::rewrite::Rewrite;
 /// The domain of the operators of classical machine learning.
 pub(crate) const DOMAIN: &str = "ai.onnx.ml";
 
-/// Whether the type of what a node makes may be declared in a message that did not declare it.
+/// True where the type of a node's results may be declared in a message that did not declare it.
 #[must_use]
 pub fn may_declare(node: &NodeProto) -> bool {
     node.domain != DOMAIN
@@ -172,7 +172,7 @@ fn build_normalizer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 /// Numbers in the place of those that are missing.
 struct Imputer(Attrs);
 
-/// What is put in, and in the place of what: floats or integers, as the input is.
+/// The replacement and the value that it replaces: floats or integers, as the input is.
 fn imputed(attrs: &Attrs, dtype: DType) -> Result<(Tensor, f64), OpError> {
     let needed =
         |name: &str| OpError::invalid(format!("it has no {name}, which inputs of type {dtype} need"));
@@ -417,7 +417,7 @@ mod tests {
         Failure, assert_close, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
     };
 
-    /// What an operator makes of one tensor.
+    /// The result of an operator on one tensor.
     fn made(op: &str, x: &Tensor, attrs: &Attrs) -> Tensor {
         run_node((DOMAIN, op), &[Some(x)], 1, attrs.clone()).expect("it runs").remove(0)
     }

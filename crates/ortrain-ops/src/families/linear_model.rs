@@ -25,10 +25,10 @@ pub(crate) const CLASSIFIER: &str = "LinearClassifier";
 /// The name of the regressor.
 pub(crate) const REGRESSOR: &str = "LinearRegressor";
 
-/// What counts as 0 for `SOFTMAX_ZERO`.
+/// The magnitude below which a score is 0 for `SOFTMAX_ZERO`.
 const NEXT_TO_ZERO: f64 = 1e-7;
 
-/// What becomes of the scores.
+/// The function that is applied to the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostTransform {
     None,
@@ -43,9 +43,9 @@ pub(crate) struct Linear {
     /// A row for each score.
     pub(crate) coefficients: Vec<f32>,
     pub(crate) intercepts: Vec<f32>,
-    /// How many scores there are.
+    /// The number of scores.
     pub(crate) rows: usize,
-    /// How many labels there are; none for a regressor.
+    /// The labels of the classes; none for a regressor.
     labels: Option<Labels>,
     pub(crate) post_transform: PostTransform,
 }
@@ -129,7 +129,7 @@ impl Linear {
         self.coefficients.len() / self.rows
     }
 
-    /// Whether one score stands for two classes.
+    /// True where one score stands for two classes.
     fn is_binary(&self) -> bool {
         self.rows == 1 && self.labels.as_ref().is_some_and(|labels| labels.len() == 2)
     }
@@ -190,7 +190,7 @@ fn scores(rw: &mut Rewrite<'_>, linear: &Linear) -> Result<ValueId, OpError> {
     Ok(scores)
 }
 
-/// What the scores become.
+/// The scores after `post_transform`.
 fn transformed(rw: &mut Rewrite<'_>, linear: &Linear, scores: ValueId) -> ValueId {
     let along = || Attrs::new().with("axis", 1i64);
     if linear.is_binary() {

@@ -24,7 +24,7 @@ pub fn written(graph: &Graph) -> Vec<ValueId> {
     graph.inputs.iter().copied().filter(|id| seen.contains(id)).collect()
 }
 
-/// Whether a node writes to inputs of its graph.
+/// True for a node that writes to inputs of its graph.
 #[must_use]
 pub fn writes_state(graph: &Graph, node: &Node) -> bool {
     build(graph, node).is_ok_and(|op| op.writes_state())
