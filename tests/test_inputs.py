@@ -174,3 +174,29 @@ def test_limits_that_help(training: bool, folder: Path) -> None:
     fixed = int(re.findall(r"\((\d+) parameters and gradients", str(error.value))[0])
     with pytest.raises(ortrain.MemoryLimitError, match=r"\d+ is enough; within the limit not even a batch of 1 fits$"):
         step(limited(fixed + 64), 8)
+
+
+def test_limits_that_help_a_session(folder: Path) -> None:
+    """An inference session names a limit that is enough and a batch that fits, as a training step does."""
+
+    def limited(limit: int) -> ortrain.InferenceSession:
+        options = ortrain.SessionOptions()
+        options.memory_limit = limit
+        return ortrain.InferenceSession(folder / "eval_model.onnx", options)
+
+    def run(session: ortrain.InferenceSession, rows: int) -> None:
+        given = {"x": np.zeros((rows, 64), np.float32), "labels": np.zeros(rows, np.int64)}
+        session.run(None, {**given, **weights})
+
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    weights = {name: np.asarray(parameter) for name, parameter in state.parameters}
+    tight = limited(200_000)
+    with pytest.raises(ortrain.MemoryLimitError) as error:
+        run(tight, 1000)
+    found = re.search(r"; memory_limit = (\d+) is enough; within the limit a batch of (\d+) fits$", str(error.value))
+    assert found is not None, str(error.value)
+    enough, rows = map(int, found.groups())
+    run(limited(enough), 1000)
+    run(tight, rows)
+    with pytest.raises(ortrain.MemoryLimitError):
+        run(tight, rows + 1)

@@ -112,7 +112,7 @@ pub enum Error {
         /// How many classes there are.
         classes: i64,
     },
-    /// A step would take more memory than it may; nothing was allocated.
+    /// A step or a run would take more memory than it may; nothing was allocated.
     #[error("{}; {help}", .over.describe())]
     StepOverLimit {
         /// What it would take.

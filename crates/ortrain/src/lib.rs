@@ -87,6 +87,7 @@ mod operators;
 mod optimizer;
 mod origins;
 mod outputs;
+mod over_limit;
 mod profile;
 mod report;
 mod runners;
@@ -507,11 +508,11 @@ pub use ortrain_program::MemoryNeed;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let batch = setup::batch();
 /// # let inputs = [ortrain::Given::from(&batch[0])];
-/// use ortrain::{Error, InferenceSession, RunError, SessionOptions};
+/// use ortrain::{Error, InferenceSession, SessionOptions};
 ///
 /// let options = SessionOptions::default().memory_limit(1000);
 /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
-/// let Err(Error::Run(RunError::OverLimit(over))) = session.run(&inputs, &mut |_, _, _, _| {}) else {
+/// let Err(Error::StepOverLimit { over, .. }) = session.run(&inputs, &mut |_, _, _, _| {}) else {
 ///     panic!("1000 bytes are not enough")
 /// };
 /// assert_eq!((over.limit, over.largest[0].label.as_str()), (1000, "hidden"));

@@ -24,16 +24,10 @@ use crate::outputs::{Fill, check_destinations};
 use crate::profile::{Collector, Products};
 use crate::runners::Runners;
 use crate::state::{Entry, PlaneLayout, StateLayout, zeroed};
-use crate::tail;
 use crate::{
     CheckpointState, Destination, Error, ModelSource, ParameterView, Profile, ProfileOptions, Result,
-    ValueInfo, default_backend, export, kind,
+    ValueInfo, default_backend, export, kind, over_limit, tail,
 };
-
-/// Limits that are tried to name one that is enough for a step: plans settle after a few.
-const LIMITS_TRIED: usize = 8;
-/// Bytes of a step above which it is not planned to name a limit: preparing kernels takes time by their sizes.
-const LARGEST_PLANNED: usize = 1 << 36;
 
 /// How a [`Module`] is made.
 ///
@@ -545,54 +539,10 @@ impl Module {
         Ok(())
     }
 
-    /// An error of a step; where the step takes more than the limit, it names a limit that is enough, and the largest batch
-    /// for the limit that there is.
+    /// An error of a step; where the step takes more than the limit, it says what would be enough.
     fn with_limit_that_fits(&self, error: Error, inputs: &[Given<'_>], training: bool) -> Error {
-        let phase = self.phase(training);
-        let (Error::Run(RunError::OverLimit(over)), Some(phase)) = (&error, phase) else { return error };
-        let plan = |work: &Workspace, batch: Option<usize>| {
-            let dims: Vec<Vec<usize>> = match batch {
-                Some(size) => phase.signature.with_batch(inputs, size),
-                None => inputs.iter().map(|value| value.dims.to_vec()).collect(),
-            };
-            let dims: Vec<&[usize]> = dims.iter().map(Vec::as_slice).collect();
-            phase.runners.planned(work, &dims)
-        };
-        let mut help = Vec::new();
-        // What a step takes depends on the limit: values are computed again, kernels do with less.
-        let mut enough = over.need.total();
-        for _ in 0..LIMITS_TRIED {
-            if enough > LARGEST_PLANNED {
-                break;
-            }
-            match plan(&Workspace::limited(Some(enough), held(&self.layout)), None) {
-                // What kernels use is known when they are prepared.
-                Ok((_, need)) if need.total() > enough => enough = need.total(),
-                Ok(_) => {
-                    help.push(format!("memory_limit = {enough} is enough"));
-                    break;
-                }
-                Err(Error::Run(RunError::OverLimit(next))) => enough = next.need.total().max(enough + 1),
-                Err(_) => break,
-            }
-        }
-        if let Some(batch) = phase.signature.batch(inputs) {
-            // The largest that fits is at least `least`, if any does, and less than `most`.
-            let (mut least, mut most) = (0, batch);
-            while over.need.held + over.need.constants < over.limit && most - least > 1 {
-                let size = least + (most - least) / 2;
-                let fits = plan(&self.work, Some(size)).is_ok_and(|(_, need)| need.total() <= over.limit);
-                if fits { least = size } else { most = size }
-            }
-            help.push(match least {
-                0 => "within the limit not even a batch of 1 fits".to_owned(),
-                size => format!("within the limit a batch of {size} fits"),
-            });
-        }
-        if help.is_empty() {
-            return error;
-        }
-        Error::StepOverLimit { over: over.clone(), help: help.join("; ") }
+        let Some(phase) = self.phase(training) else { return error };
+        over_limit::explained(error, &phase.runners, &phase.signature, &self.work, inputs)
     }
 
     /// A train step that is not counted yet.

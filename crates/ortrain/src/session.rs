@@ -17,7 +17,7 @@ use ortrain_program::{
 use crate::inputs::Signature;
 use crate::module::graph_to_run;
 use crate::runners::Runners;
-use crate::{Error, ModelSource, Result, ValueInfo, default_backend};
+use crate::{Error, ModelSource, Result, ValueInfo, default_backend, over_limit};
 
 /// How an [`InferenceSession`] is made.
 ///
@@ -415,7 +415,8 @@ impl InferenceSession {
         self.signature.check(inputs)?;
         let at = self.prepared(None, &[])?;
         let runners = &mut self.prepared[at].runners;
-        runners.run(&mut self.work, &[], Entry::Accumulate, Scalars::default(), inputs, deliver)
+        let run = runners.run(&mut self.work, &[], Entry::Accumulate, Scalars::default(), inputs, deliver);
+        run.map_err(|error| over_limit::explained(error, runners, &self.signature, &self.work, inputs))
     }
 
     /// Computes the outputs, or `only` those at these positions and nothing that they do not need, in this order.
@@ -459,7 +460,7 @@ impl InferenceSession {
         }
         let bound: Vec<&Memory> = planes.iter().collect();
         let mut delivered: Vec<Option<Tensor>> = vec![None; origins.len()];
-        runners.run(
+        let run = runners.run(
             &mut self.work,
             &bound,
             Entry::Accumulate,
@@ -470,7 +471,8 @@ impl InferenceSession {
                 value.copy_to(&mut bytes);
                 delivered[at] = Tensor::new(dtype, dims.to_vec(), bytes.into()).ok();
             },
-        )?;
+        );
+        run.map_err(|error| over_limit::explained(error, runners, &self.signature, &self.work, &tensors))?;
         let value = |origin: &Origin| match *origin {
             Origin::Delivered(at) => {
                 Value::Tensor(delivered[at].clone().expect("every output is delivered, whole"))

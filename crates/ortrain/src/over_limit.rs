@@ -1,0 +1,75 @@
+//! What helps when a run takes more than `memory_limit`: a limit that is enough, and the largest batch.
+
+use ortrain_program::{Given, RunError, Workspace};
+
+use crate::Error;
+use crate::inputs::Signature;
+use crate::runners::Runners;
+
+/// Limits that are tried to name one that is enough: plans settle after a few.
+const LIMITS_TRIED: usize = 8;
+/// Bytes of a run above which it is not planned to name a limit: preparing kernels takes time by their sizes.
+const LARGEST_PLANNED: usize = 1 << 36;
+
+/// An error of a run; where the run takes more than the limit of `work`, it names a limit that is enough, and the largest
+/// batch for the limit that there is. Of a run whose later parts are known only when the earlier parts have run, it names
+/// what is needed at least.
+pub(crate) fn explained(
+    error: Error,
+    runners: &Runners,
+    signature: &Signature,
+    work: &Workspace,
+    inputs: &[Given<'_>],
+) -> Error {
+    let Error::Run(RunError::OverLimit(over)) = &error else { return error };
+    let plan = |work: &Workspace, batch: Option<usize>| {
+        let dims: Vec<Vec<usize>> = match batch {
+            Some(size) => signature.with_batch(inputs, size),
+            None => inputs.iter().map(|value| value.dims.to_vec()).collect(),
+        };
+        let dims: Vec<&[usize]> = dims.iter().map(Vec::as_slice).collect();
+        runners.planned(work, &dims)
+    };
+    let with_help = |help: String| Error::StepOverLimit { over: over.clone(), help };
+    match runners.schedule(inputs) {
+        Ok(schedule) if schedule.single().is_none() => {
+            return with_help(format!("memory_limit must be at least {}", over.need.total()));
+        }
+        _ => {}
+    }
+    let mut help = Vec::new();
+    // What a run takes depends on the limit: values are computed again, kernels do with less.
+    let mut enough = over.need.total();
+    for _ in 0..LIMITS_TRIED {
+        if enough > LARGEST_PLANNED {
+            break;
+        }
+        match plan(&Workspace::limited(Some(enough), over.need.held), None) {
+            // What kernels use is known when they are prepared.
+            Ok((_, need)) if need.total() > enough => enough = need.total(),
+            Ok(_) => {
+                help.push(format!("memory_limit = {enough} is enough"));
+                break;
+            }
+            Err(Error::Run(RunError::OverLimit(next))) => enough = next.need.total().max(enough + 1),
+            Err(_) => break,
+        }
+    }
+    if let Some(batch) = signature.batch(inputs) {
+        // The largest that fits is at least `least`, if any does, and less than `most`.
+        let (mut least, mut most) = (0, batch);
+        while over.need.held + over.need.constants < over.limit && most - least > 1 {
+            let size = least + (most - least) / 2;
+            let fits = plan(work, Some(size)).is_ok_and(|(_, need)| need.total() <= over.limit);
+            if fits { least = size } else { most = size }
+        }
+        help.push(match least {
+            0 => "within the limit not even a batch of 1 fits".to_owned(),
+            size => format!("within the limit a batch of {size} fits"),
+        });
+    }
+    if help.is_empty() {
+        return error;
+    }
+    with_help(help.join("; "))
+}
