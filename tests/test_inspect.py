@@ -234,6 +234,16 @@ def test_parameters_of_artifacts(files: Path) -> None:
     }
 
 
+def test_parameters_of_any_declared_size(files: Path, tmp_path: Path) -> None:
+    """The shapes of parameters that a training model declares are numbers of a stranger: their product may be too large."""
+    model = onnx.load(files / "eval_model.onnx")
+    weight = next(info for info in model.graph.input if info.name.endswith(".weight"))
+    for axis in weight.type.tensor_type.shape.dim:
+        axis.dim_value = 1 << 40
+    onnx.save(model, tmp_path / "eval_model.onnx")
+    assert "18,446,744,073,709,551,615 elements" in str(ortrain.inspect(tmp_path / "eval_model.onnx"))
+
+
 @pytest.mark.parametrize(
     "arguments", [{"batch_size": 8}, {"shapes": {"x": [8, 1, 28, 28]}}, {"loss_input_names": ["x"]}]
 )

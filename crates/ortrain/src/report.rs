@@ -54,7 +54,9 @@ impl fmt::Display for Inspection {
                 continue;
             }
             let sum = |size: &dyn Fn(&ParameterInfo, usize) -> usize| {
-                let of = |info: &&ParameterInfo| size(info, info.dims.iter().product());
+                // Shapes that a file declares may be of any size.
+                let elements = |info: &ParameterInfo| info.dims.iter().copied().fold(1, usize::saturating_mul);
+                let of = |info: &&ParameterInfo| size(info, elements(info));
                 found.iter().map(of).fold(0, usize::saturating_add)
             };
             let elements = sum(&|_, elements| elements);
