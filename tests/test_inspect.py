@@ -235,7 +235,7 @@ def test_parameters_of_artifacts(files: Path) -> None:
 
 
 def test_parameters_of_any_declared_size(files: Path, tmp_path: Path) -> None:
-    """The shapes of parameters that a training model declares are numbers of a stranger: their product may be too large."""
+    """Shapes that a training model declares are a stranger's numbers: their product may be too large."""
     model = onnx.load(files / "eval_model.onnx")
     weight = next(info for info in model.graph.input if info.name.endswith(".weight"))
     for axis in weight.type.tensor_type.shape.dim:

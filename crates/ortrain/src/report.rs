@@ -55,7 +55,8 @@ impl fmt::Display for Inspection {
             }
             let sum = |size: &dyn Fn(&ParameterInfo, usize) -> usize| {
                 // Shapes that a file declares may be of any size.
-                let elements = |info: &ParameterInfo| info.dims.iter().copied().fold(1, usize::saturating_mul);
+                let elements =
+                    |info: &ParameterInfo| info.dims.iter().copied().fold(1, usize::saturating_mul);
                 let of = |info: &&ParameterInfo| size(info, elements(info));
                 found.iter().map(of).fold(0, usize::saturating_add)
             };
