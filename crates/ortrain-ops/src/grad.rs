@@ -1,9 +1,10 @@
 //! What an operator sees when it is differentiated.
 
 use ortrain_expr::Expr;
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
+use crate::broadcast::{self, ShapedEmit};
 use crate::spell::{Emit, spell};
 
 /// One node while the gradient graph is built. New nodes go behind the forward nodes.
@@ -213,46 +214,21 @@ impl Grad<'_> {
     /// # Errors
     /// When the element type is not known.
     pub fn sum_to(&mut self, gradient: ValueId, input: ValueId, output: ValueId) -> Result<ValueId, OpError> {
-        if let (Some(from), Some(to)) = (self.shape(output).cloned(), self.shape(input).cloned()) {
-            let lead = from.rank().checked_sub(to.rank()).ok_or_else(|| {
-                OpError::invalid(format!("a value of shape {to} cannot be broadcast to the declared {from}"))
-            })?;
-            let certain = (0..to.rank()).all(|axis| {
-                let (small, large) = (&to[axis], &from[axis + lead]);
-                small == large || small.is_one() || matches!(small, Dim::Known(_))
-            });
-            if certain {
-                let axes: Vec<i64> = (0..from.rank())
-                    .filter(|&axis| axis < lead || (to[axis - lead].is_one() && !from[axis].is_one()))
-                    .map(|axis| axis as i64)
-                    .collect();
-                if axes.is_empty() {
-                    return Ok(gradient);
-                }
-                // Only leading axes: they can be dropped in the same go.
-                let only_lead = axes.iter().all(|&axis| (axis as usize) < lead) && axes.len() == lead;
-                let axes = self.ints("axes", &axes);
-                let attrs = Attrs::new().with("keepdims", i64::from(!only_lead));
-                let summed = self.add("ReduceSum", &[gradient, axes], attrs);
-                if only_lead || lead == 0 {
-                    return Ok(summed);
-                }
-                let shape = self.shape_of(input);
-                return Ok(self.add("Reshape", &[summed, shape], Attrs::new()));
-            }
-        }
-        let large = self.add("Shape", &[output], Attrs::new());
-        let small = self.add("Shape", &[input], Attrs::new());
-        let axes = self.add_node(
-            "com.microsoft",
-            "BroadcastGradientArgs",
-            &[Some(small), Some(large)],
-            1,
-            Attrs::new(),
-        )[0];
-        let attrs = Attrs::new().with("noop_with_empty_axes", 1i64).with("keepdims", 1i64);
-        let summed = self.add_in("com.microsoft", "ReduceSumTraining", &[gradient, axes], attrs);
-        Ok(self.add("Reshape", &[summed, small], Attrs::new()))
+        broadcast::sum_to(self, gradient, input, output)
+    }
+}
+
+impl ShapedEmit for Grad<'_> {
+    fn shape_known(&self, value: ValueId) -> Option<Shape> {
+        self.shape(value).cloned()
+    }
+
+    fn emit_microsoft(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+        self.add_in("com.microsoft", op, inputs, attrs)
+    }
+
+    fn emit_ints(&mut self, name: &str, values: &[i64]) -> ValueId {
+        self.ints(name, values)
     }
 }
 

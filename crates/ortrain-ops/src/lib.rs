@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod axis_map;
+mod broadcast;
 mod error;
 pub mod families;
 mod grad;

@@ -311,11 +311,17 @@ impl Definition {
         self
     }
 
+    /// As an operator that runs as its decomposition, but has a gradient of its own.
+    #[must_use]
+    pub const fn runs_as(mut self, rewrite: RewriteFn) -> Definition {
+        self.has_instructions = false;
+        self.decompose(rewrite)
+    }
+
     /// As nothing but a decomposition: gradient, lowering and every backend follow.
     #[must_use]
-    pub const fn composition(mut self, rewrite: RewriteFn) -> Definition {
-        self.has_instructions = false;
-        self.differentiated_as(rewrite)
+    pub const fn composition(self, rewrite: RewriteFn) -> Definition {
+        self.runs_as(rewrite).differentiated_as(rewrite)
     }
 
     /// With a decomposition that every node is differentiated as, whereas it runs as instructions of its own.

@@ -3,6 +3,8 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Patch, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::broadcast::{self, ShapedEmit};
+use crate::spell::Emit;
 
 /// A node that is to be written in other words: the replacement is collected in a patch.
 pub struct Rewrite<'a> {
@@ -139,6 +141,14 @@ impl<'a> Rewrite<'a> {
         self.patch.node_with_outputs(domain, op, inputs, outputs, attrs)
     }
 
+    /// `value`, which has the shape of `output`, summed over the axes along which `input` was broadcast to it.
+    ///
+    /// # Errors
+    /// When the declared shapes do not broadcast.
+    pub fn sum_to(&mut self, value: ValueId, input: ValueId, output: ValueId) -> Result<ValueId, OpError> {
+        broadcast::sum_to(self, value, input, output)
+    }
+
     /// The nodes' patch, for helpers that work on patches.
     pub fn patch(&mut self) -> (&Graph, &mut Patch) {
         (self.graph, &mut self.patch)
@@ -164,6 +174,31 @@ impl<'a> Rewrite<'a> {
         let mut node = Node::new(domain, op, inputs, &self.node.outputs, attrs);
         node.name = self.node.name.clone();
         self.patch.push(node);
+    }
+}
+
+impl Emit for Rewrite<'_> {
+    fn emit(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> ValueId {
+        self.patch().1.emit(op, inputs, attrs)
+    }
+
+    fn emit_constant(&mut self, tensor: Tensor) -> ValueId {
+        self.patch().1.emit_constant(tensor)
+    }
+}
+
+impl ShapedEmit for Rewrite<'_> {
+    fn shape_known(&self, value: ValueId) -> Option<Shape> {
+        self.shape(value).cloned()
+    }
+
+    fn emit_microsoft(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        self.add_node("com.microsoft", op, &inputs, 1, attrs)[0]
+    }
+
+    fn emit_ints(&mut self, name: &str, values: &[i64]) -> ValueId {
+        self.ints(name, values)
     }
 }
 

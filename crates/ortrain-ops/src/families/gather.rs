@@ -1,12 +1,13 @@
 //! Rows taken by their indices, and added back.
 //!
 //! Sources: ONNX Gather-1, 11, 13; `GatherGrad` of `com.microsoft` (inputs are the shape of what was gathered from, the
-//! indices, and the gradient of the rows; equal indices add up). Negative indices count from the end; any other index
+//! indices, and the gradient of the rows; equal indices add up) and `ShrunkenGather` (a Gather of no more rows than there
+//! are). Negative indices count from the end; any other index
 //! outside fails the run and nothing is committed. Narrow floats are summed in float32. What other gathers and scatters
 //! share with these stands here as well.
 
 use ortrain_expr::{Builder, CompareOp, Reg, Type};
-use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::{BufferId, ScatterAdd, Step};
 
 use crate::OpError;
@@ -366,12 +367,23 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// `ShrunkenGather`, which promises that no more rows come out than went in, as Gather.
+fn decompose_shrunken(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let inputs = rw.node().inputs.to_vec();
+    rw.renamed("", "Gather", &inputs, rw.attrs().clone());
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Gather { axis: node.attrs.int("axis")?.unwrap_or(0) }))
+}
+
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Gather", &[1, 11, 13], |_, node| {
-            Ok(Box::new(Gather { axis: node.attrs.int("axis")?.unwrap_or(0) }))
-        })
-        .weights(&[0]),
+        Definition::new("", "Gather", &[1, 11, 13], build).weights(&[0]),
+        Definition::new("com.microsoft", "ShrunkenGather", &[1], build)
+            .composition(decompose_shrunken)
+            .weights(&[0]),
         Definition::new("com.microsoft", "GatherGrad", &[1], |_, node| {
             Ok(Box::new(GatherGrad { axis: node.attrs.int("axis")?.unwrap_or(0) }))
         })
@@ -519,6 +531,21 @@ mod tests {
             add(&mut graph, GRAD, "y", &[Some(shape), Some(ids[0]), Some(ids[1])], 1, axis(k));
             crate::passes::infer::infer(&mut graph).expect("it is right");
             check_decomposition(&graph, &[Tensor::i64(&[2, 2], &[1, -1, 0, 1]), g], 1e-12);
+        }
+    }
+
+    #[test]
+    fn a_gather_of_fewer_rows() {
+        let (x, indices) = (spread(&[4, 3], 1), Tensor::i64(&[2], &[2, -2]));
+        let ports = [Some(&x), Some(&indices)];
+        let op = ("com.microsoft", "ShrunkenGather");
+        for axis in [axis(0), axis(1)] {
+            let want = run_node(GATHER, &ports, 1, axis.clone()).expect("it runs");
+            assert_eq!(run_node(op, &ports, 1, axis.clone()).expect("it runs"), want);
+            let graph = one_node(NEWEST, op, &ports, 1, axis).expect("valid");
+            let given = [x.clone(), indices.clone()];
+            check_gradients(&graph, &given, &[0], &[0]);
+            check_decomposition(&graph, &given, 0.0);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Normalization of everything from an axis on: `LayerNormalization`, `RMSNormalization` and ONNX Runtime's older name
-//! of it, `SimplifiedLayerNormalization`, and what training graphs hold, `LayerNormalizationGrad` and
-//! `SimplifiedLayerNormalizationGrad`.
+//! of it, `SimplifiedLayerNormalization`, and what training graphs hold, `LayerNormalizationGrad`,
+//! `SimplifiedLayerNormalizationGrad` and `InvertibleLayerNormalizationGrad`.
 //!
 //! Sources: ONNX LayerNormalization-17 (<https://onnx.ai/onnx/operators/onnx__LayerNormalization.html>) and
 //! RMSNormalization-23 (<https://onnx.ai/onnx/operators/onnx__RMSNormalization.html>); ONNX Runtime's
@@ -33,6 +33,7 @@ const RMS: &str = "RMSNormalization";
 const SIMPLIFIED: &str = "SimplifiedLayerNormalization";
 const LAYER_GRAD: &str = "LayerNormalizationGrad";
 const SIMPLIFIED_GRAD: &str = "SimplifiedLayerNormalizationGrad";
+const INVERTIBLE_GRAD: &str = "InvertibleLayerNormalizationGrad";
 
 /// Which of the operators.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,6 +86,10 @@ struct LayerNormGrad {
     axis: i64,
     centred: bool,
 }
+
+/// The same from the result of the normalization in place of `X`, and the bias in place of the mean: a training graph that
+/// does not keep `X`. It is a composition.
+struct InvertibleLayerNormGrad(LayerNormGrad);
 
 /// The axes that are normalized, from the front where the rank is known.
 fn axes_of(axis: i64, rank: Option<usize>) -> Result<Vec<i64>, OpError> {
@@ -349,8 +354,9 @@ impl LayerNormGrad {
     }
 }
 
-impl Op for LayerNormGrad {
-    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+impl LayerNormGrad {
+    /// Checks types and shapes; input 3 is the mean, or the bias of a normalization whose result is input 1.
+    fn check(&self, cx: &mut Infer<'_>, has_bias: bool) -> Result<(), OpError> {
         let (mean, inverse) = self.statistics();
         cx.arity(inverse + 1, inverse + 1, if self.centred { 3 } else { 2 })?;
         for k in 0..=inverse {
@@ -368,7 +374,7 @@ impl Op for LayerNormGrad {
         }
         if let Some(x) = cx.shape(1) {
             let wanted = reduced(x, normalize_axis(self.axis, x.rank())?);
-            for k in mean.into_iter().chain([inverse]) {
+            for k in mean.filter(|_| !has_bias).into_iter().chain([inverse]) {
                 if let Some(found) = cx.shape(k)
                     && differ(found, &wanted)
                 {
@@ -379,11 +385,26 @@ impl Op for LayerNormGrad {
             }
         }
         check_broadcasts(cx, 2, 1)?;
+        if has_bias {
+            check_broadcasts(cx, 3, 1)?;
+        }
         cx.output(0, dtype, cx.shape(1).or(cx.shape(0)).cloned());
         for k in 1..3 {
             cx.output(k, cx.dtype(2)?, cx.shape(2).cloned());
         }
         Ok(())
+    }
+}
+
+impl Op for InvertibleLayerNormGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        self.0.check(cx, true)
+    }
+}
+
+impl Op for LayerNormGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        self.check(cx, false)
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
@@ -502,6 +523,10 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(LayerNormGrad { axis: axis_of(node)?, centred: &*node.op == LAYER_GRAD }))
 }
 
+fn build_invertible(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(InvertibleLayerNormGrad(LayerNormGrad { axis: axis_of(node)?, centred: true })))
+}
+
 /// Before opset 17 (23 for the one without a mean) it is written as what it is made of.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let since = if Kind::of(rw.node()) == Kind::Rms { 23 } else { 17 };
@@ -553,8 +578,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 /// The gradient operators in operators of `ai.onnx`.
 fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let [g, x, scale] = [rw.required(0)?, rw.required(1)?, rw.required(2)?];
-    let centred = &*rw.node().op == LAYER_GRAD;
-    let mean = if centred { Some(rw.required(3)?) } else { None };
+    let invertible = &*rw.node().op == INVERTIBLE_GRAD;
+    let centred = invertible || &*rw.node().op == LAYER_GRAD;
+    let third = if centred { Some(rw.required(3)?) } else { None };
     let inverse = rw.required(if centred { 4 } else { 3 })?;
     let (narrow, scale_dtype) = (dtype_of(rw, x)?, dtype_of(rw, scale)?);
     let dtype = wide(narrow);
@@ -567,14 +593,18 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         widened(rw, scale, dtype)?,
         widened(rw, inverse, dtype)?,
     ];
-    let centred = match mean {
-        Some(mean) => {
-            let mean = widened(rw, mean, dtype)?;
-            rw.add("Sub", &[data, mean], none())
+    // The mean, or the bias of a result.
+    let shifted = match third {
+        Some(third) => {
+            let third = widened(rw, third, dtype)?;
+            rw.add("Sub", &[data, third], none())
         }
         None => data,
     };
-    let normal = rw.add("Mul", &[centred, inverse], none());
+    let normal = match invertible {
+        true => rw.add("Div", &[shifted, wide_scale], none()),
+        false => rw.add("Mul", &[shifted, inverse], none()),
+    };
     if rw.has_output(0) {
         let axes = rw.ints("axes", &axes);
         let scaled = rw.add("Mul", &[wide_g, wide_scale], none());
@@ -582,7 +612,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let slope = rw.add("ReduceMean", &[product, axes], none());
         let along = rw.add("Mul", &[normal, slope], none());
         let mut rest = rw.add("Sub", &[scaled, along], none());
-        if mean.is_some() {
+        if centred {
             let share = rw.add("ReduceMean", &[scaled, axes], none());
             rest = rw.add("Sub", &[rest, share], none());
         }
@@ -646,7 +676,9 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", RMS, &[23], build).decompose(decompose).downgrade(downgrade).weights(&[1]),
         Definition::new("", SIMPLIFIED, &[1], build).decompose(decompose).extension().weights(&[1]),
     ];
-    forward.into_iter().chain(gradients).collect()
+    let invertible =
+        Definition::new(MICROSOFT, INVERTIBLE_GRAD, &[1], build_invertible).composition(decompose_grad);
+    forward.into_iter().chain(gradients).chain([invertible]).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! The cross-entropy of scores and class labels, and its gradient. (The negative logarithm of likelihoods is in
-//! `loss/likelihood.rs`.)
+//! `loss/likelihood.rs`, operators with a class in every row along the last axis in `loss/rows.rs`.)
 //!
 //! Sources: ONNX SoftmaxCrossEntropyLoss-12, 13; `SoftmaxCrossEntropyLossGrad`, `SoftmaxCrossEntropyLossInternal` and
 //! `SoftmaxCrossEntropyLossInternalGrad` of `com.microsoft` (the latter two take `ignore_index` as an input).
@@ -22,6 +22,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
 mod likelihood;
+mod rows;
 
 /// What becomes of the losses of the samples.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -512,28 +513,19 @@ fn build_grad(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(LossGrad { entropy: Entropy::read(graph, node, internal, true)?, internal }))
 }
 
-/// The internal form as SoftmaxCrossEntropyLoss, where the label to ignore is known.
+/// The internal form as a logarithmic softmax and the loss of its results.
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let mut attrs = Attrs::new().with("reduction", Reduction::read(rw.attrs())?.name());
-    if let Some(id) = rw.input(3) {
-        let constant = rw.constant_of(id).and_then(Tensor::to_i64);
-        let Some(&[label]) = constant.as_deref() else {
-            return Err(OpError::unsupported(
-                "ignore_index is computed at run time, which ai.onnx cannot express",
-            ));
-        };
-        attrs = attrs.with("ignore_index", label);
+    let log_prob = rw.add("LogSoftmax", &[rw.required(0)?], Attrs::new().with("axis", 1i64));
+    if rw.has_output(0) {
+        let mut loss = likelihood::of_log_prob(rw, log_prob)?;
+        if let Some(to) = rw.attrs().int("output_type")?.filter(|&to| to != 0) {
+            loss = rw.add("Cast", &[loss], Attrs::new().with("to", to));
+        }
+        rw.output(0, loss);
     }
-    let (scores, labels) = (rw.required(0)?, rw.required(1)?);
-    let mut inputs = vec![Some(scores), Some(labels)];
-    inputs.extend(rw.input(2).map(Some));
-    let outputs = rw.add_node("", "SoftmaxCrossEntropyLoss", &inputs, 2, attrs);
-    let mut loss = outputs[0];
-    if let Some(to) = rw.attrs().int("output_type")?.filter(|&to| to != 0) {
-        loss = rw.add("Cast", &[loss], Attrs::new().with("to", to));
+    if rw.has_output(1) {
+        rw.output(1, log_prob);
     }
-    rw.output(0, loss);
-    rw.output(1, outputs[1]);
     Ok(())
 }
 
@@ -646,13 +638,13 @@ fn integer(dtype: DType, value: i64) -> Tensor {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     let microsoft = |name, build| Definition::new("com.microsoft", name, &[1], build);
-    vec![
+    let entropy = [
         Definition::new("", "SoftmaxCrossEntropyLoss", &[12, 13], build),
-        likelihood::definition(),
         microsoft("SoftmaxCrossEntropyLossInternal", build).decompose(decompose_internal),
         microsoft("SoftmaxCrossEntropyLossGrad", build_grad).differentiated_as(decompose_grad),
         microsoft("SoftmaxCrossEntropyLossInternalGrad", build_grad).differentiated_as(decompose_grad),
-    ]
+    ];
+    entropy.into_iter().chain(likelihood::definitions()).chain(rows::definitions()).collect()
 }
 
 #[cfg(test)]

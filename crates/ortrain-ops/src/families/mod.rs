@@ -20,9 +20,11 @@ mod depth_space;
 mod determinant;
 mod dft;
 mod diagonal;
+mod div_grad;
 pub(crate) mod dropout;
 mod einsum;
 pub(crate) mod elementwise;
+mod fake_quant;
 pub(crate) mod features;
 mod fused_activation;
 mod gather;
@@ -84,9 +86,11 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     determinant::definitions,
     dft::definitions,
     diagonal::definitions,
+    div_grad::definitions,
     dropout::definitions,
     einsum::definitions,
     elementwise::definitions,
+    fake_quant::definitions,
     features::definitions,
     fused_activation::definitions,
     gather::definitions,

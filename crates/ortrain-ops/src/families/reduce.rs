@@ -2,8 +2,8 @@
 //!
 //! ReduceSum-1, 11, 13, ReduceMean, ReduceProd, ReduceL1, ReduceL2, ReduceSumSquare-1, 11, 13, 18, ReduceLogSum,
 //! ReduceLogSumExp-1, 11, 13, 18, 28 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX;
-//! `ReduceSumTraining` (a sum whose axes may be computed) and `Scale` (a tensor times or divided by one number of any
-//! type) of `com.microsoft`. The axes are an attribute before opset 13 (sum) and 18 (the others) and an input from then
+//! `ReduceSumTraining` (a sum whose axes may be computed), `Scale` (a tensor times or divided by one number of any type)
+//! and `ReduceAllL2` (the norm of several tensors together) of `com.microsoft`. The axes are an attribute before opset 13 (sum) and 18 (the others) and an input from then
 //! on; `noop_with_empty_axes` came with the input. Narrow floats are summed in float32; integers wrap, and the mean of
 //! integers is truncated. Without elements the sum is 0, the mean NaN (0 for integers), and an extreme the other end of
 //! the type's range, infinity included. NaN is the extreme of everything. Elements that tie share the gradient of an
@@ -640,6 +640,46 @@ fn others(name: &'static str, since: &'static [i64], build: BuildFn) -> Definiti
     Definition::new("", name, since, build).upgrade(upgrade_others).downgrade(downgrade_others)
 }
 
+/// The L2 norm of all elements of several tensors of one float type together, a scalar of that type. It is a composition.
+struct ReduceAllL2;
+
+impl Op for ReduceAllL2 {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, usize::MAX, 1)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype(0..cx.node().inputs.len())?;
+        cx.output(0, dtype, Some(Shape::scalar()));
+        Ok(())
+    }
+}
+
+fn decompose_all_l2(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let dtype =
+        rw.dtype(rw.required(0)?).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
+    // The squares of narrow floats are summed as float32.
+    let computed = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let cast = |to: DType| Attrs::new().with("to", i64::from(to.to_onnx()));
+    let scalar = || Attrs::new().with("keepdims", 0i64);
+    let first = rw.ints("first", &[0]);
+    let mut norms = Vec::new();
+    for k in 0..rw.node().inputs.len() {
+        let mut x = rw.required(k)?;
+        if dtype != computed {
+            x = rw.add("Cast", &[x], cast(computed));
+        }
+        let norm = rw.add("ReduceL2", &[x], scalar());
+        norms.push(rw.add("Unsqueeze", &[norm, first], Attrs::new()));
+    }
+    // The norm of norms has a gradient where it is zero.
+    let norms = rw.add("Concat", &norms, Attrs::new().with("axis", 0i64));
+    let mut norm = rw.add("ReduceL2", &[norms], scalar());
+    if dtype != computed {
+        norm = rw.add("Cast", &[norm], cast(dtype));
+    }
+    rw.output(0, norm);
+    Ok(())
+}
+
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ReduceSum", &[1, 11, 13], build_sum).upgrade(upgrade).downgrade(downgrade_sum),
@@ -655,6 +695,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("com.microsoft", "ReduceSumTraining", &[1], build_sum)
             .differentiated_as(decompose_sum_training),
         Definition::new("com.microsoft", "Scale", &[1], build_scale).decompose(decompose_scale),
+        Definition::new("com.microsoft", "ReduceAllL2", &[1], |_, _| Ok(Box::new(ReduceAllL2)))
+            .composition(decompose_all_l2),
     ]
 }
 
@@ -1005,5 +1047,27 @@ mod tests {
         assert!(passes::versions::downgrade(&mut graph.clone(), 13).is_ok());
         let error = passes::versions::downgrade(&mut graph, 12).expect_err("refused");
         assert!(error.to_string().contains("axes is computed at run time"), "{error}");
+    }
+
+    #[test]
+    fn the_norm_of_several_tensors() {
+        let op = ("com.microsoft", "ReduceAllL2");
+        let inputs = [f64s(&[2], &[3.0, -4.0]), f64s(&[1, 1], &[12.0]), f64s(&[0], &[])];
+        let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+        let got = run_node(op, &ports, 1, Attrs::new()).expect("it runs");
+        assert_close(&got[0], &f64s(&[], &[13.0]), 0.0);
+        let given = [spread(&[2, 3], 1), spread(&[4], 2)];
+        let graph =
+            one_node(NEWEST, op, &[Some(&given[0]), Some(&given[1])], 1, Attrs::new()).expect("valid");
+        check_gradients(&graph, &given, &[0, 1], &[0]);
+        check_decomposition(&graph, &given, 1e-12);
+        let zeros = [f64s(&[2], &[0.0; 2])];
+        let graph = one_node(NEWEST, op, &[Some(&zeros[0])], 1, Attrs::new()).expect("valid");
+        let backward = gradient_graph(&graph, &[Some(f64s(&[], &[1.0]))], &[0]);
+        assert_eq!(run(&backward, &zeros).expect("it runs")[0].to_f64(), [0.0, 0.0]);
+        // A norm that float16 can hold, of squares that it cannot.
+        let narrow = crate::testing::typed(&f64s(&[2], &[300.0, 400.0]), DType::F16);
+        let got = run_node(op, &[Some(&narrow)], 1, Attrs::new()).expect("it runs");
+        assert_eq!(got[0].to_f64(), [500.0]);
     }
 }

@@ -380,3 +380,32 @@ fn what_does_not_fit_is_refused() {
     let error = one_node(NEWEST, ("", LAYER), &[Some(&x), Some(&scale)], 1, none()).expect_err("two types");
     assert!(error.to_string().contains("insert a Cast"), "{error}");
 }
+
+#[test]
+fn the_gradient_of_what_is_not_kept() {
+    for (dims, axis) in SHAPES {
+        let given = inputs(LAYER, dims, axis, 3);
+        let ports: Vec<Option<&Tensor>> = given.iter().map(Some).collect();
+        let results = run_node(("", LAYER), &ports, 3, attrs(axis)).expect("it runs");
+        let [y, mean, inverse] = &results[..] else { panic!("three results") };
+        let (g, scale, bias) = (spread(dims, 9), &given[1], &given[2]);
+        let kept = [&g, &given[0], scale, mean, inverse].map(Some);
+        let want = run_node((MICROSOFT, LAYER_GRAD), &kept, 3, attrs(axis)).expect("it runs");
+        let own = [&g, y, scale, bias, inverse].map(Some);
+        let got = run_node((MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("it runs");
+        for (got, want) in got.iter().zip(&want) {
+            // The division by the scale costs digits where it is small.
+            assert_close(got, want, 1e-5);
+        }
+        let graph = one_node(NEWEST, (MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("valid");
+        let own: Vec<Tensor> = own.into_iter().flatten().cloned().collect();
+        check_decomposition(&graph, &own, 1e-12);
+    }
+    let (x, row) = (spread(&[2, 3], 1), spread(&[3], 2));
+    let statistics = spread(&[2, 1], 3);
+    let ports = [Some(&x), Some(&x), Some(&row), Some(&statistics), Some(&row)];
+    let failure = run_node((MICROSOFT, INVERTIBLE_GRAD), &ports, 3, attrs(-1)).expect_err("refused");
+    let crate::testing::Failure::Prepare(error) = failure else { panic!("prepared") };
+    let message = "input 4 has shape [3], but [2, 1] is needed";
+    assert!(error.to_string().contains(message), "{error}");
+}

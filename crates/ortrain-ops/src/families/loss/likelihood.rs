@@ -2,25 +2,27 @@
 //!
 //! NegativeLogLikelihoodLoss-12, 13, 22 of ONNX (<https://onnx.ai/onnx/operators/onnx__NegativeLogLikelihoodLoss.html>):
 //! minus the input at the label of each sample, with weights, `ignore_index` and reductions as those of the cross-entropy.
-//! Its gradient goes to these elements.
+//! Its gradient goes to these elements. `NegativeLogLikelihoodLossInternal` and `NegativeLogLikelihoodLossInternal2` of
+//! `com.microsoft` take `ignore_index` as an input.
 
 use ortrain_expr::Reg;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
-use super::{Entropy, Ignore, Reduction, losses_buffer, total};
+use super::{Entropy, Ignore, Reduction, integer, losses_buffer, total};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder, around};
 use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
 
 struct Likelihood {
     entropy: Entropy,
 }
 
-impl Op for Likelihood {
-    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        cx.arity(2, 3, 1)?;
+impl Likelihood {
+    fn check(&self, cx: &mut Infer<'_>, inputs: usize) -> Result<(), OpError> {
+        cx.arity(2, inputs, 1)?;
         let (dtype, samples) = self.entropy.check(cx)?;
         let loss = match self.entropy.reduction {
             Reduction::None => samples,
@@ -28,6 +30,12 @@ impl Op for Likelihood {
         };
         cx.output(0, dtype, loss);
         Ok(())
+    }
+}
+
+impl Op for Likelihood {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        self.check(cx, 3)
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
@@ -151,8 +159,84 @@ fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Likelihood { entropy: Entropy::read(graph, node, false, false)? }))
 }
 
-pub(super) fn definition() -> Definition {
-    Definition::new("", "NegativeLogLikelihoodLoss", &[12, 13, 22], build)
+/// The form that takes `ignore_index` as an input, which is all that it checks: it is a composition.
+struct Internal(Likelihood);
+
+impl Op for Internal {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        self.0.check(cx, 4)
+    }
+}
+
+fn build_internal(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Internal(Likelihood { entropy: Entropy::read(graph, node, true, false)? })))
+}
+
+fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let loss = of_log_prob(rw, rw.required(0)?)?;
+    rw.output(0, loss);
+    Ok(())
+}
+
+/// The loss of a node with labels, weights and perhaps the label to ignore as inputs 1 to 3.
+pub(super) fn of_log_prob(rw: &mut Rewrite<'_>, log_prob: ValueId) -> Result<ValueId, OpError> {
+    const LOSS: &str = "NegativeLogLikelihoodLoss";
+    let (labels, weights) = (rw.required(1)?, rw.input(2));
+    let reduction = Reduction::read(rw.attrs())?;
+    let loss_of = |rw: &mut Rewrite<'_>, labels: ValueId, attrs: Attrs| {
+        let inputs: Vec<Option<ValueId>> = [log_prob, labels].into_iter().chain(weights).map(Some).collect();
+        rw.add_node("", LOSS, &inputs, 1, attrs)[0]
+    };
+    let reduced = |reduction: Reduction| Attrs::new().with("reduction", reduction.name());
+    let Some(ignore) = rw.input(3) else {
+        return Ok(loss_of(rw, labels, reduced(reduction)));
+    };
+    if let Some(&[label]) = rw.constant_of(ignore).and_then(Tensor::to_i64).as_deref() {
+        return Ok(loss_of(rw, labels, reduced(reduction).with("ignore_index", label)));
+    }
+    // A label that is computed: its samples are taken as some of the first class, and do not count afterwards.
+    let types = rw.dtype(log_prob).zip(rw.dtype(labels));
+    let (dtype, label_type) =
+        types.ok_or_else(|| OpError::invalid("the types of its inputs are not known"))?;
+    let cast = |rw: &mut Rewrite<'_>, value: ValueId, to: DType| {
+        rw.add("Cast", &[value], Attrs::new().with("to", i64::from(to.to_onnx())))
+    };
+    let scalar = rw.ints("scalar", &[]);
+    let ignore = rw.add("Reshape", &[ignore, scalar], Attrs::new());
+    let ignore = cast(rw, ignore, label_type);
+    let ignored = rw.add("Equal", &[labels, ignore], Attrs::new());
+    let first = rw.constant("first", integer(label_type, 0));
+    let safe = rw.add("Where", &[ignored, first, labels], Attrs::new());
+    let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+    let each = loss_of(rw, safe, reduced(Reduction::None));
+    let each = rw.add("Where", &[ignored, zero, each], Attrs::new());
+    if reduction == Reduction::None {
+        return Ok(each);
+    }
+    let whole = || Attrs::new().with("keepdims", 0i64);
+    let sum = rw.add("ReduceSum", &[each], whole());
+    if reduction == Reduction::Sum {
+        return Ok(sum);
+    }
+    let weight = match weights {
+        Some(weights) => {
+            let weights = cast(rw, weights, dtype);
+            rw.add("Gather", &[weights, safe], Attrs::new().with("axis", 0i64))
+        }
+        None => rw.constant("one", Tensor::scalar(dtype, 1.0)),
+    };
+    let weight = rw.add("Where", &[ignored, zero, weight], Attrs::new());
+    let count = rw.add("ReduceSum", &[weight], whole());
+    Ok(rw.add("Div", &[sum, count], Attrs::new()))
+}
+
+pub(super) fn definitions() -> Vec<Definition> {
+    let internal = ["NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2"].map(|name| {
+        Definition::new("com.microsoft", name, &[1], build_internal).composition(decompose_internal)
+    });
+    let mut all = vec![Definition::new("", "NegativeLogLikelihoodLoss", &[12, 13, 22], build)];
+    all.extend(internal);
+    all
 }
 
 #[cfg(test)]
@@ -250,5 +334,37 @@ mod tests {
             graph.value_mut(id).ty = ortrain_graph::ValueType::Tensor(dtype, Some(shape));
         }
         check_gradients(&graph, &inputs, &[0], &[0]);
+    }
+
+    /// The label to ignore is an input: as the attribute says it, and its gradient by central differences.
+    #[test]
+    fn a_label_to_ignore_that_is_computed() {
+        let x = spread(&[3, 4, 2], 1);
+        let labels = Tensor::i64(&[3, 2], &[1, 0, 3, 2, 2, 1]);
+        let (weights, ignore) = (spread(&[4], 2), Tensor::i64(&[1], &[2]));
+        for name in ["NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2"] {
+            for reduction in ["none", "sum", "mean"] {
+                for weights in [None, Some(&weights)] {
+                    let ports = [Some(&x), Some(&labels), weights];
+                    let want = run_node(LOSS, &ports, 1, attrs(reduction, Some(2))).expect("it runs");
+                    let ports = [Some(&x), Some(&labels), weights, Some(&ignore)];
+                    let op = ("com.microsoft", name);
+                    let got = run_node(op, &ports, 1, attrs(reduction, None)).expect("it runs");
+                    assert_close(&got[0], &want[0], 1e-12);
+                    let given: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
+                    let graph = one_node(NEWEST_OPSET, op, &ports, 1, attrs(reduction, None)).expect("valid");
+                    check_gradients(&graph, &given, &[0], &[0]);
+                    check_decomposition(&graph, &given, 1e-12);
+                }
+            }
+        }
+        let wrong = run_node(
+            ("com.microsoft", "NegativeLogLikelihoodLossInternal"),
+            &[Some(&x), Some(&labels), None, Some(&labels)],
+            1,
+            attrs("mean", None),
+        );
+        let Err(Failure::Prepare(error)) = wrong else { panic!("{wrong:?}") };
+        assert!(error.to_string().contains("input 3 has shape [3, 2], one element is needed"), "{error}");
     }
 }

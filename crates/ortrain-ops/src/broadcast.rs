@@ -1,0 +1,74 @@
+//! What broadcasting stretched, summed again: the gradient of an operand from one of the common shape.
+
+use ortrain_graph::{Attrs, Dim, Shape, ValueId};
+
+use crate::OpError;
+use crate::spell::Emit;
+
+/// Nodes that are added to a graph whose shapes are known.
+pub(crate) trait ShapedEmit: Emit {
+    /// The shape of a value, if at least its rank is known.
+    fn shape_known(&self, value: ValueId) -> Option<Shape>;
+    /// A new node of `com.microsoft` with one output.
+    fn emit_microsoft(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId;
+    /// A new constant vector of int64.
+    fn emit_ints(&mut self, name: &str, values: &[i64]) -> ValueId;
+}
+
+/// `gradient`, which has the shape of `output`, summed over the axes along which `input` was broadcast to it.
+///
+/// Where symbolic sizes leave open whether an axis was broadcast, the axes are found at run time.
+///
+/// # Errors
+/// When the declared shapes do not broadcast.
+pub(crate) fn sum_to(
+    to: &mut impl ShapedEmit,
+    gradient: ValueId,
+    input: ValueId,
+    output: ValueId,
+) -> Result<ValueId, OpError> {
+    let one = |to: &mut _, op: &str, inputs: &[ValueId], attrs: Attrs| {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        Emit::emit(to, op, &inputs, attrs)
+    };
+    if let (Some(from), Some(small)) = (to.shape_known(output), to.shape_known(input)) {
+        let lead = from.rank().checked_sub(small.rank()).ok_or_else(|| {
+            OpError::invalid(format!("a value of shape {small} cannot be broadcast to the declared {from}"))
+        })?;
+        let certain = (0..small.rank()).all(|axis| {
+            let (own, common) = (&small[axis], &from[axis + lead]);
+            own == common || own.is_one() || matches!(own, Dim::Known(_))
+        });
+        if certain {
+            let axes: Vec<i64> = (0..from.rank())
+                .filter(|&axis| axis < lead || (small[axis - lead].is_one() && !from[axis].is_one()))
+                .map(|axis| axis as i64)
+                .collect();
+            if axes.is_empty() {
+                return Ok(gradient);
+            }
+            // Only leading axes: they can be dropped in the same go.
+            let only_lead = axes.iter().all(|&axis| (axis as usize) < lead) && axes.len() == lead;
+            let axes = to.emit_ints("axes", &axes);
+            let attrs = Attrs::new().with("keepdims", i64::from(!only_lead));
+            let summed = one(to, "ReduceSum", &[gradient, axes], attrs);
+            if only_lead || lead == 0 {
+                return Ok(summed);
+            }
+            let shape = match small.concrete() {
+                Some(dims) => {
+                    let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
+                    to.emit_ints("shape", &dims)
+                }
+                None => one(to, "Shape", &[input], Attrs::new()),
+            };
+            return Ok(one(to, "Reshape", &[summed, shape], Attrs::new()));
+        }
+    }
+    let large = one(to, "Shape", &[output], Attrs::new());
+    let small = one(to, "Shape", &[input], Attrs::new());
+    let axes = to.emit_microsoft("BroadcastGradientArgs", &[small, large], Attrs::new());
+    let attrs = Attrs::new().with("noop_with_empty_axes", 1i64).with("keepdims", 1i64);
+    let summed = to.emit_microsoft("ReduceSumTraining", &[gradient, axes], attrs);
+    Ok(one(to, "Reshape", &[summed, small], Attrs::new()))
+}

@@ -1,0 +1,107 @@
+//! The gradients of a quotient: `DivGrad` of `com.microsoft`, which training graphs of ONNX Runtime hold.
+//!
+//! Inputs are the gradient of `A / B`, `A` and `B`; outputs the gradients of `A` and of `B`, each summed over the axes along
+//! which its operand was broadcast: `dY / B` and `-dY * A / B^2`. Either may be left out. It is a composition.
+
+use ortrain_graph::{Attrs, DType, Graph, Node};
+
+use crate::OpError;
+use crate::infer::{Infer, broadcast};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+struct DivGrad;
+
+impl Op for DivGrad {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(3, 3, 2)?;
+        cx.dtype_where(0, "a float type", DType::is_float)?;
+        let dtype = cx.same_dtype(0..3)?;
+        if let (Some(a), Some(b), Some(g)) = (cx.shape(1), cx.shape(2), cx.shape(0)) {
+            let common = broadcast(a, b)?;
+            let differs = |(x, y): (Option<usize>, Option<usize>)| x.zip(y).is_some_and(|(x, y)| x != y);
+            let sizes = common.iter().zip(g.iter()).map(|(x, y)| (x.known(), y.known()));
+            if common.rank() != g.rank() || sizes.into_iter().any(differs) {
+                return Err(OpError::invalid(format!(
+                    "the gradient has shape {g}; the quotient of {a} and {b} has shape {common}"
+                )));
+            }
+        }
+        for k in 0..2 {
+            cx.output(k, dtype, cx.shape(k + 1).cloned());
+        }
+        Ok(())
+    }
+}
+
+fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (g, a, b) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    // The gradient of `A` before it is summed is a factor of that of `B`.
+    let share = rw.add("Div", &[g, b], Attrs::new());
+    if rw.has_output(0) {
+        let of_a = rw.sum_to(share, a, g)?;
+        rw.output(0, of_a);
+    }
+    if rw.has_output(1) {
+        let quotient = rw.add("Div", &[a, b], Attrs::new());
+        let product = rw.add("Mul", &[share, quotient], Attrs::new());
+        let each = rw.add("Neg", &[product], Attrs::new());
+        let of_b = rw.sum_to(each, b, g)?;
+        rw.output(1, of_b);
+    }
+    Ok(())
+}
+
+fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(DivGrad))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("com.microsoft", "DivGrad", &[1], build).composition(decompose)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{Failure, assert_close, check_decomposition, f64s, one_node, run_node, spread};
+
+    const OP: (&str, &str) = ("com.microsoft", "DivGrad");
+
+    #[test]
+    fn both_operands_where_either_is_broadcast() {
+        let (wide, row) = (f64s(&[2, 2], &[1.0, 2.0, 3.0, 4.0]), f64s(&[2], &[2.0, -4.0]));
+        let g = f64s(&[2, 2], &[1.0, 1.0, 2.0, 0.5]);
+        let got = run_node(OP, &[Some(&g), Some(&wide), Some(&row)], 2, Attrs::new()).expect("it runs");
+        assert_close(&got[0], &f64s(&[2, 2], &[0.5, -0.25, 1.0, -0.125]), 0.0);
+        // -(1 * 1 + 2 * 3) / 4 and -(1 * 2 + 0.5 * 4) / 16.
+        assert_close(&got[1], &f64s(&[2], &[-1.75, -0.25]), 0.0);
+        let got = run_node(OP, &[Some(&g), Some(&row), Some(&wide)], 2, Attrs::new()).expect("it runs");
+        assert_close(&got[0], &f64s(&[2], &[1.0 + 2.0 / 3.0, 0.5 + 0.125]), 1e-15);
+        assert_close(&got[1], &f64s(&[2, 2], &[-2.0, 1.0, -4.0 / 9.0, 0.125]), 1e-15);
+    }
+
+    #[test]
+    fn in_plain_onnx() {
+        for dims in [&[3, 4][..], &[4], &[3, 1], &[1, 1, 1]] {
+            let inputs = [spread(&[3, 4], 1), spread(&[3, 4], 2), spread(dims, 3)];
+            let inputs = if dims.len() == 3 {
+                [spread(&[1, 3, 4], 1), spread(&[3, 4], 2), spread(dims, 3)]
+            } else {
+                inputs
+            };
+            let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
+            let graph = one_node(NEWEST_OPSET, OP, &ports, 2, Attrs::new()).expect("valid");
+            check_decomposition(&graph, &inputs, 0.0);
+        }
+    }
+
+    #[test]
+    fn a_gradient_of_another_shape_is_refused() {
+        let (wide, row) = (spread(&[2, 2], 1), spread(&[2], 2));
+        let failure = run_node(OP, &[Some(&row), Some(&wide), Some(&row)], 2, Attrs::new());
+        let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };
+        let message = "the gradient has shape [2]; the quotient of [2, 2] and [2] has shape [2, 2]";
+        assert!(error.to_string().contains(message), "{error}");
+    }
+}

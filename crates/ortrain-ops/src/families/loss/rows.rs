@@ -1,0 +1,427 @@
+//! Cross-entropies of rows: classes lie along the last axis. Training graphs of ONNX Runtime hold such.
+//!
+//! `SoftmaxCrossEntropy` and `SoftmaxCrossEntropyGrad` of `com.microsoft`, whose labels are distributions over the classes,
+//! `[..., C]` as the logits (one-hot or not): `-sum(label * log_softmax(logits))` of each row. ONNX Runtime's
+//! `SparseSoftmaxCrossEntropy` and `SparseSoftmaxCrossEntropyGrad` in the domain of ONNX, version 9, whose labels are
+//! classes, `[...]`, with a weight for each (not for each class). `mean` divides by the number of rows, or by the sum of the
+//! weights; without a reduction there is one loss for each row. A label outside the classes fails the run. The second result is the
+//! logarithmic softmax. A class of probability zero whose label is zero adds nothing. All four are compositions; gradients
+//! reach logits, distributions and weights.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+
+use super::Reduction;
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+
+/// One of the operators: which input holds the logits or their logarithmic softmax, the labels, and perhaps weights.
+struct Rows {
+    reduction: Reduction,
+    sparse: bool,
+    grad: bool,
+}
+
+impl Rows {
+    fn read(node: &Node) -> Result<Rows, OpError> {
+        Ok(Rows {
+            reduction: Reduction::read(&node.attrs)?,
+            sparse: node.op.starts_with("Sparse"),
+            grad: node.op.ends_with("Grad"),
+        })
+    }
+
+    /// The input with the logits; labels and weights follow.
+    fn logits(&self) -> usize {
+        usize::from(self.grad)
+    }
+}
+
+fn differ(a: &Shape, b: &Shape) -> bool {
+    let apart = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+    a.rank() != b.rank() || a.iter().zip(b.iter()).any(apart)
+}
+
+impl Op for Rows {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let first = self.logits();
+        let least = first + 2;
+        cx.arity(least, least + usize::from(self.sparse), if self.grad { 1 } else { 2 })?;
+        let dtype = cx.dtype_where(first, "a float type", DType::is_float)?;
+        if self.grad {
+            cx.same_dtype([0, first])?;
+        }
+        if self.sparse {
+            cx.dtype_where(first + 1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
+            if cx.has(first + 2) {
+                cx.same_dtype([first, first + 2])?;
+            }
+        } else {
+            cx.same_dtype([first, first + 1])?;
+        }
+        let logits = cx.shape(first).cloned();
+        if logits.as_ref().is_some_and(|shape| shape.rank() == 0) {
+            return Err(OpError::invalid("the logits are a scalar; they need an axis of classes"));
+        }
+        let rows = logits.as_ref().map(|shape| shape[..shape.rank() - 1].iter().cloned().collect::<Shape>());
+        let wanted = if self.sparse { rows.clone() } else { logits.clone() };
+        for k in first + 1..least + usize::from(self.sparse) {
+            if let (Some(wanted), Some(found)) = (&wanted, cx.shape(k))
+                && differ(wanted, found)
+            {
+                return Err(OpError::invalid(format!(
+                    "input {k} has shape {found} for logits of shape {}: {wanted} is needed",
+                    logits.as_ref().unwrap_or(wanted)
+                )));
+            }
+        }
+        if self.grad {
+            cx.output(0, dtype, logits);
+            return Ok(());
+        }
+        let loss = match self.reduction {
+            Reduction::None => rows,
+            Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
+        };
+        cx.output(0, dtype, loss);
+        cx.output(1, dtype, logits);
+        Ok(())
+    }
+}
+
+/// Logits, labels and weights as one row after the other.
+struct Flat {
+    logits: ValueId,
+    labels: ValueId,
+    weights: Option<ValueId>,
+}
+
+impl Flat {
+    fn of(rw: &mut Rewrite<'_>, first: usize) -> Result<Flat, OpError> {
+        let (logits, labels) = (rw.required(first)?, rw.required(first + 1)?);
+        let last = rw.shape(logits).map_or(-1, |shape| shape.rank() as i64 - 1);
+        let row = rw.ints("row", &[-1]);
+        let logits = rw.add("Flatten", &[logits], Attrs::new().with("axis", last));
+        let labels = rw.add("Reshape", &[labels, row], Attrs::new());
+        let weights = rw.input(first + 2).map(|weights| rw.add("Reshape", &[weights, row], Attrs::new()));
+        Ok(Flat { logits, labels, weights })
+    }
+}
+
+fn whole() -> Attrs {
+    Attrs::new().with("keepdims", 0i64)
+}
+
+fn none() -> Attrs {
+    Attrs::new()
+}
+
+fn last_axis() -> Attrs {
+    Attrs::new().with("axis", -1i64)
+}
+
+fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
+    rw.dtype(value).ok_or_else(|| OpError::invalid("the type of the logits is not known"))
+}
+
+fn decompose_dense(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Rows::read(rw.node())?;
+    let (logits, labels) = (rw.required(0)?, rw.required(1)?);
+    let dtype = dtype_of(rw, logits)?;
+    let log_prob = rw.add("LogSoftmax", &[logits], last_axis());
+    if rw.has_output(1) {
+        rw.output(1, log_prob);
+    }
+    if !rw.has_output(0) {
+        return Ok(());
+    }
+    let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+    let nothing = rw.add("Equal", &[labels, zero], none());
+    let product = rw.add("Mul", &[labels, log_prob], none());
+    // Zero times minus infinity is no number.
+    let product = rw.add("Where", &[nothing, zero, product], none());
+    let classes = rw.ints("classes", &[-1]);
+    let sums = rw.add("ReduceSum", &[product, classes], whole());
+    let each = rw.add("Neg", &[sums], none());
+    let loss = match op.reduction {
+        Reduction::None => each,
+        Reduction::Sum => rw.add("ReduceSum", &[each], whole()),
+        Reduction::Mean => rw.add("ReduceMean", &[each], whole()),
+    };
+    rw.output(0, loss);
+    Ok(())
+}
+
+fn decompose_sparse(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Rows::read(rw.node())?;
+    let (logits, labels) = (rw.required(0)?, rw.required(1)?);
+    if rw.has_output(1) {
+        let log_prob = rw.add("LogSoftmax", &[logits], last_axis());
+        rw.output(1, log_prob);
+    }
+    if !rw.has_output(0) {
+        return Ok(());
+    }
+    let flat = Flat::of(rw, 0)?;
+    let loss_of = |rw: &mut Rewrite<'_>, reduction: Reduction| {
+        let attrs = Attrs::new().with("reduction", reduction.name());
+        rw.add("SoftmaxCrossEntropyLoss", &[flat.logits, flat.labels], attrs)
+    };
+    let loss = match (flat.weights, op.reduction) {
+        (None, Reduction::Sum | Reduction::Mean) => loss_of(rw, op.reduction),
+        (weights, reduction) => {
+            let mut each = loss_of(rw, Reduction::None);
+            if let Some(weights) = weights {
+                each = rw.add("Mul", &[each, weights], none());
+            }
+            match reduction {
+                Reduction::None => {
+                    let shape = rw.add("Shape", &[labels], none());
+                    rw.add("Reshape", &[each, shape], none())
+                }
+                Reduction::Sum => rw.add("ReduceSum", &[each], whole()),
+                Reduction::Mean => {
+                    let sum = rw.add("ReduceSum", &[each], whole());
+                    let count = rw.add("ReduceSum", &[weights.unwrap_or(each)], whole());
+                    rw.add("Div", &[sum, count], none())
+                }
+            }
+        }
+    };
+    rw.output(0, loss);
+    Ok(())
+}
+
+/// The gradient of the loss as a scalar, or as one number for each row in the shape that is asked for.
+fn gradient_of_loss(
+    rw: &mut Rewrite<'_>,
+    reduction: Reduction,
+    per_row: impl Fn(&mut Rewrite<'_>, ValueId) -> ValueId,
+) -> Result<ValueId, OpError> {
+    let g = rw.required(0)?;
+    Ok(match reduction {
+        Reduction::None => per_row(rw, g),
+        Reduction::Sum | Reduction::Mean => {
+            let scalar = rw.ints("scalar", &[]);
+            rw.add("Reshape", &[g, scalar], none())
+        }
+    })
+}
+
+/// `g * (sum(label) * exp(log_prob) - label)`, which is `g * (exp(log_prob) - label)` for distributions.
+fn decompose_dense_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Rows::read(rw.node())?;
+    let (log_prob, labels) = (rw.required(1)?, rw.required(2)?);
+    let dtype = dtype_of(rw, log_prob)?;
+    let classes = rw.ints("classes", &[-1]);
+    let mut g = gradient_of_loss(rw, op.reduction, |rw, g| {
+        let classes = rw.ints("classes", &[-1]);
+        rw.add("Unsqueeze", &[g, classes], none())
+    })?;
+    let sums = rw.add("ReduceSum", &[labels, classes], Attrs::new().with("keepdims", 1i64));
+    if op.reduction == Reduction::Mean {
+        let count = rw.add("Size", &[sums], none());
+        let count = rw.add("Cast", &[count], Attrs::new().with("to", i64::from(dtype.to_onnx())));
+        g = rw.add("Div", &[g, count], none());
+    }
+    let prob = rw.add("Exp", &[log_prob], none());
+    let share = rw.add("Mul", &[prob, sums], none());
+    let apart = rw.add("Sub", &[share, labels], none());
+    let gradient = rw.add("Mul", &[apart, g], none());
+    rw.output(0, gradient);
+    Ok(())
+}
+
+fn decompose_sparse_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let op = Rows::read(rw.node())?;
+    let log_prob = rw.required(1)?;
+    let flat = Flat::of(rw, 1)?;
+    let mut g = gradient_of_loss(rw, op.reduction, |rw, g| {
+        let row = rw.ints("row", &[-1]);
+        rw.add("Reshape", &[g, row], none())
+    })?;
+    let mut reduction = op.reduction;
+    if let Some(weights) = flat.weights {
+        if reduction == Reduction::Mean {
+            let count = rw.add("ReduceSum", &[weights], whole());
+            g = rw.add("Div", &[g, count], none());
+        }
+        g = rw.add("Mul", &[g, weights], none());
+        reduction = Reduction::None;
+    }
+    let inputs = [Some(g), Some(flat.logits), Some(flat.labels)];
+    let attrs = Attrs::new().with("reduction", reduction.name());
+    let gradient = rw.add_node("com.microsoft", "SoftmaxCrossEntropyLossGrad", &inputs, 1, attrs)[0];
+    let shape = rw.add("Shape", &[log_prob], none());
+    let gradient = rw.add("Reshape", &[gradient, shape], none());
+    rw.output(0, gradient);
+    Ok(())
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Rows::read(node)?))
+}
+
+pub(super) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new("com.microsoft", "SoftmaxCrossEntropy", &[1], build).composition(decompose_dense),
+        Definition::new("com.microsoft", "SoftmaxCrossEntropyGrad", &[1], build)
+            .composition(decompose_dense_grad),
+        Definition::new("", "SparseSoftmaxCrossEntropy", &[9], build)
+            .composition(decompose_sparse)
+            .extension(),
+        Definition::new("", "SparseSoftmaxCrossEntropyGrad", &[9], build)
+            .composition(decompose_sparse_grad)
+            .extension(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_program::RunError;
+
+    use super::*;
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{
+        Failure, assert_close, check_decomposition, check_gradients, f64s, one_node, run_node, spread,
+    };
+
+    const DENSE: (&str, &str) = ("com.microsoft", "SoftmaxCrossEntropy");
+    const SPARSE: (&str, &str) = ("", "SparseSoftmaxCrossEntropy");
+    const REDUCTIONS: [&str; 3] = ["none", "sum", "mean"];
+
+    fn reduction(name: &str) -> Attrs {
+        Attrs::new().with("reduction", name)
+    }
+
+    /// `-log(1 / 4)` and `-log(1 / 2)`: probabilities are 1/2, 1/4, 1/4.
+    fn logits() -> Tensor {
+        f64s(&[2, 3], &[2f64.ln(), 0.0, 0.0, 2f64.ln(), 0.0, 0.0])
+    }
+
+    #[test]
+    fn rows_and_what_becomes_of_them() {
+        let (first, second) = (4f64.ln(), 2f64.ln());
+        let labels = Tensor::i64(&[2], &[1, 0]);
+        let one_hot = f64s(&[2, 3], &[0.0, 1.0, 0.0, 1.0, 0.0, 0.0]);
+        let weights = f64s(&[2], &[3.0, 1.0]);
+        let want = [
+            f64s(&[2], &[first, second]),
+            f64s(&[], &[first + second]),
+            f64s(&[], &[(first + second) / 2.0]),
+        ];
+        for (name, want) in REDUCTIONS.iter().zip(&want) {
+            for (op, labels) in [(DENSE, &one_hot), (SPARSE, &labels)] {
+                let got =
+                    run_node(op, &[Some(&logits()), Some(labels)], 2, reduction(name)).expect("it runs");
+                assert_close(&got[0], want, 1e-12);
+                assert_close(
+                    &got[1],
+                    &f64s(&[2, 3], &[-second, -first, -first, -second, -first, -first]),
+                    1e-12,
+                );
+            }
+        }
+        let weighted = |name| {
+            let inputs = [Some(&logits()), Some(&labels), Some(&weights)].map(|input| input.cloned());
+            let ports: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
+            run_node(SPARSE, &ports, 1, reduction(name)).expect("it runs").remove(0)
+        };
+        assert_close(&weighted("none"), &f64s(&[2], &[3.0 * first, second]), 1e-12);
+        assert_close(&weighted("mean"), &f64s(&[], &[(3.0 * first + second) / 4.0]), 1e-12);
+        // A class that cannot be.
+        let masked = f64s(&[1, 2], &[0.0, f64::NEG_INFINITY]);
+        let got = run_node(DENSE, &[Some(&masked), Some(&f64s(&[1, 2], &[1.0, 0.0]))], 1, Attrs::new());
+        assert_close(&got.expect("it runs")[0], &f64s(&[], &[0.0]), 0.0);
+    }
+
+    #[test]
+    fn gradients() {
+        let logits = spread(&[2, 3, 4], 1);
+        let soft = spread(&[2, 3, 4], 2);
+        let labels = Tensor::i64(&[2, 3], &[0, 3, 1, 2, 2, 0]);
+        let weights = spread(&[2, 3], 3);
+        for name in REDUCTIONS {
+            let ports = [Some(&logits), Some(&soft)];
+            let graph = one_node(NEWEST_OPSET, DENSE, &ports, 2, reduction(name)).expect("valid");
+            check_gradients(&graph, &[logits.clone(), soft.clone()], &[0, 1], &[0, 1]);
+            let ports = [Some(&logits), Some(&labels), Some(&weights)];
+            let graph = one_node(NEWEST_OPSET, SPARSE, &ports, 2, reduction(name)).expect("valid");
+            check_gradients(&graph, &[logits.clone(), labels.clone(), weights.clone()], &[0, 2], &[0, 1]);
+        }
+    }
+
+    /// The gradient operators give what the forward operators' derivatives are, by central differences in float64.
+    #[test]
+    fn gradient_operators() {
+        const STEP: f64 = 1e-5;
+        let logits = spread(&[2, 3], 1);
+        let labels = Tensor::i64(&[2], &[2, 0]);
+        let weights = spread(&[2], 3);
+        let soft = spread(&[2, 3], 2);
+        for name in REDUCTIONS {
+            let g = if name == "none" { spread(&[2], 5) } else { spread(&[], 5) };
+            let dense: Vec<&Tensor> = vec![&soft];
+            for (forward, backward, others) in [
+                (DENSE, ("com.microsoft", "SoftmaxCrossEntropyGrad"), dense),
+                (SPARSE, ("", "SparseSoftmaxCrossEntropyGrad"), vec![&labels]),
+                (SPARSE, ("", "SparseSoftmaxCrossEntropyGrad"), vec![&labels, &weights]),
+            ] {
+                let run = |logits: &Tensor| {
+                    let ports: Vec<Option<&Tensor>> =
+                        [logits].into_iter().chain(others.iter().copied()).map(Some).collect();
+                    run_node(forward, &ports, 2, reduction(name)).expect("it runs")
+                };
+                let log_prob = run(&logits).remove(1);
+                let ports: Vec<Option<&Tensor>> =
+                    [&g, &log_prob].into_iter().chain(others.iter().copied()).map(Some).collect();
+                let got = run_node(backward, &ports, 1, reduction(name)).expect("it runs").remove(0);
+                let total = |k: usize, by: f64| -> f64 {
+                    let mut elements = logits.to_f64();
+                    elements[k] += by;
+                    let loss = run(&f64s(logits.dims(), &elements)).remove(0).to_f64();
+                    loss.into_iter().zip(g.to_f64()).map(|(loss, g)| loss * g).sum()
+                };
+                let want: Vec<f64> =
+                    (0..logits.len()).map(|k| (total(k, STEP) - total(k, -STEP)) / (2.0 * STEP)).collect();
+                assert_close(&got, &f64s(logits.dims(), &want), 1e-7);
+                let inputs: Vec<Tensor> = ports.iter().map(|port| port.expect("there").clone()).collect();
+                let graph = one_node(NEWEST_OPSET, backward, &ports, 1, reduction(name)).expect("valid");
+                check_decomposition(&graph, &inputs, 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn a_label_that_is_no_class_fails_the_run() {
+        for bad in [-1, 3] {
+            let labels = Tensor::i64(&[2], &[0, bad]);
+            let failure = run_node(SPARSE, &[Some(&logits()), Some(&labels)], 1, Attrs::new());
+            let Err(Failure::Run(RunError::IndexOutOfRange { index, .. })) = failure else {
+                panic!("{failure:?}")
+            };
+            assert_eq!(index, bad);
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused() {
+        let weights = spread(&[3], 1);
+        let labels = Tensor::i64(&[2], &[0, 1]);
+        let message = |op, ports: &[Option<&Tensor>]| {
+            let failure = run_node(op, ports, 1, Attrs::new()).expect_err("refused");
+            let Failure::Prepare(error) = failure else { panic!("prepared") };
+            error.to_string()
+        };
+        let found = message(DENSE, &[Some(&logits()), Some(&spread(&[2], 1))]);
+        assert!(
+            found.contains("input 1 has shape [2] for logits of shape [2, 3]: [2, 3] is needed"),
+            "{found}"
+        );
+        let found = message(SPARSE, &[Some(&logits()), Some(&labels), Some(&weights)]);
+        assert!(found.contains("input 2 has shape [3] for logits of shape [2, 3]: [2] is needed"), "{found}");
+        let found = message(DENSE, &[Some(&spread(&[], 1)), Some(&spread(&[], 1))]);
+        assert!(found.contains("the logits are a scalar; they need an axis of classes"), "{found}");
+    }
+}
