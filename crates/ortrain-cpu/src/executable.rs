@@ -1,5 +1,6 @@
 //! A program whose instructions are kernels.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,8 +11,8 @@ use ortrain_kernels::{
     with_shared_code,
 };
 use ortrain_program::{
-    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Observer, Place,
-    Precision, Program, RunError, Scalars, Step, UnsupportedOnBackend, Watch, Workspace,
+    Attention, AttentionPass, Bindings, BufferId, Entry, Executable, Instruction, Marks, Observer, Part,
+    Place, Precision, Program, RunError, Scalars, Step, UnsupportedOnBackend, Watch, Workspace,
 };
 
 use crate::addresses::Addresses;
@@ -26,6 +27,7 @@ enum Kernel {
     Attention(AttentionKernel, Vec<BufferId>),
     Window(Box<WindowKernel>),
     Scatter(ScatterKernel),
+    HandOver,
 }
 
 impl Kernel {
@@ -83,6 +85,7 @@ impl Kernel {
                 };
                 ScatterKernel::new(desc, compiler.isa()).map(Kernel::Scatter)
             }
+            Step::HandOver(_) => Ok(Kernel::HandOver),
         }
     }
 
@@ -93,7 +96,7 @@ impl Kernel {
             Kernel::Conv(kernel) => kernel.scratch_bytes(threads),
             Kernel::Attention(kernel, _) => kernel.scratch_bytes(threads),
             Kernel::Window(kernel) => kernel.scratch_bytes(threads),
-            Kernel::Scatter(_) => 0,
+            Kernel::Scatter(_) | Kernel::HandOver => 0,
         }
     }
 }
@@ -173,12 +176,12 @@ impl CpuExecutable {
         Ok(CpuExecutable { program, kernels, written, marks, scratch })
     }
 
-    /// Runs the instructions of an entry in memory that is large enough.
+    /// Runs those instructions of an entry that stand at some places, in memory that is large enough.
     fn execute(
         &self,
         bindings: &Bindings<'_>,
         work: &Workspace,
-        entry: Entry,
+        (entry, places): (Entry, Range<usize>),
         scalars: Scalars,
         mut observer: Option<&mut dyn Observer>,
         watch: &mut Watch,
@@ -186,8 +189,8 @@ impl CpuExecutable {
         let addresses = Addresses::new(&self.program, bindings, work);
         let scratch = Scratch::new(work.scratch().as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
-        for (index, (instruction, kernel)) in self.program.instructions.iter().zip(&self.kernels).enumerate()
-        {
+        for index in places {
+            let (instruction, kernel) = (&self.program.instructions[index], &self.kernels[index]);
             if !instruction.entries.contains(entry) {
                 continue;
             }
@@ -281,16 +284,20 @@ impl Executable for CpuExecutable {
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: Entry,
+        part: Part,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
+        let places = self.program.part(part)?;
         self.program.check_bindings(bindings)?;
         if work.reserve(self.program.work_bytes, self.scratch)? {
             self.settle(work);
         }
-        self.written.iter().for_each(|&plane| claim(bindings.planes[plane]));
+        if part != Part::Before {
+            self.written.iter().for_each(|&plane| claim(bindings.planes[plane]));
+        }
         let mut watch = work.watch();
-        let outcome = self.execute(bindings, work, entry, scalars, observer, &mut watch);
+        let outcome = self.execute(bindings, work, (entry, places), scalars, observer, &mut watch);
         work.watch_again(watch);
         outcome
     }

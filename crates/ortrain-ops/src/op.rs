@@ -103,6 +103,8 @@ pub enum Placement {
     },
     /// As a schedule that is run again and again.
     Repeat(Repetition),
+    /// As the point at which the caller takes over: an instruction where all else is one program, or a segment of its own.
+    HandOver,
 }
 
 /// How a node repeats a subgraph. The node's own inputs are, where it runs while a condition holds, the largest number

@@ -22,7 +22,7 @@ pub enum Runs {
     Decomposition,
     /// As a function on the host: the shapes of its results depend on values.
     Host,
-    /// As schedules that are chosen or repeated.
+    /// As schedules that are chosen, repeated or suspended.
     ControlFlow,
 }
 
@@ -484,7 +484,7 @@ impl Definition {
                 Placement::Program => Runs::Instructions,
                 Placement::Composition => Runs::Decomposition,
                 Placement::Host(_) => Runs::Host,
-                Placement::If { .. } | Placement::Repeat(_) => Runs::ControlFlow,
+                Placement::If { .. } | Placement::Repeat(_) | Placement::HandOver => Runs::ControlFlow,
             }
         };
         let mut found = probe.differentiable(&least, &most).unwrap_or_default();

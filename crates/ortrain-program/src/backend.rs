@@ -9,7 +9,7 @@ use std::time::Instant;
 use ortrain_expr::{DType, OutOfRange, Precision};
 
 use crate::interrupt::Watch;
-use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Place, Program};
+use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Part, Place, Program};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +74,11 @@ impl Workspace {
     #[must_use]
     pub fn limited(limit: Option<usize>, held: usize) -> Workspace {
         Workspace { limit, held, ..Workspace::default() }
+    }
+
+    /// Says how many bytes its owner holds beside it now: see [`Workspace::limited`].
+    pub fn hold(&mut self, bytes: usize) {
+        self.held = bytes;
     }
 
     /// With another limit on the iterations of a loop than [`ITERATION_LIMIT`].
@@ -425,6 +430,19 @@ pub enum RunError {
     /// A program could not be specialised when its shapes became known.
     #[error("{0}")]
     Specialise(String),
+    /// A run as a whole of what is run in two parts.
+    #[error(
+        "{node} hands over to the caller, who runs the model forward and then backward; it cannot be run as a whole"
+    )]
+    HandOver {
+        /// The node.
+        node: String,
+    },
+    /// A run in two parts of what has one.
+    #[error(
+        "nothing in the model hands over to the caller, so that it cannot be run forward and then backward"
+    )]
+    NoHandOver,
 }
 
 impl RunError {
@@ -545,8 +563,8 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
     /// Told of a workspace whose memory is new, before anything is written to it.
     fn settle(&self, _work: &Workspace) {}
 
-    /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. The
-    /// workspace has been made large enough. An observer is told of every instruction; what is computed is the same.
+    /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. Of a part,
+    /// what it takes is there before, and what it gives afterwards. The workspace has been made large enough. An observer is told of every instruction; what is computed is the same.
     ///
     /// # Errors
     /// [`RunError`]; the planes are then unchanged.
@@ -555,11 +573,12 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: Entry,
+        part: Part,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError>;
 
-    /// Runs one entry, unobserved.
+    /// Runs one entry, whole and unobserved.
     ///
     /// # Errors
     /// As [`Executable::run_observed`].
@@ -570,7 +589,7 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
         entry: Entry,
         scalars: Scalars,
     ) -> Result<(), RunError> {
-        self.run_observed(bindings, work, entry, scalars, None)
+        self.run_observed(bindings, work, entry, Part::Whole, scalars, None)
     }
 }
 

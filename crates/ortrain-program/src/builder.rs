@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 use crate::memory::ALIGNMENT;
 use crate::versions::{self, FinalVersions, Versions};
 use crate::{
-    Buffer, BufferId, Entries, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse, narrow, parts,
-    plan,
+    Buffer, BufferId, Entries, HandOver, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse,
+    is_work, narrow, parts, plan,
 };
 
 /// Why a program cannot be made.
@@ -138,6 +138,11 @@ impl ProgramBuilder {
     /// [`ProgramError::Faulty`] when it reaches outside its buffers or contradicts itself.
     pub fn step(&mut self, step: Step, entries: Entries, node: &Arc<str>) -> Result<(), ProgramError> {
         self.check(&step, node)?;
+        let hands_over = |step: &Step| matches!(step, Step::HandOver(_));
+        if hands_over(&step) && self.instructions.iter().any(|earlier| hands_over(&earlier.step)) {
+            let fault = "a second point at which the caller takes over".to_owned();
+            return Err(ProgramError::Faulty { node: node.to_string(), step: step.name(), fault });
+        }
         // Over an empty space there is nothing to do (an empty batch, say).
         // What was checked once need not be checked again (labels, in the loss and in its gradient).
         if !step.is_empty() && !self.is_checked(&step, entries) {
@@ -230,6 +235,7 @@ impl ProgramBuilder {
             Step::Conv(c) => (&c.epilogue.nest, &c.epilogue.reads, &c.epilogue.writes, 1),
             Step::Attention(a) => return a.fault(&self.buffers),
             Step::Window(w) => return self.window_fault(w),
+            Step::HandOver(h) => return self.hand_over_fault(h),
             Step::ScatterAdd(s) => {
                 let need = |id: BufferId, len: usize| {
                     (self.buffer(id).len != len)
@@ -315,6 +321,14 @@ impl ProgramBuilder {
             }
         }
         nest.fault()
+    }
+
+    /// What would make a run take what is not the caller's to give.
+    fn hand_over_fault(&self, h: &HandOver) -> Option<String> {
+        let elsewhere = h.taken.iter().find(|id| !is_work(&self.buffers, **id));
+        elsewhere.map(|&id| {
+            format!("{:?} cannot be handed in: it is no value of the arena", self.buffer(id).label)
+        })
     }
 
     fn window_fault(&self, w: &Window) -> Option<String> {

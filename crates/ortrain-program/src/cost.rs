@@ -111,6 +111,8 @@ pub(crate) fn cost(step: &Step, buffers: &[Buffer]) -> Cost {
                 }
             }
         }
+        // What changes hands is counted by whoever copies it.
+        Step::HandOver(_) => {}
     }
     Cost { flops, bytes: traffic.bytes() }
 }
@@ -329,7 +331,7 @@ pub(crate) fn weight(step: &Step, buffers: &[Buffer]) -> u64 {
         Step::MatMul(m) => Passes::of(&m.epilogue.nest).weight(&m.epilogue, buffers, 1),
         Step::Conv(c) => Passes::of(&c.epilogue.nest).weight(&c.epilogue, buffers, 1),
         // Fusion leaves these as they are.
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => 0,
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => 0,
     };
     START.saturating_add(cost(step, buffers).bytes).saturating_add(extra)
 }

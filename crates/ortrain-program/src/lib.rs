@@ -38,12 +38,12 @@ pub use memory::{ALIGNMENT, Memory, OutOfMemory};
 pub use ortrain_expr::{Precision, UnknownPrecision};
 pub(crate) use program::is_work;
 pub use program::{
-    Buffer, BufferId, Conv, Entries, Entry, Instruction, Loop, MatMul, Place, PlaneId, Program, ScatterAdd,
-    Step, Window,
+    Buffer, BufferId, Conv, Entries, Entry, HandOver, Instruction, Loop, MatMul, Part, Place, PlaneId,
+    Program, ScatterAdd, Step, Window,
 };
 pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};
 pub use schedule::{
-    Branch, BranchSource, Branches, Code, Deliver, Delivered, Given, HostFunction, PlanePlace, Runner,
-    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise,
+    Branch, BranchSource, Branches, Code, Deliver, Delivered, Given, Handed, HostFunction, PlanePlace,
+    Runner, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Suspended,
 };

@@ -1,6 +1,7 @@
 //! Programs: instructions over buffers, with a memory plan.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, Precision, SlidingAxis, WindowPass, WindowShape};
@@ -8,7 +9,7 @@ use ortrain_graph::Tensor;
 use rustc_hash::FxHashSet;
 
 use crate::versions::{FinalVersions, Versions};
-use crate::{Attention, Cost};
+use crate::{Attention, Cost, RunError};
 
 /// A buffer of a [`Program`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -211,6 +212,30 @@ pub struct ScatterAdd {
     pub last: bool,
 }
 
+/// The point of a program at which its caller takes over: it is given some values, and the rest of the program begins
+/// when it has handed others in.
+///
+/// A forward pass ends here and its backward pass begins, with the gradients of what was given. Data alone decides which
+/// instructions come before: none of those that make what is given needs what is taken.
+#[derive(Clone, Debug)]
+pub struct HandOver {
+    /// What the caller is given.
+    pub given: Vec<BufferId>,
+    /// What the caller hands in. Buffers of the arena that nothing else writes.
+    pub taken: Vec<BufferId>,
+}
+
+/// The part of a program, or of a schedule, that a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// All of it. It has no [`HandOver`].
+    Whole,
+    /// Everything before its [`HandOver`].
+    Before,
+    /// Everything after its [`HandOver`], in the workspace of the run before.
+    After,
+}
+
 /// An instruction. The set is closed: every backend matches on all of it.
 #[derive(Clone, Debug)]
 pub enum Step {
@@ -231,6 +256,8 @@ pub enum Step {
     Window(Window),
     /// Sums at given rows.
     ScatterAdd(ScatterAdd),
+    /// The end of one part of a run and the start of the other. It computes nothing.
+    HandOver(HandOver),
 }
 
 impl Step {
@@ -246,6 +273,7 @@ impl Step {
             Step::Attention(_) => "Attention",
             Step::Window(_) => "Window",
             Step::ScatterAdd(_) => "ScatterAdd",
+            Step::HandOver(_) => "HandOver",
         }
     }
 
@@ -298,6 +326,7 @@ impl Step {
                 let last = if s.last { " the last stays" } else { "" };
                 format!("{}x{}x{} rows {}{last}", s.outer, s.count, s.inner, s.rows)
             }
+            Step::HandOver(h) => format!("{} given, {} taken", h.given.len(), h.taken.len()),
         }
     }
 
@@ -314,6 +343,7 @@ impl Step {
                 WindowPass::Max | WindowPass::Sum | WindowPass::SumGradient => vec![w.source],
             },
             Step::ScatterAdd(s) => vec![s.source, s.index, s.target],
+            Step::HandOver(h) => h.given.clone(),
         }
     }
 
@@ -330,6 +360,7 @@ impl Step {
                 WindowPass::MaxGradient | WindowPass::Sum | WindowPass::SumGradient => vec![w.target],
             },
             Step::ScatterAdd(s) => vec![s.target],
+            Step::HandOver(h) => h.taken.clone(),
         }
     }
 
@@ -364,6 +395,10 @@ impl Step {
                 // Read and written at once: no other buffer can take its place for one of both alone.
                 s.target = read(write(s.target));
             }
+            Step::HandOver(h) => {
+                h.given.iter_mut().for_each(|id| *id = read(*id));
+                h.taken.iter_mut().for_each(|id| *id = write(*id));
+            }
         }
     }
 
@@ -374,7 +409,7 @@ impl Step {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => Some(&l.nest),
             Step::MatMul(m) => Some(&m.epilogue.nest),
             Step::Conv(c) => Some(&c.epilogue.nest),
-            Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => None,
+            Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => None,
         }
     }
 
@@ -391,6 +426,11 @@ impl Step {
     /// Whether it reduces axes of a nest.
     pub(crate) fn is_reduction(&self) -> bool {
         matches!(self, Step::Row(_) | Step::Col(_))
+    }
+
+    /// Whether it stays in a program whose results nobody needs.
+    pub(crate) fn must_stay(&self) -> bool {
+        self.can_fail() || matches!(self, Step::HandOver(_))
     }
 
     /// Whether a run of it can fail.
@@ -453,6 +493,32 @@ impl Program {
     #[must_use]
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
+    }
+
+    /// Where the caller takes over, if it does: the place of the instruction, and what changes hands.
+    #[must_use]
+    pub fn hand_over(&self) -> Option<(usize, &HandOver)> {
+        self.instructions.iter().enumerate().find_map(|(at, instruction)| match &instruction.step {
+            Step::HandOver(hand_over) => Some((at, hand_over)),
+            _ => None,
+        })
+    }
+
+    /// The places of the instructions of a part.
+    ///
+    /// # Errors
+    /// [`RunError::HandOver`] when the program cannot be run in this part.
+    pub fn part(&self, part: Part) -> Result<Range<usize>, RunError> {
+        let end = self.instructions.len();
+        match (part, self.hand_over()) {
+            (Part::Whole, None) => Ok(0..end),
+            (Part::Before, Some((at, _))) => Ok(0..at),
+            (Part::After, Some((at, _))) => Ok(at + 1..end),
+            (Part::Whole, Some((at, _))) => {
+                Err(RunError::HandOver { node: self.instructions[at].node.to_string() })
+            }
+            (Part::Before | Part::After, None) => Err(RunError::NoHandOver),
+        }
     }
 
     /// The instructions of an entry.

@@ -174,7 +174,7 @@ impl<'a> Recomputation<'a> {
             (at..instructions.len()).find(|&later| !planes.is_empty() && changes(&instructions[later]));
         Origin {
             seconds: flops as f64 / FLOPS + bytes as f64 / BYTES,
-            repeats: own && steady && *entries == Entries::ALL && !step.can_fail(),
+            repeats: own && steady && *entries == Entries::ALL && !step.must_stay(),
             until: until.unwrap_or(usize::MAX),
         }
     }

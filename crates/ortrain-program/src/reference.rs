@@ -1,6 +1,7 @@
 //! The reference evaluator: runs a program slowly and obviously. It is the oracle for every backend, for the planner
 //! (it ignores the plan: every buffer has memory of its own) and for fusion, and it folds constants.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,10 +10,12 @@ use ortrain_expr::{
     Scalar, SlidingAxis, Type, WindowPass, WindowShape,
 };
 
+use rustc_hash::FxHashSet;
+
 use crate::{
     Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, Conv, Entry, Executable,
-    Loop, Marks, MatMul, Observer, Operand, OutOfMemory, Place, Program, RunError, Scalars, ScatterAdd, Step,
-    UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
+    Loop, Marks, MatMul, Observer, Operand, OutOfMemory, Part, Place, Program, RunError, Scalars, ScatterAdd,
+    Step, UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
 };
 
 /// The backend that runs programs by the reference semantics ([`Mode::Exact`]).
@@ -66,10 +69,12 @@ impl Executable for ReferenceExecutable {
         bindings: &Bindings<'_>,
         work: &mut Workspace,
         entry: Entry,
+        part: Part,
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         let program = &*self.0;
+        let places = program.part(part)?;
         program.check_bindings(bindings)?;
         let mut run = Run::new(program, Mode::Exact, scalars)?;
         for (k, buffer) in program.buffers.iter().enumerate() {
@@ -78,7 +83,8 @@ impl Executable for ReferenceExecutable {
                     decode(buffer.dtype, &bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes()));
             }
         }
-        for &input in &program.inputs {
+        let (before, after) = touched(program, part);
+        for &input in &before {
             let buffer = program.buffer(input);
             if let Place::Work(offset) = buffer.place {
                 run.buffers[input.0 as usize] =
@@ -86,12 +92,16 @@ impl Executable for ReferenceExecutable {
             }
         }
         let mut watch = work.watch();
-        let outcome = run.execute(entry, observer, &mut |index| self.1.before(index, bindings, &mut watch));
+        let outcome = run.execute(entry, places.clone(), observer, &mut |index| {
+            self.1.before(index, bindings, &mut watch)
+        });
         work.watch_again(watch);
         outcome?;
-        let written = program.entry(entry).flat_map(|i| i.step.writes());
+        let ran =
+            program.instructions[places].iter().filter(|instruction| instruction.entries.contains(entry));
+        let written = ran.flat_map(|i| i.step.writes());
         let state = written.filter(|&id| matches!(program.buffer(id).place, Place::Plane(..)));
-        for id in state.chain(program.outputs.iter().copied()) {
+        for id in state.chain(after) {
             let buffer = program.buffer(id);
             let bytes = encode(buffer.dtype, &run.buffers[id.0 as usize]);
             match buffer.place {
@@ -101,6 +111,32 @@ impl Executable for ReferenceExecutable {
             }
         }
         Ok(())
+    }
+}
+
+/// The buffers that hold something when a part begins, and those that must when it has ended.
+fn touched(program: &Program, part: Part) -> (Vec<BufferId>, Vec<BufferId>) {
+    let Some((at, hand_over)) = program.hand_over() else {
+        return (program.inputs.clone(), program.outputs.clone());
+    };
+    let (before, after) = program.instructions.split_at(at);
+    let made = before.iter().flat_map(|instruction| instruction.step.writes());
+    let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
+    let used = after[1..].iter().flat_map(|instruction| instruction.step.reads());
+    let mut kept: Vec<BufferId> =
+        used.chain(program.outputs.iter().copied()).filter(|id| there.contains(id)).collect();
+    kept.sort_unstable();
+    kept.dedup();
+    match part {
+        Part::Whole => (program.inputs.clone(), program.outputs.clone()),
+        Part::Before => {
+            kept.extend(&hand_over.given);
+            (program.inputs.clone(), kept)
+        }
+        Part::After => {
+            kept.extend(&hand_over.taken);
+            (kept, program.outputs.clone())
+        }
     }
 }
 
@@ -125,7 +161,7 @@ pub fn evaluate(
         assert_eq!(elements.len(), program.buffer(id).len, "elements of {:?}", program.buffer(id).label);
         run.buffers[id.0 as usize].clone_from(elements);
     }
-    run.execute(Entry::Overwrite, None, &mut |_| Ok(()))?;
+    run.execute(Entry::Overwrite, program.part(Part::Whole)?, None, &mut |_| Ok(()))?;
     Ok(program.outputs.iter().map(|id| run.buffers[id.0 as usize].clone()).collect())
 }
 
@@ -329,10 +365,12 @@ impl<'a> Run<'a> {
     fn execute(
         &mut self,
         entry: Entry,
+        places: Range<usize>,
         mut observer: Option<&mut dyn Observer>,
         before: &mut dyn FnMut(usize) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        for (index, instruction) in self.program.instructions.iter().enumerate() {
+        for index in places {
+            let instruction = &self.program.instructions[index];
             if !instruction.entries.contains(entry) {
                 continue;
             }
@@ -351,6 +389,7 @@ impl<'a> Run<'a> {
                     self.scatter(s);
                     Ok(())
                 }
+                Step::HandOver(_) => Ok(()),
             };
             outcome.map_err(|failure| RunError::out_of_range(instruction, failure))?;
             if let Some(observer) = &mut observer {

@@ -1,6 +1,7 @@
 //! Schedules: programs, host functions and control flow, in order, and what runs them.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -8,8 +9,8 @@ use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
 use crate::{
-    Backend, Bindings, BufferId, Copied, Entry, Executable, Memory, MemoryNeed, Observer, Place, PlaneId,
-    Program, Repeat, RunError, Scalars, UnsupportedOnBackend, Workspace,
+    Backend, Bindings, BufferId, Copied, Entry, Executable, Memory, MemoryNeed, Observer, Part, Place,
+    PlaneId, Program, Repeat, RunError, Scalars, UnsupportedOnBackend, Workspace,
 };
 
 /// How many specialisations of one late segment are kept ready.
@@ -151,6 +152,18 @@ pub enum Segment {
     If(Branches, Arc<str>),
     /// A schedule that is run again and again; with the node it came from.
     Repeat(Box<Repeat>, Arc<str>),
+    /// The caller takes over: it is given the inputs and hands the outputs in. With the node it came from.
+    HandOver(Arc<str>),
+}
+
+/// What changes hands where the caller of a schedule takes over: in a [`Segment::HandOver`], or in the middle of its only
+/// program, by a [`HandOver`](crate::HandOver).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// What the caller is given, in order.
+    pub given: Vec<SlotId>,
+    /// What the caller hands in, in order.
+    pub taken: Vec<SlotId>,
 }
 
 /// Segments in order, and the values that pass between them.
@@ -164,6 +177,8 @@ pub struct Schedule {
     pub inputs: Vec<SlotId>,
     /// Results, in order.
     pub outputs: Vec<SlotId>,
+    /// What changes hands in the middle of a run, if anything does.
+    pub handed: Option<Handed>,
 }
 
 impl Schedule {
@@ -198,7 +213,7 @@ impl Schedule {
                     programs.extend(made.flat_map(|schedule| schedule.programs()));
                 }
                 Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
-                Segment::Program(Code::Late(_)) | Segment::Host(..) => {}
+                Segment::Program(Code::Late(_)) | Segment::Host(..) | Segment::HandOver(_) => {}
             }
         }
         programs
@@ -236,6 +251,9 @@ impl Schedule {
                 }
                 Segment::Host(_, label) => {
                     writeln!(f, "{indent}segment {k}: host ({from}) -> ({to})  # {label}")?;
+                }
+                Segment::HandOver(label) => {
+                    writeln!(f, "{indent}segment {k}: hand-over ({from}) -> ({to})  # {label}")?;
                 }
                 Segment::If(branches, label) => {
                     writeln!(f, "{indent}segment {k}: if ({from}) -> ({to})  # {label}")?;
@@ -307,6 +325,39 @@ impl Delivered<'_> {
 /// Takes the results of a run: position, element type, shape, elements.
 pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) + 'a;
 
+/// What a run keeps while its caller has taken over: see [`Runner::run_before`].
+#[derive(Debug, Default)]
+pub struct Suspended {
+    /// The values between segments. Those of a single program lie in the workspace.
+    values: Vec<Option<Tensor>>,
+    /// Their bytes.
+    between: usize,
+}
+
+impl Suspended {
+    /// Bytes of the values that it keeps outside of the workspace.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.between
+    }
+}
+
+/// The given values as tensors.
+fn tensors_of(given: &[Given<'_>]) -> Vec<Tensor> {
+    let tensor = |value: &Given<'_>| {
+        let data = value.bytes.to_vec().into();
+        Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
+    };
+    given.iter().map(tensor).collect()
+}
+
+/// Hands tensors to the caller.
+fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) {
+    for (k, tensor) in results.iter().enumerate() {
+        deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor));
+    }
+}
+
 /// A schedule prepared for a backend.
 #[derive(Debug)]
 pub struct Runner {
@@ -320,6 +371,7 @@ enum Prepared {
     Program(Box<dyn Executable>),
     Late(LateRunners),
     Host,
+    HandOver,
     If([PreparedBranch; 2]),
     Repeat(Box<Runner>),
 }
@@ -380,6 +432,7 @@ impl Runner {
                 }
                 Segment::Program(Code::Late(_)) => Prepared::Late(LateRunners::default()),
                 Segment::Host(..) => Prepared::Host,
+                Segment::HandOver(_) => Prepared::HandOver,
                 Segment::If(..) => Prepared::If(Default::default()),
                 Segment::Repeat(repeat, _) => {
                     Prepared::Repeat(Box::new(Runner::new(backend.clone(), repeat.body.clone())?))
@@ -494,45 +547,145 @@ impl Runner {
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        work.begin();
         let mut turn = Turn { bindings, work, entry, scalars, observer, between: 0 };
-        let outcome = self.run_turn(&mut turn, given, deliver);
-        turn.work.end(bindings, outcome.is_err());
-        outcome
+        turn.guarded(|turn| {
+            if let Some(executable) = self.single() {
+                let program = executable.program();
+                let (inputs, outputs) =
+                    (&program.inputs, (program.outputs.as_slice(), self.schedule.outputs.as_slice()));
+                return self.run_single(turn, (executable, Part::Whole), inputs, outputs, given, deliver);
+            }
+            let results = self.run_tensors(turn, tensors_of(given))?;
+            deliver_all(&results, deliver);
+            Ok(())
+        })
     }
 
-    fn run_turn(
+    /// Runs an entry up to where the caller takes over, and hands what it is given to `deliver`. The rest of the run,
+    /// [`Runner::run_after`], needs the workspace as it is then.
+    ///
+    /// # Errors
+    /// [`RunError`]; [`RunError::NoHandOver`] when the caller never takes over.
+    ///
+    /// # Panics
+    /// As [`Runner::run`].
+    pub fn run_before(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+        given: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<Suspended, RunError> {
+        let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
+        let mut turn = Turn { bindings, work, entry, scalars, observer: None, between: 0 };
+        turn.guarded(|turn| {
+            if let Some(executable) = self.single() {
+                let program = executable.program();
+                let (_, hand_over) = program.hand_over().ok_or(RunError::NoHandOver)?;
+                let outputs = (hand_over.given.as_slice(), handed.given.as_slice());
+                self.run_single(turn, (executable, Part::Before), &program.inputs, outputs, given, deliver)?;
+                return Ok(Suspended::default());
+            }
+            let given = tensors_of(given);
+            turn.between = given.iter().map(|tensor| tensor.data().len()).sum();
+            let mut values = self.starting(given);
+            self.run_segments(turn, &mut values, 0..self.hand_over()?)?;
+            deliver_all(&self.fetch_all(turn.bindings, &values, &handed.given), deliver);
+            Ok(Suspended { values, between: turn.between })
+        })
+    }
+
+    /// Runs the rest of what [`Runner::run_before`] began, in the same workspace, on what the caller hands in, and hands
+    /// every result to `deliver`. Bindings, entry and scalars are to be those of the first part.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    ///
+    /// # Panics
+    /// When the number or the sizes of the values are not those the schedule was made for.
+    pub fn run_after(
+        &self,
+        suspended: Suspended,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: Entry,
+        scalars: Scalars,
+        taken: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<(), RunError> {
+        let handed = self.schedule.handed.as_ref().ok_or(RunError::NoHandOver)?;
+        let Suspended { mut values, between } = suspended;
+        let mut turn = Turn { bindings, work, entry, scalars, observer: None, between };
+        turn.guarded(|turn| {
+            if let Some(executable) = self.single() {
+                let program = executable.program();
+                let (_, hand_over) = program.hand_over().ok_or(RunError::NoHandOver)?;
+                let outputs = (program.outputs.as_slice(), self.schedule.outputs.as_slice());
+                return self.run_single(
+                    turn,
+                    (executable, Part::After),
+                    &hand_over.taken,
+                    outputs,
+                    taken,
+                    deliver,
+                );
+            }
+            for (&slot, tensor) in handed.taken.iter().zip(tensors_of(taken)) {
+                turn.between += tensor.data().len();
+                values[slot.0 as usize] = Some(tensor);
+            }
+            self.run_segments(turn, &mut values, self.hand_over()? + 1..self.prepared.len())?;
+            deliver_all(&self.fetch_all(turn.bindings, &values, &self.schedule.outputs), deliver);
+            Ok(())
+        })
+    }
+
+    /// The element type and the shape of something that the caller was given when he took over, by its number.
+    ///
+    /// # Panics
+    /// When the caller never takes over, or was given less.
+    #[must_use]
+    pub fn given<'s>(&'s self, suspended: &'s Suspended, k: usize) -> (DType, &'s [usize]) {
+        let slot = self.schedule.handed.as_ref().expect("the caller has taken over").given[k].0 as usize;
+        match (suspended.values.get(slot), &self.schedule.slots[slot].ty) {
+            (Some(Some(tensor)), _) => (tensor.dtype(), tensor.dims()),
+            (_, Some((dtype, dims))) => (*dtype, dims),
+            (_, None) => unreachable!("what was given has a shape"),
+        }
+    }
+
+    /// The place of the segment in which the caller takes over.
+    fn hand_over(&self) -> Result<usize, RunError> {
+        let place = self.prepared.iter().position(|prepared| matches!(prepared, Prepared::HandOver));
+        place.ok_or(RunError::NoHandOver)
+    }
+
+    /// Runs a part of the only program.
+    fn run_single(
         &self,
         turn: &mut Turn<'_, '_>,
+        (executable, part): (&dyn Executable, Part),
+        inputs: &[BufferId],
+        (outputs, slots): (&[BufferId], &[SlotId]),
         given: &[Given<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        if let ([Prepared::Program(executable)], Some(program)) =
-            (self.prepared.as_slice(), self.schedule.single())
-        {
-            for (&id, value) in program.inputs.iter().zip(given) {
-                let buffer = program.buffer(id);
-                assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
-            }
-            turn.program(executable.as_ref(), given.iter().map(|value| value.bytes))?;
-            let start = turn.start();
-            let mut bytes = 0;
-            for (k, (&id, slot)) in program.outputs.iter().zip(&self.schedule.outputs).enumerate() {
-                let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
-                bytes += program.buffer(id).bytes();
-                deliver(k, *dtype, dims, turn.result(program, id));
-            }
-            turn.copied(Copied::Outputs, bytes, start);
-            return Ok(());
+        let program = executable.program();
+        for (&id, value) in inputs.iter().zip(given) {
+            let buffer = program.buffer(id);
+            assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
         }
-        let tensors = given.iter().map(|value| {
-            let data = value.bytes.to_vec().into();
-            Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
-        });
-        let results = self.run_tensors(turn, tensors.collect())?;
-        for (k, tensor) in results.iter().enumerate() {
-            deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor));
+        turn.part(executable, part, inputs.iter().copied().zip(given.iter().map(|value| value.bytes)))?;
+        let start = turn.start();
+        let mut bytes = 0;
+        for (k, (&id, slot)) in outputs.iter().zip(slots).enumerate() {
+            let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
+            bytes += program.buffer(id).bytes();
+            deliver(k, *dtype, dims, turn.result(program, id));
         }
+        turn.copied(Copied::Outputs, bytes, start);
         Ok(())
     }
 
@@ -559,18 +712,29 @@ impl Runner {
 
     /// As [`Runner::run_tensors`], with tensors that are counted between the segments already.
     fn run_counted(&self, turn: &mut Turn<'_, '_>, given: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
-        let schedule = &*self.schedule;
         let outside = turn.between;
-        let mut values: Vec<Option<Tensor>> = vec![None; schedule.slots.len()];
-        for (&slot, tensor) in schedule.inputs.iter().zip(given) {
+        let mut values = self.starting(given);
+        self.run_segments(turn, &mut values, 0..self.prepared.len())?;
+        turn.between = outside;
+        Ok(self.fetch_all(turn.bindings, &values, &self.schedule.outputs))
+    }
+
+    /// The values between segments before the first of these.
+    fn starting(&self, given: Vec<Tensor>) -> Vec<Option<Tensor>> {
+        let mut values: Vec<Option<Tensor>> = vec![None; self.schedule.slots.len()];
+        for (&slot, tensor) in self.schedule.inputs.iter().zip(given) {
             values[slot.0 as usize] = Some(tensor);
         }
-        let bindings = turn.bindings;
-        let fetch = |values: &[Option<Tensor>], slot: SlotId| -> Tensor {
+        values
+    }
+
+    /// Some of the values between segments; what lies in planes is read there.
+    fn fetch_all(&self, bindings: &Bindings<'_>, values: &[Option<Tensor>], slots: &[SlotId]) -> Vec<Tensor> {
+        let fetch = |&slot: &SlotId| -> Tensor {
             if let Some(tensor) = &values[slot.0 as usize] {
                 return tensor.clone();
             }
-            let spec = &schedule.slots[slot.0 as usize];
+            let spec = &self.schedule.slots[slot.0 as usize];
             let (Some((dtype, dims)), Some(place)) = (&spec.ty, spec.plane) else {
                 unreachable!("{:?} is made before it is used", spec.label)
             };
@@ -578,9 +742,19 @@ impl Runner {
             let data = bindings.planes[place.plane.0 as usize].to_vec(place.offset, bytes);
             Tensor::new(*dtype, dims.clone(), data.into()).expect("planes hold whole tensors")
         };
-        for (node, prepared) in schedule.segments.iter().zip(&self.prepared) {
+        slots.iter().map(fetch).collect()
+    }
+
+    /// Runs the segments at some places.
+    fn run_segments(
+        &self,
+        turn: &mut Turn<'_, '_>,
+        values: &mut [Option<Tensor>],
+        places: Range<usize>,
+    ) -> Result<(), RunError> {
+        for (node, prepared) in self.schedule.segments[places.clone()].iter().zip(&self.prepared[places]) {
             turn.work.check_interrupt(SEGMENT_TICKS)?;
-            let inputs: Vec<Tensor> = node.inputs.iter().map(|&slot| fetch(&values, slot)).collect();
+            let inputs = self.fetch_all(turn.bindings, values, &node.inputs);
             let results = match (&node.segment, prepared) {
                 (Segment::Program(Code::Ready(_, shapes)), Prepared::Program(executable)) => {
                     turn.tensors(executable.as_ref(), shapes, &inputs)?
@@ -620,6 +794,9 @@ impl Runner {
                 (Segment::Repeat(repeat, label), Prepared::Repeat(body)) => {
                     repeat.run(label, body, turn, &inputs)?
                 }
+                (Segment::HandOver(label), Prepared::HandOver) => {
+                    return Err(RunError::HandOver { node: label.to_string() });
+                }
                 _ => unreachable!("every segment was prepared as what it is"),
             };
             for (&slot, tensor) in node.outputs.iter().zip(results) {
@@ -627,8 +804,7 @@ impl Runner {
                 values[slot.0 as usize] = Some(tensor);
             }
         }
-        turn.between = outside;
-        Ok(schedule.outputs.iter().map(|&slot| fetch(&values, slot)).collect())
+        Ok(())
     }
 
     /// Checks that the results of a branch have the shapes that what follows was made for.
@@ -666,6 +842,14 @@ pub(crate) struct Turn<'a, 'o> {
 }
 
 impl Turn<'_, '_> {
+    /// Runs something that is put back if it is broken off.
+    fn guarded<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, RunError>) -> Result<T, RunError> {
+        self.work.begin();
+        let outcome = run(self);
+        self.work.end(self.bindings, outcome.is_err());
+        outcome
+    }
+
     pub(crate) fn start(&self) -> Option<Instant> {
         self.observer.is_some().then(Instant::now)
     }
@@ -682,13 +866,24 @@ impl Turn<'_, '_> {
         executable: &dyn Executable,
         inputs: impl Iterator<Item = &'v [u8]>,
     ) -> Result<(), RunError> {
+        self.part(executable, Part::Whole, executable.program().inputs.iter().copied().zip(inputs))
+    }
+
+    /// Runs a part of a program on the elements of what it takes; what it makes is in the arena.
+    fn part<'v>(
+        &mut self,
+        executable: &dyn Executable,
+        part: Part,
+        taken: impl Iterator<Item = (BufferId, &'v [u8])>,
+    ) -> Result<(), RunError> {
         let program = executable.program();
-        if self.work.prepare(program, executable.scratch_bytes(), self.between)? {
+        // The second part finds in the workspace what the first one left there.
+        if part != Part::After && self.work.prepare(program, executable.scratch_bytes(), self.between)? {
             executable.settle(self.work);
         }
         let start = self.start();
         let mut copied = 0;
-        for (&id, bytes) in program.inputs.iter().zip(inputs) {
+        for (id, bytes) in taken {
             if let Place::Work(offset) = program.buffer(id).place {
                 self.work.arena().write(offset, bytes);
                 copied += bytes.len();
@@ -697,7 +892,7 @@ impl Turn<'_, '_> {
         self.copied(Copied::Inputs, copied, start);
         // A new reference for each program: the observer stays for the next one.
         let observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
-        executable.run_observed(self.bindings, self.work, self.entry, self.scalars, observer)
+        executable.run_observed(self.bindings, self.work, self.entry, part, self.scalars, observer)
     }
 
     /// A result of a program after a run, where it lies.

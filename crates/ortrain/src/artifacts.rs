@@ -501,7 +501,8 @@ pub(crate) fn generate_loaded(
     let opset = opset_of(&forward.proto);
     let needed = needed_values(message_graph(label, &mut forward.proto)?, options);
     let needed: Vec<&str> = needed.iter().map(String::as_str).collect();
-    let statistics = updated_statistics(label, &mut forward, options, &needed)?;
+    let statistics =
+        updated_statistics(label, &mut forward, options.batch_norm, &options.trained(), &needed)?;
     let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
     let computable = make_initializers(label, &mut forward, &wanted, &statistics, &needed)?;
     let tail = tail::cut(message_graph(label, &mut forward.proto)?, &needed);
@@ -738,15 +739,15 @@ fn choose<'a>(
 }
 
 /// The running statistics that training will update. Those of branches are brought to where all parameters are.
-fn updated_statistics(
+pub(crate) fn updated_statistics(
     label: &str,
     model: &mut LoadedModel,
-    options: &ArtifactOptions,
+    mode: BatchNormMode,
+    trained: &FxHashSet<&str>,
     needed: &[&str],
 ) -> Result<Vec<String>> {
     let graph = tail::graph_for(label, model, needed)?;
-    let found = running_statistics(&graph, options.batch_norm, &options.trained())
-        .map_err(|source| Error::model(label, source))?;
+    let found = running_statistics(&graph, mode, trained).map_err(|source| Error::model(label, source))?;
     let inner: Vec<&str> =
         found.iter().filter(|statistic| statistic.inner).map(|statistic| statistic.name.as_str()).collect();
     lift_from_subgraphs(label, &mut model.proto, &inner)?;
@@ -921,8 +922,6 @@ fn training_model(
 ) -> Result<ModelProto> {
     let fail = |source| Error::model(label, source);
     let mut graph = Graph::from_model(forward).map_err(|source| Error::graph(label, source))?;
-    let domains: Vec<(String, i64)> =
-        graph.opsets.iter().map(|(domain, &version)| (domain.clone(), version)).collect();
     upgrade(&mut graph).map_err(fail)?;
     graph.remove_unused();
     let mut targets: Vec<&str> =
@@ -957,18 +956,31 @@ fn training_model(
         .collect();
     let done = append_accumulators(&mut graph, reset, &accumulations);
     graph.outputs.extend(done);
+    training_message(label, &forward.proto, graph, opset)
+}
+
+/// The message of a graph with gradients, in the newest versions, of a forward model.
+pub(crate) fn training_message(
+    label: &str,
+    forward: &ModelProto,
+    mut graph: Graph,
+    opset: i64,
+) -> Result<ModelProto> {
+    let fail = |source| Error::model(label, source);
     write_out(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
     downgrade(&mut graph, opset).map_err(fail)?;
 
-    let mut proto = forward.proto.clone();
+    let mut proto = forward.clone();
     proto.metadata_props.clear();
     proto.functions.clear();
     let import = |(domain, version): (&str, i64)| OperatorSetIdProto { domain: domain.to_owned(), version };
-    let of_forward = domains
-        .iter()
-        .map(|(domain, version)| (domain.as_str(), *version))
-        .filter(|(domain, _)| !domain.is_empty() && TRAINING_OPSETS.iter().all(|(known, _)| known != domain));
+    let of_forward =
+        forward.opset_import.iter().map(|set| (set.domain.as_str(), set.version)).filter(|(domain, _)| {
+            !domain.is_empty()
+                && *domain != "ai.onnx"
+                && TRAINING_OPSETS.iter().all(|(known, _)| known != domain)
+        });
     proto.opset_import =
         std::iter::once(("", opset)).chain(TRAINING_OPSETS).chain(of_forward).map(import).collect();
     proto.graph = Some(graph.to_proto());

@@ -626,7 +626,7 @@ fn notes(graph: &Graph, inspection: &mut Inspection) {
             what: what.to_owned(),
         };
         match op.placement() {
-            Placement::Program | Placement::Composition => {}
+            Placement::Program | Placement::Composition | Placement::HandOver => {}
             Placement::Host(_) => inspection.host_steps.push(note(
                 "it is a function on the host, behind which programs are made when the shapes of its results are known",
             )),

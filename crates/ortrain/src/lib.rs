@@ -77,6 +77,7 @@ mod dump;
 mod error;
 mod exchange;
 mod export;
+mod forward_backward;
 mod head;
 mod inputs;
 mod inspect;
@@ -106,6 +107,7 @@ pub use catalogue::{OperatorInfo, operators};
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::LoadReport;
+pub use forward_backward::{ForwardBackward, ForwardBackwardOptions, Lent, LiveForward, Weight};
 pub use inputs::ValueInfo;
 #[doc(hidden)]
 pub use inspect::inspect_strictly;

@@ -22,7 +22,7 @@ pub(crate) struct Runners {
     specialiser: Specialiser,
     backend: Arc<dyn Backend>,
     /// The one used last is last.
-    compiled: Vec<(Arc<Schedule>, Runner)>,
+    compiled: Vec<(Arc<Schedule>, Arc<Runner>)>,
 }
 
 impl Runners {
@@ -101,7 +101,7 @@ impl Runners {
     }
 
     /// The error of a run, in words of the model.
-    fn explained(&self, error: RunError) -> Error {
+    pub(crate) fn explained(&self, error: RunError) -> Error {
         let RunError::IndexOutOfRange { node, at, index, bound } = error else { return error.into() };
         match about_label(self.graph(), &node, &place(&at), index, bound) {
             Some(sentence) => Error::Label { sentence, at, label: index, classes: bound },
@@ -110,7 +110,7 @@ impl Runners {
     }
 
     /// What runs these inputs, made now if their shapes are new.
-    pub(crate) fn runner(&mut self, work: &Workspace, given: &[Given<'_>]) -> Result<&Runner> {
+    pub(crate) fn runner(&mut self, work: &Workspace, given: &[Given<'_>]) -> Result<&Arc<Runner>> {
         let schedule = self.schedule(given)?;
         match self.compiled.iter().position(|(known, _)| Arc::ptr_eq(known, &schedule)) {
             Some(at) => self.compiled[at..].rotate_left(1),
@@ -123,7 +123,7 @@ impl Runners {
                 if self.compiled.len() == KEPT {
                     self.compiled.remove(0);
                 }
-                self.compiled.push((schedule, runner));
+                self.compiled.push((schedule, Arc::new(runner)));
             }
         }
         Ok(&self.compiled.last().expect("it was just put there").1)

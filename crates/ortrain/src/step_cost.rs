@@ -299,7 +299,7 @@ impl Parts {
     fn add(&mut self, schedule: &Schedule) {
         for segment in &schedule.segments {
             match &segment.segment {
-                Segment::Program(Code::Ready(..)) => {}
+                Segment::Program(Code::Ready(..)) | Segment::HandOver(_) => {}
                 Segment::Program(Code::Late(_)) => self.late += 1,
                 Segment::Host(_, label) => drop(self.labels.insert(label.to_string())),
                 Segment::If(branches, label) => {

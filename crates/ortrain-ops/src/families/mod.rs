@@ -63,6 +63,7 @@ mod tile;
 mod top_k;
 mod trigonometry;
 mod unique;
+mod yield_op;
 
 use crate::op::Definition;
 
@@ -126,6 +127,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     tile::definitions,
     top_k::definitions,
     unique::definitions,
+    yield_op::definitions,
 ];
 
 /// Every operator.

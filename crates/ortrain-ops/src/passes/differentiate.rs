@@ -35,7 +35,7 @@ pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> R
     let gradients: Vec<ValueId> = targets
         .iter()
         .zip(gradients)
-        .map(|(&target, gradient)| gradient.ok_or_else(|| no_path(graph, target, loss)))
+        .map(|(&target, gradient)| gradient.ok_or_else(|| no_path(graph, target, &[loss])))
         .collect::<Result<_, _>>()?;
     Ok(gradients)
 }
@@ -346,34 +346,38 @@ pub fn cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
     cuts
 }
 
-/// Why no gradient arrives at a target.
-fn no_path(graph: &Graph, target: ValueId, loss: ValueId) -> Error {
+/// Why no gradient arrives at a target from any of some values: an [`Error::NoPath`].
+#[must_use]
+pub fn no_path(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error {
     let users: Vec<&Node> =
         graph.nodes.iter().filter(|node| node.present_inputs().any(|input| input == target)).collect();
     let value = graph.name_of(target).to_owned();
     let dtype = graph.value(target).ty.dtype();
+    let names: Vec<String> = from.iter().map(|&id| format!("{:?}", graph.name_of(id))).collect();
+    let names = names.join(" or ");
     let reason = if dtype.is_some_and(|dtype| !dtype.is_float()) {
         format!("its elements are {}, not floats", graph.value(target).ty)
     } else if users.is_empty() {
-        format!("no node that {:?} needs uses it", graph.name_of(loss))
+        format!("no node that {names} needs uses it")
     } else {
-        let needed = needed_by(graph, &[loss]);
+        let needed = needed_by(graph, from);
         if !needed.contains(&target) {
-            return Error::NoPath {
-                value,
-                reason: format!("{:?} does not depend on it", graph.name_of(loss)),
+            let reason = match from {
+                [_] => format!("{names} does not depend on it"),
+                _ => format!("neither {} depends on it", names.replace(" or ", " nor ")),
             };
+            return Error::NoPath { value, reason };
         }
-        let cuts = cuts(graph, &[loss], &[target]);
+        let cuts = cuts(graph, from, &[target]);
         let cuts: Vec<String> = cuts.into_iter().map(|index| graph.node_label(&graph.nodes[index])).collect();
         if cuts.is_empty() {
             let users: Vec<String> = users.iter().map(|node| graph.node_label(node)).collect();
             let users = users.join(", ");
-            format!("what reaches the loss of {users}, which it goes into, does not depend on it")
+            format!("what reaches {names} of {users}, which it goes into, does not depend on it")
         } else {
             let cuts = cuts.join(", ");
             format!(
-                "every path from it to the loss goes through {cuts}, which passes no gradient back; {REMEDY}"
+                "every path from it to {names} goes through {cuts}, which passes no gradient back; {REMEDY}"
             )
         }
     };

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ortrain_expr::Precision;
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Branch, BranchSource, Branches, Code, Count, PlaneId, PlanePlace, Program, ProgramBuilder, Repeat,
-    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Stacked,
+    Branch, BranchSource, Branches, Code, Count, Handed, PlaneId, PlanePlace, Program, ProgramBuilder,
+    Repeat, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Stacked,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -277,6 +277,8 @@ enum Kind {
     Program,
     Host,
     Control,
+    /// In a program where all nodes are, outside otherwise.
+    HandOver,
 }
 
 /// Makes a schedule. `known` has, for each user input, its shape if that is known.
@@ -375,6 +377,7 @@ fn compile(
             Placement::Program => Kind::Program,
             Placement::Host(_) => Kind::Host,
             Placement::If { .. } | Placement::Repeat(_) => Kind::Control,
+            Placement::HandOver => Kind::HandOver,
             Placement::Composition => unreachable!("written out above"),
         };
         let mut open = !outputs.iter().all(|&id| concrete(id));
@@ -394,6 +397,12 @@ fn compile(
     }
     if budget < settings.unrolled_nodes {
         remove_idle(&mut graph, &mut kinds);
+    }
+    if kinds.contains(&Kind::HandOver) {
+        let in_program =
+            late.is_empty() && !kinds.iter().any(|kind| matches!(kind, Kind::Host | Kind::Control));
+        let kind = if in_program { Kind::Program } else { Kind::Control };
+        kinds.iter_mut().filter(|known| **known == Kind::HandOver).for_each(|known| *known = kind);
     }
     segments(&graph, roles, &kinds, &late, settings).map(Compiled::Schedule)
 }
@@ -481,6 +490,7 @@ fn segments(
 ) -> Result<Schedule, Error> {
     let (schedule, slots) = (Schedule::default(), FxHashMap::default());
     let mut maker = SegmentMaker { graph, roles, schedule, slots, settings };
+    maker.hand_over()?;
     for (&id, role) in graph.inputs.iter().zip(roles) {
         if *role == Role::User {
             let slot = maker.slot(id);
@@ -580,7 +590,7 @@ fn segments(
                 }
                 maker.program(members, &inputs, &outputs, *is_late)?;
             }
-            Kind::Host | Kind::Control => {
+            Kind::Host | Kind::Control | Kind::HandOver => {
                 for &index in members {
                     maker.outside(index)?;
                 }
@@ -706,9 +716,45 @@ impl SegmentMaker<'_> {
                 (inputs, outputs, Segment::If(branches, label))
             }
             Placement::Repeat(repetition) => self.repeat(node, &repetition, label)?,
+            Placement::HandOver => {
+                self.deliver_constants(node.present_inputs())?;
+                let (given, taken) = self.handed(node);
+                (given, taken, Segment::HandOver(label))
+            }
             Placement::Program | Placement::Composition => unreachable!("programs are made of groups"),
         };
         self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
+        Ok(())
+    }
+
+    /// Slots of what changes hands at a node.
+    fn handed(&mut self, node: &Node) -> (Vec<SlotId>, Vec<SlotId>) {
+        let given = node.present_inputs().map(|id| self.slot(id)).collect();
+        let mut taken = Vec::with_capacity(node.outputs.len());
+        for port in &node.outputs {
+            taken.push(match *port {
+                Some(id) => self.slot(id),
+                None => self.nameless(),
+            });
+        }
+        (given, taken)
+    }
+
+    /// Notes what changes hands, if anything does.
+    fn hand_over(&mut self) -> Result<(), Error> {
+        let graph = self.graph;
+        for node in &graph.nodes {
+            if !matches!(build(graph, node)?.placement(), Placement::HandOver) {
+                continue;
+            }
+            if self.schedule.handed.is_some() {
+                let source =
+                    OpError::unsupported("a graph hands over to its caller once; this is the second time");
+                return Err(Error::at(graph, node, source));
+            }
+            let (given, taken) = self.handed(node);
+            self.schedule.handed = Some(Handed { given, taken });
+        }
         Ok(())
     }
 

@@ -71,7 +71,7 @@ pub(crate) fn loop_of(step: &Step) -> Option<(&Loop, usize)> {
         Step::Map(l) | Step::Row(l) | Step::Col(l) => Some((l, 0)),
         Step::MatMul(m) => Some((&m.epilogue, 1)),
         Step::Conv(c) => Some((&c.epilogue, 1)),
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => None,
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => None,
     }
 }
 
@@ -83,7 +83,9 @@ pub(crate) fn with_loop(step: &Step, l: Loop) -> Step {
         Step::Col(_) => Step::Col(l),
         Step::MatMul(m) => Step::MatMul(Box::new(MatMul { epilogue: l, ..(**m).clone() })),
         Step::Conv(c) => Step::Conv(Box::new(Conv { epilogue: l, ..(**c).clone() })),
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => unreachable!("it has no single nest"),
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => {
+            unreachable!("it has no single nest")
+        }
     }
 }
 
@@ -98,7 +100,9 @@ pub(crate) fn factors(step: &Step) -> SmallVec<[BufferId; 2]> {
         Step::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
         Step::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
         Step::Map(_) | Step::Row(_) | Step::Col(_) => SmallVec::new(),
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => step.reads().into_iter().collect(),
+        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => {
+            step.reads().into_iter().collect()
+        }
     }
 }
 

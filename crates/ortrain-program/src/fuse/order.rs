@@ -16,7 +16,7 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
     for (index, instruction) in instructions.iter_mut().enumerate().rev() {
         let step = &instruction.step;
         let wanted = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
-        keep[index] = step.can_fail() || step.writes().into_iter().any(wanted);
+        keep[index] = step.must_stay() || step.writes().into_iter().any(wanted);
         if !keep[index] {
             continue;
         }

@@ -110,7 +110,11 @@ fn find_zeros(instructions: &[Instruction], buffers: &[Buffer], inputs: &[Buffer
         let found = match step {
             Step::Map(l) | Step::Row(l) | Step::Col(l) => zeros_of_nest(l, &written),
             Step::MatMul(m) => zeros_of_product(m, &written),
-            Step::Conv(_) | Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) => Zeros::default(),
+            Step::Conv(_)
+            | Step::Attention(_)
+            | Step::Window(_)
+            | Step::ScatterAdd(_)
+            | Step::HandOver(_) => Zeros::default(),
         };
         for (k, id) in step.writes().into_iter().enumerate() {
             let (id, len) = (id.0 as usize, buffers[id.0 as usize].len);

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
+use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
 use ortrain::{
     Bytes, CheckpointState, DType, Delivered, Given, ModelSource, Module, ModuleOptions, Optimizer, Result,
     Tensor,
@@ -92,6 +92,7 @@ pub(crate) struct Workload {
     pub(crate) optimizer: Optimizer,
     /// The parameters that are trained.
     pub(crate) trained: Vec<String>,
+    pub(crate) made: Artifacts,
     input: Vec<usize>,
     classes: usize,
 }
@@ -176,9 +177,9 @@ impl Workload {
         let mut state = CheckpointState::from_bytes(made.checkpoint_bytes().unwrap()).unwrap();
         let train = ModelSource::from_proto(&made.training_model).unwrap();
         let module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
-        let optimizer = ModelSource::from_proto(&made.optimizer_model.unwrap()).unwrap();
+        let optimizer = ModelSource::from_proto(made.optimizer_model.as_ref().unwrap()).unwrap();
         let optimizer = Optimizer::new(optimizer, &mut state, &module).unwrap();
-        Workload { state, module, optimizer, trained, input, classes: output[1] }
+        Workload { state, module, optimizer, trained, made, input, classes: output[1] }
     }
 
     /// A batch of noise.
@@ -188,4 +189,64 @@ impl Workload {
         let x = Tensor::f32(&self.input, &numbers(self.input.iter().product(), seed));
         (x, Tensor::i64(&[rows], &labels))
     }
+}
+
+/// `y = Gather(If(sum(x) > 0, 2 z, -z), where z is not zero)` with `z = x w`: a branch, and a function on the host.
+pub(crate) fn branching() -> ModelSource {
+    use ortrain_graph::{Dim, Graph, Shape, ValueType};
+    use ortrain_onnx::proto::{
+        AttributeProto, ModelProto, OperatorSetIdProto, attribute_proto::AttributeType,
+    };
+
+    let info = |name: &str, dtype: DType, dims: Vec<Dim>| {
+        let mut graph = Graph::new("");
+        let id = graph.add_value(name, ValueType::Tensor(dtype, Some(dims.into_iter().collect::<Shape>())));
+        graph.value_info(id)
+    };
+    let node = |op: &str, inputs: &[&str], output: &str| NodeProto {
+        op_type: op.into(),
+        input: inputs.iter().map(|name| (*name).to_owned()).collect(),
+        output: vec![output.into()],
+        ..NodeProto::default()
+    };
+    let branch = |name: &str, inner: NodeProto| {
+        let output = vec![info(&inner.output[0], DType::F32, vec![Dim::Known(4)])];
+        let graph = GraphProto { name: name.into(), node: vec![inner], output, ..GraphProto::default() };
+        let mut attribute =
+            AttributeProto { name: name.into(), g: Some(Box::new(graph)), ..Default::default() };
+        attribute.set_type(AttributeType::Graph);
+        attribute
+    };
+    let choice = NodeProto {
+        attribute: vec![
+            branch("then_branch", node("Add", &["z", "z"], "doubled")),
+            branch("else_branch", node("Neg", &["z"], "negated")),
+        ],
+        ..node("If", &["holds"], "chosen")
+    };
+    let constant = |name: &str, tensor: &Tensor| ortrain_graph::tensor_to_proto(name, tensor);
+    let graph = GraphProto {
+        name: "branching".into(),
+        node: vec![
+            node("Mul", &["x", "w"], "z"),
+            node("ReduceSum", &["x", "first"], "sum"),
+            node("Greater", &["sum", "zero"], "holds"),
+            choice,
+            node("NonZero", &["z"], "places"),
+            node("Squeeze", &["places", "first"], "flat"),
+            node("Gather", &["chosen", "flat"], "y"),
+        ],
+        input: vec![info("x", DType::F32, vec![Dim::Known(4)])],
+        output: vec![info("y", DType::F32, vec![Dim::symbol("found")])],
+        initializer: vec![
+            constant("w", &Tensor::f32(&[4], &[3.0, 4.0, 5.0, 6.0])),
+            constant("first", &Tensor::i64(&[1], &[0])),
+            constant("zero", &Tensor::f32(&[1], &[0.0])),
+        ],
+        ..GraphProto::default()
+    };
+    let opset = OperatorSetIdProto { version: 17, ..Default::default() };
+    let model =
+        ModelProto { ir_version: 8, graph: Some(graph), opset_import: vec![opset], ..ModelProto::default() };
+    ModelSource::from_proto(&model).unwrap()
 }

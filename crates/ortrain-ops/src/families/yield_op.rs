@@ -1,0 +1,65 @@
+//! The point at which a training graph hands its results over to its caller, who comes back with their gradients:
+//! `YieldOp` of `com.microsoft`.
+//!
+//! Inputs are the results of a forward pass; outputs the gradients of those that have one, in the same order. The inputs at
+//! the places in `non_differentiable_outputs` have none. The gradient of a result has its type and its shape, also where
+//! `full_shape_outputs` does not name it: that attribute names those for which ONNX Runtime must not fill in a scalar. It
+//! stands in the graph itself, not in a subgraph, at most once, and has no decomposition: no operator of `ai.onnx` waits.
+
+use ortrain_graph::{Graph, Node};
+use ortrain_program::{HandOver, Step};
+
+use crate::OpError;
+use crate::infer::Infer;
+use crate::lower::Lower;
+use crate::op::{Definition, Op, Placement};
+
+struct YieldOp {
+    /// The places of the inputs whose gradients are the outputs.
+    differentiable: Vec<usize>,
+}
+
+impl Op for YieldOp {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(1, usize::MAX, self.differentiable.len())?;
+        for (output, &input) in self.differentiable.iter().enumerate() {
+            let dtype = cx.dtype_where(input, "a float type", ortrain_graph::DType::is_float)?;
+            cx.output(output, dtype, cx.shape(input).cloned());
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let given = (0..cx.node().inputs.len()).map(|k| cx.input(k)).collect();
+        let mut taken = Vec::with_capacity(self.differentiable.len());
+        for (output, &input) in self.differentiable.iter().enumerate() {
+            taken.push(if cx.wants(output) {
+                cx.output(output)
+            } else {
+                let (dtype, len) = (cx.dtype(input), cx.dims(input).iter().product());
+                cx.temp(&format!("gradient {output}"), dtype, len)
+            });
+        }
+        cx.step(Step::HandOver(HandOver { given, taken }))
+    }
+
+    fn placement(&self) -> Placement {
+        Placement::HandOver
+    }
+}
+
+fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let count = node.inputs.len();
+    let mut differs = vec![true; count];
+    for &place in node.attrs.ints("non_differentiable_outputs")?.unwrap_or_default() {
+        let place = usize::try_from(place).ok().filter(|&place| place < count).ok_or_else(|| {
+            OpError::invalid(format!("non_differentiable_outputs names input {place}, but there are {count}"))
+        })?;
+        differs[place] = false;
+    }
+    Ok(Box::new(YieldOp { differentiable: (0..count).filter(|&place| differs[place]).collect() }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![Definition::new("com.microsoft", "YieldOp", &[1], build)]
+}

@@ -1,0 +1,1137 @@
+//! The forward and the backward pass of a model as two calls, with the weights in the caller's hands.
+//!
+//! Both are one program with a point at which the caller takes over ([`ortrain_program::HandOver`]): what a forward pass
+//! keeps lies where the step of a [`Module`](crate::Module) would keep it, and the results have the same bits.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_onnx::ModelProto;
+use ortrain_ops::Role;
+use ortrain_ops::passes::differentiate::{backpropagate, gradients_known, no_path};
+use ortrain_ops::passes::functions::write_out;
+use ortrain_ops::passes::infer::infer;
+use ortrain_ops::training::{Accumulation, BatchNormMode, append_accumulators, for_training};
+use ortrain_program::{
+    Backend, Bf16Fallback, Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
+    Precision, RunError, Runner, Scalars, Suspended, Workspace,
+};
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use crate::artifacts::{opset_of, training_message, updated_statistics};
+use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
+use crate::inputs::Signature;
+use crate::kind::check_forward;
+use crate::module::graph_to_run;
+use crate::nearest::hint;
+use crate::runners::Runners;
+use crate::{Error, ModelSource, Result, ValueInfo, default_backend, over_limit, tail};
+
+/// How many workspaces are kept for forward passes to come.
+const IDLE: usize = 4;
+
+/// So many planes are bound without an allocation.
+const PLANES: usize = 512;
+
+/// References to planes, in the order of their ids.
+type Planes<'a> = SmallVec<[&'a Memory; PLANES]>;
+
+/// How a [`ForwardBackward`] is made.
+///
+/// ```
+/// use ortrain::ForwardBackwardOptions;
+///
+/// let options = ForwardBackwardOptions::default().weights(["fc2.weight", "fc2.bias"]).inputs(["x"]);
+/// assert_eq!(options.inputs, Some(vec!["x".to_owned()]));
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ForwardBackwardOptions {
+    /// The initializers that each call is given, and whose gradients come out: see [`ForwardBackwardOptions::weights`].
+    pub weights: Option<Vec<String>>,
+    /// The inputs whose gradients come out: see [`ForwardBackwardOptions::inputs`].
+    pub inputs: Option<Vec<String>>,
+    /// Whether forward passes behave as in training: see [`ForwardBackwardOptions::training`].
+    pub training: Option<BatchNormMode>,
+    /// The seed of random numbers.
+    pub seed: i64,
+    /// What runs it; [`default_backend`] unless given.
+    pub backend: Option<Arc<dyn Backend>>,
+    /// Most bytes of everything: see [`ForwardBackwardOptions::memory_limit`].
+    pub memory_limit: Option<usize>,
+    /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
+    pub iteration_limit: Option<u64>,
+    /// How exactly inner products are computed: see [`ModuleOptions::precision`](crate::ModuleOptions::precision).
+    pub precision: Precision,
+    /// What may multiply bfloat16 where there is no AMX.
+    pub bf16_fallback: Bf16Fallback,
+    /// Who may end a pass early.
+    pub interrupt: Option<Interrupt>,
+}
+
+impl ForwardBackwardOptions {
+    /// With these initializers as weights, in this order. Unless given, they are all initializers of floats that a gradient
+    /// reaches, in the order of the model.
+    ///
+    /// ```
+    /// let options = ortrain::ForwardBackwardOptions::default().weights(["fc2.weight"]);
+    /// # assert!(options.weights.is_some());
+    /// ```
+    #[must_use]
+    pub fn weights<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> ForwardBackwardOptions {
+        self.weights = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// With gradients of these inputs. Unless given, of all inputs of floats that the outputs depend on.
+    ///
+    /// ```
+    /// let options = ortrain::ForwardBackwardOptions::default().inputs(Vec::<String>::new());
+    /// # assert!(options.inputs.is_some());
+    /// ```
+    #[must_use]
+    pub fn inputs<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> ForwardBackwardOptions {
+        self.inputs = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// With forward passes as artifacts have them: every Dropout drops elements, every BatchNormalization uses the
+    /// statistics that `mode` says and updates the running ones, which belong to the [`ForwardBackward`]. Evaluations stay
+    /// what the model says, with these running statistics. Unless given, forward passes compute what the model says.
+    ///
+    /// ```
+    /// use ortrain::ForwardBackwardOptions;
+    /// use ortrain::artifacts::BatchNormMode;
+    ///
+    /// let options = ForwardBackwardOptions::default().training(BatchNormMode::Auto);
+    /// # assert!(options.training.is_some());
+    /// ```
+    #[must_use]
+    pub fn training(mut self, mode: BatchNormMode) -> ForwardBackwardOptions {
+        self.training = Some(mode);
+        self
+    }
+
+    /// With this seed of random numbers. A forward pass draws others than the one before.
+    ///
+    /// ```
+    /// let options = ortrain::ForwardBackwardOptions::default().seed(7);
+    /// # assert_eq!(options.seed, 7);
+    /// ```
+    #[must_use]
+    pub fn seed(mut self, seed: i64) -> ForwardBackwardOptions {
+        self.seed = seed;
+        self
+    }
+
+    /// With this backend.
+    ///
+    /// ```
+    /// use ortrain::{ForwardBackwardOptions, backend};
+    ///
+    /// let options = ForwardBackwardOptions::default().backend(backend("reference", 0)?);
+    /// # assert!(options.backend.is_some());
+    /// # Ok::<(), ortrain::Error>(())
+    /// ```
+    #[must_use]
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> ForwardBackwardOptions {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// With at most so many bytes for the weights, their gradients, and what all forward passes keep that are live at once.
+    /// Values are computed again where one pass alone would need more.
+    ///
+    /// ```
+    /// let options = ortrain::ForwardBackwardOptions::default().memory_limit(64 << 20);
+    /// # assert!(options.memory_limit.is_some());
+    /// ```
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> ForwardBackwardOptions {
+        self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// With at most so many iterations of a loop ([`ITERATION_LIMIT`] unless given).
+    ///
+    /// ```
+    /// let options = ortrain::ForwardBackwardOptions::default().iteration_limit(10_000);
+    /// # assert_eq!(options.iteration_limit, Some(10_000));
+    /// ```
+    #[must_use]
+    pub fn iteration_limit(mut self, iterations: u64) -> ForwardBackwardOptions {
+        self.iteration_limit = Some(iterations);
+        self
+    }
+
+    /// With inner products of this precision instead of [`Precision::F32`].
+    ///
+    /// ```
+    /// use ortrain::{ForwardBackwardOptions, Precision};
+    ///
+    /// let options = ForwardBackwardOptions::default().precision(Precision::Bf16);
+    /// # assert_eq!(options.precision, Precision::Bf16);
+    /// ```
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> ForwardBackwardOptions {
+        self.precision = precision;
+        self
+    }
+
+    /// With this instead of AMX, where a precision needs one and the machine has none.
+    ///
+    /// ```
+    /// use ortrain::{Bf16Fallback, ForwardBackwardOptions};
+    ///
+    /// let options = ForwardBackwardOptions::default().bf16_fallback(Bf16Fallback::Emulated);
+    /// # assert_eq!(options.bf16_fallback, Bf16Fallback::Emulated);
+    /// ```
+    #[must_use]
+    pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> ForwardBackwardOptions {
+        self.bf16_fallback = fallback;
+        self
+    }
+
+    /// With somebody who may end a pass early: see [`ModuleOptions::interrupt`](crate::ModuleOptions::interrupt). A forward
+    /// pass whose backward pass was ended is over.
+    ///
+    /// ```
+    /// use ortrain::{ForwardBackwardOptions, Interrupt};
+    ///
+    /// let options = ForwardBackwardOptions::default().interrupt(Interrupt::new(|| false));
+    /// # assert!(options.interrupt.is_some());
+    /// ```
+    #[must_use]
+    pub fn interrupt(mut self, interrupt: Interrupt) -> ForwardBackwardOptions {
+        self.interrupt = Some(interrupt);
+        self
+    }
+}
+
+/// A weight, or room for its gradient, in memory that is read and written where it lies.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use ortrain::{DType, Lent, Memory};
+///
+/// let memory = Arc::new(Memory::new(24));
+/// let weight = Lent { dtype: DType::F32, dims: &[2, 3], memory: &memory };
+/// # assert_eq!(weight.dims, [2, 3]);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Lent<'a> {
+    /// The element type.
+    pub dtype: DType,
+    /// The shape.
+    pub dims: &'a [usize],
+    /// Where the elements lie, the first one at the beginning.
+    pub memory: &'a Arc<Memory>,
+}
+
+/// A weight of a [`ForwardBackward`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::{ForwardBackward, ForwardBackwardOptions};
+///
+/// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
+/// let weight = &both.weights()[0];
+/// assert_eq!((weight.name.as_str(), weight.initial.dims()), ("fc1.weight", &[96, 64][..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// The name.
+    pub name: String,
+    /// What it is in the model.
+    pub initial: Tensor,
+}
+
+impl Weight {
+    /// Memory with what the weight is in the model.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
+    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
+    /// let memory = both.weights()[0].to_memory()?;
+    /// assert_eq!(memory.len(), 4 * 96 * 64);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the system does not give it.
+    pub fn to_memory(&self) -> Result<Arc<Memory>> {
+        let memory = self.room()?;
+        memory.write(0, self.initial.data());
+        Ok(memory)
+    }
+
+    /// Memory for its gradient, all zero.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{ForwardBackward, ForwardBackwardOptions};
+    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
+    /// assert!(both.weights()[0].room()?.is_zero());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the system does not give it.
+    pub fn room(&self) -> Result<Arc<Memory>> {
+        Ok(Arc::new(Memory::try_new(self.initial.data().len()).map_err(RunError::from)?))
+    }
+
+    /// Checks that something lent is as large as it is.
+    fn check(&self, lent: &Lent<'_>, what: &str) -> Result<()> {
+        let (dtype, dims) = (self.initial.dtype(), self.initial.dims());
+        let fits = lent.dtype == dtype && lent.dims == dims;
+        if fits && lent.memory.len() >= self.initial.data().len() {
+            return Ok(());
+        }
+        let found = if fits {
+            format!("{} bytes", lent.memory.len())
+        } else {
+            format!("{}{:?}", lent.dtype, lent.dims)
+        };
+        Err(Error::Argument(format!("{what}{:?} should be {dtype}{dims:?}, but it is {found}", self.name)))
+    }
+}
+
+/// What passes keep when they are over, for those to come.
+#[derive(Debug)]
+struct Pool {
+    idle: Mutex<Vec<Box<Pass>>>,
+    /// Bytes of the workspaces of live forward passes, and how many there are.
+    live: AtomicUsize,
+    passes: AtomicUsize,
+}
+
+/// What a forward pass keeps until its backward pass.
+#[derive(Debug)]
+struct Pass {
+    work: Workspace,
+    weights: Vec<Arc<Memory>>,
+    suspended: Suspended,
+    runner: Option<Arc<Runner>>,
+    scalars: Scalars,
+    /// What it counts for among the bytes of live passes.
+    bytes: usize,
+}
+
+impl Pool {
+    fn idle(&self) -> MutexGuard<'_, Vec<Box<Pass>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes back what a pass kept.
+    fn give_back(&self, mut pass: Box<Pass>) {
+        self.live.fetch_sub(std::mem::take(&mut pass.bytes), Ordering::Relaxed);
+        self.passes.fetch_sub(1, Ordering::Relaxed);
+        pass.weights.clear();
+        pass.suspended = Suspended::default();
+        pass.runner = None;
+        let mut idle = self.idle();
+        if idle.len() < IDLE {
+            idle.push(pass);
+        }
+    }
+}
+
+/// A forward pass that waits for its backward pass: activations, which are given back when it is dropped.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+/// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<ortrain::Result<Vec<_>>>()?;
+/// # let weights: Vec<ortrain::Lent<'_>> = both.lent(&memories);
+/// # let batch = setup::batch();
+/// # let x = [ortrain::Given::from(&batch[0])];
+/// let live = both.forward(&weights, &x, &mut |_, _, _, _| {})?;
+/// assert!(live.bytes() > 0);
+/// drop(live);
+/// assert_eq!(both.live_bytes(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct LiveForward {
+    /// `None` when its backward pass has run.
+    pass: Option<Box<Pass>>,
+    pool: Arc<Pool>,
+}
+
+impl LiveForward {
+    /// The bytes that it keeps.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<ortrain::Result<Vec<_>>>()?;
+    /// # let batch = setup::batch();
+    /// let x = [ortrain::Given::from(&batch[0])];
+    /// let live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| {})?;
+    /// assert_eq!(live.bytes(), both.live_bytes());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.pass.as_ref().map_or(0, |pass| pass.bytes)
+    }
+}
+
+impl Drop for LiveForward {
+    fn drop(&mut self) {
+        if let Some(pass) = self.pass.take() {
+            self.pool.give_back(pass);
+        }
+    }
+}
+
+/// What is prepared for shapes as they come.
+#[derive(Debug)]
+struct Prepared {
+    runners: Runners,
+    signature: Signature,
+    /// What programs are planned for: an empty workspace of the same limit.
+    plan: Workspace,
+}
+
+impl Prepared {
+    /// What runs these inputs, checked.
+    fn runner(&mut self, inputs: &[Given<'_>]) -> Result<Arc<Runner>> {
+        self.signature.check(inputs)?;
+        let found = self.runners.runner(&self.plan, inputs).cloned();
+        found
+            .map_err(|error| over_limit::explained(error, &self.runners, &self.signature, &self.plan, inputs))
+    }
+}
+
+/// A model whose forward and backward passes are two calls, given its weights each time.
+///
+/// A forward pass gives the model's outputs; the backward pass takes their gradients and gives those of inputs and weights.
+/// Between the two, which may be any number of other passes, the activations lie in a [`LiveForward`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let batch = setup::batch();
+/// use ortrain::{ForwardBackward, ForwardBackwardOptions, Given, Tensor, collect};
+///
+/// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
+/// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
+/// let rooms = both.weights().iter().map(|weight| weight.room()).collect::<Result<Vec<_>, _>>()?;
+/// let (weights, gradients) = (both.lent(&memories), both.lent(&rooms));
+///
+/// let mut live = None;
+/// let logits = collect(|deliver| {
+///     live = Some(both.forward(&weights, &[Given::from(&batch[0])], deliver)?);
+///     Ok(())
+/// })?;
+/// let seed = Tensor::f32(logits[0].dims(), &vec![1.0; logits[0].len()]);
+/// let of_x =
+///     collect(|deliver| both.backward(live.as_mut().unwrap(), &[Given::from(&seed)], &gradients, deliver))?;
+/// assert_eq!(of_x[0].dims(), batch[0].dims());
+/// assert!(!rooms[0].is_zero());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ForwardBackward {
+    label: String,
+    weights: Vec<Weight>,
+    statistics: Vec<(Weight, Arc<Memory>)>,
+    inputs: Vec<ValueInfo>,
+    outputs: Vec<ValueInfo>,
+    /// Which of the outputs have a gradient, which are floats.
+    differentiable: Vec<usize>,
+    /// Which of the inputs have one.
+    input_gradients: Vec<usize>,
+    training: Mutex<Prepared>,
+    evaluation: Mutex<Prepared>,
+    /// The training graph, without what gathers gradients, and the evaluation graph; the version that they are written at.
+    graphs: Box<(Graph, Graph)>,
+    opset: i64,
+    proto: Box<ModelProto>,
+    pool: Arc<Pool>,
+    /// A workspace as each pass begins with it.
+    limit: Option<usize>,
+    held: usize,
+    iterations: u64,
+    interrupt: Option<Interrupt>,
+    seed: u64,
+    passes: AtomicU64,
+}
+
+impl ForwardBackward {
+    /// The two passes of a model, which has outputs but needs no loss.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ForwardBackward, ForwardBackwardOptions};
+    ///
+    /// let options = ForwardBackwardOptions::default().weights(["fc2.weight", "fc2.bias"]).inputs(Vec::<&str>::new());
+    /// let both = ForwardBackward::new(setup::MODEL.into(), options)?;
+    /// assert_eq!(both.gradient_names(), ["fc2.weight_grad", "fc2.bias_grad"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read, differentiated or run; a name is unknown or given twice; no gradient reaches what is
+    /// named.
+    pub fn new(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
+        let label = model.label("the model");
+        let backend = options.backend.clone().map_or_else(default_backend, Ok)?;
+        let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
+        let mut model = model.load_for_gradients()?;
+        let opset = opset_of(&model.proto);
+        let mut names = options.weights.clone().unwrap_or_default();
+        if options.weights.is_none() {
+            names = reached_weights(&label, &graph_to_run(&label, &model)?)?;
+        }
+        check_unique(&names)?;
+        let inner = constants_of_subgraphs(&model.proto);
+        let inner: Vec<&str> =
+            names.iter().map(String::as_str).filter(|name| inner.iter().any(|inner| inner == name)).collect();
+        lift_from_subgraphs(&label, &mut model.proto, &inner)?;
+        let statistics = match options.training {
+            Some(mode) => {
+                let outputs: Vec<String> = tail::outputs(&model).into_iter().map(str::to_owned).collect();
+                let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+                updated_statistics(
+                    &label,
+                    &mut model,
+                    mode,
+                    &names.iter().map(String::as_str).collect(),
+                    &outputs,
+                )?
+            }
+            None => Vec::new(),
+        };
+
+        let fail = |source| Error::model(&label, source);
+        let mut graph = graph_to_run(&label, &model)?;
+        check_forward(&label, &graph)?;
+        let user_inputs = graph.inputs.clone();
+        let weights =
+            names.iter().map(|name| taken_out(&label, &mut graph, name)).collect::<Result<Vec<_>>>()?;
+        let statistics =
+            statistics.iter().map(|name| taken_out(&label, &mut graph, name)).collect::<Result<Vec<_>>>()?;
+        infer(&mut graph).map_err(fail)?;
+        if graph.outputs.is_empty() {
+            return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
+        }
+        let info = |id: &ValueId| ValueInfo::of(&label, &graph, *id);
+        let inputs = user_inputs.iter().map(info).collect::<Result<Vec<_>>>()?;
+        let outputs = graph.outputs.iter().map(info).collect::<Result<Vec<_>>>()?;
+        let evaluation = graph.clone();
+        if let Some(mode) = options.training {
+            let trained = names.iter().map(String::as_str).collect();
+            let updated = statistics.iter().map(|weight| weight.name.as_str()).collect();
+            for_training(&mut graph, opset, mode, &trained, &updated).map_err(fail)?;
+            infer(&mut graph).map_err(fail)?;
+        }
+
+        // The caller takes over when the outputs are there.
+        let is_float = |info: &ValueInfo| info.dtype.is_float();
+        let differentiable: Vec<usize> = (0..outputs.len()).filter(|&k| is_float(&outputs[k])).collect();
+        if differentiable.is_empty() {
+            let shown: Vec<String> =
+                outputs.iter().map(|info| format!("{:?} is {info}", info.name)).collect();
+            let reason = format!(
+                "none of its outputs is a float, so that nothing has a gradient: {}",
+                shown.join(", ")
+            );
+            return Err(Error::WrongModel { model: label, reason });
+        }
+        let seeds = hand_over(&mut graph, &differentiable);
+        let chosen = wanted_inputs(&label, &inputs, options.inputs.as_deref())?;
+        let mut targets: Vec<ValueId> = chosen.iter().map(|&k| user_inputs[k]).collect();
+        targets.extend(weights.iter().filter_map(|weight| graph.find(&weight.name)));
+        let gradients = backpropagate(&mut graph, &seeds, &targets).map_err(fail)?;
+        let from: Vec<ValueId> = seeds.iter().map(|&(value, _)| value).collect();
+        let mut input_gradients = Vec::new();
+        let mut results = Vec::new();
+        let mut of_weights = Vec::new();
+        for (at, (&target, gradient)) in targets.iter().zip(&gradients).enumerate() {
+            match (gradient, chosen.get(at)) {
+                (Some(gradient), Some(&input)) => {
+                    input_gradients.push(input);
+                    results.push(*gradient);
+                }
+                (Some(gradient), None) => of_weights.push(*gradient),
+                // An input that nobody asked for by its name need not have one.
+                (None, Some(_)) if options.inputs.is_none() => {}
+                (None, _) => return Err(fail(no_path(&graph, target, &from))),
+            }
+        }
+        if results.is_empty() && of_weights.is_empty() {
+            return Err(Error::Argument(format!(
+                "{label} has no gradient: no weight is named, and its outputs depend on no input of floats"
+            )));
+        }
+        graph.outputs = results.iter().chain(&of_weights).copied().collect();
+        let written = graph.clone();
+
+        // Gradients of weights go where the caller wants them; those of inputs, whose sizes change, are handed over.
+        graph.outputs = results;
+        let buffers = accumulated(&mut graph, &weights, &of_weights);
+        write_out(&mut graph).map_err(fail)?;
+        infer(&mut graph).map_err(fail)?;
+        let place = |k: usize| Role::Plane(PlaneId(k as u32), 0);
+        let planes = weights.len() + statistics.len();
+        let roles = |graph: &Graph| {
+            let role = |(k, _): (usize, &ValueId)| match k.checked_sub(user_inputs.len()) {
+                None => Role::User,
+                Some(k) if k < planes + buffers => place(k),
+                Some(_) => Role::ResetFlag,
+            };
+            graph.inputs.iter().enumerate().map(role).collect::<Vec<Role>>()
+        };
+        let bytes = |weight: &Weight| weight.initial.data().len();
+        let held = 2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
+        let iterations = options.iteration_limit.unwrap_or(ITERATION_LIMIT);
+        let prepared = |graph: Graph, roles: Vec<Role>| {
+            Mutex::new(Prepared {
+                runners: Runners::new(graph, roles, backend.clone()).precision(options.precision),
+                signature: Signature::new(inputs.clone()),
+                plan: Workspace::limited(options.memory_limit, held).iteration_limit(iterations),
+            })
+        };
+        let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
+        let statistics = statistics.into_iter().map(|weight| {
+            let memory = weight.to_memory()?;
+            Ok((weight, memory))
+        });
+        Ok(ForwardBackward {
+            training: prepared(graph, roles_of_training),
+            evaluation: prepared(evaluation.clone(), roles_of_evaluation),
+            graphs: Box::new((written, evaluation)),
+            opset,
+            weights,
+            statistics: statistics.collect::<Result<_>>()?,
+            inputs,
+            outputs,
+            differentiable,
+            input_gradients,
+            proto: Box::new(model.proto),
+            label,
+            pool: Arc::new(Pool {
+                idle: Mutex::default(),
+                live: AtomicUsize::new(0),
+                passes: AtomicUsize::new(0),
+            }),
+            limit: options.memory_limit,
+            held,
+            iterations,
+            interrupt: options.interrupt,
+            seed: options.seed.cast_unsigned(),
+            passes: AtomicU64::new(0),
+        })
+    }
+
+    /// The weights, in the order in which calls are given them.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.weights().len(), 4);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+
+    /// Memories, one for each weight, as they are given to calls.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(both.lent(&memories)[0].dims, [96, 64]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn lent<'a>(&'a self, memories: &'a [Arc<Memory>]) -> Vec<Lent<'a>> {
+        let lent = |(weight, memory): (&'a Weight, &'a Arc<Memory>)| Lent {
+            dtype: weight.initial.dtype(),
+            dims: weight.initial.dims(),
+            memory,
+        };
+        self.weights.iter().zip(memories).map(lent).collect()
+    }
+
+    /// The running statistics that forward passes update, where [`ForwardBackwardOptions::training`] says so, with the
+    /// memory that they lie in.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.statistics().count(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn statistics(&self) -> impl Iterator<Item = (&Weight, &Arc<Memory>)> {
+        self.statistics.iter().map(|(weight, memory)| (weight, memory))
+    }
+
+    /// The inputs of the model, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.inputs()[0].to_string(), "float32[batch, 64]");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn inputs(&self) -> &[ValueInfo] {
+        &self.inputs
+    }
+
+    /// The outputs of the model, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.outputs()[0].name, "logits");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn outputs(&self) -> &[ValueInfo] {
+        &self.outputs
+    }
+
+    /// The outputs whose gradients a backward pass is given: those of floats, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.differentiable_outputs().count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn differentiable_outputs(&self) -> impl Iterator<Item = &ValueInfo> {
+        self.differentiable.iter().map(|&k| &self.outputs[k])
+    }
+
+    /// The inputs whose gradients a backward pass gives, in order.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.differentiable_inputs().next().unwrap().name, "x");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn differentiable_inputs(&self) -> impl Iterator<Item = &ValueInfo> {
+        self.input_gradients.iter().map(|&k| &self.inputs[k])
+    }
+
+    /// The names of all gradients: those of inputs, then those of weights.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let options = ortrain::ForwardBackwardOptions::default().weights(["fc2.bias"]);
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), options)?;
+    /// assert_eq!(both.gradient_names(), ["x_grad", "fc2.bias_grad"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn gradient_names(&self) -> Vec<&str> {
+        let graph = &self.graphs.0;
+        graph.outputs.iter().map(|&id| graph.name_of(id)).collect()
+    }
+
+    /// The bytes that live forward passes keep.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.live_bytes(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn live_bytes(&self) -> usize {
+        self.pool.live.load(Ordering::Relaxed)
+    }
+
+    /// The training graph as a model: the forward pass, one `YieldOp` of `com.microsoft` that takes the outputs and makes
+    /// their gradients, and the backward pass. Weights are inputs, behind the model's own; outputs are the gradients.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// let graph = both.training_model()?.graph.unwrap();
+    /// assert!(graph.node.iter().any(|node| node.op_type == "YieldOp"));
+    /// assert_eq!(graph.input.len(), graph.output.len());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When it cannot be written at the model's opset.
+    pub fn training_model(&self) -> Result<ModelProto> {
+        training_message(&self.label, &self.proto, self.graphs.0.clone(), self.opset)
+    }
+
+    /// The evaluation graph as a model: the model, whose weights are inputs, behind its own.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert_eq!(both.evaluation_model()?.graph.unwrap().output[0].name, "logits");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When it cannot be written at the model's opset.
+    pub fn evaluation_model(&self) -> Result<ModelProto> {
+        training_message(&self.label, &self.proto, self.graphs.1.clone(), self.opset)
+    }
+
+    /// The graphs and the programs made so far, as text.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert!(both.dump().contains("YieldOp"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let mut out = String::new();
+        for (name, prepared) in [("training", &self.training), ("evaluation", &self.evaluation)] {
+            let prepared = lock(prepared);
+            out += &format!("{name} {}\n", prepared.runners.graph());
+            for schedule in prepared.runners.schedules() {
+                out += &format!("{name} {schedule}\n");
+            }
+        }
+        out
+    }
+
+    /// Runs the model forward. Its outputs come to `deliver`, in order; what the backward pass needs is kept in what is
+    /// returned, the weights among it: they are to stay as they are until then.
+    ///
+    /// # Errors
+    /// When weights or inputs do not fit, more memory is needed than there may be, or the run fails.
+    pub fn forward(
+        &self,
+        weights: &[Lent<'_>],
+        inputs: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<LiveForward> {
+        self.check_weights(weights, "weight ")?;
+        let runner = lock(&self.training).runner(inputs)?;
+        let train_step = self.passes.fetch_add(1, Ordering::Relaxed);
+        let scalars = Scalars { seed: self.seed, train_step };
+        let mut live = self.begin(weights);
+        let pass = live.pass.as_mut().expect("it has just begun");
+        pass.scalars = scalars;
+        let planes = self.planes(&pass.weights, None);
+        let bindings = Bindings { planes: &planes };
+        let suspended =
+            runner.run_before(&bindings, &mut pass.work, Entry::Overwrite, scalars, inputs, deliver);
+        drop(planes);
+        pass.suspended = suspended.map_err(|error| self.explained(&self.training, error, inputs))?;
+        pass.runner = Some(runner);
+        pass.bytes = pass.work.arena().len() + pass.work.scratch().len() + pass.suspended.bytes();
+        self.pool.live.fetch_add(pass.bytes, Ordering::Relaxed);
+        Ok(live)
+    }
+
+    /// Runs the model backward: given the gradients of the outputs of floats, in order, writes those of the weights to
+    /// `gradients` and hands those of inputs to `deliver`, in the order of [`ForwardBackward::differentiable_inputs`]. What
+    /// the forward pass kept is given back then.
+    ///
+    /// # Errors
+    /// When a gradient has another type or shape than its output, or what is given for a weight's gradient than the weight:
+    /// nothing has changed then. When the forward pass was used before, or is another model's. When the run fails: the
+    /// forward pass is over then.
+    pub fn backward(
+        &self,
+        live: &mut LiveForward,
+        output_gradients: &[Given<'_>],
+        gradients: &[Lent<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        if !Arc::ptr_eq(&live.pool, &self.pool) {
+            return Err(Error::OtherState { what: "forward pass" });
+        }
+        self.check_weights(gradients, "the gradient of ")?;
+        let Some(pass) = &live.pass else {
+            return Err(Error::State(
+                "the backward pass of this forward pass has run already; run the model forward again".into(),
+            ));
+        };
+        let runner = pass.runner.clone().expect("a live pass has run");
+        self.check_gradients(&runner, &pass.suspended, output_gradients)?;
+        let mut pass = live.pass.take().expect("it was just there");
+        let planes = self.planes(&pass.weights, Some(gradients));
+        let bindings = Bindings { planes: &planes };
+        let suspended = std::mem::take(&mut pass.suspended);
+        let scalars = pass.scalars;
+        let outcome = runner.run_after(
+            suspended,
+            &bindings,
+            &mut pass.work,
+            Entry::Overwrite,
+            scalars,
+            output_gradients,
+            deliver,
+        );
+        drop(planes);
+        self.pool.give_back(pass);
+        Ok(outcome?)
+    }
+
+    /// Runs the model as it is, forward alone. Its outputs come to `deliver`, in order; nothing is kept.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// use ortrain::{ForwardBackward, ForwardBackwardOptions, Given, collect};
+    ///
+    /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
+    /// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
+    /// let x = [Given::from(&batch[0])];
+    /// let logits = collect(|deliver| both.evaluate(&both.lent(&memories), &x, deliver))?;
+    /// assert_eq!(logits[0].dims(), [2, 10]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`ForwardBackward::forward`].
+    pub fn evaluate(
+        &self,
+        weights: &[Lent<'_>],
+        inputs: &[Given<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        self.check_weights(weights, "weight ")?;
+        let runner = lock(&self.evaluation).runner(inputs)?;
+        let mut live = self.begin(weights);
+        let pass = live.pass.as_mut().expect("it has just begun");
+        let planes = self.planes(&pass.weights, None);
+        let (bindings, scalars) = (Bindings { planes: &planes }, Scalars::default());
+        let outcome = runner.run(&bindings, &mut pass.work, Entry::Overwrite, scalars, inputs, deliver);
+        outcome.map_err(|error| self.explained(&self.evaluation, error, inputs))
+    }
+
+    /// A pass with these weights and a workspace that is as large as the last one needed.
+    fn begin(&self, weights: &[Lent<'_>]) -> LiveForward {
+        let idle = self.pool.idle().pop();
+        let mut pass = idle.unwrap_or_else(|| {
+            let work = Workspace::limited(self.limit, self.held)
+                .iteration_limit(self.iterations)
+                .interrupt(self.interrupt.clone());
+            let weights = Vec::with_capacity(self.weights.len());
+            let (suspended, scalars) = (Suspended::default(), Scalars::default());
+            Box::new(Pass { work, weights, suspended, runner: None, scalars, bytes: 0 })
+        });
+        pass.weights.extend(weights.iter().map(|lent| lent.memory.clone()));
+        pass.work.hold(self.held + self.live_bytes());
+        self.pool.passes.fetch_add(1, Ordering::Relaxed);
+        LiveForward { pass: Some(pass), pool: self.pool.clone() }
+    }
+
+    /// Weights, statistics and, in a backward pass, gradients. In a forward pass nothing reads or writes gradients: weights
+    /// stand for them.
+    fn planes<'a>(&'a self, weights: &'a [Arc<Memory>], gradients: Option<&[Lent<'a>]>) -> Planes<'a> {
+        let mut planes: Planes<'a> = weights.iter().map(|memory| &**memory).collect();
+        planes.extend(self.statistics.iter().map(|(_, memory)| &**memory));
+        match gradients {
+            Some(gradients) => planes.extend(gradients.iter().map(|lent| &**lent.memory)),
+            None => planes.extend(weights.iter().map(|memory| &**memory)),
+        }
+        planes
+    }
+
+    fn check_weights(&self, lent: &[Lent<'_>], what: &str) -> Result<()> {
+        if lent.len() != self.weights.len() {
+            let names: Vec<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
+            return Err(Error::Argument(format!(
+                "{} are needed, one for each weight ({}), but {} are given",
+                names.len(),
+                names.join(", "),
+                lent.len()
+            )));
+        }
+        self.weights.iter().zip(lent).try_for_each(|(weight, lent)| weight.check(lent, what))
+    }
+
+    /// Checks that the gradients have the types and shapes of the outputs that a forward pass gave.
+    fn check_gradients(&self, runner: &Runner, suspended: &Suspended, gradients: &[Given<'_>]) -> Result<()> {
+        if gradients.len() != self.differentiable.len() {
+            let names: Vec<&str> = self.differentiable_outputs().map(|info| info.name.as_str()).collect();
+            return Err(Error::Argument(format!(
+                "{} gradients are needed, one for each output of floats ({}), but {} are given",
+                names.len(),
+                names.join(", "),
+                gradients.len()
+            )));
+        }
+        for (&k, gradient) in self.differentiable.iter().zip(gradients) {
+            let info = &self.outputs[k];
+            let (dtype, dims) = runner.given(suspended, k);
+            let bytes = dims.iter().product::<usize>() * dtype.size();
+            if gradient.dtype != dtype || gradient.dims != dims || gradient.bytes.len() != bytes {
+                return Err(Error::Argument(format!(
+                    "the gradient of output {:?} is {}{:?}, but the output is {dtype}{dims:?}",
+                    info.name, gradient.dtype, gradient.dims
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The error of a run, in words of the model; where other forward passes take the memory it says so.
+    fn explained(&self, prepared: &Mutex<Prepared>, error: RunError, inputs: &[Given<'_>]) -> Error {
+        let Prepared { runners, signature, plan } = &*lock(prepared);
+        if let RunError::OverLimit(over) = &error
+            && over.need.held > self.held
+        {
+            // The one that fails is counted, too.
+            let others = self.pool.passes.load(Ordering::Relaxed).saturating_sub(1);
+            let bytes = over.need.held - self.held;
+            let help = format!(
+                "{bytes} of them are kept by {others} forward passes that wait for their backward pass: run it, or drop them"
+            );
+            return Error::StepOverLimit { over: over.clone(), help };
+        }
+        over_limit::explained(runners.explained(error), runners, signature, plan, inputs)
+    }
+}
+
+fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
+    prepared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The initializers of floats that a gradient of the outputs reaches, in the order of the model.
+fn reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
+    let mut graph = graph.clone();
+    let fail = |source| Error::model(label, source);
+    infer(&mut graph).map_err(fail)?;
+    let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
+    let made: FxHashSet<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
+    let floats: Vec<ValueId> = graph
+        .value_ids()
+        .filter(|&id| graph.value(id).constant.is_some() && is_float(&graph, id) && !made.contains(&id))
+        .collect();
+    let differentiable: Vec<usize> =
+        (0..graph.outputs.len()).filter(|&k| is_float(&graph, graph.outputs[k])).collect();
+    let seeds = hand_over(&mut graph, &differentiable);
+    let names: Vec<String> = floats.iter().map(|&id| graph.name_of(id).to_owned()).collect();
+    let (reached, _) = gradients_known(&mut graph, &seeds, &floats).map_err(fail)?;
+    Ok(names.into_iter().zip(reached).filter_map(|(name, reached)| reached.then_some(name)).collect())
+}
+
+fn check_unique(names: &[String]) -> Result<()> {
+    let mut seen = FxHashSet::default();
+    match names.iter().find(|name| !seen.insert(*name)) {
+        None => Ok(()),
+        Some(name) => Err(Error::Argument(format!("weight {name:?} is named twice"))),
+    }
+}
+
+/// Makes an initializer an input of the graph.
+fn taken_out(label: &str, graph: &mut Graph, name: &str) -> Result<Weight> {
+    let constants = |graph: &Graph| -> Vec<String> {
+        let ids = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
+        ids.map(|id| graph.name_of(id).to_owned()).collect()
+    };
+    let found = graph.find(name).filter(|&id| !graph.inputs.contains(&id));
+    let Some((id, initial)) = found.and_then(|id| Some((id, graph.value(id).constant.clone()?))) else {
+        let known = constants(graph);
+        return Err(Error::Argument(format!(
+            "{label} has no initializer {name:?}{}",
+            hint(name, known.iter().map(String::as_str))
+        )));
+    };
+    if !initial.dtype().is_float() {
+        return Err(Error::Argument(format!(
+            "weight {name:?} is {}{:?}, but only floats have gradients",
+            initial.dtype(),
+            initial.dims()
+        )));
+    }
+    let value = graph.value_mut(id);
+    value.constant = None;
+    value.ty = ValueType::tensor(initial.dtype(), initial.dims());
+    graph.inputs.push(id);
+    Ok(Weight { name: name.to_owned(), initial })
+}
+
+/// Which inputs are to have gradients.
+fn wanted_inputs(label: &str, inputs: &[ValueInfo], names: Option<&[String]>) -> Result<Vec<usize>> {
+    let Some(names) = names else {
+        return Ok((0..inputs.len()).filter(|&k| inputs[k].dtype.is_float()).collect());
+    };
+    let position = |name: &String| {
+        let Some(k) = inputs.iter().position(|info| info.name == *name) else {
+            let known = inputs.iter().map(|info| info.name.as_str());
+            return Err(Error::Argument(format!(
+                "{label} has no input {name:?}, whose gradient is asked for{}",
+                hint(name, known)
+            )));
+        };
+        if !inputs[k].dtype.is_float() {
+            return Err(Error::Argument(format!(
+                "input {name:?} is {}, but only floats have gradients",
+                inputs[k]
+            )));
+        }
+        Ok(k)
+    };
+    let mut chosen = names.iter().map(position).collect::<Result<Vec<usize>>>()?;
+    chosen.sort_unstable();
+    chosen.dedup();
+    Ok(chosen)
+}
+
+/// Appends the point at which the caller takes over. Returns the outputs that have a gradient, each with that.
+fn hand_over(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId, ValueId)> {
+    let outputs = graph.outputs.clone();
+    let mut seeds = Vec::with_capacity(differentiable.len());
+    for &k in differentiable {
+        let name = format!("{}_grad", graph.name_of(outputs[k]));
+        let ty = graph.value(outputs[k]).ty.clone();
+        seeds.push((outputs[k], graph.add_value(&name, ty)));
+    }
+    let others: Vec<i64> =
+        (0..outputs.len()).filter(|k| !differentiable.contains(k)).map(|k| k as i64).collect();
+    let places: Vec<i64> = differentiable.iter().map(|&k| k as i64).collect();
+    let mut attrs = Attrs::new().with("full_shape_outputs", places);
+    if !others.is_empty() {
+        attrs = attrs.with("non_differentiable_outputs", others);
+    }
+    let inputs: Vec<Option<ValueId>> = outputs.into_iter().map(Some).collect();
+    let taken: Vec<Option<ValueId>> = seeds.iter().map(|&(_, gradient)| Some(gradient)).collect();
+    let mut node = Node::new("com.microsoft", "YieldOp", &inputs, &taken, attrs);
+    node.name = graph.unused_name("YieldOp");
+    graph.nodes.push(node);
+    seeds
+}
+
+/// Lets the gradients of weights go to inputs of the graph that lie in planes. Returns how many there are.
+fn accumulated(graph: &mut Graph, weights: &[Weight], gradients: &[ValueId]) -> usize {
+    let mut buffers = Vec::with_capacity(gradients.len());
+    for weight in weights {
+        let ty = ValueType::tensor(weight.initial.dtype(), weight.initial.dims());
+        let id = graph.add_value(&format!("{}{}", weight.name, crate::binding::BUFFER), ty);
+        graph.inputs.push(id);
+        buffers.push(id);
+    }
+    let reset = graph.add_value(crate::binding::RESET_FLAG, ValueType::tensor(DType::Bool, &[1]));
+    graph.inputs.push(reset);
+    let updated: Vec<String> =
+        weights.iter().map(|weight| format!("{}{}", weight.name, crate::binding::UPDATED)).collect();
+    let all: Vec<Accumulation<'_>> = (0..gradients.len())
+        .map(|k| Accumulation {
+            node: graph.unused_name(&format!("GradientAccumulator{k}")).to_string(),
+            buffer: buffers[k],
+            gradient: gradients[k],
+            updated: &updated[k],
+        })
+        .collect();
+    append_accumulators(graph, reset, &all);
+    buffers.len()
+}
