@@ -1,6 +1,6 @@
 //! Nodes written as other operators.
 
-use ortrain_graph::{Attr, Graph, Node};
+use ortrain_graph::{Attr, Graph, Node, ValueId};
 
 use crate::Error;
 use crate::op::Definition;
@@ -30,25 +30,69 @@ pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<u
 /// # Errors
 /// When an operator has no decomposition, or it cannot express a node.
 pub fn standardise(graph: &mut Graph) -> Result<(), Error> {
+    standardise_or(graph, &mut |_, _, error| Err(error))
+}
+
+/// As [`standardise`], as far as it goes: nodes that cannot be written as operators of `ai.onnx` stay as they are. Returns
+/// each of these with why.
+pub fn standardise_known(graph: &mut Graph) -> Vec<Refused> {
+    refusing(|refuse| standardise_or(graph, refuse))
+}
+
+/// A node that cannot be rewritten, and stays as it is.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// What it makes.
+    pub outputs: Vec<ValueId>,
+    /// Why it cannot be rewritten.
+    pub error: Error,
+}
+
+/// What is done about a node of a graph that cannot be rewritten: an error ends the pass.
+pub(crate) type Refuse<'a> = dyn FnMut(&Graph, &Node, Error) -> Result<(), Error> + 'a;
+
+/// All nodes that a pass refuses.
+pub(crate) fn refusing(pass: impl FnOnce(&mut Refuse<'_>) -> Result<(), Error>) -> Vec<Refused> {
+    let mut refused = Vec::new();
+    let mut note = |_: &Graph, node: &Node, error: Error| {
+        refused.push(Refused { outputs: node.present_outputs().collect(), error });
+        Ok(())
+    };
+    pass(&mut note).expect("every refusal is noted");
+    refused
+}
+
+fn standardise_or(graph: &mut Graph, refuse: &mut Refuse<'_>) -> Result<(), Error> {
     let mut index = 0;
     while index < graph.nodes.len() {
         let Node { ref domain, ref op, .. } = graph.nodes[index];
         // Who is not known is refused by name when its types are inferred.
-        if Registry::standard().find(domain, op).map_or(domain.is_empty(), Definition::is_standard) {
-            crate::passes::infer::infer_node(graph, index)?;
-            for attr in graph.nodes[index].attrs.0.values_mut() {
-                if let Attr::Graph(subgraph) = attr {
-                    standardise(subgraph)?;
+        let outcome =
+            if Registry::standard().find(domain, op).map_or(domain.is_empty(), Definition::is_standard) {
+                crate::passes::infer::infer_node(graph, index).and_then(|_| {
+                    let subgraphs = graph.nodes[index].attrs.0.values_mut();
+                    subgraphs
+                        .filter_map(|attr| match attr {
+                            Attr::Graph(subgraph) => Some(subgraph),
+                            _ => None,
+                        })
+                        .try_for_each(|subgraph| standardise(subgraph))
+                })
+            } else {
+                match decompose_node(graph, index) {
+                    Ok(Some(_)) => continue,
+                    Ok(None) => {
+                        let source =
+                            crate::OpError::unsupported("it has no decomposition into operators of ai.onnx");
+                        Err(Error::at(graph, &graph.nodes[index], source))
+                    }
+                    Err(error) => Err(error),
                 }
-            }
-            index += 1;
-            continue;
+            };
+        if let Err(error) = outcome {
+            refuse(graph, &graph.nodes[index], error)?;
         }
-        if decompose_node(graph, index)?.is_none() {
-            let node = &graph.nodes[index];
-            let source = crate::OpError::unsupported("it has no decomposition into operators of ai.onnx");
-            return Err(Error::at(graph, node, source));
-        }
+        index += 1;
     }
     Ok(())
 }
