@@ -13,13 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ortrain import _ortrain
+from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._sources import ModelLike, model_source
 from ortrain.gradient._names import listed
 
 __all__ = ["grad", "vjp"]
 
 
-def grad(model: ModelLike, of: str | Iterable[str], wrt: str | Iterable[str], plain: bool = True) -> bytes:
+def grad(
+    model: ModelLike,
+    of: str | Iterable[str],
+    wrt: str | Iterable[str],
+    plain: bool = True,
+    *,
+    operators: OperatorLibrary | None = None,
+) -> bytes:
     """A model that computes what ``model`` does, and the gradients of ``of`` with respect to ``wrt``.
 
     The gradients are those of the sum of all elements of all values of ``of``; of a loss of one element, those of the
@@ -36,6 +44,7 @@ def grad(model: ModelLike, of: str | Iterable[str], wrt: str | Iterable[str], pl
             floats.
         plain: whether the result has no operators but those of ``ai.onnx``, so that any runtime runs it. Otherwise the
             gradients are ONNX Runtime's own operators where it has some (``com.microsoft``), as in a training model.
+        operators: operators and gradients of one's own; the result holds plain nodes and needs none.
 
     Returns:
         The bytes of the model.
@@ -56,10 +65,17 @@ def grad(model: ModelLike, of: str | Iterable[str], wrt: str | Iterable[str], pl
     array([8., 8., 8., 8., 8., 8., 8., 8., 8., 8.], dtype=float32)
 
     """
-    return _ortrain.grad(model_source(model), _some(of, "of"), _some(wrt, "wrt"), bool(plain))
+    return _ortrain.grad(with_operators(model_source(model), operators), _some(of, "of"), _some(wrt, "wrt"), bool(plain))
 
 
-def vjp(model: ModelLike, of: str | Iterable[str], wrt: str | Iterable[str], plain: bool = True) -> bytes:
+def vjp(
+    model: ModelLike,
+    of: str | Iterable[str],
+    wrt: str | Iterable[str],
+    plain: bool = True,
+    *,
+    operators: OperatorLibrary | None = None,
+) -> bytes:
     """A model that computes what ``model`` does, and products of vectors that it is given with the Jacobian.
 
     Each value ``y`` of ``of`` adds an input ``<y>_grad`` of its element type and its shape, behind the inputs of the
@@ -71,6 +87,7 @@ def vjp(model: ModelLike, of: str | Iterable[str], wrt: str | Iterable[str], pla
         of: the values that gradients flow from.
         wrt: the values whose gradients are wanted. None of them is in ``of``.
         plain: as in :func:`grad`.
+        operators: as in :func:`grad`.
 
     Returns:
         The bytes of the model.
@@ -93,7 +110,7 @@ def vjp(model: ModelLike, of: str | Iterable[str], wrt: str | Iterable[str], pla
     array([0., 0., 4., 0.], dtype=float32)
 
     """
-    return _ortrain.vjp(model_source(model), _some(of, "of"), _some(wrt, "wrt"), bool(plain))
+    return _ortrain.vjp(with_operators(model_source(model), operators), _some(of, "of"), _some(wrt, "wrt"), bool(plain))
 
 
 def _some(names: str | Iterable[str], argument: str) -> list[str]:
