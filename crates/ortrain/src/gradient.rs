@@ -354,7 +354,7 @@ fn gradient_model(
     let fail = |source| Error::model(label, source);
     write_out(&mut graph).map_err(fail)?;
     infer(&mut graph).map_err(fail)?;
-    let mut refused = if options.plain { standardise_known(&mut graph) } else { Vec::new() };
+    let mut refused = if options.plain { standardise_known(&mut graph, opset) } else { Vec::new() };
     refused.extend(downgrade_known(&mut graph, opset));
 
     let initializers = !(1..SEPARATE_INITIALIZERS).contains(&model.proto.ir_version);
