@@ -4,6 +4,7 @@
 :mod:`ortrain.artifacts`      once, from an ONNX model: the files that training needs
 :mod:`ortrain.onnxblock`      losses and optimizers of one's own for them, made of blocks; needs ``onnx``
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
+:mod:`ortrain.gradient`       the gradient itself: of any model, as a model
 :mod:`ortrain.session`        the same behind one object: the ``TrainingSession`` of C#
 :class:`InferenceSession`     run a model
 :class:`OperatorLibrary`      operators and gradients of one's own, for all of these
@@ -64,7 +65,7 @@ from ortrain.inference import InferenceSession, ModelMetadata, NodeArg, RunOptio
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    from ortrain import artifacts, compat, examples, session
+    from ortrain import artifacts, compat, examples, gradient, session
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._dump import dump
     from ortrain._inspect import GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, StepCost, inspect
@@ -109,13 +110,14 @@ __all__ = [
     "dump",
     "examples",
     "generate_artifacts",
+    "gradient",
     "inspect",
     "operators",
     "session",
 ]
 
 # Training needs none of these. They are imported when they are asked for, so that it starts sooner.
-_MODULES = {"artifacts", "backend", "compat", "examples", "onnxblock", "session"}
+_MODULES = {"artifacts", "backend", "compat", "examples", "gradient", "onnxblock", "session"}
 _LATER = {
     "GradientStop": "_inspect",
     "Inspection": "_inspect",

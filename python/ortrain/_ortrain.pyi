@@ -9,6 +9,7 @@ from ortrain._operators import Source
 
 __all__ = [
     "CheckpointState",
+    "GradientGraph",
     "InferenceSession",
     "LinearLRScheduler",
     "Module",
@@ -22,6 +23,7 @@ __all__ = [
     "declarations",
     "dump",
     "generate_artifacts",
+    "grad",
     "inspect",
     "loss_fragment",
     "open_batch",
@@ -30,6 +32,7 @@ __all__ = [
     "replace_head",
     "save_checkpoint",
     "training_models",
+    "vjp",
 ]
 
 __version__: Final[str]
@@ -273,6 +276,15 @@ def loss_fragment(model: Source, term: dict[str, Any], target_is_there: bool, la
 def declarations(model: Source, names: Sequence[str]) -> bytes:
     """A model whose ``value_info`` has those values whose types are known."""
 
+@final
+class GradientGraph:
+    def __new__(cls, model: bytes, y: list[str], x: list[str], loss: str, plain: bool) -> GradientGraph: ...
+    def build(self) -> None: ...
+    def get_model(self) -> bytes: ...
+    def save(self, path: str) -> None: ...
+
+def grad(model: Source, of: list[str], wrt: list[str], plain: bool) -> bytes: ...
+def vjp(model: Source, of: list[str], wrt: list[str], plain: bool) -> bytes: ...
 def open_batch(model: Source) -> bytes: ...
 def replace_head(model: Source, classes: int, output: str | None, seed: int) -> bytes: ...
 def optimizer_model(

@@ -175,7 +175,11 @@ pub struct Definition {
     pub upgrade: Option<RewriteFn>,
     /// Rewrites a node for an older set ([`Rewrite::version`] is the target). `None`: it is written as it is.
     pub downgrade: Option<RewriteFn>,
-    /// Rewrites a node as other operators, in the newest version.
+    /// Where plain ONNX below a version is wanted: rewrites a node as other operators in the newest version, which
+    /// [`Rewrite::version`] has spellings of. `None` or an empty patch: a downgrade says it all.
+    pub spelled_before: Option<(i64, RewriteFn)>,
+    /// Rewrites a node as other operators, in the newest version. [`Rewrite::version`] is the one that these are wanted
+    /// for.
     pub decompose: Option<RewriteFn>,
     /// Whether it has instructions of its own, or runs as its decomposition.
     pub has_instructions: bool,
@@ -216,6 +220,7 @@ impl Definition {
             build,
             upgrade: None,
             downgrade: None,
+            spelled_before: None,
             decompose: None,
             has_instructions: true,
             composition: |_| false,
@@ -303,6 +308,13 @@ impl Definition {
     #[must_use]
     pub const fn downgrade(mut self, rewrite: RewriteFn) -> Definition {
         self.downgrade = Some(rewrite);
+        self
+    }
+
+    /// With other words for sets of operators older than `version`.
+    #[must_use]
+    pub const fn spelled_before(mut self, version: i64, rewrite: RewriteFn) -> Definition {
+        self.spelled_before = Some((version, rewrite));
         self
     }
 

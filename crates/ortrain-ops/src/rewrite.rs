@@ -28,7 +28,8 @@ impl<'a> Rewrite<'a> {
         self.patch
     }
 
-    /// When upgrading, the version the node is written in; when downgrading, the version it shall be written for.
+    /// When upgrading, the version the node is written in; when downgrading or decomposing, the version it shall be written
+    /// for.
     #[must_use]
     pub fn version(&self) -> i64 {
         self.version
@@ -102,6 +103,25 @@ impl<'a> Rewrite<'a> {
     #[must_use]
     pub fn dims(&self, value: ValueId) -> Option<Vec<usize>> {
         self.shape(value)?.iter().map(Dim::known).collect()
+    }
+
+    /// The elements of a vector of sizes, if all are known: it is constant, or computed from shapes that are numbers.
+    #[must_use]
+    pub fn sizes_of(&self, value: ValueId) -> Option<Vec<i64>> {
+        let entry = self.patch.value(self.graph, value);
+        let computed =
+            || entry.sizes.as_ref()?.iter().map(|dim| dim.known().map(|size| size as i64)).collect();
+        entry.content().and_then(Tensor::to_i64).or_else(computed)
+    }
+
+    /// The size of an axis of a value, as a vector of one element: a constant if it is known.
+    pub fn size_along(&mut self, value: ValueId, axis: usize) -> ValueId {
+        if let Some(size) = self.shape(value).and_then(|shape| shape.iter().nth(axis)).and_then(Dim::known) {
+            return self.ints("size", &[size as i64]);
+        }
+        let shape = self.add("Shape", &[value], Attrs::new());
+        let axis = self.ints("axis", &[axis as i64]);
+        self.add("Gather", &[shape, axis], Attrs::new().with("axis", 0i64))
     }
 
     /// A new constant.

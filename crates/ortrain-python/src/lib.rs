@@ -4,6 +4,7 @@
 
 mod door;
 mod error;
+mod gradient;
 mod session;
 mod state;
 mod tools;
@@ -16,6 +17,8 @@ use pyo3::prelude::*;
 mod _ortrain {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::gradient::{GradientGraph, grad, vjp};
     #[pymodule_export]
     use crate::session::TrainingSession;
     #[pymodule_export]

@@ -186,7 +186,7 @@ pub use ortrain_ops::training::Reduction;
 pub use ortrain_ops::training::optimizer_model;
 
 /// The oldest format of files in which an initializer need not be an input.
-const SEPARATE_INITIALIZERS: i64 = 4;
+pub(crate) const SEPARATE_INITIALIZERS: i64 = 4;
 
 /// Sets of operators that onnxruntime-training's training models import beside the forward model's.
 const TRAINING_OPSETS: [(&str, i64); 7] = [

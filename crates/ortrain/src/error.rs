@@ -85,6 +85,16 @@ pub enum Error {
         /// What is wrong with it.
         source: Box<ortrain_ops::Error>,
     },
+    /// What keeps a model from being differentiated or written: everything at once.
+    #[error("{model}: {}", crate::inspect::sentence(.obstacles))]
+    Obstacles {
+        /// The model.
+        model: String,
+        /// Each with its node and what helps.
+        obstacles: Vec<crate::Obstacle>,
+        /// What sort of error the first of them is.
+        kind: ErrorKind,
+    },
     /// The shapes of the inputs of a run do not fit the model.
     #[error("the model cannot run on inputs of these shapes: {0}")]
     Shapes(Box<ortrain_ops::Error>),
@@ -361,6 +371,7 @@ impl Error {
                 ErrorKind::NotImplemented
             }
             Error::Onnx(_) | Error::Mismatch { .. } | Error::WrongModel { .. } => ErrorKind::InvalidModel,
+            Error::Obstacles { kind, .. } => *kind,
             Error::Model { source, .. } => of_ops(source, ErrorKind::InvalidModel),
             Error::Shapes(source) => of_ops(source, ErrorKind::InvalidArgument),
             Error::Run(

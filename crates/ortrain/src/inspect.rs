@@ -570,8 +570,17 @@ fn gradients(
     }
 }
 
+/// All obstacles as one sentence.
+pub(crate) fn sentence(obstacles: &[Obstacle]) -> String {
+    let parts: Vec<String> = obstacles.iter().map(|found| format!("{}; {}", found.what, found.fix)).collect();
+    match parts.as_slice() {
+        [one] => one.clone(),
+        all => format!("{} obstacles: {}", all.len(), all.join(". ")),
+    }
+}
+
 /// An error as a report has it.
-fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
+pub(crate) fn obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
     use ortrain_ops::{Error as Wrong, OpError};
 
     let (mut node, mut operator) = (None, None);

@@ -7,6 +7,7 @@
 //! - [`InferenceSession`]: runs any model.
 //! - [`Module::profile`], [`Profile`]: where the time of a step goes.
 //! - [`inspect`]: which values of a model would be trained, and why the others would not.
+//! - [`gradient`]: the gradients of a model as a model.
 //! - [`OperatorLibrary`]: operators and gradients of one's own.
 //! - [`dump`]: every stage between a file and its instructions, as text.
 //!
@@ -78,6 +79,7 @@ mod error;
 mod exchange;
 mod export;
 mod forward_backward;
+pub mod gradient;
 mod head;
 mod inputs;
 mod inspect;

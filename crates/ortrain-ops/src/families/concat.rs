@@ -238,6 +238,14 @@ fn build_concat(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 fn decompose_split(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, lengths) = (rw.required(0)?, rw.required(1)?);
     let axis = axis_of(rw.node())?;
+    if let Some(known) = rw.sizes_of(lengths) {
+        // Older sets have no Split and no Slice of computed lengths.
+        let known = rw.ints("lengths", &known);
+        let (inputs, outputs) = ([Some(x), Some(known)], rw.node().outputs.len());
+        let parts = rw.add_node("", "Split", &inputs, outputs, Attrs::new().with("axis", axis));
+        parts.into_iter().enumerate().for_each(|(k, part)| rw.output(k, part));
+        return Ok(());
+    }
     let axes = rw.ints("axes", &[axis]);
     let mut start = rw.ints("start", &[0]);
     for k in 0..rw.node().outputs.len() {

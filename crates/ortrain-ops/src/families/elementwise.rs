@@ -640,7 +640,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             let definition = Definition::new(row.domain, row.name, row.since, build).row();
             match row.name {
                 "BitShift" => definition.sample(|_| Sample::of(Attrs::new().with("direction", "LEFT"))),
-                "Gelu" => definition.downgrade(downgrade_gelu),
+                "Gelu" => definition.downgrade(downgrade_gelu).spelled_before(20, decompose),
                 "PRelu" => definition.weights(&[1]),
                 "Sign" => definition.downgrade(downgrade_sign),
                 "Less" | "Greater" | "Equal" => definition.downgrade(downgrade_comparison),

@@ -336,6 +336,9 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Err(OpError::unsupported("the rank and the type of what was gathered from must be known"));
     };
     let axis = normalize_axis(rw.attrs().int("axis")?.unwrap_or(0), rank)?;
+    if rw.version() < SUMMED {
+        return decompose_grad_as_product(rw, axis, dtype);
+    }
     let zeros = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
     let zeros = rw.add("ConstantOfShape", &[shape], zeros);
     // One axis of indices, in the place of the axis gathered from.
@@ -363,6 +366,61 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let indices = rw.add("Expand", &[indices, rows], Attrs::new());
     let attrs = Attrs::new().with("axis", axis as i64).with("reduction", "add");
     let result = rw.add("ScatterElements", &[zeros, indices, updates], attrs);
+    rw.output(0, result);
+    Ok(())
+}
+
+/// The first set of operators that sums what is written to the same place.
+const SUMMED: i64 = 16;
+
+/// `GatherGrad` for older sets: the product of ones, where an index is that of a row, with the gradient. (An infinite
+/// gradient makes NaN of the rows that it does not belong to.)
+fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) -> Result<(), OpError> {
+    let (shape, indices, g) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let output = rw.node().present_outputs().next();
+    let sizes = output.and_then(|output| rw.shape(output)).cloned();
+    let sizes: Vec<Dim> = sizes.iter().flat_map(|shape| shape.iter().cloned()).collect();
+    let (line, row) = (rw.ints("line", &[-1]), rw.ints("row", &[1, -1]));
+    let at = rw.add("Reshape", &[indices, line], Attrs::new());
+    let at = rw.add("Reshape", &[at, row], Attrs::new());
+    let size = match sizes[axis].known() {
+        Some(size) => rw.ints("size", &[size as i64]),
+        None => {
+            let axis = rw.ints("axis", &[axis as i64]);
+            rw.add("Gather", &[shape, axis], Attrs::new().with("axis", 0i64))
+        }
+    };
+    let column = rw.ints("column", &[-1, 1]);
+    let rows = match sizes[axis].known() {
+        Some(size) => rw.ints("rows", &(0..size as i64).collect::<Vec<i64>>()),
+        None => rw.count_up(size),
+    };
+    let rows = rw.add("Reshape", &[rows, column], Attrs::new());
+    let at = rw.add("Cast", &[at], Attrs::new().with("to", i64::from(DType::I64.to_onnx())));
+    let from_behind = rw.add("Add", &[at, size], Attrs::new());
+    let hit = rw.add("Equal", &[rows, at], Attrs::new());
+    let hit_from_behind = rw.add("Equal", &[rows, from_behind], Attrs::new());
+    let hit = rw.add("Or", &[hit, hit_from_behind], Attrs::new());
+    let ones = rw.add("Cast", &[hit], Attrs::new().with("to", i64::from(dtype.to_onnx())));
+    // The axes in front of the rows, those of the indices as one, the axes behind.
+    let product = |rw: &mut Rewrite<'_>, from: usize, to: usize| -> ValueId {
+        let known: Option<Vec<usize>> = sizes[from..to].iter().map(Dim::known).collect();
+        if let Some(known) = known {
+            return rw.ints("product", &[known.iter().product::<usize>() as i64]);
+        }
+        let (from, to) = (rw.ints("from", &[from as i64]), rw.ints("to", &[to as i64]));
+        let part = rw.add("Slice", &[shape, from, to], Attrs::new());
+        rw.add("ReduceProd", &[part], Attrs::new().with("keepdims", 1i64))
+    };
+    let before = product(rw, 0, axis);
+    let behind = product(rw, axis + 1, sizes.len());
+    let count = rw.add("Size", &[indices], Attrs::new());
+    let one = rw.ints("one_axis", &[1]);
+    let count = rw.add("Reshape", &[count, one], Attrs::new());
+    let blocks = rw.add("Concat", &[before, count, behind], Attrs::new().with("axis", 0i64));
+    let updates = rw.add("Reshape", &[g, blocks], Attrs::new().with("allowzero", 1i64));
+    let summed = rw.add("MatMul", &[ones, updates], Attrs::new());
+    let result = rw.add("Reshape", &[summed, shape], Attrs::new().with("allowzero", 1i64));
     rw.output(0, result);
     Ok(())
 }

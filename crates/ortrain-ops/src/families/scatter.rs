@@ -387,10 +387,10 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         _ => 9,
     };
     if version < least {
-        let reduction = reduction.unwrap_or_default();
-        return Err(OpError::unsupported(format!(
-            "the reduction {reduction:?} needs opset {least} or newer"
-        )));
+        return Err(OpError::unsupported(match reduction {
+            Some(reduction) => format!("the reduction {reduction:?} needs opset {least} or newer"),
+            None => format!("it needs opset {least} or newer"),
+        }));
     }
     let mut attrs = rw.attrs().clone();
     attrs.0.remove("reduction");
@@ -403,6 +403,117 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// Before opset 16 nothing sums what is written to the same place: every update is compared with every place of its line
+/// (elements), or multiplied by ones where its coordinates are those of a slice.
+fn spell_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    if rw.attrs().string("reduction")? != Some("add") {
+        return Ok(());
+    }
+    let (data, indices, updates) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let (Some(rank), Some(dtype)) = (rw.shape(data).map(Shape::rank), rw.dtype(data)) else { return Ok(()) };
+    let summed = if &*rw.node().op == "ScatterElements" {
+        let axis = normalize_axis(rw.attrs().int("axis")?.unwrap_or(0), rank)?;
+        sum_elements(rw, axis, rank, dtype)
+    } else {
+        let Some(width) = rw.shape(indices).and_then(|shape| shape.iter().last()).and_then(Dim::known) else {
+            return Ok(());
+        };
+        sum_slices(rw, (data, indices, updates), width, rank, dtype)
+    };
+    let result = rw.add("Add", &[data, summed], Attrs::new());
+    rw.output(0, result);
+    Ok(())
+}
+
+/// What each element of the data gets of updates, which have indices along an axis.
+fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) -> ValueId {
+    let inputs: Vec<ValueId> = rw.node().present_inputs().collect();
+    let (data, indices, updates) = (inputs[0], inputs[1], inputs[2]);
+    let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+    let single = rw.shape(indices).and_then(|shape| shape.iter().nth(axis)).and_then(Dim::known) == Some(1);
+    if single {
+        // One update for each line: no place is written twice.
+        let zeros = rw.add("Shape", &[data], Attrs::new());
+        let zeros = rw.add("Expand", &[zero, zeros], Attrs::new());
+        return rw.add("ScatterElements", &[zeros, indices, updates], Attrs::new().with("axis", axis as i64));
+    }
+    let size = rw.size_along(data, axis);
+    let places = match rw.constant_of(size).and_then(Tensor::to_i64) {
+        Some(size) => rw.ints("places", &(0..size[0]).collect::<Vec<i64>>()),
+        None => rw.count_up(size),
+    };
+    let mut lying = vec![1; rank + 1];
+    lying[axis] = -1;
+    let lying = rw.ints("lying", &lying);
+    let places = rw.add("Reshape", &[places, lying], Attrs::new());
+    let at = rw.ints("axis", &[axis as i64]);
+    let indices = rw.add("Cast", &[indices], Attrs::new().with("to", i64::from(DType::I64.to_onnx())));
+    let from_behind = rw.add("Add", &[indices, size], Attrs::new());
+    let [indices, from_behind, each] =
+        [indices, from_behind, updates].map(|value| rw.add("Unsqueeze", &[value, at], Attrs::new()));
+    let hit = rw.add("Equal", &[indices, places], Attrs::new());
+    let hit_from_behind = rw.add("Equal", &[from_behind, places], Attrs::new());
+    let hit = rw.add("Or", &[hit, hit_from_behind], Attrs::new());
+    let picked = rw.add("Where", &[hit, each, zero], Attrs::new());
+    let over = rw.ints("updates", &[axis as i64 + 1]);
+    let summed = rw.add("ReduceSum", &[picked, over], Attrs::new().with("keepdims", 0i64));
+    let sizes = |value: ValueId| -> Option<Vec<Dim>> {
+        let shape = rw.shape(value)?;
+        Some(shape.iter().enumerate().filter(|&(k, _)| k != axis).map(|(_, dim)| dim.clone()).collect())
+    };
+    if sizes(data).is_some() && sizes(data) == sizes(updates) {
+        return summed;
+    }
+    // Updates may be for the first elements along the other axes alone.
+    let whole = rw.add("Shape", &[data], Attrs::new());
+    let part = rw.add("Shape", &[summed], Attrs::new());
+    let behind = rw.add("Sub", &[whole, part], Attrs::new());
+    let before = rw.ints("before", &vec![0; rank]);
+    let pads = rw.add("Concat", &[before, behind], Attrs::new().with("axis", 0i64));
+    rw.add("Pad", &[summed, pads, zero], Attrs::new())
+}
+
+/// What each slice of the data gets of updates, which have `width` coordinates each.
+fn sum_slices(
+    rw: &mut Rewrite<'_>,
+    (data, indices, updates): (ValueId, ValueId, ValueId),
+    width: usize,
+    rank: usize,
+    dtype: DType,
+) -> ValueId {
+    let whole = rw.add("Shape", &[data], Attrs::new());
+    let part = |rw: &mut Rewrite<'_>, from: usize, to: usize| -> ValueId {
+        let (from, to) = (rw.ints("from", &[from as i64]), rw.ints("to", &[to as i64]));
+        rw.add("Slice", &[whole, from, to], Attrs::new())
+    };
+    let product = |rw: &mut Rewrite<'_>, from: usize, to: usize| -> ValueId {
+        if from == to {
+            return rw.ints("one", &[1]);
+        }
+        let part = part(rw, from, to);
+        rw.add("ReduceProd", &[part], Attrs::new().with("keepdims", 1i64))
+    };
+    let lead = part(rw, 0, width);
+    let strides: Vec<ValueId> = (0..width).map(|k| product(rw, k + 1, width)).collect();
+    let strides = rw.add("Concat", &strides, Attrs::new().with("axis", 0i64));
+    let (zero, line) = (rw.ints("zero", &[0]), rw.ints("line", &[-1]));
+    let behind = rw.add("Less", &[indices, zero], Attrs::new());
+    let counted = rw.add("Add", &[indices, lead], Attrs::new());
+    let indices = rw.add("Where", &[behind, counted, indices], Attrs::new());
+    let steps = rw.add("Mul", &[indices, strides], Attrs::new());
+    let last = rw.ints("last", &[-1]);
+    let at = rw.add("ReduceSum", &[steps, last], Attrs::new().with("keepdims", 0i64));
+    let at = rw.add("Reshape", &[at, line], Attrs::new());
+    let (slices, size) = (product(rw, 0, width), product(rw, width, rank));
+    let flags = rw.constant("flags", Tensor::from_f64(dtype, vec![2], &[0.0, 1.0]));
+    let ones = rw.add("OneHot", &[at, slices, flags], Attrs::new().with("axis", 0i64));
+    let count = rw.add("Shape", &[at], Attrs::new());
+    let blocks = rw.add("Concat", &[count, size], Attrs::new().with("axis", 0i64));
+    let updates = rw.add("Reshape", &[updates, blocks], Attrs::new().with("allowzero", 1i64));
+    let summed = rw.add("MatMul", &[ones, updates], Attrs::new());
+    rw.add("Reshape", &[summed, whole], Attrs::new().with("allowzero", 1i64))
+}
+
 fn upgrade_old_name(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs = rw.node().inputs.to_vec();
     rw.renamed("", "ScatterElements", &inputs, rw.attrs().clone());
@@ -411,8 +522,12 @@ fn upgrade_old_name(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "ScatterElements", &[11, 13, 16, 18], build).downgrade(downgrade),
-        Definition::new("", "ScatterND", &[11, 13, 16, 18], build).downgrade(downgrade),
+        Definition::new("", "ScatterElements", &[11, 13, 16, 18], build)
+            .downgrade(downgrade)
+            .spelled_before(16, spell_sum),
+        Definition::new("", "ScatterND", &[11, 13, 16, 18], build)
+            .downgrade(downgrade)
+            .spelled_before(16, spell_sum),
         // Deprecated in 11, from when on nothing but the other name is written.
         Definition::new("", "Scatter", &[9, 11], build_unrunnable).rewritten(upgrade_old_name),
     ]

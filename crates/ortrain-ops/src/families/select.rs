@@ -288,6 +288,42 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// Without Where, as plain ONNX before opset 9 has it, floats are chosen by bounds: what is chosen lies between minus and
+/// plus infinity, what is not between zeros. Only NaN that is not chosen comes through.
+fn spell_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let (condition, yes, no) = (rw.required(0)?, rw.required(1)?, rw.required(2)?);
+    let Some(dtype) = rw.dtype(yes).or(rw.dtype(no)).filter(|dtype| dtype.is_float()) else { return Ok(()) };
+    let one = rw.constant("one", Tensor::scalar(dtype, 1.0));
+    // Maxima of different shapes came with opset 8: everything gets the shape of the result.
+    let chosen = rw.add("Cast", &[condition], cast_to(dtype));
+    let mut halves = Vec::with_capacity(2);
+    let mut spread = rw.add("Sub", &[chosen, chosen], Attrs::new());
+    for value in [yes, no] {
+        let never = rw.add("Less", &[value, value], Attrs::new());
+        let zeros = rw.add("Cast", &[never], cast_to(dtype));
+        spread = rw.add("Add", &[spread, zeros], Attrs::new());
+    }
+    let chosen = rw.add("Add", &[chosen, spread], Attrs::new());
+    let others = rw.add("Sub", &[one, chosen], Attrs::new());
+    for (value, own, other) in [(yes, chosen, others), (no, others, chosen)] {
+        if rw.constant_of(value).is_some_and(|tensor| tensor.to_f64().iter().all(|&x| x == 0.0)) {
+            continue;
+        }
+        let value = rw.add("Add", &[value, spread], Attrs::new());
+        let above = rw.add("Div", &[own, other], Attrs::new());
+        let below = rw.add("Neg", &[above], Attrs::new());
+        let half = rw.add("Max", &[value, below], Attrs::new());
+        halves.push(rw.add("Min", &[half, above], Attrs::new()));
+    }
+    let result = match halves[..] {
+        [one] => one,
+        [a, b] => rw.add("Add", &[a, b], Attrs::new()),
+        _ => spread,
+    };
+    rw.output(0, result);
+    Ok(())
+}
+
 /// `saturate` came with opset 19, `round_mode` with 24, bfloat16 with 13.
 fn downgrade_cast(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let to = rw.attrs().int("to")?;
@@ -334,7 +370,9 @@ fn downgrade_pow(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Where", &[9, 16], build_where).downgrade(downgrade_where),
+        Definition::new("", "Where", &[9, 16], build_where)
+            .downgrade(downgrade_where)
+            .spelled_before(9, spell_where),
         Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast)
             .downgrade(downgrade_cast),
         Definition::new("", "CastLike", &[15, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(CastLike)))

@@ -270,6 +270,15 @@ fn downgrade_slice(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (g, shape) = (rw.required(0)?, rw.required(1)?);
     let dtype = rw.dtype(g).ok_or_else(|| OpError::invalid("the type of the gradient is not known"))?;
+    if rw.version() < SCATTER
+        && let Some(pads) = padding_of(rw)
+    {
+        let pads = rw.ints("pads", &pads);
+        let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
+        let padded = rw.add("Pad", &[g, pads, zero], Attrs::new());
+        rw.output(0, padded);
+        return Ok(());
+    }
     let flat = rw.ints("flat", &[-1]);
     let value = Tensor::filled(dtype, &[1], 0.0);
     let zeros = rw.add("ConstantOfShape", &[shape], Attrs::new().with("value", value));
@@ -286,6 +295,34 @@ fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let result = rw.add("Reshape", &[written, shape], Attrs::new().with("allowzero", 1i64));
     rw.output(0, result);
     Ok(())
+}
+
+/// The first set of operators that writes at positions.
+const SCATTER: i64 = 9;
+
+/// The zeros around what was taken in steps of one from axes of known sizes: before each axis, then behind each.
+fn padding_of(rw: &Rewrite<'_>) -> Option<Vec<i64>> {
+    let ints = |k: usize| rw.input(k).and_then(|id| rw.constant_of(id)).and_then(Tensor::to_i64);
+    let sizes: Vec<Option<i64>> = {
+        let output = rw.node().present_outputs().next()?;
+        rw.shape(output)?.iter().map(|dim| dim.known().map(|size| size as i64)).collect()
+    };
+    let rank = sizes.len();
+    let (starts, ends) = (ints(2)?, ints(3)?);
+    let axes = if rw.input(4).is_some() { ints(4)? } else { (0..starts.len() as i64).collect() };
+    let steps = if rw.input(5).is_some() { ints(5)? } else { vec![1; starts.len()] };
+    let mut pads = vec![0; 2 * rank];
+    for (((&start, &end), &axis), &step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {
+        let axis = normalize_axis(axis, rank).ok()?;
+        let size = sizes[axis]?;
+        let bounded = |at: i64| if at < 0 { at.saturating_add(size).max(0) } else { at.min(size) };
+        if step != 1 {
+            return None;
+        }
+        pads[axis] = bounded(start);
+        pads[axis + rank] = size - bounded(end).max(bounded(start));
+    }
+    Some(pads)
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {

@@ -1,10 +1,10 @@
 //! Nodes written as other operators.
 
-use ortrain_graph::{Attr, Graph, Node};
+use ortrain_graph::{Attr, Graph, Node, ValueId};
 
 use crate::Error;
-use crate::op::Definition;
-use crate::registry::Registry;
+use crate::op::{Definition, RewriteFn};
+use crate::registry::{NEWEST_OPSET, Registry};
 use crate::rewrite::Rewrite;
 
 /// Replaces the node at `index` by its decomposition, if it has one. Returns how many nodes came in its place.
@@ -12,16 +12,24 @@ use crate::rewrite::Rewrite;
 /// # Errors
 /// When the decomposition cannot express the node.
 pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<usize>, Error> {
-    let node = graph.nodes[index].clone();
+    let node = &graph.nodes[index];
     let Some(rewrite) = Registry::standard().find(&node.domain, &node.op).and_then(|d| d.decompose) else {
         return Ok(None);
     };
-    let mut rw = Rewrite::new(graph, &node, i64::MAX);
+    rewrite_node(graph, index, rewrite, NEWEST_OPSET).map(Some)
+}
+
+/// Rewrites the node at `index` for a version of `ai.onnx`. Returns how many nodes came in its place: none where it stays.
+fn rewrite_node(graph: &mut Graph, index: usize, rewrite: RewriteFn, version: i64) -> Result<usize, Error> {
+    let node = graph.nodes[index].clone();
+    let mut rw = Rewrite::new(graph, &node, version);
     rewrite(&mut rw).map_err(|source| Error::at(graph, &node, source))?;
     let patch = rw.into_patch();
     let count = patch.nodes.len();
-    patch.apply(graph, &[index]);
-    Ok(Some(count))
+    if count > 0 {
+        patch.apply(graph, &[index]);
+    }
+    Ok(count)
 }
 
 /// Standardise: replaces every operator that is not one of `ai.onnx` by its decomposition, so that any runtime of plain
@@ -30,25 +38,74 @@ pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<u
 /// # Errors
 /// When an operator has no decomposition, or it cannot express a node.
 pub fn standardise(graph: &mut Graph) -> Result<(), Error> {
+    standardise_for(graph, NEWEST_OPSET, &mut |_, _, error| Err(error))
+}
+
+/// As [`standardise`] in operators that version `target` has spellings of, as far as it goes: nodes that cannot be written
+/// so stay as they are. Returns each of these with why.
+pub fn standardise_known(graph: &mut Graph, target: i64) -> Vec<Refused> {
+    refusing(|refuse| standardise_for(graph, target, refuse))
+}
+
+/// A node that cannot be rewritten, and stays as it is.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// What it makes.
+    pub outputs: Vec<ValueId>,
+    /// Why it cannot be rewritten.
+    pub error: Error,
+}
+
+/// What is done about a node of a graph that cannot be rewritten: an error ends the pass.
+pub(crate) type Refuse<'a> = dyn FnMut(&Graph, &Node, Error) -> Result<(), Error> + 'a;
+
+/// All nodes that a pass refuses.
+pub(crate) fn refusing(pass: impl FnOnce(&mut Refuse<'_>) -> Result<(), Error>) -> Vec<Refused> {
+    let mut refused = Vec::new();
+    let mut note = |_: &Graph, node: &Node, error: Error| {
+        refused.push(Refused { outputs: node.present_outputs().collect(), error });
+        Ok(())
+    };
+    pass(&mut note).expect("every refusal is noted");
+    refused
+}
+
+fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Result<(), Error> {
     let mut index = 0;
     while index < graph.nodes.len() {
         let Node { ref domain, ref op, .. } = graph.nodes[index];
+        let definition = Registry::standard().find(domain, op);
         // Who is not known is refused by name when its types are inferred.
-        if Registry::standard().find(domain, op).map_or(domain.is_empty(), Definition::is_standard) {
-            crate::passes::infer::infer_node(graph, index)?;
-            for attr in graph.nodes[index].attrs.0.values_mut() {
-                if let Attr::Graph(subgraph) = attr {
-                    standardise(subgraph)?;
-                }
+        let standard = definition.map_or(domain.is_empty(), Definition::is_standard);
+        let rewrite = match definition {
+            Some(definition) if standard => {
+                definition.spelled_before.filter(|&(version, _)| target < version).map(|(_, rewrite)| rewrite)
             }
-            index += 1;
-            continue;
+            Some(definition) => definition.decompose,
+            None => None,
+        };
+        let rewritten = rewrite.map_or(Ok(0), |rewrite| rewrite_node(graph, index, rewrite, target));
+        let outcome = match rewritten {
+            Ok(0) if standard => crate::passes::infer::infer_node(graph, index).and_then(|_| {
+                let subgraphs = graph.nodes[index].attrs.0.values_mut();
+                subgraphs
+                    .filter_map(|attr| match attr {
+                        Attr::Graph(subgraph) => Some(subgraph),
+                        _ => None,
+                    })
+                    .try_for_each(|subgraph| standardise_for(subgraph, target, &mut |_, _, error| Err(error)))
+            }),
+            Ok(0) => {
+                let source = crate::OpError::unsupported("it has no decomposition into operators of ai.onnx");
+                Err(Error::at(graph, &graph.nodes[index], source))
+            }
+            Ok(_) => continue,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = outcome {
+            refuse(graph, &graph.nodes[index], error)?;
         }
-        if decompose_node(graph, index)?.is_none() {
-            let node = &graph.nodes[index];
-            let source = crate::OpError::unsupported("it has no decomposition into operators of ai.onnx");
-            return Err(Error::at(graph, node, source));
-        }
+        index += 1;
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! The gradient of a graph is a graph: one reverse walk over the path between the values to be trained and the loss.
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_onnx::proto::TensorProto;
+use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::families::custom_gradient::has_gradient_of;
@@ -51,6 +53,49 @@ pub fn backpropagate(
     targets: &[ValueId],
 ) -> Result<Vec<Option<ValueId>>, Error> {
     propagate(graph, seeds, targets, None)
+}
+
+/// A gradient of ones for a value, whatever its shape: what the sum of its elements gives it. It is a constant if the value
+/// has one element, and made of its shape otherwise.
+pub fn ones_like(graph: &mut Graph, value: ValueId, name: &str) -> ValueId {
+    let ty = graph.value(value).ty.clone();
+    let dtype = ty.dtype().unwrap_or(DType::F32);
+    let dims = ty.shape().and_then(Shape::concrete);
+    if let Some(dims) = dims.filter(|dims| dims.iter().all(|&dim| dim == 1)) {
+        return graph.add_constant(name, Tensor::filled(dtype, &dims, 1.0));
+    }
+    let one = graph.add_constant(&format!("{name}/one"), Tensor::filled(dtype, &[], 1.0));
+    let rank: Vec<usize> = ty.shape().map(Shape::rank).into_iter().collect();
+    let sizes = graph.add_value(&format!("{name}/shape"), ValueType::tensor(DType::I64, &rank));
+    let ones = graph.add_value(name, ty);
+    let shape = Node::new("", "Shape", &[Some(value)], &[Some(sizes)], Attrs::new());
+    let expand = Node::new("", "Expand", &[Some(one), Some(sizes)], &[Some(ones)], Attrs::new());
+    for (mut node, part) in [(shape, "Shape"), (expand, "Expand")] {
+        node.name = format!("{name}/{part}").into();
+        graph.nodes.push(node);
+    }
+    ones
+}
+
+/// The message of a node that makes a constant: files that are older than initializers without inputs hold constants so.
+#[must_use]
+pub fn constant_node(name: &str, tensor: &TensorProto) -> NodeProto {
+    let mut value = AttributeProto { name: "value".into(), ..AttributeProto::default() };
+    value.set_type(AttributeType::Tensor);
+    value.t = Some(Box::new(TensorProto { name: String::new(), ..tensor.clone() }));
+    NodeProto {
+        op_type: "Constant".into(),
+        output: vec![name.to_owned()],
+        attribute: vec![value],
+        ..NodeProto::default()
+    }
+}
+
+/// Whether a node, or one of its subgraphs, gives another result on every run.
+#[must_use]
+pub fn draws_random_numbers(node: &Node) -> bool {
+    crate::families::draws_random_numbers(&node.domain, &node.op)
+        || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
 
 /// A node that passes no gradient back.
@@ -208,7 +253,8 @@ fn propagate(
 }
 
 /// Values that depend on some others through floats, these included.
-pub(crate) fn dependent(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
+#[must_use]
+pub fn dependent(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
     let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
     let mut dependent: FxHashSet<ValueId> = on.iter().copied().collect();
     for node in &graph.nodes {

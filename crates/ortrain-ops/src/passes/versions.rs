@@ -6,6 +6,7 @@ use ortrain_graph::{Attr, DType, Graph, Node};
 
 use crate::families::refused;
 use crate::op::Definition;
+use crate::passes::decompose::{Refuse, Refused, refusing};
 use crate::passes::sequences;
 use crate::registry::{NEWEST_OPSET, OLDEST_OPSET, Registry};
 use crate::rewrite::Rewrite;
@@ -160,19 +161,37 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut
 /// # Errors
 /// A node that the older version cannot express, with the least version that can.
 pub fn downgrade(graph: &mut Graph, target: i64) -> Result<(), Error> {
+    downgrade_or(graph, target, &mut |_, _, error| Err(error))
+}
+
+/// As [`downgrade`], as far as it goes: nodes that the older version cannot express stay as they are. Returns each of
+/// these with why.
+pub fn downgrade_known(graph: &mut Graph, target: i64) -> Vec<Refused> {
+    refusing(|refuse| downgrade_or(graph, target, refuse))
+}
+
+fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Result<(), Error> {
     let mut index = 0;
     let mut steps = 0usize;
     while index < graph.nodes.len() {
-        for attr in graph.nodes[index].attrs.0.values_mut() {
-            if let Attr::Graph(subgraph) = attr {
-                downgrade(subgraph, target)?;
-            }
+        let subgraphs = graph.nodes[index].attrs.0.values_mut();
+        let subgraphs = subgraphs.filter_map(|attr| match attr {
+            Attr::Graph(subgraph) => Some(subgraph),
+            _ => None,
+        });
+        let outcome = subgraphs.map(|subgraph| downgrade(subgraph, target)).collect::<Result<(), Error>>();
+        if let Err(error) = outcome {
+            refuse(graph, &graph.nodes[index], error)?;
         }
         let node = graph.nodes[index].clone();
         let definition = Registry::standard().find(&node.domain, &node.op).expect("the graph was read by us");
         if let Some(rewrite) = definition.downgrade {
             let mut rw = Rewrite::new(graph, &node, target);
-            rewrite(&mut rw).map_err(|source| Error::at(graph, &node, source))?;
+            if let Err(source) = rewrite(&mut rw) {
+                refuse(graph, &node, Error::at(graph, &node, source))?;
+                index += 1;
+                continue;
+            }
             let patch = rw.into_patch();
             // An empty patch: the node is right as it stands.
             if !patch.nodes.is_empty() {
@@ -189,13 +208,17 @@ pub fn downgrade(graph: &mut Graph, target: i64) -> Result<(), Error> {
             }
         }
         let node = &graph.nodes[index];
-        if node.domain.is_empty() && definition.since[0] > target {
-            return Err(Error::TooOld { node: graph.node_label(node), target, least: definition.since[0] });
-        }
-        if let Some((dtype, least)) = later_type(graph, node, definition).filter(|&(_, least)| least > target)
-        {
-            let message = format!("its elements of type {dtype} need opset {least} or newer");
-            return Err(Error::at(graph, node, OpError::Unsupported(message)));
+        let later = later_type(graph, node, definition).filter(|&(_, least)| least > target);
+        let error = if node.domain.is_empty() && definition.since[0] > target {
+            Some(Error::TooOld { node: graph.node_label(node), target, least: definition.since[0] })
+        } else {
+            later.map(|(dtype, least)| {
+                let message = format!("its elements of type {dtype} need opset {least} or newer");
+                Error::at(graph, node, OpError::Unsupported(message))
+            })
+        };
+        if let Some(error) = error {
+            refuse(graph, node, error)?;
         }
         index += 1;
     }

@@ -331,12 +331,83 @@ pub(super) fn decompose_max_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let line = rw.ints("line", &[-1]);
+    if rw.version() < SUMMED {
+        let zeros = rw.add("Reshape", &[zeros, line], Attrs::new());
+        let scattered = scattered_apart(rw, zeros, index, g)?;
+        let result = rw.add("Reshape", &[scattered, shape], Attrs::new());
+        rw.output(0, result);
+        return Ok(());
+    }
     let [zeros, index, g] = [zeros, index, g].map(|value| rw.add("Reshape", &[value, line], Attrs::new()));
     let attrs = Attrs::new().with("axis", 0i64).with("reduction", "add");
     let scattered = rw.add("ScatterElements", &[zeros, index, g], attrs);
     let result = rw.add("Reshape", &[scattered, shape], Attrs::new());
     rw.output(0, result);
     Ok(())
+}
+
+/// The first set of operators that sums what is written to the same place.
+const SUMMED: i64 = 16;
+
+/// Most groups of windows.
+const MOST_GROUPS: i64 = 256;
+
+/// `g` scattered to `index` for older sets: windows that do not overlap have no position twice, so that the windows are
+/// taken in groups of such, and what the groups write is added.
+fn scattered_apart(
+    rw: &mut Rewrite<'_>,
+    zeros: ValueId,
+    index: ValueId,
+    g: ValueId,
+) -> Result<ValueId, OpError> {
+    let windows = super::Windows::read(rw.node())?;
+    let kernel = windows.kernel();
+    let sliding = windows.sliding.as_ref();
+    // How many windows along each axis reach over one position at most.
+    let over = |k: usize| -> i64 {
+        let (step, dilation) = sliding.map_or((1, 1), |sliding| (sliding.stride(k), sliding.dilation(k)));
+        let reach = (kernel[k] as i64 - 1).saturating_mul(dilation).saturating_add(1);
+        let along =
+            rw.shape(index).and_then(|shape| shape.iter().nth(k + 2)).and_then(ortrain_graph::Dim::known);
+        let overlapping = reach.div_euclid(step) + i64::from(reach.rem_euclid(step) != 0);
+        along.map_or(overlapping, |along| overlapping.min(along as i64)).max(1)
+    };
+    let over: Vec<i64> = (0..kernel.len()).map(over).collect();
+    let groups = over.iter().try_fold(1i64, |n, &size| n.checked_mul(size));
+    let Some(groups) = groups.filter(|&groups| groups <= MOST_GROUPS) else {
+        return Err(OpError::unsupported(format!(
+            "before opset {SUMMED} its gradient is written for each group of windows that do not overlap, and {over:?} are \
+             too many"
+        )));
+    };
+    let line = rw.ints("line", &[-1]);
+    let axes: Vec<i64> = (2..kernel.len() as i64 + 2).collect();
+    let mut parts = Vec::new();
+    for group in 0..groups {
+        let mut rest = group;
+        let starts: Vec<i64> = over
+            .iter()
+            .map(|&size| {
+                let start = rest % size;
+                rest /= size;
+                start
+            })
+            .collect();
+        let [index, g] = if groups == 1 {
+            [index, g]
+        } else {
+            let ends = rw.ints("ends", &vec![i64::from(i32::MAX); axes.len()]);
+            let (starts, axes, steps) =
+                (rw.ints("starts", &starts), rw.ints("axes", &axes), rw.ints("steps", &over));
+            [index, g].map(|value| rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new()))
+        };
+        let [index, g] = [index, g].map(|value| rw.add("Reshape", &[value, line], Attrs::new()));
+        parts.push(rw.add("ScatterElements", &[zeros, index, g], Attrs::new().with("axis", 0i64)));
+    }
+    Ok(match parts[..] {
+        [one] => one,
+        _ => rw.add("Sum", &parts, Attrs::new()),
+    })
 }
 
 /// `AveragePoolGrad` as a transposed convolution with ones; the spatial sizes must be declared.

@@ -1,0 +1,961 @@
+//! The gradient as a model: whatever flows from some values of a model back to others, computed by nodes behind its own.
+//!
+//! The nodes of the model stay as they are, and so do its inputs, outputs and initializers: the gradients are an edit of its
+//! message. A node makes way for another spelling of itself where a gradient needs what it does not give (the mask of a
+//! Dropout), and, in plain ONNX, where it is not of `ai.onnx`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use bytes::Bytes;
+use ortrain_files::Staged;
+use ortrain_graph::{DType, Graph, ValueId, ValueType, tensor_to_proto};
+use ortrain_onnx::proto::TensorProto;
+use ortrain_onnx::{
+    GraphProto, LoadedModel, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, encode, tensor_dims,
+    visit_tensors_mut,
+};
+use ortrain_ops::passes::{
+    decompose::{Refused, standardise_known},
+    differentiate::{
+        backpropagate, constant_node, dependent, draws_random_numbers, gradients_known, no_path, ones_like,
+    },
+    functions::{is_custom_gradient, write_out, write_out_nodes},
+    infer::{infer, infer_known},
+    versions::{downgrade_known, upgrade, upgrade_known},
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::artifacts::{SEPARATE_INITIALIZERS, declare, message_graph, opset_of};
+use crate::constants::{constants_of_subgraphs, lift_from_subgraphs};
+use crate::export::{inputs_of, needed_by};
+use crate::inspect::obstacle;
+use crate::kind::some_of;
+use crate::nearest::hint;
+use crate::source::make_internal;
+use crate::{Error, ErrorKind, ModelSource, Result, tail};
+
+/// How messages name the model that a builder is given.
+const LABEL: &str = "the model";
+
+/// What a gradient is named after its value.
+const GRADIENT: &str = "_grad";
+
+/// The version of `ai.onnx` in which gradients of a model are written that uses none.
+const OPSET_OF_OTHERS: i64 = 17;
+
+/// Which gradients are wanted, and how they are written.
+///
+/// ```
+/// use ortrain::gradient::GradientOptions;
+///
+/// let options = GradientOptions { of: vec!["loss".into()], wrt: vec!["w".into()], ..Default::default() };
+/// assert!(options.plain, "nothing but operators of ai.onnx");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GradientOptions {
+    /// The values that gradients flow from: floats, each of which depends on one of `wrt`.
+    pub of: Vec<String>,
+    /// The values whose gradients are wanted: initializers, inputs, results of nodes; floats, each of which one of `of`
+    /// depends on.
+    pub wrt: Vec<String>,
+    /// Whether the model has nothing but operators of `ai.onnx`, so that every runtime of ONNX runs it. Otherwise gradients
+    /// are ONNX Runtime's own operators (`com.microsoft`) where it has some, as in a training model.
+    pub plain: bool,
+}
+
+impl Default for GradientOptions {
+    fn default() -> GradientOptions {
+        GradientOptions { of: Vec::new(), wrt: Vec::new(), plain: true }
+    }
+}
+
+/// A model that computes what `model` does, and the gradients of the sum of all elements of `of` with respect to `wrt`:
+/// outputs `<x>_grad`, behind the others, sorted by name.
+///
+/// Each gradient has the element type and the shape of its value. The sum of all elements of a loss of one element is the
+/// loss. Nodes, names, initializers and metadata of the model stay, the model's opset (7 or newer) is that of the gradients;
+/// functions of the model are written out where they are called, and external data is taken in.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::gradient::{GradientOptions, grad};
+///
+/// let options = GradientOptions {
+///     of: vec!["logits".into()],
+///     wrt: vec!["x".into(), "fc2.weight".into()],
+///     ..GradientOptions::default()
+/// };
+/// let made = grad(setup::MODEL.into(), &options)?.graph.unwrap();
+/// let outputs: Vec<&str> = made.output.iter().map(|output| output.name.as_str()).collect();
+/// assert_eq!(outputs, ["logits", "fc2.weight_grad", "x_grad"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When the model cannot be read, a name is unknown, a value is no float, one of `wrt` gets no gradient, one of `of` depends
+/// on none of `wrt`, or an operator between them has no gradient, or none that can be written at the model's opset:
+/// everything that stands in the way, each by its node.
+#[allow(clippy::needless_pass_by_value, reason = "a source is made for one call")]
+pub fn grad(model: ModelSource, options: &GradientOptions) -> Result<ModelProto> {
+    make(model, options, Seeds::Ones)
+}
+
+/// A model that computes what `model` does, and the products of given vectors with its Jacobian: each value `y` of `of` adds
+/// an input `<y>_grad` of its type and shape, behind the others; the outputs are those of [`grad`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::gradient::{GradientOptions, vjp};
+/// use ortrain::{InferenceSession, ModelSource, SessionOptions};
+///
+/// let options = GradientOptions {
+///     of: vec!["logits".into()],
+///     wrt: vec!["x".into()],
+///     ..GradientOptions::default()
+/// };
+/// let made = ModelSource::from_proto(&vjp(setup::MODEL.into(), &options)?)?;
+/// let session = InferenceSession::new(made, SessionOptions::default())?;
+/// let inputs: Vec<&str> = session.inputs().iter().map(|input| input.name.as_str()).collect();
+/// assert_eq!(inputs, ["x", "logits_grad"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// As [`grad`]; and when a value is in both `of` and `wrt`, for its input and its output would have one name.
+#[allow(clippy::needless_pass_by_value, reason = "a source is made for one call")]
+pub fn vjp(model: ModelSource, options: &GradientOptions) -> Result<ModelProto> {
+    make(model, options, Seeds::Inputs)
+}
+
+/// Adds the gradients of a loss to a model, as onnxruntime-training's `GradientGraphBuilder` does.
+///
+/// The gradient that a result starts from is `<loss>_grad`: ones of the shape of the loss. The outputs of the model are
+/// followed by `<x>_grad` for each `x`, sorted by name.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::gradient::GradientGraph;
+///
+/// # let made = ortrain::encode_model(&setup::artifacts()?.eval_model)?;
+/// # let loss = setup::artifacts()?.eval_model.graph.unwrap().output[0].name.clone();
+/// let (y, x) = (vec![loss.clone()], vec!["fc2.weight".into()]);
+/// let mut builder = GradientGraph::new(made.into(), y, x, &loss, true)?;
+/// builder.build()?;
+/// let model = ortrain::decode_model(builder.model().clone())?;
+/// assert_eq!(model.graph.unwrap().output[1].name, "fc2.weight_grad");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct GradientGraph {
+    source: Bytes,
+    y: Vec<String>,
+    x: Vec<String>,
+    loss: String,
+    plain: bool,
+    built: Option<Bytes>,
+}
+
+/// What messages call the names that a [`GradientGraph`] is given.
+const BUILDER_WORDS: (&str, &str) = ("y_node_arg_names", "x_node_arg_names");
+
+impl GradientGraph {
+    /// A builder for a model. `y` are results that gradients flow from, `x` the values whose gradients are wanted, `loss` the
+    /// one of `y` that gradients start from: the others must be values that it is computed from. Without `x`, the model
+    /// stays as it is.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::gradient::GradientGraph;
+    ///
+    /// let model = std::fs::read(setup::MODEL)?;
+    /// let wrong = GradientGraph::new(model.into(), vec!["logit".into()], vec!["x".into()], "logits", true);
+    /// assert!(wrong.unwrap_err().to_string().ends_with("did you mean \"logits\"?"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the bytes are no model, or a name is that of none of its values.
+    pub fn new(
+        model: Bytes,
+        y: Vec<String>,
+        x: Vec<String>,
+        loss: &str,
+        plain: bool,
+    ) -> Result<GradientGraph> {
+        let mut loaded = ModelSource::Bytes(model.clone()).load_for_gradients()?;
+        let inner = constants_of_subgraphs(&loaded.proto);
+        let message = Message::new(message_graph(LABEL, &mut loaded.proto)?);
+        check_names(LABEL, &message, &unique(&y), BUILDER_WORDS.0)?;
+        let outer: Vec<&str> =
+            unique(&x).into_iter().filter(|name| !inner.iter().any(|inner| inner == name)).collect();
+        check_names(LABEL, &message, &outer, BUILDER_WORDS.1)?;
+        check_names(LABEL, &message, &[loss], "loss_node_arg_name")?;
+        Ok(GradientGraph { source: model, y, x, loss: loss.to_owned(), plain, built: None })
+    }
+
+    /// Adds the gradients.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::gradient::GradientGraph;
+    ///
+    /// let model = ortrain::Bytes::from(std::fs::read(setup::MODEL)?);
+    /// let (y, x) = (vec!["logits".into()], vec!["x".into()]);
+    /// let mut builder = GradientGraph::new(model.clone(), y, x, "logits", true)?;
+    /// assert_eq!(*builder.model(), model);
+    /// builder.build()?;
+    /// assert_ne!(*builder.model(), model);
+    /// assert!(builder.build().is_err(), "the gradients are there");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`grad`]; when it was called before; and when nothing defines the gradient of one of `y`.
+    pub fn build(&mut self) -> Result<()> {
+        if self.built.is_some() {
+            return Err(Error::State(
+                "build() was called before, and the model has its gradients; make another GradientGraphBuilder for other ones"
+                    .into(),
+            ));
+        }
+        if self.x.is_empty() {
+            self.built = Some(self.source.clone());
+            return Ok(());
+        }
+        let mut model = ModelSource::Bytes(self.source.clone()).load_for_gradients()?;
+        self.check_seeds(message_graph(LABEL, &mut model.proto)?)?;
+        let options = GradientOptions { of: vec![self.loss.clone()], wrt: self.x.clone(), plain: self.plain };
+        let made = gradient_model(LABEL, model, &options, Seeds::Ones, BUILDER_WORDS)?;
+        self.built = Some(encode(&made).map_err(Error::from)?.into());
+        Ok(())
+    }
+
+    /// Checks that the loss defines the gradients of all of `y`.
+    fn check_seeds(&self, graph: &GraphProto) -> Result<()> {
+        let (y, loss) = (unique(&self.y), self.loss.as_str());
+        if !y.contains(&loss) {
+            let x: Vec<String> = unique(&self.x).into_iter().map(|name| format!("{name:?}")).collect();
+            return Err(Error::Argument(match y.as_slice() {
+                [] => format!(
+                    "y_node_arg_names is empty, so that no gradient arrives at {}; name the loss {loss:?} in it",
+                    x.join(", ")
+                ),
+                [first, ..] => format!(
+                    "nothing defines \"{first}{GRADIENT}\", the gradient that {first:?} of y_node_arg_names starts from: the loss \
+                     {loss:?} is not in y_node_arg_names; name it there, or {first:?} as the loss"
+                ),
+            }));
+        }
+        let (_, needed) = needed_by(graph, &[loss]);
+        y.into_iter().find(|name| !needed.contains(*name)).map_or(Ok(()), |name| {
+            Err(Error::Argument(format!(
+                "nothing defines \"{name}{GRADIENT}\", the gradient that {name:?} of y_node_arg_names starts from: the loss {loss:?} \
+                 is not computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input"
+            )))
+        })
+    }
+
+    /// The model: as it was given until it is built, with its gradients from then on.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::gradient::GradientGraph;
+    ///
+    /// let model = std::fs::read(setup::MODEL)?;
+    /// let builder = GradientGraph::new(model.clone().into(), vec![], vec![], "logits", true)?;
+    /// assert_eq!(*builder.model(), model);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn model(&self) -> &Bytes {
+        self.built.as_ref().unwrap_or(&self.source)
+    }
+
+    /// Writes [`GradientGraph::model`] to a file.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::gradient::GradientGraph;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("gradient.onnx");
+    /// let model = std::fs::read(setup::MODEL)?;
+    /// let builder = GradientGraph::new(model.clone().into(), vec![], vec![], "logits", true)?;
+    /// builder.save(&path)?;
+    /// assert_eq!(std::fs::read(&path)?, model);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let write = || {
+            let mut file = Staged::beside(path.as_ref())?;
+            file.append(self.model())?;
+            file.sync()?;
+            file.place()
+        };
+        write().map_err(|error| Error::Onnx(error.into()))
+    }
+}
+
+/// What gradients start from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seeds {
+    /// Ones of the shape of each value.
+    Ones,
+    /// An input for each value.
+    Inputs,
+}
+
+fn make(source: ModelSource, options: &GradientOptions, seeds: Seeds) -> Result<ModelProto> {
+    let label = source.label("the model");
+    gradient_model(&label, source.load_for_gradients()?, options, seeds, ("of", "wrt"))
+}
+
+/// The model with its gradients; `words` is what messages call the two lists of names.
+fn gradient_model(
+    label: &str,
+    model: LoadedModel,
+    options: &GradientOptions,
+    seeds: Seeds,
+    words: (&str, &str),
+) -> Result<ModelProto> {
+    let mut model = taken_in(model)?;
+    let (of, wrt) = (unique(&options.of), unique(&options.wrt));
+    if of.is_empty() {
+        return Err(Error::Argument(format!(
+            "no value is named in {}, of which gradients are wanted",
+            words.0
+        )));
+    }
+    if wrt.is_empty() {
+        return Err(Error::Argument(format!("no value is named in {}, whose gradients are wanted", words.1)));
+    }
+    let inner = constants_of_subgraphs(&model.proto);
+    let inner: Vec<&str> =
+        wrt.iter().copied().filter(|name| inner.iter().any(|inner| inner == name)).collect();
+    lift_from_subgraphs(label, &mut model.proto, &inner)?;
+    let message = Message::new(message_graph(label, &mut model.proto)?);
+    check_names(label, &message, &of, words.0)?;
+    check_names(label, &message, &wrt, words.1)?;
+    check_results(&message, &of, &wrt, seeds)?;
+
+    let opset = if imports_standard(&model.proto) { opset_of(&model.proto) } else { OPSET_OF_OTHERS };
+    let mut graph = forward_graph(label, &model, &of, &wrt)?;
+    let find = |graph: &Graph, name: &&str| graph.find(name).expect("it is a value of the message");
+    let sources: Vec<ValueId> = of.iter().map(|name| find(&graph, name)).collect();
+    let targets: Vec<ValueId> = wrt.iter().map(|name| find(&graph, name)).collect();
+    check_types(&graph, &sources, &targets, words)?;
+    let seeded = seeded(&mut graph, &sources, &targets, seeds);
+    let gradients = gradients_of(label, &mut graph, (&sources, &targets), &seeded, words)?;
+
+    let fail = |source| Error::model(label, source);
+    write_out(&mut graph).map_err(fail)?;
+    infer(&mut graph).map_err(fail)?;
+    let mut refused = if options.plain { standardise_known(&mut graph, opset) } else { Vec::new() };
+    refused.extend(downgrade_known(&mut graph, opset));
+
+    let initializers = !(1..SEPARATE_INITIALIZERS).contains(&model.proto.ir_version);
+    // Nodes that are kept together with a gradient of the user's are plain ones from here on.
+    write_out_nodes(message_graph(label, &mut model.proto)?);
+    let message = Message::new(message_graph(label, &mut model.proto)?);
+    let chosen = Chosen::new(&graph, &message, &gradients, options.plain);
+    refuse(label, &graph, &message, &chosen, refused, options.plain)?;
+    let inputs: &[(ValueId, ValueId)] = if seeds == Seeds::Inputs { &seeded } else { &[] };
+    let results: Vec<(ValueId, ValueId)> = targets.into_iter().zip(gradients).collect();
+    let written = written(&graph, &message, &chosen, inputs, results, initializers);
+
+    let mut proto = model.proto;
+    proto.functions.clear();
+    proto.opset_import = imported(&proto, &written, opset);
+    proto.graph = Some(written);
+    Ok(proto)
+}
+
+/// The names, each once, in their order.
+fn unique(names: &[String]) -> Vec<&str> {
+    let mut seen = FxHashSet::default();
+    names.iter().map(String::as_str).filter(|name| seen.insert(*name)).collect()
+}
+
+/// The model with its external data inside. Inputs stay as they are, be they initializers or not.
+fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
+    let mut proto = std::mem::take(&mut model.proto);
+    visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
+        if !tensor.external_data.is_empty() {
+            let payload = model.tensor_payload(tensor)?;
+            make_internal(tensor, payload);
+        }
+        Ok(())
+    })?;
+    Ok(model.with_proto(proto))
+}
+
+fn is_standard(domain: &str) -> bool {
+    domain.is_empty() || domain == "ai.onnx"
+}
+
+fn imports_standard(proto: &ModelProto) -> bool {
+    proto.opset_import.iter().any(|set| is_standard(&set.domain))
+}
+
+/// The graph of a message, and where its values come from.
+struct Message<'a> {
+    graph: &'a GraphProto,
+    /// The nodes that make its values.
+    makers: FxHashMap<&'a str, usize>,
+    /// Inputs and initializers.
+    given: FxHashSet<&'a str>,
+}
+
+impl<'a> Message<'a> {
+    fn new(graph: &'a GraphProto) -> Message<'a> {
+        let mut makers = FxHashMap::default();
+        for (index, node) in graph.node.iter().enumerate() {
+            let names = node.output.iter().filter(|name| !name.is_empty());
+            makers.extend(names.map(|name| (name.as_str(), index)));
+        }
+        let sparse = graph.sparse_initializer.iter().filter_map(|sparse| sparse.values.as_ref());
+        let given = graph.input.iter().map(|info| info.name.as_str());
+        let given = given.chain(graph.initializer.iter().map(|tensor| tensor.name.as_str()));
+        let given = given.chain(sparse.map(|values| values.name.as_str())).collect();
+        Message { graph, makers, given }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.makers.contains_key(name) || self.given.contains(name)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.makers.keys().chain(&self.given).copied()
+    }
+}
+
+/// Checks that the names are those of values.
+fn check_names(label: &str, message: &Message<'_>, names: &[&str], word: &str) -> Result<()> {
+    let unknown: Vec<&&str> = names.iter().filter(|name| !message.has(name)).collect();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let sentence = |name: &&&str| format!("{name:?}{}", about_unknown(message, name));
+    let sentences: Vec<String> = unknown.iter().map(sentence).collect();
+    Err(Error::Argument(format!("{word} names what {label} has no value of: {}", sentences.join(", "))))
+}
+
+/// What may have been meant by a name that no value has, as the end of a sentence.
+fn about_unknown(message: &Message<'_>, name: &str) -> String {
+    let node = message.graph.node.iter().find(|node| !name.is_empty() && node.name == name);
+    if let Some(node) = node {
+        let outputs: Vec<String> =
+            node.output.iter().filter(|name| !name.is_empty()).map(|name| format!("{name:?}")).collect();
+        return format!("; a node has this name, and its output is {}", outputs.join(", "));
+    }
+    let near = hint(name, message.names());
+    if near.is_empty() {
+        let outputs = message.graph.output.iter().map(|info| info.name.as_str());
+        return format!("; its outputs are {}", some_of(outputs));
+    }
+    near
+}
+
+/// Checks that the names of what is added are free.
+fn check_results(message: &Message<'_>, of: &[&str], wrt: &[&str], seeds: Seeds) -> Result<()> {
+    if seeds == Seeds::Inputs
+        && let Some(both) = of.iter().find(|name| wrt.contains(name))
+    {
+        return Err(Error::Argument(format!(
+            "{both:?} is in both of and wrt, so that an input and an output would be named \"{both}{GRADIENT}\"; leave it out of \
+             wrt: its own gradient is what is given"
+        )));
+    }
+    let given = if seeds == Seeds::Inputs { of } else { &[] };
+    let mut names = given.iter().chain(wrt).map(|name| format!("{name}{GRADIENT}"));
+    names.find(|name| message.has(name)).map_or(Ok(()), |name| {
+        Err(Error::Argument(format!(
+            "the model has a value {name:?}, which is the name of a gradient; rename it"
+        )))
+    })
+}
+
+/// The graph of the model with all types, its operators of the newest version; those of `wrt` are no constants in it.
+fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) -> Result<Graph> {
+    let asked: Vec<&str> = of.iter().chain(wrt).copied().collect();
+    // What lies behind the values that are asked for does not matter.
+    let shorter = tail::without(model, &asked);
+    let model = shorter.as_ref().unwrap_or(model);
+    let mut proto = model.proto.clone();
+    let mut names = Vec::new();
+    if let Some(graph) = &mut proto.graph {
+        let varied: Vec<TensorProto> =
+            graph.initializer.extract_if(.., |tensor| wrt.contains(&tensor.name.as_str())).collect();
+        for tensor in varied {
+            graph.input.retain(|info| info.name != tensor.name);
+            let dtype = DType::from_onnx(tensor.data_type).unwrap_or(DType::F32);
+            let dims = tensor_dims(&tensor).map_err(Error::from)?;
+            graph.input.push(declare(&tensor.name, ValueType::tensor(dtype, &dims)));
+        }
+        all_names(graph, &mut names);
+    }
+    let mut graph = Graph::from_model(&model.with_proto(proto))
+        .map_err(|source| tail::advised(Error::graph(label, source), model))?;
+    // No name that the message gives to a value of its own, in a subgraph say, is given to another one.
+    for name in names {
+        if graph.find(&name).is_none() {
+            graph.add_value(&name, ValueType::Unknown);
+        }
+    }
+    let wanted = asked.iter().filter_map(|name| graph.find(name));
+    let wanted: Vec<ValueId> = wanted.filter(|id| !graph.outputs.contains(id)).collect();
+    graph.outputs.extend(wanted);
+    let raw = graph.clone();
+    let outcome = upgrade(&mut graph).and_then(|()| infer(&mut graph));
+    let Err(first) = outcome else { return Ok(graph) };
+    let mut graph = raw;
+    let mut wrong = upgrade_known(&mut graph);
+    wrong.extend(infer_known(&mut graph));
+    if wrong.is_empty() {
+        wrong.push(first);
+    }
+    Err(tail::advised(obstructed(label, wrong.iter().map(|error| (error, None)).collect()), model))
+}
+
+/// The names of all values of a graph and its subgraphs, but of what is kept together with a gradient of the user's.
+fn all_names(graph: &GraphProto, names: &mut Vec<String>) {
+    names.extend(graph.input.iter().map(|info| info.name.clone()));
+    names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
+    for node in &graph.node {
+        names.extend(node.output.iter().filter(|name| !name.is_empty()).cloned());
+        if is_custom_gradient(node) {
+            continue;
+        }
+        for attribute in &node.attribute {
+            let subgraphs = attribute.g.as_deref().into_iter().chain(&attribute.graphs);
+            subgraphs.for_each(|graph| all_names(graph, names));
+        }
+    }
+}
+
+/// Checks that gradients can flow from the sources, and that each of them depends on a target.
+fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (&str, &str)) -> Result<()> {
+    let is_float =
+        |id: ValueId| matches!(&graph.value(id).ty, ValueType::Tensor(dtype, _) if dtype.is_float());
+    let mut wrong = Vec::new();
+    for (ids, word) in [(sources, words.0), (targets, words.1)] {
+        for &id in ids.iter().filter(|&&id| !is_float(id)) {
+            let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
+            wrong.push(format!("{name:?} is {ty}, and only floats have gradients; leave it out of {word}"));
+        }
+    }
+    if wrong.is_empty() {
+        let reached = dependent(graph, targets);
+        let names = |ids: &[ValueId]| -> Vec<String> {
+            ids.iter().map(|&id| format!("{:?}", graph.name_of(id))).collect()
+        };
+        for &id in sources.iter().filter(|id| !reached.contains(id)) {
+            // If nothing depends on a target, that is said of the target.
+            if sources.iter().any(|id| reached.contains(id)) {
+                wrong.push(format!(
+                    "{:?} depends on none of {}; leave it out of {}",
+                    graph.name_of(id),
+                    names(targets).join(", "),
+                    words.0
+                ));
+            }
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(Error::Argument(wrong.join("; "))) }
+}
+
+/// The sources, each with the gradient that it starts from.
+fn seeded(
+    graph: &mut Graph,
+    sources: &[ValueId],
+    targets: &[ValueId],
+    seeds: Seeds,
+) -> Vec<(ValueId, ValueId)> {
+    let mut seeded = Vec::with_capacity(sources.len());
+    for &source in sources {
+        let name = format!("{}{GRADIENT}", graph.name_of(source));
+        let seed = match seeds {
+            Seeds::Inputs => {
+                let seed = graph.add_value(&name, graph.value(source).ty.clone());
+                graph.inputs.push(seed);
+                seed
+            }
+            Seeds::Ones => {
+                // Where more arrives at a value whose gradient is wanted, that is its sum.
+                let behind = dependent(graph, &[source]);
+                let more = sources.iter().any(|other| *other != source && behind.contains(other));
+                let start = if more && targets.contains(&source) { format!("{name}/ones") } else { name };
+                ones_like(graph, source, &start)
+            }
+        };
+        seeded.push((source, seed));
+    }
+    seeded
+}
+
+/// Adds the gradients of all targets, or says everything that stands in the way.
+fn gradients_of(
+    label: &str,
+    graph: &mut Graph,
+    (sources, targets): (&[ValueId], &[ValueId]),
+    seeded: &[(ValueId, ValueId)],
+    words: (&str, &str),
+) -> Result<Vec<ValueId>> {
+    let before = graph.clone();
+    let failure = match backpropagate(graph, seeded, targets) {
+        Ok(found) => {
+            let missing: Vec<ValueId> =
+                targets.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(&id, _)| id).collect();
+            if missing.is_empty() {
+                return Ok(found.into_iter().flatten().collect());
+            }
+            return Err(unreached(label, &before, sources, &missing, words));
+        }
+        Err(error) => error,
+    };
+    let (_, stops) = gradients_known(&mut before.clone(), seeded, targets)
+        .map_err(|source| Error::model(label, source))?;
+    let mut wrong = Vec::new();
+    for stop in &stops {
+        if let Some(error) = &stop.error {
+            let through: Vec<&str> = stop.targets.iter().map(|&id| before.name_of(id)).collect();
+            let mut fix =
+                format!("leave out of {} what is reached through it ({})", words.1, some_of(through));
+            if stop.open {
+                fix += ", or give the inputs of the model fixed sizes, which it may need";
+            }
+            wrong.push((error, Some(fix)));
+        }
+    }
+    if wrong.is_empty() {
+        wrong.push((&failure, None));
+    }
+    Err(obstructed(label, wrong))
+}
+
+/// The error for targets at which no gradient arrives.
+fn unreached(
+    label: &str,
+    graph: &Graph,
+    sources: &[ValueId],
+    targets: &[ValueId],
+    words: (&str, &str),
+) -> Error {
+    let names: Vec<String> = sources.iter().map(|&id| format!("{:?}", graph.name_of(id))).collect();
+    let sentence = |&target: &ValueId| {
+        let reason = match no_path(graph, target, sources) {
+            ortrain_ops::Error::NoPath { reason, .. } => reason,
+            other => other.to_string(),
+        };
+        let name = graph.name_of(target);
+        format!(
+            "no gradient of {} arrives at {name:?}: {reason}; leave it out of {}",
+            names.join(", "),
+            words.1
+        )
+    };
+    let sentences: Vec<String> = targets.iter().map(sentence).collect();
+    Error::Argument(format!("{label}: {}", sentences.join("; ")))
+}
+
+/// What of the graph is written behind the message, and which nodes of the message make way.
+struct Chosen {
+    /// Nodes of the graph.
+    nodes: BTreeSet<usize>,
+    /// Constants of the graph that the message does not have.
+    constants: BTreeSet<ValueId>,
+    /// Nodes of the message.
+    replaced: FxHashSet<usize>,
+}
+
+impl Chosen {
+    fn new(graph: &Graph, message: &Message<'_>, gradients: &[ValueId], plain: bool) -> Chosen {
+        let producers = graph.producers();
+        let made = |name: &String| graph.find(name).is_some_and(|id| producers[id.0 as usize].is_some());
+        let nodes = message.graph.node.iter().enumerate();
+        let foreign = nodes.filter(|(_, node)| plain && !is_plain(node) && node.output.iter().any(made));
+        let mut chosen = Chosen {
+            nodes: BTreeSet::new(),
+            constants: BTreeSet::new(),
+            replaced: foreign.map(|(index, _)| index).collect(),
+        };
+        loop {
+            chosen.reach(graph, message, &producers, gradients);
+            let more = chosen.conflicts(graph, message);
+            if more.is_empty() {
+                return chosen;
+            }
+            chosen.replaced.extend(more);
+        }
+    }
+
+    /// The node of the message that makes a value and stays.
+    fn maker(&self, message: &Message<'_>, name: &str) -> Option<usize> {
+        message.makers.get(name).copied().filter(|index| !self.replaced.contains(index))
+    }
+
+    /// Chooses what makes the gradients, and what the nodes made that make way.
+    fn reach(
+        &mut self,
+        graph: &Graph,
+        message: &Message<'_>,
+        producers: &[Option<usize>],
+        gradients: &[ValueId],
+    ) {
+        self.nodes.clear();
+        self.constants.clear();
+        let mut used: FxHashSet<String> = message.graph.output.iter().map(|info| info.name.clone()).collect();
+        for (index, node) in message.graph.node.iter().enumerate() {
+            if !self.replaced.contains(&index) {
+                inputs_of(node, &mut used);
+            }
+        }
+        let mut rest: Vec<ValueId> = gradients.to_vec();
+        for &index in &self.replaced {
+            let outputs = message.graph.node[index].output.iter().filter(|name| used.contains(*name));
+            rest.extend(outputs.filter_map(|name| graph.find(name)));
+        }
+        while let Some(id) = rest.pop() {
+            let name = graph.name_of(id);
+            if message.given.contains(name) || self.maker(message, name).is_some() {
+                continue;
+            }
+            match producers[id.0 as usize] {
+                Some(index) if self.nodes.insert(index) => rest.extend(graph.nodes[index].present_inputs()),
+                Some(_) => {}
+                None if graph.value(id).constant.is_some() => {
+                    self.constants.insert(id);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The nodes of the message that cannot stay beside what is chosen: it makes one of their values as well, or draws the
+    /// random numbers that they draw.
+    fn conflicts(&self, graph: &Graph, message: &Message<'_>) -> Vec<usize> {
+        let mut found = Vec::new();
+        let mut drawn: FxHashSet<ValueId> = FxHashSet::default();
+        for (index, node) in graph.nodes.iter().enumerate() {
+            let chosen = self.nodes.contains(&index);
+            let random = chosen && draws_random_numbers(node);
+            let behind = random || node.present_inputs().any(|id| drawn.contains(&id));
+            for id in node.present_outputs() {
+                match self.maker(message, graph.name_of(id)) {
+                    Some(maker) if chosen || behind => found.push(maker),
+                    None if behind => {
+                        drawn.insert(id);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Whether a node and its subgraphs are of `ai.onnx`.
+fn is_plain(node: &NodeProto) -> bool {
+    let mut subgraphs = node
+        .attribute
+        .iter()
+        .flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs));
+    is_standard(&node.domain) && subgraphs.all(|graph| graph.node.iter().all(is_plain))
+}
+
+/// The error for what cannot be written, if there is such a thing among what is chosen.
+fn refuse(
+    label: &str,
+    graph: &Graph,
+    message: &Message<'_>,
+    chosen: &Chosen,
+    refused: Vec<Refused>,
+    plain: bool,
+) -> Result<()> {
+    let made: FxHashSet<ValueId> =
+        chosen.nodes.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
+    let wrong = refused.iter().filter(|refused| refused.outputs.iter().any(|id| made.contains(id)));
+    let wrong: Vec<(&ortrain_ops::Error, Option<String>)> =
+        wrong.map(|refused| (&refused.error, None)).collect();
+    if !wrong.is_empty() {
+        return Err(obstructed(label, wrong));
+    }
+    let stays = message.graph.node.iter().enumerate().filter(|(index, _)| !chosen.replaced.contains(index));
+    let foreign: Vec<String> = stays
+        .filter(|(_, node)| plain && !is_plain(node))
+        .map(|(_, node)| format!("{:?} ({}:{})", node.name, node.domain, node.op_type))
+        .collect();
+    if foreign.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Argument(format!(
+        "{label} has nodes that no operators of ai.onnx are known for: {}; with plain=False they stay as they are",
+        foreign.join(", ")
+    )))
+}
+
+/// Everything that stands in the way, each with what helps.
+fn obstructed(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)>) -> Error {
+    let kind = wrong.first().map(|(error, _)| Error::model(label, (*error).clone()).kind());
+    let obstacles = wrong.into_iter().map(|(error, fix)| {
+        let mut found = obstacle(error, label);
+        found.fix = fix.unwrap_or(found.fix);
+        found
+    });
+    Error::Obstacles {
+        model: label.to_owned(),
+        kind: kind.unwrap_or(ErrorKind::InvalidModel),
+        obstacles: obstacles.collect(),
+    }
+}
+
+/// The message's graph with what is chosen.
+fn written(
+    graph: &Graph,
+    message: &Message<'_>,
+    chosen: &Chosen,
+    inputs: &[(ValueId, ValueId)],
+    mut results: Vec<(ValueId, ValueId)>,
+    initializers: bool,
+) -> GraphProto {
+    let mut written = message.graph.clone();
+    let mut nodes: Vec<NodeProto> = Vec::new();
+    for &id in &chosen.constants {
+        let tensor = graph.value(id).constant.as_ref().expect("it is a constant");
+        let tensor = tensor_to_proto(graph.name_of(id), tensor);
+        if initializers {
+            written.initializer.push(tensor);
+        } else {
+            nodes.push(constant_node(graph.name_of(id), &tensor));
+        }
+    }
+    let mut order = Order::new(graph, chosen);
+    for (index, node) in message.graph.node.iter().enumerate() {
+        if chosen.replaced.contains(&index) {
+            node.output.iter().for_each(|name| order.place(name));
+        } else {
+            let mut names = FxHashSet::default();
+            inputs_of(node, &mut names);
+            let mut names: Vec<String> = names.into_iter().collect();
+            names.sort_unstable();
+            names.iter().for_each(|name| order.place(name));
+            order.nodes.push(Placed::Message(index));
+        }
+    }
+    chosen.nodes.iter().for_each(|&index| order.place_node(index));
+
+    let mut whole = graph.to_proto();
+    let mut declared: FxHashSet<&str> = message.given.clone();
+    let graph_outputs = message.graph.output.iter().chain(&message.graph.value_info);
+    declared.extend(graph_outputs.map(|info| info.name.as_str()));
+    results.sort_by(|a, b| graph.name_of(a.1).cmp(graph.name_of(b.1)));
+    for placed in &order.nodes {
+        match *placed {
+            Placed::Message(index) => nodes.push(message.graph.node[index].clone()),
+            Placed::Graph(index) => {
+                nodes.push(std::mem::take(&mut whole.node[index]));
+                for id in graph.nodes[index].present_outputs() {
+                    let result = results.iter().any(|&(_, gradient)| gradient == id);
+                    let known = graph.value(id).ty.dtype().is_some();
+                    if known && !result && declared.insert(graph.name_of(id)) {
+                        written.value_info.push(graph.value_info(id));
+                    }
+                }
+            }
+        }
+    }
+    written.node = nodes;
+    written.input.extend(inputs.iter().map(|&(source, seed)| typed_as(graph, source, seed)));
+    written.output.extend(results.iter().map(|&(target, gradient)| typed_as(graph, target, gradient)));
+    written
+}
+
+/// The declaration of the gradient of a value, whose type is the value's.
+fn typed_as(graph: &Graph, value: ValueId, gradient: ValueId) -> ValueInfoProto {
+    ValueInfoProto { name: graph.name_of(gradient).to_owned(), ..graph.value_info(value) }
+}
+
+/// A node of the result.
+enum Placed {
+    Message(usize),
+    Graph(usize),
+}
+
+/// The nodes of the result in an order in which each one comes behind what it needs.
+struct Order<'a> {
+    graph: &'a Graph,
+    /// The chosen nodes that are not placed yet, by what they make.
+    waiting: FxHashMap<ValueId, usize>,
+    nodes: Vec<Placed>,
+}
+
+impl<'a> Order<'a> {
+    fn new(graph: &'a Graph, chosen: &Chosen) -> Order<'a> {
+        let mut waiting = FxHashMap::default();
+        for &index in &chosen.nodes {
+            waiting.extend(graph.nodes[index].present_outputs().map(|id| (id, index)));
+        }
+        Order { graph, waiting, nodes: Vec::new() }
+    }
+
+    /// Places the node that makes a value, if it waits.
+    fn place(&mut self, name: &str) {
+        if let Some(&index) = self.graph.find(name).and_then(|id| self.waiting.get(&id)) {
+            self.place_node(index);
+        }
+    }
+
+    /// Places a node behind what it needs.
+    fn place_node(&mut self, index: usize) {
+        let mut stack = vec![(index, false)];
+        while let Some((index, ready)) = stack.pop() {
+            let node = &self.graph.nodes[index];
+            if !node.present_outputs().any(|id| self.waiting.contains_key(&id)) {
+                continue;
+            }
+            if ready {
+                node.present_outputs().for_each(|id| {
+                    self.waiting.remove(&id);
+                });
+                self.nodes.push(Placed::Graph(index));
+            } else {
+                stack.push((index, true));
+                let needed = node.present_inputs().filter_map(|id| self.waiting.get(&id));
+                stack.extend(needed.map(|&index| (index, false)));
+            }
+        }
+    }
+}
+
+/// The sets of operators that the result uses, in the versions of the model.
+fn imported(proto: &ModelProto, graph: &GraphProto, opset: i64) -> Vec<OperatorSetIdProto> {
+    let mut used = BTreeSet::new();
+    used_domains(graph, &mut used);
+    let mut sets: Vec<OperatorSetIdProto> = Vec::new();
+    for set in &proto.opset_import {
+        let domain = if is_standard(&set.domain) { "" } else { &set.domain };
+        if domain.is_empty() || used.contains(domain) {
+            used.remove(domain);
+            sets.push(set.clone());
+        }
+    }
+    for domain in used {
+        let version = if domain.is_empty() { opset } else { 1 };
+        sets.push(OperatorSetIdProto { domain: domain.to_owned(), version });
+    }
+    sets
+}
+
+fn used_domains<'a>(graph: &'a GraphProto, used: &mut BTreeSet<&'a str>) {
+    for node in &graph.node {
+        used.insert(if is_standard(&node.domain) { "" } else { &node.domain });
+        for attribute in &node.attribute {
+            let subgraphs = attribute.g.as_deref().into_iter().chain(&attribute.graphs);
+            subgraphs.for_each(|graph| used_domains(graph, used));
+        }
+    }
+}

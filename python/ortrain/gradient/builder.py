@@ -1,0 +1,129 @@
+"""The gradient graph of onnxruntime-training, by its names.
+
+>>> from ortrain.gradient import GradientGraphBuilder
+>>> builder = GradientGraphBuilder(model.SerializeToString(), {"logits"}, {"fc2.weight"}, "logits")
+>>> builder.build()
+>>> builder.save("gradient.onnx")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from ortrain import _ortrain
+from ortrain._sources import PathLike
+from ortrain.gradient._names import listed
+from ortrain.inference import SessionOptions
+
+__all__ = ["GradientGraphBuilder"]
+
+
+class GradientGraphBuilder:
+    """Adds the gradients of a loss to a model, as ``GradientGraphBuilder`` of onnxruntime-training.
+
+    What the loss starts from is ``<loss>_grad``: ones of its shape. Where a value is used several times, what arrives from
+    each use is ``<value>_grad_0``, ``<value>_grad_1`` and so on. The outputs of the model are followed by ``<x>_grad``
+    for each of ``x_node_arg_names``, sorted by name, with its element type and shape. Nodes, names, inputs and
+    initializers of the model stay.
+
+    The result is plain ONNX, so that every runtime runs it; with ``plain=False`` the gradients are operators of
+    ``com.microsoft`` where ONNX Runtime has some, as the reference writes them, which need a runtime that knows these.
+
+    Args:
+        serialized_model: the bytes of a model.
+        y_node_arg_names: names of the results that gradients flow from: the loss, and values that it is computed from.
+        x_node_arg_names: names of initializers, inputs or results whose gradients are wanted. Without any, ``build``
+            changes nothing.
+        loss_node_arg_name: the result that gradients start from. If it has more than one element, the gradients are those
+            of the sum of its elements.
+        options: taken for the sake of the reference; nothing in it changes a gradient.
+        plain: whether the result is plain ONNX.
+
+    Raises:
+        TypeError: for a model that is not ``bytes``, for names that are a ``str``.
+        InvalidArgumentError: for a name that no value of the model has.
+        InvalidModelError: for bytes that are no model.
+
+    Source: ``onnxruntime.capi._pybind_state.GradientGraphBuilder``.
+
+    >>> from ortrain.gradient import GradientGraphBuilder
+    >>> forward = model.SerializeToString()
+    >>> builder = GradientGraphBuilder(forward, {"logits"}, {"fc1.bias", "fc2.bias"}, "logits")
+    >>> builder.get_model() == forward
+    True
+    >>> builder.build()
+    >>> import ortrain
+    >>> [output.name for output in ortrain.InferenceSession(builder.get_model()).get_outputs()]
+    ['logits', 'fc1.bias_grad', 'fc2.bias_grad']
+
+    """
+
+    __slots__ = ("_graph",)
+
+    def __init__(
+        self,
+        serialized_model: bytes,
+        y_node_arg_names: Iterable[str],
+        x_node_arg_names: Iterable[str],
+        loss_node_arg_name: str,
+        options: SessionOptions | None = None,
+        *,
+        plain: bool = True,
+    ) -> None:
+        if not isinstance(serialized_model, bytes):
+            raise TypeError(
+                f"serialized_model is the bytes of a model, not {type(serialized_model).__name__}; ortrain.gradient.grad "
+                "takes a path or an onnx.ModelProto, too"
+            )
+        y_names = listed(y_node_arg_names, "y_node_arg_names")
+        x_names = listed(x_node_arg_names, "x_node_arg_names")
+        if not isinstance(loss_node_arg_name, str):
+            raise TypeError(f"loss_node_arg_name is a name, not {type(loss_node_arg_name).__name__}")
+        if options is not None and not isinstance(options, SessionOptions):
+            raise TypeError(f"options are ortrain.SessionOptions, not {type(options).__name__}")
+        self._graph = _ortrain.GradientGraph(serialized_model, y_names, x_names, loss_node_arg_name, bool(plain))
+
+    def build(self) -> None:
+        """Adds the gradients.
+
+        Raises:
+            InvalidArgumentError: for one of ``x_node_arg_names`` that no gradient arrives at, one of ``y_node_arg_names``
+                whose gradient nothing defines.
+            UnsupportedError: for operators without a gradient: all of them, each with its node.
+            OrtrainError: for a second call.
+
+        >>> from ortrain.gradient import GradientGraphBuilder
+        >>> builder = GradientGraphBuilder(model.SerializeToString(), {"logits"}, {"x"}, "logits")
+        >>> builder.build()
+
+        """
+        self._graph.build()
+
+    def get_model(self) -> bytes:
+        """The bytes of the model: as it was given before :meth:`build`, with its gradients afterwards.
+
+        >>> from ortrain.gradient import GradientGraphBuilder
+        >>> builder = GradientGraphBuilder(model.SerializeToString(), {"logits"}, {"x"}, "logits")
+        >>> before = builder.get_model()
+        >>> builder.build()
+        >>> before != builder.get_model() == builder.get_model()
+        True
+
+        """
+        return self._graph.get_model()
+
+    def save(self, path: PathLike) -> None:
+        """Writes what :meth:`get_model` returns to a file.
+
+        Raises:
+            OrtrainError: when the file cannot be written.
+            NoSuchFileError: for a folder that is not there.
+
+        >>> from ortrain.gradient import GradientGraphBuilder
+        >>> builder = GradientGraphBuilder(model.SerializeToString(), {"logits"}, {"x"}, "logits")
+        >>> builder.build()
+        >>> builder.save("gradient.onnx")
+
+        """
+        self._graph.save(os.fspath(path))

@@ -1,0 +1,585 @@
+"""Gradients as a model: `grad`, `vjp` and `GradientGraphBuilder`, by the rows of the checklist and beside onnxruntime."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
+
+import ortrain
+from ortrain.gradient import GradientGraphBuilder, grad, vjp
+
+RECORDS = Path(__file__).parent / "data" / "gradient-graph"
+RECORDED = sorted(folder.name for folder in RECORDS.iterdir())
+# What the recordings were made to be compared with.
+RTOL, ATOL = 1e-4, 1e-5
+# onnxruntime logs errors only.
+ERRORS = 3
+# A central difference of this step is right to about 1e-10 in float64, relative to what is added up; an f32 model is
+# compared with the differences of its float64 copy.
+STEP = 1e-6
+# How far a gradient in float64 may be from a central difference: rounding of the step, and its own error.
+DIFFERENCE = 1e-7
+
+
+def inference(model: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERRORS
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def by_name(session: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of a session, ours or onnxruntime's."""
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
+
+
+def ours(model: bytes | ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return by_name(ortrain.InferenceSession(model), feeds)
+
+
+def theirs(model: bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return by_name(inference(model), feeds)
+
+
+def parsed(text: str, **values: np.ndarray) -> ModelProto:
+    """A model of onnx's text, with initializers."""
+    model = parser.parse_model(text)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    return model
+
+
+def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).uniform(0.5, 1.5, shape), dtype)
+
+
+def outputs_of(model: bytes) -> list[str]:
+    return [output.name for output in onnx.load_from_string(model).graph.output]
+
+
+def operators_of(model: bytes) -> set[tuple[str, str]]:
+    return {(node.domain, node.op_type) for node in onnx.load_from_string(model).graph.node}
+
+
+MLP = """
+<ir_version: 8, opset_import: ["" : 17], producer_name: "pytest">
+mlp (float[batch, 4] X, float[batch, 2] label) => (float loss, float[batch, 2] pred)
+<float[4, 5] W1, float[5] B1, float[5, 2] W2>
+{
+    [first] h = Gemm (X, W1, B1)
+    [act] a = Relu (h)
+    [second] pred = MatMul (a, W2)
+    [diff] d = Sub (pred, label)
+    [square] s = Mul (d, d)
+    [mean] loss = ReduceMean <keepdims = 0> (s)
+}
+"""
+
+
+def mlp(opset: int = 17) -> ModelProto:
+    model = parsed(MLP, W1=random(4, 5) - 1, B1=random(5, seed=1) - 1, W2=random(5, 2, seed=2) - 1)
+    model.opset_import[0].version = opset
+    return model
+
+
+def mlp_feeds(dtype: Any = np.float32) -> dict[str, np.ndarray]:
+    return {"X": random(3, 4, seed=3, dtype=dtype), "label": random(3, 2, seed=4, dtype=dtype)}
+
+
+def built(model: ModelProto, x: Iterable[str], loss: str = "loss", **how: Any) -> bytes:
+    builder = GradientGraphBuilder(model.SerializeToString(), {loss}, set(x), loss, **how)
+    builder.build()
+    return builder.get_model()
+
+
+def differences(
+    model: ModelProto, feeds: dict[str, np.ndarray], of: str, at: str, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """Central differences of the weighed sum of a result, element by element, by our engine in float64."""
+    value = feeds[at].astype(np.float64)
+    session = ortrain.InferenceSession(model)
+    found = np.zeros(value.shape)
+    for index in np.ndindex(*value.shape):
+        parts = []
+        for sign in (1, -1):
+            moved = value.copy()
+            moved[index] += sign * STEP
+            (result,) = session.run([of], {**feeds, at: moved})
+            parts.append((result * (1 if weights is None else weights)).sum())
+        found[index] = (parts[0] - parts[1]) / (2 * STEP)
+    return found
+
+
+# --- the builder, row by row ------------------------------------------------------------------------------------------
+
+
+def test_g1_argument_order_sets_and_bytes(tmp_path: Path) -> None:
+    """Model, y, x, loss; the model as it was before `build`; what is saved is what is got."""
+    forward = mlp().SerializeToString()
+    builder = GradientGraphBuilder(forward, {"loss"}, {"W1", "B1"}, "loss")
+    assert builder.get_model() == forward
+    assert builder.build() is None  # type: ignore[func-returns-value]
+    model = builder.get_model()
+    assert model != forward
+    assert model == builder.get_model()
+    builder.save(tmp_path / "gradient.onnx")
+    assert (tmp_path / "gradient.onnx").read_bytes() == model
+    named = GradientGraphBuilder(
+        serialized_model=forward,
+        y_node_arg_names=["loss"],
+        x_node_arg_names=("B1", "W1", "B1"),
+        loss_node_arg_name="loss",
+        options=ortrain.SessionOptions(),
+    )
+    named.build()
+    assert named.get_model() == model
+
+
+@pytest.mark.parametrize("names", ["loss", b"loss", 7, {1}])
+def test_g1_names_are_a_set(names: Any) -> None:
+    for y, x in ((names, {"W1"}), ({"loss"}, names)):
+        with pytest.raises(TypeError, match="_node_arg_names"):
+            GradientGraphBuilder(mlp().SerializeToString(), y, x, "loss")
+
+
+def test_g2_checker_inputs_and_outputs() -> None:
+    """The gradient model passes the checker, has the inputs of the model, and one output more for each x, sorted."""
+    model = mlp()
+    made = built(model, {"W2", "B1", "W1", "X", "label"})
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert message.graph.input == model.graph.input
+    names = ["loss", "pred", "B1_grad", "W1_grad", "W2_grad", "X_grad", "label_grad"]
+    assert [output.name for output in message.graph.output] == names
+    assert message.graph.output[:2] == model.graph.output
+
+
+def test_g2_the_forward_model_stays() -> None:
+    """Nodes, their order and names, initializers, producer, format, name of the graph; only what is used is imported."""
+    model = mlp()
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    helper.set_model_props(model, {"made": "by hand"})
+    for plain in (True, False):
+        message = onnx.load_from_string(built(model, {"W1"}, plain=plain))
+        for was, now in zip(model.graph.node, message.graph.node, strict=False):
+            # onnx's parser writes the default domain out, which is no different from leaving it out.
+            was.ClearField("domain")
+            assert was == now
+        assert message.graph.initializer[:3] == model.graph.initializer
+        assert (message.producer_name, message.ir_version, message.graph.name) == ("pytest", 8, "mlp")
+        assert message.metadata_props == model.metadata_props
+        domains = {opset.domain: opset.version for opset in message.opset_import}
+        assert domains == ({"": 17} if plain else {"": 17, "com.microsoft": 1})
+        made = {name for node in message.graph.node for name in node.output}
+        declared = {info.name for info in [*message.graph.value_info, *message.graph.output]}
+        assert made - declared <= {name for node in model.graph.node for name in node.output}
+
+
+def test_g3_forward_outputs_and_shapes() -> None:
+    """The outputs of the model are what they were, and each gradient has the shape and type of its value."""
+    model, feeds = mlp(), mlp_feeds()
+    made = built(model, {"W1", "B1", "W2", "X"})
+    wanted = theirs(model.SerializeToString(), feeds)
+    for results in (ours(made, feeds), theirs(made, feeds)):
+        for name, value in wanted.items():
+            np.testing.assert_allclose(results[name], value, rtol=1e-3, atol=1e-5)
+        shapes = {name: results[f"{name}_grad"].shape for name in ("W1", "B1", "W2", "X")}
+        assert shapes == {"W1": (4, 5), "B1": (5,), "W2": (5, 2), "X": (3, 4)}
+    declared = {output.name: output.type for output in onnx.load_from_string(made).graph.output}
+    assert declared["X_grad"] == model.graph.input[0].type
+    assert [dim.dim_value for dim in declared["W1_grad"].tensor_type.shape.dim] == [4, 5]
+
+
+def test_g4_a_frozen_parameter_gets_none() -> None:
+    made = built(mlp(), {"W2"})
+    assert outputs_of(made) == ["loss", "pred", "W2_grad"]
+    assert not any("W1_grad" in node.output for node in onnx.load_from_string(made).graph.node)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("case", RECORDED)
+def test_g5_recorded_graphs(case: str, plain: bool) -> None:
+    """Outputs of our graph agree with the record, evaluated by us and, in plain ONNX, by onnxruntime."""
+    folder = RECORDS / case
+    meta = json.loads((folder / "meta.json").read_text())
+    builder = GradientGraphBuilder(
+        (folder / "forward.onnx").read_bytes(),
+        set(meta["y_node_arg_names"]),
+        set(meta["x_node_arg_names"]),
+        meta["loss_node_arg_name"],
+        plain=plain,
+    )
+    builder.build()
+    made = builder.get_model()
+    wanted, feeds = recorded(case)
+    assert set(outputs_of(made)) == wanted.keys()
+    found = [ours(made, feeds)]
+    if plain:
+        assert {domain for domain, _ in operators_of(made)} == {""}
+        checker.check_model(made, full_check=True)
+        found.append(theirs(made, feeds))
+    for results in found:
+        for name, value in wanted.items():
+            np.testing.assert_allclose(results[name], value, rtol=RTOL, atol=ATOL, err_msg=name)
+
+
+def recorded(case: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What came out of a recorded graph, and what went in."""
+    with np.load(RECORDS / case / "io.npz") as record:
+        outputs = {key.removeprefix("out/"): record[key] for key in record.files if key.startswith("out/")}
+        outputs |= {f"{key.removeprefix('grad/')}_grad": record[key] for key in record.files if key.startswith("grad/")}
+        return outputs, {key.removeprefix("in/"): record[key] for key in record.files if key.startswith("in/")}
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_g5_recorded_gradient_models_run_here(case: str) -> None:
+    wanted, feeds = recorded(case)
+    results = ours((RECORDS / case / "gradient.onnx").read_bytes(), feeds)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(results[name], value, rtol=RTOL, atol=ATOL, err_msg=name)
+
+
+def test_g6_inputs_and_intermediate_results() -> None:
+    """Gradients of labels, inputs and intermediate results are outputs like those of weights."""
+    feeds = mlp_feeds()
+    results = ours(built(mlp(), {"a", "h", "label", "pred"}), feeds)
+    assert list(results) == ["loss", "pred", "a_grad", "h_grad", "label_grad", "pred_grad"]
+    np.testing.assert_allclose(results["pred_grad"], -results["label_grad"], rtol=1e-6)
+    np.testing.assert_allclose(results["pred_grad"], (results["pred"] - feeds["label"]) / 3, rtol=1e-5)
+    np.testing.assert_allclose(results["a_grad"], results["pred_grad"] @ (random(5, 2, seed=2) - 1).T, rtol=1e-5)
+
+
+def test_g6_ancestors_of_the_loss_change_nothing() -> None:
+    builder = GradientGraphBuilder(mlp().SerializeToString(), {"pred", "loss", "h"}, {"W1"}, "loss")
+    builder.build()
+    assert builder.get_model() == built(mlp(), {"W1"})
+
+
+def test_g6_a_loss_of_several_elements_is_seeded_with_ones() -> None:
+    """(The reference seeds it with one number.)"""
+    feeds = mlp_feeds()
+    made = built(mlp(), {"W2", "pred"}, loss="pred")
+    for results in (ours(made, feeds), theirs(made, feeds)):
+        np.testing.assert_array_equal(results["pred_grad"], np.ones((3, 2), np.float32))
+        a = np.maximum(feeds["X"] @ (random(4, 5) - 1) + random(5, seed=1) - 1, 0)
+        np.testing.assert_allclose(results["W2_grad"], a.T @ np.ones((3, 2)), rtol=1e-5)
+
+
+def test_g6_without_x_nothing_changes() -> None:
+    forward = mlp().SerializeToString()
+    builder = GradientGraphBuilder(forward, {"loss"}, set(), "loss")
+    builder.build()
+    assert builder.get_model() == forward
+
+
+NO_GRADIENT = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[4] X, int64[2] where) => (float loss)
+<float[4] W, float[4] V, int64[2] I>
+{
+    p = Mul (X, W)
+    q = Cast <to = 7> (p)
+    r = Cast <to = 1> (q)
+    loss = ReduceSum <keepdims = 0> (r)
+    other = Neg (V)
+}
+"""
+
+
+def no_gradient() -> ModelProto:
+    return parsed(NO_GRADIENT, W=random(4), V=random(4), I=np.array([0, 1]))
+
+
+# What is asked for, when it is refused, the class, and what the sentence says.
+REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], str]] = {
+    "unknown y": (
+        ({"los"}, {"W"}, "loss"),
+        "constructor",
+        ortrain.InvalidArgumentError,
+        'y_node_arg_names names what the model has no value of: "los"; did you mean "loss"?',
+    ),
+    "unknown y like none": (
+        ({"accuracy"}, {"W"}, "loss"),
+        "constructor",
+        ortrain.InvalidArgumentError,
+        'y_node_arg_names names what the model has no value of: "accuracy"; its outputs are "loss"',
+    ),
+    "unknown x": (
+        ({"loss"}, {"weight", "Ws"}, "loss"),
+        "constructor",
+        ortrain.InvalidArgumentError,
+        'x_node_arg_names names what the model has no value of: "Ws"',
+    ),
+    "unknown loss": (
+        ({"loss"}, {"W"}, "lost"),
+        "constructor",
+        ortrain.InvalidArgumentError,
+        'loss_node_arg_name names what the model has no value of: "lost"; did you mean "loss"?',
+    ),
+    "no loss": (
+        ({"r"}, {"W"}, ""),
+        "constructor",
+        ortrain.InvalidArgumentError,
+        'loss_node_arg_name names what the model has no value of: ""; its outputs are "loss"',
+    ),
+    "a loss that is not in y": (
+        ({"r"}, {"W"}, "loss"),
+        "build",
+        ortrain.InvalidArgumentError,
+        'nothing defines "r_grad", the gradient that "r" of y_node_arg_names starts from: the loss "loss" is not in '
+        'y_node_arg_names; name it there, or "r" as the loss',
+    ),
+    "y that the loss does not need": (
+        ({"loss", "other"}, {"W"}, "loss"),
+        "build",
+        ortrain.InvalidArgumentError,
+        'nothing defines "other_grad", the gradient that "other" of y_node_arg_names starts from: the loss "loss" is not '
+        "computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input",
+    ),
+    "no y": (
+        (set(), {"W"}, "loss"),
+        "build",
+        ortrain.InvalidArgumentError,
+        'y_node_arg_names is empty, so that no gradient arrives at "W"; name the loss "loss" in it',
+    ),
+    "x that no node uses": (
+        ({"loss"}, {"I"}, "loss"),
+        "build",
+        ortrain.InvalidArgumentError,
+        '"I" is int64[2], and only floats have gradients; leave it out of x_node_arg_names',
+    ),
+    "x that the loss does not need": (
+        ({"loss"}, {"V"}, "loss"),
+        "build",
+        ortrain.InvalidArgumentError,
+        'the model: no gradient of "loss" arrives at "V": "loss" does not depend on it; leave it out of x_node_arg_names',
+    ),
+    "x behind a cast": (
+        ({"loss"}, {"W", "X"}, "loss"),
+        "build",
+        ortrain.InvalidArgumentError,
+        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through the node that makes "q" (Cast)',
+    ),
+    "x that is an input of integers": (
+        ({"loss"}, {"where"}, "loss"),
+        "build",
+        ortrain.InvalidArgumentError,
+        '"where" is int64[2], and only floats have gradients; leave it out of x_node_arg_names',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_g6_refusals(name: str) -> None:
+    """Each is a RuntimeError, as in the reference, that names the value; nothing has changed."""
+    (y, x, loss), when, kind, sentence = REFUSED[name]
+    forward = no_gradient().SerializeToString()
+    if when == "constructor":
+        with pytest.raises(kind) as caught:
+            GradientGraphBuilder(forward, y, x, loss)
+    else:
+        builder = GradientGraphBuilder(forward, y, x, loss)
+        for _ in range(2):
+            with pytest.raises(kind) as caught:
+                builder.build()
+            assert builder.get_model() == forward
+    assert isinstance(caught.value, RuntimeError)
+    assert sentence in str(caught.value)
+
+
+def test_g6_a_second_build() -> None:
+    builder = GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, "loss")
+    builder.build()
+    made = builder.get_model()
+    with pytest.raises(ortrain.OrtrainError) as caught:
+        builder.build()
+    assert str(caught.value) == (
+        "build() was called before, and the model has its gradients; make another GradientGraphBuilder for other ones"
+    )
+    assert builder.get_model() == made
+
+
+def test_g6_what_is_no_model() -> None:
+    with pytest.raises(ortrain.InvalidModelError, match="the model is not an ONNX model"):
+        GradientGraphBuilder(b"\xff\xfe no model", {"loss"}, {"W1"}, "loss")
+    whole: Any
+    for whole in ("model.onnx", mlp(), None, bytearray(b"")):
+        with pytest.raises(TypeError) as caught:
+            GradientGraphBuilder(whole, {"loss"}, {"W1"}, "loss")
+        assert str(caught.value) == (
+            f"serialized_model is the bytes of a model, not {type(whole).__name__}; ortrain.gradient.grad takes a path or an "
+            "onnx.ModelProto, too"
+        )
+    with pytest.raises(TypeError, match="options are ortrain.SessionOptions, not dict"):
+        GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, "loss", {})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="loss_node_arg_name is a name, not NoneType"):
+        GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, None)  # type: ignore[arg-type]
+
+
+def test_g6_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    builder = GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, "loss")
+    builder.build()
+    with pytest.raises(ortrain.NoSuchFileError, match="nowhere"):
+        builder.save(tmp_path / "nowhere" / "gradient.onnx")
+    with pytest.raises(ortrain.OrtrainError, match="it is a folder; name a file in it"):
+        builder.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 17, 18, 20, 21, 26])
+def test_g6_every_opset_works(opset: int) -> None:
+    """(The reference needs opset 11.) The default set stays what it was, and the gradients are the same."""
+    feeds = mlp_feeds()
+    made = built(mlp(opset), {"W1", "B1", "W2", "X"})
+    message = onnx.load_from_string(made)
+    assert [(item.domain, item.version) for item in message.opset_import] == [("", opset)]
+    checker.check_model(message, full_check=True)
+    wanted = ours(built(mlp(), {"W1", "B1", "W2", "X"}), feeds)
+    for results in (ours(made, feeds), theirs(made, feeds)):
+        for name, value in wanted.items():
+            np.testing.assert_allclose(results[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("ir_version", [3, 4, 8])
+def test_g6_initializers_that_are_inputs(ir_version: int) -> None:
+    """They stay inputs; a file of the third format has no initializer that is none."""
+    model = mlp(9)
+    model.ir_version = ir_version
+    model.graph.input.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in model.graph.initializer
+    )
+    made = built(model, {"W1", "X"})
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert (message.ir_version, list(message.graph.input)) == (ir_version, list(model.graph.input))
+    feeds = mlp_feeds()
+    for value in (random(4, 5) - 1, random(4, 5, seed=9) - 1):
+        changed = copy.deepcopy(mlp())
+        changed.graph.initializer[0].CopyFrom(numpy_helper.from_array(value, "W1"))
+        wanted = ours(built(changed, {"W1", "X"}), feeds)
+        for name, result in theirs(made, feeds | {"W1": value}).items():
+            np.testing.assert_allclose(result, wanted[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_g7_values_used_several_times_accumulate() -> None:
+    """Partial sums are `<value>_grad_0` and so on, joined by one Sum."""
+    message = onnx.load_from_string(built(mlp(), {"pred"}))
+    sums = [node for node in message.graph.node if node.op_type == "Sum"]
+    assert [(list(node.input), list(node.output)) for node in sums] == [(["d_grad_0", "d_grad_1"], ["d_grad"])]
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[3] x) => (float y)
+    { a = Mul (x, x)  b = Mul (a, x)  c = Add (b, x)  y = ReduceSum <keepdims = 0> (c) }
+    """
+    made = built(parsed(text), {"x"}, loss="y")
+    x = random(3)
+    for results in (ours(made, {"x": x}), theirs(made, {"x": x})):
+        np.testing.assert_allclose(results["x_grad"], 3 * x**2 + 1, rtol=1e-6)
+
+
+def test_g8_unreachable_values_are_all_named() -> None:
+    builder = GradientGraphBuilder(no_gradient().SerializeToString(), {"loss"}, {"W", "V", "X"}, "loss")
+    with pytest.raises(ortrain.InvalidArgumentError) as caught:
+        builder.build()
+    for name in ("W", "V", "X"):
+        assert f'no gradient of "loss" arrives at "{name}"' in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [[], [1], [1, 1]])
+def test_g9_shapes_of_one_element(shape: list[int]) -> None:
+    """The seed `<loss>_grad` is an initializer: a one of the shape of the loss."""
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 3] x) => (float{shape or ""} loss)
+    <int64[{len(shape)}] shape>
+    {{ s = ReduceSum <keepdims = 0> (x)  t = Mul (s, s)  loss = Reshape (t, shape) }}
+    """
+    model = parsed(text, shape=np.array(shape, np.int64))
+    made = built(model, {"x"})
+    seed = next(tensor for tensor in onnx.load_from_string(made).graph.initializer if tensor.name == "loss_grad")
+    np.testing.assert_array_equal(numpy_helper.to_array(seed), np.ones(shape, np.float32))
+    x = random(2, 3)
+    for results in (ours(made, {"x": x}), theirs(made, {"x": x})):
+        np.testing.assert_allclose(results["x_grad"], np.full((2, 3), 2 * x.sum()), rtol=1e-5)
+
+
+def test_a19_weights_of_one_element_train() -> None:
+    """(The reference folds them before it looks for them.)"""
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[n] x) => (float loss)
+    <float w, float[1] b>
+    { p = Mul (x, w)  q = Add (p, b)  r = Mul (q, q)  loss = ReduceMean <keepdims = 0> (r) }
+    """
+    x, w, b = random(5), np.float32(0.5), np.array([0.25], np.float32)
+    made = built(parsed(text, w=np.asarray(w), b=b), {"w", "b"})
+    for results in (ours(made, {"x": x}), theirs(made, {"x": x})):
+        np.testing.assert_allclose(results["w_grad"], np.mean(2 * (x * w + b) * x), rtol=1e-5)
+        np.testing.assert_allclose(results["b_grad"], [np.mean(2 * (x * w + b))], rtol=1e-5)
+
+
+# Models whose gradients need what their nodes do not declare: the reference wants it declared.
+UNDECLARED = {
+    "LayerNormalization": "s = LayerNormalization <axis = 1> (p, W)",
+    "MaxPool": """
+        c = Reshape (p, image)
+        m = MaxPool <kernel_shape = [2, 2]> (c)
+        s = Mul (m, m)
+    """,
+    "Dropout": "d, mask = Dropout (p, ratio, training)  s = Mul (d, d)",
+    "Dropout without a mask": "d = Dropout (p, ratio, training)  s = Mul (d, d)",
+    "SoftmaxCrossEntropyLoss": "s = SoftmaxCrossEntropyLoss <reduction = \"none\"> (p, label)",
+}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_what_gradients_need_need_not_be_declared(name: str, plain: bool) -> None:
+    """And random numbers of forward and backward are the same."""
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[4, 4] x, int64[4] label) => (float loss)
+    <float[4] W, int64[4] image, float ratio, bool training>
+    {{ p = Mul (x, W) {UNDECLARED[name]} loss = ReduceSum <keepdims = 0> (s) }}
+    """
+    image, ratio = np.array([1, 1, 4, 4]), np.array(0.5, np.float32)
+    model = parsed(text, W=random(4), image=image, ratio=ratio, training=np.array(True))
+    made = built(model, {"W", "x"}, plain=plain)
+    assert {info.name for info in onnx.load_from_string(made).graph.output} == {"loss", "W_grad", "x_grad"}
+    feeds = {"x": random(4, 4, seed=1), "label": np.array([0, 3, 1, 2])}
+    runs: list[Callable[[], dict[str, np.ndarray]]] = [lambda: ours(made, feeds)]
+    if plain:
+        checker.check_model(made, full_check=True)
+        runs.append(lambda: theirs(made, feeds))
+    for run in runs:
+        results = run()
+        if name.startswith("Dropout"):
+            kept = results["x_grad"] != 0
+            product = feeds["x"] * random(4)
+            np.testing.assert_allclose(results["loss"], ((2 * product) ** 2 * kept).sum(), rtol=1e-5)
+            np.testing.assert_allclose(results["x_grad"], 8 * product * random(4) * kept, rtol=1e-5)
+        else:
+            wide = {key: value.astype(np.float64) if key == "x" else value for key, value in feeds.items()}
+            wanted = differences(widened(model), wide, "loss", "x")
+            np.testing.assert_allclose(results["x_grad"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def widened(model: ModelProto) -> ModelProto:
+    """The model in float64."""
+    wide = copy.deepcopy(model)
+    for info in [*wide.graph.input, *wide.graph.output, *wide.graph.value_info]:
+        if info.type.tensor_type.elem_type == TensorProto.FLOAT:
+            info.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for tensor in wide.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in ("scales",):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+    return wide
