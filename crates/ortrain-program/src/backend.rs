@@ -9,7 +9,7 @@ use std::time::Instant;
 use ortrain_expr::{DType, OutOfRange, Precision};
 
 use crate::interrupt::Watch;
-use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Part, Place, Program};
+use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Part, Place, PlaneId, Program};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -373,6 +373,12 @@ pub enum RunError {
         /// Bytes there are.
         found: usize,
     },
+    /// A plane that the program writes is memory that was lent for reading.
+    #[error("plane {plane} is written, but it lies in memory that is read-only")]
+    ReadOnly {
+        /// The plane.
+        plane: u32,
+    },
     /// The memory that the plan asks for is not there.
     #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
     Memory(#[from] OutOfMemory),
@@ -644,10 +650,10 @@ impl Program {
         largest.into_iter().map(describe).collect()
     }
 
-    /// Checks that the planes are there and large enough.
+    /// Checks that the planes are there and large enough, and that none which is written is read-only.
     ///
     /// # Errors
-    /// [`RunError::Plane`].
+    /// [`RunError::Plane`] and [`RunError::ReadOnly`].
     pub fn check_bindings(&self, bindings: &Bindings<'_>) -> Result<(), RunError> {
         for &(plane, needed) in &self.planes {
             let found = bindings.planes.get(plane.0 as usize).map_or(0, |memory| memory.len());
@@ -655,6 +661,18 @@ impl Program {
                 return Err(RunError::Plane { plane: plane.0, needed, found });
             }
         }
-        Ok(())
+        let read_only = |plane: PlaneId| bindings.planes[plane.0 as usize].is_read_only();
+        if !self.planes.iter().any(|&(plane, _)| read_only(plane)) {
+            return Ok(());
+        }
+        let written = self.instructions.iter().flat_map(|instruction| instruction.step.writes());
+        let mut written = written.filter_map(|id| match self.buffer(id).place {
+            Place::Plane(plane, _) => Some(plane),
+            Place::Work(_) | Place::Constant(_) => None,
+        });
+        match written.find(|&plane| read_only(plane)) {
+            Some(plane) => Err(RunError::ReadOnly { plane: plane.0 }),
+            None => Ok(()),
+        }
     }
 }

@@ -34,7 +34,7 @@ pub use backend::{
 pub use builder::{ProgramBuilder, ProgramError, align};
 pub use cost::Cost;
 pub use interrupt::{Interrupt, Marks, Watch};
-pub use memory::{ALIGNMENT, Memory, OutOfMemory};
+pub use memory::{ALIGNMENT, LentMemory, Memory, OutOfMemory};
 pub use ortrain_expr::{Precision, UnknownPrecision};
 pub(crate) use program::is_work;
 pub use program::{

@@ -1,7 +1,9 @@
 //! Memory that planes and workspaces are made of.
 
+use std::fmt::{self, Debug, Formatter};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use bytemuck::allocation::try_zeroed_slice_box;
 
@@ -27,22 +29,66 @@ const WORD: usize = size_of::<u64>();
 /// Words of a block, which has the size of [`ALIGNMENT`].
 const BLOCK: usize = ALIGNMENT / WORD;
 
-/// A zeroed, 256-byte aligned region that never moves and may be read and written from several places at once.
+/// Memory of somebody else, who lends it: an array of NumPy, a buffer of another library.
 ///
-/// Rust code outside the kernels reaches it by copies through relaxed atomic words; kernels and NumPy views reach it
-/// through [`Memory::as_ptr`]. Concurrent writers leave values in no particular order, but never anything worse: no
+/// The bytes are atomic because the owner may write to them at any time, from any thread. They may start at any address
+/// and end anywhere; they stay valid, and stay where they are, as long as the lender lives, and a [`Memory`] made of a
+/// lender keeps it alive.
+pub trait LentMemory: Send + Sync + Debug {
+    /// The bytes, always the same ones.
+    fn bytes(&self) -> &[AtomicU8];
+
+    /// Whether nobody may write to them here.
+    fn is_read_only(&self) -> bool;
+
+    /// Copies bytes out, each as it is at some moment of the call. Lenders may know a quicker way than byte by byte.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn read(&self, offset: usize, bytes: &mut [u8]) {
+        let lent = &self.bytes()[offset..][..bytes.len()];
+        lent.iter().zip(bytes).for_each(|(lent, byte)| *byte = lent.load(Ordering::Relaxed));
+    }
+
+    /// Copies bytes in; those beside them are not touched. Called only where writing is allowed.
+    ///
+    /// # Panics
+    /// When they do not fit.
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let lent = &self.bytes()[offset..][..bytes.len()];
+        lent.iter().zip(bytes).for_each(|(lent, &byte)| lent.store(byte, Ordering::Relaxed));
+    }
+}
+
+/// A region that never moves and may be read and written from several places at once: of its own, zeroed and 256-byte
+/// aligned ([`Memory::try_new`]), or lent by somebody, at any address ([`Memory::lent`]).
+///
+/// Rust code outside the kernels reaches it by copies through relaxed atomic words or bytes; kernels and NumPy views reach
+/// it through [`Memory::as_ptr`]. Concurrent writers leave values in no particular order, but never anything worse: no
 /// Rust reference into the contents exists.
 ///
 /// The zeros are the system's, which gives pages when they are first touched: what is never used costs nothing, and
 /// what is used later costs nothing now.
 pub struct Memory {
+    home: Home,
+    bytes: usize,
+    /// Whether somebody has taken it upon himself to touch every page.
+    claimed: AtomicBool,
+}
+
+/// Whose memory it is.
+enum Home {
+    Own(Words),
+    Lent(Arc<dyn LentMemory>),
+}
+
+/// Whole blocks of memory of our own.
+#[derive(Default)]
+struct Words {
     /// A little more than was asked for: allocators give zeros of the system's only where they need not align them.
     words: Box<[AtomicU64]>,
     /// The first word of the region.
     first: usize,
-    bytes: usize,
-    /// Whether somebody has taken it upon himself to touch every page.
-    claimed: AtomicBool,
 }
 
 /// Bytes of a range before its first whole block, and how many whole blocks there are.
@@ -51,49 +97,16 @@ fn parts(offset: usize, len: usize) -> (usize, usize) {
     (head, (len - head) / ALIGNMENT)
 }
 
-impl Memory {
-    /// A region of at least `bytes` bytes, rounded up to whole blocks, all zero.
-    ///
-    /// # Errors
-    /// When the system does not give that much.
-    pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
-        let claimed = AtomicBool::new(false);
+impl Words {
+    fn try_new(bytes: usize) -> Result<Words, OutOfMemory> {
         if bytes == 0 {
-            return Ok(Memory { words: Box::default(), first: 0, bytes, claimed });
+            return Ok(Words::default());
         }
         let alignment = if bytes >= LARGE { LARGE } else { ALIGNMENT };
         let count = bytes.div_ceil(ALIGNMENT) * BLOCK + alignment / WORD;
         let words = try_zeroed_slice_box::<AtomicU64>(count).map_err(|()| OutOfMemory { bytes })?;
         let first = words.as_ptr().align_offset(alignment);
-        Ok(Memory { words, first, bytes, claimed })
-    }
-
-    /// The same for sizes that are no larger than what the process holds already.
-    ///
-    /// # Panics
-    /// When the system does not give that much.
-    #[must_use]
-    pub fn new(bytes: usize) -> Memory {
-        Memory::try_new(bytes).expect("the system has memory for a copy of what it holds")
-    }
-
-    /// The number of bytes asked for.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
-    /// The first byte. Valid for reads and writes of [`Memory::len`] bytes as long as the `Memory` lives, by anyone
-    /// who makes no Rust reference of it.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.region().as_ptr().cast::<u8>().cast_mut()
+        Ok(Words { words, first })
     }
 
     /// Whole blocks, from the first one on; perhaps more than were asked for.
@@ -106,12 +119,7 @@ impl Memory {
         self.region()[first * BLOCK..].as_chunks().0
     }
 
-    /// Copies bytes in.
-    ///
-    /// # Panics
-    /// When they do not fit.
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes into {}", offset, bytes.len(), self.bytes);
+    fn write(&self, offset: usize, bytes: &[u8]) {
         let (head, blocks) = parts(offset, bytes.len());
         let (first, rest) = bytes.split_at(head);
         let (middle, last) = rest.split_at(blocks * ALIGNMENT);
@@ -140,12 +148,7 @@ impl Memory {
         }
     }
 
-    /// Copies bytes out.
-    ///
-    /// # Panics
-    /// When there are fewer.
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
-        assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes of {}", offset, bytes.len(), self.bytes);
+    fn read(&self, offset: usize, bytes: &mut [u8]) {
         let (head, blocks) = parts(offset, bytes.len());
         let (first, rest) = bytes.split_at_mut(head);
         let (middle, last) = rest.split_at_mut(blocks * ALIGNMENT);
@@ -171,10 +174,109 @@ impl Memory {
         }
     }
 
+    /// Writes to every page of a range of bytes what it holds.
+    fn touch(&self, range: Range<usize>) {
+        for byte in range.step_by(PAGE) {
+            // Zero for zero is a write even so; anything else was written before.
+            let _ = self.region()[byte / WORD].compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Memory {
+    /// A region of at least `bytes` bytes, rounded up to whole blocks, all zero.
+    ///
+    /// # Errors
+    /// When the system does not give that much.
+    pub fn try_new(bytes: usize) -> Result<Memory, OutOfMemory> {
+        let home = Home::Own(Words::try_new(bytes)?);
+        Ok(Memory { home, bytes, claimed: AtomicBool::new(false) })
+    }
+
+    /// The same for sizes that are no larger than what the process holds already.
+    ///
+    /// # Panics
+    /// When the system does not give that much.
+    #[must_use]
+    pub fn new(bytes: usize) -> Memory {
+        Memory::try_new(bytes).expect("the system has memory for a copy of what it holds")
+    }
+
+    /// The region that somebody lends, and keeps until this is dropped: exactly its bytes, wherever they lie.
+    #[must_use]
+    pub fn lent(lender: Arc<dyn LentMemory>) -> Memory {
+        let bytes = lender.bytes().len();
+        Memory { home: Home::Lent(lender), bytes, claimed: AtomicBool::new(false) }
+    }
+
+    /// The number of bytes asked for.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Whether it is somebody else's, who may look at it and write to it at any time.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
+        matches!(self.home, Home::Lent(_))
+    }
+
+    /// Whether nobody may write here. Only memory that is lent can be so.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        matches!(&self.home, Home::Lent(lender) if lender.is_read_only())
+    }
+
+    /// The first byte. Valid for reads of [`Memory::len`] bytes, and for writes unless [`Memory::is_read_only`], as long as
+    /// the `Memory` lives, by anyone who makes no Rust reference of it.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        match &self.home {
+            Home::Own(words) => words.region().as_ptr().cast::<u8>().cast_mut(),
+            Home::Lent(lender) => lender.bytes().as_ptr().cast::<u8>().cast_mut(),
+        }
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// When they do not fit, or nobody may write here.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes into {}", offset, bytes.len(), self.bytes);
+        match &self.home {
+            Home::Own(words) => words.write(offset, bytes),
+            Home::Lent(lender) => {
+                assert!(!lender.is_read_only(), "the memory that is lent is read-only");
+                lender.write(offset, bytes);
+            }
+        }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes of {}", offset, bytes.len(), self.bytes);
+        match &self.home {
+            Home::Own(words) => words.read(offset, bytes),
+            Home::Lent(lender) => lender.read(offset, bytes),
+        }
+    }
+
     /// Whether all bytes are zero. Memory that nobody has touched stays with the system.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        self.region().iter().all(|word| word.load(Ordering::Relaxed) == 0)
+        match &self.home {
+            Home::Own(words) => words.region().iter().all(|word| word.load(Ordering::Relaxed) == 0),
+            Home::Lent(lender) => lender.bytes().iter().all(|byte| byte.load(Ordering::Relaxed) == 0),
+        }
     }
 
     /// A copy of a range.
@@ -188,13 +290,16 @@ impl Memory {
         bytes
     }
 
-    /// True the first time: whoever asks then should [`Memory::touch`] all of it, if it is going to be written.
+    /// True the first time: whoever asks then should [`Memory::touch`] all of it, if it is going to be written. Never for
+    /// memory that is lent, whose pages are its owner's concern.
     #[must_use]
     pub fn claim(&self) -> bool {
-        !self.claimed.load(Ordering::Relaxed) && !self.claimed.swap(true, Ordering::Relaxed)
+        !self.is_lent()
+            && !self.claimed.load(Ordering::Relaxed)
+            && !self.claimed.swap(true, Ordering::Relaxed)
     }
 
-    /// Writes to every page of a range what it holds.
+    /// Writes to every page of a range what it holds; to no page that is lent.
     ///
     /// The system gives a page that was read before it was written twice: one of zeros that all such pages share, and at
     /// the first write one of its own, for which all cores must stop to forget the other one. Several threads may touch
@@ -204,28 +309,121 @@ impl Memory {
     /// When the memory ends before the range.
     pub fn touch(&self, range: Range<usize>) {
         assert!(range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
-        for word in range.step_by(PAGE) {
-            // Zero for zero is a write even so; anything else was written before.
-            let _ = self.region()[word / WORD].compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        if let Home::Own(words) = &self.home {
+            words.touch(range);
         }
     }
 
     /// Sets everything to zero.
+    ///
+    /// # Panics
+    /// When nobody may write here.
     pub fn clear(&self) {
-        let words = self.bytes.div_ceil(WORD);
-        self.region()[..words].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        match &self.home {
+            Home::Own(words) => {
+                let used = self.bytes.div_ceil(WORD);
+                words.region()[..used].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            }
+            Home::Lent(_) => {
+                for from in (0..self.bytes).step_by(PAGE) {
+                    self.write(from, &[0; PAGE][..PAGE.min(self.bytes - from)]);
+                }
+            }
+        }
     }
 }
 
-impl std::fmt::Debug for Memory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Memory({} bytes)", self.bytes)
+impl Debug for Memory {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let lent = if self.is_lent() { ", lent" } else { "" };
+        write!(f, "Memory({} bytes{lent})", self.bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use super::*;
+
+    /// Bytes from the `from`th on.
+    #[derive(Debug)]
+    struct Lender {
+        bytes: Vec<AtomicU8>,
+        from: usize,
+        read_only: bool,
+    }
+
+    impl Lender {
+        fn of(from: usize, len: usize) -> Arc<Lender> {
+            let bytes = (0..from + len).map(|i| AtomicU8::new((i % 251) as u8)).collect();
+            Arc::new(Lender { bytes, from, read_only: false })
+        }
+    }
+
+    impl LentMemory for Lender {
+        fn bytes(&self) -> &[AtomicU8] {
+            &self.bytes[self.from..]
+        }
+
+        fn is_read_only(&self) -> bool {
+            self.read_only
+        }
+    }
+
+    #[test]
+    fn what_is_lent_is_read_and_written_where_it_lies() {
+        for from in [0, 1, 3, 8, 255] {
+            for len in [1, 7, 256, 257, PAGE, 2 * PAGE + 5] {
+                let lender = Lender::of(from, len);
+                let memory = Memory::lent(lender.clone());
+                let mut expected: Vec<u8> = (from..from + len).map(|i| (i % 251) as u8).collect();
+                assert_eq!((memory.len(), memory.is_lent(), memory.is_read_only()), (len, true, false));
+                assert_eq!(memory.as_ptr().cast_const(), lender.bytes().as_ptr().cast::<u8>());
+                assert_eq!(memory.to_vec(0, len), expected);
+                memory.write(len / 2, &[0xF7]);
+                expected[len / 2] = 0xF7;
+                assert_eq!(memory.to_vec(0, len), expected);
+                assert_eq!(memory.to_vec(len - 1, 1), expected[len - 1..]);
+                lender.bytes()[0].store(0xF3, Ordering::Relaxed);
+                assert_eq!(memory.to_vec(0, 1), [0xF3]);
+                assert!(!memory.claim());
+                memory.touch(0..len);
+                assert!(!memory.is_zero());
+                memory.clear();
+                assert!(memory.is_zero());
+                // What lies before is not lent.
+                assert!((0..from).all(|i| lender.bytes[i].load(Ordering::Relaxed) == (i % 251) as u8));
+            }
+        }
+        let nothing = Memory::lent(Lender::of(5, 0));
+        assert!(nothing.is_empty() && nothing.is_zero());
+        nothing.write(0, &[]);
+        nothing.clear();
+        assert_eq!(nothing.to_vec(0, 0), []);
+    }
+
+    #[test]
+    fn a_lender_lives_as_long_as_what_it_lent() {
+        let lender = Lender::of(0, 9);
+        let watched: Weak<Lender> = Arc::downgrade(&lender);
+        let memory = Memory::lent(lender);
+        assert!(watched.upgrade().is_some());
+        assert_eq!(format!("{memory:?}"), "Memory(9 bytes, lent)");
+        drop(memory);
+        assert!(watched.upgrade().is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "the memory that is lent is read-only")]
+    fn what_is_lent_for_reading_is_not_written() {
+        let mut lender = Lender::of(0, 9);
+        Arc::get_mut(&mut lender).unwrap().read_only = true;
+        let memory = Memory::lent(lender);
+        assert!(memory.is_read_only());
+        assert_eq!(memory.to_vec(1, 2), [1, 2]);
+        memory.write(0, &[0]);
+    }
 
     #[test]
     fn copies_at_any_offset() {

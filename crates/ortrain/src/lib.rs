@@ -492,6 +492,35 @@ pub use ortrain_program::LargeBuffer;
 #[doc(inline)]
 pub use ortrain_program::Memory;
 
+/// Memory of somebody else, who lends it: [`Memory::lent`] makes a plane of it, which keeps the lender.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU8, Ordering};
+///
+/// use ortrain::{LentMemory, Memory};
+///
+/// #[derive(Debug)]
+/// struct Counters([AtomicU8; 3]);
+///
+/// impl LentMemory for Counters {
+///     fn bytes(&self) -> &[AtomicU8] {
+///         &self.0
+///     }
+///
+///     fn is_read_only(&self) -> bool {
+///         false
+///     }
+/// }
+///
+/// let counters = Arc::new(Counters([1, 2, 3].map(AtomicU8::new)));
+/// let plane = Memory::lent(counters.clone());
+/// plane.write(1, &[7]);
+/// assert_eq!(counters.0[1].load(Ordering::Relaxed), 7);
+/// ```
+#[doc(inline)]
+pub use ortrain_program::LentMemory;
+
 /// The bytes that a step takes, known before it: [`Module::memory_need`].
 ///
 /// ```
