@@ -289,7 +289,7 @@ impl Executable for CpuExecutable {
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         let places = self.program.part(part)?;
-        self.program.check_bindings(bindings)?;
+        self.program.check_bindings(bindings, part)?;
         if work.reserve(self.program.work_bytes, self.scratch)? {
             self.settle(work);
         }

@@ -33,6 +33,8 @@ pub use parameters::{ConstantUses, Judgement, ParameterRole};
 pub use scores::{about_label, check_scores, doubtful_losses, probabilities};
 
 const MICROSOFT: &str = "com.microsoft";
+/// The operator at which a graph hands over to its caller.
+const YIELD: &str = "YieldOp";
 /// Scales gradients so that their norm is at most an attribute of the node.
 const CLIP: &str = "InplaceClipGradNorm";
 /// The version of ONNX files that optimizer models are written in, as by onnxruntime-training 1.19.2.
@@ -244,6 +246,41 @@ pub fn append_accumulators(
         updated
     };
     gradients.iter().map(append).collect()
+}
+
+/// Appends the point at which a graph hands its outputs over to its caller, who comes back with the gradients of those at
+/// some places, floats. Returns these outputs, each with its gradient, `<output>_grad`.
+pub fn append_hand_over(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId, ValueId)> {
+    let outputs = graph.outputs.clone();
+    let mut seeds = Vec::with_capacity(differentiable.len());
+    for &k in differentiable {
+        let name = format!("{}_grad", graph.name_of(outputs[k]));
+        let ty = graph.value(outputs[k]).ty.clone();
+        seeds.push((outputs[k], graph.add_value(&name, ty)));
+    }
+    let others = (0..outputs.len()).filter(|k| !differentiable.contains(k)).map(|k| k as i64);
+    let others: Vec<i64> = others.collect();
+    let places: Vec<i64> = differentiable.iter().map(|&k| k as i64).collect();
+    let mut attrs = Attrs::new().with("full_shape_outputs", places);
+    if !others.is_empty() {
+        attrs = attrs.with("non_differentiable_outputs", others);
+    }
+    let inputs: Vec<Option<ValueId>> = outputs.into_iter().map(Some).collect();
+    let taken: Vec<Option<ValueId>> = seeds.iter().map(|&(_, gradient)| Some(gradient)).collect();
+    let mut node = Node::new(MICROSOFT, YIELD, &inputs, &taken, attrs);
+    node.name = YIELD.into();
+    graph.nodes.push(node);
+    seeds
+}
+
+/// The values that a graph hands over to its caller, and the places of those whose gradients the caller comes back with.
+#[must_use]
+pub fn hand_over_of(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
+    let node = graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == YIELD)?;
+    let others = node.attrs.ints("non_differentiable_outputs").ok().flatten().unwrap_or_default();
+    let given: Vec<ValueId> = node.present_inputs().collect();
+    let differentiable = (0..given.len()).filter(|&k| !others.contains(&(k as i64))).collect();
+    Some((given, differentiable))
 }
 
 /// The message of an optimizer model.

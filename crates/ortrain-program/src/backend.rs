@@ -9,7 +9,7 @@ use std::time::Instant;
 use ortrain_expr::{DType, OutOfRange, Precision};
 
 use crate::interrupt::Watch;
-use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Part, Place, PlaneId, Program};
+use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Part, Place, Program};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -650,29 +650,23 @@ impl Program {
         largest.into_iter().map(describe).collect()
     }
 
-    /// Checks that the planes are there and large enough, and that none which is written is read-only.
+    /// Checks that the planes that a part reads and writes are there and large enough, and that none of them which is written
+    /// is read-only.
     ///
     /// # Errors
     /// [`RunError::Plane`] and [`RunError::ReadOnly`].
-    pub fn check_bindings(&self, bindings: &Bindings<'_>) -> Result<(), RunError> {
-        for &(plane, needed) in &self.planes {
-            let found = bindings.planes.get(plane.0 as usize).map_or(0, |memory| memory.len());
-            if found < needed {
-                return Err(RunError::Plane { plane: plane.0, needed, found });
+    pub fn check_bindings(&self, bindings: &Bindings<'_>, part: Part) -> Result<(), RunError> {
+        for used in self.planes.iter().filter(|used| part != Part::Before || used.is_early) {
+            let plane = used.plane.0;
+            let memory = bindings.planes.get(plane as usize);
+            let found = memory.map_or(0, |memory| memory.len());
+            if found < used.bytes {
+                return Err(RunError::Plane { plane, needed: used.bytes, found });
+            }
+            if used.is_written && memory.is_some_and(|memory| memory.is_read_only()) {
+                return Err(RunError::ReadOnly { plane });
             }
         }
-        let read_only = |plane: PlaneId| bindings.planes[plane.0 as usize].is_read_only();
-        if !self.planes.iter().any(|&(plane, _)| read_only(plane)) {
-            return Ok(());
-        }
-        let written = self.instructions.iter().flat_map(|instruction| instruction.step.writes());
-        let mut written = written.filter_map(|id| match self.buffer(id).place {
-            Place::Plane(plane, _) => Some(plane),
-            Place::Work(_) | Place::Constant(_) => None,
-        });
-        match written.find(|&plane| read_only(plane)) {
-            Some(plane) => Err(RunError::ReadOnly { plane: plane.0 }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }

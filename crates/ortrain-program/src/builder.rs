@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, DType, Inst, Precision, Scalar, WindowPass};
 use ortrain_graph::Tensor;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::memory::ALIGNMENT;
 use crate::versions::{self, FinalVersions, Versions};
 use crate::{
-    Buffer, BufferId, Entries, HandOver, Instruction, Place, PlaneId, Program, Step, Window, bits, fuse,
-    is_work, narrow, parts, plan,
+    Buffer, BufferId, Entries, HandOver, Instruction, Place, PlaneId, PlaneUse, Program, Step, Window, bits,
+    fuse, is_work, narrow, parts, plan,
 };
 
 /// Why a program cannot be made.
@@ -432,8 +432,7 @@ impl ProgramBuilder {
         versions::check(&self.instructions, &self.buffers, &last_versions)
             .map_err(|stale| stale.error(&self.instructions, &self.buffers))?;
         self.forget_unused_constants(&outputs);
-        let mut planes: Vec<(PlaneId, usize)> = self.planes.into_iter().collect();
-        planes.sort_unstable();
+        let planes = plane_uses(self.planes, &self.instructions, &self.buffers);
         Ok(Program {
             buffers: self.buffers,
             instructions: self.instructions,
@@ -445,6 +444,35 @@ impl ProgramBuilder {
             last_versions,
         })
     }
+}
+
+/// What the instructions do with planes, of each of which so many bytes are needed.
+fn plane_uses(
+    bytes: FxHashMap<PlaneId, usize>,
+    instructions: &[Instruction],
+    buffers: &[Buffer],
+) -> Vec<PlaneUse> {
+    let plane = |id: &BufferId| match buffers[id.0 as usize].place {
+        Place::Plane(plane, _) => Some(plane),
+        Place::Work(_) | Place::Constant(_) => None,
+    };
+    let writes = |i: &Instruction| i.step.writes();
+    let written: FxHashSet<PlaneId> =
+        instructions.iter().flat_map(writes).filter_map(|id| plane(&id)).collect();
+    let at = instructions.iter().position(|i| matches!(i.step, Step::HandOver(_)));
+    // What is handed over is read where it lies.
+    let before = &instructions[..at.map_or(instructions.len(), |at| at + 1)];
+    let touched = before.iter().flat_map(|i| i.step.reads().into_iter().chain(i.step.writes()));
+    let early: FxHashSet<PlaneId> = touched.filter_map(|id| plane(&id)).collect();
+    let uses = bytes.into_iter().map(|(plane, bytes)| PlaneUse {
+        plane,
+        bytes,
+        is_written: written.contains(&plane),
+        is_early: early.contains(&plane),
+    });
+    let mut uses: Vec<PlaneUse> = uses.collect();
+    uses.sort_unstable_by_key(|used| used.plane);
+    uses
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub use ortrain_expr::{Precision, UnknownPrecision};
 pub(crate) use program::is_work;
 pub use program::{
     Buffer, BufferId, Conv, Entries, Entry, HandOver, Instruction, Loop, MatMul, Part, Place, PlaneId,
-    Program, ScatterAdd, Step, Window,
+    PlaneUse, Program, ScatterAdd, Step, Window,
 };
 pub use reference::Reference;
 pub use repeat::{Along, Count, Repeat, SEED_FACTOR, Stacked, iteration_seed};

@@ -453,6 +453,19 @@ pub struct Instruction {
     pub(crate) versions: Versions,
 }
 
+/// What a program does with a plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaneUse {
+    /// The plane.
+    pub plane: PlaneId,
+    /// How many of its bytes are needed.
+    pub bytes: usize,
+    /// Whether instructions write to it.
+    pub is_written: bool,
+    /// Whether it is read or written before the caller takes over.
+    pub is_early: bool,
+}
+
 /// A compiled, immutable piece of work with a memory plan. Made by [`crate::ProgramBuilder`].
 #[derive(Debug)]
 pub struct Program {
@@ -469,7 +482,7 @@ pub struct Program {
     /// Bytes of the work arena: the peak.
     pub work_bytes: usize,
     /// For every plane that is used: how many bytes it must have.
-    pub planes: Vec<(PlaneId, usize)>,
+    pub planes: Vec<PlaneUse>,
     /// What the buffers that are seen outside hold in the end.
     pub(crate) last_versions: FinalVersions,
 }
@@ -539,8 +552,8 @@ impl fmt::Display for Program {
         )?;
         let Cost { flops, bytes } = self.cost(Entry::Accumulate);
         writeln!(f, "  a run takes {flops} flops and moves at least {bytes} bytes")?;
-        for (id, bytes) in &self.planes {
-            writeln!(f, "  plane {}: {bytes} bytes", id.0)?;
+        for PlaneUse { plane, bytes, .. } in &self.planes {
+            writeln!(f, "  plane {}: {bytes} bytes", plane.0)?;
         }
         let used: FxHashSet<BufferId> = self
             .instructions

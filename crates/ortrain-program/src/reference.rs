@@ -75,12 +75,15 @@ impl Executable for ReferenceExecutable {
     ) -> Result<(), RunError> {
         let program = &*self.0;
         let places = program.part(part)?;
-        program.check_bindings(bindings)?;
+        program.check_bindings(bindings, part)?;
         let mut run = Run::new(program, Mode::Exact, scalars)?;
         for (k, buffer) in program.buffers.iter().enumerate() {
-            if let Place::Plane(plane, offset) = buffer.place {
-                run.buffers[k] =
-                    decode(buffer.dtype, &bindings.planes[plane.0 as usize].to_vec(offset, buffer.bytes()));
+            // Those that are not bound are of no use in this part.
+            if let Place::Plane(plane, offset) = buffer.place
+                && let Some(memory) = bindings.planes.get(plane.0 as usize)
+                && memory.len() >= offset + buffer.bytes()
+            {
+                run.buffers[k] = decode(buffer.dtype, &memory.to_vec(offset, buffer.bytes()));
             }
         }
         let (before, after) = touched(program, part);

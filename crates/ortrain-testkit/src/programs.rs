@@ -789,7 +789,7 @@ pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, ent
     let mut random = Random(!seed);
     let mut floats =
         |bytes: usize| -> Vec<u8> { (0..bytes / 4).flat_map(|_| random.unit().to_le_bytes()).collect() };
-    let bytes = program.planes.iter().map(|&(_, bytes)| bytes).max().unwrap_or(0).max(PLANE);
+    let bytes = program.planes.iter().map(|used| used.bytes).max().unwrap_or(0).max(PLANE);
     let plane = Memory::new(bytes);
     plane.write(0, &floats(bytes));
     let executable = backend.compile(program.clone()).expect("every instruction can run");

@@ -6,13 +6,15 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::ModelProto;
 use ortrain_ops::Role;
 use ortrain_ops::passes::differentiate::{backpropagate, gradients_known, no_path};
 use ortrain_ops::passes::functions::write_out;
 use ortrain_ops::passes::infer::infer;
-use ortrain_ops::training::{Accumulation, BatchNormMode, append_accumulators, for_training};
+use ortrain_ops::training::{
+    Accumulation, BatchNormMode, append_accumulators, append_hand_over, for_training, hand_over_of,
+};
 use ortrain_program::{
     Backend, Bf16Fallback, Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
     Precision, RunError, Runner, Scalars, Suspended, Workspace,
@@ -27,7 +29,8 @@ use crate::kind::check_forward;
 use crate::module::graph_to_run;
 use crate::nearest::hint;
 use crate::runners::Runners;
-use crate::{Error, ModelSource, Result, ValueInfo, default_backend, over_limit, tail};
+use crate::session::Parts;
+use crate::{Error, InferenceSession, ModelSource, Result, ValueInfo, default_backend, over_limit, tail};
 
 /// How many workspaces are kept for forward passes to come.
 const IDLE: usize = 4;
@@ -303,7 +306,7 @@ impl Weight {
 }
 
 /// What passes keep when they are over, for those to come.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pool {
     idle: Mutex<Vec<Box<Pass>>>,
     /// Bytes of the workspaces of live forward passes, and how many there are.
@@ -410,6 +413,16 @@ impl Prepared {
     }
 }
 
+/// What the models of a [`ForwardBackward`] are written from.
+#[derive(Debug)]
+struct Graphs {
+    /// Without what gathers gradients.
+    training: Graph,
+    evaluation: Graph,
+    opset: i64,
+    model: ModelProto,
+}
+
 /// A model whose forward and backward passes are two calls, given its weights each time.
 ///
 /// A forward pass gives the model's outputs; the backward pass takes their gradients and gives those of inputs and weights.
@@ -444,16 +457,16 @@ pub struct ForwardBackward {
     statistics: Vec<(Weight, Arc<Memory>)>,
     inputs: Vec<ValueInfo>,
     outputs: Vec<ValueInfo>,
-    /// Which of the outputs have a gradient, which are floats.
+    /// Which of the outputs have a gradient.
     differentiable: Vec<usize>,
     /// Which of the inputs have one.
     input_gradients: Vec<usize>,
+    /// The names of all gradients.
+    names: Vec<String>,
     training: Mutex<Prepared>,
-    evaluation: Mutex<Prepared>,
-    /// The training graph, without what gathers gradients, and the evaluation graph; the version that they are written at.
-    graphs: Box<(Graph, Graph)>,
-    opset: i64,
-    proto: Box<ModelProto>,
+    /// `None` for a training graph that others made.
+    evaluation: Option<Mutex<Prepared>>,
+    graphs: Option<Box<Graphs>>,
     pool: Arc<Pool>,
     /// A workspace as each pass begins with it.
     limit: Option<usize>,
@@ -545,7 +558,7 @@ impl ForwardBackward {
             );
             return Err(Error::WrongModel { model: label, reason });
         }
-        let seeds = hand_over(&mut graph, &differentiable);
+        let seeds = append_hand_over(&mut graph, &differentiable);
         let chosen = wanted_inputs(&label, &inputs, options.inputs.as_deref())?;
         let mut targets: Vec<ValueId> = chosen.iter().map(|&k| user_inputs[k]).collect();
         targets.extend(weights.iter().filter_map(|weight| graph.find(&weight.name)));
@@ -572,6 +585,7 @@ impl ForwardBackward {
             )));
         }
         graph.outputs = results.iter().chain(&of_weights).copied().collect();
+        let names = graph.outputs.iter().map(|&id| graph.name_of(id).to_owned()).collect();
         let written = graph.clone();
 
         // Gradients of weights go where the caller wants them; those of inputs, whose sizes change, are handed over.
@@ -606,27 +620,76 @@ impl ForwardBackward {
         });
         Ok(ForwardBackward {
             training: prepared(graph, roles_of_training),
-            evaluation: prepared(evaluation.clone(), roles_of_evaluation),
-            graphs: Box::new((written, evaluation)),
-            opset,
+            evaluation: Some(prepared(evaluation.clone(), roles_of_evaluation)),
+            graphs: Some(Box::new(Graphs { training: written, evaluation, opset, model: model.proto })),
+            names,
             weights,
             statistics: statistics.collect::<Result<_>>()?,
             inputs,
             outputs,
             differentiable,
             input_gradients,
-            proto: Box::new(model.proto),
             label,
-            pool: Arc::new(Pool {
-                idle: Mutex::default(),
-                live: AtomicUsize::new(0),
-                passes: AtomicUsize::new(0),
-            }),
+            pool: Arc::default(),
             limit: options.memory_limit,
             held,
             iterations,
             interrupt: options.interrupt,
             seed: options.seed.cast_unsigned(),
+            passes: AtomicU64::new(0),
+        })
+    }
+
+    /// The two passes of a training graph that a session holds, with a point at which it hands its results over
+    /// ([`ForwardBackward::training_model`]). It has no weights: all inputs are given to forward passes, and backward passes
+    /// hand all its outputs over.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ForwardBackward, ForwardBackwardOptions, InferenceSession, ModelSource, SessionOptions};
+    ///
+    /// let made = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?.training_model()?;
+    /// let session = InferenceSession::new(ModelSource::from_proto(&made)?, SessionOptions::default())?;
+    /// let both = ForwardBackward::of_session(&session)?;
+    /// assert_eq!((both.inputs().len(), both.weights().len()), (5, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the session's model has no such point.
+    pub fn of_session(session: &InferenceSession) -> Result<ForwardBackward> {
+        let Parts { label, graph, backend, precision, limit, iterations, interrupt } = session.parts();
+        let (given, taken) = hand_over_of(graph).ok_or_else(|| Error::WrongModel {
+            model: label.to_owned(),
+            reason: "it has no YieldOp, at which the forward pass ends; a training graph of ForwardBackward has one".into(),
+        })?;
+        let info = |id: &ValueId| ValueInfo::of(label, graph, *id);
+        let inputs = graph.inputs.iter().map(info).collect::<Result<Vec<_>>>()?;
+        let outputs = given.iter().map(info).collect::<Result<Vec<_>>>()?;
+        let roles = vec![Role::User; graph.inputs.len()];
+        let prepared = Prepared {
+            runners: Runners::new(graph.clone(), roles, backend.clone()).precision(precision),
+            signature: Signature::new(inputs.clone()),
+            plan: Workspace::limited(limit, 0).iteration_limit(iterations),
+        };
+        Ok(ForwardBackward {
+            label: label.to_owned(),
+            weights: Vec::new(),
+            statistics: Vec::new(),
+            inputs,
+            outputs,
+            differentiable: taken,
+            input_gradients: Vec::new(),
+            names: graph.outputs.iter().map(|&id| graph.name_of(id).to_owned()).collect(),
+            training: Mutex::new(prepared),
+            evaluation: None,
+            graphs: None,
+            pool: Arc::default(),
+            limit,
+            held: 0,
+            iterations,
+            interrupt: interrupt.clone(),
+            seed: 0,
             passes: AtomicU64::new(0),
         })
     }
@@ -737,8 +800,7 @@ impl ForwardBackward {
     /// ```
     #[must_use]
     pub fn gradient_names(&self) -> Vec<&str> {
-        let graph = &self.graphs.0;
-        graph.outputs.iter().map(|&id| graph.name_of(id)).collect()
+        self.names.iter().map(String::as_str).collect()
     }
 
     /// The bytes that live forward passes keep.
@@ -769,7 +831,8 @@ impl ForwardBackward {
     /// # Errors
     /// When it cannot be written at the model's opset.
     pub fn training_model(&self) -> Result<ModelProto> {
-        training_message(&self.label, &self.proto, self.graphs.0.clone(), self.opset)
+        let Graphs { training, opset, model, .. } = self.graphs()?;
+        training_message(&self.label, model, training.clone(), *opset)
     }
 
     /// The evaluation graph as a model: the model, whose weights are inputs, behind its own.
@@ -784,7 +847,8 @@ impl ForwardBackward {
     /// # Errors
     /// When it cannot be written at the model's opset.
     pub fn evaluation_model(&self) -> Result<ModelProto> {
-        training_message(&self.label, &self.proto, self.graphs.1.clone(), self.opset)
+        let Graphs { evaluation, opset, model, .. } = self.graphs()?;
+        training_message(&self.label, model, evaluation.clone(), *opset)
     }
 
     /// The graphs and the programs made so far, as text.
@@ -798,7 +862,10 @@ impl ForwardBackward {
     #[must_use]
     pub fn dump(&self) -> String {
         let mut out = String::new();
-        for (name, prepared) in [("training", &self.training), ("evaluation", &self.evaluation)] {
+        let training = std::iter::once(("training", &self.training));
+        for (name, prepared) in
+            training.chain(self.evaluation.iter().map(|prepared| ("evaluation", prepared)))
+        {
             let prepared = lock(prepared);
             out += &format!("{name} {}\n", prepared.runners.graph());
             for schedule in prepared.runners.schedules() {
@@ -826,7 +893,7 @@ impl ForwardBackward {
         let mut live = self.begin(weights);
         let pass = live.pass.as_mut().expect("it has just begun");
         pass.scalars = scalars;
-        let planes = self.planes(&pass.weights, None);
+        let planes = self.planes(&pass.weights, &[]);
         let bindings = Bindings { planes: &planes };
         let suspended =
             runner.run_before(&bindings, &mut pass.work, Entry::Overwrite, scalars, inputs, deliver);
@@ -865,7 +932,7 @@ impl ForwardBackward {
         let runner = pass.runner.clone().expect("a live pass has run");
         self.check_gradients(&runner, &pass.suspended, output_gradients)?;
         let mut pass = live.pass.take().expect("it was just there");
-        let planes = self.planes(&pass.weights, Some(gradients));
+        let planes = self.planes(&pass.weights, gradients);
         let bindings = Bindings { planes: &planes };
         let suspended = std::mem::take(&mut pass.suspended);
         let scalars = pass.scalars;
@@ -907,13 +974,26 @@ impl ForwardBackward {
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_weights(weights, "weight ")?;
-        let runner = lock(&self.evaluation).runner(inputs)?;
+        let evaluation = self.evaluation.as_ref().ok_or_else(|| self.has_no_model())?;
+        let runner = lock(evaluation).runner(inputs)?;
         let mut live = self.begin(weights);
         let pass = live.pass.as_mut().expect("it has just begun");
-        let planes = self.planes(&pass.weights, None);
+        let planes = self.planes(&pass.weights, &[]);
         let (bindings, scalars) = (Bindings { planes: &planes }, Scalars::default());
         let outcome = runner.run(&bindings, &mut pass.work, Entry::Overwrite, scalars, inputs, deliver);
-        outcome.map_err(|error| self.explained(&self.evaluation, error, inputs))
+        outcome.map_err(|error| self.explained(evaluation, error, inputs))
+    }
+
+    fn graphs(&self) -> Result<&Graphs> {
+        self.graphs.as_deref().ok_or_else(|| self.has_no_model())
+    }
+
+    /// What a call says that needs the model which a training graph was made of.
+    fn has_no_model(&self) -> Error {
+        Error::Argument(format!(
+            "{} is a training graph already, which is run forward and backward; evaluate the model that it was made of",
+            self.label
+        ))
     }
 
     /// A pass with these weights and a workspace that is as large as the last one needed.
@@ -933,15 +1013,11 @@ impl ForwardBackward {
         LiveForward { pass: Some(pass), pool: self.pool.clone() }
     }
 
-    /// Weights, statistics and, in a backward pass, gradients. In a forward pass nothing reads or writes gradients: weights
-    /// stand for them.
-    fn planes<'a>(&'a self, weights: &'a [Arc<Memory>], gradients: Option<&[Lent<'a>]>) -> Planes<'a> {
+    /// Weights, statistics and, in a backward pass, gradients.
+    fn planes<'a>(&'a self, weights: &'a [Arc<Memory>], gradients: &[Lent<'a>]) -> Planes<'a> {
         let mut planes: Planes<'a> = weights.iter().map(|memory| &**memory).collect();
         planes.extend(self.statistics.iter().map(|(_, memory)| &**memory));
-        match gradients {
-            Some(gradients) => planes.extend(gradients.iter().map(|lent| &**lent.memory)),
-            None => planes.extend(weights.iter().map(|memory| &**memory)),
-        }
+        planes.extend(gradients.iter().map(|lent| &**lent.memory));
         planes
     }
 
@@ -1018,7 +1094,7 @@ fn reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
         .collect();
     let differentiable: Vec<usize> =
         (0..graph.outputs.len()).filter(|&k| is_float(&graph, graph.outputs[k])).collect();
-    let seeds = hand_over(&mut graph, &differentiable);
+    let seeds = append_hand_over(&mut graph, &differentiable);
     let names: Vec<String> = floats.iter().map(|&id| graph.name_of(id).to_owned()).collect();
     let (reached, _) = gradients_known(&mut graph, &seeds, &floats).map_err(fail)?;
     Ok(names.into_iter().zip(reached).filter_map(|(name, reached)| reached.then_some(name)).collect())
@@ -1085,30 +1161,6 @@ fn wanted_inputs(label: &str, inputs: &[ValueInfo], names: Option<&[String]>) ->
     chosen.sort_unstable();
     chosen.dedup();
     Ok(chosen)
-}
-
-/// Appends the point at which the caller takes over. Returns the outputs that have a gradient, each with that.
-fn hand_over(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId, ValueId)> {
-    let outputs = graph.outputs.clone();
-    let mut seeds = Vec::with_capacity(differentiable.len());
-    for &k in differentiable {
-        let name = format!("{}_grad", graph.name_of(outputs[k]));
-        let ty = graph.value(outputs[k]).ty.clone();
-        seeds.push((outputs[k], graph.add_value(&name, ty)));
-    }
-    let others: Vec<i64> =
-        (0..outputs.len()).filter(|k| !differentiable.contains(k)).map(|k| k as i64).collect();
-    let places: Vec<i64> = differentiable.iter().map(|&k| k as i64).collect();
-    let mut attrs = Attrs::new().with("full_shape_outputs", places);
-    if !others.is_empty() {
-        attrs = attrs.with("non_differentiable_outputs", others);
-    }
-    let inputs: Vec<Option<ValueId>> = outputs.into_iter().map(Some).collect();
-    let taken: Vec<Option<ValueId>> = seeds.iter().map(|&(_, gradient)| Some(gradient)).collect();
-    let mut node = Node::new("com.microsoft", "YieldOp", &inputs, &taken, attrs);
-    node.name = graph.unused_name("YieldOp");
-    graph.nodes.push(node);
-    seeds
 }
 
 /// Lets the gradients of weights go to inputs of the graph that lie in planes. Returns how many there are.

@@ -195,11 +195,31 @@ pub struct InferenceSession {
     /// The one used last is last.
     prepared: Vec<Prepared>,
     work: Workspace,
+    limits: Limits,
     inputs: Vec<ValueInfo>,
     /// Of those inputs that are tensors.
     signature: Signature,
     outputs: Vec<ValueInfo>,
     meta: ModelMeta,
+}
+
+/// What a run may take, and who may end it.
+#[derive(Clone, Debug)]
+struct Limits {
+    memory: Option<usize>,
+    iterations: u64,
+    interrupt: Option<Interrupt>,
+}
+
+/// What a session runs, and how.
+pub(crate) struct Parts<'a> {
+    pub(crate) label: &'a str,
+    pub(crate) graph: &'a Graph,
+    pub(crate) backend: &'a Arc<dyn Backend>,
+    pub(crate) precision: Precision,
+    pub(crate) limit: Option<usize>,
+    pub(crate) iterations: u64,
+    pub(crate) interrupt: &'a Option<Interrupt>,
 }
 
 /// What a model says about itself.
@@ -300,20 +320,33 @@ impl InferenceSession {
         let info = |id: &_| ValueInfo::of_any(&label, &graph, *id);
         let inputs: Vec<ValueInfo> = graph.inputs.iter().map(info).collect::<Result<_>>()?;
         let outputs = graph.outputs.iter().map(info).collect::<Result<_>>()?;
+        let limits = Limits {
+            memory: options.memory_limit,
+            iterations: options.iteration_limit.unwrap_or(ITERATION_LIMIT),
+            interrupt: options.interrupt,
+        };
         Ok(InferenceSession {
             label,
             graph,
             precision: options.precision,
             backend,
             prepared: Vec::with_capacity(KEPT + 1),
-            work: Workspace::limited(options.memory_limit, 0)
-                .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
-                .interrupt(options.interrupt),
+            work: Workspace::limited(limits.memory, 0)
+                .iteration_limit(limits.iterations)
+                .interrupt(limits.interrupt.clone()),
+            limits,
             signature: Signature::new(inputs.iter().filter(|info| !info.sequence).cloned().collect()),
             inputs,
             outputs,
             meta,
         })
+    }
+
+    /// What it runs, and how.
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        let Limits { memory: limit, iterations, ref interrupt } = self.limits;
+        let (graph, backend, precision) = (&self.graph, &self.backend, self.precision);
+        Parts { label: &self.label, graph, backend, precision, limit, iterations, interrupt }
     }
 
     /// What the model says about itself.
