@@ -480,7 +480,7 @@ mod tests {
     use ortrain_expr::{Builder, Nest, Type};
 
     use super::*;
-    use crate::Loop;
+    use crate::{Loop, Part, RunError};
 
     const N: usize = 100;
 
@@ -516,6 +516,56 @@ mod tests {
         assert_eq!(of(used).data().as_ptr(), constant.data().as_ptr());
         assert!(of(unused).is_empty());
         assert_eq!(program.constant_bytes(), 4 * N);
+    }
+
+    /// `y = x` is given, `dx = dy` is made of what is taken.
+    fn two_parts() -> (ProgramBuilder, [BufferId; 4]) {
+        let mut b = ProgramBuilder::new();
+        let ids = ["x", "y", "dy", "dx"].map(|name| b.work(name, DType::F32, N));
+        let [x, y, dy, dx] = ids;
+        let node: Arc<str> = "node".into();
+        b.step(copy(x, y), Entries::ALL, &node).unwrap();
+        b.step(Step::HandOver(HandOver { given: vec![y], taken: vec![dy] }), Entries::ALL, &"yield".into())
+            .unwrap();
+        b.step(copy(dy, dx), Entries::ALL, &node).unwrap();
+        (b, ids)
+    }
+
+    #[test]
+    fn parts_of_a_program_end_and_begin_where_the_caller_takes_over() {
+        let (b, [x, .., dx]) = two_parts();
+        let program = b.finish(vec![x], vec![dx]).unwrap();
+        let (at, hand_over) = program.hand_over().unwrap();
+        assert_eq!((hand_over.given.len(), hand_over.taken.len()), (1, 1));
+        let end = program.instructions.len();
+        assert_eq!(program.part(Part::Before), Ok(0..at));
+        assert_eq!(program.part(Part::After), Ok(at + 1..end));
+        let error = program.part(Part::Whole).unwrap_err().to_string();
+        assert!(error.starts_with("yield hands over to the caller"), "{error}");
+        // What is given stays until then, though nobody else reads it; what is taken has bytes of its own there.
+        let place = |id: BufferId| program.buffer(id).place;
+        assert_ne!(place(hand_over.given[0]), place(hand_over.taken[0]));
+        // It is no instruction that may run twice.
+        assert_eq!(program.within(0).hand_over().map(|(_, h)| h.taken.len()), Some(1));
+
+        let mut b = ProgramBuilder::new();
+        let [x, y] = ["x", "y"].map(|name| b.work(name, DType::F32, N));
+        b.step(copy(x, y), Entries::ALL, &"node".into()).unwrap();
+        let program = b.finish(vec![x], vec![y]).unwrap();
+        assert_eq!(program.part(Part::Before), Err(RunError::NoHandOver));
+    }
+
+    #[test]
+    fn the_caller_takes_over_once_and_hands_in_values_of_the_arena() {
+        let (mut b, [x, y, ..]) = two_parts();
+        let again = Step::HandOver(HandOver { given: vec![x], taken: vec![y] });
+        let error = b.step(again, Entries::ALL, &"yield".into()).unwrap_err().to_string();
+        assert!(error.ends_with("a second point at which the caller takes over"), "{error}");
+        let mut b = ProgramBuilder::new();
+        let weight = b.plane("weight", DType::F32, N, PlaneId(0), 0);
+        let wrong = Step::HandOver(HandOver { given: Vec::new(), taken: vec![weight] });
+        let error = b.step(wrong, Entries::ALL, &"yield".into()).unwrap_err().to_string();
+        assert!(error.ends_with("\"weight\" cannot be handed in: it is no value of the arena"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod door;
 mod error;
+mod forward_backward;
 mod gradient;
 mod session;
 mod state;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 mod _ortrain {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::forward_backward::{ForwardBackward, LiveForward, initializers};
     #[pymodule_export]
     use crate::gradient::{GradientGraph, grad, vjp};
     #[pymodule_export]

@@ -134,6 +134,17 @@ pub(crate) struct InferenceSession {
     session: Door<ortrain::InferenceSession>,
 }
 
+impl InferenceSession {
+    /// Something with the session, under its lock.
+    pub(crate) fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ortrain::InferenceSession) -> ortrain::Result<R> + Send,
+    ) -> PyResult<R> {
+        self.session.pass(py, work)
+    }
+}
+
 #[pymethods]
 impl InferenceSession {
     #[new]
@@ -388,7 +399,7 @@ pub(crate) fn checkpoint_initializers(py: Python<'_>, path: PathBuf) -> PyResult
     message(py, py.detach(|| blocks::checkpoint_initializers(path)).map_err(raise)?)
 }
 
-fn batch_norm_of(name: &str) -> PyResult<BatchNormMode> {
+pub(crate) fn batch_norm_of(name: &str) -> PyResult<BatchNormMode> {
     match name {
         "auto" => Ok(BatchNormMode::Auto),
         "train" => Ok(BatchNormMode::Train),

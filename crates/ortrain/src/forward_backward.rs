@@ -929,6 +929,7 @@ impl ForwardBackward {
                 "the backward pass of this forward pass has run already; run the model forward again".into(),
             ));
         };
+        self.check_apart(&pass.weights, gradients)?;
         let runner = pass.runner.clone().expect("a live pass has run");
         self.check_gradients(&runner, &pass.suspended, output_gradients)?;
         let mut pass = live.pass.take().expect("it was just there");
@@ -1032,6 +1033,45 @@ impl ForwardBackward {
             )));
         }
         self.weights.iter().zip(lent).try_for_each(|(weight, lent)| weight.check(lent, what))
+    }
+
+    /// Checks that gradients can be written where they go, and that nothing else is there: a weight, or another gradient.
+    fn check_apart(&self, weights: &[Arc<Memory>], gradients: &[Lent<'_>]) -> Result<()> {
+        let name = |k: usize| &self.weights[k].name;
+        // Where each begins and ends, whether it is written, and which it is.
+        let mut places: SmallVec<[(usize, usize, bool, usize); PLANES]> = SmallVec::new();
+        for (k, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
+            if gradient.memory.is_read_only() {
+                return Err(Error::Argument(format!(
+                    "the gradient of {:?} cannot be written: its memory is read-only; give memory of its own",
+                    name(k)
+                )));
+            }
+            let bytes = self.weights[k].initial.data().len();
+            for (memory, is_written) in [(weight, false), (gradient.memory, true)] {
+                let start = memory.as_ptr() as usize;
+                if bytes > 0 {
+                    places.push((start, start + bytes, is_written, k));
+                }
+            }
+        }
+        places.sort_unstable();
+        // Of those so far, the one that ends last, and the one that is written and ends last.
+        let (mut all, mut written): (Option<(usize, usize)>, Option<(usize, usize)>) = (None, None);
+        for (start, end, is_written, k) in places {
+            let before = if is_written { all } else { written };
+            if let Some((_, other)) = before.filter(|&(end, _)| start < end) {
+                return Err(Error::Argument(format!(
+                    "the gradients of {:?} would overwrite {:?} or its gradient: they share memory; give each gradient memory \
+                     of its own",
+                    name(k),
+                    name(other)
+                )));
+            }
+            all = all.max(Some((end, k)));
+            written = if is_written { written.max(Some((end, k))) } else { written };
+        }
+        Ok(())
     }
 
     /// Checks that the gradients have the types and shapes of the outputs that a forward pass gave.

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use ortrain_graph::{Graph, aligned_copy};
+use ortrain_graph::{Graph, Tensor, aligned_copy};
 use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut};
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_program::ALIGNMENT;
@@ -88,6 +88,30 @@ impl ModelSource {
             Ok(())
         });
         Ok((model.with_proto(proto), files))
+    }
+
+    /// The initializers of the model's graph, with their names, in its order. Those of subgraphs are not among them.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::ModelSource;
+    ///
+    /// let initializers = ModelSource::from(setup::MODEL).initializers()?;
+    /// assert_eq!(initializers[0].0, "fc1.weight");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read.
+    pub fn initializers(self) -> Result<Vec<(String, Tensor)>> {
+        let label = self.label("the model");
+        let (model, _) = self.read()?;
+        let tensors = model.proto.graph.iter().flat_map(|graph| &graph.initializer);
+        let read = |tensor: &TensorProto| {
+            let value = Graph::tensor_from_proto(&model, tensor);
+            Ok((tensor.name.clone(), value.map_err(|source| Error::graph(&label, source))?))
+        };
+        tensors.map(read).collect()
     }
 
     /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it, and weights that

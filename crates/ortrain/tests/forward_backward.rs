@@ -230,6 +230,15 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         assert!(error.contains(want), "{error}");
         assert!(hands.rooms.iter().all(|room| room.is_zero()), "{error}");
     }
+    // Gradients where weights lie, or where another gradient lies.
+    let bytes = |k: &usize| both.weights()[*k].initial.data().len();
+    let (least, most) = ((0..4).min_by_key(bytes).unwrap(), (0..4).max_by_key(bytes).unwrap());
+    for (at, there) in [(0, &hands.weights[0]), (least, &hands.weights[most]), (least, &hands.rooms[most])] {
+        let mut shared = both.lent(&hands.rooms);
+        shared[at].memory = there;
+        let error = message(both.backward(&mut live, &[given(&one)], &shared, nothing).unwrap_err());
+        assert!(error.contains("share memory; give each gradient memory of its own"), "{error}");
+    }
     hands.backward(&both, &mut live, &[one.clone()]).unwrap();
     let error = message(hands.backward(&both, &mut live, &[one.clone()]).unwrap_err());
     assert!(error.contains("has run already; run the model forward again"), "{error}");

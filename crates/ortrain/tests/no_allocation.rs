@@ -6,10 +6,10 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Workload, batch, given, optimizer_on, recorded, state_of};
+use common::{Workload, batch, given, module_on, optimizer_on, recorded, state_of};
 use ortrain::{
-    CheckpointState, DType, Delivered, Destination, ModelSource, Module, ModuleOptions, Tensor,
-    TrainingSession, backend,
+    CheckpointState, DType, Delivered, Destination, ForwardBackward, ForwardBackwardOptions, Given,
+    ModelSource, Module, ModuleOptions, Tensor, TrainingSession, backend,
 };
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
@@ -120,6 +120,31 @@ fn a_warm_step_allocates_nothing() {
         loss[0]
     };
     assert_eq!(counted(round), 0, "a session");
+
+    // Forward and backward as two calls, on weights and to gradients of the caller's.
+    let mut state = state_of(case);
+    let module = module_on(case, &mut state);
+    let loss = module.outputs(true)[0].name.clone();
+    let model = module.inference_model(&state, &[&loss]).unwrap().proto;
+    let options = ForwardBackwardOptions::default().backend(backend("cpu", 2).unwrap());
+    let both = ForwardBackward::new(ModelSource::from_proto(&model).unwrap(), options).unwrap();
+    let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
+    let rooms: Vec<_> = both.weights().iter().map(|weight| weight.room().unwrap()).collect();
+    let (weights, gradients) = (both.lent(&memories), both.lent(&rooms));
+    let round = || {
+        let mut sum = 0.0;
+        for (x, labels) in &batches {
+            let mut loss = [0; 4];
+            let inputs = [given(x), given(labels)];
+            let mut live =
+                both.forward(&weights, &inputs, &mut |_, _, _, value| value.copy_to(&mut loss)).unwrap();
+            let seed = Given { dtype: DType::F32, dims: &[], bytes: &1.0_f32.to_le_bytes() };
+            both.backward(&mut live, &[seed], &gradients, &mut |_, _, _, _| {}).unwrap();
+            sum += f32::from_le_bytes(loss);
+        }
+        sum
+    };
+    assert_eq!(counted(round), 0, "forward and backward");
 
     // What a Scan takes does not depend on how often it runs.
     let mut session = sums();

@@ -63,3 +63,33 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![Definition::new("com.microsoft", "YieldOp", &[1], build)]
 }
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, DType, Tensor};
+
+    use crate::registry::NEWEST_OPSET;
+    use crate::testing::{Failure, f64s, one_node, run_node};
+
+    const OP: (&str, &str) = ("com.microsoft", "YieldOp");
+
+    #[test]
+    fn gradients_have_the_types_and_shapes_of_what_is_handed_over() {
+        let (x, labels) = (f64s(&[2, 3], &[0.5; 6]), Tensor::i64(&[2], &[0, 1]));
+        let attrs = Attrs::new().with("non_differentiable_outputs", vec![0i64]);
+        let graph = one_node(NEWEST_OPSET, OP, &[Some(&labels), Some(&x)], 1, attrs).expect("valid");
+        assert_eq!(graph.value(graph.outputs[0]).ty.to_string(), "float64[2, 3]");
+        let error = one_node(NEWEST_OPSET, OP, &[Some(&labels)], 1, Attrs::new()).expect_err("refused");
+        assert!(error.to_string().contains("a float type"), "{error}");
+        let attrs = Attrs::new().with("non_differentiable_outputs", vec![2i64]);
+        let error = one_node(NEWEST_OPSET, OP, &[Some(&labels), Some(&x)], 1, attrs).expect_err("refused");
+        assert!(error.to_string().contains("names input 2, but there are 2"), "{error}");
+    }
+
+    #[test]
+    fn nobody_takes_over_where_a_node_runs_alone() {
+        let x = Tensor::filled(DType::F32, &[2], 1.0);
+        let Err(Failure::Run(error)) = run_node(OP, &[Some(&x)], 1, Attrs::new()) else { panic!("it ran") };
+        assert!(error.to_string().contains("hands over to the caller"), "{error}");
+    }
+}

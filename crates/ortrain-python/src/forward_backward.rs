@@ -1,0 +1,250 @@
+//! The forward and the backward pass of a model as two calls.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ortrain::{DType, Error, ForwardBackwardOptions, Given, Lent, Memory, Tensor, encode_model};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use crate::error::raise;
+use crate::tools::{InferenceSession, Source, batch_norm_of, module_options};
+use crate::value::{OrtValue, Results, described, given};
+
+/// A forward pass that waits for its backward pass.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct LiveForward(Mutex<Option<ortrain::LiveForward>>);
+
+impl LiveForward {
+    fn slot(&self) -> MutexGuard<'_, Option<ortrain::LiveForward>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl LiveForward {
+    /// The bytes that it keeps.
+    fn bytes(&self) -> usize {
+        self.slot().as_ref().map_or(0, ortrain::LiveForward::bytes)
+    }
+}
+
+/// A value where it lies.
+struct Place {
+    dtype: DType,
+    dims: Vec<usize>,
+    memory: Arc<Memory>,
+}
+
+impl Place {
+    fn of(value: &Bound<'_, OrtValue>) -> PyResult<Place> {
+        let value = value.get();
+        Ok(Place { dtype: value.dtype(), dims: value.dims().to_vec(), memory: value.memory()? })
+    }
+
+    fn lent(places: &[Place]) -> Vec<Lent<'_>> {
+        let lent = |place: &'_ Place| Lent { dtype: place.dtype, dims: &place.dims, memory: &place.memory };
+        places.iter().map(lent).collect()
+    }
+}
+
+/// The places of some values.
+fn places(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Place>> {
+    values.iter().map(Place::of).collect()
+}
+
+/// The values as they are now.
+fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
+    values.iter().map(|value| value.get().tensor()).collect()
+}
+
+/// A model whose two passes are two calls.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct ForwardBackward(ortrain::ForwardBackward);
+
+#[pymethods]
+impl ForwardBackward {
+    #[new]
+    #[pyo3(signature = (
+        model, weights=None, inputs=None, *, training, seed, device, num_threads, memory_limit, iteration_limit,
+        precision, bf16_fallback
+    ))]
+    fn new(
+        py: Python<'_>,
+        model: Source,
+        weights: Option<Vec<String>>,
+        inputs: Option<Vec<String>>,
+        training: Option<&str>,
+        seed: i64,
+        device: &str,
+        num_threads: usize,
+        memory_limit: Option<usize>,
+        iteration_limit: Option<u64>,
+        precision: &str,
+        bf16_fallback: &str,
+    ) -> PyResult<ForwardBackward> {
+        let module = module_options(
+            device,
+            num_threads,
+            memory_limit,
+            iteration_limit,
+            precision,
+            bf16_fallback,
+            false,
+        )?;
+        let mut options = ForwardBackwardOptions::default().seed(seed);
+        options.training = training.map(batch_norm_of).transpose()?;
+        (options.weights, options.inputs) = (weights, inputs);
+        (options.backend, options.interrupt) = (module.backend, module.interrupt);
+        (options.memory_limit, options.iteration_limit) = (module.memory_limit, module.iteration_limit);
+        (options.precision, options.bf16_fallback) = (module.precision, module.bf16_fallback);
+        py.detach(|| ortrain::ForwardBackward::new(model.0, options)).map(ForwardBackward).map_err(raise)
+    }
+
+    /// The passes of the training graph that a session holds.
+    #[staticmethod]
+    fn of_session(py: Python<'_>, session: &InferenceSession) -> PyResult<ForwardBackward> {
+        session.with(py, |session| ortrain::ForwardBackward::of_session(session)).map(ForwardBackward)
+    }
+
+    /// Name, type and shape of each.
+    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        self.0.inputs().iter().map(|info| described(py, info)).collect()
+    }
+
+    /// Name, type and shape of each.
+    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        self.0.outputs().iter().map(|info| described(py, info)).collect()
+    }
+
+    /// The names of the outputs whose gradients a backward pass is given.
+    fn differentiable_outputs(&self) -> Vec<String> {
+        self.0.differentiable_outputs().map(|info| info.name.clone()).collect()
+    }
+
+    /// The names of the inputs whose gradients a backward pass gives.
+    fn differentiable_inputs(&self) -> Vec<String> {
+        self.0.differentiable_inputs().map(|info| info.name.clone()).collect()
+    }
+
+    fn weight_names(&self) -> Vec<String> {
+        self.0.weights().iter().map(|weight| weight.name.clone()).collect()
+    }
+
+    /// What a weight is in the model.
+    fn initial_weights(&self) -> Vec<OrtValue> {
+        self.0.weights().iter().map(|weight| OrtValue::of(weight.initial.clone())).collect()
+    }
+
+    /// Those of inputs, then those of weights.
+    fn gradient_names(&self) -> Vec<String> {
+        self.0.gradient_names().into_iter().map(str::to_owned).collect()
+    }
+
+    /// Bytes that live forward passes keep.
+    fn live_bytes(&self) -> usize {
+        self.0.live_bytes()
+    }
+
+    fn training_model(&self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
+        encoded(py, || self.0.training_model())
+    }
+
+    fn evaluation_model(&self, py: Python<'_>) -> PyResult<Py<PyBytes>> {
+        encoded(py, || self.0.evaluation_model())
+    }
+
+    fn dump(&self) -> String {
+        self.0.dump()
+    }
+
+    /// Runs the model forward. Weights are read where they lie.
+    fn forward(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Bound<'_, OrtValue>>,
+        weights: Vec<Bound<'_, OrtValue>>,
+    ) -> PyResult<(LiveForward, Vec<OrtValue>)> {
+        let (inputs, weights) = (tensors(&inputs)?, places(&weights)?);
+        let mut results = Results::default();
+        let live = py.detach(|| {
+            let inputs: Vec<Given<'_>> = given(&inputs);
+            self.0.forward(&Place::lent(&weights), &inputs, &mut |at, dtype, dims, value| {
+                results.take(at, dtype, dims, value);
+            })
+        });
+        Ok((LiveForward(Mutex::new(Some(live.map_err(raise)?))), results.values()))
+    }
+
+    /// Runs the model backward. Gradients of weights are written where `into` has them, or into memory of their own; those of
+    /// inputs come first.
+    #[pyo3(signature = (live, gradients, into=None))]
+    fn backward(
+        &self,
+        py: Python<'_>,
+        live: &LiveForward,
+        gradients: Vec<Bound<'_, OrtValue>>,
+        into: Option<Vec<Bound<'_, OrtValue>>>,
+    ) -> PyResult<Vec<OrtValue>> {
+        let gradients = tensors(&gradients)?;
+        let rooms = match &into {
+            Some(values) => places(values)?,
+            None => {
+                let room = |weight: &ortrain::Weight| {
+                    let (dtype, dims) = (weight.initial.dtype(), weight.initial.dims().to_vec());
+                    Ok(Place { dtype, dims, memory: weight.room().map_err(raise)? })
+                };
+                self.0.weights().iter().map(room).collect::<PyResult<_>>()?
+            }
+        };
+        let mut results = Results::default();
+        py.detach(|| {
+            // A second thread that is here with the same pass waits, and is told that it is over.
+            let mut slot = live.slot();
+            let pass = slot.as_mut().ok_or_else(over)?;
+            self.0.backward(pass, &given(&gradients), &Place::lent(&rooms), &mut |at, dtype, dims, value| {
+                results.take(at, dtype, dims, value);
+            })
+        })
+        .map_err(raise)?;
+        let mut values = results.values();
+        values.extend(rooms.into_iter().map(|place| OrtValue::shared(place.dtype, place.dims, place.memory)));
+        Ok(values)
+    }
+
+    /// Runs the model as it is, forward alone.
+    fn evaluate(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Bound<'_, OrtValue>>,
+        weights: Vec<Bound<'_, OrtValue>>,
+    ) -> PyResult<Vec<OrtValue>> {
+        let (inputs, weights) = (tensors(&inputs)?, places(&weights)?);
+        let mut results = Results::default();
+        py.detach(|| {
+            self.0.evaluate(&Place::lent(&weights), &given(&inputs), &mut |at, dtype, dims, value| {
+                results.take(at, dtype, dims, value);
+            })
+        })
+        .map_err(raise)?;
+        Ok(results.values())
+    }
+}
+
+/// The initializers of a model's graph, with their names, in its order.
+#[pyfunction]
+pub(crate) fn initializers(py: Python<'_>, model: Source) -> PyResult<Vec<(String, OrtValue)>> {
+    let found = py.detach(|| model.0.initializers()).map_err(raise)?;
+    Ok(found.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
+}
+
+fn over() -> Error {
+    Error::State("this forward pass is over".into())
+}
+
+fn encoded(
+    py: Python<'_>,
+    make: impl FnOnce() -> ortrain::Result<ortrain::ModelProto> + Send,
+) -> PyResult<Py<PyBytes>> {
+    let bytes = py.detach(|| encode_model(&make()?).map_err(Error::from)).map_err(raise)?;
+    Ok(PyBytes::new(py, &bytes).unbind())
+}

@@ -1,0 +1,349 @@
+"""Training graphs that are run in two parts, by the names that onnxruntime's extension module has for them.
+
+>>> from ortrain import InferenceSession, capi
+>>> config = capi.OrtModuleGraphBuilderConfiguration()
+>>> config.initializer_names = config.initializer_names_to_train = ["fc2.bias"]
+>>> config.input_names_require_grad = ["x"]
+>>> builder = capi.OrtModuleGraphBuilder()
+>>> builder.initialize(model.SerializeToString(), config)
+>>> builder.build()
+>>> session = InferenceSession(builder.get_gradient_model())
+>>> [output.name for output in session.get_outputs()]
+['x_grad', 'fc2.bias_grad']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ortrain import _ortrain
+from ortrain._near import hint
+from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
+from ortrain.inference import InferenceSession, SessionOptions, native_options
+
+__all__ = [
+    "GraphInfo",
+    "OrtModuleGraphBuilder",
+    "OrtModuleGraphBuilderConfiguration",
+    "PartialGraphExecutionState",
+    "TrainingAgent",
+    "TrainingGraphTransformerConfiguration",
+]
+
+
+class PartialGraphExecutionState:
+    """A forward pass that waits for its backward pass; nothing before the forward pass has run.
+
+    >>> from ortrain.capi import PartialGraphExecutionState
+    >>> PartialGraphExecutionState()
+    PartialGraphExecutionState(0 bytes)
+    """
+
+    __slots__ = ("_live",)
+
+    def __init__(self) -> None:
+        self._live: _ortrain.LiveForward | None = None
+
+    @classmethod
+    def _of(cls, live: _ortrain.LiveForward) -> PartialGraphExecutionState:
+        state = cls()
+        state._live = live
+        return state
+
+    def _waiting(self) -> _ortrain.LiveForward:
+        if self._live is None:
+            raise OrtrainError("this state has no forward pass: run run_forward with it first")
+        return self._live
+
+    def __repr__(self) -> str:
+        return f"PartialGraphExecutionState({0 if self._live is None else self._live.bytes()} bytes)"
+
+
+class TrainingAgent:
+    """Runs a training graph up to where it hands its outputs over, and from there on.
+
+    Args:
+        session: a session of a training graph, which :meth:`OrtModuleGraphBuilder.get_gradient_model` returns.
+        feed_names: the names of the session's inputs, in the order in which they are fed.
+        fw_devices: a device for each output of the forward pass.
+        fetch_names: names of the session's outputs, in the order in which the backward pass gives them.
+        bw_devices: a device for each of them.
+        local_rank: the number of the process on its machine; 0.
+
+    Raises:
+        InvalidArgumentError: for names that the session does not have, or inputs that are not fed.
+        InvalidModelError: for a session of a model that hands nothing over.
+        UnsupportedError: for a device other than the CPU.
+
+    Source: ``onnxruntime.capi._pybind_state.TrainingAgent``.
+
+    >>> from ortrain import InferenceSession, capi
+    >>> from ortrain.gradient import OrtGradientForwardBackward
+    >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+    >>> session = InferenceSession(both.cls_type_.save_onnx_graph(bytes)["_trained_onnx"])
+    >>> cpu = capi.OrtDevice(0, 0, 0)
+    >>> agent = capi.TrainingAgent(session, ["x", "fc2.bias"], [cpu], ["x_grad", "fc2.bias_grad"], [cpu, cpu], 0)
+    >>> state, fetches = capi.PartialGraphExecutionState(), capi.OrtValueVector()
+    >>> feeds = both.cls_type_.input_to_ort([x, both.get_initializer("fc2.bias")], [cpu, cpu])
+    >>> agent.run_forward(feeds, fetches, state, None)
+    >>> fetches[0].shape()
+    [8, 10]
+
+    """
+
+    def __init__(
+        self,
+        session: InferenceSession | _ortrain.InferenceSession,
+        feed_names: Sequence[str],
+        fw_devices: Sequence[OrtDevice],
+        fetch_names: Sequence[str],
+        bw_devices: Sequence[OrtDevice],
+        local_rank: int = 0,
+    ) -> None:
+        for device in [*fw_devices, *bw_devices]:
+            if device.device_type() != OrtDevice.cpu():
+                raise UnsupportedError("training graphs run on the CPU; give OrtDevice(OrtDevice.cpu(), 0, 0)")
+        native = session._session if isinstance(session, InferenceSession) else session
+        self._native = _ortrain.ForwardBackward.of_session(native)
+        inputs = [name for name, _, _ in self._native.inputs()]
+        outputs = self._native.gradient_names()
+        feeds = list(feed_names)
+        for name in feeds:
+            if name not in inputs:
+                raise InvalidArgumentError(f"the session has no input {name!r}{hint(name, inputs)}")
+        missing = [name for name in inputs if name not in feeds]
+        if missing:
+            raise InvalidArgumentError(f"inputs {', '.join(missing)} of the session are not among feed_names")
+        fetches = list(fetch_names)
+        for name in fetches:
+            if name not in outputs:
+                raise InvalidArgumentError(f"the session has no output {name!r}{hint(name, outputs)}")
+        # Where each input of the session is among the feeds, and each fetch among the results.
+        self._feeds = [feeds.index(name) for name in inputs]
+        self._fetches = [outputs.index(name) for name in fetches]
+        self._count = len(feeds)
+        self.local_rank = int(local_rank)
+
+    def run_forward(
+        self,
+        feeds: OrtValueVector,
+        fetches: OrtValueVector,
+        state: PartialGraphExecutionState,
+        cache: OrtValueCache | None = None,
+    ) -> None:
+        """Runs the graph up to where it hands its outputs over, which ``fetches`` has afterwards.
+
+        Args:
+            feeds: a value for each of ``feed_names``.
+            fetches: what is in it goes.
+            state: keeps the pass; one that it kept before goes.
+            cache: taken for the sake of the reference: nothing is kept from one pass to the next.
+
+        Raises:
+            InvalidArgumentError: for another number of feeds, a feed of another type or shape.
+        """
+        if len(feeds) != self._count:
+            raise InvalidArgumentError(f"{self._count} feeds are needed, but {len(feeds)} are given")
+        values = [feeds[at] for at in self._feeds]
+        state._live, outputs = self._native.forward(values, [])
+        fetches._fill(outputs)
+
+    def run_backward(
+        self, feeds: OrtValueVector, fetches: OrtValueVector, state: PartialGraphExecutionState
+    ) -> None:
+        """Runs the rest of the graph on the gradients of what it handed over; ``fetches`` has its results afterwards.
+
+        Raises:
+            OrtrainError: for a state without a forward pass, or with one whose backward pass has run.
+            InvalidArgumentError: for another number of gradients, or one of another type or shape than its output.
+        """
+        results = self._native.backward(state._waiting(), list(feeds), None)
+        fetches._fill([results[at] for at in self._fetches])
+
+
+class TrainingGraphTransformerConfiguration:
+    """Rewrites of a graph that the reference can make before it differentiates; none of them changes a number here.
+
+    ortrain fuses and computes values again as its memory allows, whatever is set.
+
+    >>> from ortrain.capi import TrainingGraphTransformerConfiguration
+    >>> config = TrainingGraphTransformerConfiguration()
+    >>> config.number_recompute_layers = 2
+    """
+
+    def __init__(self) -> None:
+        self.attn_dropout_recompute = False
+        self.gelu_recompute = False
+        self.transformer_layer_recompute = False
+        self.number_recompute_layers = 0
+        self.enable_compute_optimizer = False
+        self.enable_gelu_approximation = False
+        self.enable_label_sparsity_optimization = False
+        self.propagate_cast_ops_config: Any = None
+
+
+class OrtModuleGraphBuilderConfiguration:
+    """What an :class:`OrtModuleGraphBuilder` is to make.
+
+    >>> from ortrain.capi import OrtModuleGraphBuilderConfiguration
+    >>> config = OrtModuleGraphBuilderConfiguration()
+    >>> config.initializer_names_to_train = ["fc2.bias"]
+    """
+
+    initializer_names: list[str]
+    """Initializers that become inputs; those of :attr:`initializer_names_to_train`, or none unless given."""
+    initializer_names_to_train: list[str]
+    """Initializers whose gradients are wanted."""
+    input_names_require_grad: list[str] | None
+    """Inputs whose gradients are wanted; ``None`` for all of floats that the outputs depend on."""
+
+    def __init__(self) -> None:
+        self.initializer_names = []
+        self.initializer_names_to_train = []
+        self.input_names_require_grad = []
+        self.build_gradient_graph = True
+        self.enable_caching = False
+        self.use_memory_efficient_gradient = False
+        self.loglevel = 2
+        self.graph_transformer_config = TrainingGraphTransformerConfiguration()
+
+
+class GraphInfo:
+    """The names of a training graph, by the names that the reference has for them.
+
+    >>> from ortrain.gradient import OrtGradientForwardBackward
+    >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+    >>> both.cls_type_._graph_info.user_input_grad_names
+    {'x': 'x_grad'}
+    """
+
+    def __init__(self, native: _ortrain.ForwardBackward) -> None:
+        outputs = [name for name, _, _ in native.outputs()]
+        differentiable = native.differentiable_outputs()
+        self.user_input_names = [name for name, _, _ in native.inputs()]
+        self.user_input_grad_names = {
+            name: gradient
+            for name, gradient in zip(native.differentiable_inputs(), native.gradient_names(), strict=False)
+        }
+        self.initializer_names = native.weight_names()
+        self.initializer_names_to_train = native.weight_names()
+        self.initializer_grad_names_to_train = native.gradient_names()[len(self.user_input_grad_names) :]
+        self.user_output_names = outputs
+        self.module_output_gradient_name = [f"{name}_grad" for name in differentiable]
+        places = range(len(outputs))
+        self.output_grad_indices_non_differentiable = [at for at in places if outputs[at] not in differentiable]
+        self.output_grad_indices_require_full_shape = [at for at in places if outputs[at] in differentiable]
+        self.module_output_indices_requires_save_for_backward: list[int] = []
+        self.cached_node_arg_names: list[str] = []
+        self.frontier_node_arg_map: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"GraphInfo({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+class OrtModuleGraphBuilder:
+    """Makes the training graph of a model, in which it hands its outputs over and takes their gradients.
+
+    Source: ``onnxruntime.capi._pybind_state.OrtModuleGraphBuilder``.
+
+    >>> from ortrain import capi
+    >>> config = capi.OrtModuleGraphBuilderConfiguration()
+    >>> config.initializer_names = config.initializer_names_to_train = ["fc2.bias", "fc2.weight"]
+    >>> builder = capi.OrtModuleGraphBuilder()
+    >>> builder.initialize(model.SerializeToString(), config)
+    >>> builder.build()
+    >>> builder.get_graph_info().initializer_grad_names_to_train
+    ['fc2.bias_grad', 'fc2.weight_grad']
+    """
+
+    def __init__(self) -> None:
+        self._source: str | bytes | None = None
+        self._config = OrtModuleGraphBuilderConfiguration()
+        self._options: SessionOptions | None = None
+        self._native: _ortrain.ForwardBackward | None = None
+
+    def initialize(self, model: bytes, config: OrtModuleGraphBuilderConfiguration) -> None:
+        """Takes a model and what is to be made of it.
+
+        Raises:
+            TypeError: for a model that is not ``bytes``.
+            InvalidArgumentError: for initializers that are to become inputs without being trained.
+        """
+        if not isinstance(model, bytes):
+            raise TypeError(f"the model is given as bytes, not as {type(model).__name__}")
+        if not isinstance(config, OrtModuleGraphBuilderConfiguration):
+            raise TypeError(f"a configuration is an OrtModuleGraphBuilderConfiguration, not {type(config).__name__}")
+        self._initialize(model, config, None)
+
+    def _initialize(
+        self, source: str | bytes, config: OrtModuleGraphBuilderConfiguration, options: SessionOptions | None
+    ) -> None:
+        others = [name for name in config.initializer_names if name not in config.initializer_names_to_train]
+        if others:
+            raise InvalidArgumentError(
+                f"initializers {', '.join(others)} are to become inputs without being trained; leave them out of "
+                "initializer_names, and they stay in the graph"
+            )
+        self._source, self._config, self._options, self._native = source, config, options, None
+
+    def build(self, config: TrainingGraphTransformerConfiguration | None = None) -> None:
+        """Makes the graphs. ``config`` changes no number: see :class:`TrainingGraphTransformerConfiguration`.
+
+        Raises:
+            OrtrainError: before :meth:`initialize`.
+            InvalidModelError: for bytes that are no model.
+            InvalidArgumentError: for names that the model does not have, or that no gradient reaches.
+            UnsupportedError: for operators without a gradient, each with its node.
+        """
+        if self._source is None:
+            raise OrtrainError("there is no model to build from: call initialize first")
+        wanted = self._config.input_names_require_grad
+        self._native = _ortrain.ForwardBackward(
+            self._source,
+            _names(self._config.initializer_names_to_train),
+            None if wanted is None else _names(wanted),
+            training=None,
+            seed=0,
+            device="cpu",
+            **native_options(self._options),
+        )
+
+    def _built(self) -> _ortrain.ForwardBackward:
+        if self._native is None:
+            raise OrtrainError("there is no graph yet: call build first")
+        return self._native
+
+    def get_gradient_model(self) -> bytes:
+        """The training graph as a model: inputs, then weights, to gradients of inputs, then of weights.
+
+        Raises:
+            OrtrainError: before :meth:`build`.
+            UnsupportedError: for an operator that cannot be written at the model's opset.
+        """
+        if not self._config.build_gradient_graph:
+            raise OrtrainError("there is no gradient graph: build_gradient_graph is False")
+        return self._built().training_model()
+
+    def get_forward_model(self) -> bytes:
+        """The model, with the weights as inputs behind its own.
+
+        Raises:
+            OrtrainError: before :meth:`build`.
+        """
+        return self._built().evaluation_model()
+
+    def get_graph_info(self) -> GraphInfo:
+        """The names of inputs, outputs, weights and gradients.
+
+        Raises:
+            OrtrainError: before :meth:`build`.
+        """
+        return GraphInfo(self._built())
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    if isinstance(names, str):
+        raise TypeError(f"names are a list of names, not the name {names!r}")
+    return list(names)

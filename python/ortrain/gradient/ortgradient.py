@@ -1,0 +1,693 @@
+"""Forward and backward as a pair of calls, by the names of onnxcustom (``onnxcustom.training.ortgradient``).
+
+>>> from ortrain.gradient.ortgradient import OrtGradientForwardBackward
+>>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias", "fc2.weight"], ordered=False)
+>>> function = both.new_instance()
+>>> weights = [both.get_initializer(name) for name in both.weights_to_train]
+>>> logits = function.forward([x, *weights], training=True)
+>>> gradients = function.backward([np.ones_like(logits[0].numpy())])
+>>> both.cls_type_._bw_fetches_names
+['x_grad', 'fc2.bias_grad', 'fc2.weight_grad']
+>>> gradients[2].shape()
+[10, 96]
+"""
+
+from __future__ import annotations
+
+import keyword
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ortrain import _ortrain
+from ortrain._near import hint
+from ortrain._ortrain import OrtDevice, OrtValueCache, OrtValueVector
+from ortrain._sources import ModelLike, PathLike, model_source
+from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError
+from ortrain.gradient.agent import (
+    OrtModuleGraphBuilder,
+    OrtModuleGraphBuilderConfiguration,
+    PartialGraphExecutionState,
+    TrainingAgent,
+)
+from ortrain.inference import InferenceSession, RunOptions, SessionOptions, native_options
+from ortrain.ortvalue import OrtValue
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["OrtGradientForwardBackward", "OrtGradientForwardBackwardFunction"]
+
+_LOGGER = "onnxcustom"
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+# The floats that a weight can be made of, by their numbers in TensorProto.DataType: float32, float16, float64, bfloat16.
+_FLOATS = {1, 10, 11, 16}
+_MODELS = ("_trained_onnx", "_optimized_pre_grad_model")
+
+
+class OrtGradientForwardBackward:
+    """The forward and the backward pass of a model, whose weights are inputs of both.
+
+    The model has no loss: whoever calls gives the gradients of its outputs. A class is made for it (:attr:`cls_type_`), of
+    which each instance (:meth:`new_instance`) keeps forward passes until their backward passes. The passes are two parts
+    of one program: gradients have the bits of a training step, weights and their gradients are read and written where
+    they lie.
+
+    Args:
+        onnx_model: the model: an ``onnx.ModelProto``, bytes, or a path. Models with subgraphs work.
+        weights_to_train: names of initializers of floats, as a list in alphabetical order, in which the model must have
+            them, too. ``None``: all of them that a gradient reaches. ``[]``: none, gradients of inputs alone.
+        input_names: kept for whoever reads it; the names of all inputs unless given.
+        output_names: likewise, of all outputs.
+        class_name: the name of the class; ``OrtGradientForwardBackwardFunction_<id>`` unless given.
+        sess_options: threads, bytes, precision.
+        providers: ``None``, ``"cpu"``, a list of provider names, or a device with a ``type``. Only the CPU is there.
+        provider_options: kept for whoever reads it.
+        run_options: kept likewise.
+        graph_builder_config: which inputs have gradients (``input_names_require_grad``); all inputs of floats that the
+            outputs depend on unless given. Inputs of integers have none.
+        device_index: the number of the device, 0.
+        enable_logging: whether the logger ``onnxcustom`` is told what is done.
+        debug: whether each call checks that it is given as many values as there are devices.
+        ordered: whether the order of the weights is checked; with ``False`` any order will do, and gradients have it.
+
+    Raises:
+        InvalidArgumentError: for weights that are not in alphabetical order, not in the order of the model, named twice,
+            or no initializers; a provider that is unknown; a class name that is no identifier.
+        UnsupportedError: for operators without a gradient: each with its node; a device that is not there.
+        OrtrainError: for a model that has no initializer of floats, where ``weights_to_train`` is ``None``.
+        TypeError: for what is no model.
+
+    Source: ``onnxcustom.training.ortgradient.OrtGradientForwardBackward``.
+
+    >>> from ortrain.gradient import OrtGradientForwardBackward
+    >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+    >>> both.cls_type_._grad_input_names
+    ['x', 'fc2.bias']
+    >>> OrtGradientForwardBackward(model, weights_to_train=["fc2.weight", "fc2.bias"])
+    Traceback (most recent call last):
+    ortrain.errors.InvalidArgumentError: weights_to_train must be a list in alphabetical order, ['fc2.bias', \
+'fc2.weight'], not ['fc2.weight', 'fc2.bias']; name the weights of the model so that their own order is alphabetical, or \
+say ordered=False
+
+    """
+
+    onnx_model: ModelLike
+    """The model as it was given."""
+    weights_to_train: list[str]
+    """The names of the weights, in the order in which calls are given them."""
+    cls_type_: type[OrtGradientForwardBackwardFunction]
+    """The class whose instances run the passes."""
+
+    def __init__(
+        self,
+        onnx_model: ModelLike,
+        weights_to_train: Sequence[str] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        class_name: str | None = None,
+        sess_options: SessionOptions | None = None,
+        providers: Any = None,
+        provider_options: Sequence[dict[str, Any]] | None = None,
+        run_options: RunOptions | None = None,
+        graph_builder_config: OrtModuleGraphBuilderConfiguration | None = None,
+        device_index: int = 0,
+        enable_logging: bool = False,
+        debug: bool = False,
+        *,
+        ordered: bool = True,
+    ) -> None:
+        self.onnx_model = onnx_model
+        self.sess_options = sess_options
+        self.run_options = RunOptions() if run_options is None else run_options
+        self.graph_builder_config = graph_builder_config
+        self.enable_logging = bool(enable_logging)
+        self.debug = bool(debug)
+        self.ordered = bool(ordered)
+        self.providers, self.provider_options, self.device_index = _providers(
+            providers, provider_options, device_index
+        )
+        if class_name is None:
+            class_name = f"OrtGradientForwardBackwardFunction_{id(self)}"
+        elif not isinstance(class_name, str) or not class_name.isidentifier() or keyword.iskeyword(class_name):
+            raise InvalidArgumentError(f"class_name is the name of a class, an identifier, not {class_name!r}")
+        self.class_name = class_name
+        self._build(weights_to_train, input_names, output_names)
+
+    def _build(
+        self,
+        weights: Sequence[str] | None,
+        input_names: Sequence[str] | None,
+        output_names: Sequence[str] | None,
+    ) -> None:
+        self._logger = logging.getLogger(_LOGGER) if self.enable_logging else None
+        source = model_source(self.onnx_model)
+        if not source:
+            raise InvalidArgumentError("the model is empty: it has no bytes")
+        self._initializers = dict(_ortrain.initializers(source))
+        names = self._chosen(source, weights)
+        self.weights_to_train = names
+        config = self.graph_builder_config
+        if config is None:
+            config = OrtModuleGraphBuilderConfiguration()
+            config.initializer_names = config.initializer_names_to_train = names
+            config.input_names_require_grad = None
+            config.build_gradient_graph = True
+        self._info("weights_to_train=%r", names)
+        builder = OrtModuleGraphBuilder()
+        builder._initialize(source, config, self.sess_options)
+        builder.build()
+        native = builder._native
+        assert native is not None
+        self.input_names = _listed(input_names, [name for name, _, _ in native.inputs()], "input_names")
+        self.output_names = _listed(output_names, [name for name, _, _ in native.outputs()], "output_names")
+        self.cls_type_ = self._make_class(builder, native)
+        self._info("class %s has inputs %r", self.class_name, self.cls_type_._grad_input_names)
+
+    def _chosen(self, source: str | bytes, weights: Sequence[str] | None) -> list[str]:
+        """The weights, checked."""
+        floats = self._select_initializer_names(self.onnx_model)
+        if weights is None:
+            if not floats:
+                raise OrtrainError("the model has no initializer of floats that could be trained")
+            names = floats
+        else:
+            names = weights  # type: ignore[assignment]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidArgumentError(
+                f"weights_to_train is a list of names in alphabetical order, not {type(names).__name__}"
+            )
+        if len(set(names)) < len(names):
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise InvalidArgumentError(f"weight {twice!r} is named twice in weights_to_train")
+        for name in names:
+            if name not in self._initializers:
+                raise InvalidArgumentError(
+                    f"weight {name!r} is no initializer of the model{hint(name, list(self._initializers))}"
+                )
+        if self.ordered:
+            advice = (
+                "name the weights of the model so that their own order is alphabetical, or say ordered=False"
+            )
+            if names != sorted(names):
+                raise InvalidArgumentError(
+                    f"weights_to_train must be a list in alphabetical order, {sorted(names)}, not {names}; {advice}"
+                )
+            own = [name for name in self._initializers if name in set(names)]
+            if own != names:
+                raise InvalidArgumentError(
+                    f"weights_to_train must be in the order that the initializers have in the model, {own}, not {names}; "
+                    f"{advice}"
+                )
+        if weights is None:
+            # Initializers of floats that no gradient reaches (sizes of a Resize, say) stay in the model.
+            reached = set(_native(source, None, None, self.sess_options).weight_names())
+            names = [name for name in names if name in reached]
+        return list(names)
+
+    def _make_class(
+        self, builder: OrtModuleGraphBuilder, native: _ortrain.ForwardBackward
+    ) -> type[OrtGradientForwardBackwardFunction]:
+        trained, evaluated = builder.get_gradient_model(), builder.get_forward_model()
+        inputs = [name for name, _, _ in native.inputs()]
+        outputs = [name for name, _, _ in native.outputs()]
+        given, gradients = [*inputs, *self.weights_to_train], native.gradient_names()
+        session = InferenceSession(trained, self.sess_options)
+        cpu = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
+        own = type(self.onnx_model)
+        # What was given as a message of onnx is given back as one.
+        message = getattr(own, "FromString", None)
+        as_given = message if callable(message) else bytes
+        attributes: dict[str, Any] = {
+            "__doc__": f"The passes of a model with weights {self.weights_to_train}.",
+            "__module__": OrtGradientForwardBackwardFunction.__module__,
+            "_run_options": self.run_options,
+            "_sess": session,
+            "_sess_eval": InferenceSession(evaluated, self.sess_options),
+            "_training_agent": TrainingAgent(session, given, [cpu] * len(outputs), gradients, [cpu] * len(gradients), 0),
+            "_cache": OrtValueCache(),
+            "_logger": self._logger,
+            "_input_names": inputs,
+            "_grad_input_names": given,
+            "_output_names": outputs,
+            "_bw_fetches_names": gradients,
+            "_fw_outputs_device_info": [cpu] * len(outputs),
+            "_bw_outputs_device_info": [cpu] * len(gradients),
+            "_fw_no_grad_output_device_info": [cpu] * (len(outputs) - len(native.differentiable_outputs())),
+            "_weights_to_train": self.weights_to_train,
+            "_graph_info": builder.get_graph_info(),
+            "_trained_onnx": as_given(trained),
+            "_optimized_pre_grad_model": as_given(evaluated),
+            "_graph_builder": builder,
+            "_devices": [cpu] * len(given),
+            "_debug": self.debug,
+            "_onx_inp": given,
+            "_onx_out": gradients,
+            "_native": native,
+            "_models": {"_trained_onnx": trained, "_optimized_pre_grad_model": evaluated},
+        }
+        return type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
+
+    def _info(self, message: str, *values: object) -> None:
+        if self._logger is not None:
+            self._logger.info("[OrtGradientForwardBackward] " + message, *values)
+
+    @staticmethod
+    def _select_initializer_names(onnx_model: ModelLike) -> list[str]:
+        """The names of the initializers of floats, in the order of the model."""
+        found = _ortrain.initializers(model_source(onnx_model))
+        return [name for name, value in found if value.element_type() in _FLOATS]
+
+    @staticmethod
+    def _provider_name_to_device_type(provider_name: str) -> int:
+        """The type of the device that a provider runs on.
+
+        Raises:
+            InvalidArgumentError: for a provider that is neither that of the CPU nor that of CUDA.
+        """
+        if provider_name == _CPU:
+            return OrtDevice.cpu()
+        if provider_name == _CUDA:
+            return OrtDevice.cuda()
+        raise InvalidArgumentError(f"there is no provider {provider_name!r}; there are {_CPU!r} and {_CUDA!r}")
+
+    @staticmethod
+    def _repr_helper_(obj: object, indent: int = 0) -> str:
+        """An object as text: its class with its public attributes, sorted."""
+        if obj is None:
+            return "None"
+        names = [name for name in dir(obj) if not name.startswith("_")]
+        values = {name: getattr(obj, name) for name in sorted(names)}
+        shown = ", ".join(f"{name}={value!r}" for name, value in values.items() if not callable(value))
+        return f"{' ' * indent}{type(obj).__name__}({shown})"
+
+    def new_instance(self) -> OrtGradientForwardBackwardFunction:
+        """An object of :attr:`cls_type_`, with no forward pass yet.
+
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+        >>> both.new_instance().states_
+        []
+
+        """
+        return self.cls_type_()
+
+    def get_initializer(self, name: str, exc: bool = True) -> npt.NDArray[Any] | None:
+        """What an initializer is in the model, as an array of its own.
+
+        Raises:
+            OrtrainError: for a name that no initializer has; with ``exc=False`` the result is ``None``.
+
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+        >>> both.get_initializer("fc2.bias").shape
+        (10,)
+        >>> both.get_initializer("fc3.bias", exc=False) is None
+        True
+
+        """
+        found = self._initializers.get(name)
+        if found is not None:
+            return found.array()
+        if exc:
+            raise OrtrainError(f"the model has no initializer {name!r}{hint(name, list(self._initializers))}")
+        return None
+
+    def __repr__(self) -> str:
+        return f"OrtGradientForwardBackward({', '.join(self.input_names)}, weights_to_train={self.weights_to_train})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What the constructor was given. Run options and configurations do not go along, the classes are made anew."""
+        names = (
+            "class_name",
+            "debug",
+            "device_index",
+            "enable_logging",
+            "input_names",
+            "onnx_model",
+            "ordered",
+            "output_names",
+            "provider_options",
+            "providers",
+            "sess_options",
+            "weights_to_train",
+        )
+        return {name: getattr(self, name) for name in names} | {"run_options": None, "graph_builder_config": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        wanted = {"class_name", "onnx_model", "weights_to_train"}
+        if not isinstance(state, dict) or not wanted <= state.keys():
+            raise InvalidArgumentError("this is no pickled OrtGradientForwardBackward: it says no model or no weights")
+        for name, value in state.items():
+            if name not in ("weights_to_train", "input_names", "output_names"):
+                setattr(self, name, value)
+        self.run_options = RunOptions() if self.run_options is None else self.run_options
+        self._build(state["weights_to_train"], state.get("input_names"), state.get("output_names"))
+
+
+def _native(
+    source: str | bytes,
+    weights: list[str] | None,
+    inputs: list[str] | None,
+    sess_options: SessionOptions | None,
+) -> _ortrain.ForwardBackward:
+    options = native_options(sess_options)
+    return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, device="cpu", **options)
+
+
+def _listed(given: Sequence[str] | None, found: list[str], what: str) -> list[str]:
+    if given is None:
+        return found
+    names = list(given)
+    for name in names:
+        if name not in found:
+            raise InvalidArgumentError(f"{what} has {name!r}, which the model has not{hint(str(name), found)}")
+    return names
+
+
+def _providers(
+    providers: Any, options: Sequence[dict[str, Any]] | None, index: int
+) -> tuple[list[str], list[dict[str, Any]], int]:
+    """Names of providers, their options, and the number of the device."""
+    if providers is not None and not isinstance(providers, (str, list, tuple)) and hasattr(providers, "type"):
+        index = index if providers.type == "cpu" else (providers.index or 0)
+        providers = providers.type
+    if providers is None or providers == "cpu":
+        names = [_CPU]
+    elif isinstance(providers, str):
+        device = providers.split(":")[0]
+        if device not in ("cuda", "gpu"):
+            raise InvalidArgumentError(f"there is no provider {providers!r}; there are 'cpu' and {_CPU!r}")
+        names = [_CUDA]
+    elif isinstance(providers, (list, tuple)):
+        names = list(providers)
+    else:
+        raise InvalidArgumentError(f"providers is a list of names, not {type(providers).__name__}")
+    for name in names:
+        OrtGradientForwardBackward._provider_name_to_device_type(name)
+    if _CUDA in names:
+        raise UnsupportedError(f"{_CUDA} is not there: ortrain runs gradients on the CPU; leave providers out")
+    return names, [{} for _ in names] if options is None else list(options), int(index)
+
+
+class OrtGradientForwardBackwardFunction:
+    """Forward passes of one model, each until its backward pass; what :class:`OrtGradientForwardBackward` makes classes of.
+
+    Attributes:
+        states_: the forward passes that wait for their backward passes, the last one last.
+        saved_tensors_: what the last forward pass was given.
+
+    >>> from ortrain.gradient import OrtGradientForwardBackward
+    >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+    >>> function = both.new_instance()
+    >>> isinstance(function, both.cls_type_)
+    True
+
+    """
+
+    _native: ClassVar[_ortrain.ForwardBackward]
+    _models: ClassVar[dict[str, bytes]]
+    _debug: ClassVar[bool]
+    _logger: ClassVar[logging.Logger | None]
+    _devices: ClassVar[list[OrtDevice]]
+    _input_names: ClassVar[list[str]]
+    _grad_input_names: ClassVar[list[str]]
+    _output_names: ClassVar[list[str]]
+    _bw_fetches_names: ClassVar[list[str]]
+    _onx_inp: ClassVar[list[str]]
+    _onx_out: ClassVar[list[str]]
+
+    def __init__(self) -> None:
+        if not hasattr(type(self), "_native"):
+            raise TypeError("instances are made by OrtGradientForwardBackward.new_instance()")
+        self.states_: list[PartialGraphExecutionState] = []
+        self.saved_tensors_: list[Any] | None = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} keeps forward passes and cannot be pickled; pickle the OrtGradientForwardBackward "
+            "and make an instance of it"
+        )
+
+    @staticmethod
+    def device_name(device: OrtDevice) -> str:
+        """``'Cpu'`` or ``'Gpu'``.
+
+        Raises:
+            OrtrainError: for a device that is neither.
+
+        >>> from ortrain.capi import OrtDevice
+        >>> from ortrain.gradient import OrtGradientForwardBackwardFunction
+        >>> OrtGradientForwardBackwardFunction.device_name(OrtDevice(0, 0, 0))
+        'Cpu'
+
+        """
+        kind = device.device_type()
+        if kind == OrtDevice.cpu():
+            return "Cpu"
+        if kind == OrtDevice.cuda():
+            return "Gpu"
+        raise OrtrainError(f"there is no device of type {kind}")
+
+    @staticmethod
+    def input_to_ort(
+        tensors: OrtValueVector | Iterable[Any], devices: Sequence[OrtDevice], debug: bool = False
+    ) -> OrtValueVector:
+        """Values as a vector: one is taken as it is; arrays, values and DLPack tensors share their memory with it.
+
+        Raises:
+            UnsupportedError: for ``None`` in the place of a value.
+            OrtrainError: with ``debug``, for another number of values than devices, or a value elsewhere.
+            TypeError: for what is no tensor.
+
+        >>> from ortrain.capi import OrtDevice
+        >>> from ortrain.gradient import OrtGradientForwardBackwardFunction
+        >>> vector = OrtGradientForwardBackwardFunction.input_to_ort([np.zeros(3)], [OrtDevice(0, 0, 0)])
+        >>> len(vector), vector[0].shape()
+        (1, [3])
+
+        """
+        if isinstance(tensors, OrtValueVector):
+            vector = tensors
+        else:
+            vector = OrtValueVector()
+            for at, tensor in enumerate(tensors):
+                vector.push_back(_value(tensor, at))
+        if debug:
+            if len(vector) != len(devices):
+                raise OrtrainError(f"{len(vector)} values are given for {len(devices)} devices")
+            for at, device in enumerate(devices):
+                there, wanted = vector[at].device_name(), OrtGradientForwardBackwardFunction.device_name(device)
+                if there != wanted:
+                    raise OrtrainError(f"value {at} lies on {there}, but it is needed on {wanted}")
+        return vector
+
+    @property
+    def saved_tensors(self) -> list[Any]:
+        """What the last forward pass was given.
+
+        Raises:
+            OrtrainError: before the first one.
+
+        """
+        if self.saved_tensors_ is None:
+            raise OrtrainError("there are no saved tensors: no forward pass has run with training=True")
+        return self.saved_tensors_
+
+    def save_for_backward(self, inputs: Iterable[Any]) -> None:
+        """Notes what a forward pass was given: a list of the same objects."""
+        self.saved_tensors_ = list(inputs)
+
+    def forward(
+        self,
+        inputs: OrtValueVector | Sequence[Any],
+        training: bool = False,
+        forward_outputs_cache: OrtValueVector | None = None,
+    ) -> OrtValueVector:
+        """Runs the model forward.
+
+        Args:
+            inputs: the inputs of the model, then the weights, in the order of ``_grad_input_names``: a vector, or a list of
+                arrays, values and DLPack tensors. Arrays of other types than the model's are refused.
+            training: whether a backward pass follows; the pass is kept then, until :meth:`backward`.
+            forward_outputs_cache: a vector of as many values as outputs, which is filled and returned.
+
+        Returns:
+            The outputs of the model.
+
+        Raises:
+            UnsupportedError: for ``None`` in the place of a value.
+            InvalidArgumentError: for a value of another type or shape than the model's, or another number of values.
+            MemoryLimitError: where the passes that wait leave too little of a ``memory_limit``.
+
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+        >>> (logits,) = both.new_instance().forward([x, both.get_initializer("fc2.bias")])
+        >>> logits.shape()
+        [8, 10]
+
+        """
+        cls = type(self)
+        values = list(self.input_to_ort(inputs, cls._devices, cls._debug))
+        if len(values) != len(cls._grad_input_names):
+            raise InvalidArgumentError(
+                f"{len(cls._grad_input_names)} values are needed ({', '.join(cls._grad_input_names)}), but {len(values)} "
+                "are given"
+            )
+        split = len(cls._input_names)
+        if training:
+            live, outputs = cls._native.forward(values[:split], values[split:])
+            self.states_.append(PartialGraphExecutionState._of(live))
+            self.save_for_backward(inputs)
+        else:
+            outputs = cls._native.evaluate(values[:split], values[split:])
+        self._debugged("forward: %d inputs, training=%r, %d passes wait", len(values), training, len(self.states_))
+        return _filled(forward_outputs_cache, outputs, "forward_outputs_cache")
+
+    def backward(
+        self,
+        grad_outputs: OrtValueVector | Sequence[Any],
+        backward_outputs_cache: OrtValueVector | None = None,
+    ) -> OrtValueVector:
+        """Runs the model backward from the last forward pass that waits.
+
+        Args:
+            grad_outputs: a gradient for each output, of its type and shape; those of outputs that are no floats may be
+                left out, and are not looked at.
+            backward_outputs_cache: a vector of as many values as gradients, which is filled and returned.
+
+        Returns:
+            The gradients of inputs, then of weights, in the order of ``_bw_fetches_names``.
+
+        Raises:
+            OrtrainError: before the first forward pass with ``training=True``.
+            IndexError: after as many backward passes as forward passes.
+            InvalidArgumentError: for another number of gradients, or one of another type or shape than its output. The
+                forward pass waits on.
+
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+        >>> function = both.new_instance()
+        >>> (logits,) = function.forward([x, both.get_initializer("fc2.bias")], training=True)
+        >>> of_x, of_bias = function.backward([np.ones(logits.shape(), np.float32)])
+        >>> of_bias.numpy()[0]
+        np.float32(8.0)
+
+        """
+        cls = type(self)
+        if self.saved_tensors_ is None:
+            raise OrtrainError("there are no saved tensors: run forward with training=True before backward")
+        if not self.states_:
+            raise IndexError("every forward pass has had its backward pass; run forward with training=True before backward")
+        gradients = list(self.input_to_ort(_without_others(cls, grad_outputs), [], False))
+        state = self.states_[-1]
+        native = cls._native
+        into = _places(backward_outputs_cache, native)
+        results = native.backward(state._live, gradients, into)
+        self.states_.pop()
+        self._debugged("backward: %d gradients, %d passes wait", len(results), len(self.states_))
+        return _filled(backward_outputs_cache, results, "backward_outputs_cache")
+
+    def _debugged(self, message: str, *values: object) -> None:
+        logger = type(self)._logger
+        if logger is not None:
+            logger.debug("[%s] " + message, type(self).__name__, *values)
+
+    @classmethod
+    def save_onnx_graph(
+        cls, folder: PathLike | type[bytes], prefix: str | None = None, suffix: str | None = None
+    ) -> dict[str, str] | dict[str, bytes]:
+        """Saves the training graph and the evaluation graph.
+
+        Args:
+            folder: where to; or the type ``bytes``, for the bytes themselves.
+            prefix: before the name of the class in the names of the files.
+            suffix: behind it.
+
+        Returns:
+            The path, or the bytes, of each graph, by the attribute that has it.
+
+        Raises:
+            NoSuchFileError: for a folder that is not there.
+
+        Warns:
+            UserWarning: for a file that is overwritten.
+
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"], class_name="Perceptron")
+        >>> sorted(both.cls_type_.save_onnx_graph("."))
+        ['_optimized_pre_grad_model', '_trained_onnx']
+
+        """
+        if folder is bytes:
+            return dict(cls._models)
+        place = os.fspath(folder)  # type: ignore[arg-type]
+        if not os.path.isdir(place):  # noqa: PTH112  (pathlib would be all that it is imported for)
+            raise NoSuchFileError(f"there is no folder {place}")
+        paths = {}
+        for name in _MODELS:
+            file = f"{prefix or ''}{cls.__name__}{suffix or ''}.{name}.onnx"
+            path = os.path.join(place, file)  # noqa: PTH118
+            if os.path.exists(path):  # noqa: PTH110
+                warnings.warn(f"{path} is overwritten", UserWarning, stacklevel=2)
+            with open(path, "wb") as out:  # noqa: PTH123
+                out.write(cls._models[name])
+            paths[name] = path
+        return paths
+
+
+def _value(tensor: Any, at: int) -> _ortrain.OrtValue:
+    """A value that shares its memory with what was given."""
+    if tensor is None:
+        raise UnsupportedError(f"value {at} is None; every input and weight has a value, every output a gradient")
+    if isinstance(tensor, _ortrain.OrtValue):
+        return tensor
+    if isinstance(tensor, OrtValue):
+        return tensor._ortvalue
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        device = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
+        return _ortrain.OrtValue.ortvalue_from_numpy(np.asarray(tensor), device)
+    if hasattr(tensor, "__dlpack__"):
+        return _ortrain.OrtValue.from_dlpack(tensor)
+    raise TypeError(f"value {at} is a {type(tensor).__name__}; arrays, OrtValues and DLPack tensors are taken")
+
+
+def _without_others(
+    cls: type[OrtGradientForwardBackwardFunction], gradients: OrtValueVector | Sequence[Any]
+) -> OrtValueVector | Sequence[Any]:
+    """The gradients of those outputs that have one."""
+    wanted = cls._native.differentiable_outputs()
+    if len(wanted) == len(cls._output_names) or len(gradients) != len(cls._output_names):
+        return gradients
+    return [gradients[at] for at, name in enumerate(cls._output_names) if name in wanted]
+
+
+def _places(cache: OrtValueVector | None, native: _ortrain.ForwardBackward) -> list[_ortrain.OrtValue] | None:
+    """Where the gradients of weights go, if there is room for them."""
+    names = native.gradient_names()
+    if not cache or len(cache) != len(names):
+        return None
+    first = len(names) - len(native.weight_names())
+    rooms = list(cache)[first:]
+    fits = [
+        room.element_type() == weight.element_type() and room.shape() == weight.shape()
+        for room, weight in zip(rooms, native.initial_weights(), strict=True)
+    ]
+    return rooms if all(fits) else None
+
+
+def _filled(cache: OrtValueVector | None, values: list[_ortrain.OrtValue], name: str) -> OrtValueVector:
+    """A vector with these values: the cache, if there is one with something in it."""
+    if cache:
+        if len(cache) != len(values):
+            raise InvalidArgumentError(f"{name} has {len(cache)} values, but there are {len(values)} results")
+        cache._fill(values)
+        return cache
+    vector = OrtValueVector()
+    for value in values:
+        vector.push_back(value)
+    return vector
