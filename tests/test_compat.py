@@ -369,3 +369,71 @@ except AttributeError as error:
     first, second = done.stdout.splitlines()
     assert first.startswith("cannot import name 'nothing_at_all' from 'onnxruntime.training'")
     assert second == "module 'onnxruntime.training' has no attribute 'artefacts'; did you mean 'artifacts'?"
+
+
+VALUES = """
+import numpy as np
+from onnxruntime.capi import _pybind_state as C
+from onnxruntime.capi._pybind_state import (
+    EPFail, EngineError, Fail, InvalidArgument, InvalidGraph, InvalidProtobuf, ModelLoaded, NoModel, NoSuchFile,
+    NotImplemented, OrtDevice, OrtMemType, OrtValue, OrtValueCache, OrtValueVector, RuntimeException,
+)
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument as same
+import onnxruntime
+import ortrain
+
+assert same is InvalidArgument and C.OrtValue is OrtValue is ortrain.capi.OrtValue
+device = OrtDevice(OrtDevice.cpu(), OrtMemType.DEFAULT, 0)
+array = np.ones(3, np.float32)
+vector = OrtValueVector()
+vector.push_back(OrtValue.ortvalue_from_numpy(array, device))
+array[0] = 5
+print(vector[0].numpy().tolist(), vector[0].device_name())
+for wrong, kind in (
+    (lambda: ortrain.InferenceSession(b"x"), InvalidProtobuf),
+    (lambda: ortrain.InferenceSession("nowhere.onnx"), NoSuchFile),
+    (lambda: ortrain.OrtValue.ortvalue_from_numpy(np.array(["a"])), NotImplemented),
+    (lambda: vector[0].update_inplace(np.zeros(4, np.float32)), InvalidArgument),
+    (lambda: OrtValueCache().remove("x"), Fail),
+):
+    try:
+        wrong()
+    except kind as error:
+        print(isinstance(error, ortrain.OrtrainError), isinstance(error, Fail))
+bases = [kind.__bases__ for kind in vars(ortrain.errors).values() if isinstance(kind, type)]
+ortrain.compat.uninstall()
+assert ortrain.InvalidArgumentError.__bases__ == (ortrain.OrtrainError, ValueError), bases
+assert ortrain.OrtrainError.__bases__ == (RuntimeError,)
+"""
+
+
+@pytest.mark.parametrize("before", ["", HIDE, "import onnxruntime\n"], ids=["installed", "hidden", "imported"])
+def test_values_vectors_and_exceptions_of_the_module_behind(before: str, tmp_path: Path) -> None:
+    script = f"{before}\nimport ortrain.compat\nortrain.compat.install()\n{VALUES}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[5.0, 1.0, 1.0] Cpu", *["True True"] * 5]
+
+
+def test_what_an_onnxruntime_has_of_its_own_stays(installed: None) -> None:
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state as behind
+
+    theirs = sys.modules["onnxruntime.capi.onnxruntime_pybind11_state"]
+    assert behind.InferenceSession is theirs.InferenceSession
+    assert behind.InvalidArgument is theirs.InvalidArgument
+    assert behind.OrtValue is ortrain.capi.OrtValue
+    # Its sessions raise its exceptions, and its values are its own.
+    with pytest.raises(behind.InvalidProtobuf):
+        onnxruntime.InferenceSession(b"x", providers=["CPUExecutionProvider"])
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(3, np.float32))
+    vector = behind.OrtValueVector()
+    vector.push_back(value)
+    vector.push_back(onnxruntime.OrtValue.ortvalue_from_numpy(np.array([True])))
+    assert [kept.data_type() for kept in vector] == ["tensor(float)", "tensor(bool)"]
+    assert vector[0].data_ptr() == value.data_ptr()
+    ortrain.compat.uninstall()
+    from onnxruntime.capi import _pybind_state as again
+
+    assert again.OrtValue is theirs.OrtValue
+    ortrain.compat.install()

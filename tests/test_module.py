@@ -309,7 +309,8 @@ def test_values(dtype: type, name: str, number: int) -> None:
         back = value.numpy()
         np.testing.assert_array_equal(back, array, strict=True)
         back[...] = 0
-        np.testing.assert_array_equal(np.asarray(value), array, strict=True)
+        assert not np.asarray(value).any()
+        assert not array.any()
     assert (value.is_tensor(), value.has_value(), value.device_name()) == (True, True, "cpu")
     assert repr(value) == f"OrtValue(tensor({name}), shape=[1])"
 

@@ -49,13 +49,13 @@ def as_given(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> l
 
 
 def _array(value: _ortrain.OrtValue) -> Any:
-    array = value.numpy()
+    array = value.array()
     return array if array.ndim else array.view(Scalar)
 
 
 def _of_kind(kind: Any, value: _ortrain.OrtValue) -> Any:
     """A copy as an ``onnxruntime.OrtValue``, in memory of its own: made from an array, it would be a view of that."""
-    array = value.numpy()
+    array = value.array()
     element_type: Any = array.dtype.type
     if value.data_type() == "tensor(bfloat16)":
         # NumPy has no type for these; onnxruntime takes the bits.

@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Sequence
 
 import ortrain
-from ortrain import _seeds, api, artifacts
+from ortrain import _seeds, api, artifacts, capi
 from ortrain.api import checkpoint_state, lr_scheduler, module, optimizer
 
 __all__ = ["install", "uninstall"]
@@ -50,9 +50,19 @@ _CORE = {
 }
 # What an onnxruntime that is installed had under a name of ours.
 _kept: dict[str, Callable[[int], None]] = {}
-# And from the module behind it, which scripts ask for providers.
+# And from the module behind it, which scripts ask for providers, too. What it has of ours is what `capi` names.
 _BEHIND = "onnxruntime.capi._pybind_state"
+# Where exceptions are taken from, mostly.
+_EXTENSION = "onnxruntime.capi.onnxruntime_pybind11_state"
 _ABOUT = ("RunOptions", "SessionOptions", "get_available_providers", "get_device")
+_EXCEPTIONS = {
+    name: kind
+    for name, kind in ((name, getattr(capi, name)) for name in capi.__all__)
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+_VALUES = {name: getattr(capi, name) for name in capi.__all__ if name not in _EXCEPTIONS}
+# The bases that our exceptions had before those of an onnxruntime that is installed were added.
+_bases: dict[type[BaseException], tuple[type, ...]] = {}
 
 # What onnxruntime-training has and ortrain has not, and what does the same work here.
 _EXPORT = (
@@ -160,8 +170,15 @@ def install() -> None:
     forgotten by :func:`uninstall`. Names of onnxruntime-training that ortrain does not have (``ORTModule``,
     ``FusedAdam``) are an ``ImportError`` that says what to use.
 
+    ``onnxruntime.capi._pybind_state`` has the values, vectors and devices of :mod:`ortrain.capi`, and its exceptions.
+    Where an onnxruntime is installed the rest of that module is its own, and so are the exceptions: those of ortrain are
+    then theirs as well, so a handler for ``InvalidArgument`` catches both. Its own sessions take its own values.
+
     >>> import ortrain.compat
     >>> ortrain.compat.install()
+    >>> from onnxruntime.capi._pybind_state import OrtDevice, OrtValue, OrtValueVector
+    >>> OrtValueVector is ortrain.capi.OrtValueVector
+    True
     >>> from onnxruntime.training.api import CheckpointState
     >>> CheckpointState.__module__
     'ortrain.api.checkpoint_state'
@@ -173,8 +190,7 @@ def install() -> None:
     package = _Training(_TRAINING, "The training API of ortrain under the names of onnxruntime-training.")
     package.__path__ = []
     modules = {"onnxruntime": core, _TRAINING: package, **_MODULES}
-    if core.__spec__ is None:
-        modules |= _capi(core)
+    modules |= _stand_in(core) if core.__spec__ is None else _beside()
     # What an onnxruntime-training that is installed has imported of its own is hidden, too.
     hidden = [name for name in sys.modules if name.startswith(f"{_TRAINING}.") and name not in modules]
     for name in [*modules, *hidden]:
@@ -182,6 +198,7 @@ def install() -> None:
     for name in hidden:
         del sys.modules[name]
     sys.modules.update(modules)
+    core.capi._pybind_state = modules[_BEHIND]
     core.training = package  # type: ignore[attr-defined]
     if hasattr(core, "set_seed"):
         _kept["set_seed"] = core.set_seed
@@ -210,6 +227,11 @@ def uninstall() -> None:
     else:
         del core.set_seed
     _seeds.set_seed(None)
+    if _before[_BEHIND] is not None:
+        core.capi._pybind_state = _before[_BEHIND]
+    for kind, bases in _bases.items():
+        kind.__bases__ = bases
+    _bases.clear()
     if _before[_TRAINING] is None:
         del core.training
     else:
@@ -236,12 +258,26 @@ def _core() -> types.ModuleType:
     return core
 
 
-def _capi(core: types.ModuleType) -> dict[str, types.ModuleType]:
+def _stand_in(core: types.ModuleType) -> dict[str, types.ModuleType]:
     """What stands behind the ``onnxruntime`` that stands for one."""
     behind = types.ModuleType(_BEHIND, "The part of onnxruntime's extension module that ortrain has.")
-    vars(behind).update({name: _CORE[name] for name in _ABOUT} | {"set_seed": _set_seed})
-    capi = types.ModuleType(_BEHIND.rpartition(".")[0])
-    capi.__path__ = []
-    capi._pybind_state = behind  # type: ignore[attr-defined]
-    core.capi = capi  # type: ignore[attr-defined]
-    return {capi.__name__: capi, _BEHIND: behind}
+    vars(behind).update({name: _CORE[name] for name in _ABOUT} | {"set_seed": _set_seed} | _VALUES | _EXCEPTIONS)
+    package = types.ModuleType(_BEHIND.rpartition(".")[0])
+    package.__path__ = []
+    package.onnxruntime_pybind11_state = behind  # type: ignore[attr-defined]
+    core.capi = package  # type: ignore[attr-defined]
+    return {package.__name__: package, _BEHIND: behind, _EXTENSION: behind}
+
+
+def _beside() -> dict[str, types.ModuleType]:
+    """The module behind an ``onnxruntime`` that is installed, with what ortrain has of it."""
+    theirs = importlib.import_module(_BEHIND)
+    behind = types.ModuleType(_BEHIND, theirs.__doc__)
+    vars(behind).update(vars(theirs) | _VALUES)
+    for name, kind in _EXCEPTIONS.items():
+        # A name that they do not have (any more) is ours.
+        same = vars(behind).setdefault(name, kind)
+        if same is not kind:
+            _bases.setdefault(kind, kind.__bases__)
+            kind.__bases__ = (*kind.__bases__, same)
+    return {_BEHIND: behind}

@@ -553,4 +553,4 @@ def _check_names(feed: Mapping[str, object], inputs: Sequence[str]) -> None:
 
 def _arrays(value: _ortrain.OrtValue | list[_ortrain.OrtValue]) -> Any:
     """An output as ndarrays."""
-    return [tensor.numpy() for tensor in value] if isinstance(value, list) else value.numpy()
+    return [tensor.array() for tensor in value] if isinstance(value, list) else value.array()

@@ -1,16 +1,19 @@
 //! The Python classes of ortrain; `python/ortrain` is their documented face.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands extracted arguments over by value")]
 
+mod dlpack;
 mod door;
 mod error;
 mod forward_backward;
 mod gradient;
+mod lent;
 mod session;
 mod state;
 mod tools;
 mod training;
 mod value;
+mod vector;
 
 use pyo3::prelude::*;
 
@@ -36,6 +39,8 @@ mod _ortrain {
     use crate::training::{LinearLRScheduler, Module, Optimizer, Profile};
     #[pymodule_export]
     use crate::value::OrtValue;
+    #[pymodule_export]
+    use crate::vector::{OrtDevice, OrtValueCache, OrtValueVector};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

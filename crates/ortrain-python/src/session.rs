@@ -96,12 +96,12 @@ impl TrainingSession {
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
-        let inputs = tensors(&inputs);
+        let inputs = tensors(&inputs)?;
         let outputs = self.with(py, |session| match training {
             true => session.train_step(&given(&inputs)),
             false => session.eval_step(&given(&inputs)),
         })?;
-        Ok(outputs.into_iter().map(|tensor| OrtValue { tensor }).collect())
+        Ok(outputs.into_iter().map(OrtValue::of).collect())
     }
 
     fn step_into(
@@ -112,7 +112,7 @@ impl TrainingSession {
         training: bool,
     ) -> PyResult<()> {
         self.check_open(py)?;
-        let inputs = tensors(&inputs);
+        let inputs = tensors(&inputs)?;
         let rooms = outputs.iter().enumerate().map(|(at, array)| Room::of(array, at));
         let mut rooms = rooms.collect::<PyResult<Vec<Room>>>()?;
         check_apart(&rooms)?;

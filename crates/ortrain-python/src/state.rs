@@ -148,7 +148,8 @@ impl CheckpointState {
     }
 
     fn set_parameter(&self, py: Python<'_>, name: &str, value: &OrtValue) -> PyResult<()> {
-        self.door.pass(py, |state| state.set_parameter(name, &value.tensor))
+        let tensor = value.tensor()?;
+        self.door.pass(py, |state| state.set_parameter(name, &tensor))
     }
 
     fn gradient<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {

@@ -200,13 +200,17 @@ impl InferenceSession {
         feeds: HashMap<String, Feed>,
         only: Option<Vec<usize>>,
     ) -> PyResult<Vec<Fetched>> {
-        let tensor = |value: Py<OrtValue>| value.get().tensor.clone();
-        let value = |feed| match feed {
-            Feed::Tensor(value) => Value::Tensor(tensor(value)),
-            Feed::Sequence(values) => Value::Sequence(values.into_iter().map(tensor).collect()),
+        let tensor = |value: Py<OrtValue>| value.get().tensor();
+        let value = |feed| -> PyResult<Value> {
+            Ok(match feed {
+                Feed::Tensor(value) => Value::Tensor(tensor(value)?),
+                Feed::Sequence(values) => {
+                    Value::Sequence(values.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?)
+                }
+            })
         };
         let mut feeds: HashMap<String, Value> =
-            feeds.into_iter().map(|(name, feed)| (name, value(feed))).collect();
+            feeds.into_iter().map(|(name, feed)| Ok((name, value(feed)?))).collect::<PyResult<_>>()?;
         let found = self.session.pass(py, |session| {
             let names: Vec<&str> = session.inputs().iter().map(|info| info.name.as_str()).collect();
             let mut inputs = Vec::with_capacity(names.len());
@@ -220,10 +224,9 @@ impl InferenceSession {
             }
             session.run_values(&inputs, only.as_deref())
         })?;
-        let wrapped = |tensor| OrtValue { tensor };
         let fetched = found.into_iter().map(|value| match value {
-            Value::Tensor(tensor) => Fetched::Tensor(wrapped(tensor)),
-            Value::Sequence(tensors) => Fetched::Sequence(tensors.into_iter().map(wrapped).collect()),
+            Value::Tensor(tensor) => Fetched::Tensor(OrtValue::of(tensor)),
+            Value::Sequence(tensors) => Fetched::Sequence(tensors.into_iter().map(OrtValue::of).collect()),
         });
         Ok(fetched.collect())
     }
@@ -254,11 +257,11 @@ impl Term {
             "L1Loss" => Loss::L1Loss,
             other => return Err(unknown("loss", other)),
         };
-        let tensor = |value: Option<Py<OrtValue>>| value.map(|value| value.get().tensor.clone());
+        let tensor = |value: Option<Py<OrtValue>>| value.map(|value| value.get().tensor()).transpose();
         let settings = LossSettings {
             reduction: Reduction::of(&self.reduction).ok_or_else(|| unknown("reduction", &self.reduction))?,
-            weight: tensor(self.weight),
-            pos_weight: tensor(self.pos_weight),
+            weight: tensor(self.weight)?,
+            pos_weight: tensor(self.pos_weight)?,
             ignore_index: self.ignore_index,
             label_smoothing: self.label_smoothing,
         };

@@ -87,7 +87,7 @@ impl Module {
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
-        let inputs = tensors(&inputs);
+        let inputs = tensors(&inputs)?;
         self.with(py, |module, state| {
             let mut results = Results::default();
             let mut deliver =
@@ -109,7 +109,7 @@ impl Module {
         steps: usize,
         warmup: usize,
     ) -> PyResult<Profile> {
-        let inputs = tensors(&inputs);
+        let inputs = tensors(&inputs)?;
         let options = ProfileOptions::default().steps(steps).warmup(warmup).training(training);
         let profile = self.with(py, |module, state| {
             module.profile(state, &given(&inputs), options, &mut |_, _, _, _| {})
@@ -135,7 +135,7 @@ impl Module {
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
     ) -> PyResult<(usize, usize, usize, usize)> {
-        let inputs = tensors(&inputs);
+        let inputs = tensors(&inputs)?;
         self.with(py, |module, _| {
             let need = module.memory_need(&given(&inputs), training)?;
             let memory = module.memory();

@@ -1,56 +1,368 @@
 //! Arrays in and out.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::{Bytes, DType, Delivered, Destination, Dim, Given, Memory, ParameterView, Tensor, ValueInfo};
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyCapsule, PyDict, PyList, PyString, PyTuple};
 use pyo3::{IntoPyObjectExt, intern};
 
+use crate::dlpack;
 use crate::error::{InvalidArgumentError, UnsupportedError};
+use crate::lent::area_of_array;
+use crate::vector::{DLPACK_DEVICE, OrtDevice};
 
-/// An immutable tensor.
-#[pyclass(frozen, module = "ortrain._ortrain")]
+/// A tensor in memory of the CPU, which it may share with a NumPy array or with another library.
+///
+/// This is what onnxruntime's extension module calls so, and what an :class:`ortrain.OrtValue` has inside.
+///
+/// >>> from ortrain.capi import OrtDevice, OrtValue
+/// >>> array = np.zeros((2, 3), np.float32)
+/// >>> value = OrtValue.ortvalue_from_numpy(array, OrtDevice(0, 0, 0))
+/// >>> array[1, 2] = 7
+/// >>> value.numpy()[1, 2]
+/// np.float32(7.0)
+/// >>> value.shape(), value.data_type(), value.device_name()
+/// ([2, 3], 'tensor(float)', 'Cpu')
+#[pyclass(frozen, weakref, module = "ortrain._ortrain")]
 pub(crate) struct OrtValue {
-    pub(crate) tensor: Tensor,
+    dtype: DType,
+    dims: Vec<usize>,
+    contents: Mutex<Contents>,
+}
+
+/// Where the elements are.
+enum Contents {
+    /// Nobody else has them, so they never change. They become shared when somebody asks for their memory.
+    Own(Tensor),
+    /// Others may write to them at any time.
+    Shared(Arc<Memory>),
+}
+
+impl OrtValue {
+    /// A tensor that nobody else has.
+    pub(crate) fn of(tensor: Tensor) -> OrtValue {
+        let (dtype, dims) = (tensor.dtype(), tensor.dims().to_vec());
+        OrtValue { dtype, dims, contents: Mutex::new(Contents::Own(tensor)) }
+    }
+
+    /// A tensor whose elements are a memory of as many bytes, or the first ones of it.
+    pub(crate) fn shared(dtype: DType, dims: Vec<usize>, memory: Arc<Memory>) -> OrtValue {
+        OrtValue { dtype, dims, contents: Mutex::new(Contents::Shared(memory)) }
+    }
+
+    /// What a DLPack capsule has, or an object that makes one.
+    pub(crate) fn of_dlpack(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<OrtValue> {
+        let (dtype, dims, memory) = dlpack::take(data, is_bool)?;
+        Ok(OrtValue::shared(dtype, dims, memory))
+    }
+
+    /// What an array has: shared if its elements lie in a row in the order of the machine, else a copy.
+    fn of_array(array: &Bound<'_, PyAny>) -> PyResult<OrtValue> {
+        let (dtype, foreign) = supported(array)?;
+        let dims: Vec<usize> = array.getattr(intern!(array.py(), "shape"))?.extract()?;
+        let bytes = byte_length(dtype, &dims)?;
+        let area = if foreign { None } else { area_of_array(array, bytes)? };
+        match area {
+            Some(area) => Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area))))),
+            None => tensor_of(array).map(OrtValue::of),
+        }
+    }
+
+    /// With the same bits read as another type of the same size.
+    fn read_as(self, onnx_element_type: i32) -> PyResult<OrtValue> {
+        let dtype = element_type_of_onnx(onnx_element_type)?;
+        if dtype.size() != self.dtype.size() {
+            let bits = self.dtype;
+            return Err(InvalidArgumentError::new_err(format!(
+                "the bits of {bits} cannot be read as {dtype}"
+            )));
+        }
+        let contents = match self.contents.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Contents::Own(tensor) => {
+                Contents::Own(tensor_from(dtype, self.dims.clone(), tensor.data().clone())?)
+            }
+            shared @ Contents::Shared(_) => shared,
+        };
+        Ok(OrtValue { dtype, dims: self.dims, contents: Mutex::new(contents) })
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    fn bytes(&self) -> PyResult<usize> {
+        byte_length(self.dtype, &self.dims)
+    }
+
+    /// The tensor as it is now: a copy if others may write to it, so that what is checked of it stays true.
+    pub(crate) fn tensor(&self) -> PyResult<Tensor> {
+        let memory = match &*self.contents() {
+            Contents::Own(tensor) => return Ok(tensor.clone()),
+            Contents::Shared(memory) => memory.clone(),
+        };
+        let len = self.bytes()?;
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(len)
+            .map_err(|_| PyMemoryError::new_err(format!("there is no room for a copy of {len} bytes")))?;
+        bytes.resize(len, 0);
+        memory.read(0, &mut bytes);
+        tensor_from(self.dtype, self.dims.clone(), bytes.into())
+    }
+
+    /// The memory, which the value shares from now on with whoever asks for it.
+    pub(crate) fn memory(&self) -> PyResult<Arc<Memory>> {
+        let mut contents = self.contents();
+        let tensor = match &*contents {
+            Contents::Shared(memory) => return Ok(memory.clone()),
+            Contents::Own(tensor) => tensor,
+        };
+        let memory = Arc::new(zeroed(tensor.data().len())?);
+        memory.write(0, tensor.data());
+        *contents = Contents::Shared(memory.clone());
+        Ok(memory)
+    }
+
+    /// The address of the first element; 0 if there is none.
+    pub(crate) fn address(&self) -> PyResult<usize> {
+        Ok(if self.bytes()? == 0 { 0 } else { self.memory()?.as_ptr() as usize })
+    }
+
+    /// A DLPack capsule without a version, for everybody: booleans go as uint8, as onnxruntime gives them.
+    pub(crate) fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        let dtype = if self.dtype == DType::Bool { DType::U8 } else { self.dtype };
+        dlpack::give(py, dtype, &self.dims, self.memory()?, false)
+    }
+
+    /// A live view of the memory; of bfloat16 its bits, unless `named`.
+    fn view<'py>(&self, py: Python<'py>, named: bool) -> PyResult<Bound<'py, PyAny>> {
+        let memory = self.memory()?;
+        let dtype = if self.dtype == DType::BF16 && !named { DType::U16 } else { self.dtype };
+        let requires_grad = !memory.is_read_only();
+        view(
+            py,
+            ParameterView {
+                name: "".into(),
+                dtype,
+                dims: self.dims.clone(),
+                requires_grad,
+                memory,
+                offset: 0,
+            },
+        )
+    }
 }
 
 #[pymethods]
 impl OrtValue {
+    /// A copy of an array, whatever its strides and byte order, that nobody else can change.
     #[staticmethod]
-    #[pyo3(signature = (array, onnx_element_type=None))]
-    fn from_numpy(array: &Bound<'_, PyAny>, onnx_element_type: Option<i32>) -> PyResult<OrtValue> {
-        let tensor = tensor_of(array)?;
-        let Some(number) = onnx_element_type else { return Ok(OrtValue { tensor }) };
-        let dtype = DType::from_onnx(number).ok_or_else(|| {
-            UnsupportedError::new_err(format!("tensors of ONNX element type {number} are not supported"))
-        })?;
-        let bits = tensor.dtype();
-        let tensor = Tensor::new(dtype, tensor.dims().to_vec(), tensor.data().clone()).map_err(|_| {
-            InvalidArgumentError::new_err(format!("the bits of {bits} cannot be read as {dtype}"))
-        })?;
-        Ok(OrtValue { tensor })
+    fn from_numpy(array: &Bound<'_, PyAny>) -> PyResult<OrtValue> {
+        Ok(OrtValue::of(tensor_of(array)?))
     }
 
+    /// The elements of a NumPy array: shared and kept, if they lie in a row in the byte order of the machine; else a copy.
+    #[staticmethod]
+    fn ortvalue_from_numpy(array: &Bound<'_, PyAny>, device: OrtDevice) -> PyResult<OrtValue> {
+        device.check()?;
+        OrtValue::of_array(array)
+    }
+
+    /// As :meth:`ortvalue_from_numpy`, where the bits mean an element type of ``TensorProto`` of the same size.
+    #[staticmethod]
+    fn ortvalue_from_numpy_with_onnx_type(
+        array: &Bound<'_, PyAny>,
+        onnx_element_type: i32,
+    ) -> PyResult<OrtValue> {
+        OrtValue::of_array(array)?.read_as(onnx_element_type)
+    }
+
+    /// Zeros: a shape, a NumPy type or a number of ``TensorProto``, and a device.
+    #[staticmethod]
+    fn ortvalue_from_shape_and_type(
+        shape: Vec<Bound<'_, PyAny>>,
+        element_type: &Bound<'_, PyAny>,
+        device: OrtDevice,
+    ) -> PyResult<OrtValue> {
+        device.check()?;
+        let size = |size: &Bound<'_, PyAny>| {
+            size.extract::<usize>().map_err(|_| {
+                InvalidArgumentError::new_err(format!("a shape is a list of sizes, and {size} is none"))
+            })
+        };
+        let dims = shape.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
+        let dtype = self::element_type(element_type)?;
+        let memory = zeroed(byte_length(dtype, &dims)?)?;
+        Ok(OrtValue::shared(dtype, dims, Arc::new(memory)))
+    }
+
+    /// A tensor of another library, whose memory is shared and kept: a DLPack capsule, or an object that has
+    /// ``__dlpack__``. With ``is_bool_tensor`` a tensor of uint8 is one of booleans.
+    #[staticmethod]
+    #[pyo3(signature = (data, is_bool_tensor=false))]
+    fn from_dlpack(data: &Bound<'_, PyAny>, is_bool_tensor: bool) -> PyResult<OrtValue> {
+        OrtValue::of_dlpack(data, is_bool_tensor)
+    }
+
+    /// The value as an array that shares its memory; read-only if that is.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.view(py, true)
+    }
+
+    /// A copy as an array of its own.
+    fn array<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let shape = PyTuple::new(py, self.tensor.dims())?;
-        let bytes = PyByteArray::new(py, self.tensor.data());
-        NDARRAY.import(py, "numpy", "ndarray")?.call1((shape, numpy_type(py, self.tensor.dtype())?, bytes))
+        let shape = PyTuple::new(py, &self.dims)?;
+        let memory = match &*self.contents() {
+            Contents::Own(tensor) => Err(PyByteArray::new(py, tensor.data())),
+            Contents::Shared(memory) => Ok(memory.clone()),
+        };
+        let bytes = match memory {
+            Err(bytes) => bytes,
+            Ok(memory) => PyByteArray::new_with(py, self.bytes()?, |bytes| {
+                memory.read(0, bytes);
+                Ok(())
+            })?,
+        };
+        NDARRAY.import(py, "numpy", "ndarray")?.call1((shape, numpy_type(py, self.dtype)?, bytes))
     }
 
+    /// The sizes of the axes.
     fn shape(&self) -> Vec<usize> {
-        self.tensor.dims().to_vec()
+        self.dims.clone()
     }
 
+    /// The type as onnxruntime spells it.
     fn data_type(&self) -> String {
-        type_name(self.tensor.dtype())
+        type_name(self.dtype)
     }
 
+    /// The number of the element type in ``TensorProto.DataType``.
     fn element_type(&self) -> i32 {
-        self.tensor.dtype().to_onnx()
+        self.dtype.to_onnx()
+    }
+
+    /// The number of the element type, under its older name.
+    fn proto_type(&self) -> i32 {
+        self.dtype.to_onnx()
+    }
+
+    /// Where it lies: ``Cpu``.
+    fn device_name(&self) -> &'static str {
+        "Cpu"
+    }
+
+    /// The address of the first element, 0 if there is none. It stays what it is.
+    fn data_ptr(&self) -> PyResult<usize> {
+        self.address()
+    }
+
+    /// True: it always is a tensor.
+    fn is_tensor(&self) -> bool {
+        true
+    }
+
+    /// True: there always is a value.
+    fn has_value(&self) -> bool {
+        true
+    }
+
+    /// False: it is one tensor.
+    fn is_tensor_sequence(&self) -> bool {
+        false
+    }
+
+    /// False: it is a dense tensor.
+    fn is_sparse_tensor(&self) -> bool {
+        false
+    }
+
+    /// Copies an array, or another value, of its type and shape into its memory.
+    fn update_inplace(&self, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        static COPYTO: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let py = data.py();
+        let (source, dtype, dims) = if let Ok(value) = data.cast::<OrtValue>() {
+            let value = value.get();
+            (value.view(py, false)?, value.dtype, value.dims.clone())
+        } else {
+            if !is_array(data)? {
+                let kind = data.get_type().name()?;
+                return Err(PyTypeError::new_err(format!(
+                    "an OrtValue is updated from a NumPy array or an OrtValue, not {kind}"
+                )));
+            }
+            let dtype = supported(data)?.0;
+            let dims: Vec<usize> = data.getattr(intern!(py, "shape"))?.extract()?;
+            let bits = (dtype == DType::BF16).then(|| data.call_method1(intern!(py, "view"), ("uint16",)));
+            (bits.transpose()?.unwrap_or_else(|| data.clone()), dtype, dims)
+        };
+        // Where NumPy has no bfloat16, arrays of it are arrays of their bits.
+        let bits = self.dtype == DType::BF16 && dtype == DType::U16;
+        if (dtype != self.dtype && !bits) || dims != self.dims {
+            return Err(InvalidArgumentError::new_err(format!(
+                "the OrtValue is {}, but {} was given",
+                shape_name(self.dtype, &self.dims),
+                shape_name(dtype, &dims)
+            )));
+        }
+        if self.memory()?.is_read_only() {
+            return Err(InvalidArgumentError::new_err(
+                "the OrtValue shares the memory of a read-only array, so it cannot be updated; make it of a copy",
+            ));
+        }
+        COPYTO.import(py, "numpy", "copyto")?.call1((self.view(py, false)?, source, "equiv"))?;
+        Ok(())
+    }
+
+    /// A DLPack capsule, which shares the memory. Booleans go as uint8.
+    fn to_dlpack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        self.capsule(py)
+    }
+
+    /// A DLPack capsule for another library, as its protocol asks for it. Booleans are booleans.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        if stream.is_some() {
+            return Err(PyBufferError::new_err("a tensor in memory of the CPU has no stream"));
+        }
+        if dl_device.is_some_and(|device| device != DLPACK_DEVICE) {
+            return Err(PyBufferError::new_err(
+                "the tensor lies in memory of the CPU; copy it to other devices there",
+            ));
+        }
+        let memory = match copy {
+            Some(true) => {
+                let copy = zeroed(self.bytes()?)?;
+                copy.write(0, self.tensor()?.data());
+                Arc::new(copy)
+            }
+            Some(false) | None => self.memory()?,
+        };
+        dlpack::give(py, self.dtype, &self.dims, memory, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    /// Where it lies, as DLPack numbers it: the CPU.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        DLPACK_DEVICE
     }
 }
 
@@ -59,9 +371,9 @@ pub(crate) fn given(tensors: &[Tensor]) -> Vec<Given<'_>> {
     tensors.iter().map(Given::from).collect()
 }
 
-/// The tensors of some values; elements are shared.
-pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> Vec<Tensor> {
-    values.iter().map(|value| value.get().tensor.clone()).collect()
+/// The tensors of some values. What others may write to is copied, before anything is checked of it.
+pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
+    values.iter().map(|value| value.get().tensor()).collect()
 }
 
 /// Takes the results of a step in the order they have in the model.
@@ -79,35 +391,86 @@ impl Results {
     }
 
     pub(crate) fn values(self) -> Vec<OrtValue> {
-        self.0.into_iter().flatten().map(|tensor| OrtValue { tensor }).collect()
+        self.0.into_iter().flatten().map(OrtValue::of).collect()
     }
+}
+
+/// Whether something is a NumPy array.
+fn is_array(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    array.is_instance(NDARRAY.import(array.py(), "numpy", "ndarray")?)
+}
+
+/// The element type of a NumPy array, and whether its bytes have the order of other machines.
+fn supported(array: &Bound<'_, PyAny>) -> PyResult<(DType, bool)> {
+    if !is_array(array)? {
+        let name = array.get_type().name()?;
+        return Err(InvalidArgumentError::new_err(format!("expected a NumPy array, not {name}")));
+    }
+    let numpy_type = array.getattr(intern!(array.py(), "dtype"))?;
+    let (dtype, foreign) = dtype_and_order(&numpy_type)?;
+    let dtype = dtype
+        .ok_or_else(|| UnsupportedError::new_err(format!("arrays of {numpy_type} are not supported")))?;
+    Ok((dtype, foreign))
 }
 
 /// A copy of a NumPy array: any strides, any byte order.
 pub(crate) fn tensor_of(array: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-    static NDARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = array.py();
-    if !array.is_instance(NDARRAY.import(py, "numpy", "ndarray")?)? {
-        let name = array.get_type().name()?;
-        return Err(InvalidArgumentError::new_err(format!("expected a NumPy array, not {name}")));
-    }
-    let numpy_type = array.getattr(intern!(py, "dtype"))?;
-    let code = numpy_type.getattr(intern!(py, "str"))?;
-    let code = code.cast::<PyString>()?.to_cow()?;
-    let Some(dtype) = dtype_of(&numpy_type, &code)? else {
-        return Err(UnsupportedError::new_err(format!("arrays of {numpy_type} are not supported")));
-    };
-    let foreign = if cfg!(target_endian = "little") { '>' } else { '<' };
-    let array = if code.starts_with(foreign) {
-        let native = numpy_type.call_method1(intern!(py, "newbyteorder"), ("=",))?;
+    let (dtype, foreign) = supported(array)?;
+    let array = if foreign {
+        let native =
+            array.getattr(intern!(py, "dtype"))?.call_method1(intern!(py, "newbyteorder"), ("=",))?;
         array.call_method1(intern!(py, "astype"), (native,))?
     } else {
         array.clone()
     };
     let dims = array.getattr(intern!(py, "shape"))?.extract()?;
     let bytes: PyBackedBytes = array.call_method0(intern!(py, "tobytes"))?.extract()?;
-    Tensor::new(dtype, dims, Bytes::from_owner(bytes))
-        .map_err(|error| InvalidArgumentError::new_err(error.to_string()))
+    tensor_from(dtype, dims, Bytes::from_owner(bytes))
+}
+
+fn tensor_from(dtype: DType, dims: Vec<usize>, bytes: Bytes) -> PyResult<Tensor> {
+    Tensor::new(dtype, dims, bytes).map_err(|error| InvalidArgumentError::new_err(error.to_string()))
+}
+
+/// Memory of our own.
+fn zeroed(bytes: usize) -> PyResult<Memory> {
+    Memory::try_new(bytes).map_err(|error| PyMemoryError::new_err(error.to_string()))
+}
+
+/// The bytes of a tensor.
+pub(crate) fn byte_length(dtype: DType, dims: &[usize]) -> PyResult<usize> {
+    // Zeros are left out of the product, so that a shape with one is not absurd otherwise.
+    let sizes = dims.iter().filter(|&&size| size != 0);
+    let bytes = sizes.copied().try_fold(dtype.size(), usize::checked_mul);
+    let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok()).ok_or_else(|| {
+        InvalidArgumentError::new_err(format!("{} is too large to address", shape_name(dtype, dims)))
+    })?;
+    Ok(if dims.contains(&0) { 0 } else { bytes })
+}
+
+/// A type with a shape, as errors have it.
+pub(crate) fn shape_name(dtype: DType, dims: &[usize]) -> String {
+    format!("{dtype}{dims:?}")
+}
+
+fn element_type_of_onnx(number: i32) -> PyResult<DType> {
+    DType::from_onnx(number).ok_or_else(|| {
+        UnsupportedError::new_err(format!("tensors of ONNX element type {number} are not supported"))
+    })
+}
+
+/// An element type that somebody names: a number of `TensorProto`, or whatever NumPy takes for a type.
+pub(crate) fn element_type(named: &Bound<'_, PyAny>) -> PyResult<DType> {
+    static DTYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if let Ok(number) = named.extract::<i32>() {
+        return element_type_of_onnx(number);
+    }
+    let numpy_type = DTYPE.import(named.py(), "numpy", "dtype")?.call1((named,))?;
+    dtype_and_order(&numpy_type)?
+        .0
+        .ok_or_else(|| UnsupportedError::new_err(format!("tensors of {numpy_type} are not supported")))
 }
 
 /// Where the elements of an array lie.
@@ -251,20 +614,25 @@ impl Room {
     pub(crate) fn copy_to(self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         static COPYTO: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = array.py();
-        let tensor = Tensor::new(self.dtype, self.dims, self.bytes.into())
-            .map_err(|error| InvalidArgumentError::new_err(error.to_string()))?;
-        COPYTO.import(py, "numpy", "copyto")?.call1((array, OrtValue { tensor }.numpy(py)?))?;
+        let value = OrtValue::of(tensor_from(self.dtype, self.dims, self.bytes.into())?);
+        COPYTO.import(py, "numpy", "copyto")?.call1((array, value.array(py)?))?;
         Ok(())
     }
 }
 
 /// The NumPy type of an array and the element type that it is.
 fn type_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Option<DType>)> {
-    let py = array.py();
-    let numpy_type = array.getattr(intern!(py, "dtype"))?;
-    let code = numpy_type.getattr(intern!(py, "str"))?;
-    let dtype = dtype_of(&numpy_type, &code.cast::<PyString>()?.to_cow()?)?;
+    let numpy_type = array.getattr(intern!(array.py(), "dtype"))?;
+    let dtype = dtype_and_order(&numpy_type)?.0;
     Ok((numpy_type, dtype))
+}
+
+/// The element type of a NumPy type, and whether its bytes have the order of other machines.
+fn dtype_and_order(numpy_type: &Bound<'_, PyAny>) -> PyResult<(Option<DType>, bool)> {
+    let code = numpy_type.getattr(intern!(numpy_type.py(), "str"))?;
+    let code = code.cast::<PyString>()?.to_cow()?;
+    let foreign = if cfg!(target_endian = "little") { '>' } else { '<' };
+    Ok((dtype_of(numpy_type, &code)?, code.starts_with(foreign)))
 }
 
 /// The element type of a NumPy type such as `<f4`.
@@ -387,14 +755,14 @@ pub(crate) fn planes<'py>(
 
 /// A float32 vector.
 pub(crate) fn vector(elements: &[f32]) -> OrtValue {
-    OrtValue { tensor: Tensor::f32(&[elements.len()], elements) }
+    OrtValue::of(Tensor::f32(&[elements.len()], elements))
 }
 
 /// The elements of a float32 tensor of any shape.
 pub(crate) fn elements(value: &OrtValue) -> PyResult<Vec<f32>> {
-    if value.tensor.dtype() == DType::F32 {
-        return Ok(value.tensor.to_vec());
+    if value.dtype == DType::F32 {
+        return Ok(value.tensor()?.to_vec());
     }
-    let found = value.tensor.dtype();
+    let found = value.dtype;
     Err(InvalidArgumentError::new_err(format!("the buffer should be float32, but it is {found}")))
 }

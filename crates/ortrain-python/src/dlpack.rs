@@ -1,0 +1,443 @@
+//! Tensors by DLPack, in and out: <https://dmlc.github.io/dlpack/latest/>.
+//!
+//! A tensor travels as a capsule with a C structure of the giver, who frees it when the taker says so. Both layouts that
+//! there are can be taken and given: that of old, and that with a version and flags.
+#![expect(unsafe_code, reason = "DLPack is an interface of C")]
+
+use std::ffi::{CStr, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use ortrain::{DType, Memory};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
+use pyo3::{ffi, intern};
+
+use crate::error::{InvalidArgumentError, UnsupportedError};
+use crate::lent::{Area, with_interpreter};
+use crate::value::byte_length;
+
+const PLAIN: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+/// The version that is written; of other major versions the layout is not known.
+const VERSION: [u32; 2] = [1, 0];
+const READ_ONLY: u64 = 1;
+/// More axes than any library gives a tensor.
+const MOST_AXES: i32 = 64;
+
+/// Memory of the processor.
+pub(crate) const CPU: i32 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Device {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Kind {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    kind: Kind,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Managed {
+    header: Header,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+struct ManagedVersioned {
+    version: [u32; 2],
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    header: Header,
+}
+
+/// The code of an element type.
+fn kind_of(dtype: DType) -> Kind {
+    let code = match dtype {
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
+        DType::F16 | DType::F32 | DType::F64 => 2,
+        DType::BF16 => 4,
+        DType::Bool => 6,
+    };
+    Kind { code, bits: 8 * dtype.size() as u8, lanes: 1 }
+}
+
+fn dtype_of(kind: Kind) -> Option<DType> {
+    const ALL: [DType; 13] = [
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::U8,
+        DType::U16,
+        DType::U32,
+        DType::U64,
+        DType::F16,
+        DType::F32,
+        DType::F64,
+        DType::BF16,
+        DType::Bool,
+    ];
+    let same = |dtype: &DType| {
+        let known = kind_of(*dtype);
+        (known.code, known.bits, known.lanes) == (kind.code, kind.bits, kind.lanes)
+    };
+    ALL.into_iter().find(same)
+}
+
+/// A tensor of somebody else, to be given back when nobody needs it any more.
+#[derive(Debug)]
+enum Taken {
+    Plain(NonNull<Managed>),
+    Versioned(NonNull<ManagedVersioned>),
+}
+
+// SAFETY: nothing but its deleter is reached through it, once, and DLPack lets that be called by any thread.
+unsafe impl Send for Taken {}
+// SAFETY: as above: a shared `Taken` does nothing.
+unsafe impl Sync for Taken {}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // Deleters of libraries for Python may touch its objects.
+        with_interpreter(|_| match *self {
+            Taken::Plain(managed) => {
+                // SAFETY: whoever took the tensor owns it, and this is the only time that it is given back.
+                if let Some(deleter) = unsafe { managed.as_ref() }.deleter {
+                    // SAFETY: as above.
+                    unsafe { deleter(managed.as_ptr()) }
+                }
+            }
+            Taken::Versioned(managed) => {
+                // SAFETY: as above.
+                if let Some(deleter) = unsafe { managed.as_ref() }.deleter {
+                    // SAFETY: as above.
+                    unsafe { deleter(managed.as_ptr()) }
+                }
+            }
+        });
+    }
+}
+
+/// What is known of a tensor in a capsule.
+struct Described {
+    dtype: DType,
+    dims: Vec<usize>,
+    address: usize,
+    bytes: usize,
+}
+
+/// Checks that a tensor can be shared: on the processor, of a known type, its elements in a row.
+///
+/// # Safety
+/// The header is that of a living tensor.
+unsafe fn described(header: &Header) -> PyResult<Described> {
+    if header.device.kind != CPU {
+        return Err(elsewhere(header.device.kind, header.device.id));
+    }
+    let Kind { code, bits, lanes } = header.kind;
+    let dtype = dtype_of(header.kind).ok_or_else(|| {
+        UnsupportedError::new_err(format!(
+            "tensors of DLPack type code {code} with {bits} bits and {lanes} lanes are not supported"
+        ))
+    })?;
+    let malformed = |what: &str| InvalidArgumentError::new_err(format!("the DLPack tensor {what}"));
+    let rank = match header.ndim {
+        rank @ 0..=MOST_AXES => rank as usize,
+        rank => return Err(malformed(&format!("has {rank} axes"))),
+    };
+    let axes = |from: *mut i64| match NonNull::new(from) {
+        // SAFETY: a header that lives has as many sizes, and as many strides, as axes.
+        Some(from) => (0..rank).map(|axis| unsafe { from.add(axis).read() }).collect(),
+        None => Vec::new(),
+    };
+    let (shape, strides): (Vec<i64>, Vec<i64>) = (axes(header.shape), axes(header.strides));
+    let dims: Vec<usize> = shape.iter().filter_map(|&size| usize::try_from(size).ok()).collect();
+    if dims.len() != rank {
+        return Err(malformed(&format!("has the shape {shape:?}, which is none")));
+    }
+    let bytes = byte_length(dtype, &dims)?;
+    let mut step = 1;
+    for (&size, &stride) in dims.iter().zip(&strides).rev() {
+        if bytes > 0 && size > 1 && stride != step {
+            return Err(malformed(&format!(
+                "has the shape {shape:?} and the strides {strides:?}: its elements do not lie in a row; give it as a \
+                 contiguous one"
+            )));
+        }
+        step = step.wrapping_mul(size as i64);
+    }
+    let offset = usize::try_from(header.byte_offset).unwrap_or(usize::MAX);
+    let address = header.data.expose_provenance().checked_add(offset);
+    match address {
+        Some(address) if bytes == 0 || !header.data.is_null() => {
+            Ok(Described { dtype, dims, address, bytes })
+        }
+        _ => Err(malformed("has no elements where it should have some")),
+    }
+}
+
+/// The sentence about a tensor on another device.
+fn elsewhere(kind: i32, id: i32) -> PyErr {
+    let name = match kind {
+        2 => "CUDA".to_owned(),
+        8 => "Metal".to_owned(),
+        10 => "ROCm".to_owned(),
+        other => format!("DLPack type {other}"),
+    };
+    UnsupportedError::new_err(format!(
+        "the tensor lies on a device ({name}, number {id}), and ortrain shares memory of the CPU; copy it there first"
+    ))
+}
+
+/// A tensor of another library: element type, shape, and its memory, which is shared and kept. `data` is a capsule, or
+/// has `__dlpack__`. A tensor of bytes is one of booleans where that is said.
+pub(crate) fn take(data: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<(DType, Vec<usize>, Arc<Memory>)> {
+    let py = data.py();
+    let found;
+    let capsule = match data.cast::<PyCapsule>() {
+        Ok(capsule) => capsule,
+        Err(_) => {
+            found = asked(data)?;
+            found.cast::<PyCapsule>()?
+        }
+    };
+    let (header, read_only, taken, used) = if capsule.is_valid_checked(Some(PLAIN)) {
+        let managed = capsule.pointer_checked(Some(PLAIN))?.cast::<Managed>();
+        // SAFETY: a capsule of that name has such a structure, which lives as long as it has the name.
+        let header = unsafe { managed.as_ref() }.header;
+        (header, false, Taken::Plain(managed), c"used_dltensor")
+    } else if capsule.is_valid_checked(Some(VERSIONED)) {
+        let managed = capsule.pointer_checked(Some(VERSIONED))?.cast::<ManagedVersioned>();
+        // SAFETY: as above; of another major version only the version is looked at, which stays where it is.
+        let version = unsafe { (&raw const (*managed.as_ptr()).version).read() };
+        if version[0] != VERSION[0] {
+            return Err(UnsupportedError::new_err(format!(
+                "the tensor has version {}.{} of DLPack; ortrain knows version {}",
+                version[0], version[1], VERSION[0]
+            )));
+        }
+        // SAFETY: as above.
+        let known = unsafe { managed.as_ref() };
+        (known.header, known.flags & READ_ONLY != 0, Taken::Versioned(managed), c"used_dltensor_versioned")
+    } else {
+        let used = capsule.is_valid_checked(Some(c"used_dltensor"))
+            || capsule.is_valid_checked(Some(c"used_dltensor_versioned"));
+        return Err(PyTypeError::new_err(match used {
+            true => "the DLPack capsule was used before; a tensor can be taken out of it once",
+            false => "expected a DLPack capsule, and this is one of something else",
+        }));
+    };
+    // It is the capsule's until it has another name.
+    let taken = std::mem::ManuallyDrop::new(taken);
+    // SAFETY: the capsule still owns the tensor, which lives.
+    let mut known = unsafe { described(&header) }?;
+    if is_bool {
+        known.dtype = match known.dtype {
+            DType::U8 | DType::Bool => DType::Bool,
+            other => {
+                return Err(InvalidArgumentError::new_err(format!(
+                    "a tensor of booleans comes as uint8 or bool, and this is {other}"
+                )));
+            }
+        };
+    }
+    // SAFETY: the capsule is one, and the name a constant.
+    if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py));
+    }
+    let taken = std::mem::ManuallyDrop::into_inner(taken);
+    // SAFETY: a DLPack tensor has its elements, in a row as has been checked, until it is given back.
+    let area = unsafe { Area::new(known.address, known.bytes, read_only, taken) };
+    Ok((known.dtype, known.dims, Arc::new(Memory::lent(Arc::new(area)))))
+}
+
+/// Asks an object for its capsule.
+fn asked<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = data.py();
+    let (name, place) = (intern!(py, "__dlpack__"), intern!(py, "__dlpack_device__"));
+    if !data.hasattr(name)? {
+        let kind = data.get_type().name()?;
+        return Err(PyTypeError::new_err(format!(
+            "expected a DLPack capsule, or something that has __dlpack__, not {kind}"
+        )));
+    }
+    if data.hasattr(place)? {
+        let (kind, id): (i32, i32) = data.call_method0(place)?.extract()?;
+        if kind != CPU {
+            return Err(elsewhere(kind, id));
+        }
+    }
+    let options = PyDict::new(py);
+    options.set_item(intern!(py, "max_version"), (VERSION[0], VERSION[1]))?;
+    match data.call_method(name, (), Some(&options)) {
+        // Older libraries do not know the argument.
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => data.call_method0(name),
+        other => other,
+    }
+}
+
+/// What a tensor that is given out consists of. It is freed when the taker says so.
+struct Given<M> {
+    managed: M,
+    _memory: Arc<Memory>,
+    axes: Vec<i64>,
+}
+
+/// A layout that a tensor can be given in.
+trait Layout: Sized {
+    const NAME: &'static CStr;
+
+    fn new(header: Header, read_only: bool) -> Self;
+    fn set_context(&mut self, context: *mut c_void);
+    fn context(&self) -> *mut c_void;
+    fn header(&mut self) -> &mut Header;
+}
+
+impl Layout for Managed {
+    const NAME: &'static CStr = PLAIN;
+
+    fn new(header: Header, _read_only: bool) -> Managed {
+        Managed { header, context: null_mut(), deleter: Some(delete::<Managed>) }
+    }
+
+    fn set_context(&mut self, context: *mut c_void) {
+        self.context = context;
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+
+    fn header(&mut self) -> &mut Header {
+        &mut self.header
+    }
+}
+
+impl Layout for ManagedVersioned {
+    const NAME: &'static CStr = VERSIONED;
+
+    fn new(header: Header, read_only: bool) -> ManagedVersioned {
+        let flags = if read_only { READ_ONLY } else { 0 };
+        let deleter = Some(delete::<ManagedVersioned> as unsafe extern "C" fn(_));
+        ManagedVersioned { version: VERSION, context: null_mut(), deleter, flags, header }
+    }
+
+    fn set_context(&mut self, context: *mut c_void) {
+        self.context = context;
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+
+    fn header(&mut self) -> &mut Header {
+        &mut self.header
+    }
+}
+
+/// Frees a tensor that was given out.
+///
+/// # Safety
+/// The tensor was made by [`give`], and nobody uses it any more.
+unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
+    // What it keeps may be an object of Python, which goes at once where the interpreter is attached.
+    with_interpreter(|_| {
+        // SAFETY: the context of what `give` makes is the box that it made.
+        drop(unsafe { Box::from_raw((*managed).context().cast::<Given<M>>()) });
+    });
+}
+
+/// Frees a tensor that nobody took out of its capsule.
+///
+/// # Safety
+/// Python calls it, for a capsule that [`give`] made.
+unsafe extern "C" fn forget<M: Layout>(capsule: *mut ffi::PyObject) {
+    // SAFETY: it is a capsule; with that name it still owns a tensor that `give` made.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
+            delete::<M>(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast());
+        }
+    }
+}
+
+/// A tensor as a capsule; the memory is kept until whoever takes it has done. In the layout with a version, if that is
+/// asked for; without it nothing can say that memory is read-only, and that is refused.
+pub(crate) fn give<'py>(
+    py: Python<'py>,
+    dtype: DType,
+    dims: &[usize],
+    memory: Arc<Memory>,
+    versioned: bool,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    match versioned {
+        true => made::<ManagedVersioned>(py, dtype, dims, memory),
+        false if memory.is_read_only() => Err(PyBufferError::new_err(
+            "the memory is read-only, which a DLPack capsule without a version cannot say; take a copy of it",
+        )),
+        false => made::<Managed>(py, dtype, dims, memory),
+    }
+}
+
+fn made<'py, M: Layout>(
+    py: Python<'py>,
+    dtype: DType,
+    dims: &[usize],
+    memory: Arc<Memory>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let mut strides = vec![1_i64; dims.len()];
+    for axis in (1..dims.len()).rev() {
+        strides[axis - 1] = strides[axis].saturating_mul(dims[axis].max(1) as i64);
+    }
+    let axes: Vec<i64> = dims.iter().map(|&size| size as i64).chain(strides).collect();
+    let header = Header {
+        data: memory.as_ptr().cast(),
+        device: Device { kind: CPU, id: 0 },
+        ndim: dims.len() as i32,
+        kind: kind_of(dtype),
+        shape: null_mut(),
+        strides: null_mut(),
+        byte_offset: 0,
+    };
+    let managed = M::new(header, memory.is_read_only());
+    let given = Box::into_raw(Box::new(Given { managed, _memory: memory, axes }));
+    // SAFETY: the box is this function's alone until the capsule has it, and `Given` outlives what points into it.
+    let managed = unsafe {
+        let axes = (*given).axes.as_mut_ptr();
+        (*given).managed.set_context(given.cast());
+        let header = (*given).managed.header();
+        header.shape = axes;
+        header.strides = axes.add(dims.len());
+        NonNull::from(&mut (*given).managed)
+    };
+    // SAFETY: the pointer is to a structure of the layout that has this name, and the destructor frees what is still in
+    // the capsule.
+    let capsule =
+        unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), M::NAME, Some(forget::<M>)) };
+    capsule.inspect_err(|_| {
+        // SAFETY: there is no capsule that has it.
+        unsafe { delete::<M>(managed.as_ptr()) }
+    })
+}
