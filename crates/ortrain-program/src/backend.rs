@@ -9,7 +9,8 @@ use std::time::Instant;
 use ortrain_expr::{DType, OutOfRange, Precision};
 
 use crate::interrupt::Watch;
-use crate::{Buffer, Entry, Instruction, Interrupt, Memory, OutOfMemory, Place, PlaneId, Program};
+use crate::program::Lending;
+use crate::{Buffer, BufferId, Entry, Instruction, Interrupt, Memory, OutOfMemory, Place, Program, Step};
 
 /// Scalars that are the same for a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -374,6 +375,12 @@ pub enum RunError {
         /// The plane.
         plane: u32,
     },
+    /// A plane that was lent starts where its elements cannot be reached.
+    #[error("plane {plane} lies at an address that is no multiple of the size of its elements")]
+    Unaligned {
+        /// The plane.
+        plane: u32,
+    },
     /// The memory that the plan asks for is not there.
     #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
     Memory(#[from] OutOfMemory),
@@ -631,29 +638,57 @@ impl Program {
         largest.into_iter().map(describe).collect()
     }
 
-    /// Checks that the planes are there and large enough, and that none which is written is read-only.
+    /// Checks that the planes are there and large enough; of those that somebody lends also that elements lie at multiples
+    /// of their size, and that none which is written is read-only.
     ///
     /// # Errors
-    /// [`RunError::Plane`] and [`RunError::ReadOnly`].
+    /// [`RunError::Plane`], [`RunError::Unaligned`] and [`RunError::ReadOnly`].
     pub fn check_bindings(&self, bindings: &Bindings<'_>) -> Result<(), RunError> {
+        let mut is_lent = false;
         for &(plane, needed) in &self.planes {
-            let found = bindings.planes.get(plane.0 as usize).map_or(0, |memory| memory.len());
+            let memory = bindings.planes.get(plane.0 as usize);
+            let found = memory.map_or(0, |memory| memory.len());
             if found < needed {
                 return Err(RunError::Plane { plane: plane.0, needed, found });
             }
+            is_lent |= memory.is_some_and(|memory| memory.is_lent());
         }
-        let read_only = |plane: PlaneId| bindings.planes[plane.0 as usize].is_read_only();
-        if !self.planes.iter().any(|&(plane, _)| read_only(plane)) {
+        if !is_lent {
             return Ok(());
         }
-        let written = self.instructions.iter().flat_map(|instruction| instruction.step.writes());
-        let mut written = written.filter_map(|id| match self.buffer(id).place {
-            Place::Plane(plane, _) => Some(plane),
-            Place::Work(_) | Place::Constant(_) => None,
-        });
-        match written.find(|&plane| read_only(plane)) {
-            Some(plane) => Err(RunError::ReadOnly { plane: plane.0 }),
-            None => Ok(()),
+        for lending in self.lending.get_or_init(|| self.lending()) {
+            let plane = lending.plane.0;
+            let memory = bindings.planes[plane as usize];
+            if !lending.fits(memory.as_ptr().addr()) {
+                return Err(RunError::Unaligned { plane });
+            }
+            if lending.is_written && memory.is_read_only() {
+                return Err(RunError::ReadOnly { plane });
+            }
         }
+        Ok(())
+    }
+
+    /// What it asks of planes that somebody lends.
+    fn lending(&self) -> Vec<Lending> {
+        let place = |id: BufferId| match self.buffer(id).place {
+            Place::Plane(plane, offset) => Some((plane, offset, self.buffer(id).dtype.size())),
+            Place::Work(_) | Place::Constant(_) => None,
+        };
+        let mut found: Vec<Lending> = self.planes.iter().map(|&(plane, _)| Lending::new(plane)).collect();
+        let steps = || self.instructions.iter().map(|instruction| &instruction.step);
+        for (plane, offset, size) in steps().flat_map(Step::reads).filter_map(place) {
+            found
+                .iter_mut()
+                .filter(|lending| lending.plane == plane)
+                .for_each(|lending| lending.add(size, offset));
+        }
+        for (plane, offset, size) in steps().flat_map(Step::writes).filter_map(place) {
+            for lending in found.iter_mut().filter(|lending| lending.plane == plane) {
+                lending.add(size, offset);
+                lending.is_written = true;
+            }
+        }
+        found
     }
 }

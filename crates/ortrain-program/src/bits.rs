@@ -475,7 +475,18 @@ mod tests {
             let work_bytes = plan(&mut buffers, &instructions, &inputs, &outputs).unwrap();
             let (constants, planes) = (Vec::new(), Vec::new());
             let last_versions = FinalVersions::default();
-            Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes, last_versions }
+            let lending = std::sync::OnceLock::new();
+            Program {
+                buffers,
+                instructions,
+                constants,
+                inputs,
+                outputs,
+                work_bytes,
+                planes,
+                lending,
+                last_versions,
+            }
         }
     }
 

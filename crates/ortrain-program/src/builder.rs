@@ -1,6 +1,6 @@
 //! Putting a program together.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ortrain_expr::{Access, DType, Inst, Precision, Scalar, WindowPass};
 use ortrain_graph::Tensor;
@@ -428,6 +428,7 @@ impl ProgramBuilder {
             outputs,
             work_bytes,
             planes,
+            lending: OnceLock::new(),
             last_versions,
         })
     }

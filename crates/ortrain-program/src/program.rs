@@ -1,7 +1,7 @@
 //! Programs: instructions over buffers, with a memory plan.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_graph::Tensor;
@@ -413,6 +413,34 @@ pub struct Instruction {
     pub(crate) versions: Versions,
 }
 
+/// What a program asks of a plane that somebody lends.
+#[derive(Debug)]
+pub(crate) struct Lending {
+    pub(crate) plane: PlaneId,
+    /// The sizes of elements that are read and written there, and how far behind a multiple of the size they start.
+    elements: Vec<(usize, usize)>,
+    pub(crate) is_written: bool,
+}
+
+impl Lending {
+    pub(crate) fn new(plane: PlaneId) -> Lending {
+        Lending { plane, elements: Vec::new(), is_written: false }
+    }
+
+    /// Of elements of a size, the first at a byte.
+    pub(crate) fn add(&mut self, size: usize, offset: usize) {
+        let element = (size, offset % size);
+        if !self.elements.contains(&element) {
+            self.elements.push(element);
+        }
+    }
+
+    /// Whether elements lie at multiples of their size if the plane starts at an address.
+    pub(crate) fn fits(&self, address: usize) -> bool {
+        self.elements.iter().all(|&(size, offset)| address.wrapping_add(offset).is_multiple_of(size))
+    }
+}
+
 /// A compiled, immutable piece of work with a memory plan. Made by [`crate::ProgramBuilder`].
 #[derive(Debug)]
 pub struct Program {
@@ -430,6 +458,8 @@ pub struct Program {
     pub work_bytes: usize,
     /// For every plane that is used: how many bytes it must have.
     pub planes: Vec<(PlaneId, usize)>,
+    /// What it asks of planes that somebody lends, found when one is bound for the first time.
+    pub(crate) lending: OnceLock<Vec<Lending>>,
     /// What the buffers that are seen outside hold in the end.
     pub(crate) last_versions: FinalVersions,
 }

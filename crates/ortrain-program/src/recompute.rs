@@ -62,6 +62,7 @@ impl Program {
             outputs: self.outputs.clone(),
             work_bytes,
             planes: self.planes.clone(),
+            lending: std::sync::OnceLock::new(),
             last_versions: self.last_versions.clone(),
         }
     }
