@@ -450,8 +450,8 @@ def test_turned_tensors_are_refused_and_stay() -> None:
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             OrtValue.from_dlpack(capsule)
         assert str(error.value) == (
-            "the DLPack tensor has the shape [3, 2] and the strides [1, 3]: its elements do not lie in a row; give it as "
-            "a contiguous one"
+            "the DLPack tensor has the shape [3, 2] and the strides [1, 3]: its elements do not lie in a row; give it "
+            "as a contiguous one"
         )
     # An axis of one element goes nowhere, whatever its stride.
     assert OrtValue.from_dlpack(np.arange(6.0)[:1].reshape(1, 1)).shape() == [1, 1]
@@ -628,12 +628,12 @@ def test_arrays_change_while_steps_run(run: Run) -> None:
                 run.module(*values)
                 outcomes.append("run")
             except ortrain.InvalidArgumentError as error:
-                outcomes.append(re.sub(r"in row \d+", "in a row", str(error)).partition(":")[2].partition(";")[0])
+                outcomes.append(re.sub(r"in row \d+", "in a row", str(error)).partition(";")[0].partition('" ')[2])
     finally:
         over.set()
         writer.join()
-    refused = f':4" (SoftmaxCrossEntropyLoss): label {1 << 40} in a row is none of the 5 classes (0 to 4)'
-    assert {outcome.removeprefix(":") for outcome in outcomes} == {"run", refused.removeprefix(":")}
+    refused = f"(SoftmaxCrossEntropyLoss): label {1 << 40} in a row is none of the 5 classes (0 to 4)"
+    assert set(outcomes) == {"run", refused}
 
 
 def test_values_are_used_by_several_threads() -> None:
