@@ -89,9 +89,7 @@ def public() -> dict[str, Any]:
 NAMES = public()
 # Of native classes there is no source; `test_ortvalue` looks at their methods.
 CLASSES = {
-    name: thing
-    for name, thing in NAMES.items()
-    if isinstance(thing, type) and thing.__module__ != "ortrain._ortrain"
+    name: thing for name, thing in NAMES.items() if isinstance(thing, type) and thing.__module__ != "ortrain._ortrain"
 }
 
 

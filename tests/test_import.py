@@ -66,7 +66,9 @@ def test_every_module_is_reached_after_a_bare_import() -> None:
         "session",
     )
     assert set(names) <= set(dir(ortrain))
-    later = {f"ortrain.{name}" for name in ("artifacts", "backend", "capi", "compat", "examples", "onnxblock", "session")}
+    later = {
+        f"ortrain.{name}" for name in ("artifacts", "backend", "capi", "compat", "examples", "onnxblock", "session")
+    }
     assert not later & imported("import ortrain\ndir(ortrain)\nhasattr(ortrain, 'unheard_of')")
     for name in names:
         assert f"ortrain.{name}" in imported(f"import ortrain\nassert ortrain.{name}.__name__ == 'ortrain.{name}'")

@@ -38,6 +38,7 @@ MODULES = [
     "ortrain.session",
     "ortrain.inference",
     "ortrain.ortvalue",
+    "ortrain.capi",
     "ortrain.errors",
     "ortrain.examples",
     "ortrain.compat",

@@ -88,7 +88,7 @@ InvalidGraph = InvalidModelError
 NotImplemented = UnsupportedError  # noqa: A001
 
 
-class NoModel(OrtrainError):
+class NoModel(OrtrainError):  # noqa: N818
     """A session without a model. It is never raised: a session has its model from the start.
 
     >>> from ortrain import OrtrainError, capi
@@ -97,7 +97,7 @@ class NoModel(OrtrainError):
     """
 
 
-class ModelLoaded(OrtrainError):
+class ModelLoaded(OrtrainError):  # noqa: N818
     """A session that is given a second model. It is never raised: no session can be given one.
 
     >>> from ortrain import OrtrainError, capi
@@ -115,7 +115,7 @@ class EngineError(OrtrainError):
     """
 
 
-class EPFail(OrtrainError):
+class EPFail(OrtrainError):  # noqa: N818
     """A failure of an execution provider, after which another is tried. It is never raised: nothing falls back.
 
     >>> from ortrain import OrtrainError, capi

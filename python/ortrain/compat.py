@@ -171,8 +171,8 @@ def install() -> None:
     ``FusedAdam``) are an ``ImportError`` that says what to use.
 
     ``onnxruntime.capi._pybind_state`` has the values, vectors and devices of :mod:`ortrain.capi`, and its exceptions.
-    Where an onnxruntime is installed the rest of that module is its own, and so are the exceptions: those of ortrain are
-    then theirs as well, so a handler for ``InvalidArgument`` catches both. Its own sessions take its own values.
+    Where an onnxruntime is installed the rest of that module is its own, and so are the exceptions: those of ortrain
+    are then theirs as well, so a handler for ``InvalidArgument`` catches both. Its own sessions take its own values.
 
     >>> import ortrain.compat
     >>> ortrain.compat.install()

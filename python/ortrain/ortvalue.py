@@ -24,9 +24,9 @@ __all__ = ["OrtValue"]
 class OrtValue:
     """A tensor in memory of the CPU, as ``onnxruntime.OrtValue``; what it is made of is shared and kept.
 
-    Made from an array (:meth:`ortvalue_from_numpy`) or from a tensor of another library (:meth:`from_dlpack`) it is that
-    memory: whoever writes to one of them changes the other. A step takes the elements as they are when it begins; it
-    reads a copy, so whatever is written meanwhile changes nothing that has been checked.
+    Made from an array (:meth:`ortvalue_from_numpy`) or from a tensor of another library (:meth:`from_dlpack`) it is
+    that memory: whoever writes to one of them changes the other. A step takes the elements as they are when it begins;
+    it reads a copy, so whatever is written meanwhile changes nothing that has been checked.
 
     >>> from ortrain import OrtValue
     >>> x, labels = OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(labels)
@@ -49,12 +49,12 @@ class OrtValue:
         array makes a value that is not written either. Of any other array, and of a list, it has a copy.
 
         Its element type is one that ONNX has and an array can hold: floats of 16, 32 and 64 bits, integers of 8 to 64
-        bits, booleans, and ``bfloat16`` of the package ``ml_dtypes``. An array that is shared keeps its memory: ``resize``
-        of it is refused.
+        bits, booleans, and ``bfloat16`` of the package ``ml_dtypes``. An array that is shared keeps its memory:
+        ``resize`` of it is refused.
 
         Raises:
-            UnsupportedError: for elements that are none of these: strings, objects, dates, complex numbers; for another
-                device than ``"cpu"``.
+            UnsupportedError: for elements that are none of these: strings, objects, dates, complex numbers; for
+                another device than ``"cpu"``.
 
         >>> from ortrain import OrtValue
         >>> array = np.arange(6).reshape(2, 3)
@@ -213,8 +213,8 @@ class OrtValue:
         """A DLPack capsule for another library, which shares the memory; ``np.from_dlpack(value)`` calls it.
 
         Raises:
-            BufferError: for another device, for a stream, and if the memory is that of a read-only array and the library
-                takes no ``max_version`` from 1.0 on.
+            BufferError: for another device, for a stream, and if the memory is that of a read-only array and the
+                library takes no ``max_version`` from 1.0 on.
 
         >>> from ortrain import OrtValue
         >>> np.from_dlpack(OrtValue.ortvalue_from_numpy(np.arange(3)))

@@ -379,6 +379,12 @@ pub enum RunError {
         /// The plane.
         plane: u32,
     },
+    /// A plane that was lent starts where its elements cannot be reached.
+    #[error("plane {plane} lies at an address that is no multiple of the size of its elements")]
+    Unaligned {
+        /// The plane.
+        plane: u32,
+    },
     /// The memory that the plan asks for is not there.
     #[error("the step needs more memory than there is: {0}; a smaller batch needs less")]
     Memory(#[from] OutOfMemory),
@@ -650,20 +656,23 @@ impl Program {
         largest.into_iter().map(describe).collect()
     }
 
-    /// Checks that the planes that a part reads and writes are there and large enough, and that none of them which is written
-    /// is read-only.
+    /// Checks that the planes that a part reads and writes are there and large enough; of those that somebody lends also that
+    /// elements lie at multiples of their size, and that none of them which is written is read-only.
     ///
     /// # Errors
-    /// [`RunError::Plane`] and [`RunError::ReadOnly`].
+    /// [`RunError::Plane`], [`RunError::Unaligned`] and [`RunError::ReadOnly`].
     pub fn check_bindings(&self, bindings: &Bindings<'_>, part: Part) -> Result<(), RunError> {
         for used in self.planes.iter().filter(|used| part != Part::Before || used.is_early) {
             let plane = used.plane.0;
             let memory = bindings.planes.get(plane as usize);
             let found = memory.map_or(0, |memory| memory.len());
-            if found < used.bytes {
+            let Some(memory) = memory.filter(|_| found >= used.bytes) else {
                 return Err(RunError::Plane { plane, needed: used.bytes, found });
+            };
+            if memory.is_lent() && !used.fits(memory.as_ptr().addr()) {
+                return Err(RunError::Unaligned { plane });
             }
-            if used.is_written && memory.is_some_and(|memory| memory.is_read_only()) {
+            if used.is_written && memory.is_read_only() {
                 return Err(RunError::ReadOnly { plane });
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{Access, DType, Inst, Precision, Scalar, WindowPass};
 use ortrain_graph::Tensor;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::memory::ALIGNMENT;
 use crate::versions::{self, FinalVersions, Versions};
@@ -47,7 +47,6 @@ pub struct ProgramBuilder {
     buffers: Vec<Buffer>,
     instructions: Vec<Instruction>,
     constants: Vec<Tensor>,
-    planes: FxHashMap<PlaneId, usize>,
     placed: FxHashMap<(PlaneId, usize, usize, DType), BufferId>,
     precision: Precision,
 }
@@ -118,9 +117,6 @@ impl ProgramBuilder {
         if let Some(&known) = self.placed.get(&(plane, offset, len, dtype)) {
             return known;
         }
-        let end = offset + len * dtype.size();
-        let needed = self.planes.entry(plane).or_default();
-        *needed = (*needed).max(end);
         let id = self.push(label, dtype, len, Place::Plane(plane, offset));
         self.placed.insert((plane, offset, len, dtype), id);
         id
@@ -432,7 +428,7 @@ impl ProgramBuilder {
         versions::check(&self.instructions, &self.buffers, &last_versions)
             .map_err(|stale| stale.error(&self.instructions, &self.buffers))?;
         self.forget_unused_constants(&outputs);
-        let planes = plane_uses(self.planes, &self.instructions, &self.buffers);
+        let planes = plane_uses(&self.instructions, &self.buffers, &outputs);
         Ok(Program {
             buffers: self.buffers,
             instructions: self.instructions,
@@ -446,31 +442,18 @@ impl ProgramBuilder {
     }
 }
 
-/// What the instructions do with planes, of each of which so many bytes are needed.
-fn plane_uses(
-    bytes: FxHashMap<PlaneId, usize>,
-    instructions: &[Instruction],
-    buffers: &[Buffer],
-) -> Vec<PlaneUse> {
-    let plane = |id: &BufferId| match buffers[id.0 as usize].place {
-        Place::Plane(plane, _) => Some(plane),
-        Place::Work(_) | Place::Constant(_) => None,
-    };
-    let writes = |i: &Instruction| i.step.writes();
-    let written: FxHashSet<PlaneId> =
-        instructions.iter().flat_map(writes).filter_map(|id| plane(&id)).collect();
-    let at = instructions.iter().position(|i| matches!(i.step, Step::HandOver(_)));
-    // What is handed over is read where it lies.
-    let before = &instructions[..at.map_or(instructions.len(), |at| at + 1)];
-    let touched = before.iter().flat_map(|i| i.step.reads().into_iter().chain(i.step.writes()));
-    let early: FxHashSet<PlaneId> = touched.filter_map(|id| plane(&id)).collect();
-    let uses = bytes.into_iter().map(|(plane, bytes)| PlaneUse {
-        plane,
-        bytes,
-        is_written: written.contains(&plane),
-        is_early: early.contains(&plane),
-    });
-    let mut uses: Vec<PlaneUse> = uses.collect();
+/// What a program does with planes, the first one first.
+fn plane_uses(instructions: &[Instruction], buffers: &[Buffer], outputs: &[BufferId]) -> Vec<PlaneUse> {
+    let mut uses = Vec::new();
+    let mut is_early = true;
+    let buffer = |id: &BufferId| &buffers[id.0 as usize];
+    for Instruction { step, .. } in instructions {
+        step.reads().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, is_early));
+        // What is handed over is read where it lies.
+        is_early &= !matches!(step, Step::HandOver(_));
+        step.writes().iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), true, is_early));
+    }
+    outputs.iter().for_each(|id| PlaneUse::note(&mut uses, buffer(id), false, false));
     uses.sort_unstable_by_key(|used| used.plane);
     uses
 }

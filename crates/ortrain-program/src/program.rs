@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, Precision, SlidingAxis, WindowPass, WindowShape};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
 
 use crate::versions::{FinalVersions, Versions};
 use crate::{Attention, Cost, RunError};
@@ -454,16 +455,43 @@ pub struct Instruction {
 }
 
 /// What a program does with a plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaneUse {
     /// The plane.
     pub plane: PlaneId,
     /// How many of its bytes are needed.
     pub bytes: usize,
+    /// The sizes of elements that are read and written there, and how far behind a multiple of the size they start.
+    elements: SmallVec<[(usize, usize); 2]>,
     /// Whether instructions write to it.
     pub is_written: bool,
     /// Whether it is read or written before the caller takes over.
     pub is_early: bool,
+}
+
+impl PlaneUse {
+    /// Adds to the uses of planes that of a buffer, if it lies in one.
+    pub(crate) fn note(uses: &mut Vec<PlaneUse>, buffer: &Buffer, is_written: bool, is_early: bool) {
+        let Place::Plane(plane, offset) = buffer.place else { return };
+        let size = buffer.dtype.size();
+        let at = uses.iter().position(|used| used.plane == plane).unwrap_or_else(|| {
+            let elements = SmallVec::new();
+            uses.push(PlaneUse { plane, bytes: 0, elements, is_written: false, is_early: false });
+            uses.len() - 1
+        });
+        let used = &mut uses[at];
+        used.bytes = used.bytes.max(offset + buffer.bytes());
+        used.is_written |= is_written;
+        used.is_early |= is_early;
+        if !used.elements.contains(&(size, offset % size)) {
+            used.elements.push((size, offset % size));
+        }
+    }
+
+    /// Whether elements lie at multiples of their size if the plane starts at an address.
+    pub(crate) fn fits(&self, address: usize) -> bool {
+        self.elements.iter().all(|&(size, offset)| address.wrapping_add(offset).is_multiple_of(size))
+    }
 }
 
 /// A compiled, immutable piece of work with a memory plan. Made by [`crate::ProgramBuilder`].

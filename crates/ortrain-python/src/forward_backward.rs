@@ -42,8 +42,8 @@ impl Place {
     }
 
     fn lent(places: &[Place]) -> Vec<Lent<'_>> {
-        let lent = |place: &'_ Place| Lent { dtype: place.dtype, dims: &place.dims, memory: &place.memory };
-        places.iter().map(lent).collect()
+        let lent = places.iter().map(|Place { dtype, dims, memory }| Lent { dtype: *dtype, dims, memory });
+        lent.collect()
     }
 }
 

@@ -786,11 +786,26 @@ pub fn numbers(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
 /// When the backend cannot run it.
 #[must_use]
 pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, entry: Entry) -> Vec<Vec<u8>> {
+    let bytes = program.planes.iter().map(|used| used.bytes).max().unwrap_or(0).max(PLANE);
+    run_program_on(program, backend, seed, entry, &Memory::new(bytes))
+}
+
+/// The same on a plane that is there already, and is written over. Results are the same for planes of equal length.
+///
+/// # Panics
+/// When the backend cannot run it.
+#[must_use]
+pub fn run_program_on(
+    program: &Arc<Program>,
+    backend: &dyn Backend,
+    seed: u64,
+    entry: Entry,
+    plane: &Memory,
+) -> Vec<Vec<u8>> {
     let mut random = Random(!seed);
     let mut floats =
         |bytes: usize| -> Vec<u8> { (0..bytes / 4).flat_map(|_| random.unit().to_le_bytes()).collect() };
-    let bytes = program.planes.iter().map(|used| used.bytes).max().unwrap_or(0).max(PLANE);
-    let plane = Memory::new(bytes);
+    let bytes = plane.len();
     plane.write(0, &floats(bytes));
     let executable = backend.compile(program.clone()).expect("every instruction can run");
     let mut work = Workspace::new();
@@ -805,7 +820,7 @@ pub fn run_program(program: &Arc<Program>, backend: &dyn Backend, seed: u64, ent
         }
     }
     executable
-        .run(&Bindings { planes: &[&plane] }, &mut work, entry, Scalars::default())
+        .run(&Bindings { planes: &[plane] }, &mut work, entry, Scalars::default())
         .expect("indices are in range");
     let read = |&id: &BufferId| {
         let buffer = program.buffer(id);

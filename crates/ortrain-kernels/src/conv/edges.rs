@@ -380,9 +380,12 @@ impl Work for Odd {
     type Out = bool;
     #[inline(always)]
     fn work<L: Level>(self) -> bool {
-        // SAFETY: elements of an operand (the contract of a run).
-        let values = unsafe { std::slice::from_raw_parts(self.from, self.len) };
-        values.iter().fold(0, |most, value| most.max(value.to_bits() & !(1 << 31))) >= self.least
+        let most = (0..self.len).fold(0, |most: u32, i| {
+            // SAFETY: an element of an operand (the contract of a run), to which others may write meanwhile.
+            let value = unsafe { self.from.add(i).read() };
+            most.max(value.to_bits() & !(1 << 31))
+        });
+        most >= self.least
     }
 }
 

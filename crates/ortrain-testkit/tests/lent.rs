@@ -1,0 +1,140 @@
+//! Programs on planes that somebody lends: at any address that elements can have, of exactly as many bytes as the program
+//! asks for.
+#![cfg(unix)]
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use ortrain_program::{
+    Backend, Bindings, Entry, LentMemory, Memory, Place, Reference, RunError, Scalars, Step, Workspace,
+};
+use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program_on};
+
+mod common;
+
+const PAGE: usize = 1 << 16;
+const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
+
+/// Pages between two that nobody may touch: a read before the first byte or behind the last one ends the process.
+#[derive(Debug)]
+struct Guarded {
+    map: usize,
+    pages: usize,
+    start: usize,
+    len: usize,
+    read_only: bool,
+}
+
+impl Guarded {
+    /// Bytes that end `gap` bytes before a page that nobody may touch.
+    fn new(len: usize, gap: usize, read_only: bool) -> Guarded {
+        let pages = (len + gap).div_ceil(PAGE) + 2;
+        // SAFETY: a mapping of our own, at an address that the system chooses.
+        let map = unsafe {
+            let all = libc::MAP_PRIVATE | libc::MAP_ANON;
+            libc::mmap(null_mut(), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, all, -1, 0)
+        };
+        assert_ne!(map, libc::MAP_FAILED);
+        for guard in [0, (pages - 1) * PAGE] {
+            // SAFETY: whole pages of the mapping, where nothing is yet.
+            assert_eq!(unsafe { libc::mprotect(map.byte_add(guard), PAGE, libc::PROT_NONE) }, 0);
+        }
+        let map = map.expose_provenance();
+        Guarded { map, pages, start: map + (pages - 1) * PAGE - gap - len, len, read_only }
+    }
+}
+
+impl LentMemory for Guarded {
+    fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: these bytes lie in pages of the mapping that may be read and written, and it lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.start), self.len) }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that was made, which nobody looks at any more.
+        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.map), self.pages * PAGE) };
+    }
+}
+
+/// Weights of products and convolutions, and state that is updated, lie in the plane without gaps; the last of them ends
+/// where the plane does. Nothing is read or written beside it, and every bit is as in memory of our own.
+#[test]
+fn planes_of_others_give_the_same_bits() {
+    let levels = common::every_level();
+    let mut planes = 0;
+    for (size, seeds) in [(Size::Small, 0..600), (Size::Large, 600..680)] {
+        let kinds = Kinds { jumps: true, narrow: true, windows: true, parts: true, updates: true, size };
+        for seed in seeds {
+            let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
+            let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
+            planes += 1;
+            for (level, entry) in levels.iter().flat_map(|level| ENTRIES.map(|entry| (&**level, entry))) {
+                let want = run_program_on(&program, level, seed, entry, &Memory::new(bytes));
+                for gap in [0, 4, 12] {
+                    let plane = Memory::lent(Arc::new(Guarded::new(bytes, gap, false)));
+                    let got = run_program_on(&program, level, seed, entry, &plane);
+                    assert!(got == want, "seed {seed}, {entry:?}, {gap} bytes before the end\n{program}");
+                }
+            }
+        }
+    }
+    // That there was something to see.
+    assert!(planes > 400, "{planes} programs have a plane");
+}
+
+/// A program does not run on a plane whose elements lie between two places, nor, if it writes there, on one that nobody may
+/// write to.
+#[test]
+fn planes_that_do_not_fit_are_refused() {
+    let kinds =
+        Kinds { jumps: false, narrow: false, windows: true, parts: false, updates: false, size: Size::Small };
+    let backends: [Arc<dyn Backend>; 2] = [Arc::new(Reference), Arc::new(ortrain_cpu::Cpu::new().unwrap())];
+    let mut outcomes = [0, 0];
+    for seed in 0..200 {
+        let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
+        let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
+        let steps = || program.instructions.iter().map(|instruction| &instruction.step);
+        let in_plane = |id| matches!(program.buffer(id).place, Place::Plane(..));
+        let writes = steps().flat_map(Step::writes).any(in_plane);
+        if !writes && !steps().flat_map(Step::reads).any(in_plane) {
+            continue;
+        }
+        for backend in &backends {
+            let executable = backend.compile(program.clone()).unwrap();
+            let mut work = Workspace::new();
+            work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
+            let mut run = |gap, read_only| {
+                let plane = Memory::lent(Arc::new(Guarded::new(bytes, gap, read_only)));
+                let bindings = Bindings { planes: &[&plane] };
+                let outcome = executable.run(&bindings, &mut work, Entry::Accumulate, Scalars::default());
+                assert!(outcome.is_ok() || plane.is_zero());
+                outcome
+            };
+            for gap in [1, 2, 3] {
+                assert_eq!(run(gap, false), Err(RunError::Unaligned { plane: 0 }), "seed {seed}\n{program}");
+            }
+            assert_eq!(run(4, false), Ok(()));
+            let want = if writes { Err(RunError::ReadOnly { plane: 0 }) } else { Ok(()) };
+            assert_eq!(run(0, true), want, "seed {seed}\n{program}");
+            outcomes[usize::from(writes)] += 1;
+        }
+    }
+    // That both were seen.
+    assert!(outcomes.iter().all(|&count| count > 10), "{outcomes:?}");
+    for (error, sentence) in [
+        (RunError::ReadOnly { plane: 3 }, "plane 3 is written, but it lies in memory that is read-only"),
+        (
+            RunError::Unaligned { plane: 3 },
+            "plane 3 lies at an address that is no multiple of the size of its elements",
+        ),
+    ] {
+        assert_eq!(error.to_string(), sentence);
+    }
+}
