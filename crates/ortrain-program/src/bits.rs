@@ -475,16 +475,7 @@ mod tests {
             let work_bytes = plan(&mut buffers, &instructions, &inputs, &outputs).unwrap();
             let (constants, planes) = (Vec::new(), Vec::new());
             let last_versions = FinalVersions::default();
-            Program {
-                buffers,
-                instructions,
-                constants,
-                inputs,
-                outputs,
-                work_bytes,
-                planes,
-                last_versions,
-            }
+            Program { buffers, instructions, constants, inputs, outputs, work_bytes, planes, last_versions }
         }
     }
 
