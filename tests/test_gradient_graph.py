@@ -171,9 +171,8 @@ def test_g2_the_forward_model_stays() -> None:
     for plain in (True, False):
         message = onnx.load_from_string(built(model, {"W1"}, plain=plain))
         for was, now in zip(model.graph.node, message.graph.node, strict=False):
-            # onnx's parser writes the default domain out, which is no different from leaving it out.
-            was.ClearField("domain")
-            assert was == now
+            # As texts: what has the default value may be written or left out.
+            assert onnx.printer.to_text(was) == onnx.printer.to_text(now)
         assert message.graph.initializer[:3] == model.graph.initializer
         assert (message.producer_name, message.ir_version, message.graph.name) == ("pytest", 8, "mlp")
         assert message.metadata_props == model.metadata_props
@@ -317,7 +316,7 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss"}, {"weight", "Ws"}, "loss"),
         "constructor",
         ortrain.InvalidArgumentError,
-        'x_node_arg_names names what the model has no value of: "Ws"',
+        'x_node_arg_names names what the model has no value of: "weight", "Ws"; its outputs are "loss"',
     ),
     "unknown loss": (
         ({"loss"}, {"W"}, "lost"),
@@ -462,11 +461,12 @@ def test_g6_initializers_that_are_inputs(ir_version: int) -> None:
     checker.check_model(message, full_check=True)
     assert (message.ir_version, list(message.graph.input)) == (ir_version, list(model.graph.input))
     feeds = mlp_feeds()
-    for value in (random(4, 5) - 1, random(4, 5, seed=9) - 1):
+    # In the third format onnxruntime lets nobody give another value.
+    for value in (random(4, 5) - 1, random(4, 5, seed=9) - 1)[: 1 if ir_version < 4 else 2]:
         changed = copy.deepcopy(mlp())
         changed.graph.initializer[0].CopyFrom(numpy_helper.from_array(value, "W1"))
         wanted = ours(built(changed, {"W1", "X"}), feeds)
-        for name, result in theirs(made, feeds | {"W1": value}).items():
+        for name, result in theirs(made, feeds if ir_version < 4 else feeds | {"W1": value}).items():
             np.testing.assert_allclose(result, wanted[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 

@@ -15,6 +15,7 @@ use ortrain_onnx::{
     GraphProto, LoadedModel, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, encode, tensor_dims,
     visit_tensors_mut,
 };
+use ortrain_ops::OpError;
 use ortrain_ops::passes::{
     decompose::{Refused, standardise_known},
     differentiate::{
@@ -362,7 +363,7 @@ fn gradient_model(
     write_out_nodes(message_graph(label, &mut model.proto)?);
     let message = Message::new(message_graph(label, &mut model.proto)?);
     let chosen = Chosen::new(&graph, &message, &gradients, options.plain);
-    refuse(label, &graph, &message, &chosen, refused, options.plain)?;
+    refuse(label, &graph, &message, &chosen, &refused, (options.plain, opset))?;
     let inputs: &[(ValueId, ValueId)] = if seeds == Seeds::Inputs { &seeded } else { &[] };
     let results: Vec<(ValueId, ValueId)> = targets.into_iter().zip(gradients).collect();
     let written = written(&graph, &message, &chosen, inputs, results, initializers);
@@ -439,25 +440,28 @@ fn check_names(label: &str, message: &Message<'_>, names: &[&str], word: &str) -
     if unknown.is_empty() {
         return Ok(());
     }
-    let sentence = |name: &&&str| format!("{name:?}{}", about_unknown(message, name));
-    let sentences: Vec<String> = unknown.iter().map(sentence).collect();
-    Err(Error::Argument(format!("{word} names what {label} has no value of: {}", sentences.join(", "))))
+    let about: Vec<Option<String>> = unknown.iter().map(|name| about_unknown(message, name)).collect();
+    let sentences: Vec<String> = (unknown.iter().zip(&about))
+        .map(|(name, about)| format!("{name:?}{}", about.as_deref().unwrap_or_default()))
+        .collect();
+    let outputs = message.graph.output.iter().map(|info| info.name.as_str());
+    let outputs = match about.contains(&None) {
+        true => format!("; its outputs are {}", some_of(outputs)),
+        false => String::new(),
+    };
+    let sentences = sentences.join(", ");
+    Err(Error::Argument(format!("{word} names what {label} has no value of: {sentences}{outputs}")))
 }
 
 /// What may have been meant by a name that no value has, as the end of a sentence.
-fn about_unknown(message: &Message<'_>, name: &str) -> String {
+fn about_unknown(message: &Message<'_>, name: &str) -> Option<String> {
     let node = message.graph.node.iter().find(|node| !name.is_empty() && node.name == name);
     if let Some(node) = node {
         let outputs: Vec<String> =
             node.output.iter().filter(|name| !name.is_empty()).map(|name| format!("{name:?}")).collect();
-        return format!("; a node has this name, and its output is {}", outputs.join(", "));
+        return Some(format!("; a node has this name, and its output is {}", outputs.join(", ")));
     }
-    let near = hint(name, message.names());
-    if near.is_empty() {
-        let outputs = message.graph.output.iter().map(|info| info.name.as_str());
-        return format!("; its outputs are {}", some_of(outputs));
-    }
-    near
+    Some(hint(name, message.names())).filter(|near| !near.is_empty())
 }
 
 /// Checks that the names of what is added are free.
@@ -773,16 +777,34 @@ fn refuse(
     graph: &Graph,
     message: &Message<'_>,
     chosen: &Chosen,
-    refused: Vec<Refused>,
-    plain: bool,
+    refused: &[Refused],
+    (plain, opset): (bool, i64),
 ) -> Result<()> {
     let made: FxHashSet<ValueId> =
         chosen.nodes.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
     let wrong = refused.iter().filter(|refused| refused.outputs.iter().any(|id| made.contains(id)));
+    let raise = format!(
+        "raise the opset of the model, which is {opset}{}",
+        if plain { ", or let gradients be operators of com.microsoft (plain=False)" } else { "" }
+    );
+    let fix = |error: &ortrain_ops::Error| match error {
+        ortrain_ops::Error::Node { source: OpError::Unsupported(_), .. } => Some(raise.clone()),
+        _ => None,
+    };
     let wrong: Vec<(&ortrain_ops::Error, Option<String>)> =
-        wrong.map(|refused| (&refused.error, None)).collect();
+        wrong.map(|refused| (&refused.error, fix(&refused.error))).collect();
     if !wrong.is_empty() {
         return Err(obstructed(label, wrong));
+    }
+    let made = chosen.nodes.iter().map(|&index| &graph.nodes[index]);
+    let foreign: Vec<String> = made
+        .filter(|node| plain && !node.domain.is_empty())
+        .map(|node| {
+            format!("{} cannot be written in operators of ai.onnx at opset {opset}", graph.node_label(node))
+        })
+        .collect();
+    if !foreign.is_empty() {
+        return Err(Error::Argument(format!("{label}: {}; {raise}", foreign.join("; "))));
     }
     let stays = message.graph.node.iter().enumerate().filter(|(index, _)| !chosen.replaced.contains(index));
     let foreign: Vec<String> = stays
