@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from environments import in_environment, oracle
+from nets import NETS
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
+from test_gradients import widen
 
 import ortrain
 from ortrain.gradient import GradientGraphBuilder, grad, vjp
@@ -583,3 +587,121 @@ def widened(model: ModelProto) -> ModelProto:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in ("scales",):
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
     return wide
+
+
+# --- beside the builder of onnxruntime-training -----------------------------------------------------------------------
+
+# Cases of the standard of which its gradient is not what central differences give, and why.
+WRONG_THERE = {
+    r"averagepool_2d_dilations": "dilations are ignored",
+    r"averagepool_2d_precomputed_same_upper|conv_with_autopad_same": "auto_pad is ignored",
+    r"layer_normalization": "what arrives at the mean and the deviation is ignored",
+    r"sce_.*_log_prob": "what arrives at the logarithms is ignored",
+    r"scatter_elements_with_(duplicate|reduction)|scatternd_(add|max|min|multiply)": "reductions are ignored",
+}
+# Cases that differences say nothing of.
+NO_DIFFERENCES = {
+    r"dropout": "what is dropped is a matter of chance",
+    r"leakyrelu_example|test_pow$": "the point is a kink, or lies next to one",
+}
+# How many graphs of node cases are made there, at least.
+LEAST_GRAPHS = 246
+# How far a gradient may be from another one, relative to its largest element, and along a direction from a difference.
+ALIKE = 1e-3
+
+
+@pytest.fixture(scope="session")
+def their_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What onnxruntime-training 1.19.2 makes of node cases, in an environment of its own."""
+    folder = tmp_path_factory.mktemp("theirs")
+    in_environment(oracle(), Path(__file__).parent / "oracle" / "gradient_graphs.py", str(folder))
+    return folder
+
+
+def far(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str]:
+    """The gradients that differ."""
+    names = [name for name in want if name.endswith("_grad")]
+    return [name for name in names if not np.abs(got[name] - want[name]).max() <= ALIKE * np.abs(want[name]).max()]
+
+
+def is_right(forward: ModelProto, feeds: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> bool:
+    """Whether gradients are what the loss changes by along two directions for each input."""
+    wide = copy.deepcopy(forward)
+    widen(wide.graph, set())
+    session = ortrain.InferenceSession(wide)
+    at = {name: value.astype(np.float64) for name, value in feeds.items()}
+    rng = np.random.default_rng(3)
+    for name in feeds:
+        for _ in range(2):
+            direction = rng.uniform(-1, 1, feeds[name].shape)
+            ends = [float(session.run(None, at | {name: at[name] + s * STEP * direction})[0]) for s in (1, -1)]
+            wanted, parts = (ends[0] - ends[1]) / (2 * STEP), gradients[f"{name}_grad"] * direction
+            if not abs(parts.sum() - wanted) <= ALIKE * (np.abs(parts).sum() + abs(wanted)) + STEP:
+                return False
+    return True
+
+
+def test_their_graphs_of_node_cases(their_graphs: Path) -> None:
+    """Each loads and runs here, and where it is right it agrees with ours; where it is wrong is known."""
+    names = sorted(folder.name for folder in their_graphs.iterdir())
+    assert len(names) >= LEAST_GRAPHS
+    wrong, differ = [], []
+    for name in names:
+        forward = onnx.load(their_graphs / name / "forward.onnx")
+        with np.load(their_graphs / name / "io.npz") as record:
+            feeds = {key.removeprefix("in/"): record[key] for key in record.files if key.startswith("in/")}
+            recorded = {key.removeprefix("out/"): record[key] for key in record.files if key.startswith("out/")}
+        here = ours((their_graphs / name / "gradient.onnx").read_bytes(), feeds)
+        assert here.keys() == recorded.keys()
+        if any(re.search(pattern, name) for pattern in NO_DIFFERENCES):
+            continue
+        if not is_right(forward, feeds, recorded):
+            wrong.append(name)
+            continue
+        made = ours(built(forward, feeds, "the_loss"), feeds)
+        differ += [f"{name}: {gradient}" for gradient in far(here, recorded) + far(made, recorded)]
+    assert not differ
+    assert [name for name in wrong if not any(re.search(pattern, name) for pattern in WRONG_THERE)] == []
+    assert all(any(re.search(pattern, name) for name in wrong) for pattern in WRONG_THERE)
+
+
+# --- grad and vjp -----------------------------------------------------------------------------------------------------
+
+
+def with_inputs(model: ModelProto, names: Iterable[str]) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """The model with some of its initializers as inputs, and their values."""
+    changed, values = copy.deepcopy(model), {}
+    for tensor in [tensor for tensor in changed.graph.initializer if tensor.name in names]:
+        values[tensor.name] = numpy_helper.to_array(tensor)
+        changed.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        changed.graph.initializer.remove(tensor)
+    return changed, values
+
+
+# What differs between a difference and a product with the Jacobian: the rounding of f32, and of a step in f64.
+PRODUCTS = {"float32": 1e-3, "float64": 1e-7}
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize("net", NETS)
+def test_products_with_the_jacobian_of_a_net(net: str, dtype: str) -> None:
+    """<v, J u> by differences along u is <J^T v, u>, over all weights and the input at once."""
+    made = NETS[net]()
+    model, weights = with_inputs(made.model, made.trained)
+    (output,) = (info.name for info in model.graph.output)
+    wide = copy.deepcopy(model)
+    widen(wide.graph, {"scales"})
+    rng = np.random.default_rng(6)
+    feeds = {"x": made.batches[0][0], **weights}
+    at = {name: value.astype(np.float64) for name, value in feeds.items()}
+    forward = ortrain.InferenceSession(wide)
+    (result,) = forward.run([output], at)
+    v = rng.standard_normal(result.shape)
+    u = {name: rng.standard_normal(value.shape) for name, value in at.items()}
+    ends = [forward.run([output], {name: at[name] + s * STEP * u[name] for name in at})[0] for s in (1, -1)]
+    wanted = float((v * (ends[0] - ends[1])).sum() / (2 * STEP))
+    back = vjp(model if dtype == "float32" else wide, of=output, wrt=list(feeds))
+    given = {name: value.astype(dtype) for name, value in at.items()}
+    gradients = ours(back, given | {f"{output}_grad": v.astype(dtype)})
+    found = float(sum((gradients[f"{name}_grad"].astype(np.float64) * u[name]).sum() for name in u))
+    assert abs(found - wanted) <= PRODUCTS[dtype] * abs(wanted)

@@ -15,7 +15,6 @@ use ortrain_onnx::{
     GraphProto, LoadedModel, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, encode, tensor_dims,
     visit_tensors_mut,
 };
-use ortrain_ops::OpError;
 use ortrain_ops::passes::{
     decompose::{Refused, standardise_known},
     differentiate::{
@@ -25,6 +24,7 @@ use ortrain_ops::passes::{
     infer::{infer, infer_known},
     versions::{downgrade_known, upgrade, upgrade_known},
 };
+use ortrain_ops::{Definition, OpError, Registry};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::artifacts::{SEPARATE_INITIALIZERS, declare, message_graph, opset_of};
@@ -762,13 +762,16 @@ impl Chosen {
     }
 }
 
-/// Whether a node and its subgraphs are of `ai.onnx`.
+/// Whether a node and its subgraphs are of `ai.onnx`, as ONNX has it.
 fn is_plain(node: &NodeProto) -> bool {
     let mut subgraphs = node
         .attribute
         .iter()
         .flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs));
-    is_standard(&node.domain) && subgraphs.all(|graph| graph.node.iter().all(is_plain))
+    let definition = Registry::standard().find("", &node.op_type);
+    is_standard(&node.domain)
+        && definition.is_none_or(Definition::is_standard)
+        && subgraphs.all(|graph| graph.node.iter().all(is_plain))
 }
 
 /// The error for what cannot be written, if there is such a thing among what is chosen.
@@ -798,7 +801,10 @@ fn refuse(
     }
     let made = chosen.nodes.iter().map(|&index| &graph.nodes[index]);
     let foreign: Vec<String> = made
-        .filter(|node| plain && !node.domain.is_empty())
+        .filter(|node| {
+            let definition = Registry::standard().find(&node.domain, &node.op);
+            plain && !definition.is_some_and(Definition::is_standard)
+        })
         .map(|node| {
             format!("{} cannot be written in operators of ai.onnx at opset {opset}", graph.node_label(node))
         })

@@ -425,12 +425,16 @@ fn spell_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// The first set of operators that writes elements at positions.
+const WRITTEN: i64 = 9;
+
 /// What each element of the data gets of updates, which have indices along an axis.
 fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) -> ValueId {
     let inputs: Vec<ValueId> = rw.node().present_inputs().collect();
     let (data, indices, updates) = (inputs[0], inputs[1], inputs[2]);
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let single = rw.shape(indices).and_then(|shape| shape.iter().nth(axis)).and_then(Dim::known) == Some(1);
+    let single = rw.version() >= WRITTEN
+        && rw.shape(indices).and_then(|shape| shape.iter().nth(axis)).and_then(Dim::known) == Some(1);
     if single {
         // One update for each line: no place is written twice.
         let zeros = rw.add("Shape", &[data], Attrs::new());
