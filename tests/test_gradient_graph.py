@@ -320,7 +320,7 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss"}, {"weight", "Ws"}, "loss"),
         "constructor",
         ortrain.InvalidArgumentError,
-        'x_node_arg_names names what the model has no value of: "weight", "Ws"; its outputs are "loss"',
+        'x_node_arg_names names what the model has no value of: "Ws", "weight"; its outputs are "loss"',
     ),
     "unknown loss": (
         ({"loss"}, {"W"}, "lost"),
@@ -705,3 +705,191 @@ def test_products_with_the_jacobian_of_a_net(net: str, dtype: str) -> None:
     gradients = ours(back, given | {f"{output}_grad": v.astype(dtype)})
     found = float(sum((gradients[f"{name}_grad"].astype(np.float64) * u[name]).sum() for name in u))
     assert abs(found - wanted) <= PRODUCTS[dtype] * abs(wanted)
+
+
+def test_grad_takes_what_other_readers_take(tmp_path: Path) -> None:
+    """A path, bytes, a ModelProto; one name or several."""
+    model = mlp()
+    onnx.save(model, tmp_path / "mlp.onnx")
+    wanted = grad(model, of="loss", wrt=["W1", "B1"])
+    for given in (tmp_path / "mlp.onnx", str(tmp_path / "mlp.onnx"), model.SerializeToString()):
+        assert grad(given, of=["loss"], wrt={"B1", "W1"}) == grad(given, of={"loss"}, wrt=("B1", "W1"))
+        assert outputs_of(grad(given, of="loss", wrt=["W1", "B1"])) == outputs_of(wanted)
+    for names in (7, [1], b"W1"):
+        with pytest.raises(TypeError, match="wrt"):
+            grad(model, of="loss", wrt=names)  # type: ignore[arg-type]
+
+
+def test_gradients_of_several_values_add_up() -> None:
+    """A value that another one of `of` depends on passes on what arrives at it, too."""
+    feeds = mlp_feeds()
+    apart = [ours(grad(mlp(), of=of, wrt=["W1", "a"]), feeds) for of in ("loss", "a")]
+    both = ours(grad(mlp(), of=["a", "loss"], wrt=["W1", "a"]), feeds)
+    for name in ("W1_grad", "a_grad"):
+        np.testing.assert_allclose(both[name], apart[0][name] + apart[1][name], rtol=1e-5, atol=1e-6)
+    assert list(both) == ["loss", "pred", "W1_grad", "a_grad"]
+
+
+def test_vjp_with_ones_is_grad() -> None:
+    feeds = mlp_feeds()
+    made = vjp(mlp(), of=["pred", "h"], wrt=["X", "W2"])
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert [info.name for info in message.graph.input] == ["X", "label", "pred_grad", "h_grad"]
+    assert message.graph.input[2].type == mlp().graph.output[1].type
+    ones = {"pred_grad": np.ones((3, 2), np.float32), "h_grad": np.ones((3, 5), np.float32)}
+    wanted = ours(grad(mlp(), of=["pred", "h"], wrt=["X", "W2"]), feeds)
+    for results in (ours(made, feeds | ones), theirs(made, feeds | ones)):
+        for name, value in wanted.items():
+            np.testing.assert_allclose(results[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "double", "bfloat16"])
+def test_other_floats(dtype: str) -> None:
+    """Gradients have the type of their values."""
+    model = parser.parse_model(MLP.replace("float[", f"{dtype}[").replace("(float loss", f"({dtype} loss"))
+    kind = model.graph.input[0].type.tensor_type.elem_type
+    for name, array in (("W1", random(4, 5) - 1), ("B1", random(5) - 1), ("W2", random(5, 2) - 1)):
+        model.graph.initializer.append(helper.make_tensor(name, kind, array.shape, array.ravel().tolist()))
+    made = grad(model, of="loss", wrt=["W1", "X"])
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert {output.type.tensor_type.elem_type for output in message.graph.output} == {kind}
+    if dtype != "bfloat16":
+        feeds = mlp_feeds(np.dtype(dtype))
+        wanted = theirs(made, feeds)
+        for name, value in ours(made, feeds).items():
+            np.testing.assert_allclose(value, wanted[name], rtol=2e-3, atol=2e-3, err_msg=name)
+
+
+def test_functions_are_written_out() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+    g (float[3] x) => (float loss)
+    { y = own.Cube (x)  loss = ReduceSum <keepdims = 0> (y) }
+    <domain: "own", opset_import: ["" : 17]>
+    Cube (a) => (c) { b = Mul (a, a)  c = Mul (b, a) }
+    """
+    made = grad(parser.parse_model(text), of="loss", wrt="x")
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert not message.functions
+    x = random(3)
+    np.testing.assert_allclose(theirs(made, {"x": x})["x_grad"], 3 * x**2, rtol=1e-5)
+
+
+def test_gradients_of_ones_own() -> None:
+    """A library's gradient takes effect, and the result needs no library."""
+    library = ortrain.OperatorLibrary()
+    straight = '<domain: "own", opset_import: ["" : 17]> Straight (x, y, dy) => (dx) { dx = Identity (dy) }'
+    library.add_gradient("Sign", parser.parse_function(straight))
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[3] x) => (float[3] y) { y = Sign (x) }'
+    model = parser.parse_model(text)
+    with pytest.raises(ortrain.InvalidArgumentError, match="passes no gradient back"):
+        grad(model, of="y", wrt="x")
+    made = grad(model, of="y", wrt="x", operators=library)
+    assert [node.op_type for node in onnx.load_from_string(made).graph.node][0] == "Sign"
+    np.testing.assert_array_equal(theirs(made, {"x": random(3)})["x_grad"], np.ones(3, np.float32))
+
+
+def test_external_data_is_taken_in(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx", save_as_external_data=True, location="mlp.data", size_threshold=0)
+    feeds = mlp_feeds()
+    wanted = ours(grad(mlp(), of="loss", wrt="W1"), feeds)
+    for name, value in theirs(grad(tmp_path / "mlp.onnx", of="loss", wrt="W1"), feeds).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-5, atol=1e-7)
+
+
+CONTROL = {
+    "If": """
+        y = If (c) <then_branch = yes () => (float[n] p) { p = Mul (x, w) }, else_branch = no () => (float[n] q) {
+            q = Exp (x)
+        }>
+    """,
+    "Loop": """
+        y = Loop (count, c, x) <body = step (int64 i, bool go, float[n] s) => (bool on, float[n] r) {
+            on = Identity (go)
+            q = Mul (s, w)
+            r = Tanh (q)
+        }>
+    """,
+    "Scan": """
+        last, all = Scan <num_scan_inputs = 1, body = step (float s, float e) => (float t, float o) {
+            p = Mul (s, e)
+            q = Mul (e, e)
+            t = Add (p, q)
+            o = Identity (t)
+        }> (start, x)
+        y = Mul (all, w)
+    """,
+}
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("name", CONTROL)
+def test_control_flow(name: str, flag: bool) -> None:
+    """The forward node stays, or makes way for one that gives what its gradient needs; other runtimes run it."""
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[3] x, bool c) => (float loss)
+    <float[3] w = {{0.5, -1.0, 2.0}}, int64 count = {{3}}, float start = {{0.5}}>
+    {{ {CONTROL[name].replace("[n]", "[3]")} z = Mul (y, y)  loss = ReduceSum <keepdims = 0> (z) }}
+    """
+    model = parser.parse_model(text)
+    made = grad(model, of="loss", wrt=["x", "w"])
+    checker.check_model(made)
+    feeds = {"x": random(3), "c": np.array(flag)}
+    wide = widened(model)
+    widen(wide.graph, set())
+    at = {"x": feeds["x"].astype(np.float64), "c": feeds["c"]}
+    wanted = differences(wide, at, "loss", "x")
+    for results in (ours(made, feeds), theirs(made, feeds)):
+        np.testing.assert_allclose(results["x_grad"], wanted, rtol=1e-4, atol=1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_all_obstacles_are_named_by_node() -> None:
+    """Two operators without a gradient, each with its node; nothing else is said."""
+    text = """
+    <ir_version: 8, opset_import: ["" : 7]>
+    g (float[1, 1, 4, 4] x) => (float[1, 1, 1, 1] y)
+    { [first] a = MaxPool <kernel_shape = [2, 2]> (x)  [second] y = MaxPool <kernel_shape = [3, 3]> (a) }
+    """
+    with pytest.raises(ortrain.UnsupportedError) as caught:
+        grad(parser.parse_model(text), of="y", wrt="x")
+    sentence = str(caught.value)
+    assert "obstacles: " in sentence
+    assert '"first' in sentence and '"second' in sentence
+    assert "raise the opset of the model, which is 7, or let gradients be operators of com.microsoft (plain=False)" in sentence
+
+
+GRAD_REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
+    "unknown": ("los", "W1", ortrain.InvalidArgumentError, 'of names what the model has no value of: "los"; did you mean "loss"?'),
+    "a node": ("mean", "W1", ortrain.InvalidArgumentError, 'of names what the model has no value of: "mean"; a node has this name, and its output is "loss"'),
+    "nothing": ([], "W1", ortrain.InvalidArgumentError, "no value is named in of, of which gradients are wanted"),
+    "depends on none": (["loss", "X"], "W1", ortrain.InvalidArgumentError, '"X" depends on none of "W1"; leave it out of of'),
+    "no path": ("h", "W2", ortrain.InvalidArgumentError, 'the model: no gradient of "h" arrives at "W2": "h" does not depend on it; leave it out of wrt'),
+}
+
+
+@pytest.mark.parametrize("make", [grad, vjp])
+@pytest.mark.parametrize("name", GRAD_REFUSED)
+def test_grad_and_vjp_refuse(name: str, make: Any) -> None:
+    of, wrt, kind, sentence = GRAD_REFUSED[name]
+    with pytest.raises(kind) as caught:
+        make(mlp(), of=of, wrt=wrt)
+    assert str(caught.value) == sentence
+
+
+def test_names_of_gradients_must_be_free() -> None:
+    model = mlp()
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "W1_grad"
+    with pytest.raises(ortrain.InvalidArgumentError) as caught:
+        grad(model, of="loss", wrt="W1")
+    assert str(caught.value) == 'the model has a value "W1_grad", which is the name of a gradient; rename it'
+    with pytest.raises(ortrain.NoSuchFileError):
+        grad("nowhere.onnx", of="loss", wrt="W1")
+    with pytest.raises(ortrain.InvalidModelError):
+        grad(b"no model", of="loss", wrt="W1")

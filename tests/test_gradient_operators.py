@@ -170,8 +170,16 @@ def node_cases() -> dict[str, list[str]]:
     return found
 
 
+# Cases of the standard that onnxruntime computes otherwise, forward already.
+OTHERWISE = {
+    "test_resize_downsample_scales_cubic_align_corners": "it takes the rounded sizes in the place of the scales",
+}
+
+
 def of_standard(op: str) -> Iterator[Question]:
     for name in node_cases().get(op, []):
+        if name in OTHERWISE:
+            continue
         case = cases()[0][name]
         given = arrays_of(case.data_sets[0][0])
         asked = question(case.model, dict(zip([value.name for value in case.model.graph.input], given, strict=True)))
@@ -346,7 +354,7 @@ def own_model(own: Own) -> Question:
             constants.append(numpy_helper.from_array(others[position], name))
         else:
             feeds[name] = next(floats)
-    outputs = ["y", "z"] if op in ("SplitTraining", "ConvGrad") else ["y"]
+    outputs = ["y", "z"] if op in ("SplitTraining", "ConvGrad", "DivGrad") else ["y"]
     node = helper.make_node(op, names, outputs, "the_node", domain=domain, **attributes)
     graph = helper.make_graph(
         [node],

@@ -434,7 +434,7 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
     let (data, indices, updates) = (inputs[0], inputs[1], inputs[2]);
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
     let single = rw.version() >= WRITTEN
-        && rw.shape(indices).and_then(|shape| shape.iter().nth(axis)).and_then(Dim::known) == Some(1);
+        && rw.shape(indices).and_then(|shape| shape.get(axis)).and_then(Dim::known) == Some(1);
     if single {
         // One update for each line: no place is written twice.
         let zeros = rw.add("Shape", &[data], Attrs::new());

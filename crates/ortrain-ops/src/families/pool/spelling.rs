@@ -367,8 +367,7 @@ fn scattered_apart(
     let over = |k: usize| -> i64 {
         let (step, dilation) = sliding.map_or((1, 1), |sliding| (sliding.stride(k), sliding.dilation(k)));
         let reach = (kernel[k] as i64 - 1).saturating_mul(dilation).saturating_add(1);
-        let along =
-            rw.shape(index).and_then(|shape| shape.iter().nth(k + 2)).and_then(ortrain_graph::Dim::known);
+        let along = rw.shape(index).and_then(|shape| shape.get(k + 2)).and_then(ortrain_graph::Dim::known);
         let overlapping = reach.div_euclid(step) + i64::from(reach.rem_euclid(step) != 0);
         along.map_or(overlapping, |along| overlapping.min(along as i64)).max(1)
     };
