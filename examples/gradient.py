@@ -2,8 +2,9 @@
 
     python examples/gradient.py [FOLDER]
 
-The network is that of the examples, trained for a moment on images of its own making: each class is a pattern with noise.
-Then its gradient with respect to the image becomes a model, which onnxruntime, or whatever runs ONNX, runs as well.
+The network is that of the examples, trained for a moment on images of its own making: each class is a pattern with
+noise. Then its gradient with respect to the image becomes a model, which onnxruntime, or whatever runs ONNX, runs as
+well.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def train(folder: Path, patterns: np.ndarray, rng: np.random.Generator) -> Path:
 
 
 def main(folder: Path) -> None:
+    """Train, make the gradient a model, and go uphill."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     patterns = rng.random((CLASSES, PIXELS))

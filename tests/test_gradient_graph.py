@@ -1,4 +1,4 @@
-"""Gradients as a model: `grad`, `vjp` and `GradientGraphBuilder`, by the rows of the checklist and beside onnxruntime."""
+"""Gradients as a model: `grad`, `vjp`, `GradientGraphBuilder`, by the rows of the checklist and beside onnxruntime."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_g2_checker_inputs_and_outputs() -> None:
 
 
 def test_g2_the_forward_model_stays() -> None:
-    """Nodes, their order and names, initializers, producer, format, name of the graph; only what is used is imported."""
+    """Nodes, their order and names, initializers, producer, format, the graph's name; only what is used is imported."""
     model = mlp()
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
     helper.set_model_props(model, {"made": "by hand"})
@@ -345,8 +345,8 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss", "other"}, {"W"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'nothing defines "other_grad", the gradient that "other" of y_node_arg_names starts from: the loss "loss" is not '
-        "computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input",
+        'nothing defines "other_grad", the gradient that "other" of y_node_arg_names starts from: the loss "loss" is '
+        "not computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input",
     ),
     "no y": (
         (set(), {"W"}, "loss"),
@@ -364,13 +364,15 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss"}, {"V"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'the model: no gradient of "loss" arrives at "V": "loss" does not depend on it; leave it out of x_node_arg_names',
+        'the model: no gradient of "loss" arrives at "V": "loss" does not depend on it; '
+        "leave it out of x_node_arg_names",
     ),
     "x behind a cast": (
         ({"loss"}, {"W", "X"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through the node that makes "q" (Cast)',
+        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through the node that makes "q" '
+        "(Cast)",
     ),
     "x that is an input of integers": (
         ({"loss"}, {"where"}, "loss"),
@@ -419,10 +421,10 @@ def test_g6_what_is_no_model() -> None:
         with pytest.raises(TypeError) as caught:
             GradientGraphBuilder(whole, {"loss"}, {"W1"}, "loss")
         assert str(caught.value) == (
-            f"serialized_model is the bytes of a model, not {type(whole).__name__}; ortrain.gradient.grad takes a path or an "
-            "onnx.ModelProto, too"
+            f"serialized_model is the bytes of a model, not {type(whole).__name__}; ortrain.gradient.grad takes a path "
+            "or an onnx.ModelProto, too"
         )
-    with pytest.raises(TypeError, match="options are ortrain.SessionOptions, not dict"):
+    with pytest.raises(TypeError, match=r"options are ortrain\.SessionOptions, not dict"):
         GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, "loss", {})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="loss_node_arg_name is a name, not NoneType"):
         GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, None)  # type: ignore[arg-type]
@@ -541,7 +543,7 @@ UNDECLARED = {
     """,
     "Dropout": "d, mask = Dropout (p, ratio, training)  s = Mul (d, d)",
     "Dropout without a mask": "d = Dropout (p, ratio, training)  s = Mul (d, d)",
-    "SoftmaxCrossEntropyLoss": "s = SoftmaxCrossEntropyLoss <reduction = \"none\"> (p, label)",
+    "SoftmaxCrossEntropyLoss": 's = SoftmaxCrossEntropyLoss <reduction = "none"> (p, label)',
 }
 
 
@@ -788,7 +790,7 @@ def test_gradients_of_ones_own() -> None:
     with pytest.raises(ortrain.InvalidArgumentError, match="passes no gradient back"):
         grad(model, of="y", wrt="x")
     made = grad(model, of="y", wrt="x", operators=library)
-    assert [node.op_type for node in onnx.load_from_string(made).graph.node][0] == "Sign"
+    assert onnx.load_from_string(made).graph.node[0].op_type == "Sign"
     np.testing.assert_array_equal(theirs(made, {"x": random(3)})["x_grad"], np.ones(3, np.float32))
 
 
@@ -861,24 +863,34 @@ def test_all_obstacles_are_named_by_node() -> None:
         grad(parser.parse_model(text), of="y", wrt="x")
     sentence = str(caught.value)
     assert "obstacles: " in sentence
-    assert '"first' in sentence and '"second' in sentence
-    assert "raise the opset of the model, which is 7, or let gradients be operators of com.microsoft (plain=False)" in sentence
+    assert '"first' in sentence
+    assert '"second' in sentence
+    help_ = "raise the opset of the model, which is 7, or let gradients be operators of com.microsoft (plain=False)"
+    assert help_ in sentence
 
 
-GRAD_REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
-    "unknown": ("los", "W1", ortrain.InvalidArgumentError, 'of names what the model has no value of: "los"; did you mean "loss"?'),
-    "a node": ("mean", "W1", ortrain.InvalidArgumentError, 'of names what the model has no value of: "mean"; a node has this name, and its output is "loss"'),
-    "nothing": ([], "W1", ortrain.InvalidArgumentError, "no value is named in of, of which gradients are wanted"),
-    "depends on none": (["loss", "X"], "W1", ortrain.InvalidArgumentError, '"X" depends on none of "W1"; leave it out of of'),
-    "no path": ("h", "W2", ortrain.InvalidArgumentError, 'the model: no gradient of "h" arrives at "W2": "h" does not depend on it; leave it out of wrt'),
+GRAD_REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "unknown": ("los", "W1", 'of names what the model has no value of: "los"; did you mean "loss"?'),
+    "a node": (
+        "mean",
+        "W1",
+        'of names what the model has no value of: "mean"; a node has this name, and its output is "loss"',
+    ),
+    "nothing": ([], "W1", "no value is named in of, of which gradients are wanted"),
+    "depends on none": (["loss", "X"], "W1", '"X" depends on none of "W1"; leave it out of of'),
+    "no path": (
+        "h",
+        "W2",
+        'the model: no gradient of "h" arrives at "W2": "h" does not depend on it; leave it out of wrt',
+    ),
 }
 
 
 @pytest.mark.parametrize("make", [grad, vjp])
 @pytest.mark.parametrize("name", GRAD_REFUSED)
 def test_grad_and_vjp_refuse(name: str, make: Any) -> None:
-    of, wrt, kind, sentence = GRAD_REFUSED[name]
-    with pytest.raises(kind) as caught:
+    of, wrt, sentence = GRAD_REFUSED[name]
+    with pytest.raises(ortrain.InvalidArgumentError) as caught:
         make(mlp(), of=of, wrt=wrt)
     assert str(caught.value) == sentence
 

@@ -1,7 +1,7 @@
 """The gradient of every operator as plain ONNX: in each opset, by the checker, and beside two other runtimes.
 
-Nodes are those of `test_versions.py` in the words of an opset, and the node cases of ONNX; operators of other domains are
-written here.
+Nodes are those of `test_versions.py` in the words of an opset, and the node cases of ONNX; operators of other domains
+are written here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ import pytest
 from onnx import ModelProto, TensorProto, checker, defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from opsets import has
-from test_gradients import FIXED_TYPE, MOVES, NOISE, SMOOTH, WITHOUT, is_exception, moved, positions_of, questions, widen
+from test_gradients import (
+    FIXED_TYPE,
+    MOVES,
+    NOISE,
+    SMOOTH,
+    WITHOUT,
+    is_exception,
+    moved,
+    positions_of,
+    questions,
+    widen,
+)
 from test_gradients import TOLERANCE as DIFFERENCES
 from test_nodes import arrays as arrays_of
 from test_nodes import cases
@@ -33,8 +44,8 @@ from ortrain.gradient import grad, vjp
 OPSETS = (7, 9, 10, 11, 13, 16, 18, 20, NEWEST_OF_ONNXRUNTIME)
 # How many cases of an operator are taken in each opset, and of the standard's.
 MOST = 3
-# What two runtimes may differ by in float32: relative to the largest element of a gradient, and what is left where large
-# parts of it cancel, of numbers of magnitude 1.
+# What two runtimes may differ by in float32: relative to the largest element of a gradient, and what is left where
+# large parts of it cancel, of numbers of magnitude 1.
 TOLERANCE, CANCELLED = 1e-4, 1e-5
 # onnxruntime logs errors only.
 ERRORS = 3
@@ -45,8 +56,8 @@ OPERATORS = {
     if operator.gradient in ("full", "partial")
 }
 STANDARD = sorted(name for (_, name), operator in OPERATORS.items() if operator.standard)
-# The oldest opset that has words for a gradient, where that is not the operator's own: before, nothing says the positions
-# of maxima, or counts.
+# The oldest opset that has words for a gradient, where that is not the operator's own: before, nothing says the
+# positions of maxima, or counts.
 LEAST = {"MaxPool": 9, "GlobalMaxPool": 9, "ReduceProd": 9}
 # Operators that onnxruntime has no kernel of for the newest of its opsets, or at all.
 NOT_IN_ONNXRUNTIME = {
@@ -245,7 +256,7 @@ def test_every_operator_is_asked() -> None:
     assert NOT_IN_ONNXRUNTIME.keys() | NOT_IN_REFERENCE.keys() | LEAST.keys() <= set(STANDARD)
 
 
-# Nodes of other domains, and those that have no case above: the inputs of floats, what else the node is given, attributes.
+# Nodes of other domains, and those that have no case above: inputs of floats, what else the node is given, attributes.
 Own = tuple[str, str, list[tuple[int, ...]], dict[int, Any], dict[str, Any]]
 WHOLE = np.array
 OTHERS: list[Own] = [
@@ -404,7 +415,7 @@ NO_DIFFERENCES = {
 
 @pytest.mark.parametrize("op", sorted(set(node_cases()) & set(STANDARD)))
 def test_vjp_equals_differences(op: str) -> None:
-    """In float64, along a random direction for each input, with random numbers arriving: for every operator with cases."""
+    """In float64, along a random direction for each input, with random numbers arriving: every operator with cases."""
     if op in NO_DIFFERENCES:
         return
     for name in node_cases()[op]:

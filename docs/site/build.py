@@ -20,7 +20,16 @@ README = ROOT / "README.md"
 # What stands in the sidebar; every other page is reached by a link.
 CHAPTERS = {
     "First steps": ["tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
-    "Training": ["losses", "optimizers", "seeds", "batch-normalization", "checkpoints", "buffers", "gradients", "debugging"],
+    "Training": [
+        "losses",
+        "optimizers",
+        "seeds",
+        "batch-normalization",
+        "checkpoints",
+        "buffers",
+        "gradients",
+        "debugging",
+    ],
     "Models": ["exporters", "operators", "extending", "security"],
     "Speed": ["performance"],
     "From elsewhere": ["migrating", "not-here", "csharp-training-session", "rust"],
