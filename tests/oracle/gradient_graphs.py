@@ -1,8 +1,8 @@
 """Gradient graphs that onnxruntime-training makes of the node cases of its onnx: gradient_graphs.py FOLDER.
 
 Of each operator ten cases at most: its float32 inputs are what gradients are wanted of, the loss is the sum of its
-float32 outputs times fixed numbers. Writes forward.onnx, gradient.onnx and io.npz to a folder for each case whose graph runs.
-Prints the names of the cases that were tried and did not.
+float32 outputs times fixed numbers. Writes forward.onnx, gradient.onnx and io.npz to a folder for each case whose graph
+runs. Prints the names of the cases that were tried and did not.
 """
 
 import json

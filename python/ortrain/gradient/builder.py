@@ -23,9 +23,9 @@ class GradientGraphBuilder:
     """Adds the gradients of a loss to a model, as ``GradientGraphBuilder`` of onnxruntime-training.
 
     What the loss starts from is ``<loss>_grad``: ones of its shape. Where a value is used several times, what arrives
-    from each use is ``<value>_grad_0``, ``<value>_grad_1`` and so on. The outputs of the model are followed by ``<x>_grad``
-    for each of ``x_node_arg_names``, sorted by name, with its element type and shape. Nodes, names, inputs and
-    initializers of the model stay.
+    from each use is ``<value>_grad_0``, ``<value>_grad_1`` and so on. The outputs of the model are followed by
+    ``<x>_grad`` for each of ``x_node_arg_names``, sorted by name, with its element type and shape. Nodes, names, inputs
+    and initializers of the model stay.
 
     The result is plain ONNX, so that every runtime runs it; with ``plain=False`` the gradients are operators of
     ``com.microsoft`` where ONNX Runtime has some, as the reference writes them, which need a runtime that knows these.
