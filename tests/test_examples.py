@@ -23,6 +23,14 @@ def test_models_are_what_their_scripts_make(name: str) -> None:
     assert ortrain.inspect(made).obstacle is None
 
 
+def test_the_gradient_of_a_model(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "gradient.py"
+    done = subprocess.run([sys.executable, script, tmp_path / "made"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "taken for a 3: 10 of 10"
+    onnx.checker.check_model(tmp_path / "made" / "gradient.onnx", full_check=True)
+
+
 @pytest.mark.parametrize(
     ("name", "last"),
     [("custom_operator", r"largest difference to the sine: 0\.0\d"), ("custom_gradient", r"exported: right [5-9]\d%")],

@@ -1,9 +1,10 @@
-"""Gradients as a model: `grad`, `vjp` and `GradientGraphBuilder`, by the rows of the checklist and beside onnxruntime."""
+"""Gradients as a model: `grad`, `vjp`, `GradientGraphBuilder`, by the rows of the checklist and beside onnxruntime."""
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from environments import in_environment, oracle
+from nets import NETS
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
+from test_gradients import widen
 
 import ortrain
 from ortrain.gradient import GradientGraphBuilder, grad, vjp
@@ -164,16 +168,15 @@ def test_g2_checker_inputs_and_outputs() -> None:
 
 
 def test_g2_the_forward_model_stays() -> None:
-    """Nodes, their order and names, initializers, producer, format, name of the graph; only what is used is imported."""
+    """Nodes, their order and names, initializers, producer, format, the graph's name; only what is used is imported."""
     model = mlp()
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
     helper.set_model_props(model, {"made": "by hand"})
     for plain in (True, False):
         message = onnx.load_from_string(built(model, {"W1"}, plain=plain))
         for was, now in zip(model.graph.node, message.graph.node, strict=False):
-            # onnx's parser writes the default domain out, which is no different from leaving it out.
-            was.ClearField("domain")
-            assert was == now
+            # As texts: what has the default value may be written or left out.
+            assert onnx.printer.to_text(was) == onnx.printer.to_text(now)
         assert message.graph.initializer[:3] == model.graph.initializer
         assert (message.producer_name, message.ir_version, message.graph.name) == ("pytest", 8, "mlp")
         assert message.metadata_props == model.metadata_props
@@ -317,7 +320,7 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss"}, {"weight", "Ws"}, "loss"),
         "constructor",
         ortrain.InvalidArgumentError,
-        'x_node_arg_names names what the model has no value of: "Ws"',
+        'x_node_arg_names names what the model has no value of: "Ws", "weight"; its outputs are "loss"',
     ),
     "unknown loss": (
         ({"loss"}, {"W"}, "lost"),
@@ -342,8 +345,8 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss", "other"}, {"W"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'nothing defines "other_grad", the gradient that "other" of y_node_arg_names starts from: the loss "loss" is not '
-        "computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input",
+        'nothing defines "other_grad", the gradient that "other" of y_node_arg_names starts from: the loss "loss" is '
+        "not computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input",
     ),
     "no y": (
         (set(), {"W"}, "loss"),
@@ -361,13 +364,15 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss"}, {"V"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'the model: no gradient of "loss" arrives at "V": "loss" does not depend on it; leave it out of x_node_arg_names',
+        'the model: no gradient of "loss" arrives at "V": "loss" does not depend on it; '
+        "leave it out of x_node_arg_names",
     ),
     "x behind a cast": (
         ({"loss"}, {"W", "X"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through the node that makes "q" (Cast)',
+        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through the node that makes "q" '
+        "(Cast)",
     ),
     "x that is an input of integers": (
         ({"loss"}, {"where"}, "loss"),
@@ -416,10 +421,10 @@ def test_g6_what_is_no_model() -> None:
         with pytest.raises(TypeError) as caught:
             GradientGraphBuilder(whole, {"loss"}, {"W1"}, "loss")
         assert str(caught.value) == (
-            f"serialized_model is the bytes of a model, not {type(whole).__name__}; ortrain.gradient.grad takes a path or an "
-            "onnx.ModelProto, too"
+            f"serialized_model is the bytes of a model, not {type(whole).__name__}; ortrain.gradient.grad takes a path "
+            "or an onnx.ModelProto, too"
         )
-    with pytest.raises(TypeError, match="options are ortrain.SessionOptions, not dict"):
+    with pytest.raises(TypeError, match=r"options are ortrain\.SessionOptions, not dict"):
         GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, "loss", {})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="loss_node_arg_name is a name, not NoneType"):
         GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, None)  # type: ignore[arg-type]
@@ -462,11 +467,12 @@ def test_g6_initializers_that_are_inputs(ir_version: int) -> None:
     checker.check_model(message, full_check=True)
     assert (message.ir_version, list(message.graph.input)) == (ir_version, list(model.graph.input))
     feeds = mlp_feeds()
-    for value in (random(4, 5) - 1, random(4, 5, seed=9) - 1):
+    # In the third format onnxruntime lets nobody give another value.
+    for value in (random(4, 5) - 1, random(4, 5, seed=9) - 1)[: 1 if ir_version < 4 else 2]:
         changed = copy.deepcopy(mlp())
         changed.graph.initializer[0].CopyFrom(numpy_helper.from_array(value, "W1"))
         wanted = ours(built(changed, {"W1", "X"}), feeds)
-        for name, result in theirs(made, feeds | {"W1": value}).items():
+        for name, result in theirs(made, feeds if ir_version < 4 else feeds | {"W1": value}).items():
             np.testing.assert_allclose(result, wanted[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
@@ -537,7 +543,7 @@ UNDECLARED = {
     """,
     "Dropout": "d, mask = Dropout (p, ratio, training)  s = Mul (d, d)",
     "Dropout without a mask": "d = Dropout (p, ratio, training)  s = Mul (d, d)",
-    "SoftmaxCrossEntropyLoss": "s = SoftmaxCrossEntropyLoss <reduction = \"none\"> (p, label)",
+    "SoftmaxCrossEntropyLoss": 's = SoftmaxCrossEntropyLoss <reduction = "none"> (p, label)',
 }
 
 
@@ -583,3 +589,319 @@ def widened(model: ModelProto) -> ModelProto:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in ("scales",):
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
     return wide
+
+
+# --- beside the builder of onnxruntime-training -----------------------------------------------------------------------
+
+# Cases of the standard of which its gradient is not what central differences give, and why.
+WRONG_THERE = {
+    r"averagepool_2d_dilations": "dilations are ignored",
+    r"averagepool_2d_precomputed_same_upper|conv_with_autopad_same": "auto_pad is ignored",
+    r"layer_normalization": "what arrives at the mean and the deviation is ignored",
+    r"sce_.*_log_prob": "what arrives at the logarithms is ignored",
+    r"scatter_elements_with_(duplicate|reduction)|scatternd_(add|max|min|multiply)": "reductions are ignored",
+}
+# Cases that differences say nothing of.
+NO_DIFFERENCES = {
+    r"dropout": "what is dropped is a matter of chance",
+    r"leakyrelu_example|test_pow$": "the point is a kink, or lies next to one",
+}
+# How many graphs of node cases are made there, at least.
+LEAST_GRAPHS = 246
+# How far a gradient may be from another one, relative to its largest element, and along a direction from a difference.
+ALIKE = 1e-3
+
+
+@pytest.fixture(scope="session")
+def their_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What onnxruntime-training 1.19.2 makes of node cases, in an environment of its own."""
+    folder = tmp_path_factory.mktemp("theirs")
+    in_environment(oracle(), Path(__file__).parent / "oracle" / "gradient_graphs.py", str(folder))
+    return folder
+
+
+def far(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str]:
+    """The gradients that differ."""
+    names = [name for name in want if name.endswith("_grad")]
+    return [name for name in names if not np.abs(got[name] - want[name]).max() <= ALIKE * np.abs(want[name]).max()]
+
+
+def is_right(forward: ModelProto, feeds: dict[str, np.ndarray], gradients: dict[str, np.ndarray]) -> bool:
+    """Whether gradients are what the loss changes by along two directions for each input."""
+    wide = copy.deepcopy(forward)
+    widen(wide.graph, set())
+    session = ortrain.InferenceSession(wide)
+    at = {name: value.astype(np.float64) for name, value in feeds.items()}
+    rng = np.random.default_rng(3)
+    for name in feeds:
+        for _ in range(2):
+            direction = rng.uniform(-1, 1, feeds[name].shape)
+            ends = [float(session.run(None, at | {name: at[name] + s * STEP * direction})[0]) for s in (1, -1)]
+            wanted, parts = (ends[0] - ends[1]) / (2 * STEP), gradients[f"{name}_grad"] * direction
+            if not abs(parts.sum() - wanted) <= ALIKE * (np.abs(parts).sum() + abs(wanted)) + STEP:
+                return False
+    return True
+
+
+def test_their_graphs_of_node_cases(their_graphs: Path) -> None:
+    """Each loads and runs here, and where it is right it agrees with ours; where it is wrong is known."""
+    names = sorted(folder.name for folder in their_graphs.iterdir())
+    assert len(names) >= LEAST_GRAPHS
+    wrong, differ = [], []
+    for name in names:
+        forward = onnx.load(their_graphs / name / "forward.onnx")
+        with np.load(their_graphs / name / "io.npz") as record:
+            feeds = {key.removeprefix("in/"): record[key] for key in record.files if key.startswith("in/")}
+            recorded = {key.removeprefix("out/"): record[key] for key in record.files if key.startswith("out/")}
+        here = ours((their_graphs / name / "gradient.onnx").read_bytes(), feeds)
+        assert here.keys() == recorded.keys()
+        if any(re.search(pattern, name) for pattern in NO_DIFFERENCES):
+            continue
+        if not is_right(forward, feeds, recorded):
+            wrong.append(name)
+            continue
+        made = ours(built(forward, feeds, "the_loss"), feeds)
+        differ += [f"{name}: {gradient}" for gradient in far(here, recorded) + far(made, recorded)]
+    assert not differ
+    assert [name for name in wrong if not any(re.search(pattern, name) for pattern in WRONG_THERE)] == []
+    assert all(any(re.search(pattern, name) for name in wrong) for pattern in WRONG_THERE)
+
+
+# --- grad and vjp -----------------------------------------------------------------------------------------------------
+
+
+def with_inputs(model: ModelProto, names: Iterable[str]) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """The model with some of its initializers as inputs, and their values."""
+    changed, values = copy.deepcopy(model), {}
+    for tensor in [tensor for tensor in changed.graph.initializer if tensor.name in names]:
+        values[tensor.name] = numpy_helper.to_array(tensor)
+        changed.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        changed.graph.initializer.remove(tensor)
+    return changed, values
+
+
+# What differs between a difference and a product with the Jacobian: the rounding of f32, and of a step in f64.
+PRODUCTS = {"float32": 1e-3, "float64": 1e-7}
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+@pytest.mark.parametrize("net", NETS)
+def test_products_with_the_jacobian_of_a_net(net: str, dtype: str) -> None:
+    """<v, J u> by differences along u is <J^T v, u>, over all weights and the input at once."""
+    made = NETS[net]()
+    model, weights = with_inputs(made.model, made.trained)
+    (output,) = (info.name for info in model.graph.output)
+    wide = copy.deepcopy(model)
+    widen(wide.graph, {"scales"})
+    rng = np.random.default_rng(6)
+    feeds = {"x": made.batches[0][0], **weights}
+    at = {name: value.astype(np.float64) for name, value in feeds.items()}
+    forward = ortrain.InferenceSession(wide)
+    (result,) = forward.run([output], at)
+    v = rng.standard_normal(result.shape)
+    u = {name: rng.standard_normal(value.shape) for name, value in at.items()}
+    ends = [forward.run([output], {name: at[name] + s * STEP * u[name] for name in at})[0] for s in (1, -1)]
+    wanted = float((v * (ends[0] - ends[1])).sum() / (2 * STEP))
+    back = vjp(model if dtype == "float32" else wide, of=output, wrt=list(feeds))
+    given = {name: value.astype(dtype) for name, value in at.items()}
+    gradients = ours(back, given | {f"{output}_grad": v.astype(dtype)})
+    found = float(sum((gradients[f"{name}_grad"].astype(np.float64) * u[name]).sum() for name in u))
+    assert abs(found - wanted) <= PRODUCTS[dtype] * abs(wanted)
+
+
+def test_grad_takes_what_other_readers_take(tmp_path: Path) -> None:
+    """A path, bytes, a ModelProto; one name or several."""
+    model = mlp()
+    onnx.save(model, tmp_path / "mlp.onnx")
+    wanted = grad(model, of="loss", wrt=["W1", "B1"])
+    for given in (tmp_path / "mlp.onnx", str(tmp_path / "mlp.onnx"), model.SerializeToString()):
+        assert grad(given, of=["loss"], wrt={"B1", "W1"}) == grad(given, of={"loss"}, wrt=("B1", "W1"))
+        assert outputs_of(grad(given, of="loss", wrt=["W1", "B1"])) == outputs_of(wanted)
+    for names in (7, [1], b"W1"):
+        with pytest.raises(TypeError, match="wrt"):
+            grad(model, of="loss", wrt=names)  # type: ignore[arg-type]
+
+
+def test_gradients_of_several_values_add_up() -> None:
+    """A value that another one of `of` depends on passes on what arrives at it, too."""
+    feeds = mlp_feeds()
+    apart = [ours(grad(mlp(), of=of, wrt=["W1", "a"]), feeds) for of in ("loss", "a")]
+    both = ours(grad(mlp(), of=["a", "loss"], wrt=["W1", "a"]), feeds)
+    for name in ("W1_grad", "a_grad"):
+        np.testing.assert_allclose(both[name], apart[0][name] + apart[1][name], rtol=1e-5, atol=1e-6)
+    assert list(both) == ["loss", "pred", "W1_grad", "a_grad"]
+
+
+def test_vjp_with_ones_is_grad() -> None:
+    feeds = mlp_feeds()
+    made = vjp(mlp(), of=["pred", "h"], wrt=["X", "W2"])
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert [info.name for info in message.graph.input] == ["X", "label", "pred_grad", "h_grad"]
+    assert message.graph.input[2].type == mlp().graph.output[1].type
+    ones = {"pred_grad": np.ones((3, 2), np.float32), "h_grad": np.ones((3, 5), np.float32)}
+    wanted = ours(grad(mlp(), of=["pred", "h"], wrt=["X", "W2"]), feeds)
+    for results in (ours(made, feeds | ones), theirs(made, feeds | ones)):
+        for name, value in wanted.items():
+            np.testing.assert_allclose(results[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "double", "bfloat16"])
+def test_other_floats(dtype: str) -> None:
+    """Gradients have the type of their values."""
+    model = parser.parse_model(MLP.replace("float[", f"{dtype}[").replace("(float loss", f"({dtype} loss"))
+    kind = model.graph.input[0].type.tensor_type.elem_type
+    for name, array in (("W1", random(4, 5) - 1), ("B1", random(5) - 1), ("W2", random(5, 2) - 1)):
+        model.graph.initializer.append(helper.make_tensor(name, kind, array.shape, array.ravel().tolist()))
+    made = grad(model, of="loss", wrt=["W1", "X"])
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert {output.type.tensor_type.elem_type for output in message.graph.output} == {kind}
+    if dtype != "bfloat16":
+        feeds = mlp_feeds(np.dtype(dtype))
+        wanted = theirs(made, feeds)
+        for name, value in ours(made, feeds).items():
+            np.testing.assert_allclose(value, wanted[name], rtol=2e-3, atol=2e-3, err_msg=name)
+
+
+def test_functions_are_written_out() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+    g (float[3] x) => (float loss)
+    { y = own.Cube (x)  loss = ReduceSum <keepdims = 0> (y) }
+    <domain: "own", opset_import: ["" : 17]>
+    Cube (a) => (c) { b = Mul (a, a)  c = Mul (b, a) }
+    """
+    made = grad(parser.parse_model(text), of="loss", wrt="x")
+    message = onnx.load_from_string(made)
+    checker.check_model(message, full_check=True)
+    assert not message.functions
+    x = random(3)
+    np.testing.assert_allclose(theirs(made, {"x": x})["x_grad"], 3 * x**2, rtol=1e-5)
+
+
+def test_gradients_of_ones_own() -> None:
+    """A library's gradient takes effect, and the result needs no library."""
+    library = ortrain.OperatorLibrary()
+    straight = '<domain: "own", opset_import: ["" : 17]> Straight (x, y, dy) => (dx) { dx = Identity (dy) }'
+    library.add_gradient("Sign", parser.parse_function(straight))
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[3] x) => (float[3] y) { y = Sign (x) }'
+    model = parser.parse_model(text)
+    with pytest.raises(ortrain.InvalidArgumentError, match="passes no gradient back"):
+        grad(model, of="y", wrt="x")
+    made = grad(model, of="y", wrt="x", operators=library)
+    assert onnx.load_from_string(made).graph.node[0].op_type == "Sign"
+    np.testing.assert_array_equal(theirs(made, {"x": random(3)})["x_grad"], np.ones(3, np.float32))
+
+
+def test_external_data_is_taken_in(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx", save_as_external_data=True, location="mlp.data", size_threshold=0)
+    feeds = mlp_feeds()
+    wanted = ours(grad(mlp(), of="loss", wrt="W1"), feeds)
+    for name, value in theirs(grad(tmp_path / "mlp.onnx", of="loss", wrt="W1"), feeds).items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-5, atol=1e-7)
+
+
+CONTROL = {
+    "If": """
+        y = If (c) <then_branch = yes () => (float[n] p) { p = Mul (x, w) }, else_branch = no () => (float[n] q) {
+            q = Exp (x)
+        }>
+    """,
+    "Loop": """
+        y = Loop (count, c, x) <body = step (int64 i, bool go, float[n] s) => (bool on, float[n] r) {
+            on = Identity (go)
+            q = Mul (s, w)
+            r = Tanh (q)
+        }>
+    """,
+    "Scan": """
+        last, all = Scan <num_scan_inputs = 1, body = step (float s, float e) => (float t, float o) {
+            p = Mul (s, e)
+            q = Mul (e, e)
+            t = Add (p, q)
+            o = Identity (t)
+        }> (start, x)
+        y = Mul (all, w)
+    """,
+}
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("name", CONTROL)
+def test_control_flow(name: str, flag: bool) -> None:
+    """The forward node stays, or makes way for one that gives what its gradient needs; other runtimes run it."""
+    text = f"""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[3] x, bool c) => (float loss)
+    <float[3] w = {{0.5, -1.0, 2.0}}, int64 count = {{3}}, float start = {{0.5}}>
+    {{ {CONTROL[name].replace("[n]", "[3]")} z = Mul (y, y)  loss = ReduceSum <keepdims = 0> (z) }}
+    """
+    model = parser.parse_model(text)
+    made = grad(model, of="loss", wrt=["x", "w"])
+    checker.check_model(made)
+    feeds = {"x": random(3), "c": np.array(flag)}
+    wide = widened(model)
+    widen(wide.graph, set())
+    at = {"x": feeds["x"].astype(np.float64), "c": feeds["c"]}
+    wanted = differences(wide, at, "loss", "x")
+    for results in (ours(made, feeds), theirs(made, feeds)):
+        np.testing.assert_allclose(results["x_grad"], wanted, rtol=1e-4, atol=1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_all_obstacles_are_named_by_node() -> None:
+    """Two operators without a gradient, each with its node; nothing else is said."""
+    text = """
+    <ir_version: 8, opset_import: ["" : 7]>
+    g (float[1, 1, 4, 4] x) => (float[1, 1, 1, 1] y)
+    { [first] a = MaxPool <kernel_shape = [2, 2]> (x)  [second] y = MaxPool <kernel_shape = [3, 3]> (a) }
+    """
+    with pytest.raises(ortrain.UnsupportedError) as caught:
+        grad(parser.parse_model(text), of="y", wrt="x")
+    sentence = str(caught.value)
+    assert "obstacles: " in sentence
+    assert '"first' in sentence
+    assert '"second' in sentence
+    help_ = "raise the opset of the model, which is 7, or let gradients be operators of com.microsoft (plain=False)"
+    assert help_ in sentence
+
+
+GRAD_REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "unknown": ("los", "W1", 'of names what the model has no value of: "los"; did you mean "loss"?'),
+    "a node": (
+        "mean",
+        "W1",
+        'of names what the model has no value of: "mean"; a node has this name, and its output is "loss"',
+    ),
+    "nothing": ([], "W1", "no value is named in of, of which gradients are wanted"),
+    "depends on none": (["loss", "X"], "W1", '"X" depends on none of "W1"; leave it out of of'),
+    "no path": (
+        "h",
+        "W2",
+        'the model: no gradient of "h" arrives at "W2": "h" does not depend on it; leave it out of wrt',
+    ),
+}
+
+
+@pytest.mark.parametrize("make", [grad, vjp])
+@pytest.mark.parametrize("name", GRAD_REFUSED)
+def test_grad_and_vjp_refuse(name: str, make: Any) -> None:
+    of, wrt, sentence = GRAD_REFUSED[name]
+    with pytest.raises(ortrain.InvalidArgumentError) as caught:
+        make(mlp(), of=of, wrt=wrt)
+    assert str(caught.value) == sentence
+
+
+def test_names_of_gradients_must_be_free() -> None:
+    model = mlp()
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "W1_grad"
+    with pytest.raises(ortrain.InvalidArgumentError) as caught:
+        grad(model, of="loss", wrt="W1")
+    assert str(caught.value) == 'the model has a value "W1_grad", which is the name of a gradient; rename it'
+    with pytest.raises(ortrain.NoSuchFileError):
+        grad("nowhere.onnx", of="loss", wrt="W1")
+    with pytest.raises(ortrain.InvalidModelError):
+        grad(b"no model", of="loss", wrt="W1")

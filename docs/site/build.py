@@ -20,7 +20,16 @@ README = ROOT / "README.md"
 # What stands in the sidebar; every other page is reached by a link.
 CHAPTERS = {
     "First steps": ["tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
-    "Training": ["losses", "optimizers", "seeds", "batch-normalization", "checkpoints", "buffers", "debugging"],
+    "Training": [
+        "losses",
+        "optimizers",
+        "seeds",
+        "batch-normalization",
+        "checkpoints",
+        "buffers",
+        "gradients",
+        "debugging",
+    ],
     "Models": ["exporters", "operators", "extending", "security"],
     "Speed": ["performance"],
     "From elsewhere": ["migrating", "not-here", "csharp-training-session", "rust"],
@@ -35,6 +44,7 @@ MODULES = [
     "ortrain.api.lr_scheduler",
     "ortrain.api.outputs",
     "ortrain.api.profile",
+    "ortrain.gradient",
     "ortrain.session",
     "ortrain.inference",
     "ortrain.ortvalue",

@@ -1,8 +1,8 @@
 """Gradient graphs that onnxruntime-training makes of the node cases of its onnx: gradient_graphs.py FOLDER.
 
-Of each operator ten cases at most: its float32 inputs are what gradients are wanted of, the loss is the sum of its float32
-outputs times fixed numbers. Writes forward.onnx, gradient.onnx and io.npz to a folder for each case whose graph runs.
-Prints the names of the cases that were tried and did not.
+Of each operator ten cases at most: its float32 inputs are what gradients are wanted of, the loss is the sum of its
+float32 outputs times fixed numbers. Writes forward.onnx, gradient.onnx and io.npz to a folder for each case whose graph
+runs. Prints the names of the cases that were tried and did not.
 """
 
 import json
@@ -11,10 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
-
-import onnxruntime
 from onnxruntime.capi._pybind_state import GradientGraphBuilder
 
 MOST = 10
@@ -34,11 +33,11 @@ def with_loss(case):
     inputs, outputs = case.data_sets[0]
     if not all(isinstance(value, np.ndarray) or np.isscalar(value) for value in [*inputs, *outputs]):
         return None
-    feeds = {info.name: np.asarray(value) for info, value in zip(graph.input, inputs)}
+    feeds = {info.name: np.asarray(value) for info, value in zip(graph.input, inputs, strict=True)}
     wanted = [info.name for info in graph.input if feeds[info.name].dtype == np.float32 and feeds[info.name].size]
     rng = np.random.default_rng(1)
     parts = []
-    for info, value in zip(list(graph.output), outputs):
+    for info, value in zip(list(graph.output), outputs, strict=True):
         value = np.asarray(value)
         if value.dtype != np.float32 or not value.size or not np.isfinite(value).all():
             continue
@@ -100,7 +99,7 @@ for case in sorted(collect_testcases(""), key=lambda case: case.name):
             graph = builder.get_model()
             session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
             outputs = [output.name for output in session.get_outputs()]
-            results = dict(zip(outputs, session.run(None, given)))
+            results = dict(zip(outputs, session.run(None, given), strict=True))
         except Exception:
             continue
         folder = Path(sys.argv[1]) / case.name

@@ -116,7 +116,7 @@ impl<'a> Rewrite<'a> {
 
     /// The size of an axis of a value, as a vector of one element: a constant if it is known.
     pub fn size_along(&mut self, value: ValueId, axis: usize) -> ValueId {
-        if let Some(size) = self.shape(value).and_then(|shape| shape.iter().nth(axis)).and_then(Dim::known) {
+        if let Some(size) = self.shape(value).and_then(|shape| shape.get(axis)).and_then(Dim::known) {
             return self.ints("size", &[size as i64]);
         }
         let shape = self.add("Shape", &[value], Attrs::new());

@@ -287,3 +287,33 @@ pub(crate) fn check_downgrade(graph: &Graph, inputs: &[Tensor], opset: i64) -> G
     }
     written
 }
+
+/// Asserts that a graph in the newest version means the same when it is written in plain ONNX of `opset` and read again.
+#[track_caller]
+pub(crate) fn check_spelled(graph: &Graph, inputs: &[Tensor], opset: i64) -> Graph {
+    let mut old = graph.clone();
+    let refused = passes::decompose::standardise_known(&mut old, opset);
+    assert!(refused.is_empty(), "{refused:?}");
+    passes::versions::downgrade(&mut old, opset).expect("it can be written");
+    let standard =
+        |node: &Node| Registry::standard().find(&node.domain, &node.op).is_some_and(Definition::is_standard);
+    let written = old.clone();
+    passes::versions::upgrade(&mut old).expect("it can be read");
+    assert!(old.nodes.iter().all(standard), "{old}");
+    let (got, want) = (run(&old, inputs).expect("it runs"), run(graph, inputs).expect("it runs"));
+    for (got, want) in got.iter().zip(&want) {
+        assert_close(got, want, 1e-6);
+    }
+    written
+}
+
+/// The same for the gradients of inputs, with generic numbers arriving at the outputs.
+#[track_caller]
+pub(crate) fn check_gradients_spelled(forward: &Graph, inputs: &[Tensor], targets: &[usize], opset: i64) {
+    let weights: Vec<Option<Tensor>> = run(forward, inputs)
+        .expect("it runs")
+        .iter()
+        .map(|output| output.dtype().is_float().then(|| spread(output.dims(), 11)))
+        .collect();
+    check_spelled(&gradient_graph(forward, &weights, targets), inputs, opset);
+}

@@ -24,6 +24,7 @@ use ortrain_ops::passes::{
     infer::{infer, infer_known},
     versions::{downgrade_known, upgrade, upgrade_known},
 };
+use ortrain_ops::{Definition, OpError, Registry};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::artifacts::{SEPARATE_INITIALIZERS, declare, message_graph, opset_of};
@@ -178,11 +179,14 @@ impl GradientGraph {
     /// When the bytes are no model, or a name is that of none of its values.
     pub fn new(
         model: Bytes,
-        y: Vec<String>,
-        x: Vec<String>,
+        mut y: Vec<String>,
+        mut x: Vec<String>,
         loss: &str,
         plain: bool,
     ) -> Result<GradientGraph> {
+        // Sets have no order, and the model must not depend on one.
+        y.sort_unstable();
+        x.sort_unstable();
         let mut loaded = ModelSource::Bytes(model.clone()).load_for_gradients()?;
         let inner = constants_of_subgraphs(&loaded.proto);
         let message = Message::new(message_graph(LABEL, &mut loaded.proto)?);
@@ -362,7 +366,7 @@ fn gradient_model(
     write_out_nodes(message_graph(label, &mut model.proto)?);
     let message = Message::new(message_graph(label, &mut model.proto)?);
     let chosen = Chosen::new(&graph, &message, &gradients, options.plain);
-    refuse(label, &graph, &message, &chosen, refused, options.plain)?;
+    refuse(label, &graph, &message, &chosen, &refused, (options.plain, opset))?;
     let inputs: &[(ValueId, ValueId)] = if seeds == Seeds::Inputs { &seeded } else { &[] };
     let results: Vec<(ValueId, ValueId)> = targets.into_iter().zip(gradients).collect();
     let written = written(&graph, &message, &chosen, inputs, results, initializers);
@@ -439,25 +443,28 @@ fn check_names(label: &str, message: &Message<'_>, names: &[&str], word: &str) -
     if unknown.is_empty() {
         return Ok(());
     }
-    let sentence = |name: &&&str| format!("{name:?}{}", about_unknown(message, name));
-    let sentences: Vec<String> = unknown.iter().map(sentence).collect();
-    Err(Error::Argument(format!("{word} names what {label} has no value of: {}", sentences.join(", "))))
+    let about: Vec<Option<String>> = unknown.iter().map(|name| about_unknown(message, name)).collect();
+    let sentences: Vec<String> = (unknown.iter().zip(&about))
+        .map(|(name, about)| format!("{name:?}{}", about.as_deref().unwrap_or_default()))
+        .collect();
+    let outputs = message.graph.output.iter().map(|info| info.name.as_str());
+    let outputs = match about.contains(&None) {
+        true => format!("; its outputs are {}", some_of(outputs)),
+        false => String::new(),
+    };
+    let sentences = sentences.join(", ");
+    Err(Error::Argument(format!("{word} names what {label} has no value of: {sentences}{outputs}")))
 }
 
 /// What may have been meant by a name that no value has, as the end of a sentence.
-fn about_unknown(message: &Message<'_>, name: &str) -> String {
+fn about_unknown(message: &Message<'_>, name: &str) -> Option<String> {
     let node = message.graph.node.iter().find(|node| !name.is_empty() && node.name == name);
     if let Some(node) = node {
         let outputs: Vec<String> =
             node.output.iter().filter(|name| !name.is_empty()).map(|name| format!("{name:?}")).collect();
-        return format!("; a node has this name, and its output is {}", outputs.join(", "));
+        return Some(format!("; a node has this name, and its output is {}", outputs.join(", ")));
     }
-    let near = hint(name, message.names());
-    if near.is_empty() {
-        let outputs = message.graph.output.iter().map(|info| info.name.as_str());
-        return format!("; its outputs are {}", some_of(outputs));
-    }
-    near
+    Some(hint(name, message.names())).filter(|near| !near.is_empty())
 }
 
 /// Checks that the names of what is added are free.
@@ -726,11 +733,11 @@ impl Chosen {
             }
             match producers[id.0 as usize] {
                 Some(index) if self.nodes.insert(index) => rest.extend(graph.nodes[index].present_inputs()),
-                Some(_) => {}
                 None if graph.value(id).constant.is_some() => {
                     self.constants.insert(id);
                 }
-                None => {}
+                // Placed already, or an input.
+                Some(_) | None => {}
             }
         }
     }
@@ -758,13 +765,16 @@ impl Chosen {
     }
 }
 
-/// Whether a node and its subgraphs are of `ai.onnx`.
+/// Whether a node and its subgraphs are of `ai.onnx`, as ONNX has it.
 fn is_plain(node: &NodeProto) -> bool {
     let mut subgraphs = node
         .attribute
         .iter()
         .flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs));
-    is_standard(&node.domain) && subgraphs.all(|graph| graph.node.iter().all(is_plain))
+    let definition = Registry::standard().find("", &node.op_type);
+    is_standard(&node.domain)
+        && definition.is_none_or(Definition::is_standard)
+        && subgraphs.all(|graph| graph.node.iter().all(is_plain))
 }
 
 /// The error for what cannot be written, if there is such a thing among what is chosen.
@@ -773,16 +783,37 @@ fn refuse(
     graph: &Graph,
     message: &Message<'_>,
     chosen: &Chosen,
-    refused: Vec<Refused>,
-    plain: bool,
+    refused: &[Refused],
+    (plain, opset): (bool, i64),
 ) -> Result<()> {
     let made: FxHashSet<ValueId> =
         chosen.nodes.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
     let wrong = refused.iter().filter(|refused| refused.outputs.iter().any(|id| made.contains(id)));
+    let raise = format!(
+        "raise the opset of the model, which is {opset}{}",
+        if plain { ", or let gradients be operators of com.microsoft (plain=False)" } else { "" }
+    );
+    let fix = |error: &ortrain_ops::Error| match error {
+        ortrain_ops::Error::Node { source: OpError::Unsupported(_), .. } => Some(raise.clone()),
+        _ => None,
+    };
     let wrong: Vec<(&ortrain_ops::Error, Option<String>)> =
-        wrong.map(|refused| (&refused.error, None)).collect();
+        wrong.map(|refused| (&refused.error, fix(&refused.error))).collect();
     if !wrong.is_empty() {
         return Err(obstructed(label, wrong));
+    }
+    let made = chosen.nodes.iter().map(|&index| &graph.nodes[index]);
+    let foreign: Vec<String> = made
+        .filter(|node| {
+            let definition = Registry::standard().find(&node.domain, &node.op);
+            plain && !definition.is_some_and(Definition::is_standard)
+        })
+        .map(|node| {
+            format!("{} cannot be written in operators of ai.onnx at opset {opset}", graph.node_label(node))
+        })
+        .collect();
+    if !foreign.is_empty() {
+        return Err(Error::Argument(format!("{label}: {}; {raise}", foreign.join("; "))));
     }
     let stays = message.graph.node.iter().enumerate().filter(|(index, _)| !chosen.replaced.contains(index));
     let foreign: Vec<String> = stays
@@ -957,5 +988,103 @@ fn used_domains<'a>(graph: &'a GraphProto, used: &mut BTreeSet<&'a str>) {
             let subgraphs = attribute.g.as_deref().into_iter().chain(&attribute.graphs);
             subgraphs.for_each(|graph| used_domains(graph, used));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ortrain_graph::{Attrs, Node, Tensor};
+
+    use super::*;
+    use crate::{DType, encode_model};
+
+    /// `y = op(x, w)` for each operator, one behind the other; `w` is an initializer.
+    fn chain(ops: &[&str], opset: i64, ir_version: i64) -> ModelSource {
+        let mut graph = Graph::new("chain");
+        let ty = ValueType::tensor(DType::F32, &[2, 3]);
+        let x = graph.add_value("x", ty.clone());
+        graph.inputs.push(x);
+        let w = graph.add_constant("w", Tensor::filled(DType::F32, &[2, 3], 2.0));
+        let mut last = x;
+        for (k, op) in ops.iter().enumerate() {
+            let inputs: &[Option<ValueId>] =
+                if *op == "Mul" { &[Some(last), Some(w)] } else { &[Some(last)] };
+            let made = graph.add_value(&format!("v{k}"), ty.clone());
+            let mut node = Node::new("", op, inputs, &[Some(made)], Attrs::new());
+            node.name = format!("n{k}").into();
+            graph.nodes.push(node);
+            last = made;
+        }
+        graph.outputs.push(last);
+        let mut proto = graph.to_proto();
+        if ir_version < SEPARATE_INITIALIZERS {
+            proto.input.push(declare("w", ty));
+        }
+        let opset_import = vec![OperatorSetIdProto { domain: String::new(), version: opset }];
+        let model = ModelProto { ir_version, opset_import, graph: Some(proto), ..ModelProto::default() };
+        ModelSource::from(encode_model(&model).expect("it is small"))
+    }
+
+    fn options(of: &[&str], wrt: &[&str]) -> GradientOptions {
+        let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        GradientOptions { of: list(of), wrt: list(wrt), plain: true }
+    }
+
+    #[test]
+    fn the_nodes_of_the_model_come_first_and_stay() {
+        let made =
+            grad(chain(&["Mul", "Tanh"], 17, 8), &options(&["v1"], &["x", "w"])).expect("it has gradients");
+        let graph = made.graph.expect("there is one");
+        let names: Vec<&str> = graph.node[..2].iter().map(|node| node.name.as_str()).collect();
+        assert_eq!(names, ["n0", "n1"]);
+        let outputs: Vec<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();
+        assert_eq!(outputs, ["v1", "w_grad", "x_grad"]);
+        assert_eq!(made.opset_import.len(), 1);
+        assert!(graph.node.iter().all(|node| node.domain.is_empty()));
+    }
+
+    /// A file of the third format has no initializer that is no input: what is new is made by nodes.
+    #[test]
+    fn files_of_the_third_format_get_no_initializers() {
+        let made =
+            grad(chain(&["Mul", "Sigmoid"], 9, 3), &options(&["v1"], &["w"])).expect("it has gradients");
+        let graph = made.graph.expect("there is one");
+        let initializers: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!((made.ir_version, initializers), (3, vec!["w"]));
+        assert!(graph.node.iter().any(|node| node.op_type == "Constant"));
+    }
+
+    /// Every operator that nobody knows is an obstacle of its own.
+    #[test]
+    fn all_obstacles_are_named() {
+        let error = grad(chain(&["Mul", "Strange", "Odd"], 17, 8), &options(&["v2"], &["w"]));
+        let error = error.expect_err("nobody knows these");
+        assert_eq!(error.kind(), ErrorKind::NotImplemented);
+        let Error::Obstacles { obstacles, .. } = &error else { panic!("{error}") };
+        let operators: Vec<_> = obstacles.iter().filter_map(|found| found.operator.as_deref()).collect();
+        assert_eq!(operators, ["Odd", "Strange"]);
+        assert!(error.to_string().starts_with("the model: 2 obstacles: "), "{error}");
+    }
+
+    /// What nobody needs for the gradient may be unknown, and stays.
+    #[test]
+    fn what_lies_behind_stays() {
+        let made =
+            grad(chain(&["Mul", "Strange"], 17, 8), &options(&["v0"], &["w"])).expect("it is not needed");
+        assert_eq!(made.graph.expect("there is one").node[1].op_type, "Strange");
+    }
+
+    #[test]
+    fn names_must_be_there_and_free() {
+        let fails = |of: &[&str], wrt: &[&str]| {
+            vjp(chain(&["Mul"], 17, 8), &options(of, wrt)).expect_err("refused").to_string()
+        };
+        assert_eq!(fails(&[], &["w"]), "no value is named in of, of which gradients are wanted");
+        assert_eq!(fails(&["v0"], &[]), "no value is named in wrt, whose gradients are wanted");
+        assert_eq!(
+            fails(&["n0"], &["w"]),
+            r#"of names what the model has no value of: "n0"; a node has this name, and its output is "v0""#
+        );
+        assert!(fails(&["v0"], &["v0"]).starts_with(r#""v0" is in both of and wrt"#));
     }
 }

@@ -22,10 +22,10 @@ __all__ = ["GradientGraphBuilder"]
 class GradientGraphBuilder:
     """Adds the gradients of a loss to a model, as ``GradientGraphBuilder`` of onnxruntime-training.
 
-    What the loss starts from is ``<loss>_grad``: ones of its shape. Where a value is used several times, what arrives from
-    each use is ``<value>_grad_0``, ``<value>_grad_1`` and so on. The outputs of the model are followed by ``<x>_grad``
-    for each of ``x_node_arg_names``, sorted by name, with its element type and shape. Nodes, names, inputs and
-    initializers of the model stay.
+    What the loss starts from is ``<loss>_grad``: ones of its shape. Where a value is used several times, what arrives
+    from each use is ``<value>_grad_0``, ``<value>_grad_1`` and so on. The outputs of the model are followed by
+    ``<x>_grad`` for each of ``x_node_arg_names``, sorted by name, with its element type and shape. Nodes, names, inputs
+    and initializers of the model stay.
 
     The result is plain ONNX, so that every runtime runs it; with ``plain=False`` the gradients are operators of
     ``com.microsoft`` where ONNX Runtime has some, as the reference writes them, which need a runtime that knows these.
@@ -35,8 +35,8 @@ class GradientGraphBuilder:
         y_node_arg_names: names of the results that gradients flow from: the loss, and values that it is computed from.
         x_node_arg_names: names of initializers, inputs or results whose gradients are wanted. Without any, ``build``
             changes nothing.
-        loss_node_arg_name: the result that gradients start from. If it has more than one element, the gradients are those
-            of the sum of its elements.
+        loss_node_arg_name: the result that gradients start from. If it has more than one element, the gradients are
+            those of the sum of its elements.
         options: taken for the sake of the reference; nothing in it changes a gradient.
         plain: whether the result is plain ONNX.
 
@@ -73,8 +73,8 @@ class GradientGraphBuilder:
     ) -> None:
         if not isinstance(serialized_model, bytes):
             raise TypeError(
-                f"serialized_model is the bytes of a model, not {type(serialized_model).__name__}; ortrain.gradient.grad "
-                "takes a path or an onnx.ModelProto, too"
+                f"serialized_model is the bytes of a model, not {type(serialized_model).__name__}; "
+                "ortrain.gradient.grad takes a path or an onnx.ModelProto, too"
             )
         y_names = listed(y_node_arg_names, "y_node_arg_names")
         x_names = listed(x_node_arg_names, "x_node_arg_names")
@@ -88,8 +88,8 @@ class GradientGraphBuilder:
         """Adds the gradients.
 
         Raises:
-            InvalidArgumentError: for one of ``x_node_arg_names`` that no gradient arrives at, one of ``y_node_arg_names``
-                whose gradient nothing defines.
+            InvalidArgumentError: for one of ``x_node_arg_names`` that no gradient arrives at, one of
+                ``y_node_arg_names`` whose gradient nothing defines.
             UnsupportedError: for operators without a gradient: all of them, each with its node.
             OrtrainError: for a second call.
 

@@ -32,9 +32,9 @@ def grad(
 
     The gradients are those of the sum of all elements of all values of ``of``; of a loss of one element, those of the
     loss. Each is an output ``<x>_grad`` with the element type and the shape of its value ``x``; they come behind the
-    outputs of the model, sorted by name. Nodes, names, initializers, inputs and metadata of the model stay. The gradients
-    are written at its opset, 7 or newer; functions of the model are written out where they are called, and external data
-    is taken in.
+    outputs of the model, sorted by name. Nodes, names, initializers, inputs and metadata of the model stay. The
+    gradients are written at its opset, 7 or newer; functions of the model are written out where they are called, and
+    external data is taken in.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -65,7 +65,9 @@ def grad(
     array([8., 8., 8., 8., 8., 8., 8., 8., 8., 8.], dtype=float32)
 
     """
-    return _ortrain.grad(with_operators(model_source(model), operators), _some(of, "of"), _some(wrt, "wrt"), bool(plain))
+    return _ortrain.grad(
+        with_operators(model_source(model), operators), _some(of, "of"), _some(wrt, "wrt"), bool(plain)
+    )
 
 
 def vjp(
@@ -110,7 +112,8 @@ def vjp(
     array([0., 0., 4., 0.], dtype=float32)
 
     """
-    return _ortrain.vjp(with_operators(model_source(model), operators), _some(of, "of"), _some(wrt, "wrt"), bool(plain))
+    source = with_operators(model_source(model), operators)
+    return _ortrain.vjp(source, _some(of, "of"), _some(wrt, "wrt"), bool(plain))
 
 
 def _some(names: str | Iterable[str], argument: str) -> list[str]:

@@ -54,9 +54,10 @@ impl Op for FakeQuantGrad {
         cx.arity(2, 2, 1)?;
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
         cx.dtype_where(1, "bool", |dtype| dtype == DType::Bool)?;
-        if let (Some(g), Some(mask)) =
-            (cx.shape(0).and_then(|s| s.concrete()), cx.shape(1).and_then(|s| s.concrete()))
-            && g != mask
+        if let (Some(g), Some(mask)) = (
+            cx.shape(0).and_then(ortrain_graph::Shape::concrete),
+            cx.shape(1).and_then(ortrain_graph::Shape::concrete),
+        ) && g != mask
         {
             return Err(OpError::invalid(format!("the gradient has shape {g:?}, the mask {mask:?}")));
         }

@@ -455,7 +455,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        Failure, add, check_decomposition, check_gradients, graph, one_node, run, run_node, spread,
+        Failure, add, check_decomposition, check_gradients, check_gradients_spelled, graph, one_node, run,
+        run_node, spread,
     };
 
     const NEWEST: i64 = crate::NEWEST_OPSET;
@@ -464,6 +465,20 @@ mod tests {
 
     fn axis(axis: i64) -> Attrs {
         Attrs::new().with("axis", axis)
+    }
+
+    /// In sets of operators without a scatter that adds.
+    #[test]
+    fn gradients_as_products() {
+        let x = spread(&[3, 4, 2], 1);
+        let indices = Tensor::i64(&[2, 2], &[1, -1, 0, 1]);
+        for along in 0..3 {
+            let gathered =
+                one_node(NEWEST, GATHER, &[Some(&x), Some(&indices)], 1, axis(along)).expect("valid");
+            for opset in [15, 13, 9, 7] {
+                check_gradients_spelled(&gathered, &[x.clone(), indices.clone()], &[0], opset);
+            }
+        }
     }
 
     #[test]

@@ -387,10 +387,29 @@ mod tests {
     use crate::passes;
     use crate::registry::NEWEST_OPSET;
     use crate::testing::{
-        Failure, check_downgrade, check_gradients, f64s, gradient_graph, one_node, run, run_node, spread,
+        Failure, check_downgrade, check_gradients, check_spelled, f64s, gradient_graph, one_node, run,
+        run_node, spread,
     };
 
     const WHERE: (&str, &str) = ("", "Where");
+
+    /// Plain ONNX before opset 9 chooses floats by bounds: infinities that are not chosen do no harm.
+    #[test]
+    fn choices_by_bounds() {
+        let (infinite, x) =
+            (f64s(&[2, 2], &[f64::INFINITY, 1.0, f64::NEG_INFINITY, -2.0]), spread(&[1, 2], 1));
+        let condition = Tensor::from_slice(DType::Bool, &[2, 1], &[1u8, 0]);
+        for (yes, no) in [(&infinite, &x), (&x, &infinite)] {
+            let ports = [Some(&condition), Some(yes), Some(no)];
+            let chosen = one_node(NEWEST_OPSET, WHERE, &ports, 1, Attrs::new()).expect("valid");
+            for opset in [8, 7] {
+                let inputs = [condition.clone(), yes.clone(), no.clone()];
+                let old = check_spelled(&chosen, &inputs, opset);
+                assert!(old.nodes.iter().all(|node| node.domain.is_empty()), "{old}");
+            }
+        }
+    }
+
     const CAST: (&str, &str) = ("", "Cast");
     const POW: (&str, &str) = ("", "Pow");
 

@@ -344,7 +344,25 @@ mod tests {
 
     use super::*;
     use crate::passes::infer::infer;
-    use crate::testing::{add, graph, spread};
+    use crate::testing::{add, check_gradients_spelled, graph, spread};
+
+    /// Before positions can be written to, what was taken is put between zeros.
+    #[test]
+    fn gradients_as_paddings() {
+        let x = spread(&[5, 3], 1);
+        for (starts, ends) in [([1, 0], [4, 3]), ([-4, 1], [-1, 9]), ([3, -9], [2, -1])] {
+            let (mut part, ids) = graph(&[&x]);
+            let starts = part.add_constant("starts", Tensor::i64(&[2], &starts));
+            let ends = part.add_constant("ends", Tensor::i64(&[2], &ends));
+            let axes = part.add_constant("axes", Tensor::i64(&[2], &[0, -1]));
+            let ports = [Some(ids[0]), Some(starts), Some(ends), Some(axes)];
+            add(&mut part, ("", "Slice"), "y", &ports, 1, Attrs::new());
+            infer(&mut part).expect("valid");
+            for opset in [15, 9, 8, 7] {
+                check_gradients_spelled(&part, std::slice::from_ref(&x), &[0], opset);
+            }
+        }
+    }
 
     /// As torch's exporter writes them, be it -1.
     #[test]

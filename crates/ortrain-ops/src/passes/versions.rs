@@ -175,11 +175,11 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> Resu
     let mut steps = 0usize;
     while index < graph.nodes.len() {
         let subgraphs = graph.nodes[index].attrs.0.values_mut();
-        let subgraphs = subgraphs.filter_map(|attr| match attr {
+        let mut subgraphs = subgraphs.filter_map(|attr| match attr {
             Attr::Graph(subgraph) => Some(subgraph),
             _ => None,
         });
-        let outcome = subgraphs.map(|subgraph| downgrade(subgraph, target)).collect::<Result<(), Error>>();
+        let outcome = subgraphs.try_for_each(|subgraph| downgrade(subgraph, target));
         if let Err(error) = outcome {
             refuse(graph, &graph.nodes[index], error)?;
         }

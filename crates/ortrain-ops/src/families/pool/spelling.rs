@@ -367,8 +367,7 @@ fn scattered_apart(
     let over = |k: usize| -> i64 {
         let (step, dilation) = sliding.map_or((1, 1), |sliding| (sliding.stride(k), sliding.dilation(k)));
         let reach = (kernel[k] as i64 - 1).saturating_mul(dilation).saturating_add(1);
-        let along =
-            rw.shape(index).and_then(|shape| shape.iter().nth(k + 2)).and_then(ortrain_graph::Dim::known);
+        let along = rw.shape(index).and_then(|shape| shape.get(k + 2)).and_then(ortrain_graph::Dim::known);
         let overlapping = reach.div_euclid(step) + i64::from(reach.rem_euclid(step) != 0);
         along.map_or(overlapping, |along| overlapping.min(along as i64)).max(1)
     };
@@ -395,6 +394,14 @@ fn scattered_apart(
             .collect();
         let [index, g] = if groups == 1 {
             [index, g]
+        } else if let Some(rows) = rows_of_group(rw, index, &starts, &over) {
+            let mut taken = [index, g];
+            for (k, rows) in rows.iter().enumerate() {
+                let rows = rw.ints("rows", rows);
+                let along = Attrs::new().with("axis", k as i64 + 2);
+                taken = taken.map(|value| rw.add("Gather", &[value, rows], along.clone()));
+            }
+            taken
         } else {
             let ends = rw.ints("ends", &vec![i64::from(i32::MAX); axes.len()]);
             let (starts, axes, steps) =
@@ -408,6 +415,19 @@ fn scattered_apart(
         [one] => one,
         _ => rw.add("Sum", &parts, Attrs::new()),
     })
+}
+
+/// The first set of operators that slices in steps.
+const STEPS: i64 = 10;
+
+/// For sets that do not slice in steps: the windows of a group along each axis, if their number is known.
+fn rows_of_group(rw: &Rewrite<'_>, index: ValueId, starts: &[i64], steps: &[i64]) -> Option<Vec<Vec<i64>>> {
+    let sizes: Option<Vec<usize>> = rw.shape(index)?.iter().skip(2).map(ortrain_graph::Dim::known).collect();
+    let rows = |((&start, &step), size): ((&i64, &i64), usize)| -> Vec<i64> {
+        (0..size as i64).skip(start as usize).step_by(step as usize).collect()
+    };
+    let sizes = sizes.filter(|_| rw.version() < STEPS)?;
+    Some(starts.iter().zip(steps).zip(sizes).map(rows).collect())
 }
 
 /// `AveragePoolGrad` as a transposed convolution with ones; the spatial sizes must be declared.

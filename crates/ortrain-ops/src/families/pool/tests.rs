@@ -157,6 +157,27 @@ fn gradients_of_the_runtime_in_plain_onnx() {
     }
 }
 
+/// Windows that overlap are scattered in groups that do not, where nothing sums what is written to the same place.
+#[test]
+fn gradients_before_scatters_that_add() {
+    let x = image(&[2, 3, 7, 6]);
+    for (kernel, attrs, oldest) in [
+        ([2, 2], Attrs::new().with("strides", vec![2i64, 2]), 9),
+        ([3, 2], Attrs::new().with("strides", vec![2i64, 1]).with("pads", vec![1i64, 0, 1, 1]), 9),
+        // Dilations came with opset 10.
+        ([2, 2], Attrs::new().with("dilations", vec![2i64, 3]), 10),
+        ([7, 6], Attrs::new(), 9),
+    ] {
+        let attrs = attrs.with("kernel_shape", kernel.to_vec());
+        let pooled = one_node(28, ("", "MaxPool"), &[Some(&x)], 1, attrs).expect("valid");
+        for opset in [15, 11, oldest] {
+            check_gradients_spelled(&pooled, std::slice::from_ref(&x), &[0], opset);
+        }
+    }
+    let pooled = one_node(28, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new()).expect("valid");
+    check_gradients_spelled(&pooled, &[x], &[0], 9);
+}
+
 #[test]
 fn gradients_whose_shape_nobody_says_have_no_plain_spelling() {
     let (g, index) = (image(&[1, 1, 2]), Tensor::i64(&[1, 1, 2], &[0, 1]));
