@@ -173,13 +173,19 @@ fn build_internal(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let loss = of_log_prob(rw, rw.required(0)?)?;
+    let log_prob = rw.required(0)?;
+    let loss = of_log_prob(rw, log_prob, rw.dtype(log_prob))?;
     rw.output(0, loss);
     Ok(())
 }
 
-/// The loss of a node with labels, weights and perhaps the label to ignore as inputs 1 to 3.
-pub(super) fn of_log_prob(rw: &mut Rewrite<'_>, log_prob: ValueId) -> Result<ValueId, OpError> {
+/// The loss of a node with labels, weights and perhaps the label to ignore as inputs 1 to 3; `log_prob` may be a new value,
+/// so its type is told.
+pub(super) fn of_log_prob(
+    rw: &mut Rewrite<'_>,
+    log_prob: ValueId,
+    dtype: Option<DType>,
+) -> Result<ValueId, OpError> {
     const LOSS: &str = "NegativeLogLikelihoodLoss";
     let (labels, weights) = (rw.required(1)?, rw.input(2));
     let reduction = Reduction::read(rw.attrs())?;
@@ -195,7 +201,7 @@ pub(super) fn of_log_prob(rw: &mut Rewrite<'_>, log_prob: ValueId) -> Result<Val
         return Ok(loss_of(rw, labels, reduced(reduction).with("ignore_index", label)));
     }
     // A label that is computed: its samples are taken as some of the first class, and do not count afterwards.
-    let types = rw.dtype(log_prob).zip(rw.dtype(labels));
+    let types = dtype.zip(rw.dtype(labels));
     let (dtype, label_type) =
         types.ok_or_else(|| OpError::invalid("the types of its inputs are not known"))?;
     let cast = |rw: &mut Rewrite<'_>, value: ValueId, to: DType| {
