@@ -1,6 +1,6 @@
 //! Cases of operators that training graphs of onnxruntime-training hold and that no gradient here is made of.
 
-use ortrain_graph::{Attrs, DType, Dim, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Tensor, ValueType};
 
 use crate::{Case, CaseBuilder, Fill};
 
@@ -52,10 +52,14 @@ fn losses(cases: &mut Vec<Case>) {
             let inputs = [b.float(dims, &Signed), b.float(dims, &Positive)];
             let y = b.node_with(DOMAIN, "SoftmaxCrossEntropy", &inputs.map(Some), 2, attrs());
             cases.push(b.outputs(&y));
-            let mut b = CaseBuilder::new("SoftmaxCrossEntropyGrad", &name).dynamic();
-            let inputs = [b.float(of_loss, &Signed), b.float(dims, &Signed), b.float(dims, &Positive)];
-            let y = b.node_with(DOMAIN, "SoftmaxCrossEntropyGrad", &inputs.map(Some), 1, attrs());
-            cases.push(b.outputs(&y));
+            // The mean of nothing is NaN, and so is what depends on it.
+            let has_gradient = reduction != "mean" || !dims.contains(&0);
+            if has_gradient {
+                let mut b = CaseBuilder::new("SoftmaxCrossEntropyGrad", &name).dynamic();
+                let inputs = [b.float(of_loss, &Signed), b.float(dims, &Signed), b.float(dims, &Positive)];
+                let y = b.node_with(DOMAIN, "SoftmaxCrossEntropyGrad", &inputs.map(Some), 1, attrs());
+                cases.push(b.outputs(&y));
+            }
             for (label, weighted) in [(DType::I32, false), (DType::I64, false), (DType::I64, true)] {
                 let name = format!("{name}, {label}, weights {weighted}");
                 let classes = Fill::Below(4);
@@ -65,6 +69,9 @@ fn losses(cases: &mut Vec<Case>) {
                 let inputs: Vec<_> = inputs.into_iter().map(Some).collect();
                 let y = b.node_with("", "SparseSoftmaxCrossEntropy", &inputs, 2, attrs());
                 cases.push(b.outputs(&y));
+                if !has_gradient {
+                    continue;
+                }
                 let mut b = CaseBuilder::new("SparseSoftmaxCrossEntropyGrad", &name).dynamic();
                 let mut inputs = vec![b.float(of_loss, &Signed), b.float(dims, &Signed)];
                 inputs.push(b.input(label, &dims[..2], &classes));
@@ -87,7 +94,11 @@ fn losses(cases: &mut Vec<Case>) {
                 let labels = Fill::Exactly(vec![1.0, 0.0, 3.0, 2.0, 2.0, 1.0]);
                 let labels = b.input(DType::I64, &[3, 2], &labels);
                 let mut b = b.fixed();
-                let weights = weighted.then(|| b.float(&[4], &Positive));
+                // Class weights of a loss get no gradient; where the label to ignore is computed they are factors.
+                let weights = weighted.then(|| match ignored && outputs == 1 {
+                    true => b.float(&[4], &Positive),
+                    false => b.constant(Tensor::f32(&[4], &[0.5, 2.0, 1.25, 0.75])),
+                });
                 let ignore = ignored.then(|| b.input(DType::I64, &[], &Fill::Exactly(vec![2.0])));
                 let y = b.node_with(DOMAIN, op, &[Some(x), Some(labels), weights, ignore], outputs, attrs());
                 cases.push(b.outputs(&y));
