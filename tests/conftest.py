@@ -26,6 +26,10 @@ CASES = (
     "tiny_transformer_adamw_ce",
     "mlp_adamw_clip_outputs",
     "lstm_gru_adamw_mse",
+    "l2_norm_adamw_ce",
+    "silu_div_sgd_mse",
+    "rms_norm_adamw_ce",
+    "fake_quant_sgd_mse",
 )
 BACKENDS = ("cpu", "reference")
 

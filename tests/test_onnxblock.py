@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import RECORDS
+from conftest import BACKENDS, RECORDS
 from onnx import TensorProto, helper, numpy_helper
 
 import ortrain
@@ -70,6 +70,7 @@ def result(block: onnxblock.Block, inputs: int = 1) -> np.ndarray:
         (blocks.ReduceMean(keepdims=False), 1, X.mean()),
         (blocks.ReduceSum(), 1, X.sum(keepdims=True)),
         (blocks.ReduceSum(keepdims=False), 1, X.sum()),
+        (blocks.ReduceAllL2(), 2, np.sqrt(2 * (X**2).sum())),
         (blocks.Clip(-1, 1), 1, X.clip(-1, 1)),
         (blocks.Clip(clip_max=1), 1, X.clip(None, 1)),
         (blocks.Clip(clip_min=0), 1, X.clip(0, None)),
@@ -105,7 +106,7 @@ def test_constant_and_linear() -> None:
     np.testing.assert_allclose(value, (2 * X @ first + 0.5 * bias) @ second + 7, rtol=1e-5)
 
 
-def test_nodes_that_only_onnxruntime_runs() -> None:
+def test_nodes_of_other_domains() -> None:
     with onnxblock.base(of_x()) as accessor:
         sequence = blocks.SequenceConstruct()("x", "x_too")
         norm = blocks.ReduceAllL2()("x", "x_too")
@@ -150,6 +151,20 @@ class Training(onnxblock.TrainingBlock):
 
     def build(self) -> tuple[str, str]:
         return self.of(self.scores), self.scores
+
+
+class Decayed(onnxblock.TrainingBlock):
+    """A cross-entropy, and a share of the norm of all weights."""
+
+    SHARE = 0.25
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = loss.CrossEntropyLoss()
+
+    def build(self, scores: str) -> str:
+        norm = blocks.ReduceAllL2()(*TRAINED)
+        return blocks.Add()(self.loss(scores), blocks.Mul()(norm, blocks.Constant(self.SHARE)()))
 
 
 class Unknown(onnxblock.ForwardBlock):
@@ -209,6 +224,37 @@ def losses(folder: Path, steps: int = 5) -> list[float]:
         optimizer.step()
         module.lazy_reset_grad()
     return found
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_the_norm_of_all_weights_is_trained(device: str, tmp_path: Path) -> None:
+    """Beside the same network without it: the loss has its share of the norm, each gradient its share of the weight."""
+    found = {}
+    x, labels = np.random.default_rng(0).random((8, 64), np.float32), np.arange(8)
+    for name, block in (("decayed", Decayed()), ("plain", Training(loss.CrossEntropyLoss()))):
+        for trained in TRAINED:
+            block.requires_grad(trained)
+        with onnxblock.base(onnx.load(PERCEPTRON)):
+            block("logits") if name == "decayed" else block()
+        folder = tmp_path / name
+        folder.mkdir()
+        training, evaluation = block.to_model_proto()
+        onnxblock.save_checkpoint(block.parameters(), folder / "checkpoint")
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(training, state, evaluation, device=device)
+        results = module(x, labels)
+        value = float(np.asarray(results[0] if isinstance(results, tuple) else results).reshape(()))
+        module.eval()
+        results = module(x, labels)
+        assert float(np.asarray(results[0] if isinstance(results, tuple) else results).reshape(())) == value
+        found[name] = (value, {key: np.array(parameter.grad) for key, parameter in state.parameters})
+    weights = {key: np.array(parameter.data, np.float64) for key, parameter in state.parameters}
+    norm = np.sqrt(sum((weight**2).sum() for weight in weights.values()))
+    (value, gradients), (own, plain) = found["decayed"], found["plain"]
+    np.testing.assert_allclose(value, own + Decayed.SHARE * norm, rtol=1e-6)
+    for key, weight in weights.items():
+        want = plain[key] + Decayed.SHARE * weight / norm
+        np.testing.assert_allclose(gradients[key], want, rtol=0, atol=1e-6 * np.abs(want).max(), err_msg=key)
 
 
 @pytest.mark.parametrize("opset", [None, 12])

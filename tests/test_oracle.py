@@ -10,13 +10,15 @@ from pathlib import Path
 
 import environments
 import numpy as np
+import onnx
 import pytest
 from conftest import CASES, RECORDS, Run, meta_of
 from environments import in_environment
 from opsets import NETWORKS, NOT_IN_THE_REFERENCE, OPSETS, TRAINED, write_artifacts
-from replaying import GRADIENT_TOLERANCE, LOSS_TOLERANCE, batches_of, too_far
+from replaying import GRADIENT_TOLERANCE, LOSS_TOLERANCE, batches_of, replay, too_far
 from resuming import Outcome, resume
 
+from ortrain import api
 from ortrain.api import CheckpointState, Module
 
 TESTS = Path(__file__).parent
@@ -39,6 +41,34 @@ def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) ->
     distances: dict[str, dict[str, float]] = json.loads(printed)
     assert list(distances) == list(CASES)
     assert not {case: found for case, found in distances.items() if too_far(found)}, distances
+
+
+@pytest.mark.parametrize(
+    ("case", "operators"),
+    [
+        ("l2_norm_adamw_ce", {"DivGrad"}),
+        ("silu_div_sgd_mse", {"DivGrad"}),
+        ("rms_norm_adamw_ce", {"DivGrad"}),
+        ("fake_quant_sgd_mse", {"FakeQuant", "FakeQuantGrad"}),
+    ],
+)
+def test_artifacts_that_are_made_there_train_here(case: str, operators: set[str], oracle: Path, tmp_path: Path) -> None:
+    """Those that hold gradient operators which ours do not: losses, gradients and parameters of five steps."""
+    in_environment(oracle, TESTS / "oracle" / "record_artifacts.py", str(tmp_path), case)
+    nodes = onnx.load(tmp_path / case / "training_model.onnx").graph.node
+    assert operators <= {node.op_type for node in nodes}
+    distances = replay(api, tmp_path / case, tmp_path / case)
+    assert not too_far(distances), distances
+
+
+def test_nodes_of_training_graphs_are_recorded_as_they_run_there(oracle: Path, tmp_path: Path) -> None:
+    """What test_training_nodes.py compares with is what the reference computes, and it runs every case."""
+    script = TESTS / "oracle" / "record_nodes.py"
+    assert json.loads(in_environment(oracle, script, str(tmp_path / "nodes.npz"))) == {}
+    with np.load(tmp_path / "nodes.npz") as found, np.load(TESTS / "data" / "training-nodes.npz") as kept:
+        assert sorted(found.files) == sorted(kept.files)
+        for name in kept.files:
+            np.testing.assert_allclose(found[name], kept[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("case", ["mlp_adamw_ce", "mlp_sgd_mse", "frozen_params"])

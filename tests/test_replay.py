@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -18,6 +19,8 @@ from ortrain.api import CheckpointState, LinearLRScheduler
 
 # What a float32 sum may lose when it is taken in another order.
 ROUNDING = 1e-6
+# Its operators have kernels in onnxruntime-training, but not in onnxruntime.
+NOT_IN_INFERENCE = ("fake_quant_sgd_mse",)
 
 
 @pytest.mark.parametrize("device", BACKENDS)
@@ -56,9 +59,10 @@ def test_exported_model(case: str, ours: Callable[[str], Path], tmp_path: Path) 
     path = tmp_path / "inference.onnx"
     run.module.export_model_for_inferencing(path, meta["inference_outputs"])
 
-    ours_session = ortrain.InferenceSession(path)
-    theirs_session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for session in (ours_session, theirs_session):
+    sessions: list[Any] = [ortrain.InferenceSession(path)]
+    if case not in NOT_IN_INFERENCE:
+        sessions.append(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]))
+    for session in sessions:
         assert [value.name for value in session.get_inputs()] == meta["inference_inputs"]
         feeds = {name: batches_of(RECORDS / case)[0][name] for name in meta["inference_inputs"]}
         for name, value in zip(meta["inference_outputs"], session.run(None, feeds), strict=True):

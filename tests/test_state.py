@@ -54,6 +54,29 @@ def test_parameters(run: Run) -> None:
         weight.grad = np.zeros(3)
 
 
+def test_views_are_made_of_a_state(run: Run) -> None:
+    """By the names of arguments that onnxruntime-training has; the state is ours, or the native one inside."""
+    state = run.state
+    state.properties["epoch"] = 3
+    for own in (state, state._native):
+        parameters, properties = Parameters(state=own), Properties(state=own)
+        assert [name for name, _ in parameters] == NAMES
+        assert properties["epoch"] == 3
+        bias = Parameter(parameter="fc1.bias", state=own)
+        again = Parameter(bias, own)
+        assert bias.name == again.name == "fc1.bias"
+        assert np.shares_memory(again.data, state.parameters["fc1.bias"].data)
+    properties["epoch"] = 4
+    assert state.properties["epoch"] == 4
+    with pytest.raises(KeyError, match=r"Parameter fc1\.bais not found\. Did you mean 'fc1\.bias'\?"):
+        Parameter("fc1.bais", state)
+    with pytest.raises(TypeError, match="parameter is the name of one, not int"):
+        Parameter(3, state)
+    for view in (Parameters, Properties, lambda other: Parameter("fc1.bias", other)):
+        with pytest.raises(TypeError, match="state is a CheckpointState, not str"):
+            view("checkpoint")
+
+
 def test_data_is_a_live_view(run: Run) -> None:
     data = run.state.parameters["fc1.bias"].data
     before = data.copy()

@@ -718,5 +718,6 @@ pub fn cases() -> Vec<Case> {
     }
     crate::breadth::add(&mut all);
     crate::tables::add(&mut all);
+    crate::training::add(&mut all);
     all
 }

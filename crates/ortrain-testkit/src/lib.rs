@@ -14,6 +14,7 @@ mod check;
 pub mod programs;
 mod tables;
 pub mod tolerance;
+mod training;
 
 pub use case::{Case, CaseBuilder, Fill};
 pub use cases::cases;

@@ -58,17 +58,35 @@ class LoadReport:
 
 
 class Parameter:
-    """One tensor of the model, trainable or frozen.
+    """One tensor of the model, trainable or frozen; what :attr:`CheckpointState.parameters` holds.
+
+    Args:
+        parameter: its name, or another view of it.
+        state: the state that it is a parameter of.
+
+    Raises:
+        KeyError: if the state has no parameter of this name.
+        TypeError: for a ``parameter`` that is no name, or a ``state`` that is none.
 
     >>> state.parameters["fc2.bias"]
     Parameter(name=fc2.bias, requires_grad=True, shape=(10,), dtype=float32)
     >>> float(np.abs(state.parameters["fc2.bias"]).max()) < 1
     True
+    >>> from ortrain.api.checkpoint_state import Parameter
+    >>> np.shares_memory(Parameter("fc2.bias", state).data, state.parameters["fc2.bias"].data)
+    True
+
     """
 
     __slots__ = ("_name", "_native")
 
-    def __init__(self, name: str, native: _ortrain.CheckpointState) -> None:
+    def __init__(self, parameter: str | Parameter, state: CheckpointState | _ortrain.CheckpointState) -> None:
+        name = parameter.name if isinstance(parameter, Parameter) else parameter
+        if not isinstance(name, str):
+            raise TypeError(f"parameter is the name of one, not {type(name).__name__}")
+        native = _native_of(state)
+        if not native.has_parameter(name):
+            raise KeyError(_not_found("Parameter", name, native.parameter_names()))
         self._name = name
         self._native = native
 
@@ -182,6 +200,12 @@ class Parameter:
 class Parameters:
     """The parameters of a state by name. Iteration yields ``(name, Parameter)``, names ascending.
 
+    Args:
+        state: the state, whose :attr:`CheckpointState.parameters` these are.
+
+    Raises:
+        TypeError: for a ``state`` that is none.
+
     >>> len(state.parameters), "fc2.bias" in state.parameters
     (4, True)
     >>> for name, parameter in state.parameters:
@@ -193,12 +217,13 @@ class Parameters:
     >>> state.parameters["fc2.wieght"]
     Traceback (most recent call last):
     KeyError: "Parameter fc2.wieght not found. Did you mean 'fc2.weight'?"
+
     """
 
     __slots__ = ("_native",)
 
-    def __init__(self, native: _ortrain.CheckpointState) -> None:
-        self._native = native
+    def __init__(self, state: CheckpointState | _ortrain.CheckpointState) -> None:
+        self._native = _native_of(state)
 
     def __getitem__(self, name: str) -> Parameter:
         if name not in self:
@@ -264,18 +289,25 @@ class Properties:
 
     A float is kept as float32, as the file format has it.
 
+    Args:
+        state: the state, whose :attr:`CheckpointState.properties` these are.
+
+    Raises:
+        TypeError: for a ``state`` that is none.
+
     >>> state.properties["epoch"] = 3
     >>> state.properties["best"] = 0.25
     >>> state.properties
     Properties(best=0.25, epoch=3)
     >>> "worst" in state.properties
     False
+
     """
 
     __slots__ = ("_native",)
 
-    def __init__(self, native: _ortrain.CheckpointState) -> None:
-        self._native = native
+    def __init__(self, state: CheckpointState | _ortrain.CheckpointState) -> None:
+        self._native = _native_of(state)
 
     def __getitem__(self, name: str) -> int | float | str:
         value = self._native.property(name)
@@ -337,6 +369,14 @@ class Properties:
 
     def __repr__(self) -> str:
         return f"Properties({', '.join(f'{name}={value!r}' for name, value in self)})"
+
+
+def _native_of(state: object) -> _ortrain.CheckpointState:
+    """The native state, of the object that users have or as it is."""
+    native = state._native if isinstance(state, CheckpointState) else state
+    if not isinstance(native, _ortrain.CheckpointState):
+        raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+    return native
 
 
 def _not_found(kind: str, name: object, names: list[str]) -> str:

@@ -285,7 +285,7 @@ class ReduceAllL2(Block):
     """
 
     def build(self, *reduce_node_input_names: str) -> str:
-        """Return the name of the norm, a float32 of shape [1].
+        """Return the name of the norm, a float32 of rank 0.
 
         >>> with onnxblock.base(model) as accessor:
         ...     norm = onnxblock.blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
@@ -294,7 +294,7 @@ class ReduceAllL2(Block):
         """
         norm = _node(self, "ReduceAllL2", reduce_node_input_names, domain="com.microsoft")
         import_set(self.base, "com.microsoft")
-        self.base.graph.value_info.append(helper.make_tensor_value_info(norm, TensorProto.FLOAT, [1]))
+        self.base.graph.value_info.append(helper.make_tensor_value_info(norm, TensorProto.FLOAT, []))
         return norm
 
 

@@ -6,7 +6,7 @@
 //! Courville 2013, arXiv:1308.3432): that of the result where the mask holds, zero elsewhere. Scale and zero point get none.
 //! Both are compositions.
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor};
 
 use crate::OpError;
 use crate::grad::Grad;
@@ -54,10 +54,9 @@ impl Op for FakeQuantGrad {
         cx.arity(2, 2, 1)?;
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
         cx.dtype_where(1, "bool", |dtype| dtype == DType::Bool)?;
-        if let (Some(g), Some(mask)) = (
-            cx.shape(0).and_then(ortrain_graph::Shape::concrete),
-            cx.shape(1).and_then(ortrain_graph::Shape::concrete),
-        ) && g != mask
+        if let (Some(g), Some(mask)) =
+            (cx.shape(0).and_then(Shape::concrete), cx.shape(1).and_then(Shape::concrete))
+            && g != mask
         {
             return Err(OpError::invalid(format!("the gradient has shape {g:?}, the mask {mask:?}")));
         }

@@ -2,9 +2,8 @@
 //!
 //! Sources: ONNX Gather-1, 11, 13; `GatherGrad` of `com.microsoft` (inputs are the shape of what was gathered from, the
 //! indices, and the gradient of the rows; equal indices add up) and `ShrunkenGather` (a Gather of no more rows than there
-//! are). Negative indices count from the end; any other index
-//! outside fails the run and nothing is committed. Narrow floats are summed in float32. What other gathers and scatters
-//! share with these stands here as well.
+//! are). Negative indices count from the end; any other index outside fails the run and nothing is committed. Narrow
+//! floats are summed in float32. What other gathers and scatters share with these stands here as well.
 
 use ortrain_expr::{Builder, CompareOp, Reg, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};

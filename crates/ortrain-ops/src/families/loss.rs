@@ -515,9 +515,10 @@ fn build_grad(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 /// The internal form as a logarithmic softmax and the loss of its results.
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let log_prob = rw.add("LogSoftmax", &[rw.required(0)?], Attrs::new().with("axis", 1i64));
+    let scores = rw.required(0)?;
+    let log_prob = rw.add("LogSoftmax", &[scores], Attrs::new().with("axis", 1i64));
     if rw.has_output(0) {
-        let mut loss = likelihood::of_log_prob(rw, log_prob)?;
+        let mut loss = likelihood::of_log_prob(rw, log_prob, rw.dtype(scores))?;
         if let Some(to) = rw.attrs().int("output_type")?.filter(|&to| to != 0) {
             loss = rw.add("Cast", &[loss], Attrs::new().with("to", to));
         }
@@ -866,6 +867,7 @@ mod tests {
                 assert_eq!(got, want);
             }
             check_gradients(&graph, &inputs, &[0], &[0, 1]);
+            check_decomposition(&graph, &inputs, 1e-12);
 
             let mut constant = graph.clone();
             let label = constant.inputs[3];

@@ -222,8 +222,14 @@ impl Op for MaxPool {
     }
 }
 
+/// A declared shape, but for batch and channels, which are those at hand.
+fn with_batch_of(gradient: Option<&Shape>, declared: &Shape) -> Shape {
+    let at_hand = gradient.map_or(&[][..], |gradient| &gradient[..gradient.rank().min(2)]);
+    at_hand.iter().chain(declared.iter().skip(at_hand.len())).cloned().collect()
+}
+
 /// The gradient of a maximum: inputs are the gradient of the result and the positions, counted row by row. The shape of
-/// what was pooled is that of the input of the node which made the positions.
+/// what was pooled is that of the input of the node which made the positions; where no node made them, it is declared.
 struct MaxPoolGrad {
     windows: Windows,
 }
@@ -241,7 +247,10 @@ impl Op for MaxPoolGrad {
             )));
         }
         let pooled = cx.maker_of(1).filter(|(node, k)| *k == 1 && node.inputs.len() == 1);
-        let shape = pooled.and_then(|(node, _)| cx.shape_of(node.inputs[0]?)).cloned();
+        let shape = match pooled {
+            Some((node, _)) => node.inputs[0].and_then(|id| cx.shape_of(id)).cloned(),
+            None => cx.declared_shape(0).map(|declared| with_batch_of(cx.shape(0), declared)),
+        };
         if let (Some(shape), Some(gradient)) = (&shape, cx.shape(0)) {
             self.windows.check(cx, shape, gradient)?;
         }
@@ -500,9 +509,7 @@ impl Op for AveragePoolGrad {
             return Ok(());
         };
         self.0.windows.check(cx, declared, gradient)?;
-        // Batch and channels are those at hand.
-        let shape = gradient.iter().take(2).chain(declared.iter().skip(2)).cloned().collect();
-        cx.output(0, dtype, Some(shape));
+        cx.output(0, dtype, Some(with_batch_of(Some(gradient), declared)));
         Ok(())
     }
 
@@ -644,6 +651,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "MaxPoolGrad", &[9], build_max_grad)
             .sample(a_window)
             .extension()
+            .declared_shape()
             .differentiated_as(spelling::decompose_max_grad),
         Definition::new("", "AveragePoolGrad", &[9], build_average_grad)
             .sample(|definition| {

@@ -3,10 +3,10 @@
 //! ReduceSum-1, 11, 13, ReduceMean, ReduceProd, ReduceL1, ReduceL2, ReduceSumSquare-1, 11, 13, 18, ReduceLogSum,
 //! ReduceLogSumExp-1, 11, 13, 18, 28 and ReduceMax, ReduceMin-1, 11, 12, 13, 18, 20 of ONNX;
 //! `ReduceSumTraining` (a sum whose axes may be computed), `Scale` (a tensor times or divided by one number of any type)
-//! and `ReduceAllL2` (the norm of several tensors together) of `com.microsoft`. The axes are an attribute before opset 13 (sum) and 18 (the others) and an input from then
-//! on; `noop_with_empty_axes` came with the input. Narrow floats are summed in float32; integers wrap, and the mean of
-//! integers is truncated. Without elements the sum is 0, the mean NaN (0 for integers), and an extreme the other end of
-//! the type's range, infinity included. NaN is the extreme of everything. Elements that tie share the gradient of an
+//! and `ReduceAllL2` (the norm of several tensors together) of `com.microsoft`. The axes are an attribute before opset 13
+//! (sum) and 18 (the others) and an input from then on; `noop_with_empty_axes` came with the input. Narrow
+//! floats are summed in float32; integers wrap, and the mean of integers is truncated. Without elements the sum is 0, the
+//! mean NaN (0 for integers), and an extreme the other end of the type's range, infinity included. NaN is the extreme of everything. Elements that tie share the gradient of an
 //! extreme equally. The gradient of a product is that of exclusive products, so that one zero gets the product of the
 //! others; that of ReduceL2 is 0 where the norm is. Roots and logarithms of integers are computed in float64 and
 //! truncated. Axes must be known once all shapes are.

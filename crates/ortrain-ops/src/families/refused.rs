@@ -1,6 +1,9 @@
-//! Operators of ai.onnx.ml that are refused with a reason: what they compute has no gradient, or is no tensor.
+//! Operators that are refused with a reason. Those of ai.onnx.ml compute what has no gradient, or is no tensor; those of
+//! `com.microsoft`, which graphs of onnxruntime-training 1.19.2 may hold, serve what lies outside of a model.
 
 use super::features::DOMAIN;
+
+const MICROSOFT: &str = "com.microsoft";
 
 /// Why trees are not trained.
 const TREES: &str = "decision trees have no gradient (their results are constant between the thresholds), so no step of an \
@@ -17,13 +20,40 @@ const MAPS: &str = "its result is a sequence of maps, one from class to probabil
                     probabilities are its input: make that an output of the model instead (skl2onnx: \
                     options={\"zipmap\": False}; of a trained model: name it in export_model_for_inferencing)";
 
+/// Why summaries are not written.
+const SUMMARIES: &str = "its result is a text for TensorBoard, which is no tensor; make what it summarises an output of the model \
+                         and write it where the steps are taken, with torch.utils.tensorboard or tensorboardX";
+
+/// Why activations are not packed.
+const PACKED: &str = "it keeps activations for the gradient in fewer bits, which changes the gradient; make the artifacts without it, \
+                      and let SessionOptions.memory_limit keep fewer activations: results stay the same, bit for bit";
+
+/// What packs activations: an encoder and a decoder of each.
+const PACKERS: [&str; 5] = ["GistBinarize", "GistPack1", "GistPack8", "GistPack16", "GistPackMsfp15"];
+
+/// Whether a name is that of a packer's encoder or decoder.
+fn is_half_of(packer: &str, name: &str) -> bool {
+    name.strip_prefix(packer).is_some_and(|half| matches!(half, "Encoder" | "Decoder"))
+}
+
+/// Why functions of PyTorch are not called.
+const CALLED: &str = "it calls a torch.autograd.Function in the process that exported it, and a file does not say what that computes; \
+                      write it as a function of ONNX, with a gradient of its own if it needs one (docs/extending.md)";
+
+/// Why events are not waited for.
+const EVENTS: &str = "it makes the stages of a pipeline wait for each other, and a model is run as one; leave it out: what it passes \
+                      on are its inputs behind the first";
+
 /// Why an operator is refused, as a part of a sentence; `None` of an operator that is known, or that nobody knows.
 pub(crate) fn reason(domain: &str, name: &str) -> Option<&'static str> {
-    match name {
-        _ if domain != DOMAIN => None,
-        "TreeEnsemble" | "TreeEnsembleClassifier" | "TreeEnsembleRegressor" => Some(TREES),
-        "SVMClassifier" | "SVMRegressor" => Some(VECTORS),
-        "ZipMap" => Some(MAPS),
+    match (domain, name) {
+        (DOMAIN, "TreeEnsemble" | "TreeEnsembleClassifier" | "TreeEnsembleRegressor") => Some(TREES),
+        (DOMAIN, "SVMClassifier" | "SVMRegressor") => Some(VECTORS),
+        (DOMAIN, "ZipMap") => Some(MAPS),
+        (MICROSOFT, "SummaryScalar" | "SummaryHistogram" | "SummaryText" | "SummaryMerge") => Some(SUMMARIES),
+        (MICROSOFT, name) if PACKERS.iter().any(|&packer| is_half_of(packer, name)) => Some(PACKED),
+        (MICROSOFT, "PythonOp" | "PythonOpGrad") => Some(CALLED),
+        (MICROSOFT, "RecordEvent" | "WaitEvent") => Some(EVENTS),
         _ => None,
     }
 }

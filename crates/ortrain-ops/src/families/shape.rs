@@ -488,6 +488,9 @@ fn stretched(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
 impl Op for BroadcastGradientArgs {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(2, 2, 2)?;
+        for k in 0..2 {
+            cx.dtype_where(k, "int64", |dtype| dtype == DType::I64)?;
+        }
         let axes = match (cx.ints(0), cx.ints(1)) {
             (Some(a), Some(b)) => Some(stretched(&a, &b)?),
             _ => None,

@@ -195,6 +195,7 @@ impl Op for SliceGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.arity(4, 6, 1)?;
         let dtype = cx.dtype_where(0, "a float type", DType::is_float)?;
+        cx.dtype_where(1, "int64", |dtype| dtype == DType::I64)?;
         check_bound_types(cx, 2)?;
         let shape = match cx.sizes(1) {
             Some(sizes) => Some(sizes.into_iter().collect()),

@@ -109,3 +109,32 @@ fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut Refuse<'_>) -> R
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::build;
+
+    /// Every operator that ONNX does not have can be written in those it has, unless it changes something in place.
+    #[test]
+    fn what_onnx_does_not_have_can_be_written_in_it() {
+        let in_place = |definition: &Definition| {
+            definition.samples().iter().any(|graph| {
+                let op = build(graph, &graph.nodes[0]).expect("a sample is valid");
+                op.writes_state() || !op.in_place().is_empty()
+            })
+        };
+        let (written, others): (Vec<&Definition>, Vec<&Definition>) = Registry::standard()
+            .all()
+            .into_iter()
+            .filter(|definition| !definition.is_standard())
+            .partition(|definition| definition.rewritten || definition.decompose.is_some());
+        let lost: Vec<&str> = others
+            .iter()
+            .filter(|definition| !in_place(definition))
+            .map(|definition| definition.name)
+            .collect();
+        assert!(lost.is_empty(), "{lost:?}");
+        assert!(written.len() > 50 && others.len() > 3, "{} and {}", written.len(), others.len());
+    }
+}

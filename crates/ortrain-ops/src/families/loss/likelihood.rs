@@ -173,29 +173,35 @@ fn build_internal(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let loss = of_log_prob(rw, rw.required(0)?)?;
+    let log_prob = rw.required(0)?;
+    let loss = of_log_prob(rw, log_prob, rw.dtype(log_prob))?;
     rw.output(0, loss);
     Ok(())
 }
 
-/// The loss of a node with labels, weights and perhaps the label to ignore as inputs 1 to 3.
-pub(super) fn of_log_prob(rw: &mut Rewrite<'_>, log_prob: ValueId) -> Result<ValueId, OpError> {
+/// The loss of a node with labels, weights and perhaps the label to ignore as inputs 1 to 3; `log_prob` may be a new value,
+/// so its type is told.
+pub(super) fn of_log_prob(
+    rw: &mut Rewrite<'_>,
+    log_prob: ValueId,
+    dtype: Option<DType>,
+) -> Result<ValueId, OpError> {
     const LOSS: &str = "NegativeLogLikelihoodLoss";
     let (labels, weights) = (rw.required(1)?, rw.input(2));
     let reduction = Reduction::read(rw.attrs())?;
-    let loss_of = |rw: &mut Rewrite<'_>, labels: ValueId, attrs: Attrs| {
+    let loss_of = |rw: &mut Rewrite<'_>, labels: ValueId, weights: Option<ValueId>, attrs: Attrs| {
         let inputs: Vec<Option<ValueId>> = [log_prob, labels].into_iter().chain(weights).map(Some).collect();
         rw.add_node("", LOSS, &inputs, 1, attrs)[0]
     };
     let reduced = |reduction: Reduction| Attrs::new().with("reduction", reduction.name());
     let Some(ignore) = rw.input(3) else {
-        return Ok(loss_of(rw, labels, reduced(reduction)));
+        return Ok(loss_of(rw, labels, weights, reduced(reduction)));
     };
     if let Some(&[label]) = rw.constant_of(ignore).and_then(Tensor::to_i64).as_deref() {
-        return Ok(loss_of(rw, labels, reduced(reduction).with("ignore_index", label)));
+        return Ok(loss_of(rw, labels, weights, reduced(reduction).with("ignore_index", label)));
     }
     // A label that is computed: its samples are taken as some of the first class, and do not count afterwards.
-    let types = rw.dtype(log_prob).zip(rw.dtype(labels));
+    let types = dtype.zip(rw.dtype(labels));
     let (dtype, label_type) =
         types.ok_or_else(|| OpError::invalid("the types of its inputs are not known"))?;
     let cast = |rw: &mut Rewrite<'_>, value: ValueId, to: DType| {
@@ -208,7 +214,17 @@ pub(super) fn of_log_prob(rw: &mut Rewrite<'_>, log_prob: ValueId) -> Result<Val
     let first = rw.constant("first", integer(label_type, 0));
     let safe = rw.add("Where", &[ignored, first, labels], Attrs::new());
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let each = loss_of(rw, safe, reduced(Reduction::None));
+    let mut each = loss_of(rw, safe, None, reduced(Reduction::None));
+    // The weights are factors here and not an input of the loss, so that all of their gradient is there, or none.
+    let weight = match weights {
+        Some(weights) => {
+            let weights = cast(rw, weights, dtype);
+            let weight = rw.add("Gather", &[weights, safe], Attrs::new().with("axis", 0i64));
+            each = rw.add("Mul", &[each, weight], Attrs::new());
+            weight
+        }
+        None => rw.constant("one", Tensor::scalar(dtype, 1.0)),
+    };
     let each = rw.add("Where", &[ignored, zero, each], Attrs::new());
     if reduction == Reduction::None {
         return Ok(each);
@@ -218,13 +234,6 @@ pub(super) fn of_log_prob(rw: &mut Rewrite<'_>, log_prob: ValueId) -> Result<Val
     if reduction == Reduction::Sum {
         return Ok(sum);
     }
-    let weight = match weights {
-        Some(weights) => {
-            let weights = cast(rw, weights, dtype);
-            rw.add("Gather", &[weights, safe], Attrs::new().with("axis", 0i64))
-        }
-        None => rw.constant("one", Tensor::scalar(dtype, 1.0)),
-    };
     let weight = rw.add("Where", &[ignored, zero, weight], Attrs::new());
     let count = rw.add("ReduceSum", &[weight], whole());
     Ok(rw.add("Div", &[sum, count], Attrs::new()))
@@ -353,7 +362,8 @@ mod tests {
                     assert_close(&got[0], &want[0], 1e-12);
                     let given: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
                     let graph = one_node(NEWEST_OPSET, op, &ports, 1, attrs(reduction, None)).expect("valid");
-                    check_gradients(&graph, &given, &[0], &[0]);
+                    let floats: &[usize] = if weights.is_some() { &[0, 2] } else { &[0] };
+                    check_gradients(&graph, &given, floats, &[0]);
                     check_decomposition(&graph, &given, 1e-12);
                 }
             }

@@ -1,12 +1,13 @@
 //! Cross-entropies of rows: classes lie along the last axis. Training graphs of ONNX Runtime hold such.
 //!
-//! `SoftmaxCrossEntropy` and `SoftmaxCrossEntropyGrad` of `com.microsoft`, whose labels are distributions over the classes,
-//! `[..., C]` as the logits (one-hot or not): `-sum(label * log_softmax(logits))` of each row. ONNX Runtime's
+//! `SoftmaxCrossEntropy` and `SoftmaxCrossEntropyGrad` of `com.microsoft`, whose labels are distributions over the
+//! classes, `[..., C]` as the logits (one-hot or not): `-sum(label * log_softmax(logits))` of each row. ONNX Runtime's
 //! `SparseSoftmaxCrossEntropy` and `SparseSoftmaxCrossEntropyGrad` in the domain of ONNX, version 9, whose labels are
-//! classes, `[...]`, with a weight for each (not for each class). `mean` divides by the number of rows, or by the sum of the
-//! weights; without a reduction there is one loss for each row. A label outside the classes fails the run. The second result is the
-//! logarithmic softmax. A class of probability zero whose label is zero adds nothing. All four are compositions; gradients
-//! reach logits, distributions and weights.
+//! classes, `[...]`, with a weight for each (not for each class). `mean` divides by the number of rows, or by the sum of
+//! the weights; without a reduction there is one loss for each row. (ONNX Runtime 1.19 sums without one.) A label outside
+//! the classes fails the run. The second result is the logarithmic softmax. A class of probability zero whose label is
+//! zero adds nothing. Gradients are derivatives also where labels do not sum to one, where those of ONNX Runtime 1.19 are
+//! not. All four are compositions; gradients reach logits, distributions and weights.
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
@@ -76,14 +77,23 @@ impl Op for Rows {
                 )));
             }
         }
-        if self.grad {
-            cx.output(0, dtype, logits);
-            return Ok(());
-        }
         let loss = match self.reduction {
             Reduction::None => rows,
             Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
         };
+        if self.grad {
+            if let (Some(wanted), Some(found)) = (&loss, cx.shape(0)) {
+                let is_one =
+                    wanted.rank() == 0 && found.iter().all(|dim| dim.known().is_none_or(|size| size == 1));
+                if !is_one && differ(wanted, found) {
+                    return Err(OpError::invalid(format!(
+                        "the gradient has shape {found}; the loss has {wanted}"
+                    )));
+                }
+            }
+            cx.output(0, dtype, logits);
+            return Ok(());
+        }
         cx.output(0, dtype, loss);
         cx.output(1, dtype, logits);
         Ok(())
@@ -324,8 +334,8 @@ mod tests {
             }
         }
         let weighted = |name| {
-            let inputs = [Some(&logits()), Some(&labels), Some(&weights)].map(Option::cloned);
-            let ports: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
+            let inputs = [logits(), labels.clone(), weights.clone()];
+            let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
             run_node(SPARSE, &ports, 1, reduction(name)).expect("it runs").remove(0)
         };
         assert_close(&weighted("none"), &f64s(&[2], &[3.0 * first, second]), 1e-12);
@@ -421,6 +431,12 @@ mod tests {
         );
         let found = message(SPARSE, &[Some(&logits()), Some(&labels), Some(&weights)]);
         assert!(found.contains("input 2 has shape [3] for logits of shape [2, 3]: [2] is needed"), "{found}");
+        let gradient = ("com.microsoft", "SoftmaxCrossEntropyGrad");
+        let found = message(gradient, &[Some(&weights), Some(&logits()), Some(&logits())]);
+        assert!(found.contains("the gradient has shape [3]; the loss has []"), "{found}");
+        let gradient = ("", "SparseSoftmaxCrossEntropyGrad");
+        let found = message(gradient, &[Some(&weights), Some(&logits()), Some(&labels)]);
+        assert!(found.contains("the gradient has shape [3]; the loss has []"), "{found}");
         let found = message(DENSE, &[Some(&spread(&[], 1)), Some(&spread(&[], 1))]);
         assert!(found.contains("the logits are a scalar; they need an axis of classes"), "{found}");
     }

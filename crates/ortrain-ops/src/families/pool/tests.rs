@@ -178,6 +178,20 @@ fn gradients_before_scatters_that_add() {
     check_gradients_spelled(&pooled, &[x], &[0], 9);
 }
 
+/// Where no node made the positions, the gradient of a maximum has the shape that is declared for it.
+#[test]
+fn a_gradient_at_positions_that_are_given() {
+    let (g, index) = (f64s(&[1, 1, 3], &[1.0, 2.0, 4.0]), Tensor::i64(&[1, 1, 3], &[1, 1, 3]));
+    let (mut given, ids) = graph(&[&g, &index]);
+    let attrs = Attrs::new().with("kernel_shape", vec![2i64]);
+    let dx = add(&mut given, ("", "MaxPoolGrad"), "dx", &[Some(ids[0]), Some(ids[1])], 1, attrs)[0];
+    given.value_mut(dx).ty = ValueType::tensor(DType::F64, &[1, 1, 4]);
+    crate::passes::infer::infer(&mut given).expect("it is right");
+    let got = run(&given, &[g.clone(), index.clone()]).expect("it runs");
+    assert_close(&got[0], &f64s(&[1, 1, 4], &[0.0, 3.0, 0.0, 4.0]), 0.0);
+    check_decomposition(&given, &[g, index], 0.0);
+}
+
 #[test]
 fn gradients_whose_shape_nobody_says_have_no_plain_spelling() {
     let (g, index) = (image(&[1, 1, 2]), Tensor::i64(&[1, 1, 2], &[0, 1]));
