@@ -97,6 +97,51 @@ def test_a_network(batch: int, tmp_path: Path) -> None:
     assert np.isfinite(module(x, np.zeros(14, np.int64)))
 
 
+def self_attention(batch: int, *, merged: str) -> onnx.ModelProto:
+    """An attention as ``torch.nn.MultiheadAttention`` computes it: the batch is second, and heads and rows share its axis."""
+    rng = np.random.default_rng(5)
+    initializers: dict[str, Any] = {
+        "heads": np.array([5, batch * 2, 2]),
+        "rows": np.array([5 * batch, 4]),
+        "w": rng.standard_normal((4, 4)).astype(np.float32),
+    }
+    back = [node("Reshape", ["g", "steps"], "b")]
+    if merged == "constant":
+        initializers["steps"] = np.array([5, batch, 4])
+    else:
+        # What an exporter leaves of sizes when it folds no constants.
+        back[:0] = [node("Unsqueeze", ["size", "zero"], "n"), node("Concat", ["five", "n", "four"], "steps", axis=0)]
+        initializers |= {k: np.array(v) for k, v in {"size": batch, "zero": [0], "five": [5], "four": [4]}.items()}
+    nodes = [
+        node("Transpose", ["x"], "t", perm=[1, 0, 2]),
+        node("Reshape", ["t", "heads"], "h"),
+        node("Transpose", ["h"], "q", perm=[1, 0, 2]),
+        node("Transpose", ["h"], "k", perm=[1, 2, 0]),
+        node("MatMul", ["q", "k"], "s"),
+        node("Softmax", ["s"], "p", axis=-1),
+        node("MatMul", ["p", "q"], "o"),
+        node("Transpose", ["o"], "r", perm=[1, 0, 2]),
+        node("Reshape", ["r", "rows"], "f"),
+        node("Gemm", ["f", "w"], "g"),
+        *back,
+        node("Transpose", ["b"], "y", perm=[1, 0, 2]),
+    ]
+    return fixed(nodes, initializers, [batch, 5, 4], [[batch, 5, 4]])
+
+
+@pytest.mark.parametrize("merged", ["constant", "concatenated"])
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_a_batch_that_shares_its_axis(batch: int, merged: str) -> None:
+    model = self_attention(batch, merged=merged)
+    x = drawn(21, 5, 4)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = np.concatenate([theirs.run(None, {"x": x[k : k + batch]})[0] for k in range(0, 21, batch)])
+    opened = artifacts.open_batch(model)
+    for rows in (1, 4, 21):
+        (y,) = ortrain.InferenceSession(opened).run(None, {"x": x[:rows]})
+        np.testing.assert_allclose(y, expected[:rows], rtol=1e-4, atol=1e-5)
+
+
 def test_first_states_of_a_recurrent_layer() -> None:
     nodes = [
         node("LSTM", ["x", "w", "r", "b", "", "h", "c"], "a", hidden_size=3),
@@ -153,6 +198,49 @@ def test_what_is_open_stays() -> None:
             'node "/y" (Reshape)',
         ),
         (
+            [node("MatMul", ["x", "w"], "a"), node("Softmax", ["a"], "y", axis=0)],
+            {"w": drawn(4, 4)},
+            [3, 4],
+            [3, 4],
+            'node "/y" (Softmax) gives a row of a larger batch other numbers than it gets alone',
+        ),
+        (
+            [node("Transpose", ["x"], "a"), node("Reshape", ["a", "shape"], "b"), node("MatMul", ["b", "w"], "y")],
+            {"shape": np.array([-1, 4]), "w": drawn(4, 4)},
+            [1, 4],
+            [1, 4],
+            'node "/y" (MatMul)',
+        ),
+        ([node("Squeeze", ["x"], "a"), node("Relu", ["a"], "y")], {}, [1, 4], [4], 'node "/a" (Squeeze) gives a row'),
+        (
+            [node("Gather", ["x", "first"], "a", axis=0), node("Relu", ["a"], "y")],
+            {"first": np.array([0])},
+            [1, 4],
+            [1, 4],
+            'node "/a" (Gather) gives a row',
+        ),
+        (
+            [node("Concat", ["token", "x"], "y", axis=0)],
+            {"token": drawn(1, 4)},
+            [1, 4],
+            [2, 4],
+            'node "/y" (Concat) gives a row',
+        ),
+        (
+            [node("Expand", ["token", "shape"], "a"), node("Concat", ["a", "x"], "y", axis=0)],
+            {"token": drawn(1, 4), "shape": np.array([1, 4])},
+            [1, 4],
+            [2, 4],
+            'node "/y" (Concat) gives a row',
+        ),
+        (
+            [node("Reshape", ["x", "shape"], "a"), node("Relu", ["a"], "y")],
+            {"shape": np.array([4])},
+            [1, 4],
+            [4],
+            'node "/y" (Relu) counts the batch and more on axis 0 of output "y"',
+        ),
+        (
             [node("ReduceSum", ["x", "axes"], "s", keepdims=0), node("Expand", ["s", "shape"], "y")],
             {"axes": np.array([0]), "shape": np.array([2, 4])},
             [3, 4],
@@ -160,7 +248,19 @@ def test_what_is_open_stays() -> None:
             None,
         ),
     ],
-    ids=["product", "sum", "reshape", "independent"],
+    ids=[
+        "product",
+        "sum",
+        "reshape",
+        "softmax",
+        "rows that change places",
+        "no axis",
+        "first row",
+        "one row more",
+        "a row for each",
+        "one axis",
+        "independent",
+    ],
 )
 def test_what_depends_on_the_batch(
     nodes: list[onnx.NodeProto], initializers: dict[str, Any], shape: list[int], output: list[int], sentence: str | None
