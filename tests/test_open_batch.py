@@ -98,7 +98,7 @@ def test_a_network(batch: int, tmp_path: Path) -> None:
 
 
 def self_attention(batch: int, *, merged: str) -> onnx.ModelProto:
-    """An attention as ``torch.nn.MultiheadAttention`` computes it: the batch is second, and heads and rows share its axis."""
+    """An attention as ``torch.nn.MultiheadAttention`` computes it: the batch is second, and heads share its axis."""
     rng = np.random.default_rng(5)
     initializers: dict[str, Any] = {
         "heads": np.array([5, batch * 2, 2]),
@@ -140,6 +140,82 @@ def test_a_batch_that_shares_its_axis(batch: int, merged: str) -> None:
     for rows in (1, 4, 21):
         (y,) = ortrain.InferenceSession(opened).run(None, {"x": x[:rows]})
         np.testing.assert_allclose(y, expected[:rows], rtol=1e-4, atol=1e-5)
+
+
+def repeated(batch: int, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.repeat(drawn(1, *shape), batch, axis=0)
+
+
+def constants_of_the_batch(batch: int) -> dict[str, tuple[list[onnx.NodeProto], dict[str, Any], list[int]]]:
+    """What exporters make of values that are the same for each row, when they know how many rows there are."""
+    return {
+        "token of a class": (
+            [node("Concat", ["token", "x"], "y", axis=1)],
+            {"token": repeated(batch, 1, 4)},
+            [batch, 6, 4],
+        ),
+        "mask": (
+            [node("Where", ["mask", "x", "low"], "y")],
+            {"mask": repeated(batch, 5, 4) > 0, "low": np.float32(-9)},
+            [batch, 5, 4],
+        ),
+        "mask that is broadcast": (
+            [node("Expand", ["mask", "shape"], "m"), node("Mul", ["x", "m"], "y")],
+            {"mask": repeated(batch, 1, 4), "shape": np.array([batch, 5, 4])},
+            [batch, 5, 4],
+        ),
+        "positions": (
+            [node("Gather", ["table", "places"], "p"), node("Add", ["x", "p"], "y")],
+            {"table": drawn(9, 4), "places": np.tile(np.arange(5), (batch, 1))},
+            [batch, 5, 4],
+        ),
+        "sizes that are computed": (
+            [
+                node("Shape", ["x"], "sizes"),
+                node("Mod", ["two", "three"], "at"),
+                node("Slice", ["sizes", "zero", "at"], "front"),
+                node("Concat", ["front", "last"], "shape", axis=0),
+                node("Reshape", ["x", "shape"], "a"),
+                node("Reshape", ["a", "again"], "y"),
+            ],
+            {"two": np.array([2]), "three": np.array([3]), "zero": np.array([0]), "last": np.array([2, 2])}
+            | {"again": np.array([batch, 20])},
+            [batch, 20],
+        ),
+        # As PyTorch exports expand(3, -1, -1): the vector has three elements, whatever the batch.
+        "an axis that is kept": (
+            [
+                node("ConstantOfShape", ["three"], "one", value=numpy_helper.from_array(np.array([1]))),
+                node("Mul", ["one", "minus"], "kept"),
+                node("Equal", ["wanted", "kept"], "is_kept"),
+                node("Where", ["is_kept", "one", "wanted"], "shape"),
+                node("Expand", ["token", "shape"], "t"),
+                node("Concat", ["t", "x"], "y", axis=1),
+            ],
+            {
+                "three": np.array([3]),
+                "minus": np.array(-1),
+                "wanted": np.array([batch, -1, -1]),
+                "token": drawn(1, 1, 4),
+            },
+            [batch, 6, 4],
+        ),
+    }
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", constants_of_the_batch(1))
+def test_constants_of_the_batch(name: str, batch: int) -> None:
+    nodes, initializers, output = constants_of_the_batch(batch)[name]
+    model = fixed(nodes, initializers, [batch, 5, 4], [output])
+    x = drawn(6, 5, 4)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = np.concatenate([theirs.run(None, {"x": x[k : k + batch]})[0] for k in range(0, 6, batch)])
+    opened = artifacts.open_batch(model)
+    onnx.checker.check_model(onnx.load_from_string(opened), full_check=True)
+    for rows in (1, 5, 6):
+        (y,) = ortrain.InferenceSession(opened).run(None, {"x": x[:rows]})
+        np.testing.assert_array_equal(y, expected[:rows])
 
 
 def test_first_states_of_a_recurrent_layer() -> None:

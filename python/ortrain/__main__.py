@@ -75,7 +75,7 @@ def _program() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status. Where the reader of a pipe left early (``| head``), it ends without a word."""
+    """Run the command line; the exit status. It ends without a word where the reader of a pipe left (``| head``)."""
     try:
         try:
             return _run(arguments)

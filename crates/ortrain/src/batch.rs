@@ -1,9 +1,11 @@
 //! A model for batches of any size, made of one for batches of one size.
 
 use ortrain_graph::{Dim, Graph, Tensor, ValueType, tensor_to_proto};
-use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
 use ortrain_ops::passes::infer::infer;
-use ortrain_ops::training::{FixedBatch, OpenShape, fixed_batches, for_inference, sizes_behind_first};
+use ortrain_ops::training::{
+    FixedBatch, OpenShape, first_along, fixed_batches, for_inference, sizes_behind_first,
+};
 use rustc_hash::FxHashSet;
 
 use crate::artifacts::{declare, inferred, message_graph, self_contained};
@@ -20,9 +22,10 @@ const CHECKED: [usize; 2] = [7, 11];
 /// The model with an open batch: the first axis of its inputs is called `batch`, as far as it has the size that the first
 /// input's has, and shapes inside that repeat this size follow it.
 ///
-/// What can be opened inside: a Reshape to a shape that is a constant, wherever it counts the batch, an Expand or a
-/// ConstantOfShape whose shape begins with it, first states of zeros of a recurrent layer. A model that is open already
-/// comes back as it is. Where the model runs on numbers drawn by lot, each row of a larger batch is compared with what the
+/// What can be opened inside: a Reshape to a shape that is a constant, wherever it counts the batch; an Expand or a
+/// ConstantOfShape whose shape begins with it; constants that are the same for each row, where they are broadcast or joined
+/// to what has the batch; first states of zeros of a recurrent layer. A model that is open already comes back as it is.
+/// Where the model runs on numbers drawn by lot, each row of a larger batch is compared with what the
 /// model made of it before.
 ///
 /// ```
@@ -66,8 +69,9 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
         info.r#type = None;
     }
     let others: Vec<usize> = CHECKED.into_iter().filter(|&size| size != batch).collect();
+    let mut here = with_batch(&label, &loaded, &typed, &opened, batch)?;
     let mut other = with_batch(&label, &loaded, &typed, &opened, others[0])?;
-    let fixed = fixed_batches(&typed, &mut other, batch, others[0]);
+    let fixed = fixed_batches(&mut here, &mut other, batch, others[0]);
     let graph = message_graph(&label, &mut loaded.proto)?;
     for (number, fix) in fixed.iter().enumerate() {
         open(graph, fix, number, &name).ok_or_else(|| {
@@ -191,6 +195,28 @@ fn open(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &s
         OpenShape::Shape(shape) => {
             graph.initializer.push(tensor_to_proto(&named("shape"), &Tensor::i64(&[shape.len()], shape)));
             graph.node[at].input[fix.input] = named("shape");
+        }
+        OpenShape::First(axis) => {
+            let (first, zero) = first_along(&graph.node[at].input[fix.input], *axis, &named("first"));
+            graph.initializer.push(zero);
+            graph.node[at].input[fix.input] = named("first");
+            graph.node.insert(at, first);
+        }
+        OpenShape::Rows(rest) => {
+            let (first, zero) = first_along(&graph.node[at].input[fix.input], 0, &named("first"));
+            let (mut added, constants) = sizes_behind_first(first_input, rest, &named("shape"));
+            graph.initializer.push(zero);
+            graph.initializer.extend(constants);
+            added.push(first);
+            added.push(NodeProto {
+                op_type: "Expand".into(),
+                name: named("rows"),
+                input: vec![named("first"), named("shape")],
+                output: vec![named("rows")],
+                ..NodeProto::default()
+            });
+            graph.node[at].input[fix.input] = named("rows");
+            graph.node.splice(at..at, added);
         }
         OpenShape::Behind(rest) => {
             let (added, constants) = sizes_behind_first(first_input, rest, &named("shape"));
