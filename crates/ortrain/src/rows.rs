@@ -191,7 +191,7 @@ fn agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool 
     let parts: Vec<Vec<f64>> = parts.iter().map(|part| part.to_f64()).collect();
     let front: usize = dims[..axis].iter().product();
     let most = if inside { dims[axis] } else { 1 };
-    (1..=most).filter(|outer| dims[axis] % outer == 0).any(|outer| {
+    (1..=most).filter(|&outer| dims[axis].is_multiple_of(outer)).any(|outer| {
         let blocks = front * outer;
         let len = parts[0].len() / blocks.max(1);
         let together: Vec<f64> = (0..blocks)
@@ -207,8 +207,7 @@ fn near(a: &[f64], b: &[f64], dtype: DType) -> bool {
     let share = FAR.iter().find(|(ty, _)| *ty == dtype).map_or(1e-6, |(_, share)| *share);
     let largest =
         a.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
-    let differs =
-        |a: f64, b: f64| a != b && !(a.is_nan() && b.is_nan()) && !((a - b).abs() <= share * largest);
-    let differing = a.iter().zip(b).filter(|(a, b)| differs(**a, **b)).count();
+    let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= share * largest;
+    let differing = a.iter().zip(b).filter(|(a, b)| !same(**a, **b)).count();
     a.len() == b.len() && differing * CHOICES <= a.len()
 }

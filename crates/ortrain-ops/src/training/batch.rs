@@ -384,9 +384,9 @@ fn place(dims: &[usize], outer: usize, batch: usize, hint: Option<usize>) -> Opt
     let mut found = Vec::new();
     let mut before = 1;
     for (axis, &size) in dims.iter().enumerate() {
-        if before != 0 && outer % before == 0 {
+        if before != 0 && outer.is_multiple_of(before) {
             let front = outer / before;
-            if size != 0 && front != 0 && size % (front * batch) == 0 {
+            if size != 0 && front != 0 && size.is_multiple_of(front * batch) {
                 found.push((axis, Share { outer: front, inner: size / (front * batch) }));
             }
         }
