@@ -354,6 +354,20 @@ def test_what_depends_on_the_batch(
     )
 
 
+@pytest.mark.parametrize("shape", [[1, 2**40], [2**40, 1], [1, 2**20, 2**20]])
+def test_sizes_that_nobody_has_memory_for(shape: list[int]) -> None:
+    """Rows are compared where they fit: a file may declare any size."""
+    model = fixed([node("Relu", ["x"], "a"), node("Flatten", ["a"], "y")], {}, shape, [[shape[0], 2**40 // shape[0]]])
+    opened = onnx.load_from_string(artifacts.open_batch(model))
+    assert opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
+def test_an_empty_batch() -> None:
+    model = fixed([node("Reshape", ["x", "shape"], "y")], {"shape": np.array([0, 2, 2])}, [0, 4], [[0, 2, 2]])
+    (y,) = ortrain.InferenceSession(artifacts.open_batch(model)).run(None, {"x": drawn(3, 4)})
+    assert y.shape == (3, 2, 2)
+
+
 def test_the_hint() -> None:
     model = network(1)
     session = ortrain.InferenceSession(model)

@@ -10,7 +10,7 @@ use ortrain_program::{Backend, Entry, Given, Scalars, Workspace};
 use rustc_hash::FxHashSet;
 
 use crate::runners::Runners;
-use crate::{Result, default_backend};
+use crate::{ErrorKind, Result, default_backend};
 
 /// How many batches lie in the larger one.
 pub(crate) const BATCHES: usize = 2;
@@ -20,6 +20,8 @@ const OPEN: usize = 6;
 const SEED: u64 = 23;
 /// How far numbers may lie apart, as a share of the largest: sums of another order are nearer, in float16 as well.
 const FAR: [(DType, f64); 3] = [(DType::F16, 0.03), (DType::BF16, 0.1), (DType::F32, 1e-3)];
+/// Elements of all inputs, and bytes of a run, above which rows are not compared: a file may declare any size.
+const LARGEST: (usize, usize) = (1 << 28, 1 << 34);
 /// One of so many elements may differ: a rounding may change a choice.
 const CHOICES: usize = 50;
 
@@ -49,6 +51,7 @@ pub(crate) fn mixed(
         let whole: Vec<Tensor> = inputs.iter().map(|input| input.whole.clone()).collect();
         let whole = match results(&together, names, &whole, &backend) {
             Ok(whole) => whole,
+            Err(error) if error.kind() == ErrorKind::MemoryLimit => return None,
             Err(error) => return Some(Err(error.to_string())),
         };
         let agree = |k: usize| {
@@ -102,15 +105,18 @@ impl Input {
 /// Numbers for all inputs: floats from -1 to 1, and zeros and ones for integers, which most tables have rows for. Nothing,
 /// if an input is no tensor of numbers.
 fn drawn(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
+    let mut room = LARGEST.0;
     let inputs = graph.inputs.iter().enumerate().map(|(stream, &id)| {
         let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { return None };
         let mut dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(OPEN)).collect();
         let opened = opened.contains(graph.name_of(id));
         if opened {
-            *dims.first_mut()? *= BATCHES;
+            let rows = dims.first_mut()?;
+            *rows = rows.checked_mul(BATCHES)?;
         }
         let bits = |index: usize| random_bits(SEED, stream as u64, index as u64);
-        let len = dims.iter().product();
+        let len = dims.iter().try_fold(1usize, |len, &size| len.checked_mul(size))?;
+        room = room.checked_sub(len)?;
         let whole = if dtype.is_float() {
             let elements: Vec<f32> = (0..len).map(|k| bits(k) as f32 / (1u32 << 31) as f32 - 1.0).collect();
             Tensor::f32(&dims, &elements).converted(*dtype)
@@ -149,7 +155,7 @@ fn results(
     let mut found = vec![None; names.len()];
     let given: Vec<Given<'_>> = inputs.iter().map(Given::from).collect();
     Runners::new(graph, roles, backend.clone()).run(
-        &mut Workspace::new(),
+        &mut Workspace::limited(Some(LARGEST.1), 0),
         &[],
         Entry::Accumulate,
         Scalars::default(),

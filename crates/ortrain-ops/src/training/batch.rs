@@ -159,7 +159,9 @@ impl InBoth<'_> {
         };
         let mut axes = (0..before.len()).filter(|&axis| grown.get(axis) != Some(&before[axis]));
         let (axis, None) = (axes.next()?, axes.next()) else { return None };
-        if before.len() != grown.len() || before[axis] * self.size != grown[axis] * self.batch {
+        let product = |a: usize, b: usize| a as u128 * b as u128;
+        if before.len() != grown.len() || product(before[axis], self.size) != product(grown[axis], self.batch)
+        {
             return None;
         }
         let share = if before[axis] == self.batch { ALONE } else { *shares.get(&before[axis])? };
