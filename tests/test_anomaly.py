@@ -114,6 +114,94 @@ def test_masks_of_infinity_are_no_anomaly(tmp_path: Path) -> None:
     )
 
 
+def subgraph(nodes: Sequence[onnx.NodeProto], inputs: dict[str, int], outputs: dict[str, int]) -> onnx.GraphProto:
+    declare = helper.make_tensor_value_info
+    shapes: dict[str, list[int] | None] = {"i": [], "go": [], "on": []}
+    return helper.make_graph(
+        nodes,
+        "inside",
+        [declare(name, dtype, shapes.get(name)) for name, dtype in inputs.items()],
+        [declare(name, dtype, shapes.get(name)) for name, dtype in outputs.items()],
+    )
+
+
+def test_inside_of_a_branch(tmp_path: Path) -> None:
+    """The node of the branch that was taken, not the If."""
+    branches = {
+        "then_branch": subgraph([node("Exp", ["a"], "e")], {}, {"e": FLOAT}),
+        "else_branch": subgraph([node("Neg", ["a"], "f")], {}, {"f": FLOAT}),
+    }
+    nodes = [
+        node("Mul", ["x", "w"], "a"),
+        node("ReduceSum", ["a"], "s", keepdims=0),
+        node("Greater", ["s", "zero"], "q"),
+        node("If", ["q"], "b", **branches),
+        node("Neg", ["b"], "y"),
+    ]
+    given = {"w": [1.0, 1.0, 1.0], "zero": np.float32(0)}
+    _, module = made(tmp_path, nodes, given, requires_grad=["w"])  # type: ignore[arg-type]
+    x, target = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    x[1, 2] = 100
+    with pytest.raises(ortrain.AnomalyError) as error:
+        module(x, target)
+    assert str(error.value) == (
+        'the step makes the loss inf: node "/e" (Exp) of the forward pass makes the first inf, at [1, 2] of "b"; '
+        "the state is as it was before the step"
+    )
+
+
+@pytest.mark.parametrize("kind", ["Loop", "Loop with a condition", "Scan"])
+def test_inside_of_a_loop(kind: str, tmp_path: Path) -> None:
+    """The node of the body and the iteration: 2, 4, 16, 256, ..., and the seventh square is infinite."""
+    square = [node("Mul", ["v", "v"], "square"), node("Mul", ["square", "w"], "next")]
+    inputs = {"i": TensorProto.INT64, "go": TensorProto.BOOL, "v": FLOAT}
+    outputs = {"on": TensorProto.BOOL, "next": FLOAT}
+    if kind == "Loop":
+        body = subgraph([*square, node("Identity", ["go"], "on")], inputs, outputs)
+        loop = node("Loop", ["most", "", "x"], "z", body=body)
+    elif kind == "Scan":
+        inside = [*square, node("Add", ["next", "part"], "state")]
+        body = subgraph(inside, {"v": FLOAT, "part": FLOAT}, {"state": FLOAT})
+        loop = node("Scan", ["x", "parts"], "z", body=body, num_scan_inputs=1)
+    else:
+        condition = [node("ReduceMax", ["next"], "largest", keepdims=0), node("Greater", ["largest", "zero"], "on")]
+        body = subgraph([*square, *condition], inputs, outputs)
+        loop = node("Loop", ["most", "", "x"], "z", body=body)
+    given = {"w": [1.0, 1.0, 1.0], "zero": np.float32(0), "parts": np.zeros((8, 1, 3), np.float32)}
+    # The number of iterations is none of a float.
+    nodes = [node("Constant", [], "most", value=numpy_helper.from_array(np.array(8))), loop, node("Neg", ["z"], "y")]
+    _, module = made(tmp_path, nodes, given, requires_grad=["w"])  # type: ignore[arg-type]
+    x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    module(x, target)
+    x[1, 2] = 2
+    with pytest.raises(ortrain.AnomalyError) as error:
+        module(x, target)
+    assert ': node "/square" (Mul) of the forward pass makes the first inf, at [1, 2] of "square.6"' in str(error.value)
+
+
+def test_inside_of_the_gradient_of_a_loop(tmp_path: Path) -> None:
+    """The gradient is a Scan, whose node is named."""
+    body = subgraph(
+        [node("Sqrt", ["v"], "root"), node("Mul", ["root", "w"], "next"), node("Identity", ["go"], "on")],
+        {"i": TensorProto.INT64, "go": TensorProto.BOOL, "v": FLOAT},
+        {"on": TensorProto.BOOL, "next": FLOAT},
+    )
+    nodes = [
+        node("Constant", [], "most", value=numpy_helper.from_array(np.array(3))),
+        node("Mul", ["x", "scale"], "a"),
+        node("Loop", ["most", "", "a"], "y", body=body),
+    ]
+    given: dict[str, Sequence[float]] = {"w": [1, 1, 1], "scale": [1, 1, 1]}
+    _, module = made(tmp_path, nodes, given, requires_grad=["w", "scale"])
+    x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    x[0, 1] = 0
+    with pytest.raises(ortrain.AnomalyError) as error:
+        module(x, target)
+    text = str(error.value)
+    assert "of the backward pass makes the first" in text
+    assert "(Scan)" not in text
+
+
 def test_what_a_step_is_given(tmp_path: Path) -> None:
     state, module = made(tmp_path, [node("MatMul", ["x", "w"], "y")], {"w": np.eye(3).tolist()})
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)

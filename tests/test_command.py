@@ -51,6 +51,18 @@ def test_it_is_installed_under_its_name(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{name}: there is no file nowhere\n")
 
 
+@pytest.mark.parametrize("arguments", [["operators"], ["inspect", ortrain.examples.convnet(), "--all"]])
+def test_a_reader_that_leaves(arguments: list[str], tmp_path: Path) -> None:
+    """Nobody reads: no traceback, and a status that says so."""
+    command = [*MODULE, *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     text = capsys.readouterr().out

@@ -145,6 +145,11 @@ NOT: dict[str, tuple[list[Any], dict[str, tuple[int, ...]], str]] = {
         'the model: "y" ends in node "the Elu" (Elu), which is no head: a head is a Gemm, a MatMul (with an Add), or a '
         "Conv with a kernel of one cell, of constant weights; name the value that one makes",
     ),
+    "no layer at all": (
+        [helper.make_node("Relu", ["x"], ["y"])],
+        {},
+        'the model: "y" goes back to "x" without a layer between: it ends in no head',
+    ),
     "computed weights": (
         [node("Tanh", ["w"], "v"), node("Gemm", ["hidden", "v"])],
         {"w": (WIDTH, OLD)},

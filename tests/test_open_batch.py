@@ -97,6 +97,127 @@ def test_a_network(batch: int, tmp_path: Path) -> None:
     assert np.isfinite(module(x, np.zeros(14, np.int64)))
 
 
+def self_attention(batch: int, *, merged: str) -> onnx.ModelProto:
+    """An attention as ``torch.nn.MultiheadAttention`` computes it: the batch is second, and heads share its axis."""
+    rng = np.random.default_rng(5)
+    initializers: dict[str, Any] = {
+        "heads": np.array([5, batch * 2, 2]),
+        "rows": np.array([5 * batch, 4]),
+        "w": rng.standard_normal((4, 4)).astype(np.float32),
+    }
+    back = [node("Reshape", ["g", "steps"], "b")]
+    if merged == "constant":
+        initializers["steps"] = np.array([5, batch, 4])
+    else:
+        # What an exporter leaves of sizes when it folds no constants.
+        back[:0] = [node("Unsqueeze", ["size", "zero"], "n"), node("Concat", ["five", "n", "four"], "steps", axis=0)]
+        initializers |= {k: np.array(v) for k, v in {"size": batch, "zero": [0], "five": [5], "four": [4]}.items()}
+    nodes = [
+        node("Transpose", ["x"], "t", perm=[1, 0, 2]),
+        node("Reshape", ["t", "heads"], "h"),
+        node("Transpose", ["h"], "q", perm=[1, 0, 2]),
+        node("Transpose", ["h"], "k", perm=[1, 2, 0]),
+        node("MatMul", ["q", "k"], "s"),
+        node("Softmax", ["s"], "p", axis=-1),
+        node("MatMul", ["p", "q"], "o"),
+        node("Transpose", ["o"], "r", perm=[1, 0, 2]),
+        node("Reshape", ["r", "rows"], "f"),
+        node("Gemm", ["f", "w"], "g"),
+        *back,
+        node("Transpose", ["b"], "y", perm=[1, 0, 2]),
+    ]
+    return fixed(nodes, initializers, [batch, 5, 4], [[batch, 5, 4]])
+
+
+@pytest.mark.parametrize("merged", ["constant", "concatenated"])
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_a_batch_that_shares_its_axis(batch: int, merged: str) -> None:
+    model = self_attention(batch, merged=merged)
+    x = drawn(21, 5, 4)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = np.concatenate([theirs.run(None, {"x": x[k : k + batch]})[0] for k in range(0, 21, batch)])
+    opened = artifacts.open_batch(model)
+    for rows in (1, 4, 21):
+        (y,) = ortrain.InferenceSession(opened).run(None, {"x": x[:rows]})
+        np.testing.assert_allclose(y, expected[:rows], rtol=1e-4, atol=1e-5)
+
+
+def repeated(batch: int, *shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.repeat(drawn(1, *shape), batch, axis=0)
+
+
+def constants_of_the_batch(batch: int) -> dict[str, tuple[list[onnx.NodeProto], dict[str, Any], list[int]]]:
+    """What exporters make of values that are the same for each row, when they know how many rows there are."""
+    return {
+        "token of a class": (
+            [node("Concat", ["token", "x"], "y", axis=1)],
+            {"token": repeated(batch, 1, 4)},
+            [batch, 6, 4],
+        ),
+        "mask": (
+            [node("Where", ["mask", "x", "low"], "y")],
+            {"mask": repeated(batch, 5, 4) > 0, "low": np.float32(-9)},
+            [batch, 5, 4],
+        ),
+        "mask that is broadcast": (
+            [node("Expand", ["mask", "shape"], "m"), node("Mul", ["x", "m"], "y")],
+            {"mask": repeated(batch, 1, 4), "shape": np.array([batch, 5, 4])},
+            [batch, 5, 4],
+        ),
+        "positions": (
+            [node("Gather", ["table", "places"], "p"), node("Add", ["x", "p"], "y")],
+            {"table": drawn(9, 4), "places": np.tile(np.arange(5), (batch, 1))},
+            [batch, 5, 4],
+        ),
+        "sizes that are computed": (
+            [
+                node("Shape", ["x"], "sizes"),
+                node("Mod", ["two", "three"], "at"),
+                node("Slice", ["sizes", "zero", "at"], "front"),
+                node("Concat", ["front", "last"], "shape", axis=0),
+                node("Reshape", ["x", "shape"], "a"),
+                node("Reshape", ["a", "again"], "y"),
+            ],
+            {"two": np.array([2]), "three": np.array([3]), "zero": np.array([0]), "last": np.array([2, 2])}
+            | {"again": np.array([batch, 20])},
+            [batch, 20],
+        ),
+        # As PyTorch exports expand(3, -1, -1): the vector has three elements, whatever the batch.
+        "an axis that is kept": (
+            [
+                node("ConstantOfShape", ["three"], "one", value=numpy_helper.from_array(np.array([1]))),
+                node("Mul", ["one", "minus"], "kept"),
+                node("Equal", ["wanted", "kept"], "is_kept"),
+                node("Where", ["is_kept", "one", "wanted"], "shape"),
+                node("Expand", ["token", "shape"], "t"),
+                node("Concat", ["t", "x"], "y", axis=1),
+            ],
+            {
+                "three": np.array([3]),
+                "minus": np.array(-1),
+                "wanted": np.array([batch, -1, -1]),
+                "token": drawn(1, 1, 4),
+            },
+            [batch, 6, 4],
+        ),
+    }
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", constants_of_the_batch(1))
+def test_constants_of_the_batch(name: str, batch: int) -> None:
+    nodes, initializers, output = constants_of_the_batch(batch)[name]
+    model = fixed(nodes, initializers, [batch, 5, 4], [output])
+    x = drawn(6, 5, 4)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = np.concatenate([theirs.run(None, {"x": x[k : k + batch]})[0] for k in range(0, 6, batch)])
+    opened = artifacts.open_batch(model)
+    onnx.checker.check_model(onnx.load_from_string(opened), full_check=True)
+    for rows in (1, 5, 6):
+        (y,) = ortrain.InferenceSession(opened).run(None, {"x": x[:rows]})
+        np.testing.assert_array_equal(y, expected[:rows])
+
+
 def test_first_states_of_a_recurrent_layer() -> None:
     nodes = [
         node("LSTM", ["x", "w", "r", "b", "", "h", "c"], "a", hidden_size=3),
@@ -153,6 +274,49 @@ def test_what_is_open_stays() -> None:
             'node "/y" (Reshape)',
         ),
         (
+            [node("MatMul", ["x", "w"], "a"), node("Softmax", ["a"], "y", axis=0)],
+            {"w": drawn(4, 4)},
+            [3, 4],
+            [3, 4],
+            'node "/y" (Softmax) gives a row of a larger batch other numbers than it gets alone',
+        ),
+        (
+            [node("Transpose", ["x"], "a"), node("Reshape", ["a", "shape"], "b"), node("MatMul", ["b", "w"], "y")],
+            {"shape": np.array([-1, 4]), "w": drawn(4, 4)},
+            [1, 4],
+            [1, 4],
+            'node "/y" (MatMul)',
+        ),
+        ([node("Squeeze", ["x"], "a"), node("Relu", ["a"], "y")], {}, [1, 4], [4], 'node "/a" (Squeeze) gives a row'),
+        (
+            [node("Gather", ["x", "first"], "a", axis=0), node("Relu", ["a"], "y")],
+            {"first": np.array([0])},
+            [1, 4],
+            [1, 4],
+            'node "/a" (Gather) gives a row',
+        ),
+        (
+            [node("Concat", ["token", "x"], "y", axis=0)],
+            {"token": drawn(1, 4)},
+            [1, 4],
+            [2, 4],
+            'node "/y" (Concat) gives a row',
+        ),
+        (
+            [node("Expand", ["token", "shape"], "a"), node("Concat", ["a", "x"], "y", axis=0)],
+            {"token": drawn(1, 4), "shape": np.array([1, 4])},
+            [1, 4],
+            [2, 4],
+            'node "/y" (Concat) gives a row',
+        ),
+        (
+            [node("Reshape", ["x", "shape"], "a"), node("Relu", ["a"], "y")],
+            {"shape": np.array([4])},
+            [1, 4],
+            [4],
+            'node "/y" (Relu) counts the batch and more on axis 0 of output "y"',
+        ),
+        (
             [node("ReduceSum", ["x", "axes"], "s", keepdims=0), node("Expand", ["s", "shape"], "y")],
             {"axes": np.array([0]), "shape": np.array([2, 4])},
             [3, 4],
@@ -160,7 +324,19 @@ def test_what_is_open_stays() -> None:
             None,
         ),
     ],
-    ids=["product", "sum", "reshape", "independent"],
+    ids=[
+        "product",
+        "sum",
+        "reshape",
+        "softmax",
+        "rows that change places",
+        "no axis",
+        "first row",
+        "one row more",
+        "a row for each",
+        "one axis",
+        "independent",
+    ],
 )
 def test_what_depends_on_the_batch(
     nodes: list[onnx.NodeProto], initializers: dict[str, Any], shape: list[int], output: list[int], sentence: str | None
@@ -176,6 +352,20 @@ def test_what_depends_on_the_batch(
         "; make its shape follow the batch (an element 0 or -1 in the shape of a Reshape), or export the model with an "
         "open first axis (dynamic_axes, dynamic_shapes)"
     )
+
+
+@pytest.mark.parametrize("shape", [[1, 2**40], [2**40, 1], [1, 2**20, 2**20]])
+def test_sizes_that_nobody_has_memory_for(shape: list[int]) -> None:
+    """Rows are compared where they fit: a file may declare any size."""
+    model = fixed([node("Relu", ["x"], "a"), node("Flatten", ["a"], "y")], {}, shape, [[shape[0], 2**40 // shape[0]]])
+    opened = onnx.load_from_string(artifacts.open_batch(model))
+    assert opened.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
+def test_an_empty_batch() -> None:
+    model = fixed([node("Reshape", ["x", "shape"], "y")], {"shape": np.array([0, 2, 2])}, [0, 4], [[0, 2, 2]])
+    (y,) = ortrain.InferenceSession(artifacts.open_batch(model)).run(None, {"x": drawn(3, 4)})
+    assert y.shape == (3, 2, 2)
 
 
 def test_the_hint() -> None:

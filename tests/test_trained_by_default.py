@@ -116,6 +116,59 @@ def test_preparation_of_inputs() -> None:
     assert trained(positions) == {"p": "", "w": ""}
 
 
+def test_first_states() -> None:
+    """Zeros that an exporter wrote, as a value or expanded to the batch; a state that somebody named is learned."""
+    weights = {"w": drawn(1, 12, 4), "r": drawn(1, 12, 3)}
+    lines = "a = LSTM(x, w, r, , , {h}, {c}) hidden_size=3\ny = Relu(a)"
+    zeros = np.zeros((1, 2, 3), np.float32)
+    state = 'it is a first state of zeros, in node "/a" (LSTM)'
+    given = model(
+        lines.format(h="h_Constant_0", c="c0"),
+        weights | {"c0": zeros},
+        {"x": [5, 2, 4]},
+        constants={"h_Constant_0": zeros},
+    )
+    assert trained(given) == {"w": "", "r": "", "c0": "", "h_Constant_0": state}
+    expanded = (
+        "size = Shape(x)\nrows = Slice(size, one, two)\n"
+        "shape = Concat(one, rows, three) axis=0\nh = Expand(zero, shape)\n"
+    )
+    sizes = {name: np.array([value]) for name, value in {"one": 1, "two": 2, "three": 3}.items()}
+    given = model(
+        expanded + lines.format(h="h", c="h"), weights | sizes, {"x": [5, "n", 4]}, constants={"zero": zeros[:, :1]}
+    )
+    assert trained(given) == {"w": "", "r": "", "zero": state}
+
+
+def test_masks() -> None:
+    """Of an attention: what hides, and zeros that an exporter computed; a bias of positions is learned."""
+    lines = (
+        "q = MatMul(x, w)\nk = Transpose(x)\ns = MatMul(q, k)\nt = Mul(s, small)\n"
+        "a = Add(t, {mask})\np = Softmax(a) axis=-1\ny = MatMul(p, x)"
+    )
+    reason = 'it is a mask of the scores of an attention, in node "/a" (Add)'
+    small = {"small": np.array(0.5)}
+    number = 'it is a single number in node "/t" (Mul)'
+    hides = np.triu(np.full((5, 5), -np.inf), 1)
+    for name, values, found in [
+        ("m", hides, reason),
+        ("m", np.where(hides < 0, -1e9, 0), reason),
+        ("where_1", np.zeros((5, 5)), reason),
+        ("val_12", np.zeros((1, 5)), reason),
+        ("relative_bias", np.zeros((5, 5)), ""),
+        ("where_1", drawn(5, 5), ""),
+    ]:
+        given = model(lines.format(mask=name), {"w": drawn(5, 5), name: values} | small, {"x": [5, 5]})
+        assert trained(given) == {"w": "", name: found, "small": number}
+    # A bias of zeros in front of a softmax is one of a layer.
+    last = model(
+        "s = MatMul(x, w)\na = Add(s, val_1)\ny = Softmax(a) axis=-1",
+        {"w": drawn(4, 3), "val_1": np.zeros(3)},
+        {"x": ["n", 4]},
+    )
+    assert trained(last) == {"w": "", "val_1": ""}
+
+
 def test_positions() -> None:
     """Tables of sines, as values, caches of a rotary embedding, and frequencies of either kind."""
     table = model(

@@ -8,6 +8,9 @@ import sys
 
 from ortrain import CheckpointState, OrtrainError, __version__, dump, inspect, operators
 
+# What a shell sees of a program that the signal of a closed pipe ended.
+_READER_LEFT = 128 + 13
+
 
 def _shape(text: str) -> tuple[str, list[int]]:
     name, _, sizes = text.rpartition("=")
@@ -72,7 +75,19 @@ def _program() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the exit status."""
+    """Run the command line; the exit status. It ends without a word where the reader of a pipe left (``| head``)."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered goes nowhere, so that the interpreter does not complain of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_LEFT
+
+
+def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog=_program(),
         description="Look inside ONNX models and checkpoints. To train, write a program: help(ortrain) has one.",

@@ -297,7 +297,9 @@ def inspect(
     - what prepares an input of the model element by element in front of its first layer: a mean, a scale;
     - tables of sines of positions, the frequencies that positions are multiplied by, and what else meets nothing but
       integers;
-    - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own;
+    - ones and zeros that an exporter wrote where a normalization has no scale and no bias of its own, and zeros that
+      it wrote as the first state of a recurrent layer;
+    - what hides scores of an attention from its softmax;
     - single numbers in arithmetic (an epsilon, an exponent). An initializer of one element that is added to what a
       layer made, or multiplied by it, is trained, unless its name was made up by an exporter, or it has no axis and
       its name does not say that it was learned (``bias``, ``logit_scale``).

@@ -372,15 +372,20 @@ def open_batch(model: ModelLike) -> bytes:
     """Return the model for batches of any size, made of one for batches of one size.
 
     The first axis of the first input is called ``batch``, and so are those of other inputs that have its size. What
-    repeats the size inside follows it: a Reshape or an Expand to a shape that is a constant, a ConstantOfShape, first
-    states of zeros of a recurrent layer. A model that is open already comes back as it is.
+    repeats the size inside follows it: a Reshape to a shape that is a constant (also where the batch is not in front,
+    or shares its axis with the heads of an attention); an Expand or a ConstantOfShape whose shape begins with the
+    batch; constants that are the same for each row (the token of a class, a mask); first states of zeros of a
+    recurrent layer. A model that is open already comes back as it is.
+
+    The rows of a larger batch get what the model gave them alone: this is tried with numbers drawn by lot, where the
+    model runs on such.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
 
     Raises:
         InvalidModelError: if the model cannot be read, its first input has no axes, or something inside depends on the
-            size of the batch; the error names the node.
+            size of the batch, or mixes its rows; the error names the node.
 
     >>> import ortrain
     >>> from onnx import TensorProto, helper

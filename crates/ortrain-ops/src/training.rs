@@ -21,7 +21,7 @@ mod parameters;
 mod scores;
 
 pub use crate::families::features::may_declare;
-pub use batch::{FixedBatch, OpenShape, fixed_batches, sizes_behind_first};
+pub use batch::{FixedBatch, OpenShape, first_along, fixed_batches, sizes_behind_first};
 pub use classifier::{default_scores, outputs_as_tensors, starts_with_choice, whole_of};
 pub use head::{Head, find_head};
 pub use losses::{

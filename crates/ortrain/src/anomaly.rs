@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ortrain_graph::{DType, Graph, Tensor, ValueId};
+use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::updates::writes_state;
 use ortrain_program::{Backend, Delivered, Entry, Given, Memory, Scalars, Workspace, index_of};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -88,6 +88,9 @@ impl fmt::Display for Anomaly {
         write!(f, "; the state is as it was before the step")
     }
 }
+
+/// How many nodes are looked into, one inside of the other.
+const MOST_WRITTEN_OUT: usize = 16;
 
 /// The first NaN and the first infinity of a tensor, each with its place among the elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -201,42 +204,97 @@ pub(crate) struct Again<'a> {
     pub(crate) layout: &'a StateLayout,
 }
 
+/// What a run showed.
+struct Shown {
+    /// What is not finite, with dimensions.
+    found: FxHashMap<ValueId, (Found, Vec<usize>)>,
+    /// The inputs and the results of nodes that have subgraphs.
+    around: FxHashMap<ValueId, Tensor>,
+}
+
+fn has_inside(node: &Node) -> bool {
+    Graph::subgraphs(node).next().is_some()
+}
+
 impl Again<'_> {
     /// Where the first NaN or infinity comes from that reaches the loss or a gradient: runs the step so that every value
-    /// is a result, and goes back from those that are not finite.
+    /// is a result, and goes back from those that are not finite. Where that ends in a node that has others inside, these
+    /// are put in its place, and it begins anew.
     ///
     /// # Errors
     /// When the step fails.
     pub(crate) fn path(&self) -> Result<Vec<NotFinite>> {
-        let graph = self.runners.graph();
-        let shown: Vec<ValueId> = (graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs))
-            .filter(|&id| graph.value(id).ty.shape().is_some())
-            .filter(|&id| graph.value(id).ty.dtype().is_some_and(DType::is_float))
+        let mut shown = self.shown(self.runners)?;
+        let mut path = traced(self.runners.graph(), &shown.found);
+        let mut written: Option<Runners> = None;
+        for _ in 0..MOST_WRITTEN_OUT {
+            let runners = written.as_ref().unwrap_or(self.runners);
+            let outer = path.iter().filter_map(|(_, node)| *node);
+            let next = outer.filter(|&node| has_inside(&runners.graph().nodes[node])).find_map(|node| {
+                runners.written_out(node, &|id| shown.around.get(&id).cloned(), self.backend.clone())
+            });
+            let Some(next) = next else { break };
+            // Where it cannot be run, or sums in another order are finite, the node is what there is to say.
+            let Ok(inside) = self.shown(&next) else { break };
+            let longer = traced(next.graph(), &inside.found);
+            if longer.is_empty() {
+                break;
+            }
+            (shown, path, written) = (inside, longer, Some(next));
+        }
+        Ok(path.into_iter().map(|(report, _)| report).collect())
+    }
+
+    /// Runs a graph of the step with every value as a result.
+    fn shown(&self, runners: &Runners) -> Result<Shown> {
+        let graph = runners.graph();
+        let of_loops = graph.nodes.iter().filter(|node| has_inside(node));
+        let around: FxHashSet<ValueId> =
+            of_loops.flat_map(|node| node.present_inputs().chain(node.present_outputs())).collect();
+        let shown: Vec<ValueId> = (graph.nodes.iter().flat_map(Node::present_outputs))
+            .filter(|&id| matches!(&graph.value(id).ty, ValueType::Tensor(_, shape) if shape.is_some() || around.contains(&id)))
+            .filter(|&id| {
+                let dtype = graph.value(id).ty.dtype();
+                dtype.is_some_and(|dtype| dtype.is_float() || around.contains(&id))
+            })
             .collect();
-        let mut runners = self.runners.showing(shown.clone(), self.backend.clone());
-        let mut found: FxHashMap<ValueId, (Found, Vec<usize>)> = self.given(graph);
+        let mut result = Shown { found: self.given(runners), around: FxHashMap::default() };
+        for (id, given) in runners.user_inputs().zip(self.inputs).filter(|(id, _)| around.contains(id)) {
+            let tensor = Tensor::new(given.dtype, given.dims.to_vec(), given.bytes.to_vec().into());
+            result.around.extend(tensor.ok().map(|tensor| (id, tensor)));
+        }
+        for &id in &around {
+            result.around.extend(graph.value(id).content().map(|tensor| (id, tensor.clone())));
+        }
         // A workspace of its own, without the limit of the module: a step is run once, to say where it fails.
-        let mut work = Workspace::new();
-        runners.run(
-            &mut work,
+        runners.showing(shown.clone(), self.backend.clone()).run(
+            &mut Workspace::new(),
             self.planes,
             self.entry,
             self.scalars,
             self.inputs,
             &mut |at, dtype, dims, value| {
-                let seen = Found::within(dtype, &bytes_of(dtype, dims, value));
-                if let (false, Some(&id)) = (seen.is_finite(), shown.get(at)) {
-                    found.insert(id, (seen, dims.to_vec()));
+                let Some(&id) = shown.get(at) else { return };
+                let bytes = bytes_of(dtype, dims, value);
+                let seen = if dtype.is_float() { Found::within(dtype, &bytes) } else { Found::default() };
+                if !seen.is_finite() {
+                    result.found.insert(id, (seen, dims.to_vec()));
+                }
+                if around.contains(&id)
+                    && let Ok(tensor) = Tensor::new(dtype, dims.to_vec(), bytes.into())
+                {
+                    result.around.insert(id, tensor);
                 }
             },
         )?;
-        Ok(traced(graph, &found))
+        Ok(result)
     }
 
     /// What is not finite among the inputs of the step, given ones and parameters.
-    fn given(&self, graph: &Graph) -> FxHashMap<ValueId, (Found, Vec<usize>)> {
+    fn given(&self, runners: &Runners) -> FxHashMap<ValueId, (Found, Vec<usize>)> {
         let mut found = FxHashMap::default();
-        for (id, given) in self.runners.user_inputs().zip(self.inputs) {
+        let graph = runners.graph();
+        for (id, given) in runners.user_inputs().zip(self.inputs) {
             let seen = Found::within(given.dtype, given.bytes);
             if !seen.is_finite() {
                 found.insert(id, (seen, given.dims.to_vec()));
@@ -258,8 +316,9 @@ impl Again<'_> {
     }
 }
 
-/// The first value that is not finite on the ways to the loss and to what the step writes, and the first with NaN.
-fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec<NotFinite> {
+/// The first value that is not finite on the ways to the loss and to what the step writes, and the first with NaN, each with
+/// the node that made it.
+fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec<(NotFinite, Option<usize>)> {
     // Values that are not finite, and make others so. (A mask of infinities that a softmax takes makes none.)
     let mut reaching: FxHashSet<ValueId> = FxHashSet::default();
     reaching.extend(graph.outputs.first().filter(|id| found.contains_key(id)));
@@ -272,16 +331,17 @@ fn traced(graph: &Graph, found: &FxHashMap<ValueId, (Found, Vec<usize>)>) -> Vec
             forward.extend(node.present_inputs());
         }
     }
-    let report = |id: ValueId, node: Option<&ortrain_graph::Node>| {
+    let report = |id: ValueId, node: Option<usize>| {
         let (seen, dims) = found.get(&id)?;
         let mut report = seen.report(graph.name_of(id), dims)?;
-        report.node = node.map(|node| graph.node_label(node));
+        report.node = node.map(|node| graph.node_label(&graph.nodes[node]));
         report.backward = node.is_some() && !forward.contains(&id);
-        Some(report)
+        Some((report, node))
     };
     // In the order in which they are made.
     let given = graph.inputs.iter().map(|&id| (id, None));
-    let made = graph.nodes.iter().flat_map(|node| node.present_outputs().map(move |id| (id, Some(node))));
+    let nodes = graph.nodes.iter().enumerate();
+    let made = nodes.flat_map(|(at, node)| node.present_outputs().map(move |id| (id, Some(at))));
     let mut all = given.chain(made).filter(|(id, _)| reaching.contains(id));
     let Some(first) = all.next() else { return Vec::new() };
     let has_nan = |id: ValueId| found.get(&id).is_some_and(|(seen, _)| seen.nan.is_some());

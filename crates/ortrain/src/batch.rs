@@ -1,12 +1,16 @@
 //! A model for batches of any size, made of one for batches of one size.
 
 use ortrain_graph::{Dim, Graph, Tensor, ValueType, tensor_to_proto};
-use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
-use ortrain_ops::passes::{infer::infer, versions::upgrade};
-use ortrain_ops::training::{FixedBatch, OpenShape, fixed_batches, sizes_behind_first};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
+use ortrain_ops::passes::infer::infer;
+use ortrain_ops::training::{
+    FixedBatch, OpenShape, first_along, fixed_batches, for_inference, sizes_behind_first,
+};
 use rustc_hash::FxHashSet;
 
 use crate::artifacts::{declare, inferred, message_graph, self_contained};
+use crate::module::graph_of;
+use crate::rows::{BATCHES, mixed};
 use crate::{Error, ModelSource, Result};
 
 /// The name of the open axis.
@@ -18,8 +22,11 @@ const CHECKED: [usize; 2] = [7, 11];
 /// The model with an open batch: the first axis of its inputs is called `batch`, as far as it has the size that the first
 /// input's has, and shapes inside that repeat this size follow it.
 ///
-/// What can be opened inside: a Reshape or an Expand to a shape that is a constant, a ConstantOfShape, first states of
-/// zeros of a recurrent layer. A model that is open already comes back as it is.
+/// What can be opened inside: a Reshape to a shape that is a constant, wherever it counts the batch; an Expand or a
+/// ConstantOfShape whose shape begins with it; constants that are the same for each row, where they are broadcast or joined
+/// to what has the batch; first states of zeros of a recurrent layer. A model that is open already comes back as it is.
+/// Where the model runs on numbers drawn by lot, each row of a larger batch is compared with what the
+/// model made of it before.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -46,7 +53,6 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
         return Err(wrong(format!("its first input {name:?} is {ty}, so it has no first axis for a batch")));
     };
     let Some(batch) = axis.known() else { return Ok(loaded.proto) };
-    let fixed = fixed_batches(&typed, batch);
     let opened: FxHashSet<String> = (typed.inputs.iter())
         .filter(|&&id| {
             let shape = typed.value(id).ty.shape();
@@ -54,6 +60,18 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
         })
         .map(|&id| typed.name_of(id).to_owned())
         .collect();
+    let fixed_model = loaded.clone();
+    let graph = message_graph(&label, &mut loaded.proto)?;
+    // Declared for one size of the batch.
+    graph.value_info.clear();
+    let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
+    for info in &mut graph.output {
+        info.r#type = None;
+    }
+    let others: Vec<usize> = CHECKED.into_iter().filter(|&size| size != batch).collect();
+    let mut here = with_batch(&label, &loaded, &typed, &opened, batch)?;
+    let mut other = with_batch(&label, &loaded, &typed, &opened, others[0])?;
+    let fixed = fixed_batches(&mut here, &mut other, batch, others[0]);
     let graph = message_graph(&label, &mut loaded.proto)?;
     for (number, fix) in fixed.iter().enumerate() {
         open(graph, fix, number, &name).ok_or_else(|| {
@@ -63,21 +81,26 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
             ))
         })?;
     }
-    // Declared for one size of the batch.
-    graph.value_info.clear();
-    let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
-    for info in &mut graph.output {
-        info.r#type = None;
-    }
-    let others: Vec<usize> = CHECKED.into_iter().filter(|&size| size != batch).collect();
     let sized = |size: usize| {
-        let graph = with_batch(&label, &loaded, &typed, &opened, size)?;
-        graph.map_err(|error| wrong(depends(batch, &error.to_string())))
+        let mut graph = with_batch(&label, &loaded, &typed, &opened, size)?;
+        let done = infer(&mut graph).map_err(|source| Error::model(&label, source));
+        done.map_err(|error| wrong(depends(batch, &error.to_string())))?;
+        Ok::<Graph, Error>(graph)
     };
     let before = sized(batch)?;
     for &size in &others {
         let after = sized(size)?;
         check(&before, &after, &outputs, batch).map_err(&wrong)?;
+    }
+    // As in inference: a BatchNormalization that trains mixes rows, and should.
+    let run = |model: &LoadedModel, size: usize| {
+        let mut model = model.clone();
+        for_inference(message_graph(&label, &mut model.proto)?);
+        with_batch(&label, &model, &typed, &opened, size)
+    };
+    let (alone, together) = (run(&fixed_model, batch)?, run(&loaded, BATCHES * batch)?);
+    if let Some(reason) = mixed(alone, together, &opened, batch)? {
+        return Err(wrong(depends(batch, &reason)));
     }
     let graph = message_graph(&label, &mut loaded.proto)?;
     set_first_axes(graph, &typed, &opened, &Dim::symbol(BATCH));
@@ -98,23 +121,22 @@ fn depends(batch: usize, reason: &str) -> String {
     )
 }
 
-/// The graph for a size of the batch, with all types.
+/// The graph for a size of the batch.
 fn with_batch(
     label: &str,
     model: &LoadedModel,
     typed: &Graph,
     opened: &FxHashSet<String>,
     size: usize,
-) -> Result<Result<Graph>> {
+) -> Result<Graph> {
     let mut sized = model.clone();
     let graph = message_graph(label, &mut sized.proto)?;
     set_first_axes(graph, typed, opened, &Dim::Known(size));
-    let mut graph = Graph::from_model(&sized).map_err(|source| Error::graph(label, source))?;
-    let done = upgrade(&mut graph).and_then(|()| infer(&mut graph));
-    Ok(done.map(|()| graph).map_err(|source| Error::model(label, source)))
+    graph_of(label, &sized)
 }
 
-/// Checks that the first axis of each output follows the batch, if it had its size.
+/// Checks that the first axis of each output follows the batch, if it had its size, and that the rows of an output can be
+/// told from what else its axes count.
 fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std::result::Result<(), String> {
     let dims = |graph: &Graph, name: &str| {
         let id = graph.find(name)?;
@@ -127,6 +149,20 @@ fn check(before: &Graph, after: &Graph, outputs: &[String], batch: usize) -> std
         dims(before, name).is_some_and(|dims| dims.first() == Some(&batch))
             && dims(before, name) == dims(after, name)
     };
+    let maker = |graph: &Graph, name: &str| {
+        let id = graph.find(name)?;
+        let node = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id))?;
+        Some(graph.node_label(node))
+    };
+    for name in outputs {
+        let (Some(was), Some(is)) = (dims(before, name), dims(after, name)) else { continue };
+        let Some(axis) = (0..was.len()).find(|&axis| is.get(axis) != Some(&was[axis])) else { continue };
+        if was.len() == is.len() && was[axis] != batch && (axis != 0 || was.len() == 1) {
+            let node = maker(before, name).unwrap_or_default();
+            let reason = format!("{node} counts the batch and more on axis {axis} of output {name:?}");
+            return Err(depends(batch, &reason));
+        }
+    }
     let Some(output) = outputs.iter().find(|name| batch > 1 && stays(name)) else { return Ok(()) };
     // The node that reads what follows the batch and makes what does not.
     let follows = |name: &str| dims(before, name) != dims(after, name);
@@ -159,6 +195,28 @@ fn open(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &s
         OpenShape::Shape(shape) => {
             graph.initializer.push(tensor_to_proto(&named("shape"), &Tensor::i64(&[shape.len()], shape)));
             graph.node[at].input[fix.input] = named("shape");
+        }
+        OpenShape::First(axis) => {
+            let (first, zero) = first_along(&graph.node[at].input[fix.input], *axis, &named("first"));
+            graph.initializer.push(zero);
+            graph.node[at].input[fix.input] = named("first");
+            graph.node.insert(at, first);
+        }
+        OpenShape::Rows(rest) => {
+            let (first, zero) = first_along(&graph.node[at].input[fix.input], 0, &named("first"));
+            let (mut added, constants) = sizes_behind_first(first_input, rest, &named("shape"));
+            graph.initializer.push(zero);
+            graph.initializer.extend(constants);
+            added.push(first);
+            added.push(NodeProto {
+                op_type: "Expand".into(),
+                name: named("rows"),
+                input: vec![named("first"), named("shape")],
+                output: vec![named("rows")],
+                ..NodeProto::default()
+            });
+            graph.node[at].input[fix.input] = named("rows");
+            graph.node.splice(at..at, added);
         }
         OpenShape::Behind(rest) => {
             let (added, constants) = sizes_behind_first(first_input, rest, &named("shape"));

@@ -93,6 +93,7 @@ mod outputs;
 mod over_limit;
 mod profile;
 mod report;
+mod rows;
 mod runners;
 mod scheduler;
 mod scores;

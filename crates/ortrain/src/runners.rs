@@ -46,6 +46,17 @@ impl Runners {
         Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) }
     }
 
+    /// What runs the same graph with what is inside of a node in its place: see [`Specialiser::written_out`].
+    pub(crate) fn written_out(
+        &self,
+        node: usize,
+        known: &dyn Fn(ValueId) -> Option<Tensor>,
+        backend: Arc<dyn Backend>,
+    ) -> Option<Runners> {
+        let specialiser = self.specialiser.written_out(node, known)?;
+        Some(Runners { specialiser, backend, compiled: Vec::with_capacity(KEPT + 1) })
+    }
+
     /// The inputs that are given, in order.
     pub(crate) fn user_inputs(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.specialiser.user_inputs()

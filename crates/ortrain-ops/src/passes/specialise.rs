@@ -15,9 +15,9 @@ use crate::lower::{Lower, POSITIONS, PlanePart, Values};
 use crate::op::{Need, Op, Placement, Repetition};
 use crate::passes::decompose::decompose_node;
 use crate::passes::fold::fold_node;
-use crate::passes::infer::{forget_shapes, infer_node};
+use crate::passes::infer::{forget_shapes, infer_known, infer_node};
 use crate::passes::unroll::{
-    UNROLLED_NODES, constant_condition, inline_branch, remove_idle, subgraph_of, unroll,
+    UNROLLED_NODES, constant_condition, inline_branch, remove_idle, subgraph_of, unroll, write_out,
 };
 use crate::passes::updates;
 use crate::registry::build;
@@ -106,6 +106,22 @@ impl Specialiser {
         let mut shown = Specialiser::of_part(graph, self.roles.clone());
         shown.settings = self.settings;
         shown
+    }
+
+    /// The same with what is inside of a node in its place, as it ran: `known` gives values of the run, of which the inputs
+    /// and the results of the node are asked for. Nothing, if the node has nothing inside, or they do not say which branch
+    /// was taken or how often the body was repeated.
+    #[must_use]
+    pub fn written_out(&self, node: usize, known: &dyn Fn(ValueId) -> Option<Tensor>) -> Option<Specialiser> {
+        let mut graph = self.graph.clone();
+        if !write_out(&mut graph, node, known).ok()? {
+            return None;
+        }
+        // What cannot be inferred is found when it is run.
+        let _ = infer_known(&mut graph);
+        let mut written = Specialiser::of_part(graph, self.roles.clone());
+        written.settings = self.settings;
+        Some(written)
     }
 
     /// The same with another number of nodes that the loops of a schedule may be written out to, altogether. What is

@@ -17,6 +17,9 @@ use crate::registry::build;
 /// many more nodes takes longer to make than it saves.
 pub(crate) const UNROLLED_NODES: usize = 2048;
 
+/// How many nodes a loop is written out to that is looked into.
+const WRITTEN_OUT: usize = 1 << 15;
+
 /// Whether the condition of an `If` holds, where that is known: it is its first input.
 pub(crate) fn constant_condition(graph: &Graph, node: &Node) -> Option<bool> {
     constant_flag(graph, node.inputs.first().copied().flatten()?)
@@ -180,6 +183,62 @@ fn continues(graph: &Graph, node: &Node, body: &Graph, r: &Repetition) -> Result
         fold_node(&mut body, index)?;
     }
     Ok(constant_flag(&body, body.outputs[0]))
+}
+
+/// Puts what is inside of a node in its place, as it ran: `known` gives values of the run, of which the inputs and the
+/// results of the node are asked for. Returns whether they say which branch was taken, or how often the body was repeated,
+/// and the node has something inside.
+pub(crate) fn write_out(
+    graph: &mut Graph,
+    index: usize,
+    known: &dyn Fn(ValueId) -> Option<Tensor>,
+) -> Result<bool, Error> {
+    let node = graph.nodes[index].clone();
+    let number = |k: usize| Repetition::own(&node, k).and_then(known)?.to_i64()?.first().copied();
+    match build(graph, &node)?.placement() {
+        Placement::If { then_branch, else_branch } => {
+            let Some(holds) = number(0) else { return Ok(false) };
+            inline_branch(graph, index, if holds != 0 { then_branch } else { else_branch })?;
+            Ok(true)
+        }
+        Placement::Repeat(r) => {
+            for k in r.lead()..r.formal() {
+                if let Some((id, tensor)) = Repetition::own(&node, k).and_then(|id| Some((id, known(id)?))) {
+                    graph.value_mut(id).ty = ValueType::tensor(tensor.dtype(), tensor.dims());
+                }
+            }
+            let collected = r.stacked.iter().enumerate().find_map(|(k, along)| {
+                let tensor = node.outputs.get(r.carried + k).copied().flatten().and_then(known)?;
+                let axis = normalize_axis(along.axis, tensor.dims().len()).ok()?;
+                Some(tensor.dims()[axis] as i64)
+            });
+            if r.conditional {
+                if let (Some(count), Some(Attr::Graph(body))) =
+                    (collected, graph.nodes[index].attrs.0.get_mut(r.body))
+                {
+                    // It ran so often: the condition is not looked at any more.
+                    let holds =
+                        body.add_constant("holds", Tensor::filled(ortrain_graph::DType::Bool, &[], 1.0));
+                    body.outputs[0] = holds;
+                    graph.nodes[index].inputs[1] = None;
+                    set_input(graph, index, 0, Tensor::i64(&[], &[count]));
+                } else {
+                    for k in 0..r.lead() {
+                        if let Some(tensor) = Repetition::own(&node, k).and_then(known) {
+                            set_input(graph, index, k, tensor);
+                        }
+                    }
+                }
+            }
+            unroll(graph, index, &r, &mut WRITTEN_OUT.clone())
+        }
+        _ => Ok(false),
+    }
+}
+
+fn set_input(graph: &mut Graph, index: usize, k: usize, tensor: Tensor) {
+    let constant = graph.add_constant("known", tensor);
+    graph.nodes[index].inputs[k] = Some(constant);
 }
 
 /// How many nodes a graph has, those of subgraphs included.

@@ -1,8 +1,11 @@
-//! Sizes of batches that a model has inside: shapes that are constants, and begin with the batch.
+//! Sizes of batches that a model has inside: shapes that are constants, and count the batch.
 
-use ortrain_graph::{Graph, Node, Tensor, ValueId, tensor_to_proto};
+use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto, TensorProto};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::passes::fold::fold_node;
+use crate::passes::infer::{forget_shapes, infer_node};
 
 /// What takes the place of a constant that says the size of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,9 +14,34 @@ pub enum OpenShape {
     Shape(Vec<i64>),
     /// The size of the batch, and then these.
     Behind(Vec<i64>),
+    /// The first part of the constant along this axis: all parts are the same, and one broadcasts to any batch.
+    First(usize),
+    /// The first part of the constant along its first axis, as often as the batch has rows: the size of the batch, and then
+    /// these.
+    Rows(Vec<i64>),
     /// Nothing: the input is left out, and is zero then.
     LeftOut,
 }
+
+/// Operators whose inputs broadcast to each other.
+const BROADCASTS: [&str; 16] = [
+    "Add",
+    "And",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Max",
+    "Min",
+    "Mul",
+    "Or",
+    "Pow",
+    "Sub",
+    "Where",
+    "Xor",
+];
 
 /// An input of a node that says the size of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,81 +56,350 @@ pub struct FixedBatch {
     pub open: OpenShape,
 }
 
-/// The nodes of a graph, whose types are known, that say a size of the batch where they could leave it open.
+/// A size that counts the batch together with other axes: `outer` elements lie in front of the batch, `inner` behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Share {
+    outer: usize,
+    inner: usize,
+}
+
+/// The batch alone on its axis.
+const ALONE: Share = Share { outer: 1, inner: 1 };
+
+/// The nodes of a graph for one size of the batch that say the size where they could leave it open. `other` is the same
+/// graph for batches of `size`. Types, and what follows from sizes and constants, are found in both on the way.
 #[must_use]
-pub fn fixed_batches(graph: &Graph, batch: usize) -> Vec<FixedBatch> {
+pub fn fixed_batches(graph: &mut Graph, other: &mut Graph, batch: usize, size: usize) -> Vec<FixedBatch> {
     let mut given: FxHashSet<ValueId> = graph.inputs.iter().copied().collect();
+    let mut shares = FxHashMap::default();
     let mut found = Vec::new();
-    for node in &graph.nodes {
-        let data = node.inputs.first().copied().flatten();
-        let open = opened(graph, node, batch, data.is_some_and(|id| given.contains(&id)));
+    for graph in [&mut *graph, &mut *other] {
+        forget_shapes(graph);
+    }
+    // What is wrong for another size is said when everything is opened.
+    let known =
+        |graph: &mut Graph, index: usize| infer_node(graph, index).and_then(|()| fold_node(graph, index));
+    for index in 0..graph.nodes.len() {
+        let _ = known(graph, index);
+        let node = &graph.nodes[index];
+        let both = InBoth { graph, other, node, batch, size, given: &given };
+        let mut open: Vec<(usize, OpenShape)> = both.reshaped(&mut shares).into_iter().collect();
+        open.extend(both.opened());
+        open.extend(both.repeated());
+        open.extend(both.joined());
         if node.present_inputs().any(|id| given.contains(&id)) || !open.is_empty() {
             given.extend(node.present_outputs());
         }
         for (input, open) in open {
+            let both = InBoth { graph, other, node, batch, size, given: &given };
+            let constant = match &open {
+                OpenShape::Shape(shape) => Some(Tensor::i64(&[shape.len()], shape)),
+                OpenShape::Behind(rest) => {
+                    Some(Tensor::i64(&[rest.len() + 1], &[&[size as i64], &rest[..]].concat()))
+                }
+                OpenShape::First(axis) => both.content(input).and_then(|constant| first(constant, *axis)),
+                OpenShape::Rows(rest) => both.content(input).and_then(|constant| rows(constant, size, rest)),
+                OpenShape::LeftOut => None,
+            };
+            other.nodes[index].inputs[input] = constant.map(|tensor| other.add_constant("open", tensor));
             if let Some(output) = node.present_outputs().next() {
                 let output = graph.name_of(output).to_owned();
                 found.push(FixedBatch { output, node: graph.node_label(node), input, open });
             }
         }
+        let _ = known(other, index);
     }
     found
 }
 
-/// The inputs of a node that say the size of the batch, with what opens each. Its first input may depend on inputs of the
-/// model.
-fn opened(graph: &Graph, node: &Node, batch: usize, depends: bool) -> Vec<(usize, OpenShape)> {
-    if !node.domain.is_empty() {
-        return Vec::new();
+/// A node in the graphs for two sizes of the batch.
+struct InBoth<'a> {
+    graph: &'a Graph,
+    other: &'a Graph,
+    node: &'a Node,
+    batch: usize,
+    size: usize,
+    /// The values that depend on inputs of the model.
+    given: &'a FxHashSet<ValueId>,
+}
+
+impl InBoth<'_> {
+    fn input(&self, k: usize) -> Option<ValueId> {
+        self.node.inputs.get(k).copied().flatten()
     }
-    let at = |k: usize| node.inputs.get(k).copied().flatten();
-    let content = |k: usize| at(k).and_then(|id| graph.value(id).content());
-    let sizes = |k: usize| content(k)?.to_i64().filter(|sizes| sizes.first() == Some(&(batch as i64)));
-    // Whether the data have the batch on their first axis.
-    let shape = at(0).and_then(|id| graph.value(id).ty.shape());
-    let has_batch = depends && shape.is_some_and(|shape| shape.rank() > 0 && shape[0].known() == Some(batch));
-    match &*node.op {
-        // A constant that is reshaped stays as it is.
-        "Reshape" if depends => {
-            let Some(mut shape) = sizes(1) else { return Vec::new() };
-            let zero_is_a_size = node.attrs.int("allowzero").ok().flatten().unwrap_or(0) != 0;
-            if !shape.contains(&-1) {
-                shape[0] = -1;
-            } else if has_batch && !zero_is_a_size {
-                shape[0] = 0;
-            } else {
-                return Vec::new();
-            }
-            vec![(1, OpenShape::Shape(shape))]
+
+    fn is_given(&self, k: usize) -> bool {
+        self.input(k).is_some_and(|id| self.given.contains(&id))
+    }
+
+    /// The content of an input that depends on no input of the model.
+    fn content(&self, k: usize) -> Option<&Tensor> {
+        let id = self.input(k).filter(|id| !self.given.contains(id))?;
+        self.graph.value(id).content()
+    }
+
+    /// The sizes that an input says, if they are constant.
+    fn said(&self, k: usize) -> Option<Vec<i64>> {
+        self.content(k)?.to_i64()
+    }
+
+    /// The shape of a Reshape that leaves the batch open, if the node says a size of it; notes sizes that the batch shares.
+    fn reshaped(&self, shares: &mut FxHashMap<usize, Share>) -> Option<(usize, OpenShape)> {
+        let merges = self.node.domain.is_empty() && matches!(&*self.node.op, "Reshape" | "Flatten");
+        if !merges || !self.is_given(0) {
+            return None;
         }
-        "Expand" => match sizes(1) {
-            Some(shape) if batch > 1 || !has_batch => vec![(1, OpenShape::Behind(shape[1..].to_vec()))],
-            Some(mut shape) => {
-                // One broadcasts to any batch.
-                shape[0] = 1;
-                vec![(1, OpenShape::Shape(shape))]
-            }
-            None => Vec::new(),
-        },
-        "ConstantOfShape" if batch > 1 => match sizes(0) {
-            Some(shape) => vec![(0, OpenShape::Behind(shape[1..].to_vec()))],
-            None => Vec::new(),
-        },
-        // First states of zeros, [directions, batch, width], are the default.
-        "RNN" | "GRU" | "LSTM" => [5, 6]
-            .into_iter()
-            .filter(|&k| {
-                let is_state = k == 5 || &*node.op == "LSTM";
-                is_state
-                    && content(k).is_some_and(|state| {
-                        state.dims().get(1) == Some(&batch)
-                            && state.to_f64().iter().all(|&element| element == 0.0)
-                    })
-            })
-            .map(|k| (k, OpenShape::LeftOut))
-            .collect(),
-        _ => Vec::new(),
+        let said = self.said(1);
+        let zero_is_a_size = self.node.attrs.int("allowzero").ok().flatten().unwrap_or(0) != 0;
+        let before = dims(self.graph, self.input(0));
+        let after = dims(self.graph, self.node.present_outputs().next());
+        let (Some(before), Some(after), Some(grown)) = (before, after, dims(self.other, self.input(0)))
+        else {
+            return self.reshaped_in_front(said?, zero_is_a_size);
+        };
+        let mut axes = (0..before.len()).filter(|&axis| grown.get(axis) != Some(&before[axis]));
+        let (axis, None) = (axes.next()?, axes.next()) else { return None };
+        let product = |a: usize, b: usize| a as u128 * b as u128;
+        if before.len() != grown.len() || product(before[axis], self.size) != product(grown[axis], self.batch)
+        {
+            return None;
+        }
+        let share = if before[axis] == self.batch { ALONE } else { *shares.get(&before[axis])? };
+        let outer = before[..axis].iter().product::<usize>() * share.outer;
+        let hint = said.as_ref().and_then(|said| said.iter().position(|&size| size == -1));
+        let (place, share) = place(&after, outer, self.batch, hint)?;
+        if share != ALONE {
+            shares.insert(after[place], share);
+        }
+        let said = said?;
+        let stays = |k: usize| grown.get(k) == before.get(k);
+        let follows = match said[place] {
+            0 => !zero_is_a_size && !stays(place),
+            -1 => (0..said.len()).all(|k| said[k] != 0 || zero_is_a_size || stays(k)),
+            _ => false,
+        };
+        let open = |k: usize| if k == place { -1 } else { after[k] as i64 };
+        (!follows).then(|| (1, OpenShape::Shape((0..after.len()).map(open).collect())))
     }
+
+    /// The same where other sizes are open: the batch is looked for in front alone.
+    fn reshaped_in_front(&self, mut said: Vec<i64>, zero_is_a_size: bool) -> Option<(usize, OpenShape)> {
+        if said.first() != Some(&(self.batch as i64)) {
+            return None;
+        }
+        if !said.contains(&-1) {
+            said[0] = -1;
+        } else if self.has_batch() && !zero_is_a_size {
+            said[0] = 0;
+        } else {
+            return None;
+        }
+        Some((1, OpenShape::Shape(said)))
+    }
+
+    fn makes_integers(&self) -> bool {
+        let made = self.node.present_outputs().next().and_then(|id| self.graph.value(id).ty.dtype());
+        made.is_some_and(DType::is_integer)
+    }
+
+    /// Whether the first input has the batch on its first axis.
+    fn has_batch(&self) -> bool {
+        let shape = self.input(0).and_then(|id| self.graph.value(id).ty.shape());
+        self.is_given(0)
+            && shape.is_some_and(|shape| shape.rank() > 0 && shape[0].known() == Some(self.batch))
+    }
+
+    /// The inputs of other nodes that say the size of the batch, with what opens each.
+    fn opened(&self) -> Vec<(usize, OpenShape)> {
+        if !self.node.domain.is_empty() {
+            return Vec::new();
+        }
+        let sizes = |k: usize| self.said(k).filter(|sizes| sizes.first() == Some(&(self.batch as i64)));
+        match &*self.node.op {
+            "Expand" => match sizes(1) {
+                Some(shape) if self.batch > 1 || !self.has_batch() => {
+                    let repeated = self.content(0).is_some_and(|data| {
+                        data.dims().len() == shape.len() && data.dims()[0] == self.batch && repeats(data, 0)
+                    });
+                    let data = (self.batch > 1 && repeated).then_some((0, OpenShape::First(0)));
+                    let shape = (1, OpenShape::Behind(shape[1..].to_vec()));
+                    data.into_iter().chain([shape]).collect()
+                }
+                Some(mut shape) => {
+                    // One broadcasts to any batch.
+                    shape[0] = 1;
+                    vec![(1, OpenShape::Shape(shape))]
+                }
+                None => Vec::new(),
+            },
+            // A vector of integers is one of sizes, which has as many axes as the batch has rows by chance.
+            "ConstantOfShape" if self.batch > 1 => match sizes(0) {
+                Some(shape) if shape.len() > 1 || !self.makes_integers() => {
+                    vec![(0, OpenShape::Behind(shape[1..].to_vec()))]
+                }
+                _ => Vec::new(),
+            },
+            // First states of zeros, [directions, batch, width], are the default.
+            "RNN" | "GRU" | "LSTM" => [5, 6]
+                .into_iter()
+                .filter(|&k| {
+                    let is_state = k == 5 || &*self.node.op == "LSTM";
+                    let content = self.input(k).and_then(|id| self.graph.value(id).content());
+                    is_state
+                        && content.is_some_and(|state| {
+                            state.dims().get(1) == Some(&self.batch)
+                                && state.to_f64().iter().all(|&element| element == 0.0)
+                        })
+                })
+                .map(|k| (k, OpenShape::LeftOut))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The constants that repeat the same for each row of the batch, and meet what grows with it.
+    fn repeated(&self) -> Vec<(usize, OpenShape)> {
+        let op = &*self.node.op;
+        if !self.node.domain.is_empty() || self.batch == 1 || !(op == "Expand" || BROADCASTS.contains(&op)) {
+            return Vec::new();
+        }
+        // The shapes that constants are broadcast to, for both sizes.
+        let shape = |graph: &Graph, k: usize| match op {
+            "Expand" => {
+                let sizes = graph.value(self.input(k)?).content()?.to_i64()?;
+                sizes.iter().map(|&size| usize::try_from(size).ok()).collect()
+            }
+            _ => dims(graph, self.input(k)),
+        };
+        let met: Vec<(Vec<usize>, Vec<usize>)> = (0..self.node.inputs.len())
+            .filter(|&k| self.is_given(k))
+            .filter_map(|k| Some((shape(self.graph, k)?, shape(self.other, k)?)))
+            .collect();
+        let found = (0..self.node.inputs.len()).filter_map(|k| {
+            let constant = self.content(k)?;
+            let axis = (0..constant.dims().len()).find(|&axis| {
+                let behind = constant.dims().len() - axis;
+                let grows = met.iter().any(|(here, there)| {
+                    here.len() == there.len()
+                        && here.len() >= behind
+                        && here[here.len() - behind] == self.batch
+                        && there[there.len() - behind] == self.size
+                });
+                grows && constant.dims()[axis] == self.batch && repeats(constant, axis)
+            })?;
+            Some((k, OpenShape::First(axis)))
+        });
+        found.collect()
+    }
+
+    /// The constants, the same for each row of the batch, that a Concat joins to what grows with it (the token of a class).
+    fn joined(&self) -> Vec<(usize, OpenShape)> {
+        let axis = self.node.attrs.int("axis").ok().flatten().unwrap_or(0);
+        if !self.node.domain.is_empty() || &*self.node.op != "Concat" || axis == 0 {
+            return Vec::new();
+        }
+        let grows = |k: usize| {
+            let first = |graph| dims(graph, self.input(k)).and_then(|dims| dims.first().copied());
+            self.is_given(k) && first(self.graph) == Some(self.batch) && first(self.other) == Some(self.size)
+        };
+        let inputs = 0..self.node.inputs.len();
+        if !inputs.clone().any(grows) {
+            return Vec::new();
+        }
+        let found = inputs.filter_map(|k| {
+            let constant = self.content(k)?;
+            let (&first, rest) = constant.dims().split_first()?;
+            let rest = rest.iter().map(|&size| size as i64).collect();
+            (first == self.batch && repeats(constant, 0)).then_some((k, OpenShape::Rows(rest)))
+        });
+        found.collect()
+    }
+}
+
+/// The first part of a tensor along its first axis, `size` times.
+fn rows(tensor: &Tensor, size: usize, rest: &[i64]) -> Option<Tensor> {
+    let part = first(tensor, 0)?;
+    let dims = std::iter::once(Some(size)).chain(rest.iter().map(|&size| usize::try_from(size).ok()));
+    Tensor::new(tensor.dtype(), dims.collect::<Option<_>>()?, part.data().repeat(size).into()).ok()
+}
+
+/// The sizes of a value, if all are known.
+fn dims(graph: &Graph, id: Option<ValueId>) -> Option<Vec<usize>> {
+    graph.value(id?).ty.shape()?.concrete()
+}
+
+/// The pieces of a tensor's bytes that lie behind one another along an axis, for each place in front of it.
+fn along(tensor: &Tensor, axis: usize) -> (usize, usize) {
+    let blocks = tensor.dims()[..axis].iter().product::<usize>().max(1);
+    let pieces = blocks * tensor.dims()[axis];
+    (blocks, tensor.data().len() / pieces.max(1))
+}
+
+/// Whether all parts of a tensor along an axis are the same.
+fn repeats(tensor: &Tensor, axis: usize) -> bool {
+    let (blocks, piece) = along(tensor, axis);
+    if piece == 0 {
+        return false;
+    }
+    let block = tensor.data().len() / blocks;
+    tensor.data().chunks(block).all(|block| block.chunks(piece).all(|part| part == &block[..piece]))
+}
+
+/// The first part of a tensor along an axis.
+fn first(tensor: &Tensor, axis: usize) -> Option<Tensor> {
+    let (blocks, piece) = along(tensor, axis);
+    let block = tensor.data().len() / blocks;
+    let bytes: Vec<u8> =
+        tensor.data().chunks(block.max(1)).flat_map(|block| &block[..piece]).copied().collect();
+    let mut dims = tensor.dims().to_vec();
+    dims[axis] = 1;
+    Tensor::new(tensor.dtype(), dims, bytes.into()).ok()
+}
+
+/// A node, and its constant, that make the first part of a value along an axis, called `result`.
+#[must_use]
+pub fn first_along(value: &str, axis: usize, result: &str) -> (NodeProto, TensorProto) {
+    let zero = format!("{result}/zero");
+    let node = NodeProto {
+        op_type: "Gather".into(),
+        name: result.into(),
+        input: vec![value.to_owned(), zero.clone()],
+        output: vec![result.to_owned()],
+        attribute: vec![axis_attribute(axis)],
+        ..NodeProto::default()
+    };
+    (node, tensor_to_proto(&zero, &Tensor::i64(&[1], &[0])))
+}
+
+fn axis_attribute(axis: usize) -> AttributeProto {
+    AttributeProto {
+        name: "axis".into(),
+        r#type: AttributeType::Int as i32,
+        i: axis as i64,
+        ..AttributeProto::default()
+    }
+}
+
+/// The axis of a shape that the batch goes to, and what it shares it with: `outer` elements lie in front of the batch, and
+/// the axis `hint` is the one that is not said.
+fn place(dims: &[usize], outer: usize, batch: usize, hint: Option<usize>) -> Option<(usize, Share)> {
+    let mut found = Vec::new();
+    let mut before = 1;
+    for (axis, &size) in dims.iter().enumerate() {
+        if before != 0 && outer.is_multiple_of(before) {
+            let front = outer / before;
+            if size != 0 && front != 0 && size.is_multiple_of(front * batch) {
+                found.push((axis, Share { outer: front, inner: size / (front * batch) }));
+            }
+        }
+        before *= size;
+    }
+    // A batch of one could be part of several axes. Of a matrix the rows count it, and elsewhere what lies behind it is
+    // counted with it (the heads of an attention).
+    let alone = found.iter().find(|(_, share)| *share == ALONE);
+    let hinted = || found.iter().find(|(axis, _)| Some(*axis) == hint);
+    let usual = || if dims.len() == 2 { found.first() } else { found.last() };
+    alone.or_else(hinted).or_else(usual).copied()
 }
 
 /// Nodes, and their constants, that make a shape called `result`: the size of the first axis of a value, and then `rest`.
@@ -116,17 +413,11 @@ pub fn sizes_behind_first(value: &str, rest: &[i64], result: &str) -> (Vec<NodeP
         output: vec![output],
         ..NodeProto::default()
     };
-    let axis = AttributeProto {
-        name: "axis".into(),
-        r#type: AttributeType::Int as i32,
-        i: 0,
-        ..AttributeProto::default()
-    };
     let concat = node("Concat", vec![named("first"), named("rest")], result.to_owned());
     let nodes = vec![
         node("Shape", vec![value.to_owned()], named("sizes")),
         node("Gather", vec![named("sizes"), named("zero")], named("first")),
-        NodeProto { attribute: vec![axis], ..concat },
+        NodeProto { attribute: vec![axis_attribute(0)], ..concat },
     ];
     let constants = vec![
         tensor_to_proto(&named("zero"), &Tensor::i64(&[1], &[0])),

@@ -53,8 +53,9 @@ pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
     loop {
         let Some(node) = maker(value) else {
             return Err(Error::Head(format!(
-                "{:?} is made by no node: it ends in no head",
-                graph.name_of(output)
+                "{:?} goes back to {:?} without a layer between: it ends in no head",
+                graph.name_of(output),
+                graph.name_of(value)
             )));
         };
         let (first, second) = (input(node, 0), input(node, 1));

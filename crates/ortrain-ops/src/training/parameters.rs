@@ -41,6 +41,12 @@ impl ParameterRole {
 /// Element-wise arithmetic of two values.
 const ARITHMETIC: [&str; 4] = ["Add", "Div", "Mul", "Sub"];
 
+/// Layers that go on step by step, with the inputs that are their first states.
+const RECURRENT: [(&str, &[usize]); 3] = [("GRU", &[5]), ("LSTM", &[5, 6]), ("RNN", &[5])];
+
+/// A score that hides what it belongs to from a softmax is below this, or minus infinity.
+const HIDDEN: f64 = -1e4;
+
 /// Operators that hand the elements of their first input on, in another shape, type or order, or some of them.
 const MOVES: [&str; 15] = [
     "Cast",
@@ -265,6 +271,12 @@ impl<'g> ConstantUses<'g> {
         if uses.iter().any(|used| used.inner) {
             return None;
         }
+        if let Some(node) = self.first_state(id) {
+            return Some(format!("it is a first state of zeros, in {node}"));
+        }
+        if let Some(node) = self.masked_scores(id) {
+            return Some(format!("it is a mask of the scores of an attention, in {node}"));
+        }
         if self.ends_in_sines(id) {
             return Some(format!(
                 "it is what positions are multiplied by for sines and cosines, in {}",
@@ -334,7 +346,7 @@ impl<'g> ConstantUses<'g> {
     /// The use as a scale of ones, or a bias of zeros, that an exporter wrote for a normalization without any.
     fn neutral_use<'a>(&self, id: ValueId, uses: &'a [Use]) -> Option<&'a Use> {
         let tensor = self.graph.value(id).content()?;
-        let made = self.producers[id.0 as usize].is_some() || is_generated(self.graph.name_of(id));
+        let made = self.is_made_up(id);
         let all_are = |wanted: f64| (0..tensor.len()).all(|k| element(tensor, k) == Some(wanted));
         let neutral = |used: &Use| {
             let Some(definition) = used.definition else { return false };
@@ -344,6 +356,60 @@ impl<'g> ConstantUses<'g> {
             is_neutral && (made || self.normalizes_groups(id))
         };
         uses.iter().all(neutral).then(|| &uses[0])
+    }
+
+    /// Whether an exporter wrote a constant: a node makes it, or its name says so.
+    fn is_made_up(&self, id: ValueId) -> bool {
+        self.producers[id.0 as usize].is_some() || is_generated(self.graph.name_of(id))
+    }
+
+    /// The node that has a constant as its first state, if that is zeros that an exporter wrote.
+    fn first_state(&self, id: ValueId) -> Option<String> {
+        let tensor = self.graph.value(id).content()?;
+        let is_zero = self.is_made_up(id) && (0..tensor.len()).all(|k| element(tensor, k) == Some(0.0));
+        let is_state = |node: usize, input: usize| {
+            RECURRENT.iter().any(|(op, states)| *op == self.op(node) && states.contains(&input))
+        };
+        let meetings = if is_zero { self.meetings(id) } else { Vec::new() };
+        let first = meetings.first().map(|&(node, _)| self.graph.node_label(&self.graph.nodes[node]))?;
+        meetings.iter().all(|&(node, input)| is_state(node, input)).then_some(first)
+    }
+
+    /// The node that adds a constant to the scores of an attention, if that hides some of them, or hides none and was
+    /// written by an exporter.
+    fn masked_scores(&self, id: ValueId) -> Option<String> {
+        let tensor = self.graph.value(id).content()?;
+        let (mut hides, mut all) = (false, true);
+        for score in (0..tensor.len()).map(|k| element(tensor, k)) {
+            hides |= score.is_some_and(|score| score <= HIDDEN);
+            all &= score.is_some_and(|score| score == 0.0 || score <= HIDDEN);
+        }
+        if !all || !(hides || self.is_made_up(id) || is_named_by_operator(self.graph.name_of(id))) {
+            return None;
+        }
+        let meetings = self.meetings(id);
+        let first = meetings.first().map(|&(node, _)| self.graph.node_label(&self.graph.nodes[node]))?;
+        let is_added = |node: usize, input: usize| {
+            let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
+            let compared = other.is_some_and(|other| self.compares_data(other));
+            let softmax = |output| self.readers_of(output).any(|(reader, _)| self.op(reader) == "Softmax");
+            self.op(node) == "Add" && compared && self.outputs(node).any(softmax)
+        };
+        meetings.iter().all(|&(node, input)| is_added(node, input)).then_some(first)
+    }
+
+    /// Whether a value is a product of two values that both depend on data, perhaps moved and scaled.
+    fn compares_data(&self, mut id: ValueId) -> bool {
+        while let Some(maker) = self.producers[id.0 as usize] {
+            let node = &self.graph.nodes[maker];
+            let mut data = node.present_inputs().filter(|&id| self.level(id) > Level::Shape);
+            id = match (self.op(maker), data.next(), data.next()) {
+                ("MatMul" | "FusedMatMul" | "Einsum", Some(_), Some(_)) => return true,
+                (op, Some(only), None) if ARITHMETIC.contains(&op) || MOVES.contains(&op) => only,
+                _ => return false,
+            };
+        }
+        false
     }
 
     /// Whether all nodes that use a value normalize groups of channels: what they are given was reshaped for it.
@@ -580,6 +646,13 @@ impl<'g> ConstantUses<'g> {
 fn is_generated(name: &str) -> bool {
     let number = name.strip_prefix("val_").or_else(|| name.strip_prefix("scalar_")).unwrap_or(name);
     GENERATED.iter().any(|part| name.contains(part)) || number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether a name is that of an operator of PyTorch that makes constants, with a number or without, as an exporter names what
+/// it has computed.
+fn is_named_by_operator(name: &str) -> bool {
+    let stem = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end_matches('_');
+    ["expand", "full", "masked_fill", "mul", "new_zeros", "where", "zeros", "zeros_like"].contains(&stem)
 }
 
 /// Finds who uses the values of a graph, in its subgraphs too. `outer` says which value of the main graph one of this graph
