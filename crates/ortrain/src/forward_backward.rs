@@ -878,6 +878,17 @@ impl ForwardBackward {
     /// Runs the model forward. Its outputs come to `deliver`, in order; what the backward pass needs is kept in what is
     /// returned, the weights among it: they are to stay as they are until then.
     ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let batch = setup::batch();
+    /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
+    /// let x = [ortrain::Given::from(&batch[0])];
+    /// let live = both.forward(&both.lent(&memories), &x, &mut |at, _, dims, _| assert_eq!((at, dims), (0, &[2, 10][..])))?;
+    /// # drop(live);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When weights or inputs do not fit, more memory is needed than there may be, or the run fails.
     pub fn forward(
@@ -908,6 +919,22 @@ impl ForwardBackward {
     /// Runs the model backward: given the gradients of the outputs of floats, in order, writes those of the weights to
     /// `gradients` and hands those of inputs to `deliver`, in the order of [`ForwardBackward::differentiable_inputs`]. What
     /// the forward pass kept is given back then.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # use ortrain::{Given, Tensor, collect};
+    /// # let batch = setup::batch();
+    /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
+    /// # let rooms = both.weights().iter().map(|weight| weight.room()).collect::<Result<Vec<_>, _>>()?;
+    /// # let x = [Given::from(&batch[0])];
+    /// let mut live = both.forward(&both.lent(&memories), &x, &mut |_, _, _, _| {})?;
+    /// let of_logits = Tensor::f32(&[2, 10], &[1.0; 20]);
+    /// let seeds = [Given::from(&of_logits)];
+    /// let of_x = collect(|deliver| both.backward(&mut live, &seeds, &both.lent(&rooms), deliver))?;
+    /// assert_eq!(of_x[0].dims(), [2, 64]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// When a gradient has another type or shape than its output, or what is given for a weight's gradient than the weight:
