@@ -31,6 +31,14 @@ def test_the_gradient_of_a_model(tmp_path: Path) -> None:
     onnx.checker.check_model(tmp_path / "made" / "gradient.onnx", full_check=True)
 
 
+def test_forward_and_backward(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "forward_backward.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert len(losses) == 4 and losses[-1] < losses[0] / 2
+
+
 @pytest.mark.parametrize(
     ("name", "last"),
     [("custom_operator", r"largest difference to the sine: 0\.0\d"), ("custom_gradient", r"exported: right [5-9]\d%")],

@@ -1,0 +1,48 @@
+"""Trains an ONNX model by a loss of one's own, in NumPy: `python forward_backward.py`.
+
+The model computes, forward and backward; the loss, and what is done with the gradients, are the caller's. Here the loss is
+Huber's, between the logits of a small network and one-hot classes, and the optimizer is plain gradient descent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ortrain
+from ortrain.gradient import OrtGradientForwardBackward
+
+STEPS, RATE, DELTA = 60, 0.5, 1.0
+
+
+def huber(scores: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray]:
+    """The mean of Huber's loss, and its gradient by the scores."""
+    apart = scores - target
+    near = np.abs(apart) <= DELTA
+    loss = np.where(near, apart**2 / 2, DELTA * (np.abs(apart) - DELTA / 2)).mean()
+    return float(loss), (np.where(near, apart, DELTA * np.sign(apart)) / apart.size).astype(np.float32)
+
+
+def main() -> None:
+    """Prints the loss as it falls."""
+    rng = np.random.default_rng(0)
+    x, classes = rng.random((64, 64), np.float32), rng.integers(0, 10, 64)
+    target = np.eye(10, dtype=np.float32)[classes]
+
+    both = OrtGradientForwardBackward(ortrain.examples.perceptron(), ordered=False)
+    weights = [both.get_initializer(name) for name in both.weights_to_train]
+    function = both.new_instance()
+    first = None
+    for step in range(STEPS):
+        (scores,) = function.forward([x, *weights], training=True)
+        loss, seed = huber(scores.numpy(), target)
+        gradients = list(function.backward([seed]))[-len(weights) :]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight -= RATE * gradient.numpy()
+        first = loss if first is None else first
+        if step % 20 == 0 or step == STEPS - 1:
+            print(f"step {step:3}: loss {loss:.4f}")
+    assert loss < first, "the loss falls"
+
+
+if __name__ == "__main__":
+    main()
