@@ -845,7 +845,11 @@ def test_control_flow(name: str, flag: bool) -> None:
     widen(wide.graph, set())
     at = {"x": feeds["x"].astype(np.float64), "c": feeds["c"]}
     wanted = differences(wide, at, "loss", "x")
-    for results in (ours(made, feeds), theirs(made, feeds)):
+    found = [ours(made, feeds)]
+    # Of a loop that does not run, its gradient scans nothing, which onnxruntime does not do.
+    if name != "Loop" or flag:
+        found.append(theirs(made, feeds))
+    for results in found:
         np.testing.assert_allclose(results["x_grad"], wanted, rtol=1e-4, atol=1e-5)
 
 
