@@ -103,7 +103,9 @@ def main() -> int:
             ratio, memory, step = compare(name, arguments.rounds, Path(folder))
         aim = TIMES.get(name, float("inf"))
         missed += ratio > aim or memory > MEMORY
-        print(f"{name}: time {ratio:.3f} (at most {aim}), memory {memory:.3f} (at most {MEMORY}), joint step {step:.2f} ms")
+        print(
+            f"{name}: time {ratio:.3f} (at most {aim}), memory {memory:.3f} (at most {MEMORY}), joint step {step:.2f} ms"
+        )
     return int(missed > 0)
 
 

@@ -31,8 +31,8 @@ def test_the_gradient_of_a_model(tmp_path: Path) -> None:
     onnx.checker.check_model(tmp_path / "made" / "gradient.onnx", full_check=True)
 
 
-def test_forward_and_backward(tmp_path: Path) -> None:
-    script = ROOT / "examples" / "forward_backward.py"
+def test_a_loss_of_ones_own(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "loss_in_numpy.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]

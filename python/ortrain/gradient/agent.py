@@ -105,7 +105,7 @@ class TrainingAgent:
         for device in [*fw_devices, *bw_devices]:
             if device.device_type() != OrtDevice.cpu():
                 raise UnsupportedError("training graphs run on the CPU; give OrtDevice(OrtDevice.cpu(), 0, 0)")
-        native = session._session if isinstance(session, InferenceSession) else session
+        native = session._native if isinstance(session, InferenceSession) else session
         self._native = _ortrain.ForwardBackward.of_session(native)
         inputs = [name for name, _, _ in self._native.inputs()]
         outputs = self._native.gradient_names()
@@ -143,6 +143,7 @@ class TrainingAgent:
 
         Raises:
             InvalidArgumentError: for another number of feeds, a feed of another type or shape.
+
         """
         if len(feeds) != self._count:
             raise InvalidArgumentError(f"{self._count} feeds are needed, but {len(feeds)} are given")
@@ -150,14 +151,13 @@ class TrainingAgent:
         state._live, outputs = self._native.forward(values, [])
         fetches._fill(outputs)
 
-    def run_backward(
-        self, feeds: OrtValueVector, fetches: OrtValueVector, state: PartialGraphExecutionState
-    ) -> None:
+    def run_backward(self, feeds: OrtValueVector, fetches: OrtValueVector, state: PartialGraphExecutionState) -> None:
         """Runs the rest of the graph on the gradients of what it handed over; ``fetches`` has its results afterwards.
 
         Raises:
             OrtrainError: for a state without a forward pass, or with one whose backward pass has run.
             InvalidArgumentError: for another number of gradients, or one of another type or shape than its output.
+
         """
         results = self._native.backward(state._waiting(), list(feeds), None)
         fetches._fill([results[at] for at in self._fetches])
@@ -270,6 +270,7 @@ class OrtModuleGraphBuilder:
         Raises:
             TypeError: for a model that is not ``bytes``.
             InvalidArgumentError: for initializers that are to become inputs without being trained.
+
         """
         if not isinstance(model, bytes):
             raise TypeError(f"the model is given as bytes, not as {type(model).__name__}")
@@ -296,6 +297,7 @@ class OrtModuleGraphBuilder:
             InvalidModelError: for bytes that are no model.
             InvalidArgumentError: for names that the model does not have, or that no gradient reaches.
             UnsupportedError: for operators without a gradient, each with its node.
+
         """
         if self._source is None:
             raise OrtrainError("there is no model to build from: call initialize first")
@@ -321,6 +323,7 @@ class OrtModuleGraphBuilder:
         Raises:
             OrtrainError: before :meth:`build`.
             UnsupportedError: for an operator that cannot be written at the model's opset.
+
         """
         if not self._config.build_gradient_graph:
             raise OrtrainError("there is no gradient graph: build_gradient_graph is False")
@@ -331,6 +334,7 @@ class OrtModuleGraphBuilder:
 
         Raises:
             OrtrainError: before :meth:`build`.
+
         """
         return self._built().evaluation_model()
 
@@ -339,6 +343,7 @@ class OrtModuleGraphBuilder:
 
         Raises:
             OrtrainError: before :meth:`build`.
+
         """
         return GraphInfo(self._built())
 

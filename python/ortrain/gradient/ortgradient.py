@@ -128,9 +128,7 @@ say ordered=False
         self.enable_logging = bool(enable_logging)
         self.debug = bool(debug)
         self.ordered = bool(ordered)
-        self.providers, self.provider_options, self.device_index = _providers(
-            providers, provider_options, device_index
-        )
+        self.providers, self.provider_options, self.device_index = _providers(providers, provider_options, device_index)
         if class_name is None:
             class_name = f"OrtGradientForwardBackwardFunction_{id(self)}"
         elif not isinstance(class_name, str) or not class_name.isidentifier() or keyword.iskeyword(class_name):
@@ -190,9 +188,7 @@ say ordered=False
                     f"weight {name!r} is no initializer of the model{hint(name, list(self._initializers))}"
                 )
         if self.ordered:
-            advice = (
-                "name the weights of the model so that their own order is alphabetical, or say ordered=False"
-            )
+            advice = "name the weights of the model so that their own order is alphabetical, or say ordered=False"
             if names != sorted(names):
                 raise InvalidArgumentError(
                     f"weights_to_train must be a list in alphabetical order, {sorted(names)}, not {names}; {advice}"
@@ -228,7 +224,9 @@ say ordered=False
             "_run_options": self.run_options,
             "_sess": session,
             "_sess_eval": InferenceSession(evaluated, self.sess_options),
-            "_training_agent": TrainingAgent(session, given, [cpu] * len(outputs), gradients, [cpu] * len(gradients), 0),
+            "_training_agent": TrainingAgent(
+                session, given, [cpu] * len(outputs), gradients, [cpu] * len(gradients), 0
+            ),
             "_cache": OrtValueCache(),
             "_logger": self._logger,
             "_input_names": inputs,
@@ -268,6 +266,7 @@ say ordered=False
 
         Raises:
             InvalidArgumentError: for a provider that is neither that of the CPU nor that of CUDA.
+
         """
         if provider_name == _CPU:
             return OrtDevice.cpu()
@@ -582,12 +581,14 @@ class OrtGradientForwardBackwardFunction:
         if self.saved_tensors_ is None:
             raise OrtrainError("there are no saved tensors: run forward with training=True before backward")
         if not self.states_:
-            raise IndexError("every forward pass has had its backward pass; run forward with training=True before backward")
+            raise IndexError(
+                "every forward pass has had its backward pass; run forward with training=True before backward"
+            )
         gradients = list(self.input_to_ort(_without_others(cls, grad_outputs), [], False))
         state = self.states_[-1]
         native = cls._native
         into = _places(backward_outputs_cache, native)
-        results = native.backward(state._live, gradients, into)
+        results = native.backward(state._waiting(), gradients, into)
         self.states_.pop()
         self._debugged("backward: %d gradients, %d passes wait", len(results), len(self.states_))
         return _filled(backward_outputs_cache, results, "backward_outputs_cache")

@@ -1,4 +1,4 @@
-"""Trains an ONNX model by a loss of one's own, in NumPy: `python forward_backward.py`.
+"""Trains an ONNX model by a loss of one's own, in NumPy: `python loss_in_numpy.py`.
 
 The model computes, forward and backward; the loss, and what is done with the gradients, are the caller's. Here the loss is
 Huber's, between the logits of a small network and one-hot classes, and the optimizer is plain gradient descent.
@@ -29,19 +29,19 @@ def main() -> None:
     target = np.eye(10, dtype=np.float32)[classes]
 
     both = OrtGradientForwardBackward(ortrain.examples.perceptron(), ordered=False)
-    weights = [both.get_initializer(name) for name in both.weights_to_train]
+    weights = [np.asarray(both.get_initializer(name)) for name in both.weights_to_train]
     function = both.new_instance()
-    first = None
+    losses: list[float] = []
     for step in range(STEPS):
         (scores,) = function.forward([x, *weights], training=True)
         loss, seed = huber(scores.numpy(), target)
         gradients = list(function.backward([seed]))[-len(weights) :]
         for weight, gradient in zip(weights, gradients, strict=True):
             weight -= RATE * gradient.numpy()
-        first = loss if first is None else first
+        losses.append(loss)
         if step % 20 == 0 or step == STEPS - 1:
             print(f"step {step:3}: loss {loss:.4f}")
-    assert loss < first, "the loss falls"
+    assert losses[-1] < losses[0], "the loss falls"
 
 
 if __name__ == "__main__":
