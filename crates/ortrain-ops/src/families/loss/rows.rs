@@ -324,7 +324,7 @@ mod tests {
             }
         }
         let weighted = |name| {
-            let inputs = [Some(&logits()), Some(&labels), Some(&weights)].map(Option::cloned);
+            let inputs = [Some(&logits()), Some(&labels), Some(&weights)].map(Option::<&Tensor>::cloned);
             let ports: Vec<Option<&Tensor>> = inputs.iter().map(Option::as_ref).collect();
             run_node(SPARSE, &ports, 1, reduction(name)).expect("it runs").remove(0)
         };
