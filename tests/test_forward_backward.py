@@ -171,7 +171,8 @@ def test_b3_arrays_values_and_vectors_are_the_same() -> None:
     for inputs in (given, values, vector, wrapped, [np.asfortranarray(array) for array in given]):
         (got,) = arrays(function.forward(inputs))
         np.testing.assert_allclose(got, want, **FORWARD)
-        assert function.states_ == [] and function.saved_tensors_ is None
+        assert function.states_ == []
+        assert function.saved_tensors_ is None
     with pytest.raises(NotImplementedError, match="value 1 is None"):
         function.forward([given[0], None, given[2]])
     with pytest.raises(RuntimeError, match=r"3 values are needed .X, coef, intercept., but 2 are given"):
@@ -293,10 +294,12 @@ def test_b9_vectors_are_filled_again() -> None:
     where = gradients[1].data_ptr()
     x = rows_of(4, seed=7)
     again = function.forward([x, *weights_of(both)], training=True, forward_outputs_cache=outputs)
-    assert again is outputs and len(outputs) == 1
+    assert again is outputs
+    assert len(outputs) == 1
     np.testing.assert_allclose(arrays(outputs)[0], x @ weights_of(both)[0] + weights_of(both)[1], **FORWARD)
     back = function.backward([np.ones((4, 1), np.float32)], backward_outputs_cache=gradients)
-    assert back is gradients and len(gradients) == 3
+    assert back is gradients
+    assert len(gradients) == 3
     assert gradients[1].data_ptr() == where, "gradients of weights go where they went"
     np.testing.assert_allclose(arrays(gradients)[1], x.sum(axis=0)[:, None], **ANALYTIC)
     # An empty vector is no cache; other shapes go into a new one.
@@ -310,10 +313,12 @@ def test_b9_vectors_are_filled_again() -> None:
 def test_b10_pickle() -> None:
     both = OrtGradientForwardBackward(linear(), class_name="Linear", debug=True)
     state = both.__getstate__()
-    assert state["run_options"] is None and state["graph_builder_config"] is None
+    assert state["run_options"] is None
+    assert state["graph_builder_config"] is None
     assert not any(name.endswith("_") for name in state)
     again = pickle.loads(pickle.dumps(both))
-    assert again.cls_type_ is not both.cls_type_ and again.cls_type_.__name__ == "Linear"
+    assert again.cls_type_ is not both.cls_type_
+    assert again.cls_type_.__name__ == "Linear"
     for name in ("_onx_inp", "_onx_out", "_input_names", "_output_names", "_weights_to_train", "_debug"):
         assert getattr(again.cls_type_, name) == getattr(both.cls_type_, name)
     assert set(vars(again.cls_type_)) == set(vars(both.cls_type_))
@@ -397,7 +402,8 @@ def test_b13_logging(caplog: pytest.LogCaptureFixture) -> None:
         function.backward([np.ones((2, 1), np.float32)])
     text = caplog.text
     assert "[OrtGradientForwardBackward] weights_to_train=['coef', 'intercept']" in text
-    assert "forward: 3 inputs, training=True" in text and "backward: 3 gradients" in text
+    assert "forward: 3 inputs, training=True" in text
+    assert "backward: 3 gradients" in text
     caplog.clear()
     OrtGradientForwardBackward(linear())
     assert not caplog.text

@@ -54,7 +54,7 @@ def operators() -> list[OperatorInfo]:
 
     >>> import ortrain
     >>> [operator.name for operator in ortrain.operators() if operator.runs == "control flow"]
-    ['If', 'Loop', 'Scan']
+    ['If', 'Loop', 'Scan', 'YieldOp']
     """
     return [
         OperatorInfo(

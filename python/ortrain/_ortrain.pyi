@@ -9,9 +9,11 @@ from ortrain._operators import Source
 
 __all__ = [
     "CheckpointState",
+    "ForwardBackward",
     "GradientGraph",
     "InferenceSession",
     "LinearLRScheduler",
+    "LiveForward",
     "Module",
     "OperatorLibrary",
     "Optimizer",
@@ -27,6 +29,7 @@ __all__ = [
     "dump",
     "generate_artifacts",
     "grad",
+    "initializers",
     "inspect",
     "loss_fragment",
     "open_batch",

@@ -144,6 +144,15 @@ class TrainingAgent:
         Raises:
             InvalidArgumentError: for another number of feeds, a feed of another type or shape.
 
+        >>> from ortrain import capi
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+        >>> cls, agent = both.cls_type_, both.cls_type_._training_agent
+        >>> state, fetches = capi.PartialGraphExecutionState(), capi.OrtValueVector()
+        >>> agent.run_forward(cls.input_to_ort([x, both.get_initializer("fc2.bias")], []), fetches, state)
+        >>> fetches[0].shape()
+        [8, 10]
+
         """
         if len(feeds) != self._count:
             raise InvalidArgumentError(f"{self._count} feeds are needed, but {len(feeds)} are given")
@@ -157,6 +166,16 @@ class TrainingAgent:
         Raises:
             OrtrainError: for a state without a forward pass, or with one whose backward pass has run.
             InvalidArgumentError: for another number of gradients, or one of another type or shape than its output.
+
+        >>> from ortrain import capi
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+        >>> cls, agent = both.cls_type_, both.cls_type_._training_agent
+        >>> state, fetches = capi.PartialGraphExecutionState(), capi.OrtValueVector()
+        >>> agent.run_forward(cls.input_to_ort([x, both.get_initializer("fc2.bias")], []), fetches, state)
+        >>> agent.run_backward(cls.input_to_ort([np.ones((8, 10), np.float32)], []), fetches, state)
+        >>> [value.shape() for value in fetches]
+        [[8, 64], [10]]
 
         """
         results = self._native.backward(state._waiting(), list(feeds), None)
@@ -271,6 +290,11 @@ class OrtModuleGraphBuilder:
             TypeError: for a model that is not ``bytes``.
             InvalidArgumentError: for initializers that are to become inputs without being trained.
 
+        >>> from ortrain import capi
+        >>> config, builder = capi.OrtModuleGraphBuilderConfiguration(), capi.OrtModuleGraphBuilder()
+        >>> config.initializer_names_to_train, config.input_names_require_grad = ["fc2.bias"], []
+        >>> builder.initialize(model.SerializeToString(), config)
+
         """
         if not isinstance(model, bytes):
             raise TypeError(f"the model is given as bytes, not as {type(model).__name__}")
@@ -298,6 +322,12 @@ class OrtModuleGraphBuilder:
             InvalidArgumentError: for names that the model does not have, or that no gradient reaches.
             UnsupportedError: for operators without a gradient, each with its node.
 
+        >>> from ortrain import capi
+        >>> config, builder = capi.OrtModuleGraphBuilderConfiguration(), capi.OrtModuleGraphBuilder()
+        >>> config.initializer_names_to_train, config.input_names_require_grad = ["fc2.bias"], []
+        >>> builder.initialize(model.SerializeToString(), config)
+        >>> builder.build()
+
         """
         if self._source is None:
             raise OrtrainError("there is no model to build from: call initialize first")
@@ -324,6 +354,14 @@ class OrtModuleGraphBuilder:
             OrtrainError: before :meth:`build`.
             UnsupportedError: for an operator that cannot be written at the model's opset.
 
+        >>> from ortrain import capi
+        >>> config, builder = capi.OrtModuleGraphBuilderConfiguration(), capi.OrtModuleGraphBuilder()
+        >>> config.initializer_names_to_train, config.input_names_require_grad = ["fc2.bias"], []
+        >>> builder.initialize(model.SerializeToString(), config)
+        >>> builder.build()
+        >>> [output.name for output in onnx.load_from_string(builder.get_gradient_model()).graph.output]
+        ['fc2.bias_grad']
+
         """
         if not self._config.build_gradient_graph:
             raise OrtrainError("there is no gradient graph: build_gradient_graph is False")
@@ -335,6 +373,14 @@ class OrtModuleGraphBuilder:
         Raises:
             OrtrainError: before :meth:`build`.
 
+        >>> from ortrain import capi
+        >>> config, builder = capi.OrtModuleGraphBuilderConfiguration(), capi.OrtModuleGraphBuilder()
+        >>> config.initializer_names_to_train, config.input_names_require_grad = ["fc2.bias"], []
+        >>> builder.initialize(model.SerializeToString(), config)
+        >>> builder.build()
+        >>> [given.name for given in onnx.load_from_string(builder.get_forward_model()).graph.input]
+        ['x', 'fc2.bias']
+
         """
         return self._built().evaluation_model()
 
@@ -343,6 +389,14 @@ class OrtModuleGraphBuilder:
 
         Raises:
             OrtrainError: before :meth:`build`.
+
+        >>> from ortrain import capi
+        >>> config, builder = capi.OrtModuleGraphBuilderConfiguration(), capi.OrtModuleGraphBuilder()
+        >>> config.initializer_names_to_train, config.input_names_require_grad = ["fc2.bias"], []
+        >>> builder.initialize(model.SerializeToString(), config)
+        >>> builder.build()
+        >>> builder.get_graph_info().module_output_gradient_name
+        ['logits_grad']
 
         """
         return GraphInfo(self._built())

@@ -320,7 +320,7 @@ say ordered=False
         return f"OrtGradientForwardBackward({', '.join(self.input_names)}, weights_to_train={self.weights_to_train})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the constructor was given. Run options and configurations do not go along, the classes are made anew."""
+        # What the constructor was given. Run options and configurations do not go along, the class is made anew.
         names = (
             "class_name",
             "debug",
@@ -492,13 +492,28 @@ class OrtGradientForwardBackwardFunction:
         Raises:
             OrtrainError: before the first one.
 
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> both = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"])
+        >>> function, bias = both.new_instance(), both.get_initializer("fc2.bias")
+        >>> _ = function.forward([x, bias], training=True)
+        >>> function.saved_tensors[1] is bias
+        True
+
         """
         if self.saved_tensors_ is None:
             raise OrtrainError("there are no saved tensors: no forward pass has run with training=True")
         return self.saved_tensors_
 
     def save_for_backward(self, inputs: Iterable[Any]) -> None:
-        """Notes what a forward pass was given: a list of the same objects."""
+        """Notes what a forward pass was given: a list of the same objects.
+
+        >>> from ortrain.gradient import OrtGradientForwardBackward
+        >>> function = OrtGradientForwardBackward(model, weights_to_train=["fc2.bias"]).new_instance()
+        >>> function.save_for_backward([x])
+        >>> function.saved_tensors[0] is x
+        True
+
+        """
         self.saved_tensors_ = list(inputs)
 
     def forward(
