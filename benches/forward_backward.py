@@ -2,9 +2,9 @@
 
     python benches/forward_backward.py [NAME ...] [--rounds N]
 
-A step is forward, loss, backward; no optimizer takes one. Both compute the same; two calls hand the loss over and take its
-gradient in between. A ratio of times is the median of those of pairs, a ratio of memory that of what is kept while a step is
-under way: weights, their gradients, and the workspace.
+A step is forward, loss, backward; no optimizer takes one. Both compute the same; two calls hand the loss over and take
+its gradient in between. A ratio of times is the median of those of pairs, a ratio of memory that of what is kept while
+a step is under way: weights, their gradients, and the workspace.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ WARM = 5
 
 
 def milliseconds(step: Callable[[], None]) -> float:
+    """The time of a step."""
     start = time.perf_counter()
     step()
     return (time.perf_counter() - start) * 1e3
@@ -103,9 +104,7 @@ def main() -> int:
             ratio, memory, step = compare(name, arguments.rounds, Path(folder))
         aim = TIMES.get(name, float("inf"))
         missed += ratio > aim or memory > MEMORY
-        print(
-            f"{name}: time {ratio:.3f} (at most {aim}), memory {memory:.3f} (at most {MEMORY}), joint step {step:.2f} ms"
-        )
+        print(f"{name}: time {ratio:.3f} (at most {aim}), memory {memory:.3f} (at most {MEMORY}), step {step:.2f} ms")
     return int(missed > 0)
 
 

@@ -1,7 +1,7 @@
 """Trains an ONNX model by a loss of one's own, in NumPy: `python loss_in_numpy.py`.
 
-The model computes, forward and backward; the loss, and what is done with the gradients, are the caller's. Here the loss is
-Huber's, between the logits of a small network and one-hot classes, and the optimizer is plain gradient descent.
+The model computes, forward and backward; the loss, and what is done with the gradients, are the caller's. Here the loss
+is Huber's, between the logits of a small network and one-hot classes, and the optimizer is plain gradient descent.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def test_a_loss_of_ones_own(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
-    assert len(losses) == 4 and losses[-1] < losses[0] / 2
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize(

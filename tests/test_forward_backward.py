@@ -1,4 +1,4 @@
-"""Forward and backward as a pair of calls: rows B1 to B13 of the checklist, the bits of a training step, live passes."""
+"""Forward and backward as a pair of calls: rows B1 to B13 of the checklist, the bits of a step, live passes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def test_b2_providers_and_repr() -> None:
         OrtGradientForwardBackward(linear(), providers="cuda:0")
     assert OrtGradientForwardBackward(linear(), providers="cpu").providers == ["CPUExecutionProvider"]
     both = OrtGradientForwardBackward(linear(), providers=["CPUExecutionProvider"])
-    assert repr(both).startswith("OrtGradientForwardBackward(") and repr(both).endswith(")")
+    assert repr(both).startswith("OrtGradientForwardBackward(")
+    assert repr(both).endswith(")")
     with pytest.raises(ValueError, match="there is no provider 'X'"):
         both._provider_name_to_device_type("X")
     assert both._repr_helper_(None) == "None"

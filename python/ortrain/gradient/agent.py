@@ -242,10 +242,8 @@ class GraphInfo:
         outputs = [name for name, _, _ in native.outputs()]
         differentiable = native.differentiable_outputs()
         self.user_input_names = [name for name, _, _ in native.inputs()]
-        self.user_input_grad_names = {
-            name: gradient
-            for name, gradient in zip(native.differentiable_inputs(), native.gradient_names(), strict=False)
-        }
+        # Gradients of inputs come first.
+        self.user_input_grad_names = dict(zip(native.differentiable_inputs(), native.gradient_names(), strict=False))
         self.initializer_names = native.weight_names()
         self.initializer_names_to_train = native.weight_names()
         self.initializer_grad_names_to_train = native.gradient_names()[len(self.user_input_grad_names) :]

@@ -44,7 +44,7 @@ __all__ = ["OrtGradientForwardBackward", "OrtGradientForwardBackwardFunction"]
 
 _LOGGER = "onnxcustom"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-# The floats that a weight can be made of, by their numbers in TensorProto.DataType: float32, float16, float64, bfloat16.
+# Floats that weights can be made of, by their numbers in TensorProto.DataType: float32, float16, float64, bfloat16.
 _FLOATS = {1, 10, 11, 16}
 _MODELS = ("_trained_onnx", "_optimized_pre_grad_model")
 
@@ -52,10 +52,10 @@ _MODELS = ("_trained_onnx", "_optimized_pre_grad_model")
 class OrtGradientForwardBackward:
     """The forward and the backward pass of a model, whose weights are inputs of both.
 
-    The model has no loss: whoever calls gives the gradients of its outputs. A class is made for it (:attr:`cls_type_`), of
-    which each instance (:meth:`new_instance`) keeps forward passes until their backward passes. The passes are two parts
-    of one program: gradients have the bits of a training step, weights and their gradients are read and written where
-    they lie.
+    The model has no loss: whoever calls gives the gradients of its outputs. A class is made for it (:attr:`cls_type_`),
+    of which each instance (:meth:`new_instance`) keeps forward passes until their backward passes. The passes are two
+    parts of one program: gradients have the bits of a training step, weights and their gradients are read and written
+    where they lie.
 
     Args:
         onnx_model: the model: an ``onnx.ModelProto``, bytes, or a path. Models with subgraphs work.
@@ -76,8 +76,8 @@ class OrtGradientForwardBackward:
         ordered: whether the order of the weights is checked; with ``False`` any order will do, and gradients have it.
 
     Raises:
-        InvalidArgumentError: for weights that are not in alphabetical order, not in the order of the model, named twice,
-            or no initializers; a provider that is unknown; a class name that is no identifier.
+        InvalidArgumentError: for weights that are not in alphabetical order, not in the order of the model, named
+            twice, or no initializers; a provider that is unknown; a class name that is no identifier.
         UnsupportedError: for operators without a gradient: each with its node; a device that is not there.
         OrtrainError: for a model that has no initializer of floats, where ``weights_to_train`` is ``None``.
         TypeError: for what is no model.
@@ -91,8 +91,8 @@ class OrtGradientForwardBackward:
     >>> OrtGradientForwardBackward(model, weights_to_train=["fc2.weight", "fc2.bias"])
     Traceback (most recent call last):
     ortrain.errors.InvalidArgumentError: weights_to_train must be a list in alphabetical order, ['fc2.bias', \
-'fc2.weight'], not ['fc2.weight', 'fc2.bias']; name the weights of the model so that their own order is alphabetical, or \
-say ordered=False
+'fc2.weight'], not ['fc2.weight', 'fc2.bias']; name the weights of the model so that their own order is alphabetical, \
+or say ordered=False
 
     """
 
@@ -196,8 +196,8 @@ say ordered=False
             own = [name for name in self._initializers if name in set(names)]
             if own != names:
                 raise InvalidArgumentError(
-                    f"weights_to_train must be in the order that the initializers have in the model, {own}, not {names}; "
-                    f"{advice}"
+                    f"weights_to_train must be in the order that the initializers have in the model, {own}, not "
+                    f"{names}; {advice}"
                 )
         if weights is None:
             # Initializers of floats that no gradient reaches (sizes of a Resize, say) stay in the model.
@@ -394,7 +394,7 @@ def _providers(
 
 
 class OrtGradientForwardBackwardFunction:
-    """Forward passes of one model, each until its backward pass; what :class:`OrtGradientForwardBackward` makes classes of.
+    """Forward passes of one model, each until its backward pass: the base of the classes that are made for models.
 
     Attributes:
         states_: the forward passes that wait for their backward passes, the last one last.
@@ -525,8 +525,8 @@ class OrtGradientForwardBackwardFunction:
         """Runs the model forward.
 
         Args:
-            inputs: the inputs of the model, then the weights, in the order of ``_grad_input_names``: a vector, or a list of
-                arrays, values and DLPack tensors. Arrays of other types than the model's are refused.
+            inputs: the inputs of the model, then the weights, in the order of ``_grad_input_names``: a vector, or a list
+                of arrays, values and DLPack tensors. Arrays of other types than the model's are refused.
             training: whether a backward pass follows; the pass is kept then, until :meth:`backward`.
             forward_outputs_cache: a vector of as many values as outputs, which is filled and returned.
 
@@ -549,8 +549,8 @@ class OrtGradientForwardBackwardFunction:
         values = list(self.input_to_ort(inputs, cls._devices, cls._debug))
         if len(values) != len(cls._grad_input_names):
             raise InvalidArgumentError(
-                f"{len(cls._grad_input_names)} values are needed ({', '.join(cls._grad_input_names)}), but {len(values)} "
-                "are given"
+                f"{len(cls._grad_input_names)} values are needed ({', '.join(cls._grad_input_names)}), but "
+                f"{len(values)} are given"
             )
         split = len(cls._input_names)
         if training:
