@@ -308,7 +308,7 @@ impl Weight {
 /// What passes keep when they are over, for those to come.
 #[derive(Debug, Default)]
 struct Pool {
-    idle: Mutex<Vec<Box<Pass>>>,
+    idle: Mutex<Vec<Pass>>,
     /// Bytes of the workspaces of live forward passes, and how many there are.
     live: AtomicUsize,
     passes: AtomicUsize,
@@ -327,12 +327,12 @@ struct Pass {
 }
 
 impl Pool {
-    fn idle(&self) -> MutexGuard<'_, Vec<Box<Pass>>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<Pass>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes back what a pass kept.
-    fn give_back(&self, mut pass: Box<Pass>) {
+    fn give_back(&self, mut pass: Pass) {
         self.live.fetch_sub(std::mem::take(&mut pass.bytes), Ordering::Relaxed);
         self.passes.fetch_sub(1, Ordering::Relaxed);
         pass.weights.clear();
@@ -363,7 +363,7 @@ impl Pool {
 #[derive(Debug)]
 pub struct LiveForward {
     /// `None` when its backward pass has run.
-    pass: Option<Box<Pass>>,
+    pass: Option<Pass>,
     pool: Arc<Pool>,
 }
 
@@ -1033,7 +1033,7 @@ impl ForwardBackward {
                 .interrupt(self.interrupt.clone());
             let weights = Vec::with_capacity(self.weights.len());
             let (suspended, scalars) = (Suspended::default(), Scalars::default());
-            Box::new(Pass { work, weights, suspended, runner: None, scalars, bytes: 0 })
+            Pass { work, weights, suspended, runner: None, scalars, bytes: 0 }
         });
         pass.weights.extend(weights.iter().map(|lent| lent.memory.clone()));
         pass.work.hold(self.held + self.live_bytes());
@@ -1084,7 +1084,8 @@ impl ForwardBackward {
         }
         places.sort_unstable();
         // Of those so far, the one that ends last, and the one that is written and ends last.
-        let (mut all, mut written): (Option<(usize, usize)>, Option<(usize, usize)>) = (None, None);
+        let mut all: Option<(usize, usize)> = None;
+        let mut written = None;
         for (start, end, is_written, k) in places {
             let before = if is_written { all } else { written };
             if let Some((_, other)) = before.filter(|&(end, _)| start < end) {

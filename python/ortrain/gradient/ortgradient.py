@@ -525,7 +525,7 @@ class OrtGradientForwardBackwardFunction:
         """Runs the model forward.
 
         Args:
-            inputs: the inputs of the model, then the weights, in the order of ``_grad_input_names``: a vector, or a list
+            inputs: inputs of the model, then weights, in the order of ``_grad_input_names``: a vector, or a list
                 of arrays, values and DLPack tensors. Arrays of other types than the model's are refused.
             training: whether a backward pass follows; the pass is kept then, until :meth:`backward`.
             forward_outputs_cache: a vector of as many values as outputs, which is filled and returned.
