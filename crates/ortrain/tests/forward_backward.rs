@@ -239,8 +239,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         let error = message(both.backward(&mut live, &[given(&one)], &shared, nothing).unwrap_err());
         assert!(error.contains("share memory; give each gradient memory of its own"), "{error}");
     }
-    hands.backward(&both, &mut live, &[one.clone()]).unwrap();
-    let error = message(hands.backward(&both, &mut live, &[one.clone()]).unwrap_err());
+    hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap();
+    let error = message(hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap_err());
     assert!(error.contains("has run already; run the model forward again"), "{error}");
     let (_, _, other) = perceptron(ForwardBackwardOptions::default());
     let (mut foreign, _) = Hands::new(&other).forward(&other, &inputs).unwrap();
