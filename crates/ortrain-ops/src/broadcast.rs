@@ -1,4 +1,4 @@
-//! What broadcasting stretched, summed again: the gradient of an operand from one of the common shape.
+//! The gradient of a broadcast operand: a gradient of the common shape, summed over the axes that broadcasting stretched.
 
 use ortrain_graph::{Attrs, Dim, Shape, ValueId};
 

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::error::raise;
-use crate::tools::{InferenceSession, Source, batch_norm_of, module_options};
+use crate::tools::{InferenceSession, Source, batch_norm_of, session_options};
 use crate::value::{OrtValue, Results, described, given};
 
 /// A forward pass that waits for its backward pass.
@@ -82,21 +82,11 @@ impl ForwardBackward {
         precision: &str,
         bf16_fallback: &str,
     ) -> PyResult<ForwardBackward> {
-        let module = module_options(
-            device,
-            num_threads,
-            memory_limit,
-            iteration_limit,
-            precision,
-            bf16_fallback,
-            false,
-        )?;
-        let mut options = ForwardBackwardOptions::default().seed(seed);
+        let session =
+            session_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
+        let mut options = ForwardBackwardOptions::default().seed(seed).session(session);
         options.training = training.map(batch_norm_of).transpose()?;
         (options.weights, options.inputs) = (weights, inputs);
-        (options.backend, options.interrupt) = (module.backend, module.interrupt);
-        (options.memory_limit, options.iteration_limit) = (module.memory_limit, module.iteration_limit);
-        (options.precision, options.bf16_fallback) = (module.precision, module.bf16_fallback);
         py.detach(|| ortrain::ForwardBackward::new(model.0, options)).map(ForwardBackward).map_err(raise)
     }
 

@@ -110,6 +110,24 @@ pub(crate) fn module_options(
     Ok(options)
 }
 
+/// How a session runs, as Python says it.
+pub(crate) fn session_options(
+    device: &str,
+    num_threads: usize,
+    memory_limit: Option<usize>,
+    iteration_limit: Option<u64>,
+    precision: &str,
+    bf16_fallback: &str,
+) -> PyResult<SessionOptions> {
+    let mut options = SessionOptions::default().backend(backend(device, num_threads)?);
+    options.memory_limit = memory_limit;
+    options.iteration_limit = iteration_limit;
+    options.precision = named(precision)?;
+    options.bf16_fallback = named(bf16_fallback)?;
+    options.interrupt = Some(signals());
+    Ok(options)
+}
+
 /// What a name stands for.
 fn named<T: FromStr<Err: Display>>(name: &str) -> PyResult<T> {
     name.parse().map_err(|unknown: T::Err| InvalidArgumentError::new_err(unknown.to_string()))
@@ -161,12 +179,8 @@ impl InferenceSession {
         precision: &str,
         bf16_fallback: &str,
     ) -> PyResult<InferenceSession> {
-        let mut options = SessionOptions::default().backend(backend(device, num_threads)?);
-        options.memory_limit = memory_limit;
-        options.iteration_limit = iteration_limit;
-        options.precision = named(precision)?;
-        options.bf16_fallback = named(bf16_fallback)?;
-        options.interrupt = Some(signals());
+        let options =
+            session_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
         let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
         Ok(InferenceSession { session: Door::new(session) })
     }

@@ -16,8 +16,8 @@ use ortrain_ops::training::{
     Accumulation, BatchNormMode, append_accumulators, append_hand_over, for_training, hand_over_of,
 };
 use ortrain_program::{
-    Backend, Bf16Fallback, Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId,
-    Precision, RunError, Runner, Scalars, Suspended, Workspace,
+    Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, RunError, Runner, Scalars,
+    Suspended, Workspace,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -30,7 +30,10 @@ use crate::module::graph_to_run;
 use crate::nearest::hint;
 use crate::runners::Runners;
 use crate::session::Parts;
-use crate::{Error, InferenceSession, ModelSource, Result, ValueInfo, default_backend, over_limit, tail};
+use crate::{
+    Error, InferenceSession, ModelSource, Result, SessionOptions, ValueInfo, default_backend, over_limit,
+    tail,
+};
 
 /// How many workspaces are kept for forward passes to come.
 const IDLE: usize = 4;
@@ -60,18 +63,8 @@ pub struct ForwardBackwardOptions {
     pub training: Option<BatchNormMode>,
     /// The seed of random numbers.
     pub seed: i64,
-    /// What runs it; [`default_backend`] unless given.
-    pub backend: Option<Arc<dyn Backend>>,
-    /// Most bytes of everything: see [`ForwardBackwardOptions::memory_limit`].
-    pub memory_limit: Option<usize>,
-    /// Most iterations of a loop; [`ITERATION_LIMIT`] unless given.
-    pub iteration_limit: Option<u64>,
-    /// How exactly inner products are computed: see [`ModuleOptions::precision`](crate::ModuleOptions::precision).
-    pub precision: Precision,
-    /// What may multiply bfloat16 where there is no AMX.
-    pub bf16_fallback: Bf16Fallback,
-    /// Who may end a pass early.
-    pub interrupt: Option<Interrupt>,
+    /// Where and how it runs: see [`ForwardBackwardOptions::session`].
+    pub session: SessionOptions,
 }
 
 impl ForwardBackwardOptions {
@@ -129,86 +122,21 @@ impl ForwardBackwardOptions {
         self
     }
 
-    /// With this backend.
+    /// With a backend, limits, a precision, and somebody who may end a pass early. A forward pass whose backward pass was
+    /// ended is over.
     ///
-    /// ```
-    /// use ortrain::{ForwardBackwardOptions, backend};
-    ///
-    /// let options = ForwardBackwardOptions::default().backend(backend("reference", 0)?);
-    /// # assert!(options.backend.is_some());
-    /// # Ok::<(), ortrain::Error>(())
-    /// ```
-    #[must_use]
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> ForwardBackwardOptions {
-        self.backend = Some(backend);
-        self
-    }
-
-    /// With at most so many bytes for the weights, their gradients, and what all forward passes keep that are live at once.
+    /// A limit of memory is one for the weights, their gradients, and what all forward passes keep that are live at once.
     /// Values are computed again where one pass alone would need more.
     ///
     /// ```
-    /// let options = ortrain::ForwardBackwardOptions::default().memory_limit(64 << 20);
-    /// # assert!(options.memory_limit.is_some());
+    /// use ortrain::{ForwardBackwardOptions, SessionOptions};
+    ///
+    /// let options = ForwardBackwardOptions::default().session(SessionOptions::default().memory_limit(64 << 20));
+    /// # assert!(options.session.memory_limit.is_some());
     /// ```
     #[must_use]
-    pub fn memory_limit(mut self, bytes: usize) -> ForwardBackwardOptions {
-        self.memory_limit = Some(bytes);
-        self
-    }
-
-    /// With at most so many iterations of a loop ([`ITERATION_LIMIT`] unless given).
-    ///
-    /// ```
-    /// let options = ortrain::ForwardBackwardOptions::default().iteration_limit(10_000);
-    /// # assert_eq!(options.iteration_limit, Some(10_000));
-    /// ```
-    #[must_use]
-    pub fn iteration_limit(mut self, iterations: u64) -> ForwardBackwardOptions {
-        self.iteration_limit = Some(iterations);
-        self
-    }
-
-    /// With inner products of this precision instead of [`Precision::F32`].
-    ///
-    /// ```
-    /// use ortrain::{ForwardBackwardOptions, Precision};
-    ///
-    /// let options = ForwardBackwardOptions::default().precision(Precision::Bf16);
-    /// # assert_eq!(options.precision, Precision::Bf16);
-    /// ```
-    #[must_use]
-    pub fn precision(mut self, precision: Precision) -> ForwardBackwardOptions {
-        self.precision = precision;
-        self
-    }
-
-    /// With this instead of AMX, where a precision needs one and the machine has none.
-    ///
-    /// ```
-    /// use ortrain::{Bf16Fallback, ForwardBackwardOptions};
-    ///
-    /// let options = ForwardBackwardOptions::default().bf16_fallback(Bf16Fallback::Emulated);
-    /// # assert_eq!(options.bf16_fallback, Bf16Fallback::Emulated);
-    /// ```
-    #[must_use]
-    pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> ForwardBackwardOptions {
-        self.bf16_fallback = fallback;
-        self
-    }
-
-    /// With somebody who may end a pass early: see [`ModuleOptions::interrupt`](crate::ModuleOptions::interrupt). A forward
-    /// pass whose backward pass was ended is over.
-    ///
-    /// ```
-    /// use ortrain::{ForwardBackwardOptions, Interrupt};
-    ///
-    /// let options = ForwardBackwardOptions::default().interrupt(Interrupt::new(|| false));
-    /// # assert!(options.interrupt.is_some());
-    /// ```
-    #[must_use]
-    pub fn interrupt(mut self, interrupt: Interrupt) -> ForwardBackwardOptions {
-        self.interrupt = Some(interrupt);
+    pub fn session(mut self, options: SessionOptions) -> ForwardBackwardOptions {
+        self.session = options;
         self
     }
 }
@@ -495,8 +423,10 @@ impl ForwardBackward {
     /// named.
     pub fn new(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
         let label = model.label("the model");
-        let backend = options.backend.clone().map_or_else(default_backend, Ok)?;
-        let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
+        let SessionOptions { backend, precision, bf16_fallback, .. } = options.session;
+        let backend = backend.map_or_else(default_backend, Ok)?.with_precision(precision, bf16_fallback)?;
+        let (limit, interrupt) = (options.session.memory_limit, options.session.interrupt);
+        let iterations = options.session.iteration_limit.unwrap_or(ITERATION_LIMIT);
         let mut model = model.load_for_gradients()?;
         let opset = opset_of(&model.proto);
         let mut names = options.weights.clone().unwrap_or_default();
@@ -605,12 +535,11 @@ impl ForwardBackward {
         };
         let bytes = |weight: &Weight| weight.initial.data().len();
         let held = 2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
-        let iterations = options.iteration_limit.unwrap_or(ITERATION_LIMIT);
         let prepared = |graph: Graph, roles: Vec<Role>| {
             Mutex::new(Prepared {
-                runners: Runners::new(graph, roles, backend.clone()).precision(options.precision),
+                runners: Runners::new(graph, roles, backend.clone()).precision(precision),
                 signature: Signature::new(inputs.clone()),
-                plan: Workspace::limited(options.memory_limit, held).iteration_limit(iterations),
+                plan: Workspace::limited(limit, held).iteration_limit(iterations),
             })
         };
         let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
@@ -631,10 +560,10 @@ impl ForwardBackward {
             input_gradients,
             label,
             pool: Arc::default(),
-            limit: options.memory_limit,
+            limit,
             held,
             iterations,
-            interrupt: options.interrupt,
+            interrupt,
             seed: options.seed.cast_unsigned(),
             passes: AtomicU64::new(0),
         })

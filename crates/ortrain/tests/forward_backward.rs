@@ -9,7 +9,7 @@ use common::{Workload, batch, collect, given, module_on, recorded, state_of};
 use ortrain::artifacts::BatchNormMode;
 use ortrain::{
     Backend, CheckpointState, DType, ErrorKind, ForwardBackward, ForwardBackwardOptions, Given, Lent,
-    LiveForward, Memory, ModelSource, Module, ModuleOptions, Result, Tensor, backend,
+    LiveForward, Memory, ModelSource, Module, ModuleOptions, Result, SessionOptions, Tensor, backend,
 };
 
 /// A model with its loss, and its weights inside, out of the models of a training.
@@ -122,7 +122,9 @@ fn a_limit_changes_no_bit() {
     let weights: usize = both.weights().iter().map(|weight| 2 * weight.initial.data().len()).sum();
     let limit = weights + live.bytes() * 8 / 10 + (1 << 20);
     drop(live);
-    let options = ForwardBackwardOptions::default().training(BatchNormMode::Auto).memory_limit(limit);
+    let options = ForwardBackwardOptions::default()
+        .training(BatchNormMode::Auto)
+        .session(SessionOptions::default().memory_limit(limit));
     same_bits(&mut net, options, ModuleOptions::default(), "within a limit");
 }
 
@@ -275,7 +277,8 @@ fn live_passes_count_towards_the_limit() {
     let (live, _) = Hands::new(&free).forward(&free, &inputs).unwrap();
     let weights: usize = free.weights().iter().map(|weight| 2 * weight.initial.data().len()).sum();
     let limit = weights + live.bytes() * 5 / 2 + (1 << 16);
-    let (_, _, both) = perceptron(ForwardBackwardOptions::default().memory_limit(limit));
+    let (_, _, both) =
+        perceptron(ForwardBackwardOptions::default().session(SessionOptions::default().memory_limit(limit)));
     let hands = Hands::new(&both);
     let mut live = Vec::new();
     let error = loop {
@@ -297,7 +300,7 @@ fn live_passes_count_towards_the_limit() {
 fn host_functions_and_control_flow_stand_on_both_sides() {
     for name in ["cpu", "reference"] {
         let backend: Arc<dyn Backend> = backend(name, 0).unwrap();
-        let options = ForwardBackwardOptions::default().backend(backend);
+        let options = ForwardBackwardOptions::default().session(SessionOptions::default().backend(backend));
         let both = ForwardBackward::new(common::branching(), options).unwrap();
         assert_eq!(both.weights().iter().map(|weight| weight.name.as_str()).collect::<Vec<_>>(), ["w"]);
         let hands = Hands::new(&both);

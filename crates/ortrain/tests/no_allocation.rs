@@ -126,7 +126,8 @@ fn a_warm_step_allocates_nothing() {
     let module = module_on(case, &mut state);
     let loss = module.outputs(true)[0].name.clone();
     let model = module.inference_model(&state, &[&loss]).unwrap().proto;
-    let options = ForwardBackwardOptions::default().backend(backend("cpu", 2).unwrap());
+    let options = ForwardBackwardOptions::default()
+        .session(ortrain::SessionOptions::default().backend(backend("cpu", 2).unwrap()));
     let both = ForwardBackward::new(ModelSource::from_proto(&model).unwrap(), options).unwrap();
     let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
     let rooms: Vec<_> = both.weights().iter().map(|weight| weight.room().unwrap()).collect();

@@ -14,7 +14,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// What was rounded may be from 0 to 255 where nothing is said.
+/// The largest rounded number where the node says none.
 const QUANT_MAX: i64 = 255;
 
 struct FakeQuant;

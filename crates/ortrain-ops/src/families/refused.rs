@@ -28,10 +28,10 @@ const SUMMARIES: &str = "its result is a text for TensorBoard, which is no tenso
 const PACKED: &str = "it keeps activations for the gradient in fewer bits, which changes the gradient; make the artifacts without it, \
                       and let SessionOptions.memory_limit keep fewer activations: results stay the same, bit for bit";
 
-/// What packs activations: an encoder and a decoder of each.
+/// Packers of activations: an encoder and a decoder of each.
 const PACKERS: [&str; 5] = ["GistBinarize", "GistPack1", "GistPack8", "GistPack16", "GistPackMsfp15"];
 
-/// Whether a name is that of a packer's encoder or decoder.
+/// True for the name of a packer's encoder or decoder.
 fn is_half_of(packer: &str, name: &str) -> bool {
     name.strip_prefix(packer).is_some_and(|half| matches!(half, "Encoder" | "Decoder"))
 }

@@ -428,7 +428,7 @@ fn spell_sum(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 /// The first set of operators that writes elements at positions.
 const WRITTEN: i64 = 9;
 
-/// What each element of the data gets of updates, which have indices along an axis.
+/// The share of updates that each element of the data gets; updates have indices along an axis.
 fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) -> ValueId {
     let inputs: Vec<ValueId> = rw.node().present_inputs().collect();
     let (data, indices, updates) = (inputs[0], inputs[1], inputs[2]);
@@ -477,7 +477,7 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
     rw.add("Pad", &[summed, pads, zero], Attrs::new())
 }
 
-/// What each slice of the data gets of updates, which have `width` coordinates each.
+/// The share of updates that each slice of the data gets; updates have `width` coordinates each.
 fn sum_slices(
     rw: &mut Rewrite<'_>,
     (data, indices, updates): (ValueId, ValueId, ValueId),

@@ -56,7 +56,7 @@ pub struct Refused {
     pub error: Error,
 }
 
-/// What is done about a node of a graph that cannot be rewritten: an error ends the pass.
+/// The fate of a node that cannot be rewritten: an error ends the pass.
 pub(crate) type Refuse<'a> = dyn FnMut(&Graph, &Node, Error) -> Result<(), Error> + 'a;
 
 /// All nodes that a pass refuses.

@@ -91,7 +91,7 @@ pub fn constant_node(name: &str, tensor: &TensorProto) -> NodeProto {
     }
 }
 
-/// Whether a node, or one of its subgraphs, gives another result on every run.
+/// True for a node that gives another result on every run, itself or in one of its subgraphs.
 #[must_use]
 pub fn draws_random_numbers(node: &Node) -> bool {
     crate::families::draws_random_numbers(&node.domain, &node.op)
