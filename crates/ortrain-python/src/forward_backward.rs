@@ -12,10 +12,10 @@ use crate::value::{OrtValue, Results, described, given};
 
 /// A forward pass that waits for its backward pass.
 #[pyclass(frozen, module = "ortrain._ortrain")]
-pub(crate) struct LiveForward(Mutex<Option<ortrain::LiveForward>>);
+pub(crate) struct LiveForward(Mutex<ortrain::LiveForward>);
 
 impl LiveForward {
-    fn slot(&self) -> MutexGuard<'_, Option<ortrain::LiveForward>> {
+    fn pass(&self) -> MutexGuard<'_, ortrain::LiveForward> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -23,8 +23,9 @@ impl LiveForward {
 #[pymethods]
 impl LiveForward {
     /// The bytes that it keeps.
-    fn bytes(&self) -> usize {
-        self.slot().as_ref().map_or(0, ortrain::LiveForward::bytes)
+    fn bytes(&self, py: Python<'_>) -> usize {
+        // A backward pass that ends lets go of arrays, for which it needs the interpreter.
+        py.detach(|| self.pass().bytes())
     }
 }
 
@@ -162,7 +163,7 @@ impl ForwardBackward {
                 results.take(at, dtype, dims, value);
             })
         });
-        Ok((LiveForward(Mutex::new(Some(live.map_err(raise)?))), results.values()))
+        Ok((LiveForward(Mutex::new(live.map_err(raise)?)), results.values()))
     }
 
     /// Runs the model backward. Gradients of weights are written where `into` has them, or into memory of their own; those of
@@ -189,11 +190,15 @@ impl ForwardBackward {
         let mut results = Results::default();
         py.detach(|| {
             // A second thread that is here with the same pass waits, and is told that it is over.
-            let mut slot = live.slot();
-            let pass = slot.as_mut().ok_or_else(over)?;
-            self.0.backward(pass, &given(&gradients), &Place::lent(&rooms), &mut |at, dtype, dims, value| {
-                results.take(at, dtype, dims, value);
-            })
+            let mut pass = live.pass();
+            self.0.backward(
+                &mut pass,
+                &given(&gradients),
+                &Place::lent(&rooms),
+                &mut |at, dtype, dims, value| {
+                    results.take(at, dtype, dims, value);
+                },
+            )
         })
         .map_err(raise)?;
         let mut values = results.values();
@@ -225,10 +230,6 @@ impl ForwardBackward {
 pub(crate) fn initializers(py: Python<'_>, model: Source) -> PyResult<Vec<(String, OrtValue)>> {
     let found = py.detach(|| model.0.initializers()).map_err(raise)?;
     Ok(found.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
-}
-
-fn over() -> Error {
-    Error::State("this forward pass is over".into())
 }
 
 fn encoded(
