@@ -116,13 +116,17 @@ def reference(name: str, described: dict[int, str]) -> str:
         if not callable(value):
             continue
         if value.__module__ in others or id(value) in described:
-            target = described.get(id(value), f"{value.__module__}.{member}")
+            target = described.get(id(value), f"{value.__module__}.{value.__name__}")
             elsewhere.append(f"* :py:obj:`{member} <{target}>`")
             continue
+        # Of two classes of one name a signature means the one that was described first.
+        is_second = any(known.rpartition(".")[2] == member for known in described.values())
         described[id(value)] = f"{name}.{member}"
         lines.append(f".. auto{'class' if isinstance(value, type) else 'function'}:: {name}.{member}")
         if isinstance(value, type) and value.__bases__ != (object,):
             lines.append("   :show-inheritance:")
+        if is_second:
+            lines.append("   :no-index:")
         lines.append("")
     if elsewhere:
         lines += ["Also here", "---------", "", *elsewhere, ""]

@@ -24,6 +24,7 @@ from ortrain.errors import (
     UnsupportedError,
 )
 from ortrain.gradient.agent import (
+    GraphInfo,
     OrtModuleGraphBuilder,
     OrtModuleGraphBuilderConfiguration,
     PartialGraphExecutionState,
@@ -37,6 +38,7 @@ __all__ = [
     "EngineError",
     "Fail",
     "GradientGraphBuilder",
+    "GraphInfo",
     "InvalidArgument",
     "InvalidGraph",
     "InvalidProtobuf",
