@@ -6,6 +6,8 @@ import gc
 import logging
 import pickle
 import re
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
@@ -529,6 +531,67 @@ def test_weights_are_read_where_they_lie() -> None:
     function.states_.clear()
     gc.collect()
     assert gone() is None
+
+
+class OnlyDLPack:
+    """A tensor of a library that has nothing but DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_tensors_of_other_libraries_and_odd_arrays() -> None:
+    both = OrtGradientForwardBackward(linear())
+    function = both.new_instance()
+    x, coef, intercept = rows_of(4), *weights_of(both)
+    (want,) = arrays(function.forward([x, coef, intercept]))
+    bytes_of_coef = np.frombuffer(b"-" + coef.tobytes(), np.uint8)[1:]
+    unaligned = bytes_of_coef.view(np.float32).reshape(coef.shape)
+    frozen = coef.copy()
+    frozen.flags.writeable = False
+    for given in (OnlyDLPack(coef), unaligned, frozen, coef.astype(">f4").astype("=f4"), np.asfortranarray(coef)):
+        (got,) = arrays(function.forward([OnlyDLPack(x), given, intercept], training=True))
+        np.testing.assert_array_equal(got, want)
+        gradients = function.backward([OnlyDLPack(np.ones((4, 1), np.float32))])
+        np.testing.assert_allclose(gradients[1].numpy(), x.sum(axis=0)[:, None], **ANALYTIC)
+    # Values that share memory at an odd address are not copied behind one's back.
+    value = capi.OrtValue.ortvalue_from_numpy(unaligned, capi.OrtDevice(0, 0, 0))
+    with pytest.raises(ValueError, match='weight "coef" lies at an address that is no multiple of 4 bytes'):
+        function.forward([x, value, intercept])
+    # Gradients are not written where nobody may write, nor over weights.
+    function.forward([x, coef, intercept], training=True)
+    room = capi.OrtValueVector()
+    for array in (np.zeros_like(x), frozen, np.zeros(1, np.float32)):
+        room.push_back(capi.OrtValue.ortvalue_from_numpy(array, capi.OrtDevice(0, 0, 0)))
+    with pytest.raises(ValueError, match='the gradient of "coef" cannot be written: its memory is read-only'):
+        function.backward([np.ones((4, 1), np.float32)], backward_outputs_cache=room)
+    shared = capi.OrtValueVector()
+    for array in (np.zeros_like(x), coef, np.zeros(1, np.float32)):
+        shared.push_back(capi.OrtValue.ortvalue_from_numpy(array, capi.OrtDevice(0, 0, 0)))
+    with pytest.raises(ValueError, match="share memory; give each gradient memory of its own"):
+        function.backward([np.ones((4, 1), np.float32)], backward_outputs_cache=shared)
+    assert len(function.backward([np.ones((4, 1), np.float32)])) == 3
+
+
+def test_the_c_module_of_onnxruntime_has_the_names() -> None:
+    script = """
+import ortrain.compat
+ortrain.compat.install()
+from onnxruntime.capi._pybind_state import (
+    GradientGraphBuilder, OrtModuleGraphBuilder, OrtModuleGraphBuilderConfiguration, PartialGraphExecutionState,
+    TrainingAgent, TrainingGraphTransformerConfiguration,
+)
+from ortrain import capi
+assert TrainingAgent is capi.TrainingAgent and GradientGraphBuilder is ortrain.gradient.GradientGraphBuilder
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_weights_of_other_shapes_are_refused() -> None:

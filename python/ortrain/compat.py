@@ -83,7 +83,7 @@ _ABSENT = {
     "orttrainer": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
     "orttrainer_options": f"it was removed from onnxruntime-training after 1.15: {_EXPORT}",
     "TrainStepInfo": f"it belonged to ORTTrainer: {_EXPORT}",
-    "TrainingAgent": f"it is a part of ORTModule: {_EXPORT}",
+    "TrainingAgent": "it is where ORTModule takes it from: onnxruntime.capi._pybind_state.TrainingAgent, of a session",
     "TrainingParameters": f"it belonged to ORTTrainer: {_EXPORT}",
     "PropagateCastOpsStrategy": f"it belonged to ORTModule: {_PRECISION}",
     "FusedAdam": f"it updates parameters of PyTorch: {_OPTIMIZERS}",

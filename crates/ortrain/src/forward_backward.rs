@@ -217,12 +217,20 @@ impl Weight {
         Ok(Arc::new(Memory::try_new(self.initial.data().len()).map_err(RunError::from)?))
     }
 
-    /// Checks that something lent is as large as it is.
+    /// Checks that something lent is as large as it is, and that its elements lie where elements can be read.
     fn check(&self, lent: &Lent<'_>, what: &str) -> Result<()> {
         let (dtype, dims) = (self.initial.dtype(), self.initial.dims());
         let fits = lent.dtype == dtype && lent.dims == dims;
         if fits && lent.memory.len() >= self.initial.data().len() {
-            return Ok(());
+            let address = lent.memory.as_ptr().addr();
+            if address.is_multiple_of(dtype.size()) {
+                return Ok(());
+            }
+            return Err(Error::Argument(format!(
+                "{what}{:?} lies at an address that is no multiple of {} bytes, the size of its elements; give an aligned copy",
+                self.name,
+                dtype.size()
+            )));
         }
         let found = if fits {
             format!("{} bytes", lent.memory.len())

@@ -666,7 +666,9 @@ def _value(tensor: Any, at: int) -> _ortrain.OrtValue:
         return tensor._ortvalue
     if isinstance(tensor, (np.ndarray, np.generic)):
         device = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
-        return _ortrain.OrtValue.ortvalue_from_numpy(np.asarray(tensor), device)
+        # Elements are read where they lie, which must be at multiples of their size.
+        array = np.asarray(tensor)
+        return _ortrain.OrtValue.ortvalue_from_numpy(array if array.flags.aligned else array.copy(), device)
     if hasattr(tensor, "__dlpack__"):
         return _ortrain.OrtValue.from_dlpack(tensor)
     raise TypeError(f"value {at} is a {type(tensor).__name__}; arrays, OrtValues and DLPack tensors are taken")
