@@ -576,7 +576,8 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
     fn settle(&self, _work: &Workspace) {}
 
     /// Runs one entry. The inputs have been written to the arena of `work`; the outputs are there afterwards. Of a part,
-    /// what it takes is there before, and what it gives afterwards. The workspace has been made large enough. An observer is told of every instruction; what is computed is the same.
+    /// what it takes is there before, and what it gives afterwards. The workspace has been made large enough. An observer is
+    /// told of every instruction; what is computed is the same.
     ///
     /// # Errors
     /// [`RunError`]; the planes are then unchanged.
