@@ -76,7 +76,7 @@ impl Workspace {
         Workspace { limit, held, ..Workspace::default() }
     }
 
-    /// Says how many bytes its owner holds beside it now: see [`Workspace::limited`].
+    /// Sets the bytes that its owner holds beside it now: see [`Workspace::limited`].
     pub fn hold(&mut self, bytes: usize) {
         self.held = bytes;
     }

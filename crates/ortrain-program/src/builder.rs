@@ -319,7 +319,7 @@ impl ProgramBuilder {
         nest.fault()
     }
 
-    /// What would make a run take what is not the caller's to give.
+    /// The fault of a hand-over that takes a value which is not the caller's to give.
     fn hand_over_fault(&self, h: &HandOver) -> Option<String> {
         let elsewhere = h.taken.iter().find(|id| !is_work(&self.buffers, **id));
         elsewhere.map(|&id| {

@@ -232,7 +232,8 @@ pub(crate) fn initializers(py: Python<'_>, model: Source) -> PyResult<Vec<(Strin
     Ok(found.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
 }
 
-fn encoded(
+/// The bytes of a model that is made with the interpreter released.
+pub(crate) fn encoded(
     py: Python<'_>,
     make: impl FnOnce() -> ortrain::Result<ortrain::ModelProto> + Send,
 ) -> PyResult<Py<PyBytes>> {

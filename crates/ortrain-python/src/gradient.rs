@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use ortrain::Bytes;
 use ortrain::gradient::{self, GradientOptions};
-use ortrain::{Bytes, Error, ModelProto, ModelSource, encode_model};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use crate::error::raise;
+use crate::forward_backward::encoded;
 use crate::tools::Source;
 
 #[pyfunction]
@@ -19,7 +20,8 @@ pub(crate) fn grad(
     wrt: Vec<String>,
     plain: bool,
 ) -> PyResult<Py<PyBytes>> {
-    encoded(py, gradient::grad, model, GradientOptions { of, wrt, plain })
+    let options = GradientOptions { of, wrt, plain };
+    encoded(py, move || gradient::grad(model.0, &options))
 }
 
 #[pyfunction]
@@ -30,17 +32,8 @@ pub(crate) fn vjp(
     wrt: Vec<String>,
     plain: bool,
 ) -> PyResult<Py<PyBytes>> {
-    encoded(py, gradient::vjp, model, GradientOptions { of, wrt, plain })
-}
-
-fn encoded(
-    py: Python<'_>,
-    make: fn(ModelSource, &GradientOptions) -> ortrain::Result<ModelProto>,
-    Source(model): Source,
-    options: GradientOptions,
-) -> PyResult<Py<PyBytes>> {
-    let bytes = py.detach(|| encode_model(&make(model, &options)?).map_err(Error::from)).map_err(raise)?;
-    Ok(PyBytes::new(py, &bytes).unbind())
+    let options = GradientOptions { of, wrt, plain };
+    encoded(py, move || gradient::vjp(model.0, &options))
 }
 
 /// Adds the gradients of a loss to a model.

@@ -100,12 +100,12 @@ pub(crate) fn module_options(
     bf16_fallback: &str,
     detect_anomaly: bool,
 ) -> PyResult<ModuleOptions> {
-    let mut options = ModuleOptions::default().backend(backend(device, num_threads)?);
-    options.memory_limit = memory_limit;
-    options.iteration_limit = iteration_limit;
-    options.precision = named(precision)?;
-    options.bf16_fallback = named(bf16_fallback)?;
-    options.interrupt = Some(signals());
+    let session =
+        session_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
+    let mut options = ModuleOptions::default();
+    (options.backend, options.interrupt) = (session.backend, session.interrupt);
+    (options.memory_limit, options.iteration_limit) = (session.memory_limit, session.iteration_limit);
+    (options.precision, options.bf16_fallback) = (session.precision, session.bf16_fallback);
     options.detect_anomaly = detect_anomaly;
     Ok(options)
 }

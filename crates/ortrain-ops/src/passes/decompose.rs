@@ -50,7 +50,7 @@ pub fn standardise_known(graph: &mut Graph, target: i64) -> Vec<Refused> {
 /// A node that cannot be rewritten, and stays as it is.
 #[derive(Clone, Debug)]
 pub struct Refused {
-    /// What it makes.
+    /// The values that it makes.
     pub outputs: Vec<ValueId>,
     /// Why it cannot be rewritten.
     pub error: Error,

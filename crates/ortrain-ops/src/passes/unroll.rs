@@ -17,7 +17,7 @@ use crate::registry::build;
 /// many more nodes takes longer to make than it saves.
 pub(crate) const UNROLLED_NODES: usize = 2048;
 
-/// How many nodes a loop is written out to that is looked into.
+/// Most nodes of a loop that is written out to be looked into.
 const WRITTEN_OUT: usize = 1 << 15;
 
 /// Whether the condition of an `If` holds, where that is known: it is its first input.

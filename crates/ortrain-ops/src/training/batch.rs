@@ -202,7 +202,7 @@ impl InBoth<'_> {
         made.is_some_and(DType::is_integer)
     }
 
-    /// Whether the first input has the batch on its first axis.
+    /// True where the first input has the batch on its first axis.
     fn has_batch(&self) -> bool {
         let shape = self.input(0).and_then(|id| self.graph.value(id).ty.shape());
         self.is_given(0)
@@ -335,7 +335,7 @@ fn along(tensor: &Tensor, axis: usize) -> (usize, usize) {
     (blocks, tensor.data().len() / pieces.max(1))
 }
 
-/// Whether all parts of a tensor along an axis are the same.
+/// True where all parts of a tensor along an axis are the same.
 fn repeats(tensor: &Tensor, axis: usize) -> bool {
     let (blocks, piece) = along(tensor, axis);
     if piece == 0 {

@@ -358,7 +358,7 @@ impl<'g> ConstantUses<'g> {
         uses.iter().all(neutral).then(|| &uses[0])
     }
 
-    /// Whether an exporter wrote a constant: a node makes it, or its name says so.
+    /// True for a constant that an exporter wrote: a node makes it, or its name says so.
     fn is_made_up(&self, id: ValueId) -> bool {
         self.producers[id.0 as usize].is_some() || is_generated(self.graph.name_of(id))
     }
@@ -398,7 +398,7 @@ impl<'g> ConstantUses<'g> {
         meetings.iter().all(|&(node, input)| is_added(node, input)).then_some(first)
     }
 
-    /// Whether a value is a product of two values that both depend on data, perhaps moved and scaled.
+    /// True for a product of two values that both depend on data, perhaps moved and scaled.
     fn compares_data(&self, mut id: ValueId) -> bool {
         while let Some(maker) = self.producers[id.0 as usize] {
             let node = &self.graph.nodes[maker];
