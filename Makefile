@@ -68,11 +68,12 @@ compare: build/demo.stamp ## the release wheel's step, memory and start beside o
 	$(DEMO)/bin/python benches/compare.py $(ARGUMENTS)
 
 .PHONY: conform
-conform: build/wheel.stamp build/demo.stamp $(if $(UPSTREAM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, trained models out of packages, 24 000 changed files, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32; UPSTREAM=FOLDER: the tests of onnxruntime-training
+conform: build/wheel.stamp build/demo.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, trained models out of packages, 24 000 changed files, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_nodes.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
 	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)
+	$(if $(ONNXCUSTOM),$(BIN)/python tests/onnxcustom/run.py "$(ONNXCUSTOM)" build/upstream-wheel/*.whl)
 
 .PHONY: mutants
 mutants: build/wheel.stamp build/nextest.stamp build/mutants.stamp ## thirty small mistakes in the passes, each of which a test must catch; some minutes each; ARGUMENTS="--count 5 --seed 7"
@@ -163,7 +164,7 @@ build/wheel.stamp: build/venv.stamp $(RUST_SOURCES) $(PY_SOURCES)
 	VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --quiet --extras test
 	touch $@
 
-# What the tests of onnxruntime-training use, in an environment of their own.
+# What the tests of other projects use, in environments of their own.
 build/upstream.stamp: build/wheel.stamp
 	rm -rf build/upstream-wheel
 	VIRTUAL_ENV=$(VENV) $(BIN)/maturin build --quiet --interpreter $(BIN)/python --out build/upstream-wheel

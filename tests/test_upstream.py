@@ -1,4 +1,4 @@
-"""The script that runs the tests of onnxruntime-training; those themselves, and PyTorch, are not needed here."""
+"""The scripts that run test-suites of other projects; those themselves, and PyTorch, are not needed here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import other_suites
 import pytest
 
 SCRIPT = Path(__file__).parent / "upstream" / "run.py"
+CUSTOM = Path(__file__).parent / "onnxcustom" / "run.py"
 
 
 def script() -> Any:
@@ -30,6 +32,14 @@ def test_a_folder_without_tests(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"there are no tests of the training API in {tmp_path}" in done.stderr
     assert "orttraining/orttraining/test/python of microsoft/onnxruntime" in done.stderr
+
+
+def test_a_folder_without_tests_of_onnxcustom(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, CUSTOM, tmp_path, "ortrain.whl"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert f"there are no tests in {tmp_path}" in done.stderr
 
 
 def test_the_copy_takes_any_wording(tmp_path: Path) -> None:
@@ -56,9 +66,8 @@ def test_only_what_is_expected_may_fail(capsys: pytest.CaptureFixture[str]) -> N
     def result(test: str, outcome: str, *changed: str) -> dict[str, Any]:
         return {"test": f"file.py::{test}", "outcome": outcome, "reason": "Error: it\nis so", "changed": list(changed)}
 
-    run = script()
     results = [result("test_a", "passed", "x"), result("test_b[1]", "failed"), result("test_c", "skipped")]
-    assert run.judge(results, {"test_b[1]": "no GPU", "test_c": "no file"}) == []
+    assert other_suites.judge(results, {"test_b[1]": "no GPU", "test_c": "no file"}) == []
     assert capsys.readouterr().out.splitlines() == [
         "1 passed, 1 failed, 1 skipped",
         "  1 of those that passed with x",
@@ -67,7 +76,7 @@ def test_only_what_is_expected_may_fail(capsys: pytest.CaptureFixture[str]) -> N
         "  skipped test_c: no file",
         "    Error: it is so",
     ]
-    assert run.judge(results, {"test_a": "no GPU", "test_d": "no GPU", "test_c": "no file"}) == [
+    assert other_suites.judge(results, {"test_a": "no GPU", "test_d": "no GPU", "test_c": "no file"}) == [
         "test_d is expected to fail, but there is no such test",
         "test_a is expected to fail, but passes",
         "test_b[1] failed: Error: it is so",

@@ -39,6 +39,7 @@ __all__ = [
     "save_checkpoint",
     "training_models",
     "vjp",
+    "with_initializers",
 ]
 
 __version__: Final[str]
@@ -74,6 +75,9 @@ class OrtValue:
     def is_tensor_sequence(self) -> bool: ...
     def is_sparse_tensor(self) -> bool: ...
     def update_inplace(self, data: npt.NDArray[Any] | OrtValue) -> None: ...
+    def is_shared(self) -> bool:
+        """Whether arrays, tensors of other libraries or other values have the memory, too, that this one gave them."""
+
     def to_dlpack(self) -> Any: ...
     def __dlpack__(
         self,
@@ -338,6 +342,9 @@ class ForwardBackward:
     def differentiable_inputs(self) -> list[str]: ...
     def weight_names(self) -> list[str]: ...
     def initial_weights(self) -> list[OrtValue]: ...
+    def statistics(self) -> list[tuple[str, OrtValue]]:
+        """The running statistics that forward passes update, in their memory."""
+
     def gradient_names(self) -> list[str]:
         """Those of inputs, then those of weights."""
 
@@ -357,6 +364,9 @@ class ForwardBackward:
 
 def initializers(model: Source) -> list[tuple[str, OrtValue]]:
     """The initializers of a model's graph, with their names, in its order."""
+
+def with_initializers(model: Source, values: Sequence[tuple[str, OrtValue]]) -> bytes:
+    """The model with other values in some of its initializers."""
 
 @final
 class OperatorLibrary:
@@ -389,6 +399,10 @@ class InferenceSession:
     def run(
         self, feeds: dict[str, OrtValue | list[OrtValue]], only: list[int] | None
     ) -> list[OrtValue | list[OrtValue]]: ...
+    def run_into(
+        self, feeds: dict[str, OrtValue | list[OrtValue]], outputs: Sequence[tuple[int, OrtValue]]
+    ) -> None:
+        """Writes outputs, each at its position, where the values lie."""
 
 def generate_artifacts(
     model: Source,

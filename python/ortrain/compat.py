@@ -1,4 +1,4 @@
-"""Scripts written for onnxruntime-training, unchanged.
+"""Scripts written for onnxruntime-training and for onnxcustom, unchanged.
 
 >>> import ortrain.compat
 >>> ortrain.compat.install()
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import ortrain
 from ortrain import _seeds, api, artifacts, capi
 from ortrain.api import checkpoint_state, lr_scheduler, module, optimizer
+from ortrain.gradient import excs
 
 __all__ = ["install", "uninstall"]
 
@@ -37,6 +38,28 @@ _MODULES: dict[str, types.ModuleType] = {
 _LATER = {f"{_TRAINING}.onnxblock": "ortrain.onnxblock"} | {
     f"{_TRAINING}.onnxblock.{name}": f"ortrain.onnxblock.{name}" for name in ("blocks", "loss", "optim")
 }
+# The same of onnxcustom, which trains by onnxruntime-training.
+_CUSTOM = "onnxcustom"
+_PACKAGES = (_CUSTOM, f"{_CUSTOM}.training", f"{_CUSTOM}.utils")
+_LATER |= {
+    f"{_CUSTOM}.training.{name}": f"ortrain.gradient.{name}"
+    for name in (
+        "data_loader",
+        "excs",
+        "grad_helper",
+        "optimizers",
+        "optimizers_partial",
+        "ortgradient",
+        "sgd_learning_loss",
+        "sgd_learning_penalty",
+        "sgd_learning_rate",
+    )
+} | {
+    f"{_CUSTOM}.utils.{name}": f"ortrain.gradient.utils.{name}"
+    for name in ("onnx_function", "onnx_helper", "onnx_rewriter", "onnxruntime_helper", "orttraining_helper")
+}
+# What its package says of itself: the newest opset that it was made for.
+_NEWEST = 15
 # What a script takes from onnxruntime itself, where that is not installed.
 _CORE = {
     "InferenceSession": ortrain.InferenceSession,
@@ -110,6 +133,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, name = fullname.rpartition(".")
         if package == _TRAINING and name in _ABSENT:
             raise ImportError(_absent(name), name=fullname)
+        if package in _PACKAGES and fullname not in _LATER:
+            there = ", ".join(known for known in [*_PACKAGES, *_LATER] if known.rpartition(".")[0] == package)
+            raise ModuleNotFoundError(f"{fullname} is not in ortrain, which has {there}", name=fullname)
         return importlib.machinery.ModuleSpec(fullname, self) if fullname in _LATER else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -161,6 +187,9 @@ def _set_seed(seed: int) -> None:
 def install() -> None:
     """Let ``onnxruntime.training.api``, ``.artifacts`` and ``.onnxblock`` be those of ortrain, in this process.
 
+    ``onnxcustom.training`` and ``onnxcustom.utils`` are :mod:`ortrain.gradient` and what lies below it: estimators that
+    train ONNX models, and their helpers.
+
     An onnxruntime that is installed stays, and its ``OrtValue`` and ``SessionOptions`` are taken; where none is,
     ``onnxruntime`` has the part of ``InferenceSession``, ``OrtValue``, ``SessionOptions`` and ``RunOptions`` that
     ortrain has. Calling it again changes nothing.
@@ -189,10 +218,11 @@ def install() -> None:
     core = _core()
     package = _Training(_TRAINING, "The training API of ortrain under the names of onnxruntime-training.")
     package.__path__ = []
-    modules = {"onnxruntime": core, _TRAINING: package, **_MODULES}
+    modules = {"onnxruntime": core, _TRAINING: package, **_MODULES, **_custom()}
     modules |= _stand_in(core) if core.__spec__ is None else _beside()
     # What an onnxruntime-training that is installed has imported of its own is hidden, too.
-    hidden = [name for name in sys.modules if name.startswith(f"{_TRAINING}.") and name not in modules]
+    ours = (f"{_TRAINING}.", f"{_CUSTOM}.")
+    hidden = [name for name in sys.modules if name.startswith(ours) and name not in modules]
     for name in [*modules, *hidden]:
         _before[name] = sys.modules.get(name)
     for name in hidden:
@@ -236,7 +266,7 @@ def uninstall() -> None:
         del core.training
     else:
         core.training = _before[_TRAINING]  # type: ignore[attr-defined]
-    for name in [name for name in sys.modules if name.startswith(_TRAINING)]:
+    for name in [name for name in sys.modules if name.startswith((_TRAINING, f"{_CUSTOM}.")) or name == _CUSTOM]:
         del sys.modules[name]
     for name, value in _before.items():
         sys.modules.pop(name, None)
@@ -256,6 +286,22 @@ def _core() -> types.ModuleType:
     core.__path__ = []
     vars(core).update(_CORE)
     return core
+
+
+def _custom() -> dict[str, types.ModuleType]:
+    """The packages of onnxcustom; their modules are found when they are asked for."""
+    made = {name: types.ModuleType(name, f"{name}, as far as ortrain has it.") for name in _PACKAGES}
+    for packaged in made.values():
+        packaged.__path__ = []
+    whole, training = made[_CUSTOM], made[f"{_CUSTOM}.training"]
+    vars(whole).update({"__version__": "0.4.344", "__max_supported_opset__": _NEWEST})
+    whole.__max_supported_opsets__ = {"": _NEWEST, "ai.onnx.ml": 2}  # type: ignore[attr-defined]
+    vars(training).update({name: getattr(excs, name) for name in excs.__all__})
+    for name, packaged in made.items():
+        package, _, own = name.rpartition(".")
+        if package:
+            setattr(made[package], own, packaged)
+    return made
 
 
 def _stand_in(core: types.ModuleType) -> dict[str, types.ModuleType]:

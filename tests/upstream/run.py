@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import environments  # noqa: E402
+import other_suites  # noqa: E402
 
 # Of today, and as older versions name them.
 FILES = ("orttraining_test_ort_apis*.py", "orttraining_test_onnxblock.py", "orttraining_test_python_bindings.py")
@@ -79,39 +77,8 @@ def run(python: Path, files: list[Path], *, hide: bool) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         copy(files, work)
-        results = work / "results.json"
-        variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-        command = [python, "-m", "pytest", "-q", "-p", "through_compat", "-p", "no:cacheprovider", "--no-header"]
-        command += ["--tb=short", "-W", "ignore", f"--rootdir={work}", f"--results={results}"]
-        command += ["--hide-onnxruntime"] * hide + [path.name for path in files]
-        done = subprocess.run(
-            command, cwd=work, env=variables | {"PYTHONPATH": str(HERE)}, capture_output=True, text=True, check=False
-        )
-        # 0: all passed; 1: some failed.
-        if done.returncode not in (0, 1) or not results.exists():
-            raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-        found: list[dict[str, Any]] = json.loads(results.read_text())
-        return found
-
-
-def judge(results: list[dict[str, Any]], expected: dict[str, str]) -> list[str]:
-    """Print the counts and the failures; what is not as expected."""
-    names = [result["test"].partition("::")[2] or result["test"] for result in results]
-    wrong = [f"{name} is expected to fail, but there is no such test" for name in expected if name not in names]
-    print(", ".join(f"{count} {outcome}" for outcome, count in Counter(entry["outcome"] for entry in results).items()))
-    changes = Counter(change for result in results if result["outcome"] == "passed" for change in result["changed"])
-    for change, count in changes.items():
-        print(f"  {count} of those that passed with {change}")
-    for name, result in zip(names, results, strict=True):
-        if result["outcome"] == "passed":
-            if name in expected:
-                wrong.append(f"{name} is expected to fail, but passes")
-            continue
-        reason = " ".join(result["reason"].split())
-        print(f"  {result['outcome']} {name}: {expected.get(name, 'NOT EXPECTED')}\n    {reason[:400]}")
-        if name not in expected:
-            wrong.append(f"{name} {result['outcome']}: {reason[:400]}")
-    return wrong
+        names = [path.name for path in files]
+        return other_suites.run(python, HERE, work, names, *["--hide-onnxruntime"] * hide)
 
 
 def main() -> None:
@@ -128,15 +95,14 @@ def main() -> None:
             "they are in orttraining/orttraining/test/python of microsoft/onnxruntime, 1.19 to 1.21"
         )
     python = environments.environment("upstream", HERE / "requirements.txt", (3, 13))
-    install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]
-    subprocess.run([python, "-m", "pip", *install, options.wheel], check=True)
+    other_suites.install(python, options.wheel)
 
     wrong, everything = [], {}
     for way, expected in EXPECTED.items():
         start = time.perf_counter()
         results = run(python, files, hide=way.startswith("without"))
         print(f"\n{', '.join(path.name for path in files)} {way}: {time.perf_counter() - start:.0f} s")
-        wrong += [f"{way}: {text}" for text in judge(results, expected)]
+        wrong += [f"{way}: {text}" for text in other_suites.judge(results, expected)]
         everything[way] = results
     options.json.write_text(json.dumps(everything, indent=1) + "\n")
     print(f"\nall results: {options.json}")

@@ -126,6 +126,15 @@ impl ForwardBackward {
         self.0.weights().iter().map(|weight| OrtValue::of(weight.initial.clone())).collect()
     }
 
+    /// Names and values of the running statistics that forward passes update. The values are their memory.
+    fn statistics(&self) -> Vec<(String, OrtValue)> {
+        let value = |(weight, memory): (&ortrain::Weight, &Arc<Memory>)| {
+            let (dtype, dims) = (weight.initial.dtype(), weight.initial.dims().to_vec());
+            (weight.name.clone(), OrtValue::shared(dtype, dims, memory.clone()))
+        };
+        self.0.statistics().map(value).collect()
+    }
+
     /// Those of inputs, then those of weights.
     fn gradient_names(&self) -> Vec<String> {
         self.0.gradient_names().into_iter().map(str::to_owned).collect()
@@ -230,6 +239,18 @@ impl ForwardBackward {
 pub(crate) fn initializers(py: Python<'_>, model: Source) -> PyResult<Vec<(String, OrtValue)>> {
     let found = py.detach(|| model.0.initializers()).map_err(raise)?;
     Ok(found.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
+}
+
+/// The model with other values in some of its initializers.
+#[pyfunction]
+pub(crate) fn with_initializers(
+    py: Python<'_>,
+    model: Source,
+    values: Vec<(String, Bound<'_, OrtValue>)>,
+) -> PyResult<Py<PyBytes>> {
+    let values = values.into_iter().map(|(name, value)| Ok((name, value.get().tensor()?)));
+    let values = values.collect::<PyResult<Vec<_>>>()?;
+    encoded(py, move || model.0.with_initializers(&values))
 }
 
 /// The bytes of a model that is made with the interpreter released.

@@ -22,7 +22,7 @@ mod _ortrain {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::forward_backward::{ForwardBackward, LiveForward, initializers};
+    use crate::forward_backward::{ForwardBackward, LiveForward, initializers, with_initializers};
     #[pymodule_export]
     use crate::gradient::{GradientGraph, grad, vjp};
     #[pymodule_export]

@@ -19,7 +19,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::door::Door;
-use crate::error::{InvalidArgumentError, raise, signals};
+use crate::error::{InvalidArgumentError, UnsupportedError, raise, signals};
 use crate::value::{OrtValue, described};
 
 /// Operators and gradients of the user's.
@@ -214,28 +214,9 @@ impl InferenceSession {
         feeds: HashMap<String, Feed>,
         only: Option<Vec<usize>>,
     ) -> PyResult<Vec<Fetched>> {
-        let tensor = |value: Py<OrtValue>| value.get().tensor();
-        let value = |feed| -> PyResult<Value> {
-            Ok(match feed {
-                Feed::Tensor(value) => Value::Tensor(tensor(value)?),
-                Feed::Sequence(values) => {
-                    Value::Sequence(values.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?)
-                }
-            })
-        };
-        let mut feeds: HashMap<String, Value> =
-            feeds.into_iter().map(|(name, feed)| Ok((name, value(feed)?))).collect::<PyResult<_>>()?;
+        let mut feeds = values_of(feeds)?;
         let found = self.session.pass(py, |session| {
-            let names: Vec<&str> = session.inputs().iter().map(|info| info.name.as_str()).collect();
-            let mut inputs = Vec::with_capacity(names.len());
-            for &name in &names {
-                let missing = || Error::Argument(format!("no value was given for input {name:?}"));
-                inputs.push(feeds.remove(name).ok_or_else(missing)?);
-            }
-            if let Some(name) = feeds.keys().min() {
-                let names = names.join(", ");
-                return Err(Error::Argument(format!("the model has no input {name:?}; it has {names}")));
-            }
+            let inputs = in_order(session, &mut feeds)?;
             session.run_values(&inputs, only.as_deref())
         })?;
         let fetched = found.into_iter().map(|value| match value {
@@ -244,6 +225,69 @@ impl InferenceSession {
         });
         Ok(fetched.collect())
     }
+
+    /// Runs the model and writes these outputs where the values lie, each at its position among the outputs. An output may lie
+    /// where an input does. When the run fails, or an output does not fit, no value has changed.
+    fn run_into(
+        &self,
+        py: Python<'_>,
+        feeds: HashMap<String, Feed>,
+        outputs: Vec<(usize, Bound<'_, OrtValue>)>,
+    ) -> PyResult<()> {
+        let mut feeds = values_of(feeds)?;
+        let positions: Vec<usize> = outputs.iter().map(|(at, _)| *at).collect();
+        let (found, names) = self.session.pass(py, |session| {
+            let inputs = in_order(session, &mut feeds)?;
+            let found = session.run_values(&inputs, Some(&positions))?;
+            let names: Vec<String> = positions.iter().map(|&at| session.outputs()[at].name.clone()).collect();
+            Ok((found, names))
+        })?;
+        let mut written = Vec::with_capacity(outputs.len());
+        for ((value, name), (_, room)) in found.iter().zip(&names).zip(&outputs) {
+            let Value::Tensor(tensor) = value else {
+                return Err(UnsupportedError::new_err(format!(
+                    "output {name:?} is a sequence, not one tensor"
+                )));
+            };
+            written.push((room.get().room_for(name, tensor)?, tensor));
+        }
+        for (memory, tensor) in written {
+            memory.write(0, tensor.data());
+        }
+        Ok(())
+    }
+}
+
+/// What a run is fed, as it is now.
+fn values_of(feeds: HashMap<String, Feed>) -> PyResult<HashMap<String, Value>> {
+    let tensor = |value: Py<OrtValue>| value.get().tensor();
+    let value = |feed| -> PyResult<Value> {
+        Ok(match feed {
+            Feed::Tensor(value) => Value::Tensor(tensor(value)?),
+            Feed::Sequence(values) => {
+                Value::Sequence(values.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?)
+            }
+        })
+    };
+    feeds.into_iter().map(|(name, feed)| Ok((name, value(feed)?))).collect()
+}
+
+/// A value for each input of a session.
+fn in_order(
+    session: &ortrain::InferenceSession,
+    feeds: &mut HashMap<String, Value>,
+) -> ortrain::Result<Vec<Value>> {
+    let names: Vec<&str> = session.inputs().iter().map(|info| info.name.as_str()).collect();
+    let mut inputs = Vec::with_capacity(names.len());
+    for &name in &names {
+        let missing = || Error::Argument(format!("no value was given for input {name:?}"));
+        inputs.push(feeds.remove(name).ok_or_else(missing)?);
+    }
+    if let Some(name) = feeds.keys().min() {
+        let names = names.join(", ");
+        return Err(Error::Argument(format!("the model has no input {name:?}; it has {names}")));
+    }
+    Ok(inputs)
 }
 
 /// A loss as Python describes it.

@@ -135,6 +135,24 @@ impl OrtValue {
         Ok(memory)
     }
 
+    /// The memory, if a result of this type and shape may be written there.
+    pub(crate) fn room_for(&self, name: &str, result: &Tensor) -> PyResult<Arc<Memory>> {
+        if (self.dtype, &self.dims[..]) != (result.dtype(), result.dims()) {
+            return Err(InvalidArgumentError::new_err(format!(
+                "output {name:?} is {}, but the value for it is {}",
+                shape_name(result.dtype(), result.dims()),
+                shape_name(self.dtype, &self.dims)
+            )));
+        }
+        let memory = self.memory()?;
+        if memory.is_read_only() {
+            return Err(InvalidArgumentError::new_err(format!(
+                "the value for output {name:?} shares the memory of a read-only array; make it of a copy"
+            )));
+        }
+        Ok(memory)
+    }
+
     /// The address of the first element; 0 if there is none.
     pub(crate) fn address(&self) -> PyResult<usize> {
         Ok(if self.bytes()? == 0 { 0 } else { self.memory()?.as_ptr() as usize })
@@ -324,6 +342,14 @@ impl OrtValue {
         }
         COPYTO.import(py, "numpy", "copyto")?.call1((self.view(py, false)?, source, "equiv"))?;
         Ok(())
+    }
+
+    /// Whether arrays, tensors of other libraries or other values have the memory, too, that this one gave them.
+    fn is_shared(&self) -> bool {
+        match &*self.contents() {
+            Contents::Own(_) => false,
+            Contents::Shared(memory) => Arc::strong_count(memory) > 1,
+        }
     }
 
     /// A DLPack capsule, which shares the memory. Booleans go as uint8.

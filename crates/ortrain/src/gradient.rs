@@ -13,7 +13,6 @@ use ortrain_graph::{DType, Graph, ValueId, ValueType, tensor_to_proto};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{
     GraphProto, LoadedModel, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, encode, tensor_dims,
-    visit_tensors_mut,
 };
 use ortrain_ops::passes::{
     decompose::{Refused, standardise_known},
@@ -33,7 +32,7 @@ use crate::export::{inputs_of, needed_by};
 use crate::inspect::obstacle;
 use crate::kind::some_of;
 use crate::nearest::hint;
-use crate::source::make_internal;
+use crate::source::taken_in;
 use crate::{Error, ErrorKind, ModelSource, Result, tail};
 
 /// How messages name the model that a builder is given.
@@ -382,19 +381,6 @@ fn gradient_model(
 fn unique(names: &[String]) -> Vec<&str> {
     let mut seen = FxHashSet::default();
     names.iter().map(String::as_str).filter(|name| seen.insert(*name)).collect()
-}
-
-/// The model with its external data inside. Inputs stay as they are, be they initializers or not.
-fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
-    let mut proto = std::mem::take(&mut model.proto);
-    visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
-        if !tensor.external_data.is_empty() {
-            let payload = model.tensor_payload(tensor)?;
-            make_internal(tensor, payload);
-        }
-        Ok(())
-    })?;
-    Ok(model.with_proto(proto))
 }
 
 fn is_standard(domain: &str) -> bool {

@@ -4,11 +4,12 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use ortrain_graph::{Graph, Tensor, aligned_copy};
+use ortrain_graph::{DType, Graph, Tensor, aligned_copy, tensor_to_proto};
 use ortrain_onnx::{ExternalData, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut};
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_program::ALIGNMENT;
 
+use crate::nearest::hint;
 use crate::scores::write_out_weights;
 use crate::{Error, OperatorLibrary, Result};
 
@@ -114,6 +115,63 @@ impl ModelSource {
         tensors.map(read).collect()
     }
 
+    /// The model with other values in some of its initializers, which keep their element types and shapes. External data is
+    /// taken in. Names that no initializer has may be those of weights in attributes (a `LinearClassifier`'s coefficients,
+    /// say), by the names that [`ForwardBackward`](crate::ForwardBackward) gives these: the nodes are written out then.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use ortrain::{ModelSource, Tensor};
+    ///
+    /// let zeros = Tensor::f32(&[10], &[0.0; 10]);
+    /// let model = ModelSource::from(setup::MODEL).with_initializers(&[("fc2.bias".into(), zeros.clone())])?;
+    /// let read = ModelSource::from_proto(&model)?.initializers()?;
+    /// assert!(read.contains(&("fc2.bias".into(), zeros)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the model cannot be read, a name is given twice or belongs to no initializer, or a value has another type or shape.
+    pub fn with_initializers(self, values: &[(String, Tensor)]) -> Result<ModelProto> {
+        let label = self.label("the model");
+        let has = |model: &ModelProto, name: &str| {
+            model.graph.iter().flat_map(|graph| &graph.initializer).any(|tensor| tensor.name == name)
+        };
+        let (mut model, library) = self.read()?;
+        if values.iter().any(|(name, _)| !has(&model.proto, name)) {
+            inline_for_gradients(&mut model.proto, library.inner())
+                .map_err(|source| Error::model(&label, source))?;
+            write_out_weights(&label, &mut model)?;
+        }
+        let mut proto = taken_in(model)?.proto;
+        let initializers = proto.graph.as_mut().map_or(&mut [][..], |graph| &mut graph.initializer[..]);
+        let mut replaced = vec![false; initializers.len()];
+        for (name, value) in values {
+            let Some(at) = initializers.iter().position(|tensor| tensor.name == *name) else {
+                let near = hint(name, initializers.iter().map(|tensor| tensor.name.as_str()));
+                return Err(Error::Argument(format!("{label} has no initializer {name:?}{near}")));
+            };
+            if std::mem::replace(&mut replaced[at], true) {
+                return Err(Error::Argument(format!("initializer {name:?} is given twice")));
+            }
+            let tensor = &mut initializers[at];
+            let dims = tensor.dims.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX));
+            let dims: Vec<usize> = dims.collect();
+            let wanted = DType::from_onnx(tensor.data_type);
+            if wanted != Some(value.dtype()) || dims != value.dims() {
+                let wanted =
+                    wanted.map_or_else(|| "of an unknown type".to_owned(), |dtype| dtype.to_string());
+                return Err(Error::Argument(format!(
+                    "initializer {name:?} is {wanted}{dims:?}, but the value is {}{:?}",
+                    value.dtype(),
+                    value.dims()
+                )));
+            }
+            *tensor = tensor_to_proto(name, value);
+        }
+        Ok(proto)
+    }
+
     /// Reads a model that is differentiated: nodes with a gradient of the user's are kept together with it, and weights that
     /// lie in attributes are initializers.
     pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
@@ -185,6 +243,19 @@ pub(crate) fn make_internal(tensor: &mut TensorProto, payload: Bytes) {
     tensor.raw_data = payload;
     tensor.external_data.clear();
     tensor.data_location = 0;
+}
+
+/// The model with its external data inside. Inputs stay as they are, be they initializers or not.
+pub(crate) fn taken_in(mut model: LoadedModel) -> Result<LoadedModel> {
+    let mut proto = std::mem::take(&mut model.proto);
+    visit_tensors_mut(&mut proto, |tensor, _| -> Result<()> {
+        if !tensor.external_data.is_empty() {
+            let payload = model.tensor_payload(tensor)?;
+            make_internal(tensor, payload);
+        }
+        Ok(())
+    })?;
+    Ok(model.with_proto(proto))
 }
 
 /// The same bytes in memory of their own, at an address that kernels like. What was read from a file of external data has

@@ -1,0 +1,186 @@
+"""What the estimators that train ONNX models share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortrain import _ortrain
+from ortrain._ortrain import OrtDevice, OrtValue
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
+from ortrain.gradient._functions import Learning, Parameters, shown
+from ortrain.gradient.sgd_learning_rate import BaseLearningRate
+from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, ort_device_to_string
+
+Self = TypeVar("Self", bound="Estimator")
+
+
+class Estimator(Parameters):
+    """Parameters as scikit-learn has them, with a ``fit``, and the trained model."""
+
+    model_onnx: onnx.ModelProto
+    learning_rate: BaseLearningRate
+    device: OrtDevice
+    batch_size: int
+    max_iter: int
+    training_optimizer_name: str
+    verbose: int
+    validation_every: int
+
+    def _set_common(
+        self,
+        model_onnx: onnx.ModelProto,
+        learning_rate: BaseLearningRate | str | float,
+        device: str | OrtDevice,
+        validation_every: float,
+    ) -> None:
+        if not isinstance(model_onnx, onnx.ModelProto):
+            raise TypeError(f"model_onnx is an onnx.ModelProto, not {type(model_onnx).__name__}; read it by onnx.load")
+        self.model_onnx = model_onnx
+        self.learning_rate = BaseLearningRate.select(learning_rate)
+        self.device = get_ort_device(device)
+        # A share of the passes, or how many passes lie between two evaluations.
+        every = self.max_iter * validation_every if validation_every < 1 else validation_every
+        self.validation_every = max(1, int(every))
+
+    def get_params(self, deep: bool = False) -> dict[str, Any]:
+        """The parameters that it was made with; with ``deep`` those of its parts as well, as ``part__parameter``.
+
+        Names of losses, rates and penalties are the objects that they stand for, the device is a string.
+
+        >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
+        >>> OrtGradientForwardBackwardOptimizer(model).get_params()["device"]
+        'cpu'
+        """
+        return super().get_params(deep) | {"device": ort_device_to_string(self.device)}
+
+    def set_params(self: Self, **params: Any) -> Self:
+        """Sets parameters; ``part__parameter`` sets one of a part, such as ``learning_rate__eta0``.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            InvalidArgumentError: for a name that is no parameter, a value that none can have.
+
+        >>> from ortrain.gradient.optimizers_partial import OrtGradientForwardBackwardOptimizer
+        >>> OrtGradientForwardBackwardOptimizer(model).set_params(learning_rate__eta0=0.5).learning_rate.value_ is None
+        True
+
+        """
+        whole = {name: value for name, value in params.items() if "__" not in name}
+        super().set_params(**whole)
+        if whole:
+            # As the constructor takes them: names become what they stand for.
+            type(self).__init__(self, **self.get_params())
+        super().set_params(**{name: value for name, value in params.items() if name not in whole})
+        self.build_onnx_function()
+        return self
+
+    def build_onnx_function(self) -> None:
+        """Builds the functions that the estimator runs."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, value in self.get_params().items():
+            # A part is shown as it is, and so is a rate's value.
+            parts.append(f"{name}={value!r}" if isinstance(value, Learning) else f"{name}={shown(value)}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def __sklearn_tags__(self) -> Any:
+        # scikit-learn asks whoever is fitted by its searches. It is there when it asks.
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=True),
+            transformer_tags=None,
+            regressor_tags=None,
+            classifier_tags=None,
+            input_tags=InputTags(),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Parameters and what was learned; what runs is made again.
+        kept = {name: value for name, value in vars(self).items() if not name.endswith("_") and name != "_logger"}
+        kept |= {name: vars(self)[name] for name in ("train_losses_", "validation_losses_") if name in vars(self)}
+        return kept | {"device": ort_device_to_string(self.device), "learned": self._learned()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update({name: value for name, value in state.items() if name != "learned"})
+        self.device = get_ort_device(state["device"])
+        self.build_onnx_function()
+        if state["learned"] is not None:
+            self._learn(state["learned"])
+
+    def _learned(self) -> Any:
+        """What was learned, as arrays; ``None`` before ``fit``."""
+        raise NotImplementedError
+
+    def _learn(self, learned: Any) -> None:
+        """Takes over what was learned."""
+        raise NotImplementedError
+
+    def _check_optimizer(self) -> None:
+        if self.training_optimizer_name != "SGDOptimizer":
+            raise UnsupportedError(
+                f"training_optimizer_name is 'SGDOptimizer', not {self.training_optimizer_name!r}; other optimizers "
+                "are those of ortrain.artifacts"
+            )
+
+    def _passes(self) -> tuple[Iterator[int], Any]:
+        """The numbers of the passes over the data, and the bar that shows them if one was asked for."""
+        if not self.verbose:
+            return iter(range(self.max_iter)), None
+        try:
+            from tqdm import tqdm
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("verbose shows a bar, which the package tqdm draws: pip install tqdm") from error
+        bar = tqdm(range(self.max_iter))
+        return iter(bar), bar
+
+    def _validation(self, number: int) -> bool:
+        """Whether an evaluation follows this pass."""
+        return (number + 1) % self.validation_every == 0
+
+    def _with_initializers(self, model: onnx.ModelProto | None, values: Mapping[str, OrtValue]) -> onnx.ModelProto:
+        given = self.model_onnx if model is None else model
+        names = {entry.name for entry in given.graph.initializer}
+        for name in values:
+            if name not in names:
+                raise OrtrainError(f"weight {name!r} was trained, but the model has no such initializer")
+        made = _ortrain.with_initializers(given.SerializeToString(), list(values.items()))
+        return onnx.load_from_string(made)
+
+
+def random_like(shape: list[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Draws from the standard normal distribution, by ``numpy.random``."""
+    return np.asarray(np.random.standard_normal(shape), dtype)  # noqa: NPY002  (np.random.seed is to hold)
+
+
+def finite(loss: npt.NDArray[Any]) -> bool:
+    """Whether a loss is a number."""
+    return bool(np.isfinite(loss).all())
+
+
+def failed(rate: object, losses: list[Any]) -> str:
+    """The sentence about a loss that is none."""
+    past = [float(np.asarray(loss).reshape(-1)[0]) for loss in losses[-5:]]
+    return f"the loss is no number any more at the learning rate {rate!r}; take a smaller one (losses before: {past})"
+
+
+def names_of(weights: object) -> list[str]:
+    """Names of weights, as a list.
+
+    Raises:
+        InvalidArgumentError: for what is no list, tuple or set of strings.
+
+    """
+    if isinstance(weights, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in weights):
+        return list(weights)
+    raise InvalidArgumentError(f"weights_to_train is a list of names of initializers, not {shown(weights)}")

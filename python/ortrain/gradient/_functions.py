@@ -1,0 +1,242 @@
+"""Small ONNX functions that the engine runs on values, and what objects with such functions share."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+
+from ortrain import _ortrain
+from ortrain._near import hint
+from ortrain._ortrain import OrtValue
+from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError
+from ortrain.gradient.utils.onnx_function import function_onnx_graph
+from ortrain.gradient.utils.onnx_helper import proto_type_to_dtype
+from ortrain.inference import native_options
+
+# How classes are called in the names of files.
+_SHORT = {"Learning": "L", "OrtGradient": "Grad", "ForwardBackward": "FB"}
+# Longer values are cut in the text of an object.
+_LONGEST, _SHOWN = 50, 10
+
+Self = TypeVar("Self", bound="Parameters")
+
+
+class OnnxFunction:
+    """An ONNX model as a function of values, compiled once; pickled as its bytes."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._bytes = model.SerializeToString()
+        self._session = _ortrain.InferenceSession(self._bytes, device="cpu", **native_options(None))
+        self._outputs = [name for name, _, _ in self._session.outputs()]
+
+    def __reduce__(self) -> Any:
+        return _loaded, (self._bytes,)
+
+    def __call__(self, **feeds: OrtValue) -> list[OrtValue]:
+        """The outputs, in the order of the model."""
+        found = self._session.run(dict(feeds), None)
+        assert all(isinstance(value, OrtValue) for value in found)
+        return found  # type: ignore[return-value]
+
+    def write(self, outputs: Mapping[str, OrtValue], **feeds: OrtValue) -> None:
+        """Writes outputs into values, which may be among those that the function reads."""
+        places = [(self._outputs.index(name), value) for name, value in outputs.items()]
+        self._session.run_into(dict(feeds), places)
+
+
+def _loaded(model: bytes) -> OnnxFunction:
+    return OnnxFunction(onnx.load_from_string(model))
+
+
+class Typed:
+    """A function of :mod:`~ortrain.gradient.utils.onnx_function` for each element type, made when such values come.
+
+    ``model`` is the one for float32, ``change`` what is done to each before use.
+    """
+
+    def __init__(
+        self, name: str, change: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None, **settings: Any
+    ) -> None:
+        self._name, self._change, self._settings = name, change, settings
+        self._functions: dict[tuple[int, bool], OnnxFunction] = {}
+        self.model = self._made(np.float32)
+
+    def _made(self, dtype: Any) -> onnx.ModelProto:
+        made = function_onnx_graph(self._name, dtype=dtype, **self._settings)
+        return made if self._change is None else self._change(made)
+
+    def of(self, value: OrtValue, whole: bool = False) -> OnnxFunction:
+        """The function for values like this one; ``whole`` if inputs with a default are given, too.
+
+        Raises:
+            InvalidArgumentError: for elements that are neither float32 nor float64.
+
+        """
+        key = (value.element_type(), whole)
+        if key not in self._functions:
+            model = self._made(proto_type_to_dtype(key[0]))
+            if whole:
+                given = {entry.name for entry in model.graph.input}
+                kept = [entry for entry in model.graph.initializer if entry.name not in given]
+                del model.graph.initializer[:]
+                model.graph.initializer.extend(kept)
+            self._functions[key] = OnnxFunction(model)
+        return self._functions[key]
+
+
+class Parameters:
+    """What is made of parameters that are kept as they were given, and can be saved with its functions."""
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        """The parameters of the constructor, with their defaults."""
+        found = inspect.signature(cls.__init__).parameters.values()
+        return {entry.name: entry.default for entry in found if entry.name != "self"}
+
+    def get_params(self, deep: bool = False) -> dict[str, Any]:
+        """The parameters that it was made with; with ``deep`` those of its parts as well, as ``part__parameter``.
+
+        >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
+        >>> LearningRateSGD(0.5).get_params()
+        {'eta0': 0.5, 'alpha': 0.0001, 'power_t': 0.25, 'learning_rate': 'invscaling'}
+        """
+        found = {name: getattr(self, name) for name in self._defaults()}
+        if deep:
+            for name, part in list(found.items()):
+                if isinstance(part, Parameters):
+                    found |= {f"{name}__{inner}": value for inner, value in part.get_params(deep=True).items()}
+        return found
+
+    def set_params(self: Self, **params: Any) -> Self:
+        """Sets parameters; ``part__parameter`` sets one of a part.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            InvalidArgumentError: for a name that is no parameter.
+
+        >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
+        >>> LearningRateSGD(0.5).set_params(eta0=0.25).eta0
+        0.25
+
+        """
+        names = list(self._defaults())
+        for name, value in params.items():
+            own, _, inner = name.partition("__")
+            if own not in names:
+                raise InvalidArgumentError(f"{type(self).__name__} has no parameter {own!r}{hint(own, names)}")
+            if inner:
+                getattr(self, own).set_params(**{inner: value})
+            else:
+                setattr(self, own, value)
+        return self
+
+    def save_onnx_graph(
+        self, folder: PathLike | type[bytes], prefix: str | None = None, suffix: str | None = None
+    ) -> dict[str, Any]:
+        """Saves the models that the object has, and those of its parts.
+
+        Args:
+            folder: where to; or the type ``bytes``, for the bytes themselves.
+            prefix: before the name of the class in the names of the files.
+            suffix: behind it.
+
+        Returns:
+            The path, or the bytes, of each model, by the attribute that has it; of a part a dictionary of these.
+
+        Raises:
+            NoSuchFileError: for a folder that is not there.
+
+        Warns:
+            UserWarning: for a file that is overwritten.
+
+        >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
+        >>> rate = LearningRateSGD()
+        >>> rate.build_onnx_function(15, get_ort_device("cpu"), 1)
+        >>> rate.save_onnx_graph(".")
+        {'axpy_onnx_': 'LRateSGD.axpy_onnx_.onnx'}
+
+        """
+        prefix, suffix = prefix or "", suffix or ""
+        if folder is not bytes and not os.path.isdir(folder):  # type: ignore[arg-type]  # noqa: PTH112
+            raise NoSuchFileError(f"there is no folder {os.fspath(folder)}")  # type: ignore[arg-type]
+        saved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, onnx.ModelProto):
+                if folder is bytes:
+                    saved[name] = value.SerializeToString()
+                else:
+                    saved[name] = _save(value, folder, f"{prefix}{type(self).__name__}{suffix}.{name}.onnx")  # type: ignore[arg-type]
+            elif hasattr(value, "save_onnx_graph"):
+                saved[name] = value.save_onnx_graph(folder, prefix=prefix, suffix=f"{suffix}.{name}")
+        return saved
+
+
+def _save(model: onnx.ModelProto, folder: PathLike, name: str) -> str:
+    for long, short in _SHORT.items():
+        name = name.replace(long, short)
+    path = Path(folder) / name
+    if path.exists():
+        warnings.warn(f"{path} is overwritten", UserWarning, stacklevel=3)
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+def shown(value: object) -> str:
+    """The text of a parameter, cut where it is long."""
+    text = repr(value)
+    if len(text) > _LONGEST or "\n" in text:
+        return repr(text[:_SHOWN].replace("\n", " ") + "...")
+    return text
+
+
+class Learning(Parameters):
+    """Losses, penalties and learning rates: what is made of parameters, and functions that are built before use."""
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        return f"{type(self).__name__}({values}){self._suffix()}"
+
+    def _suffix(self) -> str:
+        return ""
+
+    def build_onnx_function(self, opset: int, device: _ortrain.OrtDevice, third: Any) -> None:
+        """Builds the functions."""
+        raise NotImplementedError(f"{type(self).__name__} has no build_onnx_function")
+
+
+def built(found: Typed | None, kind: object) -> Typed:
+    """Functions that have been built.
+
+    Raises:
+        OrtrainError: for functions that have not.
+
+    """
+    if found is None:
+        raise OrtrainError(f"{type(kind).__name__} has no functions yet; call build_onnx_function first")
+    return found
+
+
+Kind = TypeVar("Kind")
+
+
+def chosen(what: str, names: Mapping[Any, Kind], name: object) -> Kind:
+    """What has a name.
+
+    Raises:
+        InvalidArgumentError: for a name that nothing has.
+
+    """
+    if isinstance(name, (str, type(None))) and name in names:
+        return names[name]
+    raise InvalidArgumentError(f"there is no {what} {name!r}; there are {', '.join(map(repr, names))}")

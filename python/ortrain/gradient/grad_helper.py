@@ -1,0 +1,287 @@
+"""The derivative of a model as a model, by the names of onnxcustom (``onnxcustom.training.grad_helper``).
+
+:func:`onnx_derivative` makes inputs of the weights and outputs of the gradients. :class:`DerivativeOptions` says where
+the gradients of the outputs come from, and what else stays. :func:`ortrain.gradient.grad` and
+:func:`ortrain.gradient.vjp` do the same for any values of a model, and leave weights where they are.
+
+>>> import ortrain
+>>> from ortrain.gradient.grad_helper import onnx_derivative
+>>> derivative = onnx_derivative(model, weights=["fc2.bias"])
+>>> [value.name for value in derivative.graph.input], [value.name for value in derivative.graph.output]
+(['x', 'fc2.bias', 'logits_grad'], ['x_grad', 'fc2.bias_grad'])
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import onnx
+from onnx import helper
+
+from ortrain import _ortrain
+from ortrain._near import hint
+from ortrain._sources import PathLike
+from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.gradient._names import listed
+from ortrain.gradient.builder import GradientGraphBuilder
+from ortrain.gradient.graph import vjp
+from ortrain.gradient.ortgradient import _native
+from ortrain.gradient.utils._graphs import (
+    FLOATS,
+    checked_model,
+    model_like,
+    names_of,
+    needed_nodes,
+    rename_in,
+    unique_name,
+    uses,
+)
+from ortrain.gradient.utils.onnx_helper import get_onnx_opset
+
+__all__ = ["DerivativeOptions", "onnx_derivative"]
+
+# ``ConstantOfShape`` is there from this version on.
+_FILLED_FROM = 9
+
+
+class DerivativeOptions(enum.IntFlag):
+    """What a derivative takes and what it keeps.
+
+    Source: ``onnxcustom.training.grad_helper.DerivativeOptions``.
+
+    >>> from ortrain.gradient.grad_helper import DerivativeOptions
+    >>> DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
+    <DerivativeOptions.KeepOutputs|FillGrad: 6>
+    """
+
+    Zero = 0
+    """The gradients of outputs are inputs; the outputs themselves are left out."""
+
+    KeepYieldOp = 1
+    """A ``YieldOp`` hands the outputs over and takes their gradients. It goes with no other option."""
+
+    KeepOutputs = 2
+    """The outputs stay, behind the gradients."""
+
+    FillGrad = 4
+    """The gradients of outputs are ones. It goes with ``KeepOutputs``."""
+
+    Loss = 5
+    """The model has a loss, which gradients start from."""
+
+
+def onnx_derivative(
+    onx: onnx.ModelProto,
+    weights: Iterable[str] | None = None,
+    inputs: str | Iterable[str] | None = None,
+    options: DerivativeOptions = DerivativeOptions.Zero,
+    loss: str | None = None,
+    label: str | Iterable[str] | None = None,
+    path_name: PathLike | None = None,
+) -> onnx.ModelProto:
+    """The derivative of a model with respect to its inputs and weights.
+
+    Weights become inputs. For a model with output ``Y``, input ``X`` and weight ``w`` the derivative has
+
+    ============================= ============================== ======================================================
+    ``options``                   inputs                         outputs
+    ============================= ============================== ======================================================
+    ``Zero``                      ``X``, ``w``, ``Y_grad``       ``X_grad``, ``w_grad``
+    ``KeepYieldOp``               ``X``, ``w``                   ``X_grad``, ``w_grad``
+    ``KeepOutputs``               ``X``, ``w``, ``Y_grad``       ``X_grad``, ``w_grad``, ``Y``
+    ``KeepOutputs | FillGrad``    ``X``, ``w``                   ``X_grad``, ``w_grad``, ``Y``
+    ============================= ============================== ======================================================
+
+    Each output of floats has a gradient of its own, of its type and shape. The result is plain ONNX, which any runtime
+    runs; with ``KeepYieldOp`` it is a training graph with operators of ``com.microsoft``, which
+    :class:`ortrain.capi.TrainingAgent` runs.
+
+    With ``Loss`` the model has a loss already, such as
+    :func:`~ortrain.gradient.utils.orttraining_helper.add_loss_output` adds. Weights stay initializers, outputs stay,
+    and gradients follow them, as :class:`~ortrain.gradient.GradientGraphBuilder` has them. The model is written to
+    ``path_name``, too.
+
+    Args:
+        onx: the model; it is not changed.
+        weights: names of initializers of floats; all that a gradient reaches unless given; ``[]`` for none.
+        inputs: names of inputs of floats; all that a gradient reaches unless given; ``[]`` for none. With ``Loss`` the
+            names of any values of floats.
+        options: what the derivative takes and keeps.
+        loss: with ``Loss`` the name of the value that gradients start from, with ones.
+        label: with ``Loss`` the name of the result to differentiate, which is the loss again; or several names.
+        path_name: with ``Loss`` the file that the model is written to.
+
+    Raises:
+        TypeError: for options that are no :class:`DerivativeOptions`, for what is no model, for names that are none.
+        InvalidArgumentError: for options that do not go together; for unknown names, and values that no gradient
+            reaches; with ``Loss`` for weights, and without ``loss``, ``label`` or ``path_name``; for these without
+            ``Loss``; for a value that has the name of a gradient.
+        UnsupportedError: for operators without a gradient: each with its node.
+
+    Source: ``onnxcustom.training.grad_helper.onnx_derivative``, for one output.
+
+    >>> import ortrain
+    >>> from ortrain.gradient.grad_helper import DerivativeOptions, onnx_derivative
+    >>> from ortrain.gradient.utils.orttraining_helper import add_loss_output
+    >>> both = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
+    >>> session = ortrain.InferenceSession(onnx_derivative(model, weights=["fc2.bias"], options=both))
+    >>> x_grad, bias_grad, logits = session.run(None, {"x": x, "fc2.bias": np.zeros(10, np.float32)})
+    >>> bias_grad[:3]  # each of the eight rows adds it once
+    array([8., 8., 8.], dtype=float32)
+    >>> trained = add_loss_output(model)
+    >>> names = {"loss": "loss", "label": "loss", "inputs": ["fc2.bias"]}
+    >>> made = onnx_derivative(trained, options=DerivativeOptions.Loss, path_name="gradient.onnx", **names)
+    >>> [value.name for value in made.graph.output]
+    ['loss', 'logits', 'fc2.bias_grad']
+
+    """
+    if not isinstance(options, DerivativeOptions):
+        raise TypeError(f"options are DerivativeOptions, not {type(options).__name__}")
+    checked_model(onx)
+    if options == DerivativeOptions.Loss:
+        return _of_loss(onx, weights, inputs, loss, label, path_name)
+    given = {"loss": loss, "label": label, "path_name": path_name}
+    for argument, value in given.items():
+        if value is not None:
+            raise InvalidArgumentError(f"{argument} goes with DerivativeOptions.Loss alone, not with {options!r}")
+    if options & DerivativeOptions.KeepYieldOp and options != DerivativeOptions.KeepYieldOp:
+        raise InvalidArgumentError(f"DerivativeOptions.KeepYieldOp goes with no other option, not with {options!r}")
+    if options & DerivativeOptions.FillGrad and not options & DerivativeOptions.KeepOutputs:
+        raise InvalidArgumentError("DerivativeOptions.FillGrad goes with DerivativeOptions.KeepOutputs")
+    native = _native(
+        onx.SerializeToString(),
+        None if weights is None else _some(weights, "weights"),
+        None if inputs is None else _some(inputs, "inputs"),
+        None,
+    )
+    if options == DerivativeOptions.KeepYieldOp:
+        return onnx.load_from_string(native.training_model())
+    return _of_outputs(onx, native, options)
+
+
+def _of_outputs(onx: onnx.ModelProto, native: _ortrain.ForwardBackward, options: DerivativeOptions) -> onnx.ModelProto:
+    """The derivative that is given the gradients of the outputs, or fills them with ones."""
+    weights, outputs = native.weight_names(), native.differentiable_outputs()
+    wanted = [*native.differentiable_inputs(), *weights]
+    made = onnx.load_from_string(vjp(_with_inputs(onx, weights), of=outputs, wrt=wanted))
+    graph = made.graph
+    if options & DerivativeOptions.FillGrad:
+        _fill(made, outputs)
+    found = {entry.name: entry for entry in graph.output}
+    kept = [found[f"{name}_grad"] for name in wanted]
+    if options & DerivativeOptions.KeepOutputs:
+        kept += [found[entry.name] for entry in onx.graph.output]
+    nodes, needed = needed_nodes(_without_identities(graph, {entry.name for entry in kept}), (o.name for o in kept))
+    graph = onnx.GraphProto(
+        name=graph.name,
+        doc_string=graph.doc_string,
+        node=nodes,
+        input=graph.input,
+        output=kept,
+        initializer=[entry for entry in graph.initializer if entry.name in needed],
+        sparse_initializer=[entry for entry in graph.sparse_initializer if entry.values.name in needed],
+        value_info=[entry for entry in graph.value_info if entry.name in needed],
+    )
+    return model_like(made, graph)
+
+
+def _with_inputs(onx: onnx.ModelProto, weights: list[str]) -> onnx.ModelProto:
+    """A model whose weights are inputs, in this order behind its own."""
+    graph = onnx.GraphProto()
+    graph.CopyFrom(onx.graph)
+    tensors = {entry.name: entry for entry in onx.graph.initializer}
+    del graph.initializer[:], graph.input[:]
+    graph.initializer.extend(entry for entry in onx.graph.initializer if entry.name not in weights)
+    graph.input.extend(entry for entry in onx.graph.input if entry.name not in weights)
+    graph.input.extend(
+        helper.make_tensor_value_info(name, tensors[name].data_type, list(tensors[name].dims)) for name in weights
+    )
+    return model_like(onx, graph)
+
+
+def _fill(model: onnx.ModelProto, outputs: list[str]) -> None:
+    """Ones of their shapes for the gradients of outputs, in place of inputs."""
+    if get_onnx_opset(model) < _FILLED_FROM:
+        raise UnsupportedError(
+            f"the model is at opset {get_onnx_opset(model)}; DerivativeOptions.FillGrad needs opset {_FILLED_FROM} or "
+            "newer, or leave the option out and feed ones"
+        )
+    graph = model.graph
+    gradients = {f"{name}_grad": name for name in outputs}
+    taken, ones = names_of(graph), []
+    for entry in graph.input:
+        if entry.name not in gradients:
+            continue
+        shape = unique_name(taken, f"{gradients[entry.name]}_shape")
+        one = helper.make_tensor("value", entry.type.tensor_type.elem_type, [1], [1])
+        ones.append(helper.make_node("Shape", [gradients[entry.name]], [shape]))
+        ones.append(helper.make_node("ConstantOfShape", [shape], [entry.name], value=one))
+    # The nodes of the gradients stand behind all others.
+    first = next((at for at, node in enumerate(graph.node) if uses(node) & gradients.keys()), len(graph.node))
+    nodes, inputs = list(graph.node), [entry for entry in graph.input if entry.name not in gradients]
+    del graph.node[:], graph.input[:]
+    graph.node.extend([*nodes[:first], *ones, *nodes[first:]])
+    graph.input.extend(inputs)
+
+
+def _without_identities(graph: onnx.GraphProto, outputs: set[str]) -> list[onnx.NodeProto]:
+    """The nodes of a graph but those that make a value from one of the same elements, except for outputs."""
+    same: dict[str, str] = {}
+    nodes = []
+    for node in graph.node:
+        rename_in(node, same)
+        if node.op_type == "Identity" and node.domain in ("", "ai.onnx") and node.output[0] not in outputs:
+            same[node.output[0]] = node.input[0]
+        else:
+            nodes.append(node)
+    return nodes
+
+
+def _of_loss(
+    onx: onnx.ModelProto,
+    weights: Iterable[str] | None,
+    inputs: str | Iterable[str] | None,
+    loss: str | None,
+    label: str | Iterable[str] | None,
+    path_name: PathLike | None,
+) -> onnx.ModelProto:
+    """The model with the gradients of its loss."""
+    if weights is not None:
+        raise InvalidArgumentError("weights go with other options than DerivativeOptions.Loss; name them in inputs")
+    for argument, value in {"path_name": path_name, "label": label, "loss": loss}.items():
+        if value is None:
+            raise InvalidArgumentError(f"DerivativeOptions.Loss needs {argument}")
+    if not isinstance(loss, str):
+        raise InvalidArgumentError(f"loss is the name of a value, not {type(loss).__name__}")
+    assert label is not None
+    assert path_name is not None
+    results = _some(label, "label")
+    there = names_of(onx.graph)
+    for argument, name in [("loss", loss), *(("label", name) for name in results)]:
+        if name not in there:
+            raise InvalidArgumentError(
+                f"{argument} {name!r} is no value of the model{hint(name, there)}; add_loss_output of "
+                "ortrain.gradient.utils.orttraining_helper adds a loss"
+            )
+    for name in results:
+        if any(entry.name == name for entry in onx.graph.input):
+            raise InvalidArgumentError(
+                f"label names the results that gradients flow from, and {name!r} is an input; name the loss, {loss!r}"
+            )
+    if inputs is None:
+        _, reached = needed_nodes(onx.graph.node, results)
+        inputs = [
+            entry.name
+            for entry in onx.graph.input
+            if entry.type.tensor_type.elem_type in FLOATS and entry.name in reached
+        ]
+    wanted = [name for name in _some(inputs, "inputs") if name not in results]
+    builder = GradientGraphBuilder(onx.SerializeToString(), results, wanted, loss)
+    builder.build()
+    builder.save(path_name)
+    return onnx.load_from_string(builder.get_model())
+
+
+def _some(names: str | Iterable[str], argument: str) -> list[str]:
+    return [names] if isinstance(names, str) else listed(names, argument)

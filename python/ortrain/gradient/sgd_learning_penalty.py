@@ -1,0 +1,267 @@
+"""Penalties of large weights as ONNX functions, by the names of onnxcustom.
+
+The module there is ``onnxcustom.training.sgd_learning_penalty``.
+
+>>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
+>>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
+>>> cpu, penalty = get_ort_device("cpu"), ElasticLearningPenalty(l1=0.1, l2=0.2)
+>>> penalty.build_onnx_function(15, cpu, 1)
+>>> weight = numpy_to_ort_value(np.array([1, -2, 0], np.float32))
+>>> penalty.update_weights(0, cpu, weight).numpy()
+array([ 0.5, -1.1,  0. ], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+
+from ortrain._ortrain import OrtDevice, OrtValue
+from ortrain.errors import OrtrainError
+from ortrain.gradient._functions import Learning, Typed, built, chosen
+
+__all__ = ["BaseLearningPenalty", "ElasticLearningPenalty", "NoLearningPenalty"]
+
+
+class BaseLearningPenalty(Learning):
+    """What is added to a loss for the sake of small weights, and how it moves them.
+
+    Source: ``onnxcustom.training.sgd_learning_penalty.BaseLearningPenalty``.
+
+    >>> from ortrain.gradient.sgd_learning_penalty import BaseLearningPenalty
+    >>> BaseLearningPenalty.select("elastic", l1=0.0)
+    ElasticLearningPenalty(l1=0.0, l2=0.5)
+    """
+
+    @staticmethod
+    def select(class_name: BaseLearningPenalty | str | None, **kwargs: Any) -> BaseLearningPenalty:
+        """A penalty by its name.
+
+        Args:
+            class_name: a penalty, which is returned as it is; ``None`` or ``""`` for none; ``"elastic"``, ``"l1l2"``,
+                or the name of a class.
+            kwargs: parameters of the class.
+
+        Raises:
+            InvalidArgumentError: for anything else.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import BaseLearningPenalty
+        >>> BaseLearningPenalty.select(None)
+        NoLearningPenalty()
+
+        """
+        if isinstance(class_name, BaseLearningPenalty):
+            return class_name
+        names: dict[str | None, type[BaseLearningPenalty]] = {
+            None: NoLearningPenalty,
+            "": NoLearningPenalty,
+            "elastic": ElasticLearningPenalty,
+            "l1l2": ElasticLearningPenalty,
+        }
+        names |= {kind.__name__: kind for kind in names.values()}
+        return chosen("penalty", names, class_name)(**kwargs)
+
+    def penalty_loss(self, device: OrtDevice, loss: OrtValue, *weights: OrtValue) -> OrtValue:
+        """Adds the penalty to a loss, where it lies.
+
+        Args:
+            device: where the values lie.
+            loss: the loss, of shape ``(1,)``.
+            weights: the weights, as many as :meth:`build_onnx_function` was told.
+
+        Returns:
+            The loss.
+
+        Raises:
+            OrtrainError: before :meth:`build_onnx_function`, and for another number of weights.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
+        >>> cpu, penalty = get_ort_device("cpu"), ElasticLearningPenalty(l1=0.1, l2=0.2)
+        >>> penalty.build_onnx_function(15, cpu, 2)
+        >>> values = ([10], [1, -2, 0], [[3]])
+        >>> loss, *weights = (numpy_to_ort_value(np.array(value, np.float32)) for value in values)
+        >>> penalty.penalty_loss(cpu, loss, *weights).numpy()
+        array([13.4], dtype=float32)
+
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no penalty_loss")
+
+    def update_weights(self, n_bind: int, device: OrtDevice, statei: OrtValue) -> OrtValue:
+        """Moves a weight against the penalty, where it lies; the learning rate has no part in it.
+
+        Args:
+            n_bind: the number of the weight.
+            device: where it lies.
+            statei: the weight, of float32 or float64.
+
+        Returns:
+            The weight.
+
+        Raises:
+            OrtrainError: before :meth:`build_onnx_function`.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
+        >>> cpu, penalty = get_ort_device("cpu"), ElasticLearningPenalty(l1=0.0, l2=0.25)
+        >>> penalty.build_onnx_function(15, cpu, 1)
+        >>> penalty.update_weights(0, cpu, numpy_to_ort_value(np.ones(2, np.float32))).numpy()
+        array([0.5, 0.5], dtype=float32)
+
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no update_weights")
+
+
+class NoLearningPenalty(BaseLearningPenalty):
+    """No penalty: losses and weights stay what they are.
+
+    Source: ``onnxcustom.training.sgd_learning_penalty.NoLearningPenalty``.
+
+    >>> from ortrain.gradient.sgd_learning_penalty import NoLearningPenalty
+    >>> NoLearningPenalty()
+    NoLearningPenalty()
+    """
+
+    def __init__(self) -> None:
+        pass
+
+    def build_onnx_function(self, opset: int, device: OrtDevice, n_tensors: int) -> None:
+        """Builds nothing, as there is no function.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import NoLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
+        >>> NoLearningPenalty().build_onnx_function(15, get_ort_device("cpu"), 2)
+        """
+
+    def penalty_loss(self, device: OrtDevice, loss: OrtValue, *weights: OrtValue) -> OrtValue:
+        """The loss, as it is.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import NoLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
+        >>> loss = numpy_to_ort_value(np.ones(1, np.float32))
+        >>> NoLearningPenalty().penalty_loss(get_ort_device("cpu"), loss) is loss
+        True
+        """
+        return loss
+
+    def update_weights(self, n_bind: int, device: OrtDevice, statei: OrtValue) -> OrtValue:
+        """The weight, as it is.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import NoLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
+        >>> weight = numpy_to_ort_value(np.ones(2, np.float32))
+        >>> NoLearningPenalty().update_weights(0, get_ort_device("cpu"), weight) is weight
+        True
+        """
+        return statei
+
+
+class ElasticLearningPenalty(BaseLearningPenalty):
+    """The sum of ``l1 * abs(w) + l2 * w ** 2`` over all weights.
+
+    A step moves a weight to ``w * (1 - 2 * l2) - l1 * sign(w)``.
+
+    Args:
+        l1: the factor of the absolute values.
+        l2: the factor of the squares.
+
+    Source: ``onnxcustom.training.sgd_learning_penalty.ElasticLearningPenalty``; Zou and Hastie, Regularization and
+    variable selection via the elastic net, 2005.
+
+    >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
+    >>> ElasticLearningPenalty(l1=1e-3, l2=1e-4)
+    ElasticLearningPenalty(l1=0.001, l2=0.0001)
+
+    """
+
+    def __init__(self, l1: float = 0.5, l2: float = 0.5) -> None:
+        self.l1 = l1
+        self.l2 = l2
+        self._loss: Typed | None = None
+        self._update: Typed | None = None
+        self._count = 0
+
+    def build_onnx_function(self, opset: int, device: OrtDevice, n_tensors: int) -> None:
+        """Builds the functions of the penalty.
+
+        Args:
+            opset: the opset of the functions.
+            device: where they run.
+            n_tensors: the number of weights.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
+        >>> penalty = ElasticLearningPenalty()
+        >>> penalty.build_onnx_function(15, get_ort_device("cpu"), 2)
+        >>> len(penalty.penalty_onnx_.graph.input)
+        3
+
+        """
+        self._count = n_tensors
+        self._loss = Typed(
+            "n_penalty_elastic_error",
+            target_opset=opset,
+            n_tensors=n_tensors,
+            loss_shape=(1,),
+            l1_weight=self.l1,
+            l2_weight=self.l2,
+        )
+        self._update = Typed("update_penalty_elastic_error", target_opset=opset, l1=self.l1, l2=self.l2)
+        self.penalty_onnx_: onnx.ModelProto = self._loss.model
+        self.penalty_grad_onnx_: onnx.ModelProto = self._update.model
+
+    def penalty_loss(self, device: OrtDevice, loss: OrtValue, *weights: OrtValue) -> OrtValue:
+        """Adds the penalty of all weights to a loss, where it lies.
+
+        Args:
+            device: where the values lie.
+            loss: the loss, of shape ``(1,)``, of float32 or float64.
+            weights: the weights, of the type of the loss.
+
+        Returns:
+            The loss.
+
+        Raises:
+            OrtrainError: before :meth:`build_onnx_function`, and for another number of weights.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
+        >>> cpu, penalty = get_ort_device("cpu"), ElasticLearningPenalty(l1=1.0, l2=0.0)
+        >>> penalty.build_onnx_function(15, cpu, 1)
+        >>> loss, weight = (numpy_to_ort_value(np.ones(count, np.float32)) for count in (1, 3))
+        >>> penalty.penalty_loss(cpu, loss, weight).numpy()
+        array([4.], dtype=float32)
+
+        """
+        function = built(self._loss, self).of(loss)
+        if len(weights) != self._count:
+            raise OrtrainError(f"{len(weights)} weights are given, but the penalty was built for {self._count}")
+        function.write({"Y": loss}, loss=loss, **{f"W{at}": weight for at, weight in enumerate(weights)})
+        return loss
+
+    def update_weights(self, n_bind: int, device: OrtDevice, statei: OrtValue) -> OrtValue:
+        """Moves a weight to ``w * (1 - 2 * l2) - l1 * sign(w)``, where it lies.
+
+        Args:
+            n_bind: the number of the weight.
+            device: where it lies.
+            statei: the weight, of float32 or float64.
+
+        Returns:
+            The weight.
+
+        Raises:
+            OrtrainError: before :meth:`build_onnx_function`.
+
+        >>> from ortrain.gradient.sgd_learning_penalty import ElasticLearningPenalty
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, numpy_to_ort_value
+        >>> cpu, penalty = get_ort_device("cpu"), ElasticLearningPenalty(l1=1.0, l2=0.0)
+        >>> penalty.build_onnx_function(15, cpu, 1)
+        >>> penalty.update_weights(0, cpu, numpy_to_ort_value(np.array([3, -3], np.float32))).numpy()
+        array([ 2., -2.], dtype=float32)
+
+        """
+        function = built(self._update, self).of(statei)
+        function.write({"Y": statei}, X=statei)
+        return statei

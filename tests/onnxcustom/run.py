@@ -1,0 +1,64 @@
+"""The tests that onnxcustom has for its training, run on ortrain through ``ortrain.compat``.
+
+``make conform ONNXCUSTOM=FOLDER`` runs it; FOLDER is ``_unittests/ut_training`` of a copy of sdpython/onnxcustom, and
+stays as it is: the tests run on a copy, with scikit-learn and skl2onnx of their time (build/onnxcustom).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import environments  # noqa: E402
+import other_suites  # noqa: E402
+
+SHAPES = "it gives {}, which the reference does not compare with the model's; other shapes are errors here"
+EXPECTED = {
+    "TestOrtTrainingForwardBackward::test_forward_training_linreg": SHAPES.format(
+        "a gradient of shape (1, rows) for an output of shape (rows, 1)"
+    ),
+    "TestOrtTrainingForwardBackward::test_forward_training_logreg": SHAPES.format(
+        "a weight of shape (3,) for an initializer of shape (1, 3)"
+    ),
+}
+
+
+def main() -> None:
+    """Run the tests; fail where something is not as expected."""
+    parser = argparse.ArgumentParser(description="The tests that onnxcustom has for its training, on ortrain.")
+    parser.add_argument("folder", type=Path, help="_unittests/ut_training of a copy of onnxcustom")
+    parser.add_argument("wheel", type=Path, help="ortrain's")
+    parser.add_argument("--json", type=Path, default=environments.BUILD / "onnxcustom" / "results.json")
+    options = parser.parse_args()
+    files = sorted(options.folder.glob("test_*.py"))
+    if not files:
+        parser.error(
+            f"there are no tests in {options.folder}; they are in _unittests/ut_training of sdpython/onnxcustom"
+        )
+    python = environments.environment("onnxcustom", HERE / "requirements.txt", (3, 11))
+    other_suites.install(python, options.wheel)
+
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        for path in files:
+            shutil.copy(path, work)
+        results = other_suites.run(python, HERE, work, [path.name for path in files])
+    print(f"\nut_training of onnxcustom: {time.perf_counter() - start:.0f} s")
+    wrong = other_suites.judge(results, EXPECTED)
+    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"\nall results: {options.json}")
+    if wrong:
+        sys.exit("\n".join(["not as expected:", *wrong]))
+
+
+if __name__ == "__main__":
+    main()
