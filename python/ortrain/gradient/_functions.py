@@ -194,7 +194,8 @@ def _save(model: onnx.ModelProto, folder: PathLike, name: str) -> str:
 
 def shown(value: object) -> str:
     """The text of a parameter, cut where it is long."""
-    text = repr(value)
+    # The text of a message says what is in it, in every version of protobuf.
+    text = str(value) if isinstance(value, onnx.ModelProto) else repr(value)
     if len(text) > _LONGEST or "\n" in text:
         return repr(text[:_SHOWN].replace("\n", " ") + "...")
     return text
