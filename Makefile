@@ -73,7 +73,7 @@ conform: build/wheel.stamp build/demo.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
 	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)
-	$(if $(ONNXCUSTOM),$(BIN)/python tests/onnxcustom/run.py "$(ONNXCUSTOM)" build/upstream-wheel/*.whl)
+	$(if $(ONNXCUSTOM),$(BIN)/python tests/suite_of_onnxcustom/run.py "$(ONNXCUSTOM)" build/upstream-wheel/*.whl)
 
 .PHONY: mutants
 mutants: build/wheel.stamp build/nextest.stamp build/mutants.stamp ## thirty small mistakes in the passes, each of which a test must catch; some minutes each; ARGUMENTS="--count 5 --seed 7"

@@ -437,3 +437,67 @@ def test_what_an_onnxruntime_has_of_its_own_stays(installed: None) -> None:
 
     assert again.OrtValue is theirs.OrtValue
     ortrain.compat.install()
+
+
+CUSTOM = """
+import sys
+
+from onnxcustom import __max_supported_opset__, __version__
+from onnxcustom.training import ConvergenceError, ConvergenceWarning, EvaluationError, ProviderError
+from onnxcustom.training.excs import ConvergenceError as same
+import onnxcustom.utils.onnx_helper
+
+assert (__max_supported_opset__, __version__, same) == (15, "0.4.344", ConvergenceError)
+for training in ("data_loader", "grad_helper", "optimizers", "optimizers_partial", "ortgradient", "sgd_learning_loss",
+                 "sgd_learning_penalty", "sgd_learning_rate"):
+    __import__(f"onnxcustom.training.{training}")
+    assert sys.modules[f"onnxcustom.training.{training}"] is sys.modules[f"ortrain.gradient.{training}"]
+for utils in ("onnx_function", "onnx_helper", "onnx_rewriter", "onnxruntime_helper", "orttraining_helper"):
+    __import__(f"onnxcustom.utils.{utils}")
+    assert sys.modules[f"onnxcustom.utils.{utils}"] is sys.modules[f"ortrain.gradient.utils.{utils}"]
+try:
+    import onnxcustom.plotting
+except ImportError as error:
+    print(error)
+try:
+    from onnxcustom.utils import benchmark
+except ImportError as error:
+    print(error)
+ortrain.compat.uninstall()
+assert not any(name.partition(".")[0] == "onnxcustom" for name in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("before", ["", HIDE], ids=["installed", "hidden"])
+def test_onnxcustom(before: str) -> None:
+    script = f"{before}\nimport ortrain.compat\nortrain.compat.install()\n{CUSTOM}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "onnxcustom.plotting is not in ortrain, which has onnxcustom.training, onnxcustom.utils",
+        "onnxcustom.utils.benchmark is not in ortrain, which has onnxcustom.utils.onnx_function, "
+        "onnxcustom.utils.onnx_helper, onnxcustom.utils.onnx_rewriter, onnxcustom.utils.onnxruntime_helper, "
+        "onnxcustom.utils.orttraining_helper",
+    ]
+
+
+def test_an_onnxcustom_that_is_installed_comes_back(tmp_path: Path) -> None:
+    (tmp_path / "onnxcustom").mkdir()
+    (tmp_path / "onnxcustom" / "__init__.py").write_text("theirs = 1\n")
+    (tmp_path / "onnxcustom" / "plotting.py").write_text("theirs = 2\n")
+    script = """
+import onnxcustom.plotting
+import ortrain.compat
+
+ortrain.compat.install()
+from onnxcustom.training.excs import ConvergenceError
+
+assert ConvergenceError.__module__ == "ortrain.gradient.excs"
+ortrain.compat.uninstall()
+import onnxcustom.plotting
+
+print(onnxcustom.theirs, onnxcustom.plotting.theirs)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1 2\n"

@@ -40,6 +40,15 @@ def test_a_loss_of_ones_own(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+def test_a_script_of_onnxcustom(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "onnxcustom_script.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after, rate = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
+    assert after < 0.1 * before
+    assert rate == 0.01
+
+
 @pytest.mark.parametrize(
     ("name", "last"),
     [("custom_operator", r"largest difference to the sine: 0\.0\d"), ("custom_gradient", r"exported: right [5-9]\d%")],

@@ -12,7 +12,7 @@ import other_suites
 import pytest
 
 SCRIPT = Path(__file__).parent / "upstream" / "run.py"
-CUSTOM = Path(__file__).parent / "onnxcustom" / "run.py"
+CUSTOM = Path(__file__).parent / "suite_of_onnxcustom" / "run.py"
 
 
 def script() -> Any:

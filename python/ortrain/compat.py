@@ -135,7 +135,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             raise ImportError(_absent(name), name=fullname)
         if package in _PACKAGES and fullname not in _LATER:
             there = ", ".join(known for known in [*_PACKAGES, *_LATER] if known.rpartition(".")[0] == package)
-            raise ModuleNotFoundError(f"{fullname} is not in ortrain, which has {there}", name=fullname)
+            raise ImportError(f"{fullname} is not in ortrain, which has {there}", name=fullname)
         return importlib.machinery.ModuleSpec(fullname, self) if fullname in _LATER else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

@@ -14,6 +14,7 @@ use ortrain_ops::passes::functions::write_out;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{
     Accumulation, BatchNormMode, append_accumulators, append_hand_over, for_training, hand_over_of,
+    running_statistics,
 };
 use ortrain_program::{
     Bindings, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, RunError, Runner, Scalars,
@@ -69,7 +70,7 @@ pub struct ForwardBackwardOptions {
 
 impl ForwardBackwardOptions {
     /// With these initializers as weights, in this order. Unless given, they are all initializers of floats that a gradient
-    /// reaches, in the order of the model.
+    /// reaches, in the order of the model; without running statistics where [`ForwardBackwardOptions::training`] is given.
     ///
     /// ```
     /// let options = ortrain::ForwardBackwardOptions::default().weights(["fc2.weight"]);
@@ -439,7 +440,15 @@ impl ForwardBackward {
         let opset = opset_of(&model.proto);
         let mut names = options.weights.clone().unwrap_or_default();
         if options.weights.is_none() {
-            names = reached_weights(&label, &graph_to_run(&label, &model)?)?;
+            let graph = graph_to_run(&label, &model)?;
+            names = reached_weights(&label, &graph)?;
+            if options.training.is_some() {
+                // Statistics move by themselves. A doubt about them is told below.
+                let found = running_statistics(&graph, BatchNormMode::Train, &FxHashSet::default());
+                let moved: FxHashSet<String> =
+                    found.unwrap_or_default().into_iter().map(|statistic| statistic.name).collect();
+                names.retain(|name| !moved.contains(name));
+            }
         }
         check_unique(&names)?;
         let inner = constants_of_subgraphs(&model.proto);
