@@ -22,6 +22,9 @@ import other_suites  # noqa: E402
 
 SHAPES = "it gives {}, which the reference does not compare with the model's; other shapes are errors here"
 EXPECTED = {
+    "TestGradHelper::test_grad_helper_loss": (
+        "it names a loss that its model does not have, which the reference does not notice: an error here"
+    ),
     "TestOrtTrainingForwardBackward::test_forward_training_linreg": SHAPES.format(
         "a gradient of shape (1, rows) for an output of shape (rows, 1)"
     ),

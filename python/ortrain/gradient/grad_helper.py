@@ -261,8 +261,7 @@ def _of_loss(
     for argument, name in [("loss", loss), *(("label", name) for name in results)]:
         if name not in there:
             raise InvalidArgumentError(
-                f"{argument} {name!r} is no value of the model{hint(name, there)}; add_loss_output of "
-                "ortrain.gradient.utils.orttraining_helper adds a loss"
+                f"{argument} {name!r} is no value of the model; add_loss_output adds a loss to it{hint(name, there)}"
             )
     for name in results:
         if any(entry.name == name for entry in onx.graph.input):

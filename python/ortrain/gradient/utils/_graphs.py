@@ -1,0 +1,223 @@
+"""Graphs of ONNX as they are written and rewritten: names, nodes, models like other models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from ortrain._near import hint
+from ortrain.errors import InvalidArgumentError
+
+# The version of the standard operators that models are written at unless a caller says another one.
+DEFAULT_OPSET = 15
+# ``Sign`` is there from this version on.
+OLDEST_OPSET = 9
+# Floats that weights are made of.
+FLOATS = (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+
+
+def unique_name(existing_names: set[str], name: str) -> str:
+    """A name that is not taken: ``name``, or ``name`` with ``_2``, ``_3``, … behind; it is taken afterwards."""
+    found, number = name, 1
+    while found in existing_names:
+        number += 1
+        found = f"{name}_{number}"
+    existing_names.add(found)
+    return found
+
+
+def finite(value: object, argument: str) -> float:
+    """A number that a caller gave.
+
+    Raises:
+        InvalidArgumentError: for what is no number, NaN, or infinite.
+
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidArgumentError(f"{argument} is a number, not {value!r}")
+    if not math.isfinite(value):
+        raise InvalidArgumentError(f"{argument} is a finite number, not {value!r}")
+    return float(value)
+
+
+def check_keywords(what: str, options: Iterable[str], given: Iterable[str]) -> None:
+    """Refuses keywords that are no options.
+
+    Raises:
+        TypeError: for the first of them.
+
+    """
+    known = list(options)
+    for keyword in given:
+        if keyword not in known:
+            there = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise TypeError(f"{what} takes no keyword {keyword!r}; {there}{hint(keyword, known)}")
+
+
+def checked_opset(opset: object) -> int:
+    """A version of the standard operators that graphs can be written at.
+
+    Raises:
+        InvalidArgumentError: for one that is too old, or that the package ``onnx`` does not know.
+
+    """
+    newest = onnx.defs.onnx_opset_version()
+    if opset is None:
+        return min(DEFAULT_OPSET, newest)
+    if isinstance(opset, bool) or not isinstance(opset, (int, np.integer)) or not OLDEST_OPSET <= opset <= newest:
+        raise InvalidArgumentError(f"target_opset is an integer from {OLDEST_OPSET} to {newest}, not {opset!r}")
+    return int(opset)
+
+
+class GraphWriter:
+    """Nodes and constants that are added to a graph.
+
+    Each result gets a name of its own. Constants of the same value and the same name are one initializer.
+    """
+
+    def __init__(self, opset: int, dtype: npt.DTypeLike, taken: set[str] | None = None) -> None:
+        self.opset = opset
+        self.dtype = np.dtype(dtype)
+        self.element_type = helper.np_dtype_to_tensor_dtype(self.dtype)
+        self.names: set[str] = set() if taken is None else taken
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._constants: dict[tuple[str, tuple[int, ...], tuple[float, ...]], str] = {}
+
+    def op(self, kind: str, *inputs: str, name: str, **attributes: Any) -> str:
+        """Adds a node whose result has this name, with a number behind if the name is taken."""
+        return self.result(kind, *inputs, name=unique_name(self.names, name), **attributes)
+
+    def result(self, kind: str, *inputs: str, name: str, **attributes: Any) -> str:
+        """Adds a node whose result has just this name."""
+        self.names.add(name)
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        return name
+
+    def _constant(self, name: str, element_type: int, shape: Sequence[int], values: Sequence[float]) -> str:
+        key = (name, tuple(shape), tuple(values))
+        if key not in self._constants:
+            found = self._constants[key] = unique_name(self.names, name)
+            self.initializers.append(helper.make_tensor(found, element_type, shape, values))
+        return self._constants[key]
+
+    def number(self, value: float, name: str) -> str:
+        """A constant without axes, which changes the shape of nothing that it is multiplied with."""
+        return self._constant(name, self.element_type, [], [value])
+
+    def sizes(self, values: Sequence[int], name: str) -> str:
+        """A constant of integers: a shape, or axes."""
+        return self._constant(name, onnx.TensorProto.INT64, [len(values)], values)
+
+    def column(self, weights: str, name: str) -> str:
+        """Weights, one of each row, as a column."""
+        return self.op("Reshape", weights, self.sizes([-1, 1], "column_shape"), name=name)
+
+    def clip(self, value: str, least: float, most: float, name: str) -> str:
+        """A value that is kept between two numbers."""
+        bounds = [self.number(least, "eps_name"), self.number(most, "eps1_name")]
+        # Before opset 12 the package onnxruntime clips 32-bit floats only.
+        if self.opset >= 12:
+            return self.op("Clip", value, *bounds, name=name)
+        return self.op("Min", self.op("Max", value, bounds[0], name=name), bounds[1], name=name)
+
+    def row_sums(self, value: str, name: str) -> str:
+        """The sums of the rows of a matrix, as a column."""
+        if self.opset < 13:
+            return self.op("ReduceSum", value, name=name, axes=[1], keepdims=1)
+        return self.op("ReduceSum", value, self.sizes([1], "axes_name"), name=name, keepdims=1)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node has as attributes."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def uses(node: onnx.NodeProto) -> set[str]:
+    """The values that a node reads, those that its subgraphs take from around it among them."""
+    names = set(node.input)
+    for graph in subgraphs(node):
+        own = {entry.name for entry in [*graph.input, *graph.initializer]}
+        for inner in graph.node:
+            names |= uses(inner) - own
+            own.update(inner.output)
+    return names - {""}
+
+
+def names_of(graph: onnx.GraphProto) -> set[str]:
+    """The names of all values of a graph and of its subgraphs."""
+    entries = [*graph.input, *graph.output, *graph.initializer]
+    names = {entry.name for entry in entries} | {entry.values.name for entry in graph.sparse_initializer}
+    for node in graph.node:
+        names.update(node.input, node.output)
+        for inner in subgraphs(node):
+            names |= names_of(inner)
+    return names - {""}
+
+
+def rename(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
+    """Gives values other names, in place, wherever a graph or its subgraphs name them."""
+    for entry in [*graph.input, *graph.output, *graph.initializer, *graph.value_info]:
+        entry.name = new.get(entry.name, entry.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = new.get(sparse.values.name, sparse.values.name)
+    for node in graph.node:
+        rename_in(node, new)
+
+
+def rename_in(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
+    """Gives values other names where a node or its subgraphs name them."""
+    node.input[:] = [new.get(name, name) for name in node.input]
+    node.output[:] = [new.get(name, name) for name in node.output]
+    for graph in subgraphs(node):
+        rename(graph, new)
+
+
+def needed_nodes(nodes: Iterable[onnx.NodeProto], results: Iterable[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that results depend on, in their order, and all values that these nodes and results are."""
+    wanted, kept = set(results), []
+    for node in reversed(list(nodes)):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted |= uses(node)
+    return kept[::-1], wanted
+
+
+def operators_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from operators_of(graph.node)
+
+
+def model_like(model: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
+    """A model that has another graph; versions, producer, metadata and functions are those of a given one."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    made.graph.CopyFrom(graph)
+    return made
+
+
+def checked_model(model: object, argument: str = "onx") -> onnx.ModelProto:
+    """A model that a caller gave.
+
+    Raises:
+        TypeError: for anything else.
+
+    """
+    if not isinstance(model, onnx.ModelProto):
+        raise TypeError(
+            f"{argument} is an onnx.ModelProto, not {type(model).__name__}; onnx.load reads one from a file"
+        )
+    return model

@@ -1,0 +1,229 @@
+"""Nodes of a model that make way for others (``onnxcustom.utils.onnx_rewriter``).
+
+>>> from ortrain.gradient.utils.onnx_function import function_onnx_graph
+>>> from ortrain.gradient.utils.onnx_rewriter import unreduced_onnx_loss
+>>> scores = unreduced_onnx_loss(function_onnx_graph("square_error"))
+>>> [value.name for value in scores.graph.output]
+['score']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+from onnx import helper, shape_inference
+
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
+from ortrain.gradient.utils._graphs import (
+    checked_model,
+    model_like,
+    names_of,
+    needed_nodes,
+    operators_of,
+    rename_in,
+    subgraphs,
+    unique_name,
+)
+
+__all__ = ["onnx_rewrite_operator", "unreduced_onnx_loss"]
+
+# The name that scripts know.
+_unique_name = unique_name
+
+
+def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onnx.ModelProto:
+    """The model of a loss without its sum: what the loss adds up becomes the only output, a row for each observation.
+
+    Nodes behind the sum, such as a factor of it, are left out, and so are inputs that nothing needs any more.
+
+    Args:
+        onx: a model in which exactly one node reduces, a ``ReduceSum`` or a ``ReduceSumSquare``; its gradient may be
+            another output. The model is not changed.
+        output_name: the name of the output; a number comes behind it where the model has such a value already.
+
+    Returns:
+        A model whose output is declared with shape ``[None, 1]``, or with the number of columns that is known.
+
+    Raises:
+        OrtrainError: for a model in which no node reduces, or more than one.
+        UnsupportedError: for another reduction than a sum.
+        TypeError: for what is no model.
+
+    Source: ``onnxcustom.utils.onnx_rewriter.unreduced_onnx_loss``.
+
+    >>> import ortrain
+    >>> from ortrain.gradient.utils.onnx_function import function_onnx_graph
+    >>> from ortrain.gradient.utils.onnx_rewriter import unreduced_onnx_loss
+    >>> session = ortrain.InferenceSession(unreduced_onnx_loss(function_onnx_graph("grad_loss_square_error")))
+    >>> session.run(["score"], {"X1": np.float32([[1], [2]]), "X2": np.float32([[4], [2.5]])})
+    [array([[9.  ],
+           [0.25]], dtype=float32)]
+
+    """
+    graph = checked_model(onx).graph
+    found = [node for node in graph.node if node.op_type.startswith("Reduce")]
+    if len(found) != 1:
+        named = ", ".join(f"{node.op_type} {node.name or node.output[0]!r}" for node in found) or "none"
+        raise OrtrainError(f"one node of the loss is to reduce, a ReduceSum or a ReduceSumSquare; there are: {named}")
+    (reduction,) = found
+    if reduction.op_type not in ("ReduceSum", "ReduceSumSquare"):
+        raise UnsupportedError(
+            f"node {reduction.name or reduction.output[0]!r} is a {reduction.op_type}, whose terms are no scores; "
+            "only ReduceSum and ReduceSumSquare can be left out"
+        )
+    terms = reduction.input[0]
+    nodes, wanted = needed_nodes(graph.node, [terms])
+    name = unique_name(names_of(graph) - {output_name} | wanted, output_name)
+    if reduction.op_type == "ReduceSum":
+        nodes.append(helper.make_node("Identity", [terms], [name]))
+    else:
+        nodes.append(helper.make_node("Mul", [terms, terms], [name]))
+    element_type, columns = _terms(onx, terms)
+    made = helper.make_graph(
+        nodes,
+        graph.name,
+        [entry for entry in graph.input if entry.name in wanted],
+        [helper.make_tensor_value_info(name, element_type, [None, columns])],
+        [entry for entry in graph.initializer if entry.name in wanted],
+        doc_string=graph.doc_string,
+        sparse_initializer=[entry for entry in graph.sparse_initializer if entry.values.name in wanted],
+    )
+    return model_like(onx, made)
+
+
+def _terms(model: onnx.ModelProto, name: str) -> tuple[int, int]:
+    """The element type of what a loss adds up, and its number of columns: 1 unless another one is known."""
+    graph = shape_inference.infer_shapes(model).graph
+    for entry in [*graph.value_info, *graph.input]:
+        kind = entry.type.tensor_type
+        if entry.name == name:
+            dims = kind.shape.dim
+            return kind.elem_type, dims[1].dim_value if len(dims) == 2 and dims[1].HasField("dim_value") else 1
+    return graph.output[0].type.tensor_type.elem_type, 1
+
+
+def onnx_rewrite_operator(
+    onx: onnx.ModelProto,
+    op_type: str,
+    sub_onx: onnx.ModelProto,
+    recursive: bool = True,
+    debug_info: object = None,
+) -> onnx.ModelProto:
+    """A model in which the nodes of one operator are replaced, each by the nodes of another model.
+
+    Args:
+        onx: the model; it is not changed.
+        op_type: the operator.
+        sub_onx: what replaces it: a model with as many inputs and outputs as each of the nodes has, in their order.
+        recursive: whether nodes in subgraphs (of ``If``, ``Loop``, ``Scan``) are replaced, too.
+        debug_info: taken for the sake of the reference; it changes nothing.
+
+    Raises:
+        InvalidArgumentError: for a node with another number of inputs or outputs; where an operator of ``sub_onx``
+            means something else at the version that ``onx`` has.
+        TypeError: for what is no model.
+
+    Source: ``onnxcustom.utils.onnx_rewriter.onnx_rewrite_operator``.
+
+    >>> from onnx import parser
+    >>> from ortrain.gradient.utils.onnx_rewriter import onnx_rewrite_operator
+    >>> head = '<ir_version: 8, opset_import: ["": 15]> g (float[n] x) => (float[n] y)'
+    >>> inverse = parser.parse_model(head + "{ y = Reciprocal(x) }")
+    >>> quotient = parser.parse_model(head + " <float one = {1}> { y = Div(one, x) }")
+    >>> made = onnx_rewrite_operator(inverse, "Reciprocal", quotient)
+    >>> [(node.op_type, list(node.input)) for node in made.graph.node]
+    [('Div', ['one', 'x'])]
+
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(checked_model(onx))
+    imports = _imports(made, checked_model(sub_onx, "sub_onx"))
+    _replace(made.graph, op_type, sub_onx.graph, names_of(made.graph), recursive)
+    made.opset_import.extend(imports)
+    return made
+
+
+def _imports(model: onnx.ModelProto, sub: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
+    """What a model must import, too, so that operators of another one mean in it what they mean there."""
+    there = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    here = {entry.domain or "ai.onnx": entry.version for entry in sub.opset_import}
+    for node in operators_of(sub.graph.node):
+        domain = node.domain or "ai.onnx"
+        if domain not in here or domain not in there or here[domain] == there[domain]:
+            continue
+        versions = [_since(node, version[domain]) for version in (here, there)]
+        if None in versions or versions[0] != versions[1]:
+            raise InvalidArgumentError(
+                f"operator {node.op_type} of sub_onx is meant as in version {here[domain]} of {domain}, but the model "
+                f"has version {there[domain]}; write sub_onx at that version"
+            )
+    return [entry for entry in sub.opset_import if (entry.domain or "ai.onnx") not in there]
+
+
+def _since(node: onnx.NodeProto, version: int) -> int | None:
+    """The version in which an operator got the definition that it has in another one."""
+    try:
+        return int(
+            onnx.defs.get_schema(node.op_type, version, "" if node.domain == "ai.onnx" else node.domain).since_version
+        )
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _replace(graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, taken: set[str], recursive: bool) -> None:
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if recursive:
+            for inner in subgraphs(node):
+                _replace(inner, op_type, sub, taken, recursive)
+        if node.op_type != op_type:
+            nodes.append(node)
+            continue
+        initializers, replacement = _instance(node, sub, taken)
+        graph.initializer.extend(initializers)
+        nodes.extend(replacement)
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _instance(
+    node: onnx.NodeProto, sub: onnx.GraphProto, taken: set[str]
+) -> tuple[list[onnx.TensorProto], list[onnx.NodeProto]]:
+    """The initializers and nodes of a graph that stand for one node."""
+    initializers = {entry.name for entry in sub.initializer}
+    inputs = [entry.name for entry in sub.input if entry.name not in initializers]
+    outputs = [entry.name for entry in sub.output]
+    label = node.name or (node.output[0] if node.output else "")
+    _same_number(node.input, inputs, f"{node.op_type} {label!r}", "inputs")
+    _same_number(node.output, outputs, f"{node.op_type} {label!r}", "outputs")
+    # Inputs that a node leaves out have no name, and neither have outputs.
+    new = dict(zip(inputs, node.input, strict=True))
+    made = {name for inner in sub.node for name in inner.output}
+    results = {ours: theirs for ours, theirs in zip(outputs, node.output, strict=True) if theirs}
+    new |= {ours: theirs for ours, theirs in results.items() if ours in made}
+    for name in [*(entry.name for entry in sub.initializer), *sorted(names_of(sub))]:
+        if name not in new:
+            new[name] = unique_name(taken, name)
+    constants = [onnx.TensorProto.FromString(entry.SerializeToString()) for entry in sub.initializer]
+    for constant in constants:
+        constant.name = new[constant.name]
+    nodes = [onnx.NodeProto.FromString(inner.SerializeToString()) for inner in sub.node]
+    for inner in nodes:
+        rename_in(inner, new)
+        if inner.name:
+            inner.name = f"{label}/{inner.name}" if label else inner.name
+    # Outputs that are inputs or initializers of the replacement.
+    nodes += [
+        helper.make_node("Identity", [new[ours]], [theirs]) for ours, theirs in results.items() if ours not in made
+    ]
+    return constants, nodes
+
+
+def _same_number(given: Iterable[str], wanted: list[str], label: str, what: str) -> None:
+    number = len(list(given))
+    if number != len(wanted):
+        raise InvalidArgumentError(
+            f"node {label} has {number} {what}, but sub_onx has {len(wanted)} ({', '.join(wanted)})"
+        )

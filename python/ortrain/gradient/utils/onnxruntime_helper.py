@@ -1,0 +1,214 @@
+"""Devices, providers and values, by their names and as objects (``onnxcustom.utils.onnxruntime_helper``).
+
+ortrain computes on the CPU. The names of other devices are understood, so that scripts can ask for them and be told.
+
+>>> from ortrain.gradient.utils.onnxruntime_helper import device_to_providers, get_ort_device, ort_device_to_string
+>>> ort_device_to_string(get_ort_device("cuda:1")), device_to_providers("cpu")
+('cuda:1', ['CPUExecutionProvider'])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortrain._ortrain import InferenceSession as NativeSession
+from ortrain._ortrain import OrtDevice, OrtValue
+from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.inference import InferenceSession
+
+__all__ = [
+    "device_to_providers",
+    "get_ort_device",
+    "get_ort_device_from_session",
+    "get_ort_device_type",
+    "numpy_to_ort_value",
+    "ort_device_to_string",
+    "provider_to_device",
+]
+
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_DEVICES = {_CPU: "cpu", _CUDA: "cuda"}
+
+
+def provider_to_device(provider_name: str) -> str:
+    """The device that a provider runs on: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        InvalidArgumentError: for a provider of another name.
+
+    Source: ``onnxcustom.utils.onnxruntime_helper.provider_to_device``.
+
+    >>> from ortrain.gradient.utils.onnxruntime_helper import provider_to_device
+    >>> provider_to_device("CPUExecutionProvider")
+    'cpu'
+
+    """
+    if provider_name not in _DEVICES:
+        raise InvalidArgumentError(f"there is no provider {provider_name!r}; there are {', '.join(_DEVICES)}")
+    return _DEVICES[provider_name]
+
+
+def get_ort_device_type(device: str | OrtDevice) -> int:
+    """The number of the kind of a device: 0 for the CPU, 1 for CUDA.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``, or a device.
+
+    Raises:
+        InvalidArgumentError: for another name.
+        TypeError: for what is neither a name nor a device.
+
+    Source: ``onnxcustom.utils.onnxruntime_helper.get_ort_device_type``.
+
+    >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device_type
+    >>> get_ort_device_type("cuda")
+    1
+
+    """
+    if isinstance(device, OrtDevice):
+        return device.device_type()
+    if not isinstance(device, str):
+        raise TypeError(f"a device is 'cpu', 'cuda' or an OrtDevice, not {type(device).__name__}")
+    kinds = {"cpu": OrtDevice.cpu(), "cuda": OrtDevice.cuda()}
+    if device not in kinds:
+        raise InvalidArgumentError(f"there is no kind of device {device!r}; there are 'cpu' and 'cuda'")
+    return kinds[device]
+
+
+def get_ort_device(device: str | OrtDevice) -> OrtDevice:
+    """A device by its name.
+
+    Args:
+        device: ``"cpu"``; ``"cuda"`` or ``"gpu"``, with a number behind a colon for another one than the first
+            (``"cuda:1"``); a device, which is returned as it is.
+
+    Raises:
+        InvalidArgumentError: for another name.
+        TypeError: for what is neither a name nor a device.
+
+    Source: ``onnxcustom.utils.onnxruntime_helper.get_ort_device``.
+
+    >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
+    >>> device = get_ort_device("gpu:1")
+    >>> device.device_type() == device.cuda(), device.device_id()
+    (True, 1)
+
+    """
+    if isinstance(device, OrtDevice):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(f"a device is a name or an OrtDevice, not {type(device).__name__}")
+    kind, colon, number = device.partition(":")
+    if device == "cpu":
+        return OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
+    if kind in ("cuda", "gpu") and (not colon or (number.isascii() and number.isdigit() and len(number) < 5)):
+        return OrtDevice(OrtDevice.cuda(), OrtDevice.default_memory(), int(number or 0))
+    raise InvalidArgumentError(
+        f"there is no device {device!r}; there are 'cpu', 'cuda' and, for further ones, 'cuda:1'"
+    )
+
+
+def ort_device_to_string(device: OrtDevice) -> str:
+    """The name of a device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; :func:`get_ort_device` takes it back.
+
+    Raises:
+        TypeError: for what is no device.
+        UnsupportedError: for a device that is neither a CPU nor of CUDA.
+
+    Source: ``onnxcustom.utils.onnxruntime_helper.ort_device_to_string``.
+
+    >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, ort_device_to_string
+    >>> ort_device_to_string(get_ort_device("gpu:0"))
+    'cuda'
+
+    """
+    if not isinstance(device, OrtDevice):
+        raise TypeError(f"a device is an OrtDevice, not {type(device).__name__}; get_ort_device makes one of a name")
+    names = {OrtDevice.cpu(): "cpu", OrtDevice.cuda(): "cuda"}
+    kind = device.device_type()
+    if kind not in names:
+        raise UnsupportedError(
+            f"a device of type {kind} has no name; there are {OrtDevice.cpu()} and {OrtDevice.cuda()}"
+        )
+    return names[kind] if device.device_id() == 0 else f"{names[kind]}:{device.device_id()}"
+
+
+def numpy_to_ort_value(arr: npt.NDArray[Any], device: OrtDevice | None = None) -> OrtValue:
+    """An array as a value, in the array's own memory where its elements lie there in a row.
+
+    Args:
+        arr: the array; its memory is kept as long as the value.
+        device: where the value is to be; the CPU unless given.
+
+    Raises:
+        TypeError: for what is no array.
+        UnsupportedError: for elements that no tensor has; for another device than the CPU.
+
+    Source: ``onnxcustom.utils.onnxruntime_helper.numpy_to_ort_value``.
+
+    >>> from ortrain.gradient.utils.onnxruntime_helper import numpy_to_ort_value
+    >>> numpy_to_ort_value(np.zeros((2, 3), np.float32)).shape()
+    [2, 3]
+
+    """
+    if not isinstance(arr, (np.ndarray, np.generic)):
+        raise TypeError(f"a value is made of an array, not of {type(arr).__name__}")
+    return OrtValue.ortvalue_from_numpy(np.asarray(arr), get_ort_device("cpu") if device is None else device)
+
+
+def device_to_providers(device: str | OrtDevice) -> list[str]:
+    """The providers that run on a device: a list of one name.
+
+    ortrain itself has none for CUDA: a session that is given that one says so.
+
+    Raises:
+        InvalidArgumentError: for an unknown name.
+        TypeError: for what is neither a name nor a device.
+        UnsupportedError: for a device that is neither a CPU nor of CUDA.
+
+    Source: ``onnxcustom.utils.onnxruntime_helper.device_to_providers``.
+
+    >>> from ortrain.gradient.utils.onnxruntime_helper import device_to_providers
+    >>> device_to_providers("gpu")
+    ['CUDAExecutionProvider']
+
+    """
+    kind = ort_device_to_string(get_ort_device(device)).partition(":")[0]
+    return [provider for provider, name in _DEVICES.items() if name == kind]
+
+
+def get_ort_device_from_session(sess: Any) -> OrtDevice:
+    """The device that a session runs on.
+
+    Args:
+        sess: a session of ortrain, or one of onnxruntime.
+
+    Raises:
+        TypeError: for what is no session.
+        UnsupportedError: for a session of onnxruntime on another provider, or on a device that it does not say.
+
+    Source: ``onnxcustom.utils.onnxruntime_helper.get_ort_device_from_session``.
+
+    >>> import ortrain
+    >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device_from_session, ort_device_to_string
+    >>> ort_device_to_string(get_ort_device_from_session(ortrain.InferenceSession(model)))
+    'cpu'
+
+    """
+    if isinstance(sess, (InferenceSession, NativeSession)):
+        return get_ort_device("cpu")
+    if not hasattr(sess, "get_providers"):
+        raise TypeError(f"a session has get_providers, which {type(sess).__name__} has not")
+    providers: list[str] = sess.get_providers()
+    if not providers or providers[0] not in _DEVICES:
+        raise UnsupportedError(f"no device is known for the providers {providers} of the session")
+    if providers[0] == _CPU:
+        return get_ort_device("cpu")
+    options = sess.get_provider_options()
+    number = options.get(_CUDA, {}).get("device_id") if options else 0
+    if number is None:
+        raise UnsupportedError(f"the session does not say its device_id among its provider options {options}")
+    return get_ort_device(f"cuda:{number}")
