@@ -31,7 +31,9 @@ def blocks_of(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-WITH_PYTHON = [page for page in PAGES if blocks_of(page)]
+# Pages about other libraries, whose examples run where these are: in `make conform`.
+ELSEWHERE = {"pytorch": "test_torch_bridge.py", "jax": "test_jax_bridge.py"}
+WITH_PYTHON = [page for page in PAGES if blocks_of(page) and page.stem not in ELSEWHERE]
 WITH_MORE = [page for page in WITH_PYTHON if len(blocks_of(page)) > 1]
 
 
@@ -64,6 +66,12 @@ def test_pages_run_as_written(page: Path, tmp_path: Path) -> None:
             assert run(tmp_path, "-m", "ortrain", *arguments), line
         else:
             assert program in ("", "make", "pip", "python", "cargo"), line
+
+
+@pytest.mark.parametrize("page", list(ELSEWHERE))
+def test_pages_about_other_libraries_run_elsewhere(page: str) -> None:
+    assert blocks_of(ROOT / "docs" / f"{page}.md")
+    assert f'"{page}.md"' in (ROOT / "tests" / "conform" / ELSEWHERE[page]).read_text()
 
 
 def test_languages_of_examples() -> None:

@@ -82,7 +82,11 @@ class Estimator(Parameters):
         return self
 
     def build_onnx_function(self) -> None:
-        """Builds the functions that the estimator runs."""
+        """Builds the functions that the estimator runs; constructor and ``set_params`` do it.
+
+        >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
+        >>> OrtGradientOptimizer(model, ["fc2.bias"]).build_onnx_function()
+        """
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -212,7 +212,12 @@ class Learning(Parameters):
         return ""
 
     def build_onnx_function(self, opset: int, device: _ortrain.OrtDevice, third: Any) -> None:
-        """Builds the functions."""
+        """Builds the functions; without them nothing is computed.
+
+        >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
+        >>> from ortrain.gradient.utils.onnxruntime_helper import get_ort_device
+        >>> LearningRateSGD().build_onnx_function(15, get_ort_device("cpu"), 2)
+        """
         raise NotImplementedError(f"{type(self).__name__} has no build_onnx_function")
 
 
