@@ -117,7 +117,19 @@ __all__ = [
 ]
 
 # Training needs none of these. They are imported when they are asked for, so that it starts sooner.
-_MODULES = {"artifacts", "backend", "capi", "compat", "examples", "gradient", "onnxblock", "session"}
+_MODULES = {
+    "artifacts",
+    "backend",
+    "capi",
+    "compat",
+    "examples",
+    "gradient",
+    "jax",
+    "onnxblock",
+    "session",
+    "sklearn",
+    "torch",
+}
 _LATER = {
     "GradientStop": "_inspect",
     "Inspection": "_inspect",

@@ -1,0 +1,626 @@
+"""A model as a function of jax, whose gradients jax takes.
+
+A program in jax can then train an ONNX model, or use one as a part of its own network. The module needs jax; ``import
+ortrain`` does not import it.
+
+>>> import importlib.util
+>>> import ortrain.jax
+>>> if importlib.util.find_spec("jax"):
+...     function = ortrain.jax.as_function(model)
+...     logits = function(function.weights, x)
+...     assert logits.shape == (8, 10)
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ortrain import _ortrain
+from ortrain._bridges import chosen_weights, in_order, kept_source
+from ortrain._inputs import Described
+from ortrain._near import hint
+from ortrain._operators import OperatorLibrary, Source, with_operators
+from ortrain._sources import ModelLike, PathLike
+from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError
+from ortrain.inference import SessionOptions, native_options
+
+try:
+    import jax
+    from jax import numpy as jnp
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] not in ("jax", "jaxlib"):
+        raise
+    jax = jnp = None
+try:
+    from jax.experimental.buffer_callback import buffer_callback
+except ImportError:
+    buffer_callback = None
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Host: TypeAlias = Callable[[Sequence[npt.NDArray[Any]]], Sequence[npt.NDArray[Any]]]
+
+__all__ = ["Function", "as_function"]
+
+# What a tensor is in NumPy, by its type in ONNX. bfloat16 is a type of jax's.
+_DTYPES: dict[str, np.dtype[Any]] = {
+    f"tensor({name})": np.dtype(kind)
+    for name, kind in {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"}.items()
+} | {
+    f"tensor({name})": np.dtype(name) for name in (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+}
+_BFLOAT16 = "tensor(bfloat16)"
+_SETTING = 'jax.config.update("jax_enable_x64", True) at the start of the program'
+_WITHOUT_64_BITS = f"the integers of jax without 64 bits: {_SETTING}"
+# A dropout of a graph as text: its third input says whether elements are dropped.
+_DROPOUT = re.compile(r"^ *(.+?): .* = Dropout\((.*)\)(?: \{.*\})?$", re.MULTILINE)
+
+
+def as_function(
+    model: ModelLike,
+    wrt: str | Iterable[str] | None = None,
+    *,
+    operators: OperatorLibrary | None = None,
+    session_options: SessionOptions | None = None,
+) -> Function:
+    """A model as a function of jax.
+
+    The function takes weights and inputs. ``jax.grad`` differentiates the function by both, and ``jax.jit``,
+    ``jax.vmap`` and ``jax.checkpoint`` take the function as any other. ortrain computes, on the CPU.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``. The model needs no loss.
+        wrt: the weights: names of initializers of floats, or patterns (``"encoder.*"``, as of :mod:`fnmatch`). Other
+            initializers stay constant. ``None``: what :func:`ortrain.artifacts.generate_artifacts` would train.
+            ``[]``: none.
+        operators: operators and gradients of one's own.
+        session_options: threads, bytes, precision.
+
+    Returns:
+        The function.
+
+    Raises:
+        ImportError: where jax is not installed.
+        InvalidArgumentError: for a name or a pattern that fits no initializer, a running statistic, an initializer that
+            no gradient reaches; for a model without weights and without inputs of floats.
+        InvalidModelError: for what is no sound model.
+        UnsupportedError: for operators without a gradient, each with its node; for inputs or outputs that jax does not
+            have, such as strings; for a ``Dropout`` that drops elements, since a function of jax is pure.
+        NoSuchFileError: for a path that leads nowhere.
+        TypeError: for what is no model.
+
+    Source: ``jax.custom_vjp``, ``jax.pure_callback``.
+
+    >>> import importlib.util
+    >>> import ortrain.jax
+    >>> if importlib.util.find_spec("jax"):
+    ...     import jax
+    ...     function = ortrain.jax.as_function(model, wrt=["fc2.*"])
+    ...     gradients = jax.grad(lambda weights: function(weights, x).sum())(function.weights)
+    ...     assert sorted(gradients) == ["fc2.bias", "fc2.weight"]
+    ...     assert (gradients["fc2.bias"] == 8).all()  # each of the eight rows adds the bias once
+    ... else:
+    ...     try:
+    ...         function = ortrain.jax.as_function(model)
+    ...     except ImportError as error:
+    ...         assert "pip install jax" in str(error)
+
+    """
+    _require_jax()
+    return Function(with_operators(kept_source(model), operators), wrt, session_options)
+
+
+def _require_jax() -> None:
+    if jax is None:
+        raise ImportError("ortrain.jax needs jax, which is not installed here: pip install jax", name="jax")
+
+
+class Function:
+    """A model as a function of jax: :func:`as_function` makes it.
+
+    >>> import importlib.util
+    >>> import ortrain.jax
+    >>> if importlib.util.find_spec("jax"):
+    ...     function = ortrain.jax.as_function(model)
+    ...     assert (function.input_names, function.output_names) == (["x"], ["logits"])
+    ...     assert function.weight_names == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    """
+
+    input_names: list[str]
+    """The names of the model's inputs, in the order in which a call takes them."""
+    output_names: list[str]
+    """The names of the model's outputs, in the order in which a call returns them."""
+    weight_names: list[str]
+    """The names of the weights, in the order of the model."""
+
+    def __init__(self, source: Source, wrt: str | Iterable[str] | None, options: SessionOptions | None) -> None:
+        _require_jax()
+        _refuse_random_numbers(source)
+        opened = functools.partial(_opened, options=options)
+        native = opened(source, None, None)
+        names = chosen_weights(source, wrt, native.weight_names())
+        if names != native.weight_names():
+            native = opened(source, names, None)
+        self._source = source
+        self._initial = dict(zip(native.weight_names(), native.initial_weights(), strict=True))
+        self._model = _Model(source, native, opened)
+        self.input_names = [name for name, _, _ in native.inputs()]
+        self.output_names = [name for name, _, _ in native.outputs()]
+        self.weight_names = native.weight_names()
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The weights that the model has: an array of jax by each name.
+
+        A dict is a pytree, which optimizers of jax take. Each access makes new arrays.
+
+        Raises:
+            UnsupportedError: for weights of float64, which jax has only where ``jax_enable_x64`` is set.
+
+        >>> import importlib.util
+        >>> import ortrain.jax
+        >>> if importlib.util.find_spec("jax"):
+        ...     assert ortrain.jax.as_function(model).weights["fc2.bias"].shape == (10,)
+
+        """
+        self._model.check_width()
+        return {name: jnp.asarray(value.array()) for name, value in self._initial.items()}
+
+    def __call__(self, weights: Mapping[str, Any], /, *inputs: Any, **named: Any) -> Any:
+        """The outputs of the model.
+
+        Args:
+            weights: an array for each name of ``weight_names``, of the element type and shape that the weight has in
+                the model.
+            inputs: arrays for the first inputs, in the order of ``input_names``. Floats have the element type of the
+                input. Integers may have a narrower one: jax has int32 for int64 unless ``jax_enable_x64`` is set.
+            named: arrays for the other inputs, by their names.
+
+        Returns:
+            The output; of a model with several outputs a tuple of all. Integers of 64 bits come as 32 bits unless
+            ``jax_enable_x64`` is set.
+
+        Raises:
+            InvalidArgumentError: for a weight or an input that is missing, unknown, given twice, or of another element
+                type or shape than the model's.
+            UnsupportedError: for floats of 64 bits, unless ``jax_enable_x64`` is set; for a gradient of a gradient,
+                where an operator in the gradient has none.
+            TypeError: for weights that are no dict, and for what is no array.
+            jax.errors.JaxRuntimeError, ValueError: for what only the values show (an index that is out of range, say).
+                jax raises them while its program runs; the text ends with ortrain's sentence.
+
+        >>> import importlib.util
+        >>> import ortrain.jax
+        >>> if importlib.util.find_spec("jax"):
+        ...     function = ortrain.jax.as_function(model)
+        ...     weights = function.weights
+        ...     assert (function(weights, x) == function(weights, x=x)).all()
+
+        """
+        self._model.check_width()
+        fitting_weights = self._weights(weights)
+        sizes: dict[str, tuple[int, str]] = {}
+        fitting_inputs = [
+            _fitting("input", described, value, sizes)
+            for described, value in zip(self._model.inputs, in_order(self.input_names, inputs, named), strict=True)
+        ]
+        outputs = self._model.call(*fitting_inputs, *fitting_weights)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def to_onnx(self, weights: Mapping[str, Any], path: PathLike | None = None) -> bytes:
+        """The model with these weights: everything else of the model stays as it was.
+
+        Args:
+            weights: as in a call.
+            path: where the model is written, too; ``None``: nowhere.
+
+        Returns:
+            The bytes of the model. External data is taken in.
+
+        Raises:
+            InvalidArgumentError: as in a call.
+            TypeError: as in a call.
+            NoSuchFileError: for a path in a folder that is not there.
+
+        >>> import importlib.util
+        >>> import ortrain.jax
+        >>> if importlib.util.find_spec("jax"):
+        ...     function = ortrain.jax.as_function(model)
+        ...     weights = {name: 0 * value for name, value in function.weights.items()}
+        ...     content = function.to_onnx(weights, "zeros.onnx")
+        ...     (logits,) = ortrain.InferenceSession("zeros.onnx").run(None, {"x": x})
+        ...     assert (logits == 0).all()
+
+        """
+        arrays = [_ortrain.OrtValue.from_numpy(np.asarray(value)) for value in self._weights(weights)]
+        model = _ortrain.with_initializers(self._source, list(zip(self.weight_names, arrays, strict=True)))
+        if path is not None:
+            try:
+                with open(path, "wb") as file:  # noqa: PTH123  (pathlib would be all that it is imported for)
+                    file.write(model)
+            except FileNotFoundError as error:
+                raise NoSuchFileError(f"the folder of {path} is not there") from error
+        return model
+
+    def _weights(self, weights: Mapping[str, Any]) -> list[Any]:
+        """The weights of a call, one for each name."""
+        if not isinstance(weights, Mapping):
+            raise TypeError(
+                f"the weights are a dict of arrays by their names, as in .weights, not {type(weights).__name__}; they "
+                "are the first argument, before the inputs"
+            )
+        names = self.weight_names
+        for name in weights:
+            if name not in names:
+                raise InvalidArgumentError(f"there is no weight {name!r}{hint(name, names)}")
+        missing = [name for name in names if name not in weights]
+        if missing:
+            raise InvalidArgumentError(f"weights are missing: {', '.join(missing)}")
+        described = self._model.values[len(self.input_names) :]
+        return [_fitting("weight", weight, weights[weight[0]], {}) for weight in described]
+
+    def __repr__(self) -> str:
+        inputs, outputs = ", ".join(self.input_names), ", ".join(self.output_names)
+        return f"<ortrain.jax.Function ({inputs}) -> ({outputs}) of {len(self.weight_names)} weights>"
+
+
+def _opened(
+    source: Source, weights: list[str] | None, inputs: list[str] | None, *, options: SessionOptions | None
+) -> _ortrain.ForwardBackward:
+    """The passes of a model."""
+    settings = native_options(options)
+    return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, device="cpu", **settings)
+
+
+# What opens the passes of a model: its source, its weights, and the inputs whose gradients are wanted.
+_Open: TypeAlias = Callable[[Source, "list[str] | None", "list[str] | None"], _ortrain.ForwardBackward]
+
+
+def _refuse_random_numbers(source: Source) -> None:
+    """A function of jax gives the same result for the same values: jax may call it again, or not at all."""
+    text = _ortrain.dump(source, "graph", {})
+    for found in _DROPOUT.finditer(text):
+        output, inputs = found[1], found[2].split(", ")
+        mode = inputs[2] if len(inputs) > 2 else ""
+        if mode and not re.search(rf"^ *constant {re.escape(mode)}: bool\[[^\]]*\] = \[0\.0\]", text, re.MULTILINE):
+            raise UnsupportedError(
+                f'the Dropout that makes "{output}" may drop elements, but a function of jax has to be pure; set its '
+                "training_mode to false in the model, and drop elements in jax"
+            )
+
+
+def _dtype_of(described: Described) -> np.dtype[Any]:
+    """The element type of a value of the model."""
+    name, kind, _ = described
+    if kind == _BFLOAT16:
+        bfloat16: np.dtype[Any] = np.dtype(jnp.bfloat16)
+        return bfloat16
+    if kind not in _DTYPES:
+        raise UnsupportedError(f'"{name}" is {kind}, which jax does not have')
+    return _DTYPES[kind]
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The element type that jax has for one: of integers of 64 bits it has 32 unless ``jax_enable_x64`` is set."""
+    if dtype.kind in "iu" and dtype.itemsize == 8 and not jax.config.jax_enable_x64:
+        return np.dtype(f"{dtype.kind}4")
+    return dtype
+
+
+def _is_kept(value: npt.NDArray[Any] | np.generic) -> bool:
+    """Whether jax has all numbers of an array: it would wrap integers without a word."""
+    dtype = _in_jax(value.dtype)
+    return dtype == value.dtype or bool((value.astype(dtype) == value).all())
+
+
+def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple[int, str]]) -> Any:
+    """A value as an array of jax, if it is what the model wants. ``sizes`` has the names of axes that are known."""
+    name, _, shape = described
+    wanted = _dtype_of(described)
+    if isinstance(value, (np.ndarray, np.generic)) and not _is_kept(value):
+        raise InvalidArgumentError(
+            f'{what} "{name}" has values that {_in_jax(value.dtype)} does not hold, {_WITHOUT_64_BITS}'
+        )
+    try:
+        array = jnp.asarray(value)
+        given = np.dtype(array.dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f'{what} "{name}" should be an array, not {type(value).__name__} ({error})') from error
+    if given != wanted and getattr(array, "weak_type", False) and _is_float(given) and _is_float(wanted):
+        # A number of Python has no type of its own.
+        array = array.astype(wanted)
+    elif given != wanted and not (given.kind in "iu" and wanted.kind in "iu" and np.can_cast(given, wanted)):
+        advice = f"the element types differ; give it as .astype(jnp.{_in_jax(wanted)})"
+        raise InvalidArgumentError(_mismatch(what, described, array) + advice)
+    if array.ndim != len(shape):
+        raise InvalidArgumentError(_mismatch(what, described, array) + "the numbers of axes differ")
+    for axis, (there, size) in enumerate(zip(array.shape, shape, strict=True)):
+        expected, whose = sizes.setdefault(size, (there, name)) if isinstance(size, str) else (size, name)
+        if expected is not None and there != expected:
+            found = f'axis {axis} is {there}, but "{size}" is {expected} in {what} "{whose}"'
+            same = f"axis {axis} is {there}, not {expected}"
+            raise InvalidArgumentError(_mismatch(what, described, array) + (found if whose != name else same))
+    return array
+
+
+def _mismatch(what: str, described: Described, array: Any) -> str:
+    name, _, shape = described
+    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    there = ", ".join(map(str, array.shape))
+    return f'{what} "{name}" should be {_dtype_of(described)}[{sizes}], but {array.dtype}[{there}] was given: '
+
+
+class _Model:
+    """A model whose inputs and weights are the values of a function, which :attr:`call` computes in jax."""
+
+    def __init__(
+        self, source: Source, native: _ortrain.ForwardBackward, opened: _Open, *, of_gradients: bool = False
+    ) -> None:
+        self._source, self._native, self._opened, self._of_gradients = source, native, opened, of_gradients
+        self._weights = native.weight_names()
+        self.inputs = native.inputs()
+        initial = native.initial_weights()
+        self.values: list[Described] = self.inputs + [
+            (name, weight.data_type(), list(weight.shape()))
+            for name, weight in zip(self._weights, initial, strict=True)
+        ]
+        self.outputs = native.outputs()
+        for described in [*self.values, *self.outputs]:
+            _dtype_of(described)
+        self._differentiable = {*native.differentiable_inputs(), *self._weights}
+        self._pullbacks: dict[tuple[str, ...], _Pullback] = {}
+        self._types: dict[tuple[tuple[int, ...], ...], list[tuple[int, ...]]] = {}
+        names = tuple(name for name, _, _ in self.outputs)
+        self.call = _differentiable(_Callback(names, self._evaluated, self.types_of), lambda: (self, names))
+
+    def check_width(self) -> None:
+        """Whether jax has the element types of the model."""
+        if jax.config.jax_enable_x64:
+            return
+        for described in [*self.values, *self.outputs]:
+            if _dtype_of(described) == np.float64:
+                raise UnsupportedError(
+                    f'"{described[0]}" is float64, which jax does not have without 64 bits: {_SETTING}'
+                )
+
+    def natives(self, values: Sequence[npt.NDArray[Any]]) -> tuple[list[Any], list[Any]]:
+        """Inputs and weights as the core takes them."""
+        natives = [_native(value, described) for value, described in zip(values, self.values, strict=True)]
+        return natives[: len(self.inputs)], natives[len(self.inputs) :]
+
+    def _evaluated(self, values: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        return [value.numpy() for value in self._native.evaluate(*self.natives(values))]
+
+    def types_of(self, values: Sequence[Any]) -> list[Any]:
+        """What the outputs are for these values, whose shapes alone are looked at."""
+        shapes = tuple(tuple(value.shape) for value in values)
+        found = self._types.get(shapes)
+        if found is None:
+            found = self._types[shapes] = self._declared(shapes) or self._tried(shapes)
+        return [
+            jax.ShapeDtypeStruct(shape, _in_jax(_dtype_of(described)))
+            for shape, described in zip(found, self.outputs, strict=True)
+        ]
+
+    def _declared(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
+        """The shapes of the outputs, if names of axes say them."""
+        sizes: dict[int | str | None, int] = {}
+        for shape, (_, _, axes) in zip(shapes, self.values, strict=True):
+            sizes.update((axis, size) for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str))
+        known = [[size if isinstance(size, int) else sizes.get(size) for size in axes] for _, _, axes in self.outputs]
+        found = [tuple(size for size in shape if size is not None) for shape in known]
+        return found if [len(shape) for shape in found] == [len(shape) for shape in known] else None
+
+    def _tried(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The shapes that the outputs have on zeros."""
+        zeros = [np.zeros(shape, _dtype_of(described)) for shape, described in zip(shapes, self.values, strict=True)]
+        try:
+            found = [value.shape for value in self._evaluated(zeros)]
+        except OrtrainError as error:
+            names = ", ".join(name for name, _, _ in self.outputs)
+            raise type(error)(
+                f"jax needs the shapes of {names} before it runs; the model does not declare them by names of axes of "
+                f"its inputs, and does not run on zeros: {error}"
+            ) from error
+        # jax drops what computes no elements: nobody would see that there are some.
+        for shape, (name, _, _) in zip(found, self.outputs, strict=True):
+            if 0 in shape and not any(0 in given for given in shapes):
+                raise UnsupportedError(
+                    f'"{name}" is empty, {list(shape)}, where the inputs are zeros; the shape of a result in jax '
+                    "cannot depend on values"
+                )
+        return found
+
+    def pullback(self, moved: Sequence[bool]) -> _Pullback | None:
+        """What gives the gradients of those values that are moved, if any has one."""
+        names = (name for (name, _, _), wanted in zip(self.values, moved, strict=True) if wanted)
+        wanted = tuple(name for name in names if name in self._differentiable)
+        if wanted and wanted not in self._pullbacks:
+            self._pullbacks.setdefault(wanted, self._made(wanted))
+        return self._pullbacks.get(wanted)
+
+    def _made(self, wanted: tuple[str, ...]) -> _Pullback:
+        inputs = [name for name, _, _ in self.inputs if name in wanted]
+        if len(wanted) == len(inputs) + len(self._weights):
+            return _Pullback(self, self._opened(self._source, self._weights, inputs))
+        # Some of the weights are constant for jax: all weights are inputs here.
+        plain = self._native.evaluation_model()
+        model = _Model(plain, self._opened(plain, [], None), self._opened)
+        return _Pullback(model, self._opened(plain, [], list(wanted)))
+
+    def derivative(self, of: list[str], wanted: list[str]) -> tuple[_Model, tuple[str, ...]]:
+        """The model of the gradients of ``of``, which are further inputs, and the names of its gradients."""
+        if self._of_gradients:
+            raise UnsupportedError(
+                "there is no third gradient: ortrain has gradients of gradients, and no gradients of those"
+            )
+        try:
+            source = _ortrain.vjp(self._native.evaluation_model(), of, wanted, True)
+            model = _Model(source, self._opened(source, [], None), self._opened, of_gradients=True)
+        except OrtrainError as error:
+            raise UnsupportedError(f"there is no gradient of this gradient: {error}") from error
+        # They come behind the other outputs, sorted by the names of their values.
+        added = [name for name, _, _ in model.outputs][len(self.outputs) :]
+        names = dict(zip(sorted(wanted), added, strict=True))
+        return model, tuple(names[name] for name in wanted)
+
+
+class _Pullback:
+    """The gradients of some values of a model, from those of its outputs; :attr:`call` computes them in jax."""
+
+    def __init__(self, model: _Model, native: _ortrain.ForwardBackward) -> None:
+        self.model, self._native = model, native
+        self.of = native.differentiable_outputs()
+        self.wanted = [*native.differentiable_inputs(), *native.weight_names()]
+        self._count = len(model.values)
+        self._kinds = {name: kind for name, kind, _ in model.outputs}
+        places = {name: at for at, (name, _, _) in enumerate(model.values)}
+        self._places = [places[name] for name in self.wanted]
+        callback = _Callback(native.gradient_names(), self._pulled, self._types_of)
+        self.call = _differentiable(callback, lambda: self._derivative)
+
+    @functools.cached_property
+    def _derivative(self) -> tuple[_Model, tuple[str, ...]]:
+        return self.model.derivative(self.of, self.wanted)
+
+    def _types_of(self, values: Sequence[Any]) -> list[Any]:
+        return [jax.ShapeDtypeStruct(values[at].shape, values[at].dtype) for at in self._places]
+
+    def _pulled(self, values: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Both passes: jax may call this again, or in another order than the evaluation."""
+        inputs, weights = self.model.natives(values[: self._count])
+        seeds = [
+            _native(seed, (name, self._kinds[name], []))
+            for seed, name in zip(values[self._count :], self.of, strict=True)
+        ]
+        live, _ = self._native.forward(inputs, weights)
+        return [value.numpy() for value in self._native.backward(live, seeds, None)]
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The backward pass of a function of jax, by the outputs of the model that are its results."""
+
+    pullback: _Pullback | None
+    names: tuple[str, ...]
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        *values, cotangents = arguments
+        if self.pullback is None:
+            return (None,) * len(values)
+        model = self.pullback.model
+        given = dict(zip(self.names, cotangents, strict=True))
+        types = dict(zip([name for name, _, _ in model.outputs], model.types_of(values), strict=True))
+        seeds = [_seed(given.get(name), types[name]) for name in self.pullback.of]
+        gradients = dict(zip(self.pullback.wanted, self.pullback.call(*values, *seeds), strict=True))
+        return tuple(gradients.get(name) for name, _, _ in model.values)
+
+
+def _seed(cotangent: Any, described: Any) -> Any:
+    """The gradient of an output: zeros, where jax has none."""
+    if cotangent is None or isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+        return jnp.zeros(described.shape, described.dtype)
+    return cotangent
+
+
+def _differentiable(run: Callable[..., Any], model_of: Callable[[], tuple[_Model, tuple[str, ...]]]) -> Any:
+    """A function of jax whose gradients are those of a model, and the outputs of the model that are its results.
+
+    The model is asked for when jax differentiates, which may be never.
+    """
+
+    def call(*values: Any) -> Any:
+        return run(*values)
+
+    def forward(*primals: Any) -> Any:
+        values = [primal.value for primal in primals]
+        model, names = model_of()
+        pullback = model.pullback([primal.perturbed for primal in primals])
+        # What jax keeps until the backward pass: the values, and a constant that says what becomes of them.
+        return differentiable(*values), jax.tree_util.Partial(_Backward(pullback, names), *values)
+
+    def backward(pull: Any, cotangents: Any) -> Any:
+        return pull(cotangents)
+
+    differentiable = jax.custom_vjp(call)
+    differentiable.defvjp(forward, backward, symbolic_zeros=True)
+    return differentiable
+
+
+class _Callback:
+    """A function of NumPy's arrays as a function of jax, which has no gradient. ``names`` are those of the results."""
+
+    def __init__(self, names: Sequence[str], host: Host, types_of: Callable[[Sequence[Any]], list[Any]]) -> None:
+        self._names, self._host, self._types_of = names, host, types_of
+        self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        types = tuple(self._types_of(values))
+        # jax compiles a function of Python once, and knows it by its identity.
+        key = tuple((kind.shape, kind.dtype) for kind in types)
+        if key not in self._made:
+            self._made.setdefault(key, _called(self._names, self._host, types))
+        return tuple(self._made[key](*values))
+
+
+def _called(names: Sequence[str], host: Host, types: tuple[Any, ...]) -> Callable[..., Any]:
+    """A function of jax that calls one of NumPy's arrays."""
+
+    def checked(values: Sequence[Any]) -> list[npt.NDArray[Any]]:
+        # Nothing of jax is called in here: it might wait for the thread that waits for this.
+        found = host([np.asarray(value) for value in values])
+        return [_as_promised(*result) for result in zip(names, found, types, strict=True)]
+
+    def returned(*values: Any) -> tuple[npt.NDArray[Any], ...]:
+        return tuple(checked(values))
+
+    def filled(_: Any, rooms: Sequence[Any], *values: Any) -> None:
+        for room, value in zip(rooms, checked(values), strict=True):
+            np.asarray(room)[...] = value
+
+    def anywhere(*values: Any) -> Any:
+        return jax.pure_callback(returned, types, *values, vmap_method="sequential")
+
+    def on_the_cpu(*values: Any) -> Any:
+        return buffer_callback(filled, types, vmap_method="sequential")(*values)
+
+    if buffer_callback is None:
+        return anywhere
+
+    def anywhere_or_on_the_cpu(*values: Any) -> Any:
+        # A pure_callback on the CPU copies what is large by the threads that run the callbacks: where all of them wait
+        # for such a copy none is left to make it. A buffer_callback copies nothing.
+        return jax.lax.platform_dependent(*values, cpu=on_the_cpu, default=anywhere)
+
+    return anywhere_or_on_the_cpu
+
+
+def _as_promised(name: str, value: npt.NDArray[Any], promised: Any) -> npt.NDArray[Any]:
+    """A result, if it is what jax was told."""
+    if value.shape != promised.shape:
+        raise UnsupportedError(
+            f'"{name}" has the shape {list(value.shape)}, but the shapes of the inputs promise {list(promised.shape)}; '
+            "the shape of a result in jax cannot depend on values"
+        )
+    cast = value.astype(promised.dtype, copy=False)
+    if value.dtype.kind in "iu" and (cast != value).any():
+        raise UnsupportedError(f'"{name}" has values that {promised.dtype} does not hold, {_WITHOUT_64_BITS}')
+    return cast
+
+
+def _native(value: npt.NDArray[Any], described: Described) -> _ortrain.OrtValue:
+    """A value where it lies, in the element type of the model."""
+    array = value.astype(_dtype_of(described), copy=False)
+    device = _ortrain.OrtDevice(_ortrain.OrtDevice.cpu(), _ortrain.OrtDevice.default_memory(), 0)
+    return _ortrain.OrtValue.ortvalue_from_numpy(array if array.flags.aligned else array.copy(), device)

@@ -1,0 +1,174 @@
+"""What an estimator is given, checked and brought into the form that its model takes."""
+
+# ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+import sklearn
+from sklearn.base import BaseEstimator
+
+from ortrain import artifacts
+from ortrain._near import hint
+from ortrain.errors import InvalidArgumentError
+from ortrain.sklearn._graphs import Array, Input
+
+try:
+    from sklearn.utils.validation import validate_data
+except ImportError:  # scikit-learn before 1.6, where it is a method
+
+    def validate_data(estimator: Any, /, X: Any, **given: Any) -> Any:
+        return estimator._validate_data(X, **given)
+
+
+# The argument has another name from 1.6 on.
+_FINITE = "ensure_all_finite" if tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 6) else "force_all_finite"
+_ROWS_IN_MESSAGES = 5
+
+
+def validated(estimator: BaseEstimator, X: Any, *, allow_nan: bool, **given: Any) -> Any:
+    """X, or X and y, as scikit-learn checks them; further axes of X are allowed, as images have them."""
+    return validate_data(estimator, X, allow_nd=True, **{_FINITE: "allow-nan" if allow_nan else True}, **given)
+
+
+def rows_of(X: Array, wanted: Input) -> Array:
+    """The rows in the element type and the shape that the model takes."""
+    given = X.shape[1:]
+    row = wanted.row
+    if row is None or _fits(given, row):
+        shape = given
+    else:
+        count = math.prod(given)
+        known = math.prod(size for size in row if size is not None)
+        unknown = row.count(None)
+        fits = unknown <= 1 and len(given) == 1 and known > 0 and count % known == 0 and (unknown or count == known)
+        if not fits:
+            names = ", ".join("?" if size is None else str(size) for size in row)
+            raise InvalidArgumentError(
+                f'a row of X has the shape {list(given)}, but a row of the input "{wanted.name}" of the model has '
+                f"[{names}]; X has rows of that shape, or of as many features side by side"
+            )
+        shape = tuple(count // known if size is None else size for size in row)
+    return np.ascontiguousarray(_converted(X, wanted).reshape(len(X), *shape))
+
+
+def _fits(given: tuple[int, ...], row: tuple[int | None, ...]) -> bool:
+    return len(row) == len(given) and all(size in (None, there) for size, there in zip(row, given, strict=True))
+
+
+def _converted(X: Array, wanted: Input) -> Array:
+    """X in the element type of the input; what would change a value is refused."""
+    if X.dtype == wanted.dtype:
+        return X
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = X.astype(wanted.dtype)
+    if wanted.dtype.kind == "f":
+        lost = np.isinf(converted) & np.isfinite(X)
+        what = f"is too large for {wanted.dtype}"
+    else:
+        lost = converted != X
+        what = f"is no {wanted.dtype}"
+    if lost.any():
+        at = tuple(int(index) for index in np.argwhere(lost)[0])
+        raise InvalidArgumentError(
+            f'X has {X[at]} at {list(at)}, which {what}, the element type of the input "{wanted.name}" of the model'
+        )
+    return converted
+
+
+def weights_of(sample_weight: Any, count: int) -> Array:
+    """A weight for each row."""
+    if sample_weight is None:
+        return np.ones(count)
+    try:
+        weights = np.asarray(sample_weight, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"sample_weight is an array of numbers, one for each row: {error}") from error
+    if weights.ndim == 0:
+        weights = np.full(count, float(weights))
+    if weights.shape != (count,):
+        raise InvalidArgumentError(
+            f"sample_weight has the shape {list(weights.shape)}, but X has {count} rows, each with one weight"
+        )
+    for wrong, what in ((~np.isfinite(weights), "a finite number"), (weights < 0, "at least 0")):
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            raise InvalidArgumentError(f"the sample_weight of row {at} is {weights[at]}; each weight is {what}")
+    if not weights.any():
+        raise InvalidArgumentError("every sample_weight is zero: no row is left to learn from")
+    return weights
+
+
+def positions_of(y: Array, classes: Array) -> Array:
+    """The position of each label among the sorted classes."""
+    positions = np.searchsorted(classes, y).clip(0, len(classes) - 1)
+    unseen = np.unique(y[classes[positions] != y])
+    if len(unseen):
+        more = ", ..." if len(unseen) > _ROWS_IN_MESSAGES else ""
+        raise InvalidArgumentError(
+            f"y has the label{'' if len(unseen) == 1 else 's'} {listed(unseen)}{more}, which "
+            f"{'is' if len(unseen) == 1 else 'are'} none of the classes {listed(classes)}"
+        )
+    return positions
+
+
+def listed(values: Array) -> str:
+    """The first values, for a sentence."""
+    shown = ", ".join(repr(value) for value in values[:_ROWS_IN_MESSAGES].tolist())
+    return shown + (f", ... ({len(values)} of them)" if len(values) > _ROWS_IN_MESSAGES else "")
+
+
+def _number(name: str, value: Any, fits: bool, range_: str) -> None:
+    if not fits:
+        raise InvalidArgumentError(f"{name} is {range_}, not {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def check_parameters(estimator: Any) -> None:
+    """The numbers among the parameters of the constructor."""
+    largest = float(np.finfo(np.float32).max)
+    rate = estimator.learning_rate
+    _number("learning_rate", rate, _is_number(rate) and 0 < rate <= largest, "a positive float32")
+    for name in ("max_iter", "n_iter_no_change"):
+        value = getattr(estimator, name)
+        _number(name, value, _is_count(value), "a whole number from 1 on")
+    size = estimator.batch_size
+    _number("batch_size", size, size is None or _is_count(size), "a whole number from 1 on, or None for all rows")
+    part = estimator.validation_fraction
+    _number("validation_fraction", part, _is_number(part) and 0 < part < 1, "a number between 0 and 1")
+    tol = estimator.tol
+    _number("tol", tol, _is_number(tol) and tol >= 0, "a number from 0 on")
+    if estimator.on_epoch is not None and not callable(estimator.on_epoch):
+        raise InvalidArgumentError(f"on_epoch is a callable or None, not {estimator.on_epoch!r}")
+
+
+def optimizer_of(optimizer: Any, weight_decay: Any) -> artifacts.OptimType | artifacts.AdamW | artifacts.SGD:
+    """The optimizer that two parameters of the constructor say."""
+    _number("weight_decay", weight_decay, _is_number(weight_decay) and weight_decay >= 0, "a number from 0 on")
+    if optimizer == "adamw":
+        return artifacts.AdamW(weight_decay=float(weight_decay))
+    names = {"sgd": artifacts.OptimType.SGD}
+    known = isinstance(optimizer, (artifacts.OptimType, artifacts.AdamW, artifacts.SGD))
+    if not known and (not isinstance(optimizer, str) or optimizer not in names):
+        raise InvalidArgumentError(
+            "optimizer is 'adamw', 'sgd', an artifacts.AdamW or an artifacts.SGD, "
+            f"not {optimizer!r}{hint(optimizer, ['adamw', 'sgd'])}"
+        )
+    if weight_decay:
+        raise InvalidArgumentError(
+            f"weight_decay={weight_decay!r} is a setting of optimizer='adamw'; it has no effect on {optimizer!r}. "
+            "An artifacts.AdamW has a weight_decay of its own"
+        )
+    found: artifacts.OptimType | artifacts.AdamW | artifacts.SGD = optimizer if known else names[optimizer]
+    return found

@@ -1,0 +1,281 @@
+"""A classifier around an ONNX model."""
+
+# ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.multiclass import check_classification_targets
+
+from ortrain import artifacts
+from ortrain._sources import ModelLike
+from ortrain.errors import InvalidArgumentError
+from ortrain.sklearn import _checks
+from ortrain.sklearn._estimator import OnnxEstimator, OptimizerLike, Targets
+from ortrain.sklearn._graphs import Array, ModelBuilder
+from ortrain.sklearn._networks import Network, Selection
+
+
+class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
+    """A classifier that trains an ONNX model.
+
+    The loss is put on logits. They are the output of the model; or what lies before the softmax, the logarithm of it or
+    the sigmoid that the model ends in; or what the probabilities of a classifier of scikit-learn are made of. Two
+    columns and more have a softmax: the loss is cross-entropy. One column is the logit of the second of two classes,
+    the sigmoid of which is its probability: the loss is binary cross-entropy.
+
+    Args:
+        model: an ONNX model with one input, whose first axis is the batch, and a column for each class: a path, bytes,
+            an ``onnx.ModelProto``; or a callable ``(n_features, n_classes)`` that makes one for the data at hand.
+        classes: the label of each column of the model. ``None`` for the sorted labels of ``y``, all of which have to be
+            there then.
+        output: the value that is the output of the model for this purpose; ``None`` for its first output, or for
+            the probabilities behind it where that is a label.
+        loss: ``"cross_entropy"``, ``"binary_cross_entropy"``, their members of :class:`ortrain.LossType`, or ``"auto"``
+            for what fits the output.
+        optimizer: ``"adamw"``, ``"sgd"``, or an :class:`ortrain.artifacts.AdamW` or :class:`ortrain.artifacts.SGD` with
+            settings.
+        learning_rate: the rate of each step.
+        weight_decay: that of ``"adamw"``.
+        batch_size: how many rows a step takes; the last batch of a pass may be smaller. ``None`` for all rows at once.
+        max_iter: the most passes of a ``fit``.
+        shuffle: whether each pass has the rows in another order.
+        random_state: what orders, held back rows and the masks of a Dropout are drawn with. The same number gives the
+            same bits.
+        early_stopping: whether some rows are held back, and training ends where the score on these, their accuracy,
+            gets no better; the weights are then those of the best score. Otherwise training ends where the loss gets no
+            better.
+        validation_fraction: the share of the rows that is held back, of each class alike.
+        n_iter_no_change: after how many passes in a row without a gain training ends.
+        tol: how much is a gain, in score or loss.
+        warm_start: whether ``fit`` starts from the weights that were learned before.
+        train: ``"all"`` that :func:`ortrain.inspect` calls trained; a number of layers from the end; or names, patterns
+            or a callable, as ``requires_grad`` of :func:`ortrain.artifacts.generate_artifacts`.
+        allow_nan: whether X may have NaN, for models that put something in their place.
+        on_epoch: called with the estimator after each pass of a ``fit``, to look at ``loss_curve_`` or to save
+            something; training ends where it returns ``True``.
+        num_threads: threads that the process takes; ``None`` leaves the number as it is.
+
+    Attributes: ``classes_``, sorted; ``n_features_in_``; ``feature_names_in_`` if X has names; ``n_iter_``, passes;
+    ``loss_curve_``, the mean loss of each pass; ``validation_scores_`` and ``best_validation_score_``, ``None`` without
+    early stopping.
+
+    Source: estimators of scikit-learn (``sklearn.neural_network.MLPClassifier``), with an ONNX model as a parameter.
+
+    >>> import ortrain
+    >>> from ortrain.sklearn import OnnxClassifier
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> classifier = OnnxClassifier(ortrain.examples.perceptron(), classes=range(10), learning_rate=0.01)
+    >>> pipeline = make_pipeline(StandardScaler(), classifier).fit(x, labels)
+    >>> pipeline.score(x, labels)
+    1.0
+
+    """
+
+    _classifies = True
+    _losses = {  # noqa: RUF012
+        "cross_entropy": artifacts.LossType.CrossEntropyLoss,
+        "binary_cross_entropy": artifacts.LossType.BCEWithLogitsLoss,
+    }
+
+    def __init__(
+        self,
+        model: ModelLike | ModelBuilder,
+        *,
+        classes: Sequence[Any] | npt.NDArray[Any] | None = None,
+        output: str | None = None,
+        loss: str | artifacts.LossType = "auto",
+        optimizer: OptimizerLike = "adamw",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        batch_size: int | None = 32,
+        max_iter: int = 100,
+        shuffle: bool = True,
+        random_state: int | np.random.RandomState | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        train: Selection = "all",
+        allow_nan: bool = False,
+        on_epoch: Callable[[Any], bool | None] | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            output=output,
+            loss=loss,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            shuffle=shuffle,
+            random_state=random_state,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            tol=tol,
+            warm_start=warm_start,
+            train=train,
+            allow_nan=allow_nan,
+            on_epoch=on_epoch,
+            num_threads=num_threads,
+        )
+        self.classes = classes
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any = None,
+        sample_weight: Any = None,
+    ) -> OnnxClassifier:
+        """Train for one pass over these rows, from the weights there are. The optimizer goes on where it was.
+
+        Args:
+            X: as of :meth:`fit`, with the features of the first call.
+            y: a label for each row; those of a batch need not be all.
+            classes: all labels that there will be. The first call needs them, unless the constructor or
+                :meth:`from_estimator` has them.
+            sample_weight: as of :meth:`fit`; what the weights are divided by is the mean of those of this call.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: as of :meth:`fit`; without classes at first, for other classes later, for a label that is none
+                of them, and with ``early_stopping``.
+            ConvergenceError: as of :meth:`fit`.
+
+        >>> from ortrain.sklearn import OnnxClassifier
+        >>> classifier = OnnxClassifier(ortrain.examples.perceptron())
+        >>> for _ in range(3):
+        ...     _ = classifier.partial_fit(x, labels, classes=range(10))
+        >>> classifier.n_iter_
+        3
+
+        """
+        known = self.__sklearn_is_fitted__()
+        if classes is None:
+            if self.classes is None and not known:
+                raise InvalidArgumentError(
+                    "classes are needed at the first call of partial_fit: a batch need not have every label"
+                )
+            return self._fitted_partially(X, y, sample_weight)
+        given, order = _sorted_classes(classes)
+        if known or self.classes is not None:
+            there, order = (self.classes_, order) if known else _sorted_classes(self.classes)
+            if not np.array_equal(given, there):
+                raise InvalidArgumentError(
+                    f"classes are {_checks.listed(given)} here, but {_checks.listed(there)} "
+                    + ("before" if known else "in the constructor")
+                )
+        else:
+            # As for scikit-learn, where the order of these means nothing.
+            order = np.arange(len(given))
+        return self._fitted_partially(X, y, sample_weight, _targets(given, order))
+
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
+        rows, labels = _checks.validated(self, X, y=y, allow_nan=self.allow_nan, reset=reset)
+        check_classification_targets(labels)
+        return rows, labels
+
+    def _seen(self, y: Array) -> Targets:
+        if self.classes is not None:
+            return _targets(*_sorted_classes(self.classes))
+        found = np.unique(y)
+        if len(found) < 2:
+            raise InvalidArgumentError(
+                f"y has one class alone, {_checks.listed(found)}; a classifier learns to tell two classes or more "
+                "apart (classes names those that y does not have)"
+            )
+        return _targets(found, np.arange(len(found)))
+
+    def _kept(self) -> Targets:
+        return _targets(self.classes_, self._column_of)
+
+    def _check_columns(self, network: Network, seen: Targets) -> None:
+        if max(network.columns, 2) != seen.outputs:
+            raise InvalidArgumentError(
+                f"there are {seen.outputs} classes, {_checks.listed(seen.attributes['classes_'])}, but the output "
+                f'"{network.shown}" has the shape {network.shape}; name the class of each column by classes, or give '
+                f"the model another head: artifacts.replace_head(model, {seen.outputs})"
+            )
+
+    def _loss(self, network: Network) -> str:
+        loss = super()._loss(network)
+        fits = {"cross_entropy": network.columns > 1, "binary_cross_entropy": network.columns == 1}
+        if self.loss != "auto" and not fits[loss]:
+            wants, other = (
+                ("a column for each class", "binary_cross_entropy")
+                if loss == "cross_entropy"
+                else ("one column, the logit of the second class", "cross_entropy")
+            )
+            raise InvalidArgumentError(
+                f'loss={loss!r} takes {wants}, but the output "{network.shown}" has the shape {network.shape}, '
+                f"for which there is {other!r}"
+            )
+        return loss
+
+    def _targets(self, y: Array) -> Array:
+        return np.asarray(self._column_of[_checks.positions_of(y, self.classes_)], np.int64)[:, None]
+
+    def _usual(self, targets: Array) -> float:
+        return math.log(len(self.classes_))
+
+    def _decided(self, scores: Array) -> Array:
+        found: Array = self.classes_[scores[:, self._column_of].argmax(axis=1)]
+        return found
+
+    def _scored(self, y: Array, predicted: Array, weights: Array) -> float:
+        return float(accuracy_score(y, predicted, sample_weight=weights))
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of each class for each row, in the order of ``classes_``: floats of the type of the scores.
+
+        They are the softmax of the logits that the loss was put on; of one logit, its sigmoid for the second class.
+
+        Args:
+            X: as of :meth:`fit`.
+
+        Raises:
+            NotFittedError: of scikit-learn, before :meth:`fit`.
+            ValueError: for data that scikit-learn refuses, and for another number of features.
+
+        >>> from ortrain.sklearn import OnnxClassifier
+        >>> classifier = OnnxClassifier(ortrain.examples.perceptron(), classes=range(10), max_iter=1).fit(x, labels)
+        >>> probabilities = classifier.predict_proba(x)
+        >>> probabilities.shape, np.allclose(probabilities.sum(axis=1), 1)
+        ((8, 10), True)
+
+        """
+        return np.ascontiguousarray(self._predictions(X)[1][:, self._column_of])
+
+    @classmethod
+    def _of_fitted(cls, fitted: Any) -> dict[str, Any]:
+        return super()._of_fitted(fitted) | {"classes": np.asarray(fitted.classes_)}
+
+
+def _targets(classes: Array, order: Array) -> Targets:
+    return Targets(len(classes), {"classes_": classes, "_column_of": order})
+
+
+def _sorted_classes(classes: Any) -> tuple[Array, Array]:
+    """Labels, sorted, and for each the column of the model that stands for it."""
+    labels = np.asarray(list(classes))
+    if labels.ndim != 1 or len(labels) < 2:
+        raise InvalidArgumentError(f"classes are two labels or more, not {classes!r}")
+    found, order = np.unique(labels, return_index=True)
+    if len(found) != len(labels):
+        raise InvalidArgumentError(f"each class is there once, but classes are {_checks.listed(labels)}")
+    return found, order

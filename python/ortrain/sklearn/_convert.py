@@ -1,0 +1,175 @@
+"""What scikit-learn has fitted as an ONNX model, and where its loss is put."""
+
+# ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, helper
+from sklearn.pipeline import Pipeline
+
+from ortrain.errors import InvalidArgumentError, UnsupportedError
+from ortrain.sklearn import _graphs, _networks
+from ortrain.sklearn._graphs import Array, Input
+from ortrain.sklearn._networks import Network, Selection
+
+_INPUT = "X"
+# So many rows tell an axis of rows from others.
+_ROWS = 2
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A fitted estimator as a model, and what is trained of it."""
+
+    model: bytes
+    output: str | None
+    input: Input
+    network: Network
+    rows: Array
+    """Zeros that both of them take."""
+    predicted: Array
+    """What the estimator predicts for these."""
+
+
+def converted(fitted: Any, X: Any, train: Selection, *, classifier: bool) -> Converted:
+    """The model of an estimator, checked against it."""
+    features = getattr(fitted, "n_features_in_", None)
+    if features is None:
+        raise UnsupportedError(f"{type(fitted).__name__} does not say how many features it takes (n_features_in_)")
+    rows = np.zeros((_ROWS, features), np.float32 if X is None else _element(X, features))
+    with warnings.catch_warnings():
+        # An estimator that was fitted to named columns warns of rows without names.
+        warnings.simplefilter("ignore")
+        predicted = np.asarray(fitted.predict(rows))
+    if predicted.ndim > 1 and classifier:
+        raise UnsupportedError(
+            f"{type(fitted).__name__} predicts {predicted.shape[1]} labels for each row; one label for each is trained"
+        )
+    proto = _converted(fitted, rows)
+    if predicted.ndim > 1:
+        _without_reshape(proto)
+    given = _graphs.input_of(proto)
+
+    def network(output: str | None) -> Network:
+        return _networks.network(proto, classifier=classifier, output=output, train=train, rows=rows)
+
+    output = None
+    try:
+        try:
+            found = network(None)
+        except InvalidArgumentError:
+            output = _logits(fitted, proto) if classifier else None
+            if output is None:
+                raise
+            found = network(output)
+    except InvalidArgumentError as error:
+        raise UnsupportedError(f"{type(fitted).__name__} cannot be trained: {error}") from error
+    return Converted(proto.SerializeToString(), output, given, found, rows, predicted)
+
+
+def _converted(fitted: Any, rows: Array) -> ModelProto:
+    """What skl2onnx makes of an estimator."""
+    try:
+        import skl2onnx
+        from skl2onnx.common import data_types, exceptions
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"from_estimator needs the package {error.name!r}, which is not installed: pip install skl2onnx",
+            name=error.name,
+        ) from error
+    kinds = {"float32": data_types.FloatTensorType, "float64": data_types.DoubleTensorType}
+    kind = kinds.get(rows.dtype.name, data_types.Int64TensorType)
+
+    def model(**options: Any) -> ModelProto:
+        with warnings.catch_warnings():
+            # Of packages that the converter uses.
+            warnings.simplefilter("ignore")
+            made: ModelProto = skl2onnx.convert_sklearn(
+                fitted, initial_types=[(_INPUT, kind([None, rows.shape[1]]))], **options
+            )
+        return made
+
+    try:
+        try:
+            return model(options={"zipmap": False})
+        except NameError:
+            # Only what makes maps of probabilities has this option.
+            return model()
+    except (exceptions.MissingShapeCalculator, exceptions.MissingConverter, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedError(f"skl2onnx does not convert {type(fitted).__name__}: {reason}") from error
+
+
+def _element(X: Any, features: int) -> np.dtype[Any]:
+    """The element type of rows."""
+    rows = np.asarray(X)
+    if rows.ndim != 2 or rows.shape[1] != features or rows.dtype.kind not in "fiu":
+        raise InvalidArgumentError(
+            f"X is {rows.dtype}{list(rows.shape)}; it has rows of {features} numbers, as the estimator was fitted to"
+        )
+    if rows.dtype.kind != "f":
+        return np.dtype(np.int64)
+    return rows.dtype if rows.dtype in (np.float32, np.float64) else np.dtype(np.float32)
+
+
+def _without_reshape(proto: ModelProto) -> None:
+    """Let a regressor with several targets end in a row for each row of X: the converter may end in a column of all."""
+    (output,) = proto.graph.output
+    last = _graphs.maker(proto.graph, output.name)
+    if last is not None and last.op_type == "Reshape":
+        last.op_type = "Identity"
+        del last.input[1:], last.attribute[:]
+        output.CopyFrom(helper.make_tensor_value_info(output.name, output.type.tensor_type.elem_type, None))
+
+
+def _logits(fitted: Any, proto: ModelProto) -> str | None:
+    """The value that a loss is put on, of a classifier whose model does not show it; it is added if need be."""
+    graph = proto.graph
+    scores = graph.output[-1].name
+    last = _graphs.maker(graph, scores)
+    if last is not None and last.op_type == "ArrayFeatureExtractor":
+        # The decisions for both classes, of which the second is the output.
+        return str(last.input[0])
+    if not hasattr(fitted, "predict_proba"):
+        return None
+
+    def added(op: str, value: str) -> str:
+        name = _graphs.unused(graph, "logarithms")
+        graph.node.append(helper.make_node(op, [value], [name], name))
+        return name
+
+    # The softmax of the logarithms of shares is the shares; also of what they are shares of, which may be sigmoids.
+    exponent = _written_sigmoid(graph)
+    if exponent is None:
+        return added("Log", scores)
+    return added("Neg", added("Softplus", exponent))
+
+
+def _written_sigmoid(graph: GraphProto) -> str | None:
+    """What is e in the last ``1 / (1 + exp(e))`` of a graph, whose logarithm is ``-softplus(e)``."""
+    for node in reversed(graph.node):
+        if node.op_type != "Reciprocal":
+            continue
+        sum_ = _graphs.maker(graph, node.input[0])
+        power = None if sum_ is None or sum_.op_type != "Add" else _graphs.maker(graph, sum_.input[0])
+        if power is not None and power.op_type == "Exp":
+            return str(power.input[0])
+    return None
+
+
+def takes_nan(fitted: Any) -> bool:
+    """Whether an estimator may be given NaN: what a pipeline begins with says it."""
+    while isinstance(fitted, Pipeline):
+        fitted = next((step for _, step in fitted.steps if step not in (None, "passthrough")), None)
+    if fitted is None:
+        return False
+    try:
+        from sklearn.utils import get_tags
+    except ImportError:  # scikit-learn before 1.6
+        return bool(fitted._get_tags()["allow_nan"])
+    return bool(get_tags(fitted).input_tags.allow_nan)

@@ -1,0 +1,431 @@
+"""What both estimators share: what scikit-learn asks of one, around a training."""
+
+# ruff: noqa: N803, N806  (X is the name that scikit-learn has for a matrix)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from ortrain import artifacts
+from ortrain._near import hint
+from ortrain._sources import ModelLike
+from ortrain.errors import InvalidArgumentError
+from ortrain.sklearn import _checks, _convert, _graphs, _networks
+from ortrain.sklearn._graphs import Array, ModelBuilder
+from ortrain.sklearn._networks import Network, Selection
+from ortrain.sklearn._training import Batches, Training
+
+Estimator = TypeVar("Estimator", bound="OnnxEstimator")
+OptimizerLike: TypeAlias = str | artifacts.OptimType | artifacts.AdamW | artifacts.SGD
+
+
+class _Shown:
+    """In the place of a model where an estimator is printed: nobody wants to read its bytes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is seen of targets before anything is learned."""
+
+    outputs: int
+    """How many outputs a model for them has."""
+    attributes: dict[str, Any]
+    """What the estimator keeps of them, once the model turns out to fit."""
+
+
+class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share. What is not described here is described at the two."""
+
+    n_iter_: int
+    loss_curve_: list[float]
+    validation_scores_: list[float] | None
+    best_validation_score_: float | None
+    _training: Training
+    _input: _graphs.Input
+    _losses: dict[str, artifacts.LossType | None]
+    _classifies: bool
+
+    def __init__(
+        self,
+        model: ModelLike | ModelBuilder,
+        *,
+        output: str | None = None,
+        loss: str | artifacts.LossType = "auto",
+        optimizer: OptimizerLike = "adamw",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        batch_size: int | None = 32,
+        max_iter: int = 100,
+        shuffle: bool = True,
+        random_state: int | np.random.RandomState | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-4,
+        warm_start: bool = False,
+        train: Selection = "all",
+        allow_nan: bool = False,
+        on_epoch: Callable[[Any], bool | None] | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.model = model
+        self.output = output
+        self.loss = loss
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.shuffle = shuffle
+        self.random_state = random_state
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.tol = tol
+        self.warm_start = warm_start
+        self.train = train
+        self.allow_nan = allow_nan
+        self.on_epoch = on_epoch
+        self.num_threads = num_threads
+
+    # What differs between a classifier and a regressor.
+
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
+        raise NotImplementedError
+
+    def _seen(self, y: Array) -> Targets:
+        """Look at the targets. Nothing is learned yet."""
+        raise NotImplementedError
+
+    def _kept(self) -> Targets:
+        """What was seen of the targets before."""
+        raise NotImplementedError
+
+    def _check_columns(self, network: Network, seen: Targets) -> None:
+        """Raise an error where the model has another number of outputs."""
+        raise NotImplementedError
+
+    def _targets(self, y: Array) -> Array:
+        """What the loss compares the scores with."""
+        raise NotImplementedError
+
+    def _usual(self, targets: Array) -> float:
+        """About the loss of who predicts nothing in particular."""
+        raise NotImplementedError
+
+    def _decided(self, scores: Array) -> Array:
+        """What is predicted, from the scores."""
+        raise NotImplementedError
+
+    def _scored(self, y: Array, predicted: Array, weights: Array) -> float:
+        """How good predictions are."""
+        raise NotImplementedError
+
+    # What is the same.
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_training")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.allow_nan
+        return tags
+
+    def _more_tags(self) -> dict[str, Any]:
+        """The same for scikit-learn before 1.6."""
+        return {"allow_nan": self.allow_nan}
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        parameters = self.get_params(deep=False)
+        model = parameters["model"]
+        size = len(model) if isinstance(model, bytes) else model.ByteSize() if hasattr(model, "ByteSize") else None
+        if size is not None:
+            parameters["model"] = _Shown(f"<ONNX model of {size} bytes>")
+        return str(BaseEstimator.__repr__(type(self)(**parameters), N_CHAR_MAX))
+
+    def fit(self: Estimator, X: Any, y: Any, sample_weight: Any = None) -> Estimator:
+        """Train from the weights of the model, or with ``warm_start`` from those learned before.
+
+        Args:
+            X: a matrix with a row for each sample; or an array whose rows have the shape that the model takes.
+            y: a target for each row.
+            sample_weight: a weight from 0 on for each row. The loss of a batch is the mean of the losses of its rows,
+                each times its weight and divided by the mean of all weights; rows of weight 0 are left out. With all
+                rows in one batch a weight of k thus is the same as the row k times.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: for data that scikit-learn refuses: NaN, infinities, sparse or ragged matrices.
+            InvalidArgumentError: which is a ``ValueError``, for parameters that nothing can be, weights that are no
+                weights, targets that do not fit the outputs of the model, a loss that does not fit them.
+            ConvergenceError: if the loss or a weight is not finite any more, or the loss is far beyond what it was; the
+                estimator has the weights from before that pass.
+            InvalidModelError, UnsupportedError, NoSuchFileError: if the model cannot be read or trained.
+
+        >>> from ortrain.sklearn import OnnxClassifier
+        >>> classifier = OnnxClassifier(ortrain.examples.perceptron(), classes=range(10), max_iter=30)
+        >>> classifier.fit(x, labels, sample_weight=np.arange(1.0, 9.0)).n_iter_ <= 30
+        True
+
+        """
+        with self._as_it_was():
+            _checks.check_parameters(self)
+            X, y = self._validated(X, y, reset=True)
+            X, y, weights = _counting(X, y, sample_weight)
+            rng = check_random_state(self.random_state)
+            warm = self.warm_start and self.__sklearn_is_fitted__()
+            self._start(X, rng, self._kept() if warm else self._seen(y), self._training if warm else None)
+            validation: tuple[Batches, Array] | None = None
+            if self.early_stopping:
+                X, X_held, y, y_held, weights, held = self._split(X, y, weights, rng)
+                validation = self._batches(X_held, y_held, held), y_held
+            batches = self._batches(X, y, weights)
+        if validation is not None:
+            self.validation_scores_ = []
+        self._learn(batches, validation, rng)
+        return self
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """What is refused leaves the estimator as it was."""
+        before = self.__dict__.copy()
+        try:
+            yield
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _start(self, X: Array, rng: np.random.RandomState, seen: Targets, earlier: Training | None = None) -> None:
+        """Make the training: anew, or with the weights of an earlier one."""
+        if earlier is None:
+            proto = _graphs.read_model(self.model, math.prod(X.shape[1:]), seen.outputs)
+            given = _graphs.input_of(proto)
+            rows = _checks.rows_of(X[:1], given)
+            network = _networks.network(
+                proto, classifier=self._classifies, output=self.output, train=self.train, rows=rows
+            )
+        else:
+            given, network = self._input, _networks.with_weights(earlier.network, earlier.values(), self.train)
+        self._begin(given, network, seen, rng)
+
+    def _begin(self, given: _graphs.Input, network: Network, seen: Targets, rng: np.random.RandomState) -> None:
+        self._check_columns(network, seen)
+        self._training = Training(
+            network,
+            loss=self._loss(network),
+            optimizer=_checks.optimizer_of(self.optimizer, self.weight_decay),
+            num_threads=self.num_threads,
+            seed=int(rng.randint(np.iinfo(np.int32).max)),
+        )
+        self._input, self._rng = given, rng
+        self.n_iter_ = 0
+        self.loss_curve_ = []
+        self.validation_scores_ = self.best_validation_score_ = None
+        self.__dict__.update(seen.attributes)
+
+    def _loss(self, network: Network) -> str:
+        """The name of the loss, if there is such a one."""
+        known: dict[Any, str] = {name: name for name in self._losses}
+        known |= {kind: name for name, kind in self._losses.items() if kind is not None}
+        if self.loss == "auto":
+            return next(iter(self._losses))
+        if not isinstance(self.loss, (str, artifacts.LossType)) or self.loss not in known:
+            names = ", ".join(map(repr, ["auto", *self._losses]))
+            raise InvalidArgumentError(
+                f'loss={self.loss!r} does not fit the output "{network.shown}" of shape {network.shape} in an '
+                f"{type(self).__name__}, whose losses are {names}{hint(self.loss, self._losses)}"
+            )
+        return known[self.loss]
+
+    def _split(self, X: Array, y: Array, weights: Array, rng: np.random.RandomState) -> Any:
+        stratify = y if self._classifies else None
+        parts = train_test_split(X, y, weights, test_size=self.validation_fraction, random_state=rng, stratify=stratify)
+        if len(parts[1]) < 2:
+            raise InvalidArgumentError(
+                f"early stopping holds {len(parts[1])} of {len(X)} rows back, but needs 2; "
+                "take more rows, or a larger validation_fraction"
+            )
+        return parts
+
+    def _batches(self, X: Array, y: Array, weights: Array) -> Batches:
+        dtype = self._training.network.dtype
+        targets = self._targets(y)
+        return Batches(
+            _checks.rows_of(X, self._input),
+            targets,
+            (weights / weights.mean()).astype(dtype)[:, None],
+            self._usual(targets),
+        )
+
+    def _learn(self, batches: Batches, validation: tuple[Batches, Array] | None, rng: np.random.RandomState) -> None:
+        best, best_values, waited = -math.inf, None, 0
+        for _ in range(self.max_iter):
+            self._pass(batches, rng)
+            quality = -self.loss_curve_[-1]
+            if validation is not None:
+                quality = self._validation_score(*validation)
+                assert self.validation_scores_ is not None
+                self.validation_scores_.append(quality)
+            waited = 0 if quality > best + self.tol else waited + 1
+            if quality > best:
+                best = quality
+                if validation is not None:
+                    self.best_validation_score_ = quality
+                    best_values = self._training.values()
+            told_to_stop = self.on_epoch is not None and self.on_epoch(self) is True
+            if told_to_stop or waited >= self.n_iter_no_change:
+                break
+        if best_values is not None:
+            self._training.restore(best_values)
+
+    def _pass(self, batches: Batches, rng: np.random.RandomState) -> None:
+        order = rng if self.shuffle else None
+        loss = self._training.run(batches, self.batch_size, order, float(self.learning_rate))
+        self.n_iter_ += 1
+        self.loss_curve_.append(loss)
+
+    def _validation_score(self, held: Batches, y: Array) -> float:
+        size = self._training.block(self.batch_size, held.rows.shape[1:])
+        scores = self._training.scores(held, size)
+        if not np.isfinite(scores).all():
+            # No score is worse. The next pass has no finite loss either, and says so.
+            return -math.inf
+        return self._scored(y, self._decided(scores), held.weights[:, 0])
+
+    def _fitted_partially(
+        self: Estimator, X: Any, y: Any, sample_weight: Any, seen: Targets | None = None
+    ) -> Estimator:
+        with self._as_it_was():
+            _checks.check_parameters(self)
+            if self.early_stopping:
+                raise InvalidArgumentError(
+                    "partial_fit makes one pass over what it is given and holds no rows back; it has no early_stopping"
+                )
+            first = not self.__sklearn_is_fitted__()
+            X, y = self._validated(X, y, reset=first)
+            X, y, weights = _counting(X, y, sample_weight)
+            if first:
+                self._start(X, check_random_state(self.random_state), seen or self._seen(y))
+            batches = self._batches(X, y, weights)
+        self._pass(batches, self._rng)
+        return self
+
+    def _predictions(self, X: Any) -> tuple[Array, ...]:
+        check_is_fitted(self)
+        X = _checks.validated(self, X, allow_nan=self.allow_nan, reset=False)
+        rows = _checks.rows_of(X, self._input)
+        return self._training.predict(rows, self._training.block(self.batch_size, rows.shape[1:]))
+
+    def predict(self, X: Any) -> Array:
+        """What the model predicts: of a classifier a label for each row, of a regressor numbers of the shape of ``y``.
+
+        Args:
+            X: as of :meth:`fit`.
+
+        Raises:
+            NotFittedError: of scikit-learn, before :meth:`fit`.
+            ValueError: for data that scikit-learn refuses, and for another number of features.
+
+        >>> from ortrain.sklearn import OnnxClassifier
+        >>> classifier = OnnxClassifier(ortrain.examples.perceptron(), classes=range(10), max_iter=1)
+        >>> classifier.fit(x, labels).predict(x).shape
+        (8,)
+
+        """
+        return self._decided(self._predictions(X)[0])
+
+    def to_onnx(self) -> bytes:
+        """The trained model for inference, with the inputs and outputs that it came with, for batches of any size.
+
+        Raises:
+            NotFittedError: of scikit-learn, before :meth:`fit`.
+
+        >>> from ortrain.sklearn import OnnxClassifier
+        >>> classifier = OnnxClassifier(ortrain.examples.perceptron(), classes=range(10), max_iter=5).fit(x, labels)
+        >>> session = ortrain.InferenceSession(classifier.to_onnx())
+        >>> (logits,) = session.run(["logits"], {"x": x})
+        >>> bool((classifier.classes_[logits.argmax(axis=1)] == classifier.predict(x)).all())
+        True
+
+        """
+        check_is_fitted(self)
+        return self._training.to_onnx()
+
+    @classmethod
+    def from_estimator(cls: type[Estimator], fitted: Any, X: Any = None, **parameters: Any) -> Estimator:
+        """An estimator that goes on with what scikit-learn has fitted: it predicts the same, and can be trained.
+
+        ``fitted`` is converted by skl2onnx, which has to be installed. ``fit`` starts from its weights each time, and
+        so does the first ``partial_fit``. What is trained are coefficients and intercepts of linear models and
+        networks; numbers of scalers and imputers in front of them stay as they are.
+
+        Args:
+            fitted: an estimator, or a pipeline, that was fitted; one with a gradient: ``MLPClassifier``,
+                ``LogisticRegression``, ``Ridge`` and so on, but no trees.
+            X: some rows like those that it was fitted to, of float32, float64 or integers: the model takes that type.
+                ``None`` for float32.
+            parameters: those of the constructor, but for the model, the classes and the output.
+
+        Raises:
+            NotFittedError: of scikit-learn, if it was not fitted.
+            InvalidArgumentError: if it is a classifier, and this a regressor, or the other way round.
+            UnsupportedError: if skl2onnx or ortrain does not have it. Decision trees have no gradient.
+            ModuleNotFoundError: without skl2onnx.
+
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from ortrain.sklearn import OnnxClassifier
+        >>> fitted = LogisticRegression().fit(x, labels)
+        >>> classifier = OnnxClassifier.from_estimator(fitted, max_iter=20, random_state=0)
+        >>> bool((classifier.predict(x) == fitted.predict(x)).all())
+        True
+        >>> classifier.fit(x, labels).loss_curve_[-1] < classifier.loss_curve_[0]
+        True
+
+        """
+        check_is_fitted(fitted)
+        if not (is_classifier if cls._classifies else is_regressor)(fitted):
+            kind = "classifier" if cls._classifies else "regressor"
+            raise InvalidArgumentError(f"{cls.__name__} goes on with a {kind}, which {type(fitted).__name__} is not")
+        fixed = sorted({"model", "classes", "output"}.intersection(parameters))
+        if fixed:
+            raise InvalidArgumentError(f"{', '.join(fixed)} are what the fitted estimator says, and no parameters here")
+        found = _convert.converted(fitted, X, parameters.get("train", "all"), classifier=cls._classifies)
+        estimator = cls(found.model, output=found.output, **cls._of_fitted(fitted), **parameters)
+        _checks.check_parameters(estimator)
+        estimator.n_features_in_ = found.rows.shape[1]
+        if hasattr(fitted, "feature_names_in_"):
+            estimator.feature_names_in_ = fitted.feature_names_in_
+        rng = check_random_state(estimator.random_state)
+        estimator._begin(found.input, found.network, estimator._seen(found.predicted), rng)
+        return estimator
+
+    @classmethod
+    def _of_fitted(cls, fitted: Any) -> dict[str, Any]:
+        """Parameters that a fitted estimator says."""
+        return {"allow_nan": _convert.takes_nan(fitted)}
+
+
+def _counting(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array]:
+    """The rows that count for something, and their weights."""
+    weights = _checks.weights_of(sample_weight, len(X))
+    counts = weights > 0
+    return (X, y, weights) if counts.all() else (X[counts], y[counts], weights[counts])

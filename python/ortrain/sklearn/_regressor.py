@@ -1,0 +1,150 @@
+"""A regressor around an ONNX model."""
+
+# ruff: noqa: N803  (X is the name that scikit-learn has for a matrix)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
+
+from ortrain import artifacts
+from ortrain.errors import InvalidArgumentError
+from ortrain.sklearn import _checks
+from ortrain.sklearn._estimator import OnnxEstimator, Targets
+from ortrain.sklearn._graphs import Array
+from ortrain.sklearn._networks import Network
+
+
+class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
+    """A regressor that trains an ONNX model.
+
+    Args:
+        model: an ONNX model with one input, whose first axis is the batch, and a number for each target: a path, bytes,
+            an ``onnx.ModelProto``; or a callable ``(n_features, n_targets)`` that makes one for the data at hand.
+        output: the value that is the output of the model for this purpose; ``None`` for its first output.
+        loss: with d the difference of output and target, ``"squared_error"``: d², ``"absolute_error"``: abs(d),
+            ``"huber"``: d²/2 where abs(d) is below 1, and abs(d) - 1/2 beyond; their members of
+            :class:`ortrain.LossType`; ``"auto"`` for the first. The loss of a row is the mean over its numbers.
+        optimizer: as of :class:`OnnxClassifier`, and so are the parameters that follow. The score of early stopping is
+            the coefficient of determination, R².
+        learning_rate: the rate of each step.
+        weight_decay: that of ``"adamw"``.
+        batch_size: how many rows a step takes; ``None`` for all rows at once.
+        max_iter: the most passes of a ``fit``.
+        shuffle: whether each pass has the rows in another order.
+        random_state: what is drawn is drawn with this.
+        early_stopping: whether some rows are held back to say when training ends.
+        validation_fraction: the share of the rows that is held back.
+        n_iter_no_change: after how many passes in a row without a gain training ends.
+        tol: how much is a gain, in score or loss.
+        warm_start: whether ``fit`` starts from the weights that were learned before.
+        train: what is trained.
+        allow_nan: whether X may have NaN.
+        on_epoch: called with the estimator after each pass of a ``fit``.
+        num_threads: threads that the process takes; ``None`` leaves the number as it is.
+
+    Attributes: those of :class:`OnnxClassifier`, but for ``classes_``.
+
+    Source: estimators of scikit-learn (``sklearn.neural_network.MLPRegressor``), with an ONNX model as a parameter.
+
+    >>> import ortrain
+    >>> from ortrain.sklearn import OnnxRegressor
+    >>> regressor = OnnxRegressor(ortrain.examples.perceptron(), max_iter=50, random_state=0)
+    >>> wanted = x[:, :10] - x[:, 10:20]
+    >>> regressor.fit(x, wanted).predict(x).shape
+    (8, 10)
+    >>> regressor.score(x, wanted) > 0.5
+    True
+
+    """
+
+    _classifies = False
+    _losses = {  # noqa: RUF012
+        "squared_error": artifacts.LossType.MSELoss,
+        "absolute_error": artifacts.LossType.L1Loss,
+        "huber": None,
+    }
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _more_tags(self) -> dict[str, Any]:
+        return super()._more_tags() | {"multioutput": True}
+
+    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
+        rows, numbers = _checks.validated(
+            self, X, y=y, allow_nan=self.allow_nan, reset=reset, multi_output=True, y_numeric=True
+        )
+        if numbers.ndim > 2:
+            shape = list(numbers.shape)
+            raise InvalidArgumentError(f"y has the shape {shape}; it has a number or a row for each row of X")
+        return rows, numbers
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxRegressor:
+        """Train for one pass over these rows, from the weights there are. The optimizer goes on where it was.
+
+        The first call starts from the weights of the model. Parameters that a training is made of (the model, the loss,
+        the optimizer, what is trained) are those of the first call; the learning rate and the batch size are those of
+        now.
+
+        Args:
+            X: as of :meth:`fit`, with the features of the first call.
+            y: a target for each row.
+            sample_weight: as of :meth:`fit`; what the weights are divided by is the mean of those of this call.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: as of :meth:`fit`; for another number of features than before, and with ``early_stopping``.
+            ConvergenceError: as of :meth:`fit`.
+
+        >>> from ortrain.sklearn import OnnxRegressor
+        >>> regressor = OnnxRegressor(ortrain.examples.perceptron())
+        >>> for _ in range(3):
+        ...     _ = regressor.partial_fit(x, np.zeros((8, 10)))
+        >>> regressor.n_iter_
+        3
+
+        """
+        return self._fitted_partially(X, y, sample_weight)
+
+    def _seen(self, y: Array) -> Targets:
+        return Targets(1 if y.ndim == 1 else int(y.shape[1]), {"_single": y.ndim == 1})
+
+    def _kept(self) -> Targets:
+        return Targets(self._training.network.columns, {"_single": self._single})
+
+    def _check_columns(self, network: Network, seen: Targets) -> None:
+        if network.columns != seen.outputs:
+            raise InvalidArgumentError(
+                f"y has {seen.outputs} number{'' if seen.outputs == 1 else 's'} for each row, but the output "
+                f'"{network.shown}" has the shape {network.shape}'
+            )
+
+    def _targets(self, y: Array) -> Array:
+        dtype = self._training.network.dtype
+        self._check_columns(self._training.network, self._seen(y))
+        with np.errstate(over="ignore"):
+            targets = np.asarray(y, dtype).reshape(len(y), -1)
+        if not np.isfinite(targets).all():
+            raise InvalidArgumentError(f"y has a value that is too large for {dtype}, the element type of the output")
+        return targets
+
+    def _usual(self, targets: Array) -> float:
+        sizes = np.abs(targets.astype(np.float64))
+        squared = self._loss(self._training.network) == "squared_error"
+        return max(1.0, float(np.mean(sizes**2 if squared else sizes)))
+
+    def _decided(self, scores: Array) -> Array:
+        return scores[:, 0] if self._single else scores
+
+    def _scored(self, y: Array, predicted: Array, weights: Array) -> float:
+        # Squares of large float32 numbers have no float32.
+        y, predicted = (np.asarray(values, np.float64) for values in (y, predicted))
+        return float(r2_score(y, predicted, sample_weight=weights))
