@@ -1,0 +1,355 @@
+"""A model as ``torch.autograd`` runs it: a pass forward, a pass backward, and the passes of its gradient."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from ortrain import _ortrain
+from ortrain._operators import Plain
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
+from ortrain.inference import SessionOptions, native_options
+from ortrain.torch._given import Given, dtype_of, tensor_of, value_of
+
+# Which of the tensors that a call is given have gradients.
+Needs: TypeAlias = tuple[bool, ...]
+
+# So many sets of tensors with gradients have passes of their own at a time: each of them is a program.
+_PASSES = 8
+# Nodes of a dump that draw random numbers. A Dropout does so where a third input says that it trains.
+_DRAWS = re.compile(r"= (Dropout\([^\n)]*,[^\n)]*,|Random|Bernoulli|Multinomial)")
+_CPU = _ortrain.OrtDevice(_ortrain.OrtDevice.cpu(), _ortrain.OrtDevice.default_memory(), 0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How passes are made."""
+
+    batch_norm: str
+    seed: int
+    options: SessionOptions | None
+
+    def native(
+        self,
+        source: Plain,
+        weights: list[str] | None,
+        inputs: list[str] | None,
+        *,
+        training: bool = False,
+        place: int = 0,
+    ) -> _ortrain.ForwardBackward:
+        """Passes of the engine. Those of another ``place`` draw other random numbers."""
+        return _ortrain.ForwardBackward(
+            source,
+            weights,
+            inputs,
+            training=self.batch_norm if training else None,
+            seed=self.seed + place,
+            device="cpu",
+            **native_options(self.options),
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a model before it runs."""
+
+    source: Plain
+    settings: Settings
+    weights: list[str]
+    """The initializers that are parameters, in the order of the model."""
+    statistics: dict[str, str]
+    """The running statistics that training updates, with their types."""
+    evaluated: list[str]
+    """Those of them that the model uses where nothing is trained."""
+    trains_otherwise: bool
+    """Whether a forward pass in training computes something else than the model says."""
+    is_gradient: bool = False
+    """Whether the model is the gradient of another one, so that its gradient is the second order."""
+
+    @staticmethod
+    def of(source: Plain, weights: list[str], reached: set[str], settings: Settings) -> Plan:
+        """The plan for some weights; ``reached`` are the initializers that a gradient reaches."""
+        training = settings.native(source, weights, None, training=True)
+        statistics = {name: value.data_type() for name, value in training.statistics()}
+        as_it_is = settings.native(source, weights, None)
+        trains_otherwise = bool(statistics) or training.dump() != as_it_is.dump()
+        evaluated = [name for name in statistics if name in reached]
+        return Plan(source, settings, weights, statistics, evaluated, trains_otherwise)
+
+
+class Engine:
+    """A model whose calls are given tensors: those of its inputs, its parameters, its running statistics."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        # With all that may change as weights.
+        self.whole = plan.settings.native(plan.source, [*plan.weights, *plan.evaluated], None)
+        self.inputs = self.whole.inputs()
+        self.outputs = self.whole.outputs()
+        self.output_types = [dtype_of(f"output {name!r}", kind) for name, kind, _ in self.outputs]
+        self.reached = self.whole.differentiable_inputs()
+        types = dict(zip(self.whole.weight_names(), self.whole.initial_weights(), strict=True))
+        self.given = [
+            *(Given("input", name, kind) for name, kind, _ in self.inputs),
+            *(Given("parameter", name, types[name].data_type()) for name in plan.weights),
+            *(Given("statistic", name, kind) for name, kind in plan.statistics.items()),
+        ]
+        # Tensors of inputs are others at each call, and were checked before.
+        count = len(self.inputs)
+        self._read = [value_of] * count + [given.value for given in self.given[count:]]
+        self.at = {given.name: place for place, given in enumerate(self.given)}
+        self._evaluated = [self.at[name] for name in self.whole.weight_names()]
+        self.known: dict[tuple[bool, Needs], Passes] = {}
+        self._made = 0
+        self._gradients: dict[Needs, Gradient] = {}
+
+    def values(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[_ortrain.OrtValue]:
+        """The values for some of the tensors."""
+        read = self._read
+        return [read[at](tensors[at]) for at in places]
+
+    def run(self, training: bool, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs of the model, of which gradients go back to the tensors.
+
+        Raises:
+            InvalidArgumentError: for a tensor that does not fit.
+
+        """
+        training = training and self.plan.trains_otherwise
+        for at in range(len(self.inputs)):
+            self.given[at].check(tensors[at])
+        # Most often the last one is a parameter, which requires a gradient.
+        if torch.is_grad_enabled() and (tensors[-1].requires_grad or any(tensor.requires_grad for tensor in tensors)):
+            outputs: tuple[torch.Tensor, ...] = _Run.apply(self, training, *tensors)
+            return outputs
+        with torch.no_grad():
+            if training:
+                first = len(self.inputs)
+                needs = (False,) * first + tuple(tensor.requires_grad for tensor in tensors[first:])
+                _, values = self.passes(True, needs).forward(tensors)
+            else:
+                inputs = self.values(range(len(self.inputs)), tensors)
+                values = self.whole.evaluate(inputs, self.values(self._evaluated, tensors))
+        return tuple(map(tensor_of, values))
+
+    def passes(self, training: bool, needs: Needs) -> Passes:
+        """The passes for a set of tensors that have gradients."""
+        found = self.known.get((training, needs))
+        if found is None:
+            while len(self.known) >= _PASSES:
+                del self.known[next(iter(self.known))]
+            found = self.known[training, needs] = Passes(self, training, needs, self._made)
+            self._made += 1
+        return found
+
+    def gradient(self, needs: Needs) -> Gradient:
+        """The gradient as a model."""
+        found = self._gradients.get(needs)
+        if found is None:
+            found = self._gradients[needs] = Gradient(self, needs)
+        return found
+
+    def named(self, needs: Needs) -> list[str]:
+        """The names of those tensors that have gradients, which something reaches."""
+        reached = {*self.reached, *self.plan.weights}
+        return [given.name for given, need in zip(self.given, needs, strict=True) if need and given.name in reached]
+
+
+class Passes:
+    """Forward and backward passes with the gradients of some tensors, and no others.
+
+    What has a gradient is an input or a weight for the engine. Other parameters, which may change as well, and running
+    statistics that are not updated, are further inputs.
+    """
+
+    def __init__(self, engine: Engine, training: bool, needs: Needs, place: int) -> None:
+        self.engine = engine
+        self.training = training
+        plan, wanted = engine.plan, set(engine.named(needs))
+        inputs = [name for name in engine.reached if name in wanted]
+        weights = [name for name in plan.weights if name in wanted]
+        if not wanted:
+            # A forward pass whose gradients nobody wants; the engine makes none without gradients.
+            inputs, weights = (engine.reached, []) if engine.reached else ([], plan.weights)
+        rest = [name for name in plan.weights if name not in weights]
+        if training:
+            native = self._native(rest, weights, inputs, place)
+            updated = {name for name, _ in native.statistics()}
+            still = [name for name in plan.evaluated if name not in updated]
+        else:
+            still = plan.evaluated
+        self.native = native if training and not still else self._native([*rest, *still], weights, inputs, place)
+        names = [name for name, _, _ in self.native.inputs()]
+        self._inputs = [engine.at[name] for name in names]
+        self._weights = [engine.at[name] for name in self.native.weight_names()]
+        self._updated = [(engine.at[name], tensor_of(value)) for name, value in self.native.statistics()]
+        self.used = [*self._inputs, *self._weights]
+        self._of_inputs = len(self.native.differentiable_inputs())
+        self.gradients = [engine.at[name] for name in self.native.differentiable_inputs()] + self._weights
+        outputs = [name for name, _, _ in self.native.outputs()]
+        self.differentiable = [outputs.index(name) for name in self.native.differentiable_outputs()]
+        self.others = [place for place in range(len(outputs)) if place not in self.differentiable]
+        # Memory of gradients, to be written again when nobody has them any more.
+        self._rooms: list[list[_ortrain.OrtValue]] = []
+
+    def _native(self, given: list[str], weights: list[str], inputs: list[str], place: int) -> _ortrain.ForwardBackward:
+        """Passes of a model some of whose initializers are inputs."""
+        plan = self.engine.plan
+        source = plan.settings.native(plan.source, given, None).evaluation_model() if given else plan.source
+        return plan.settings.native(source, weights, inputs, training=self.training, place=place)
+
+    def forward(
+        self, tensors: Sequence[torch.Tensor], *, again: bool = False
+    ) -> tuple[_ortrain.LiveForward, list[_ortrain.OrtValue]]:
+        """A forward pass, which updates the running statistics unless it is one that is made ``again``."""
+        engine, updated = self.engine, [] if again else self._updated
+        for at, statistic in updated:
+            engine.given[at].check(tensors[at])
+            statistic.copy_(tensors[at])
+        inputs, weights = engine.values(self._inputs, tensors), engine.values(self._weights, tensors)
+        live, outputs = self.native.forward(inputs, weights)
+        for at, statistic in updated:
+            tensors[at].copy_(statistic)
+        return live, outputs
+
+    def forward_again(self, tensors: Sequence[torch.Tensor]) -> _ortrain.LiveForward:
+        """The same forward pass once more, for another backward pass.
+
+        Raises:
+            UnsupportedError: if it would draw other random numbers.
+
+        """
+        if _DRAWS.search(self.native.dump()):
+            raise UnsupportedError(
+                "a second backward pass needs the forward pass again, but the model draws random numbers (a Dropout in "
+                "training, say), which would be others; add the losses up and call backward once, or call eval()"
+            )
+        return self.forward(tensors, again=True)[0]
+
+    def backward(self, live: _ortrain.LiveForward, seeds: list[_ortrain.OrtValue]) -> list[torch.Tensor]:
+        """A backward pass: the gradients of inputs, then of weights."""
+        try:
+            # Taken out, so that no other thread has it.
+            rooms: list[_ortrain.OrtValue] | None = [_writable(room) for room in self._rooms.pop()]
+        except IndexError:
+            rooms = None
+        results = self.native.backward(live, seeds, rooms)
+        tensors = list(map(tensor_of, results))
+        self._rooms.append(results[self._of_inputs :] if rooms is None else rooms)
+        return tensors
+
+
+def _writable(room: _ortrain.OrtValue) -> _ortrain.OrtValue:
+    """The same memory, if nobody else has it, or as much of it that nobody has."""
+    if not room.is_shared():
+        return room
+    return _ortrain.OrtValue.ortvalue_from_shape_and_type(room.shape(), room.element_type(), _CPU)
+
+
+class Gradient:
+    """The gradient of a model as a model of its own, whose gradient is the second order."""
+
+    def __init__(self, engine: Engine, needs: Needs) -> None:
+        plan = engine.plan
+        if plan.is_gradient:
+            raise UnsupportedError(
+                "no third order exists: the backward pass of a backward pass cannot have create_graph=True; leave it "
+                "out of the last one"
+            )
+        names = engine.named(needs)
+        source = engine.whole.evaluation_model() if plan.weights or plan.evaluated else plan.source
+        self._given = [engine.at[name] for name, _, _ in engine.inputs] + engine._evaluated
+        try:
+            self._of = _depending(source, engine.whole.differentiable_outputs(), names)
+            made = _ortrain.vjp(source, self._of, names, True)
+            self._engine = Engine(Plan(made, plan.settings, [], {}, [], trains_otherwise=False, is_gradient=True))
+        except OrtrainError as error:
+            raise _no_second_order(str(error)) from error
+        # They come behind the outputs of the model, sorted by name.
+        first = len(engine.outputs)
+        self._results = {engine.at[name]: first + k for k, name in enumerate(sorted(names))}
+
+    def run(self, tensors: dict[int, torch.Tensor], seeds: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The gradients of tensors by their places, in a way that can be differentiated."""
+        given = [tensors[at] for at in self._given] + [seeds[name] for name in self._of]
+        try:
+            found = self._engine.run(False, given)
+        except UnsupportedError as error:
+            raise _no_second_order(str(error)) from error
+        return {at: found[k] for at, k in self._results.items()}
+
+
+def _no_second_order(reason: str) -> UnsupportedError:
+    return UnsupportedError(f"no second order exists for this backward pass, which was asked for one: {reason}")
+
+
+def _depending(source: Plain, outputs: list[str], names: list[str]) -> list[str]:
+    """Those outputs that depend on one of the values."""
+
+    def depends(output: str) -> bool:
+        for name in names:
+            try:
+                _ortrain.vjp(source, [output], [name], True)
+            except InvalidArgumentError:
+                continue
+            return True
+        return False
+
+    return outputs if len(outputs) == 1 else [output for output in outputs if depends(output)]
+
+
+class _Run(torch.autograd.Function):  # type: ignore[misc]
+    """A pair of passes as a node of ``torch.autograd``."""
+
+    @staticmethod
+    def forward(ctx: Any, engine: Engine, training: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        needs = ctx.needs_input_grad[2:]
+        passes = engine.known.get((training, needs)) or engine.passes(training, needs)
+        live, values = passes.forward(tensors)
+        outputs = tuple(map(tensor_of, values))
+        ctx.save_for_backward(*[tensors[at] for at in passes.used])
+        ctx.passes, ctx.live = passes, live
+        if len(outputs) > 1:
+            ctx.mark_non_differentiable(*[outputs[at] for at in passes.others])
+            ctx.set_materialize_grads(False)
+            ctx.shapes = [output.shape for output in outputs]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        # PyTorch looks here whether they are what they were.
+        saved = ctx.saved_tensors
+        passes = ctx.passes
+        engine = passes.engine
+        seeds: list[torch.Tensor] = []
+        for at in passes.differentiable:
+            gradient = gradients[at]
+            if gradient is None:
+                # PyTorch has none if nothing was made of the output.
+                gradient = torch.zeros(ctx.shapes[at], dtype=engine.output_types[at])
+            seeds.append(gradient)
+        results: list[torch.Tensor | None] = [None] * len(engine.given)
+        if torch.is_grad_enabled():
+            if passes.training:
+                raise _no_second_order(
+                    "in training mode the model drops elements, or uses the statistics of the batch; call eval() first"
+                )
+            named = dict(zip(engine.whole.differentiable_outputs(), seeds, strict=True))
+            found = engine.gradient(ctx.needs_input_grad[2:]).run(dict(zip(passes.used, saved, strict=True)), named)
+            for at, gradient in found.items():
+                results[at] = gradient
+            return (None, None, *results)
+        live, ctx.live = ctx.live, None
+        if live is None:
+            tensors: list[Any] = [None] * len(engine.given)
+            for at, tensor in zip(passes.used, saved, strict=True):
+                tensors[at] = tensor
+            live = passes.forward_again(tensors)
+        for at, gradient in zip(passes.gradients, passes.backward(live, list(map(value_of, seeds))), strict=True):
+            results[at] = gradient
+        return (None, None, *results)
