@@ -399,9 +399,7 @@ class InferenceSession:
     def run(
         self, feeds: dict[str, OrtValue | list[OrtValue]], only: list[int] | None
     ) -> list[OrtValue | list[OrtValue]]: ...
-    def run_into(
-        self, feeds: dict[str, OrtValue | list[OrtValue]], outputs: Sequence[tuple[int, OrtValue]]
-    ) -> None:
+    def run_into(self, feeds: dict[str, OrtValue | list[OrtValue]], outputs: Sequence[tuple[int, OrtValue]]) -> None:
         """Writes outputs, each at its position, where the values lie."""
 
 def generate_artifacts(

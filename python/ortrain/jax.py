@@ -14,6 +14,7 @@ ortrain`` does not import it.
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,22 +31,25 @@ from ortrain._sources import ModelLike, PathLike
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError
 from ortrain.inference import SessionOptions, native_options
 
-try:
-    import jax
-    from jax import numpy as jnp
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] not in ("jax", "jaxlib"):
-        raise
-    jax = jnp = None
-try:
-    from jax.experimental.buffer_callback import buffer_callback
-except ImportError:
-    buffer_callback = None
-
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Host: TypeAlias = Callable[[Sequence[npt.NDArray[Any]]], Sequence[npt.NDArray[Any]]]
+
+def _found(name: str) -> Any:
+    """A module of jax; ``None`` where jax has no such module, or is not there."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("jax", "jaxlib"):
+            raise
+        return None
+
+
+jax, jnp = _found("jax"), _found("jax.numpy")
+# Newer versions of jax have it.
+buffer_callback: Any = getattr(_found("jax.experimental.buffer_callback"), "buffer_callback", None)
+# What computes arrays of arrays.
+_Host: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 __all__ = ["Function", "as_function"]
 
@@ -561,7 +565,7 @@ def _differentiable(run: Callable[..., Any], model_of: Callable[[], tuple[_Model
 class _Callback:
     """A function of NumPy's arrays as a function of jax, which has no gradient. ``names`` are those of the results."""
 
-    def __init__(self, names: Sequence[str], host: Host, types_of: Callable[[Sequence[Any]], list[Any]]) -> None:
+    def __init__(self, names: Sequence[str], host: _Host, types_of: Callable[[Sequence[Any]], list[Any]]) -> None:
         self._names, self._host, self._types_of = names, host, types_of
         self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -574,7 +578,7 @@ class _Callback:
         return tuple(self._made[key](*values))
 
 
-def _called(names: Sequence[str], host: Host, types: tuple[Any, ...]) -> Callable[..., Any]:
+def _called(names: Sequence[str], host: _Host, types: tuple[Any, ...]) -> Callable[..., Any]:
     """A function of jax that calls one of NumPy's arrays."""
 
     def checked(values: Sequence[Any]) -> list[npt.NDArray[Any]]:

@@ -11,19 +11,12 @@ from typing import Any
 import numpy as np
 import sklearn
 from sklearn.base import BaseEstimator
+from sklearn.utils import validation
 
 from ortrain import artifacts
 from ortrain._near import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.sklearn._graphs import Array, Input
-
-try:
-    from sklearn.utils.validation import validate_data
-except ImportError:  # scikit-learn before 1.6, where it is a method
-
-    def validate_data(estimator: Any, /, X: Any, **given: Any) -> Any:
-        return estimator._validate_data(X, **given)
-
 
 # The argument has another name from 1.6 on.
 _FINITE = "ensure_all_finite" if tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 6) else "force_all_finite"
@@ -32,7 +25,10 @@ _ROWS_IN_MESSAGES = 5
 
 def validated(estimator: BaseEstimator, X: Any, *, allow_nan: bool, **given: Any) -> Any:
     """X, or X and y, as scikit-learn checks them; further axes of X are allowed, as images have them."""
-    return validate_data(estimator, X, allow_nd=True, **{_FINITE: "allow-nan" if allow_nan else True}, **given)
+    given |= {"allow_nd": True, _FINITE: "allow-nan" if allow_nan else True}
+    # Before scikit-learn 1.6 it is a method.
+    check = getattr(validation, "validate_data", None)
+    return estimator._validate_data(X, **given) if check is None else check(estimator, X, **given)
 
 
 def rows_of(X: Array, wanted: Input) -> Array:

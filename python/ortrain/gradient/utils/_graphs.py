@@ -19,7 +19,7 @@ DEFAULT_OPSET = 15
 # ``Sign`` is there from this version on.
 OLDEST_OPSET = 9
 # Floats that weights are made of.
-FLOATS = (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+FLOATS: tuple[int, ...] = (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 
 def unique_name(existing_names: set[str], name: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ _Shape = Sequence[int | str | None] | None
 # Rows and columns, which expected and predicted values share; a tensor of any number of axes.
 _MATRIX, _ANY, _ONE = ("rows", "columns"), None, (1,)
 
-_P = ParamSpec("_P")
+_Writer = TypeVar("_Writer", bound=Callable[..., None])
 
 
 class _Function(GraphWriter):
@@ -144,12 +144,10 @@ class _Known(NamedTuple):
 _FUNCTIONS: dict[str, _Known] = {}
 
 
-def _known(
-    weights: bool = False,
-) -> Callable[[Callable[Concatenate[_Function, _P], None]], Callable[Concatenate[_Function, _P], None]]:
+def _known(weights: bool = False) -> Callable[[_Writer], _Writer]:
     """Notes a function by its name."""
 
-    def noted(write: Callable[Concatenate[_Function, _P], None]) -> Callable[Concatenate[_Function, _P], None]:
+    def noted(write: _Writer) -> _Writer:
         options = list(inspect.signature(write).parameters)[1:]
         _FUNCTIONS[write.__name__.removeprefix("_")] = _Known(write, weights, options)
         return write

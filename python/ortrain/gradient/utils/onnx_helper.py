@@ -34,7 +34,7 @@ __all__ = [
     "replace_initializers_into_onnx",
 ]
 
-_Tensor: TypeAlias = "npt.NDArray[Any] | OrtValue | _ortrain.OrtValue | onnx.TensorProto"
+_Tensor: TypeAlias = npt.NDArray[Any] | OrtValue | _ortrain.OrtValue | onnx.TensorProto
 _VAR_TYPES = {"float32": "FloatTensorType", "float64": "DoubleTensorType"} | {
     "int64": "Int64TensorType",
     "int32": "Int32TensorType",

@@ -41,7 +41,7 @@ from ortrain.gradient.utils.onnx_helper import get_onnx_opset
 
 __all__ = ["add_loss_output", "get_train_initializer", "penalty_loss_onnx"]
 
-_Sizes: TypeAlias = "list[int | str | None] | None"
+_Sizes: TypeAlias = list[int | str | None] | None
 # Before this version operators do not broadcast.
 _OLDEST_OPSET = 7
 # What shape inference calls a size that has no name.
