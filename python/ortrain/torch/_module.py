@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortrain import _ortrain
-from ortrain._bridges import chosen_weights, kept_source
+from ortrain._bridges import chosen_weights, in_order, kept_source
 from ortrain._near import hint
 from ortrain._operators import Plain
 from ortrain._sources import ModelLike, PathLike
@@ -152,8 +152,8 @@ class OnnxModule(_Group):
 
     def _computed(self, inputs: tuple[torch.Tensor, ...], by_name: dict[str, torch.Tensor]) -> Any:
         engine = self._engine or self._running()
-        in_order = not by_name and len(inputs) == len(engine.inputs)
-        tensors = list(inputs) if in_order else _in_order(engine, inputs, by_name)
+        whole = not by_name and len(inputs) == len(engine.inputs)
+        tensors = list(inputs) if whole else in_order([name for name, _, _ in engine.inputs], inputs, by_name)
         if torch.is_autocast_enabled("cpu"):
             tensors = [_cast(tensor, known.dtype) for tensor, known in zip(tensors, engine.given, strict=False)]
         for group, name in self._places:
@@ -311,25 +311,6 @@ def _weights(source: Plain, wrt: str | Iterable[str] | None, settings: Settings)
         if name.startswith("."):
             raise InvalidArgumentError(f"PyTorch has no name for {name!r}, which begins with a dot; give it another")
     return names, set(reached)
-
-
-def _in_order(engine: Engine, inputs: Sequence[Any], by_name: dict[str, Any]) -> list[Any]:
-    """A tensor for each input, whichever way they were given."""
-    names = [name for name, _, _ in engine.inputs]
-    wanted = f"the model has {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)})"
-    if len(inputs) > len(names):
-        raise InvalidArgumentError(f"{wanted}, but {len(inputs)} are given")
-    found = dict(zip(names, inputs, strict=False))
-    for name, tensor in by_name.items():
-        if name not in names:
-            raise InvalidArgumentError(f"{wanted}, but none is called {name!r}{hint(name, names)}")
-        if name in found:
-            raise InvalidArgumentError(f"input {name!r} is given twice: by its place and by its name")
-        found[name] = tensor
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise InvalidArgumentError(f"{wanted}, but nothing is given for {', '.join(missing)}")
-    return [found[name] for name in names]
 
 
 def _cast(tensor: Any, dtype: torch.dtype) -> Any:
