@@ -347,6 +347,10 @@ def test_b20_the_gradient_is_saved(tmp_path: Path) -> None:
         outputs = [entry.name for entry in session.get_outputs()]
         runs[name.name] = dict(zip(outputs, session.run(None, feeds | more), strict=True))
     assert {"coef_grad", "intercept_grad"} <= runs["gradient.onnx"].keys()
+    # Files are written by `fit` alone.
+    path.unlink()
+    pickle.loads(pickle.dumps(descent))
+    assert not path.exists()
     # One step of all rows at the rate by the batch, as fit takes it.
     step = runs["gradient.onnx.training.onnx"]
     for name in WEIGHTS:

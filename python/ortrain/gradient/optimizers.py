@@ -187,6 +187,9 @@ OrtGradientForwardBackwardOptimizer
         elif X_val is not None or y_val is not None:
             raise InvalidArgumentError("X_val and y_val belong together: one is given, the other is not")
         self._open()
+        if self.saved_gradient is not None:
+            names = self.train_session_.names
+            _save_gradient(self.model_onnx, names, self.loss_output_name, Path(self.saved_gradient))
         if not self.warm_start:
             # In the order of the names, as the state has them.
             self.set_state(
@@ -217,8 +220,6 @@ OrtGradientForwardBackwardOptimizer
                 f"the model has no output {self.loss_output_name!r}{near}; it has {', '.join(outputs) or 'none'}"
             )
         session = _Descent(self.model_onnx, sorted(names_of(self.weights_to_train)), self.loss_output_name)
-        if self.saved_gradient is not None:
-            _save_gradient(self.model_onnx, session.names, self.loss_output_name, Path(self.saved_gradient))
         self.input_names_ = [*(entry.name for entry in self.model_onnx.graph.input), _RATE]
         self.output_names_ = outputs
         self.loss_index_ = outputs.index(self.loss_output_name)
