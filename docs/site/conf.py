@@ -79,8 +79,14 @@ def types_of_python_are_no_links(app, doctree):
             node.replace_self(nodes.Text(node["reftarget"]) if conditional else node.children)
 
 
+def methods_of_scikit_learn(app, what, name, obj, skip, options):
+    """scikit-learn gives each estimator methods about the routing of arguments, which it describes itself."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
+
+
 def setup(app):
     """Connect them."""
+    app.connect("autodoc-skip-member", methods_of_scikit_learn)
     app.connect("autodoc-process-docstring", no_type_before_a_colon, priority=100)
     app.connect("doctree-read", types_of_python_are_no_links)
     app.connect("missing-reference", where_it_is_defined)

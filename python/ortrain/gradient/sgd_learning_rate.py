@@ -23,7 +23,7 @@ __all__ = ["BaseLearningRate", "LearningRateSGD", "LearningRateSGDNesterov"]
 
 _SCHEDULES = ("invscaling", "optimal", "constant")
 
-Rate = TypeVar("Rate", bound="LearningRateSGD")
+_Rate = TypeVar("_Rate", bound="LearningRateSGD")
 
 
 class BaseLearningRate(Learning):
@@ -225,7 +225,7 @@ class LearningRateSGD(BaseLearningRate):
         """
         return False
 
-    def init_learning_rate(self: Rate) -> Rate:
+    def init_learning_rate(self: _Rate) -> _Rate:
         """Goes back to ``eta0``; returns the learning rate itself.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
@@ -235,7 +235,7 @@ class LearningRateSGD(BaseLearningRate):
         self.value_ = self.eta0
         return self
 
-    def update_learning_rate(self: Rate, t: int) -> Rate:
+    def update_learning_rate(self: _Rate, t: int) -> _Rate:
         """Goes on to the value behind pass ``t``; returns the learning rate itself.
 
         >>> from ortrain.gradient.sgd_learning_rate import LearningRateSGD
