@@ -20,6 +20,7 @@ from resuming import Outcome, resume
 
 from ortrain import api
 from ortrain.api import CheckpointState, Module
+from ortrain.schedules import LRScheduler, ReduceOnPlateau, Warmup
 
 TESTS = Path(__file__).parent
 # The newest opset that the reference reads.
@@ -91,6 +92,8 @@ def test_a_checkpoint_goes_there_and_back(case: str, oracle: Path, ours: Callabl
         step(run, batch)
     run.state.properties["epoch"] = 3
     run.state.properties["tag"] = "ünïcode"
+    # A schedule is ignored there.
+    LRScheduler(run.optimizer, Warmup(1, ReduceOnPlateau()), lr=0.01)
     CheckpointState.save_checkpoint(run.state, tmp_path / "saved", include_optimizer_state=True)
     losses = [step(run, batch) for batch in batches]
 

@@ -62,6 +62,7 @@ def _checkpoint(path: str) -> str:
         ("optimizer steps", f"{optimizer_steps:,}"),
         ("training steps", f"{train_steps:,}"),
         ("learning rate", "none is kept" if rate is None else f"{rate:.6g}"),
+        *((("scheduler", scheduler),) if (scheduler := native.scheduler()) else ()),
         ("seed", str(state.seed)),
         *((f"property {name}", repr(value)) for name, value in state.properties),
     ]

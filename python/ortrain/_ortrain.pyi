@@ -14,6 +14,7 @@ __all__ = [
     "InferenceSession",
     "LinearLRScheduler",
     "LiveForward",
+    "LrScheduler",
     "Module",
     "OperatorLibrary",
     "Optimizer",
@@ -22,10 +23,13 @@ __all__ = [
     "OrtValueCache",
     "OrtValueVector",
     "Profile",
+    "Schedule",
     "TrainingSession",
     "__version__",
     "checkpoint_initializers",
+    "curve_steps",
     "declarations",
+    "draw_curve",
     "dump",
     "generate_artifacts",
     "grad",
@@ -37,6 +41,7 @@ __all__ = [
     "optimizer_model",
     "replace_head",
     "save_checkpoint",
+    "schedule_kinds",
     "training_models",
     "vjp",
     "with_initializers",
@@ -169,6 +174,9 @@ class CheckpointState:
     def steps(self) -> tuple[int, int]:
         """Train steps and optimizer steps."""
 
+    def scheduler(self) -> str | None:
+        """What decides the learning rate, as text."""
+
     def learning_rate(self) -> float | None:
         """``None`` before an optimizer was made."""
 
@@ -254,7 +262,47 @@ class Optimizer:
         """Why it may not be meant so, if so, and the norm of the gradients, if they are clipped."""
 
     def learning_rate(self) -> float: ...
+    def step_count(self) -> int: ...
     def set_learning_rate(self, learning_rate: float) -> None: ...
+
+@final
+class Schedule:
+    def __new__(cls, name: str, settings: list[tuple[str, object]]) -> Schedule: ...
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """The schedule that a text says."""
+
+    def name(self) -> str: ...
+    def text(self) -> str: ...
+    def warmup(self) -> int: ...
+    def span(self) -> int: ...
+    def takes(self) -> str | None:
+        """What a step needs beside the number of steps: `metric`, `factor`, or nothing."""
+
+    def factor(self, t: int, decided: float) -> float:
+        """The factor after `t` steps, where a metric or a function has decided on `decided`."""
+
+@final
+class LrScheduler:
+    def __new__(cls, optimizer: Optimizer, schedule: Schedule, lr: float) -> LrScheduler: ...
+    @staticmethod
+    def resume(optimizer: Optimizer) -> LrScheduler:
+        """The scheduler that the checkpoint was saved with."""
+
+    def step(self, value: float | None) -> None:
+        """A step, with a metric or a factor where the schedule needs one."""
+
+    def schedule(self) -> Schedule: ...
+    def lr(self) -> float: ...
+
+def schedule_kinds() -> list[tuple[str, list[tuple[str, str | None]]]]:
+    """All schedules: names, with their settings and what these are if they are left out."""
+
+def curve_steps(last: int) -> list[int]:
+    """The steps from 0 to the last one that a curve shows."""
+
+def draw_curve(factors: Sequence[float], last: int) -> str:
+    """A curve of text."""
 
 @final
 class LinearLRScheduler:

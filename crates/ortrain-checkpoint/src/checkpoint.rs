@@ -149,13 +149,13 @@ pub struct Extras {
 /// The state of a learning-rate scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scheduler {
-    /// Which one: `linear`.
+    /// Which one: `linear`, or a schedule as it prints itself, with what it remembers.
     pub kind: String,
     /// Steps over which the learning rate rises.
     pub warmup_steps: i64,
-    /// Steps after which it has reached zero.
+    /// Steps of the whole training; zero if the schedule has no end.
     pub total_steps: i64,
-    /// The learning rate at the top.
+    /// The learning rate that is times the factor of the schedule.
     pub initial_learning_rate: f32,
     /// Steps taken.
     pub step: i64,

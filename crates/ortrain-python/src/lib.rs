@@ -8,6 +8,7 @@ mod error;
 mod forward_backward;
 mod gradient;
 mod lent;
+mod schedule;
 mod session;
 mod state;
 mod tools;
@@ -25,6 +26,8 @@ mod _ortrain {
     use crate::forward_backward::{ForwardBackward, LiveForward, initializers, with_initializers};
     #[pymodule_export]
     use crate::gradient::{GradientGraph, grad, vjp};
+    #[pymodule_export]
+    use crate::schedule::{LrScheduler, Schedule, curve_steps, draw_curve, schedule_kinds};
     #[pymodule_export]
     use crate::session::TrainingSession;
     #[pymodule_export]

@@ -275,7 +275,7 @@ impl Profile {
 /// An optimizer model on the state of a module.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct Optimizer {
-    state: Arc<Door<ortrain::CheckpointState>>,
+    pub(crate) state: Arc<Door<ortrain::CheckpointState>>,
     module: Arc<Under<ortrain::Module>>,
     optimizer: Under<ortrain::Optimizer>,
 }
@@ -302,6 +302,10 @@ impl Optimizer {
 
     fn learning_rate(&self, py: Python<'_>) -> PyResult<f32> {
         self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.learning_rate(state)))
+    }
+
+    fn step_count(&self, py: Python<'_>) -> PyResult<i64> {
+        self.state.pass(py, |state| self.optimizer.with(|optimizer| optimizer.step_count(state)))
     }
 
     fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {

@@ -2,7 +2,7 @@
 //!
 //! - [`artifacts`]: from a forward model to the files of a training; [`blocks`]: the parts it is made of.
 //! - [`CheckpointState`]: parameters, optimizer state and properties; it owns the memory they lie in.
-//! - [`Module`], [`Optimizer`], [`LinearLRScheduler`]: the loop.
+//! - [`Module`], [`Optimizer`], [`LrScheduler`] with a [`Schedule`], [`LinearLRScheduler`]: the loop.
 //! - [`TrainingSession`]: the same loop behind one value, as onnxruntime-training's session in C, C++ and C#.
 //! - [`InferenceSession`]: runs any model.
 //! - [`Module::profile`], [`Profile`]: where the time of a step goes.
@@ -84,6 +84,7 @@ mod head;
 mod inputs;
 mod inspect;
 mod kind;
+mod lr_scheduler;
 mod module;
 mod nearest;
 mod operators;
@@ -95,6 +96,8 @@ mod profile;
 mod report;
 mod rows;
 mod runners;
+mod schedule;
+mod schedule_text;
 mod scheduler;
 mod scores;
 mod session;
@@ -118,11 +121,14 @@ pub use inspect::{
     GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope, inspect, inspect_with,
 };
 pub use kind::FileKind;
+pub use lr_scheduler::LrScheduler;
 pub use module::{MemoryUse, Module, ModuleOptions, Norms};
 pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
 pub use outputs::{Destination, collect};
 pub use profile::{InstructionProfile, Profile, ProfileOptions};
+pub use schedule::{Schedule, Setting, Takes};
+pub use schedule_text::{curve_steps, draw_curve};
 pub use scheduler::LinearLRScheduler;
 pub use session::{InferenceSession, ModelMeta, SessionOptions, Value};
 pub use source::ModelSource;

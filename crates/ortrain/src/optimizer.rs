@@ -193,6 +193,21 @@ impl Optimizer {
         known(state).map(|group| group.learning_rate)
     }
 
+    /// The number of steps done, those before the state was saved and loaded among them.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(optimizer.step_count(&state)?, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state is not the one the optimizer was made on.
+    pub fn step_count(&self, state: &CheckpointState) -> Result<i64> {
+        known(state).map(|group| group.step)
+    }
+
     /// Sets the learning rate. Schedulers set it again.
     ///
     /// ```

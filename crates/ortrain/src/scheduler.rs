@@ -5,6 +5,9 @@ use ortrain_checkpoint::Scheduler;
 use crate::optimizer::check_rate;
 use crate::{CheckpointState, Error, Result};
 
+/// What a checkpoint calls a [`LinearLRScheduler`].
+pub(crate) const KIND: &str = "linear";
+
 /// A learning rate that rises linearly from zero during a warm-up and then falls linearly to zero:
 ///
 /// ```text
@@ -123,7 +126,7 @@ impl LinearLRScheduler {
     fn record(&self, state: &mut CheckpointState) -> Result<()> {
         let group = state.group().ok_or_else(no_optimizer)?;
         let record = Scheduler {
-            kind: "linear".into(),
+            kind: KIND.into(),
             warmup_steps: self.warmup_step_count,
             total_steps: self.total_step_count,
             initial_learning_rate: group.initial_learning_rate,
@@ -153,6 +156,6 @@ impl LinearLRScheduler {
     }
 }
 
-fn no_optimizer() -> Error {
+pub(crate) fn no_optimizer() -> Error {
     Error::State("there is no optimizer on the state yet; make one before its scheduler".into())
 }

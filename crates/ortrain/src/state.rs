@@ -16,7 +16,8 @@ use rustc_hash::FxHashSet;
 
 use crate::kind::{told, told_of_bytes};
 use crate::nearest::hint;
-use crate::{Error, FileKind, Result};
+use crate::scheduler::KIND as LINEAR;
+use crate::{Error, FileKind, LrScheduler, Result};
 
 /// The one parameter group of ONNX Runtime's optimizers.
 const GROUP: &str = "group0";
@@ -805,6 +806,30 @@ impl CheckpointState {
         self.group.as_ref().map_or(0, |group| group.step)
     }
 
+    /// What decides the learning rate, as text: a scheduler with its schedule; `None` if nothing does.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// assert_eq!(state.scheduler_text(), None);
+    /// ortrain::LrScheduler::new(&mut state, "Exponential(gamma=0.9)".parse()?, 0.5)?;
+    /// assert_eq!(state.scheduler_text().as_deref(), Some("LRScheduler(Exponential(gamma=0.9), lr=0.5)"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn scheduler_text(&self) -> Option<String> {
+        let record = self.scheduler.as_ref()?;
+        if record.kind == LINEAR {
+            let Scheduler { warmup_steps, total_steps, initial_learning_rate, .. } = record;
+            return Some(format!(
+                "LinearLRScheduler(warmup_step_count={warmup_steps}, total_step_count={total_steps}, \
+                 initial_lr={initial_learning_rate})"
+            ));
+        }
+        let scheduler = LrScheduler::resume(self);
+        Some(scheduler.map_or_else(|_| "damaged".into(), |scheduler| scheduler.to_string()))
+    }
+
     /// The learning rate of the next optimizer step; `None` before an optimizer was made.
     ///
     /// ```
@@ -1006,6 +1031,10 @@ impl CheckpointState {
 
     pub(crate) fn group_mut(&mut self) -> Option<&mut Group> {
         self.group.as_mut()
+    }
+
+    pub(crate) fn scheduler(&self) -> Option<&Scheduler> {
+        self.scheduler.as_ref()
     }
 
     pub(crate) fn set_scheduler(&mut self, scheduler: Scheduler) {

@@ -76,6 +76,21 @@ class Optimizer:
         _warn_of_gradients(doubt)
         return norm
 
+    @property
+    def step_count(self) -> int:
+        """The number of steps done, those before the checkpoint among them; schedules count by it.
+
+        A step that the optimizer model skips (gradients that are not finite) does not count.
+
+        >>> optimizer.step_count
+        0
+        >>> _ = module(x, labels)
+        >>> optimizer.step()
+        >>> optimizer.step_count
+        1
+        """
+        return self._native.step_count()
+
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the next steps; a scheduler overwrites it at its own next step.
 

@@ -1,0 +1,159 @@
+//! Schedules, and what sets learning rates by them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ortrain::{Setting, Takes};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyBool;
+
+use crate::door::Door;
+use crate::error::raise;
+use crate::training::Optimizer;
+
+/// A schedule: names, settings and formulas are the core's.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct Schedule(ortrain::Schedule);
+
+#[pymethods]
+impl Schedule {
+    #[new]
+    fn new(name: &str, settings: Vec<(String, Bound<'_, PyAny>)>) -> PyResult<Schedule> {
+        let settings = settings.into_iter().map(|(key, value)| {
+            let value = setting(name, &key, &value)?;
+            Ok((key, value))
+        });
+        let settings = settings.collect::<PyResult<_>>()?;
+        ortrain::Schedule::from_settings(name, settings).map(Schedule).map_err(raise)
+    }
+
+    /// The schedule that a text says.
+    #[staticmethod]
+    fn parse(text: &str) -> PyResult<Schedule> {
+        text.parse().map(Schedule).map_err(raise)
+    }
+
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn text(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn warmup(&self) -> i64 {
+        self.0.warmup()
+    }
+
+    fn span(&self) -> i64 {
+        self.0.span()
+    }
+
+    /// What a step needs beside the number of steps: `metric`, `factor`, or nothing.
+    fn takes(&self) -> Option<&'static str> {
+        match self.0.takes() {
+            Takes::Nothing => None,
+            Takes::Metric => Some("metric"),
+            Takes::Factor => Some("factor"),
+        }
+    }
+
+    /// The factor after `t` steps, where a metric or a function has decided on `decided`.
+    fn factor(&self, t: i64, decided: f64) -> f64 {
+        self.0.factor_with(t, decided)
+    }
+}
+
+/// A value of Python as a setting.
+fn setting(schedule: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Setting> {
+    if let Ok(flag) = value.cast::<PyBool>() {
+        return Ok(Setting::Flag(flag.is_true()));
+    }
+    if let Ok(inner) = value.cast::<Schedule>() {
+        return Ok(Setting::Schedule(inner.get().0.clone()));
+    }
+    if let Ok(count) = value.extract() {
+        return Ok(Setting::Count(count));
+    }
+    if let Ok(number) = value.extract() {
+        return Ok(Setting::Number(number));
+    }
+    let wrong = |_| {
+        let (kind, shown) = (value.get_type().name(), value.repr());
+        let kind = kind.map_or_else(|_| "something else".to_owned(), |kind| kind.to_string());
+        let shown: String = shown.map_or_else(|_| String::new(), |shown| shown.to_string());
+        let shown: String = shown.chars().take(60).collect();
+        PyTypeError::new_err(format!(
+            "{name} of {schedule} is {shown} ({kind}), but a setting is a number, a list of whole numbers or a schedule"
+        ))
+    };
+    value.extract().map(Setting::Counts).map_err(wrong)
+}
+
+/// What sets the learning rate of an optimizer by a schedule.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct LrScheduler {
+    state: Arc<Door<ortrain::CheckpointState>>,
+    scheduler: Mutex<ortrain::LrScheduler>,
+}
+
+#[pymethods]
+impl LrScheduler {
+    #[new]
+    fn new(py: Python<'_>, optimizer: &Optimizer, schedule: &Schedule, lr: f32) -> PyResult<LrScheduler> {
+        let state = optimizer.state.clone();
+        let scheduler = state.pass(py, |state| ortrain::LrScheduler::new(state, schedule.0.clone(), lr))?;
+        Ok(LrScheduler { state, scheduler: Mutex::new(scheduler) })
+    }
+
+    /// The scheduler that the checkpoint was saved with.
+    #[staticmethod]
+    fn resume(py: Python<'_>, optimizer: &Optimizer) -> PyResult<LrScheduler> {
+        let state = optimizer.state.clone();
+        let scheduler = state.pass(py, |state| ortrain::LrScheduler::resume(state))?;
+        Ok(LrScheduler { state, scheduler: Mutex::new(scheduler) })
+    }
+
+    /// A step, with a metric or a factor where the schedule needs one.
+    fn step(&self, py: Python<'_>, value: Option<f64>) -> PyResult<()> {
+        self.state.pass(py, |state| {
+            // The lock of the state is held, so nobody waits here.
+            let mut scheduler = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
+            match value {
+                None => scheduler.step(state),
+                Some(value) => scheduler.step_with(state, value),
+            }
+        })
+    }
+
+    fn schedule(&self) -> Schedule {
+        let scheduler = self.scheduler.lock().unwrap_or_else(PoisonError::into_inner);
+        Schedule(scheduler.schedule().clone())
+    }
+
+    fn lr(&self) -> f32 {
+        self.scheduler.lock().unwrap_or_else(PoisonError::into_inner).lr()
+    }
+}
+
+/// A setting, and what it is if it is left out.
+type Described = (&'static str, Option<&'static str>);
+
+/// All schedules: names, with their settings and what these are if they are left out.
+#[pyfunction]
+pub(crate) fn schedule_kinds() -> Vec<(&'static str, Vec<Described>)> {
+    ortrain::Schedule::kinds().iter().map(|(name, settings)| (*name, settings.to_vec())).collect()
+}
+
+/// The steps from 0 to the last one that a curve shows.
+#[pyfunction]
+pub(crate) fn curve_steps(last: i64) -> Vec<i64> {
+    ortrain::curve_steps(last).to_vec()
+}
+
+/// A curve of text.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "a list becomes a vector")]
+pub(crate) fn draw_curve(factors: Vec<f64>, last: i64) -> String {
+    ortrain::draw_curve(&factors, last)
+}

@@ -1,0 +1,369 @@
+//! A schedule at work on the optimizer of a state.
+
+use std::fmt;
+
+use ortrain_checkpoint::Scheduler;
+
+use crate::optimizer::check_rate;
+use crate::schedule::Setting;
+use crate::schedule_text::Reader;
+use crate::scheduler::{KIND, no_optimizer};
+use crate::{CheckpointState, Error, Result, Schedule, Takes};
+
+/// What stands between a schedule and what it remembers, in a checkpoint.
+const MEMORY: &str = "Memory";
+
+/// A [`Schedule`] that sets the learning rate of the optimizer on a state.
+///
+/// It counts the steps of the optimizer; the scheduler has no counter of its own. Checkpoints of the state have the
+/// schedule and what it remembers, and [`LrScheduler::resume`] goes on from there bit for bit.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// # let batch = setup::batch();
+/// # let inputs = batch.each_ref().map(ortrain::Given::from);
+/// use ortrain::{CheckpointState, LrScheduler, Schedule};
+///
+/// let mut scheduler = LrScheduler::new(&mut state, Schedule::Exponential { gamma: 0.5 }, 1.0)?;
+/// let mut rates = Vec::new();
+/// for _ in 0..3 {
+///     rates.push(optimizer.learning_rate(&state)?);
+///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+///     optimizer.step(&mut state, &module)?;
+///     scheduler.step(&mut state)?;
+///     module.lazy_reset_grad();
+/// }
+/// assert_eq!(rates, [1.0, 0.5, 0.25]);
+///
+/// let later = CheckpointState::from_bytes(state.to_bytes(true)?)?;
+/// assert_eq!(LrScheduler::resume(&later)?, scheduler);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct LrScheduler {
+    schedule: Schedule,
+    lr: f32,
+    memory: Memory,
+}
+
+/// What a schedule remembers.
+#[derive(Clone, Debug, PartialEq)]
+struct Memory {
+    /// What a metric or a function has decided on last: 1 at first.
+    decided: f64,
+    /// The best metric.
+    best: Option<f64>,
+    /// The steps without a better one.
+    bad: i64,
+    /// The steps until they count again.
+    cooling: i64,
+}
+
+impl LrScheduler {
+    /// A scheduler of the optimizer on this state, which sets the learning rate for the steps done so far. `lr` is what
+    /// the factors of the schedule are times of. What a metric or a function decides is 1 until the first step.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::LrScheduler;
+    ///
+    /// LrScheduler::new(&mut state, "OneCycle(total=100)".parse()?, 0.5)?;
+    /// assert_eq!(optimizer.learning_rate(&state)?, 0.5 / 25.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When no optimizer was made on the state, a setting is not what it may be, or a rate is negative, infinite or no
+    /// number.
+    pub fn new(state: &mut CheckpointState, schedule: Schedule, lr: f32) -> Result<LrScheduler> {
+        schedule.check()?;
+        check_rate("the initial learning rate", lr)?;
+        let memory = Memory { decided: 1.0, best: None, bad: 0, cooling: 0 };
+        let scheduler = LrScheduler { schedule, lr, memory };
+        scheduler.apply(state)?;
+        Ok(scheduler)
+    }
+
+    /// The scheduler that the checkpoint of a state was saved with. The learning rate stays as it was saved, too.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let none = ortrain::LrScheduler::resume(&state).unwrap_err();
+    /// assert!(none.to_string().starts_with("there is no schedule in the state"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the state has no optimizer state or no schedule, or the schedule in it is damaged.
+    pub fn resume(state: &CheckpointState) -> Result<LrScheduler> {
+        state.group().ok_or_else(no_optimizer)?;
+        let record = state.scheduler().ok_or_else(|| {
+            Error::State(
+                "there is no schedule in the state to go on with; save it with its optimizer state while a scheduler is \
+                 at work, or make a new scheduler"
+                    .into(),
+            )
+        })?;
+        if record.kind == KIND {
+            return Err(Error::State(format!(
+                "the learning rates of this state came from a LinearLRScheduler; make it again, with \
+                 warmup_step_count={}, total_step_count={}, initial_lr={}",
+                record.warmup_steps, record.total_steps, record.initial_learning_rate
+            )));
+        }
+        let damaged = |source: Error| {
+            Error::State(format!("the schedule in the state is damaged; make a new scheduler: {source}"))
+        };
+        check_rate("the initial learning rate", record.initial_learning_rate).map_err(damaged)?;
+        let (schedule, memory) = read(&record.kind).map_err(damaged)?;
+        Ok(LrScheduler { schedule, lr: record.initial_learning_rate, memory })
+    }
+
+    /// Sets the learning rate for the number of optimizer steps done so far.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// # let batch = setup::batch();
+    /// # let inputs = batch.each_ref().map(ortrain::Given::from);
+    /// let mut scheduler = ortrain::LrScheduler::new(&mut state, "Linear(total=4)".parse()?, 1.0)?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| {})?;
+    /// optimizer.step(&mut state, &module)?;
+    /// scheduler.step(&mut state)?;
+    /// assert_eq!(optimizer.learning_rate(&state)?, 0.75);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the schedule needs a metric or the factor of a function, no optimizer was made on the state, or the rate
+    /// would be infinite or no number; the rate and the schedule stay as they were.
+    pub fn step(&mut self, state: &mut CheckpointState) -> Result<()> {
+        let needed = match self.schedule.takes() {
+            Takes::Nothing => return self.apply(state),
+            Takes::Metric => "a metric",
+            Takes::Factor => "the factor of a function",
+        };
+        Err(Error::Argument(format!("a step of {} needs {needed}, and none was given", self.schedule)))
+    }
+
+    /// The same with a metric, or with the factor of a function of the program.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let schedule = "ReduceOnPlateau(factor=0.5, patience=1)".parse()?;
+    /// let mut scheduler = ortrain::LrScheduler::new(&mut state, schedule, 1.0)?;
+    /// let mut rates = Vec::new();
+    /// for loss in [0.9, 0.8, 0.8, 0.8] {
+    ///     scheduler.step_with(&mut state, loss)?;
+    ///     rates.push(optimizer.learning_rate(&state)?);
+    /// }
+    /// assert_eq!(rates, [1.0, 1.0, 1.0, 0.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the schedule needs neither, the value is infinite or no number, the factor is negative, or as
+    /// [`LrScheduler::step`].
+    pub fn step_with(&mut self, state: &mut CheckpointState, value: f64) -> Result<()> {
+        let takes = self.schedule.takes();
+        if takes == Takes::Nothing {
+            return Err(Error::Argument(format!("a step of {} takes no metric", self.schedule)));
+        }
+        let mut next = self.clone();
+        if takes == Takes::Metric {
+            if !value.is_finite() {
+                return Err(Error::Argument(format!(
+                    "the metric is {value}, but a schedule goes by a finite number; if it is a loss, the training has \
+                     diverged"
+                )));
+            }
+            next.memory.decide(self.leaf(), value);
+        } else if value.is_finite() && value >= 0.0 {
+            next.memory.decided = value;
+        } else {
+            return Err(Error::Argument(format!(
+                "the function of the schedule says {value}, but a factor is a finite number that is not negative"
+            )));
+        }
+        next.apply(state)?;
+        *self = next;
+        Ok(())
+    }
+
+    /// The schedule.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::{LrScheduler, Schedule};
+    ///
+    /// let scheduler = LrScheduler::new(&mut state, Schedule::Constant {}, 0.1)?;
+    /// assert_eq!(scheduler.schedule(), &Schedule::Constant {});
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// The learning rate that the factors are times of.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::{LrScheduler, Schedule};
+    ///
+    /// assert_eq!(LrScheduler::new(&mut state, Schedule::Constant {}, 0.5)?.lr(), 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn lr(&self) -> f32 {
+        self.lr
+    }
+
+    /// The learning rate after `t` optimizer steps, as long as a metric or a function decides nothing else. The product
+    /// is computed in f64 and rounded once.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// let scheduler = ortrain::LrScheduler::new(&mut state, "Linear(total=4)".parse()?, 0.5)?;
+    /// assert_eq!([0, 1, 4].map(|t| scheduler.rate(t)), [0.5, 0.375, 0.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn rate(&self, t: i64) -> f32 {
+        (f64::from(self.lr) * self.schedule.factor_with(t, self.memory.decided)) as f32
+    }
+
+    /// The schedule behind the warm-up.
+    fn leaf(&self) -> &Schedule {
+        match &self.schedule {
+            Schedule::Warmup { then, .. } => then,
+            schedule => schedule,
+        }
+    }
+
+    /// Sets the learning rate, and lets checkpoints of the state say what decides it.
+    fn apply(&self, state: &mut CheckpointState) -> Result<()> {
+        let group = state.group_mut().ok_or_else(no_optimizer)?;
+        let rate = self.rate(group.step);
+        if !rate.is_finite() {
+            return Err(Error::Argument(format!(
+                "{} makes the learning rate {rate} after {} steps, but a rate is a finite number",
+                self.schedule, group.step
+            )));
+        }
+        group.learning_rate = rate;
+        group.initial_learning_rate = self.lr;
+        let record = Scheduler {
+            kind: self.written(),
+            warmup_steps: self.schedule.warmup(),
+            total_steps: self.schedule.total().unwrap_or(0),
+            initial_learning_rate: self.lr,
+            step: group.step,
+        };
+        state.set_scheduler(record);
+        Ok(())
+    }
+
+    /// The schedule and what it remembers, as text: numbers come back from it bit for bit.
+    fn written(&self) -> String {
+        let Memory { decided, best, bad, cooling } = &self.memory;
+        match self.schedule.takes() {
+            Takes::Nothing => self.schedule.to_string(),
+            Takes::Metric | Takes::Factor => {
+                let best = best.map_or(String::new(), |best| format!(", best={best:?}"));
+                format!("{} {MEMORY}(decided={decided:?}, bad={bad}, cooling={cooling}{best})", self.schedule)
+            }
+        }
+    }
+}
+
+impl fmt::Display for LrScheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LRScheduler({}, lr={})", self.schedule, self.lr)
+    }
+}
+
+impl Memory {
+    /// What `ReduceLROnPlateau` of PyTorch does at a step.
+    fn decide(&mut self, schedule: &Schedule, metric: f64) {
+        let Schedule::ReduceOnPlateau { factor, patience, threshold, cooldown, least, maximize, absolute } =
+            *schedule
+        else {
+            return;
+        };
+        let better = self.best.is_none_or(|best| match (maximize, absolute) {
+            (false, false) => metric < best * (1.0 - threshold),
+            (false, true) => metric < best - threshold,
+            (true, false) => metric > best * (1.0 + threshold),
+            (true, true) => metric > best + threshold,
+        });
+        if better {
+            (self.best, self.bad) = (Some(metric), 0);
+        } else {
+            self.bad = self.bad.saturating_add(1);
+        }
+        if self.cooling > 0 {
+            (self.cooling, self.bad) = (self.cooling - 1, 0);
+        }
+        if self.bad > patience {
+            self.decided = (self.decided * factor).max(least);
+            (self.cooling, self.bad) = (cooldown, 0);
+        }
+    }
+}
+
+/// A schedule and what it remembers, from the text in a checkpoint.
+fn read(text: &str) -> Result<(Schedule, Memory)> {
+    let mut reader = Reader::new(text);
+    let schedule = reader.schedule(0)?;
+    let mut memory = Memory { decided: 1.0, best: None, bad: 0, cooling: 0 };
+    if reader.is_done() && schedule.takes() == Takes::Nothing {
+        return Ok((schedule, memory));
+    }
+    reader.word(MEMORY)?;
+    for (name, value) in reader.settings(0)? {
+        match (name.as_str(), value) {
+            ("decided", Setting::Number(number)) if number.is_finite() && number >= 0.0 => {
+                memory.decided = number;
+            }
+            ("best", Setting::Number(number)) if number.is_finite() => memory.best = Some(number),
+            ("bad", Setting::Count(count)) if count >= 0 => memory.bad = count,
+            ("cooling", Setting::Count(count)) if count >= 0 => memory.cooling = count,
+            (name, value) => {
+                return Err(Error::Argument(format!("what it remembers has {name}={value}")));
+            }
+        }
+    }
+    reader.end()?;
+    Ok((schedule, memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every text that is cut, or has a byte changed, is read or refused; nothing else.
+    #[test]
+    fn damaged_records_do_no_harm() {
+        let sound = "Warmup(steps=3, then=ReduceOnPlateau(factor=0.1, patience=10), start=0.0) \
+                     Memory(decided=0.1, bad=2, cooling=1, best=-0.25)";
+        let (schedule, memory) = read(sound).unwrap();
+        assert_eq!((schedule.warmup(), memory.bad, memory.best), (3, 2, Some(-0.25)));
+        let mut refused = 0;
+        for at in 0..sound.len() {
+            for change in ["", "(", ")", "9", "-", "\u{e9}", "nan"] {
+                let text = format!("{}{change}{}", &sound[..at], &sound[at + 1..]);
+                refused += usize::from(read(&text).is_err());
+            }
+            assert!(read(&sound[..at]).is_err() || at == sound.len() - 1, "{}", &sound[..at]);
+        }
+        assert!(refused > sound.len());
+    }
+}

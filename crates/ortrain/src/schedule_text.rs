@@ -1,0 +1,248 @@
+//! Schedules as text, and as curves of text.
+
+use std::fmt::{self, Display, Write};
+use std::str::FromStr;
+
+use crate::schedule::Setting;
+use crate::{Error, Result, Schedule};
+
+/// Columns and rows of a curve, and the heights of a cell.
+const COLUMNS: usize = 60;
+const ROWS: usize = 5;
+const CELLS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// A schedule in a schedule is the most there is.
+const DEEPEST: usize = 2;
+/// How much of a wrong text an error repeats, in letters.
+const REPEATED: usize = 60;
+
+impl Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::Flag(true) => f.write_str("True"),
+            Setting::Flag(false) => f.write_str("False"),
+            Setting::Count(count) => write!(f, "{count}"),
+            Setting::Number(number) => write!(f, "{number:?}"),
+            Setting::Counts(counts) => write!(f, "{counts:?}"),
+            Setting::Schedule(schedule) => write!(f, "{schedule}"),
+        }
+    }
+}
+
+/// `Name(setting=value, ...)`, which is Python, and what [`Schedule::from_str`] reads. Numbers come back bit for bit.
+impl Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<String> =
+            self.settings().iter().map(|(name, value)| format!("{name}={value}")).collect();
+        write!(f, "{}({})", self.name(), settings.join(", "))
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Schedule> {
+        let mut reader = Reader::new(text);
+        let schedule = reader.schedule(0)?;
+        reader.end()?;
+        Ok(schedule)
+    }
+}
+
+/// What is left of a text.
+pub(crate) struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(text: &'a str) -> Reader<'a> {
+        Reader { rest: text.trim() }
+    }
+
+    /// `Name(setting=value, ...)`.
+    pub(crate) fn schedule(&mut self, depth: usize) -> Result<Schedule> {
+        if depth >= DEEPEST {
+            return Err(Error::Argument("a warm-up stands in front of another warm-up; make it one".into()));
+        }
+        let name = self.name();
+        let settings = self.settings(depth)?;
+        Schedule::from_settings(name, settings)
+    }
+
+    fn name(&mut self) -> &'a str {
+        self.until(|letter| !letter.is_ascii_alphanumeric() && letter != '_')
+    }
+
+    fn until(&mut self, end: impl Fn(char) -> bool) -> &'a str {
+        self.rest = self.rest.trim_start();
+        let (found, rest) = self.rest.split_at(self.rest.find(end).unwrap_or(self.rest.len()));
+        self.rest = rest;
+        found.trim_end()
+    }
+
+    fn takes(&mut self, sign: char) -> bool {
+        match self.rest.trim_start().strip_prefix(sign) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn expect(&mut self, sign: char) -> Result<()> {
+        if self.takes(sign) { Ok(()) } else { Err(self.wrong(&format!("{sign:?} is expected"))) }
+    }
+
+    fn wrong(&self, what: &str) -> Error {
+        let at: String = self.rest.chars().take(REPEATED).collect();
+        Error::Argument(format!(
+            "a schedule is written like \"Linear(total=100)\", but {what} in front of {at:?}"
+        ))
+    }
+
+    /// Nothing is left.
+    pub(crate) fn end(&self) -> Result<()> {
+        if self.rest.trim().is_empty() { Ok(()) } else { Err(self.wrong("the end is expected")) }
+    }
+
+    /// What is left after a schedule, if anything.
+    pub(crate) fn is_done(&self) -> bool {
+        self.rest.trim().is_empty()
+    }
+
+    /// A word that must stand here.
+    pub(crate) fn word(&mut self, word: &str) -> Result<()> {
+        if self.name() == word { Ok(()) } else { Err(self.wrong(&format!("{word:?} is expected"))) }
+    }
+
+    /// `(setting=value, ...)`.
+    pub(crate) fn settings(&mut self, depth: usize) -> Result<Vec<(String, Setting)>> {
+        self.expect('(')?;
+        let mut found = Vec::new();
+        while !self.takes(')') {
+            let name = self.name().to_owned();
+            self.expect('=')?;
+            found.push((name, self.value(depth)?));
+            if !self.takes(',') {
+                self.expect(')')?;
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn value(&mut self, depth: usize) -> Result<Setting> {
+        if self.takes('[') {
+            let list = self.until(|letter| letter == ']');
+            let counts = list.split(',').map(str::trim).filter(|count| !count.is_empty()).map(str::parse);
+            let counts = counts.collect::<std::result::Result<_, _>>();
+            self.expect(']')?;
+            return counts
+                .map(Setting::Counts)
+                .map_err(|_| self.wrong("a list of whole numbers is expected"));
+        }
+        let before = self.rest;
+        let text = self.until(|letter| matches!(letter, ',' | ')' | '(' | '='));
+        if self.rest.starts_with('(') {
+            self.rest = before;
+            return self.schedule(depth + 1).map(Setting::Schedule);
+        }
+        let number = || text.parse().map(Setting::Number).map_err(|_| self.wrong("a number is expected"));
+        match text {
+            "True" => Ok(Setting::Flag(true)),
+            "False" => Ok(Setting::Flag(false)),
+            _ => text.parse().map(Setting::Count).or_else(|_| number()),
+        }
+    }
+}
+
+impl Schedule {
+    /// The factor over the steps from 0 to `last`, or to the end of what changes, as a curve of text.
+    ///
+    /// ```
+    /// let curve = ortrain::Schedule::Linear { total: 59, start: 1.0, end: 0.0 }.curve(None);
+    /// assert_eq!(curve.lines().count(), 7);
+    /// assert!(curve.ends_with("step 59"));
+    /// ```
+    #[must_use]
+    pub fn curve(&self, last: Option<i64>) -> String {
+        let last = last.unwrap_or_else(|| self.span());
+        draw_curve(&curve_steps(last).map(|t| self.factor(t)), last)
+    }
+}
+
+/// The steps from 0 to `last` that a curve shows.
+///
+/// ```
+/// let steps = ortrain::curve_steps(118);
+/// assert_eq!((steps[0], steps[1], steps[59]), (0, 2, 118));
+/// ```
+#[must_use]
+pub fn curve_steps(last: i64) -> [i64; COLUMNS] {
+    let (last, most) = (i128::from(last.max(0)), COLUMNS as i128 - 1);
+    std::array::from_fn(|k| i64::try_from((last * k as i128 + most / 2) / most).unwrap_or(i64::MAX))
+}
+
+/// A curve of text through these factors, the first of step 0 and the last of step `last`.
+///
+/// ```
+/// let curve = ortrain::draw_curve(&[0.0, 0.5, 1.0], 2);
+/// assert!(curve.starts_with("    1 ┤  █\n"));
+/// ```
+#[must_use]
+pub fn draw_curve(factors: &[f64], last: i64) -> String {
+    let highest = factors.iter().copied().filter(|factor| factor.is_finite()).fold(0.0, f64::max);
+    let scale = if highest > 0.0 { highest } else { 1.0 };
+    let eighths = |factor: &f64| (factor / scale * (8 * ROWS) as f64).round().clamp(0.0, (8 * ROWS) as f64);
+    let heights: Vec<usize> = factors.iter().map(|factor| eighths(factor) as usize).collect();
+    let mut out = String::new();
+    for row in (0..ROWS).rev() {
+        let label = if row == ROWS - 1 { short(scale) } else { String::new() };
+        let cells: String =
+            heights.iter().map(|height| CELLS[height.saturating_sub(8 * row).min(8)]).collect();
+        let axis = if row == ROWS - 1 { '┤' } else { '│' };
+        let _ = writeln!(out, "{}", format!("{label:>5} {axis}{cells}").trim_end());
+    }
+    let _ = writeln!(out, "    0 └{}", "─".repeat(factors.len()));
+    let end = format!("step {last}");
+    let _ = write!(out, "       0{end:>width$}", width = factors.len().saturating_sub(1));
+    out
+}
+
+/// A number in few letters.
+fn short(number: f64) -> String {
+    if (0.001..1000.0).contains(&number) {
+        let text = format!("{number:.3}");
+        return text.trim_end_matches('0').trim_end_matches('.').to_owned();
+    }
+    format!("{number:.0e}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_is_drawn() {
+        let curve = "Warmup(steps=20, then=Linear(total=59))".parse::<Schedule>().unwrap().curve(None);
+        let wanted = "    1 ┤                 ▂▄▆█▇▆▅▄▃▂▁
+      │             ▂▄▆█████████████▇▆▅▄▃▂▁
+      │         ▂▄▆█████████████████████████▇▆▅▃▂▁
+      │     ▂▄▆████████████████████████████████████▇▆▅▄▃▂▁
+      │ ▂▄▆████████████████████████████████████████████████▇▆▅▄▃▂▁
+    0 └────────────────────────────────────────────────────────────
+       0                                                    step 59";
+        assert_eq!(curve, wanted);
+    }
+
+    #[test]
+    fn damaged_texts_are_refused() {
+        let deep = "Warmup(steps=1, then=".repeat(100_000);
+        let sound = "Warmup(steps=3, then=MultiStep(milestones=[5, 9], gamma=0.1), start=0.0)";
+        let cut = (0..sound.len()).map(|end| sound[..end].to_owned());
+        for text in cut.chain([deep, "Linear(total=9)x".into(), "Linear(total=)".into(), "é(=".into()]) {
+            let error = text.parse::<Schedule>().unwrap_err().to_string();
+            assert!(error.len() < 400, "{error}");
+        }
+    }
+}

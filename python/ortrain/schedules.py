@@ -1,0 +1,628 @@
+"""Learning rates over the steps of a training: constant, falling, in cycles, by a metric, behind a warm-up.
+
+A schedule is a factor of a learning rate as a function of t, the number of optimizer steps done. ``LRScheduler`` sets
+the rate of an optimizer by one, and checkpoints keep it.
+
+>>> from ortrain.schedules import Cosine, LRScheduler, Warmup
+>>> scheduler = LRScheduler(optimizer, Warmup(steps=2, then=Cosine(total=6)), lr=0.01)
+>>> rates = []
+>>> for step in range(7):
+...     rates.append(round(optimizer.get_learning_rate(), 5))
+...     loss = module(x, labels)
+...     optimizer.step()
+...     scheduler.step()
+...     module.lazy_reset_grad()
+>>> rates
+[0.0, 0.005, 0.01, 0.00854, 0.005, 0.00146, 0.0]
+
+Factors are computed in float64; their product with the rate is rounded once, to float32. ``total`` and ``milestones``
+count from the first step of the training, behind a warm-up as without one. All other counts begin after the warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ortrain import _ortrain
+from ortrain.api.optimizer import Optimizer
+from ortrain.errors import InvalidArgumentError
+
+__all__ = [
+    "Constant",
+    "Cosine",
+    "CosineRestarts",
+    "Exponential",
+    "Function",
+    "InverseSquareRoot",
+    "LRScheduler",
+    "Linear",
+    "MultiStep",
+    "OneCycle",
+    "Polynomial",
+    "ReduceOnPlateau",
+    "Schedule",
+    "Step",
+    "Warmup",
+    "resume",
+]
+
+Factor: TypeAlias = Callable[[int], float]
+
+
+class Schedule:
+    """A factor of the learning rate for each number of optimizer steps; the classes below are the schedules there are.
+
+    Two schedules are equal if their settings are. ``repr`` is the code that makes the schedule; ``print`` adds a curve.
+
+    >>> from ortrain.schedules import Linear, Schedule
+    >>> isinstance(Linear(total=100), Schedule)
+    True
+    >>> Linear(total=100)
+    Linear(total=100, end=0.0, start=1.0)
+    >>> Linear(total=100)(25)
+    0.75
+
+    """
+
+    _native: _ortrain.Schedule
+    _function: Factor | None = None
+
+    def __init__(self, **settings: object) -> None:
+        if type(self) is Schedule:
+            raise TypeError("Schedule is what all schedules are; make one of them, Linear(total=100) say")
+        self._native = _ortrain.Schedule(type(self).__name__, list(settings.items()))
+
+    def __call__(self, t: int) -> float:
+        """The factor after ``t`` optimizer steps. What a metric decides counts as 1.
+
+        Raises:
+            InvalidArgumentError: if it is that of a function, which says something else than a factor.
+
+        >>> from ortrain.schedules import Step
+        >>> [Step(every=10, gamma=0.5)(t) for t in (0, 9, 10, 20)]
+        [1.0, 1.0, 0.5, 0.25]
+
+        """
+        return self._native.factor(t, self._decided(t))
+
+    def _decided(self, t: int) -> float:
+        """What the function says, if there is one; of the steps of a warm-up it is asked for the last."""
+        return 1.0 if self._function is None else _factor_of(self._function, max(t, self._native.warmup()))
+
+    def __repr__(self) -> str:
+        text = self._native.text()
+        if self._function is None:
+            return text
+        return text.replace("Function()", f"Function({getattr(self._function, '__name__', repr(self._function))})")
+
+    def __str__(self) -> str:
+        """The code that makes it, and its curve.
+
+        >>> from ortrain.schedules import Cosine, Warmup
+        >>> print(Warmup(steps=20, then=Cosine(total=120)))
+        Warmup(steps=20, then=Cosine(total=120, end=0.0, cycles=1), start=0.0)
+            1 ┤         ▄████▇▇▆▆▅▅▄▃▂▁
+              │       ▄█████████████████▇▆▅▄▃▂
+              │     ▄██████████████████████████▇▆▅▃▂▁
+              │   ▄███████████████████████████████████▆▅▄▃▂▁
+              │ ▄███████████████████████████████████████████▇▆▅▅▄▃▂▂▁▁▁
+            0 └────────────────────────────────────────────────────────────
+               0                                                   step 120
+        """
+        last = self._native.span()
+        factors = [self(t) for t in _ortrain.curve_steps(last)]
+        return f"{self!r}\n{_ortrain.draw_curve(factors, last)}"
+
+    def plot(self, steps: int | None = None, ax: Any = None) -> Any:
+        """Draw the factor with matplotlib, on ``ax`` or on axes of its own, and return the axes.
+
+        Args:
+            steps: the last step that is drawn; the end of the schedule unless given.
+            ax: ``matplotlib.axes.Axes``.
+
+        Raises:
+            ImportError: if matplotlib is not there.
+            InvalidArgumentError: if ``steps`` is below 1.
+
+        >>> from ortrain.schedules import Linear
+        >>> try:
+        ...     axes = Linear(total=100).plot()
+        ... except ImportError as error:
+        ...     print(str(error).partition(";")[0])
+        a plot needs matplotlib, which is not installed
+
+        """
+        last = self._native.span() if steps is None else steps
+        if last < 1:
+            raise InvalidArgumentError(f"steps is {last}, but a plot shows one step or more")
+        if ax is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError as error:
+                raise ImportError(
+                    "a plot needs matplotlib, which is not installed; install it, or print the schedule for a curve of "
+                    "text"
+                ) from error
+            ax = pyplot.figure().add_subplot()
+        shown = range(0, last + 1, max(1, last // 1000))
+        ax.plot(shown, [self(t) for t in shown])
+        ax.set(xlabel="optimizer step", ylabel="factor of the learning rate", title=repr(self))
+        return ax
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return self._native.text() == other._native.text() and self._function is other._function
+
+    def __hash__(self) -> int:
+        return hash(self._native.text())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_from, (self._native.text(), self._function)
+
+
+class Constant(Schedule):
+    """The factor is always 1.
+
+    >>> from ortrain.schedules import Constant
+    >>> Constant()(1000)
+    1.0
+
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Linear(Schedule):
+    """A straight line: ``start + (end - start) t/total``, and ``end`` from ``total`` on.
+
+    Source: ``torch.optim.lr_scheduler.LinearLR``, whose ``total_iters`` is ``total``.
+
+    Args:
+        total: the step at which the line ends.
+        end: the last factor.
+        start: the first factor.
+
+    >>> from ortrain.schedules import Linear
+    >>> [Linear(total=4, end=0.5)(t) for t in (0, 2, 4, 9)]
+    [1.0, 0.75, 0.5, 0.5]
+
+    """
+
+    def __init__(self, total: int, end: float = 0.0, start: float = 1.0) -> None:
+        super().__init__(total=total, end=end, start=start)
+
+
+class Cosine(Schedule):
+    """Half a cosine: ``end + (1 - end) (1 + cos(pi t/total)) / 2``, and ``end`` from ``total`` on.
+
+    With several cycles the steps are divided into so many parts of equal length, each with a cosine of its own.
+    Sources: ``torch.optim.lr_scheduler.CosineAnnealingLR`` (``T_max``, ``eta_min / lr``), which rises again after
+    ``T_max``; ``transformers.get_cosine_with_hard_restarts_schedule_with_warmup``.
+
+    Args:
+        total: the step at which the last cosine ends.
+        end: the lowest factor.
+        cycles: how many cosines there are.
+
+    >>> from ortrain.schedules import Cosine
+    >>> [round(Cosine(total=4)(t), 3) for t in range(6)]
+    [1.0, 0.854, 0.5, 0.146, 0.0, 0.0]
+    >>> [round(Cosine(total=4, cycles=2)(t), 3) for t in range(5)]
+    [1.0, 0.5, 1.0, 0.5, 0.0]
+
+    """
+
+    def __init__(self, total: int, end: float = 0.0, cycles: int = 1) -> None:
+        super().__init__(total=total, end=end, cycles=cycles)
+
+
+class CosineRestarts(Schedule):
+    """Half a cosine from 1 to ``end``, again and again; each is ``growth`` times as long as the one before.
+
+    Source: ``torch.optim.lr_scheduler.CosineAnnealingWarmRestarts`` (``T_0``, ``T_mult``, ``eta_min / lr``).
+
+    Args:
+        first: the steps of the first cosine.
+        growth: how many times as long each is as the one before, a whole number.
+        end: the lowest factor.
+
+    >>> from ortrain.schedules import CosineRestarts
+    >>> [round(CosineRestarts(first=2, growth=2)(t), 3) for t in range(7)]
+    [1.0, 0.5, 1.0, 0.854, 0.5, 0.146, 1.0]
+
+    """
+
+    def __init__(self, first: int, growth: int = 1, end: float = 0.0) -> None:
+        super().__init__(first=first, growth=growth, end=end)
+
+
+class Polynomial(Schedule):
+    """A power of what is left: ``end + (1 - end) (1 - t/total)^power``, and ``end`` from ``total`` on.
+
+    Sources: ``torch.optim.lr_scheduler.PolynomialLR``; ``transformers.get_polynomial_decay_schedule_with_warmup``,
+    whose ``lr_end`` is ``end`` times the rate.
+
+    Args:
+        total: the step at which it ends.
+        power: the power.
+        end: the last factor.
+
+    >>> from ortrain.schedules import Polynomial
+    >>> [Polynomial(total=4, power=2.0)(t) for t in range(5)]
+    [1.0, 0.5625, 0.25, 0.0625, 0.0]
+
+    """
+
+    def __init__(self, total: int, power: float = 1.0, end: float = 0.0) -> None:
+        super().__init__(total=total, power=power, end=end)
+
+
+class Exponential(Schedule):
+    """``gamma^t``: every step multiplies the rate by ``gamma``.
+
+    Source: ``torch.optim.lr_scheduler.ExponentialLR``.
+
+    Args:
+        gamma: the factor of one step.
+
+    >>> from ortrain.schedules import Exponential
+    >>> Exponential(gamma=0.5)(3)
+    0.125
+
+    """
+
+    def __init__(self, gamma: float) -> None:
+        super().__init__(gamma=gamma)
+
+
+class Step(Schedule):
+    """``gamma^floor(t/every)``: the rate drops after every so many steps.
+
+    Source: ``torch.optim.lr_scheduler.StepLR``.
+
+    Args:
+        every: the steps between two drops.
+        gamma: the factor of one drop.
+
+    >>> from ortrain.schedules import Step
+    >>> [Step(every=2, gamma=0.5)(t) for t in range(5)]
+    [1.0, 1.0, 0.5, 0.5, 0.25]
+
+    """
+
+    def __init__(self, every: int, gamma: float = 0.1) -> None:
+        super().__init__(every=every, gamma=gamma)
+
+
+class MultiStep(Schedule):
+    """The rate drops at each milestone: ``gamma`` to the power of the milestones reached.
+
+    Source: ``torch.optim.lr_scheduler.MultiStepLR``.
+
+    Args:
+        milestones: numbers of steps that rise.
+        gamma: the factor of one drop.
+
+    >>> from ortrain.schedules import MultiStep
+    >>> [MultiStep([2, 3], gamma=0.5)(t) for t in range(5)]
+    [1.0, 1.0, 0.5, 0.25, 0.25]
+
+    """
+
+    def __init__(self, milestones: Sequence[int], gamma: float = 0.1) -> None:
+        super().__init__(milestones=list(milestones), gamma=gamma)
+
+
+class OneCycle(Schedule):
+    """Half a cosine up to 1, then half a cosine down to nearly nothing; ``lr`` of the scheduler is the highest rate.
+
+    Source: ``torch.optim.lr_scheduler.OneCycleLR`` with its cosines and two phases (``max_lr`` is ``lr``).
+
+    Args:
+        total: the steps of the training.
+        rise: the share of the steps in which the rate rises (``pct_start``).
+        start_division: the highest rate over the first one (``div_factor``).
+        final_division: the first rate over the last one (``final_div_factor``).
+
+    >>> from ortrain.schedules import OneCycle
+    >>> [round(OneCycle(total=10)(t), 3) for t in (0, 2, 9)]
+    [0.04, 1.0, 0.0]
+
+    """
+
+    def __init__(
+        self, total: int, rise: float = 0.3, start_division: float = 25.0, final_division: float = 10000.0
+    ) -> None:
+        super().__init__(total=total, rise=rise, start_division=start_division, final_division=final_division)
+
+
+class InverseSquareRoot(Schedule):
+    """``sqrt(scale / (t + scale))``: a long fall without an end, as transformers are trained.
+
+    Source: ``transformers.get_inverse_sqrt_schedule``, whose ``timescale`` is ``scale``.
+
+    Args:
+        scale: the steps until the factor is ``sqrt(1/2)``.
+
+    >>> from ortrain.schedules import InverseSquareRoot
+    >>> [InverseSquareRoot(scale=10)(t) for t in (0, 30, 150)]
+    [1.0, 0.5, 0.25]
+
+    """
+
+    def __init__(self, scale: int) -> None:
+        super().__init__(scale=scale)
+
+
+class ReduceOnPlateau(Schedule):
+    """The rate drops when a metric no longer becomes better; give the metric to :meth:`LRScheduler.step`.
+
+    Source: ``torch.optim.lr_scheduler.ReduceLROnPlateau`` with ``eps=0``.
+
+    Args:
+        factor: what the rate is multiplied by at a drop.
+        patience: the steps of the scheduler without a better metric that are borne.
+        threshold: how much better than the best the metric must be, as a share of the best.
+        cooldown: the steps of the scheduler after a drop that do not count.
+        least: the lowest factor (``min_lr / lr``).
+        maximize: whether a higher metric is a better one.
+        absolute: whether ``threshold`` is a difference instead of a share.
+
+    >>> from ortrain.schedules import LRScheduler, ReduceOnPlateau
+    >>> scheduler = LRScheduler(optimizer, ReduceOnPlateau(factor=0.5, patience=1), lr=1.0)
+    >>> rates = []
+    >>> for loss in (0.9, 0.8, 0.8, 0.8, 0.7):
+    ...     scheduler.step(loss)
+    ...     rates.append(optimizer.get_learning_rate())
+    >>> rates
+    [1.0, 1.0, 1.0, 0.5, 0.5]
+
+    """
+
+    def __init__(
+        self,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 0.0001,
+        cooldown: int = 0,
+        least: float = 0.0,
+        maximize: bool = False,
+        absolute: bool = False,
+    ) -> None:
+        super().__init__(
+            factor=factor,
+            patience=patience,
+            threshold=threshold,
+            cooldown=cooldown,
+            least=least,
+            maximize=maximize,
+            absolute=absolute,
+        )
+
+
+class Function(Schedule):
+    """The factor that a function says; a plain function may stand wherever a schedule may.
+
+    Source: ``torch.optim.lr_scheduler.LambdaLR``. A checkpoint cannot hold the function: give it to :func:`resume`
+    again.
+
+    Args:
+        function: from the number of optimizer steps to a factor, a finite number that is not negative. Behind a
+            warm-up it is first asked for the last step of the warm-up.
+
+    >>> from ortrain.schedules import Function
+    >>> Function(lambda t: 1 / (1 + t))(3)
+    0.25
+
+    """
+
+    def __init__(self, function: Factor) -> None:
+        if not callable(function):
+            raise TypeError(f"function is a function from steps to a factor, not {type(function).__name__}")
+        super().__init__()
+        self._function = function
+
+
+class Warmup(Schedule):
+    """A straight line up to the first factor of another schedule, and then that schedule.
+
+    ``total`` and ``milestones`` of the other one count the steps of the warm-up, too, as in ``LinearLRScheduler``:
+    ``Warmup(100, Linear(1000))`` rises for 100 steps and falls for 900. Source:
+    ``transformers.get_linear_schedule_with_warmup`` and its siblings.
+
+    Args:
+        steps: the steps of the warm-up.
+        then: a schedule, or a function from steps to a factor.
+        start: the first factor, as a share of that at the end of the warm-up.
+
+    >>> from ortrain.schedules import Linear, Warmup
+    >>> [Warmup(2, Linear(total=6))(t) for t in range(7)]
+    [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+
+    """
+
+    def __init__(self, steps: int, then: Schedule | Factor, start: float = 0.0) -> None:
+        then = _schedule(then, "then")
+        super().__init__(steps=steps, then=then._native, start=start)
+        self._function = then._function
+
+
+class LRScheduler:
+    """What sets the learning rate of an optimizer by a schedule; checkpoints of its state keep the schedule.
+
+    The number of steps is the optimizer's (``optimizer.step_count``); there is no other counter. Making the scheduler
+    sets the rate for the steps done so far.
+
+    Args:
+        optimizer: whose rate it sets.
+        schedule: a schedule, or a function from steps to a factor.
+        lr: the learning rate that factors are times of: the highest one, or the first.
+
+    Raises:
+        InvalidArgumentError: if ``lr``, or the rate that follows, is negative, infinite or NaN.
+
+    >>> from ortrain.schedules import Exponential, LRScheduler
+    >>> scheduler = LRScheduler(optimizer, Exponential(gamma=0.9), lr=0.5)
+    >>> scheduler
+    LRScheduler(Exponential(gamma=0.9), lr=0.5)
+    >>> optimizer.get_learning_rate()
+    0.5
+
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | Factor, lr: float) -> None:
+        _check_optimizer(optimizer)
+        self._optimizer = optimizer
+        self._schedule = _schedule(schedule, "schedule")
+        # A function that fails leaves everything as it was.
+        decided = self._decided()
+        self._native = _ortrain.LrScheduler(optimizer._native, self._schedule._native, lr)
+        if decided is not None:
+            self._native.step(decided)
+
+    def __repr__(self) -> str:
+        return f"LRScheduler({self._schedule!r}, lr={self._native.lr():.6g})"
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule.
+
+        >>> from ortrain.schedules import Constant, LRScheduler
+        >>> LRScheduler(optimizer, Constant(), lr=0.1).schedule
+        Constant()
+        """
+        return self._schedule
+
+    def step(self, metric: float | None = None) -> None:
+        """Set the rate for the number of optimizer steps done so far.
+
+        Args:
+            metric: what :class:`ReduceOnPlateau` goes by, a loss say; no other schedule takes one.
+
+        Raises:
+            InvalidArgumentError: if the metric is missing, not wanted, infinite or NaN, if a function says something
+                else than a factor, or the rate would not be finite. The rate then stays as it was.
+
+        >>> from ortrain.schedules import Linear, LRScheduler
+        >>> scheduler = LRScheduler(optimizer, Linear(total=4), lr=1.0)
+        >>> _ = module(x, labels)
+        >>> optimizer.step()
+        >>> scheduler.step()
+        >>> optimizer.get_learning_rate()
+        0.75
+
+        """
+        if metric is not None:
+            if self._schedule._native.takes() != "metric":
+                raise InvalidArgumentError(f"a step of {self._schedule!r} takes no metric")
+            metric = _number(metric, "the metric")
+        decided = self._decided()
+        self._native.step(metric if decided is None else decided)
+
+    def get_last_lr(self) -> float:
+        """The rate that is set now, a float32.
+
+        >>> from ortrain.schedules import Constant, LRScheduler
+        >>> LRScheduler(optimizer, Constant(), lr=0.5).get_last_lr()
+        0.5
+        """
+        return self._optimizer.get_learning_rate()
+
+    def _decided(self) -> float | None:
+        """What the function says for the steps done so far, if there is one."""
+        if self._schedule._function is None:
+            return None
+        return self._schedule._decided(self._optimizer.step_count)
+
+
+def resume(optimizer: Optimizer, function: Factor | None = None) -> LRScheduler:
+    """The scheduler that the checkpoint of an optimizer's state was saved with, with all that it remembered.
+
+    The rate stays as it was saved, so that a training goes on bit for bit.
+
+    Args:
+        optimizer: whose rate it sets.
+        function: the function of the schedule, if it has one: a checkpoint cannot hold it.
+
+    Raises:
+        OrtrainError: if the checkpoint has no schedule, or a damaged one.
+        InvalidArgumentError: if the schedule has a function and none is given, or the other way round.
+
+    >>> from ortrain.schedules import Cosine, LRScheduler, resume
+    >>> scheduler = LRScheduler(optimizer, Cosine(total=100), lr=0.5)
+    >>> CheckpointState.save_checkpoint(state, "later", include_optimizer_state=True)
+    >>> state = CheckpointState.load_checkpoint("later")
+    >>> module = Module("training_model.onnx", state)
+    >>> optimizer = Optimizer("optimizer_model.onnx", module)
+    >>> resume(optimizer)
+    LRScheduler(Cosine(total=100, end=0.0, cycles=1), lr=0.5)
+
+    """
+    _check_optimizer(optimizer)
+    scheduler = LRScheduler.__new__(LRScheduler)
+    scheduler._optimizer = optimizer
+    scheduler._native = _ortrain.LrScheduler.resume(optimizer._native)
+    native = scheduler._native.schedule()
+    takes = native.takes() == "factor"
+    if takes and function is None:
+        raise InvalidArgumentError(
+            f"the schedule of the checkpoint, {native.text()}, is a function of the program, which a checkpoint cannot "
+            "hold; give it again: resume(optimizer, function)"
+        )
+    if function is not None and not takes:
+        raise InvalidArgumentError(
+            f"the schedule of the checkpoint, {native.text()}, has no function, but one is given"
+        )
+    scheduler._schedule = _made_from(native.text(), None if function is None else Function(function)._function)
+    return scheduler
+
+
+def _made_from(text: str, function: Factor | None) -> Schedule:
+    """The schedule that a text says, which is not code to be run."""
+    native = _ortrain.Schedule.parse(text)
+    kinds: dict[str, type[Schedule]] = {kind.__name__: kind for kind in Schedule.__subclasses__()}
+    kind = kinds[native.name()]
+    schedule = kind.__new__(kind)
+    schedule._native, schedule._function = native, function
+    return schedule
+
+
+def _schedule(given: Any, what: str) -> Schedule:
+    if isinstance(given, Schedule):
+        return given
+    if isinstance(given, type) or not callable(given):
+        shown = given.__name__ if isinstance(given, type) else type(given).__name__
+        raise TypeError(f"{what} is a schedule, or a function from steps to a factor, not {shown}")
+    return Function(given)
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer is an Optimizer, not {type(optimizer).__name__}")
+
+
+def _number(value: object, what: str) -> float:
+    """A number of Python or NumPy, what a module returns among them."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if not isinstance(value, Real):
+        raise InvalidArgumentError(f"{what} is {type(value).__name__}, but it should be a number")
+    return float(value)
+
+
+def _factor_of(function: Factor, t: int) -> float:
+    """What a function says for ``t`` steps, if that is a factor."""
+    factor = _number(function(t), f"what the function of the schedule says for step {t}")
+    if not (math.isfinite(factor) and factor >= 0):
+        raise InvalidArgumentError(
+            f"the function of the schedule says {factor} for step {t}, but a factor is a finite number that is not "
+            "negative"
+        )
+    return factor

@@ -1,0 +1,37 @@
+"""Schedules give the learning rates of PyTorch's schedulers, step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import environments
+import numpy as np
+from conftest import RECORDS, Run
+
+from ortrain import schedules
+from ortrain.schedules import LRScheduler
+
+SCRIPT = Path(__file__).parent.parent / "in_torch" / "schedules.py"
+# PyTorch computes each rate from the one before, and ours are rounded to float32.
+CLOSE = {"rtol": 1e-6, "atol": 1e-9}
+
+
+def test_rates_are_those_of_pytorch() -> None:
+    found = json.loads(environments.in_environment(environments.torch(), SCRIPT))
+    kinds = set()
+    for text, wanted in found["schedules"].items():
+        schedule = eval(text, vars(schedules))
+        kinds.add(type(schedule).__name__)
+        run = Run(RECORDS / "mlp_adamw_ce")
+        rates = []
+        if isinstance(schedule, schedules.ReduceOnPlateau):
+            scheduler = LRScheduler(run.optimizer, schedule, lr=1.0)
+            for metric in found["metrics"]:
+                rates.append(scheduler.get_last_lr())
+                scheduler.step(metric)
+        else:
+            rates = [schedule(t) for t in range(len(wanted))]
+        np.testing.assert_allclose(rates, wanted, **CLOSE, err_msg=text)
+    elsewhere = {"Constant", "InverseSquareRoot"}  # PyTorch has neither
+    assert kinds == {kind.__name__ for kind in schedules.Schedule.__subclasses__()} - elsewhere
