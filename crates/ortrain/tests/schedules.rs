@@ -72,3 +72,42 @@ fn a_state_without_an_optimizer_has_no_scheduler() {
     let made = LrScheduler::new(&mut state, Schedule::Constant {}, 0.1);
     assert_eq!(made.unwrap_err().to_string(), sentence);
 }
+
+#[test]
+fn any_text_is_a_schedule_or_refused() {
+    let value = |setting: &str| match setting {
+        "milestones" => "[3, 9]",
+        "then" => "Exponential(gamma=0.5)",
+        "gamma" => "0.5",
+        _ => "9",
+    };
+    let texts = Schedule::kinds().iter().map(|(name, settings)| {
+        let settings =
+            settings.iter().map(|(name, default)| format!("{name}={}", default.unwrap_or(value(name))));
+        format!("{name}({})", settings.collect::<Vec<_>>().join(", "))
+    });
+    let texts: Vec<String> = texts.filter(|text| text.parse::<Schedule>().is_ok()).collect();
+    assert!(texts.len() > 10, "{texts:?}");
+    let signs = b"()[]=,. -+0123456789einfnaTrueFalse\"\\\0\xff".as_slice();
+    // A generator of Lehmer's: the same texts in every run.
+    let mut seed = 27_u64;
+    let mut draw = |below: usize| {
+        seed = seed * 48_271 % 2_147_483_647;
+        usize::try_from(seed).unwrap() % below
+    };
+    let mut read = 0;
+    for round in 0..20_000 {
+        let mut text = texts[round % texts.len()].clone().into_bytes();
+        for _ in 0..1 + draw(4) {
+            let (at, sign) = (draw(text.len() + 1), signs[draw(signs.len())]);
+            if draw(2) == 0 && at < text.len() { text[at] = sign } else { text.insert(at, sign) }
+        }
+        let Ok(schedule) = String::from_utf8_lossy(&text).parse::<Schedule>() else { continue };
+        read += 1;
+        assert_eq!(schedule.to_string().parse::<Schedule>().unwrap(), schedule);
+        for step in [i64::MIN, -1, 0, 1, 1000, i64::MAX] {
+            assert!(schedule.factor(step) >= 0.0, "{schedule} is {} at {step}", schedule.factor(step));
+        }
+    }
+    assert!(read > 100, "{read} of the texts were schedules");
+}
