@@ -51,7 +51,7 @@ buffer_callback: Any = getattr(_found("jax.experimental.buffer_callback"), "buff
 # What computes arrays of arrays.
 _Host: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
-__all__ = ["Function", "as_function"]
+__all__ = ["OnnxFunction", "as_function"]
 
 # What a tensor is in NumPy, by its type in ONNX. bfloat16 is a type of jax's.
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -73,7 +73,7 @@ def as_function(
     *,
     operators: OperatorLibrary | None = None,
     session_options: SessionOptions | None = None,
-) -> Function:
+) -> OnnxFunction:
     """A model as a function of jax.
 
     The function takes weights and inputs. ``jax.grad`` differentiates the function by both, and ``jax.jit``,
@@ -118,7 +118,7 @@ def as_function(
 
     """
     _require_jax()
-    return Function(with_operators(kept_source(model), operators), wrt, session_options)
+    return OnnxFunction(with_operators(kept_source(model), operators), wrt, session_options)
 
 
 def _require_jax() -> None:
@@ -126,7 +126,7 @@ def _require_jax() -> None:
         raise ImportError("ortrain.jax needs jax, which is not installed here: pip install jax", name="jax")
 
 
-class Function:
+class OnnxFunction:
     """A model as a function of jax: :func:`as_function` makes it.
 
     >>> import importlib.util
@@ -272,7 +272,7 @@ class Function:
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self.input_names), ", ".join(self.output_names)
-        return f"<ortrain.jax.Function ({inputs}) -> ({outputs}) of {len(self.weight_names)} weights>"
+        return f"<ortrain.jax.OnnxFunction ({inputs}) -> ({outputs}) of {len(self.weight_names)} weights>"
 
 
 def _opened(
