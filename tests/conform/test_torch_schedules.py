@@ -7,9 +7,10 @@ from pathlib import Path
 
 import environments
 import numpy as np
-from conftest import RECORDS, Run
 
+import ortrain
 from ortrain import schedules
+from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.schedules import LRScheduler
 
 SCRIPT = Path(__file__).parent.parent / "in_torch" / "schedules.py"
@@ -17,16 +18,23 @@ SCRIPT = Path(__file__).parent.parent / "in_torch" / "schedules.py"
 CLOSE = {"rtol": 1e-6, "atol": 1e-9}
 
 
-def test_rates_are_those_of_pytorch() -> None:
+def optimizer_of(folder: Path) -> Optimizer:
+    model = ortrain.examples.perceptron()
+    kinds = ortrain.LossType.CrossEntropyLoss, ortrain.OptimType.SGD
+    ortrain.generate_artifacts(model, loss=kinds[0], optimizer=kinds[1], artifact_directory=folder)
+    module = Module(folder / "training_model.onnx", CheckpointState.load_checkpoint(folder / "checkpoint"))
+    return Optimizer(folder / "optimizer_model.onnx", module)
+
+
+def test_rates_are_those_of_pytorch(tmp_path: Path) -> None:
     found = json.loads(environments.in_environment(environments.torch(), SCRIPT))
     kinds = set()
     for text, wanted in found["schedules"].items():
         schedule = eval(text, vars(schedules))
         kinds.add(type(schedule).__name__)
-        run = Run(RECORDS / "mlp_adamw_ce")
         rates = []
         if isinstance(schedule, schedules.ReduceOnPlateau):
-            scheduler = LRScheduler(run.optimizer, schedule, lr=1.0)
+            scheduler = LRScheduler(optimizer_of(tmp_path), schedule, lr=1.0)
             for metric in found["metrics"]:
                 rates.append(scheduler.get_last_lr())
                 scheduler.step(metric)
