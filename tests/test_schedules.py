@@ -656,6 +656,9 @@ class Axes:
     def set(self, **words: str) -> None:
         self.words.update(words)
 
+    def set_title(self, title: str, **style: object) -> None:
+        self.words["title"] = title
+
 
 def test_a_plot(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = Axes()
@@ -666,6 +669,7 @@ def test_a_plot(monkeypatch: pytest.MonkeyPatch) -> None:
         ([0, 1, 2], [1.0, 1 - 1 / 9, 1 - 2 / 9]),
     ]
     assert axes.words["ylabel"] == "factor of the learning rate"
+    assert axes.words["title"] == "Linear(total=9, end=0.0, start=1.0)"
     with pytest.raises(InvalidArgumentError, match="steps is 0, but a plot shows one step or more"):
         Linear(total=4).plot(steps=0, ax=axes)
     for module in ("matplotlib", "matplotlib.pyplot"):

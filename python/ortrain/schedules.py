@@ -151,7 +151,9 @@ class Schedule:
             ax = pyplot.figure().add_subplot()
         shown = range(0, last + 1, max(1, last // 1000))
         ax.plot(shown, [self(t) for t in shown])
-        ax.set(xlabel="optimizer step", ylabel="factor of the learning rate", title=repr(self))
+        ax.set(xlabel="optimizer step", ylabel="factor of the learning rate")
+        # Settings of a schedule in another one take more than a line.
+        ax.set_title(repr(self), fontsize="small", wrap=True)
         return ax
 
     def __eq__(self, other: object) -> bool:
