@@ -134,3 +134,21 @@ def test_running_statistics_are_memory_that_is_updated() -> None:
     statistics["var"].update_inplace(np.ones(3, np.float32))
     (found,) = both.evaluate([value_of(batch)], both.initial_weights())
     assert np.allclose(found.numpy(), batch - 4, atol=1e-4)
+
+
+def test_nodes_that_draw_random_numbers_are_named() -> None:
+    def names(training: str | None, mode: list[str]) -> list[str]:
+        x, y, on = (
+            onnx.helper.make_tensor_value_info(name, kind, []) for name, kind in (("x", 1), ("y", 1), ("on", 9))
+        )
+        node = onnx.helper.make_node("Dropout", ["x", "half", *mode], ["y"], "drop")
+        constants = {"half": np.array(0.5, np.float32), "yes": np.array(True), "no": np.array(False)}
+        initializers = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+        graph = onnx.helper.make_graph([node], "net", [x, on] if mode == ["on"] else [x], [y], initializers)
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 15)])
+        both = _ortrain.ForwardBackward(model.SerializeToString(), [], training=training, **OPTIONS)
+        return both.random_nodes()
+
+    drops = ['node "drop" (Dropout)']
+    assert [names(None, mode) for mode in ([], ["no"], ["yes"], ["on"])] == [[], [], drops, drops]
+    assert [names("auto", mode) for mode in ([], ["no"])] == [drops, drops]

@@ -11,7 +11,7 @@ from ortrain import _ortrain
 from ortrain._inspect import inspection
 from ortrain._near import hint
 from ortrain._operators import Plain, Source
-from ortrain._sources import ModelLike, model_source
+from ortrain._sources import ModelLike, PathLike, model_source
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
 from ortrain.gradient._names import listed
 
@@ -71,6 +71,22 @@ def _trainable(name: str, role: str | None, reached: Sequence[str]) -> str:
             f"wrt has {name!r}, which no gradient reaches: it is no float, or no output of floats depends on it"
         )
     return name
+
+
+def trained_model(source: Source, values: Sequence[tuple[str, _ortrain.OrtValue]], path: PathLike | None) -> bytes:
+    """A model with other values in its initializers, which is written to a path, too, if there is one.
+
+    Raises:
+        NoSuchFileError: for a path in a folder that is not there.
+
+    """
+    model = _ortrain.with_initializers(source, values)
+    if path is not None:
+        try:
+            Path(path).write_bytes(model)
+        except FileNotFoundError as error:
+            raise NoSuchFileError(f"there is no folder {Path(path).parent}") from error
+    return model
 
 
 def in_order(names: Sequence[str], inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:

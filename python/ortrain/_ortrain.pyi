@@ -390,6 +390,9 @@ class ForwardBackward:
     def differentiable_inputs(self) -> list[str]: ...
     def weight_names(self) -> list[str]: ...
     def initial_weights(self) -> list[OrtValue]: ...
+    def random_nodes(self) -> list[str]:
+        """The nodes that draw random numbers in a forward pass, as messages name them."""
+
     def statistics(self) -> list[tuple[str, OrtValue]]:
         """The running statistics that forward passes update, in their memory."""
 

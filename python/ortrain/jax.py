@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ortrain import _ortrain
-from ortrain._bridges import chosen_weights, in_order, kept_source
+from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
 from ortrain._inputs import Described
 from ortrain._near import hint
 from ortrain._operators import OperatorLibrary, Source, with_operators
 from ortrain._sources import ModelLike, PathLike
-from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError
+from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.inference import SessionOptions, native_options
 
 if TYPE_CHECKING:
@@ -63,8 +62,6 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _BFLOAT16 = "tensor(bfloat16)"
 _SETTING = 'jax.config.update("jax_enable_x64", True) at the start of the program'
 _WITHOUT_64_BITS = f"the integers of jax without 64 bits: {_SETTING}"
-# A dropout of a graph as text: its third input says whether elements are dropped.
-_DROPOUT = re.compile(r"^ *(.+?): .* = Dropout\((.*)\)(?: \{.*\})?$", re.MULTILINE)
 
 
 def as_function(
@@ -146,9 +143,14 @@ class OnnxFunction:
 
     def __init__(self, source: Source, wrt: str | Iterable[str] | None, options: SessionOptions | None) -> None:
         _require_jax()
-        _refuse_random_numbers(source)
         opened = functools.partial(_opened, options=options)
         native = opened(source, None, None)
+        if native.random_nodes():
+            # jax may call a function again, or not at all.
+            raise UnsupportedError(
+                f"{', '.join(native.random_nodes())} may drop elements, but a function of jax has to be pure; set its "
+                "training_mode to false in the model, and drop elements in jax"
+            )
         names = chosen_weights(source, wrt, native.weight_names())
         if names != native.weight_names():
             native = opened(source, names, None)
@@ -244,14 +246,7 @@ class OnnxFunction:
 
         """
         arrays = [_ortrain.OrtValue.from_numpy(np.asarray(value)) for value in self._weights(weights)]
-        model = _ortrain.with_initializers(self._source, list(zip(self.weight_names, arrays, strict=True)))
-        if path is not None:
-            try:
-                with open(path, "wb") as file:  # noqa: PTH123  (pathlib would be all that it is imported for)
-                    file.write(model)
-            except FileNotFoundError as error:
-                raise NoSuchFileError(f"the folder of {path} is not there") from error
-        return model
+        return trained_model(self._source, list(zip(self.weight_names, arrays, strict=True)), path)
 
     def _weights(self, weights: Mapping[str, Any]) -> list[Any]:
         """The weights of a call, one for each name."""
@@ -285,19 +280,6 @@ def _opened(
 
 # What opens the passes of a model: its source, its weights, and the inputs whose gradients are wanted.
 _Open: TypeAlias = Callable[[Source, "list[str] | None", "list[str] | None"], _ortrain.ForwardBackward]
-
-
-def _refuse_random_numbers(source: Source) -> None:
-    """A function of jax gives the same result for the same values: jax may call it again, or not at all."""
-    text = _ortrain.dump(source, "graph", {})
-    for found in _DROPOUT.finditer(text):
-        output, inputs = found[1], found[2].split(", ")
-        mode = inputs[2] if len(inputs) > 2 else ""
-        if mode and not re.search(rf"^ *constant {re.escape(mode)}: bool\[[^\]]*\] = \[0\.0\]", text, re.MULTILINE):
-            raise UnsupportedError(
-                f'the Dropout that makes "{output}" may drop elements, but a function of jax has to be pure; set its '
-                "training_mode to false in the model, and drop elements in jax"
-            )
 
 
 def _dtype_of(described: Described) -> np.dtype[Any]:

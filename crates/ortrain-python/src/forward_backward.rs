@@ -153,6 +153,11 @@ impl ForwardBackward {
         encoded(py, || self.0.evaluation_model())
     }
 
+    /// The nodes that draw random numbers in a forward pass, as messages name them.
+    fn random_nodes(&self) -> Vec<String> {
+        self.0.random_nodes().to_vec()
+    }
+
     fn dump(&self) -> String {
         self.0.dump()
     }

@@ -49,7 +49,7 @@ impl Schedule {
         self.0.span()
     }
 
-    /// What a step needs beside the number of steps: `metric`, `factor`, or nothing.
+    /// The value that a step needs beside the number of steps: `metric`, `factor`, or none.
     fn takes(&self) -> Option<&'static str> {
         match self.0.takes() {
             Takes::Nothing => None,
@@ -90,7 +90,7 @@ fn setting(schedule: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Set
     value.extract().map(Setting::Counts).map_err(wrong)
 }
 
-/// What sets the learning rate of an optimizer by a schedule.
+/// A schedule at work on an optimizer.
 #[pyclass(frozen, module = "ortrain._ortrain")]
 pub(crate) struct LrScheduler {
     state: Arc<Door<ortrain::CheckpointState>>,

@@ -138,7 +138,7 @@ impl CheckpointState {
         self.door.pass(py, |state| Ok((state.train_step_count(), state.optimizer_step_count())))
     }
 
-    /// What decides the learning rate, as text.
+    /// The scheduler of the learning rate, as text.
     fn scheduler(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.door.pass(py, |state| Ok(state.scheduler_text()))
     }

@@ -258,7 +258,7 @@ impl InferenceSession {
     }
 }
 
-/// What a run is fed, as it is now.
+/// The values that a run is fed, as they are now.
 fn values_of(feeds: HashMap<String, Feed>) -> PyResult<HashMap<String, Value>> {
     let tensor = |value: Py<OrtValue>| value.get().tensor();
     let value = |feed| -> PyResult<Value> {

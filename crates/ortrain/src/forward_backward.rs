@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::ModelProto;
 use ortrain_ops::Role;
-use ortrain_ops::passes::differentiate::{backpropagate, gradients_known, no_path};
+use ortrain_ops::passes::differentiate::{backpropagate, gradients_known, no_path, random_nodes};
 use ortrain_ops::passes::functions::write_out;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{
@@ -411,6 +411,8 @@ pub struct ForwardBackward {
     iterations: u64,
     interrupt: Option<Interrupt>,
     seed: u64,
+    /// The nodes of a forward pass that draw random numbers.
+    random: Vec<String>,
     passes: AtomicU64,
 }
 
@@ -493,6 +495,7 @@ impl ForwardBackward {
             infer(&mut graph).map_err(fail)?;
         }
 
+        let random = random_nodes(&graph);
         // The caller takes over when the outputs are there.
         let is_float = |info: &ValueInfo| info.dtype.is_float();
         let differentiable: Vec<usize> = (0..outputs.len()).filter(|&k| is_float(&outputs[k])).collect();
@@ -582,6 +585,7 @@ impl ForwardBackward {
             iterations,
             interrupt,
             seed: options.seed.cast_unsigned(),
+            random,
             passes: AtomicU64::new(0),
         })
     }
@@ -636,6 +640,7 @@ impl ForwardBackward {
             iterations,
             interrupt: interrupt.clone(),
             seed: 0,
+            random: random_nodes(graph),
             passes: AtomicU64::new(0),
         })
     }
@@ -795,6 +800,20 @@ impl ForwardBackward {
     pub fn evaluation_model(&self) -> Result<ModelProto> {
         let Graphs { evaluation, opset, model, .. } = self.graphs()?;
         training_message(&self.label, model, evaluation.clone(), *opset)
+    }
+
+    /// The nodes that draw random numbers in a forward pass, as messages name them: forward passes give the same results for
+    /// the same values if there are none.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// assert!(both.random_nodes().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn random_nodes(&self) -> &[String] {
+        &self.random
     }
 
     /// The graphs and the programs made so far, as text.

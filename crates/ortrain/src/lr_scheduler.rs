@@ -10,7 +10,7 @@ use crate::schedule_text::Reader;
 use crate::scheduler::{KIND, no_optimizer};
 use crate::{CheckpointState, Error, Result, Schedule, Takes};
 
-/// What stands between a schedule and what it remembers, in a checkpoint.
+/// The word between a schedule and its memory, in a checkpoint.
 const MEMORY: &str = "Memory";
 
 /// A [`Schedule`] that sets the learning rate of the optimizer on a state.
@@ -47,10 +47,10 @@ pub struct LrScheduler {
     memory: Memory,
 }
 
-/// What a schedule remembers.
+/// The memory of a schedule that is told metrics or factors.
 #[derive(Clone, Debug, PartialEq)]
 struct Memory {
-    /// What a metric or a function has decided on last: 1 at first.
+    /// The factor that a metric or a function has decided on last: 1 at first.
     decided: f64,
     /// The best metric.
     best: Option<f64>,
@@ -291,7 +291,7 @@ impl fmt::Display for LrScheduler {
 }
 
 impl Memory {
-    /// What `ReduceLROnPlateau` of PyTorch does at a step.
+    /// A step of PyTorch's `ReduceLROnPlateau`.
     fn decide(&mut self, schedule: &Schedule, metric: f64) {
         let Schedule::ReduceOnPlateau { factor, patience, threshold, cooldown, least, maximize, absolute } =
             *schedule

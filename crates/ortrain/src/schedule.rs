@@ -79,7 +79,7 @@ held! {
         schedule => Setting::Schedule((**schedule).clone());
 }
 
-/// What a setting may be.
+/// The range of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     /// One or more.
@@ -101,7 +101,7 @@ enum Rule {
 }
 
 impl Rule {
-    /// What the setting should be, if it is not that.
+    /// The range in words, if the setting is outside of it.
     fn broken(self, setting: &Setting) -> Option<&'static str> {
         let number = match *setting {
             Setting::Count(count) => count as f64,
@@ -262,7 +262,7 @@ schedules! {
             total: i64 as OneOrMore,
             /// The lowest factor.
             end: f64 as Factor = 0.0,
-            /// How many cosines there are, of equal length.
+            /// The number of cosines, of equal length.
             cycles: i64 as OneOrMore = 1,
         },
         /// Half a cosine from 1 to `end`, again and again, each `growth` times as long as the one before, without an end.
@@ -270,7 +270,7 @@ schedules! {
         CosineRestarts {
             /// The steps of the first cosine.
             first: i64 as OneOrMore,
-            /// How many times as long each is as the one before.
+            /// The length of each, as a multiple of the one before.
             growth: i64 as OneOrMore = 1,
             /// The lowest factor.
             end: f64 as Factor = 0.0,
@@ -292,7 +292,7 @@ schedules! {
         },
         /// Times `gamma` after every so many steps. Source: `StepLR`.
         Step {
-            /// How many steps.
+            /// The steps between two drops.
             every: i64 as OneOrMore,
             /// The factor of one drop.
             gamma: f64 as Positive = 0.1,
@@ -328,7 +328,7 @@ schedules! {
             factor: f64 as Shrinks = 0.1,
             /// The steps without progress that are borne.
             patience: i64 as Count = 10,
-            /// How much better than the best a metric must be.
+            /// The margin by which a metric must be better than the best one.
             threshold: f64 as Factor = 0.0001,
             /// The steps after a reduction that do not count.
             cooldown: i64 as Count = 0,
@@ -339,7 +339,7 @@ schedules! {
             /// Whether the threshold is a difference; otherwise it is a share of the best metric.
             absolute: bool as Free = false,
         },
-        /// What a function of the program says, which gives the factor to [`crate::LrScheduler::step_with`].
+        /// A function of the program, which gives the factor to [`crate::LrScheduler::step_with`].
         Function {},
         /// A straight line that rises from `start` times the first factor of another schedule to that factor, and then that
         /// schedule. Totals and milestones of the other one count from the first step of the training, everything else
@@ -348,7 +348,7 @@ schedules! {
         Warmup {
             /// The steps of the warm-up.
             steps: i64 as Count,
-            /// What follows.
+            /// The schedule behind the warm-up.
             then: Box<Schedule> as Free,
             /// The first factor.
             start: f64 as Share = 0.0,
@@ -356,7 +356,7 @@ schedules! {
     }
 }
 
-/// What a schedule needs at each step, beside the number of steps.
+/// The value that a schedule needs at each step, beside the number of steps.
 ///
 /// ```
 /// use ortrain::{Schedule, Takes};
@@ -492,7 +492,7 @@ impl Schedule {
         }
     }
 
-    /// What it needs at each step, beside the number of steps.
+    /// The value that it needs at each step, beside the number of steps.
     ///
     /// ```
     /// use ortrain::{Schedule, Takes};

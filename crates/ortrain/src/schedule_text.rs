@@ -12,7 +12,7 @@ const ROWS: usize = 5;
 const CELLS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// A schedule in a schedule is the most there is.
 const DEEPEST: usize = 2;
-/// How much of a wrong text an error repeats, in letters.
+/// The letters of a wrong text that an error repeats.
 const REPEATED: usize = 60;
 
 impl Display for Setting {
@@ -48,7 +48,7 @@ impl FromStr for Schedule {
     }
 }
 
-/// What is left of a text.
+/// The rest of a text.
 pub(crate) struct Reader<'a> {
     rest: &'a str,
 }
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         if self.rest.trim().is_empty() { Ok(()) } else { Err(self.wrong("the end is expected")) }
     }
 
-    /// What is left after a schedule, if anything.
+    /// The text behind a schedule, if there is some.
     pub(crate) fn is_done(&self) -> bool {
         self.rest.trim().is_empty()
     }

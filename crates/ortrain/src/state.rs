@@ -806,7 +806,7 @@ impl CheckpointState {
         self.group.as_ref().map_or(0, |group| group.step)
     }
 
-    /// What decides the learning rate, as text: a scheduler with its schedule; `None` if nothing does.
+    /// The scheduler of the learning rate, as text: a scheduler with its schedule; `None` if nothing does.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

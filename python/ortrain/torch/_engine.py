@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,8 +19,6 @@ Needs: TypeAlias = tuple[bool, ...]
 
 # So many sets of tensors with gradients have passes of their own at a time: each of them is a program.
 _PASSES = 8
-# Nodes of a dump that draw random numbers. A Dropout does so where a third input says that it trains.
-_DRAWS = re.compile(r"= (Dropout\([^\n)]*,[^\n)]*,|Random|Bernoulli|Multinomial)")
 _CPU = _ortrain.OrtDevice(_ortrain.OrtDevice.cpu(), _ortrain.OrtDevice.default_memory(), 0)
 
 
@@ -76,8 +73,7 @@ class Plan:
         """The plan for some weights; ``reached`` are the initializers that a gradient reaches."""
         training = settings.native(source, weights, None, training=True)
         statistics = {name: value.data_type() for name, value in training.statistics()}
-        as_it_is = settings.native(source, weights, None)
-        trains_otherwise = bool(statistics) or training.dump() != as_it_is.dump()
+        trains_otherwise = bool(statistics or training.random_nodes())
         evaluated = [name for name in statistics if name in reached]
         return Plan(source, settings, weights, statistics, evaluated, trains_otherwise)
 
@@ -224,7 +220,7 @@ class Passes:
             UnsupportedError: if it would draw other random numbers.
 
         """
-        if _DRAWS.search(self.native.dump()):
+        if self.native.random_nodes():
             raise UnsupportedError(
                 "a second backward pass needs the forward pass again, but the model draws random numbers (a Dropout in "
                 "training, say), which would be others; add the losses up and call backward once, or call eval()"

@@ -7,17 +7,16 @@ import keyword
 import sys
 from collections import namedtuple
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ortrain import _ortrain
-from ortrain._bridges import chosen_weights, in_order, kept_source
+from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
 from ortrain._near import hint
 from ortrain._operators import Plain
 from ortrain._sources import ModelLike, PathLike
-from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError
+from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.inference import SessionOptions
 from ortrain.torch._engine import Engine, Plan, Settings
 from ortrain.torch._given import value_of
@@ -195,13 +194,7 @@ class OnnxModule(_Group):
             tensor = group._tensor(name)
             given.check(tensor)
             values.append((given.name, value_of(tensor)))
-        model = _ortrain.with_initializers(self._plan.source, values)
-        if path is not None:
-            try:
-                Path(path).write_bytes(model)
-            except FileNotFoundError as error:
-                raise NoSuchFileError(f"there is no folder {Path(path).parent}") from error
-        return model
+        return trained_model(self._plan.source, values, path)
 
     def close(self) -> None:
         """Frees what the model holds beside the parameters. The module cannot be called any more.

@@ -98,6 +98,24 @@ pub fn draws_random_numbers(node: &Node) -> bool {
         || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
 
+/// The nodes that give another result on every run, as messages name them: each Dropout of the graph and its subgraphs, but
+/// those whose `training_mode` is left out, or a constant that is false.
+#[must_use]
+pub fn random_nodes(graph: &Graph) -> Vec<String> {
+    let mut found = Vec::new();
+    for node in &graph.nodes {
+        let mode = node.inputs.get(2).copied().flatten();
+        let drops = mode.is_some_and(|id| {
+            graph.value(id).constant.as_ref().is_none_or(|mode| mode.data().iter().any(|&byte| byte != 0))
+        });
+        if drops && crate::families::draws_random_numbers(&node.domain, &node.op) {
+            found.push(graph.node_label(node));
+        }
+        found.extend(Graph::subgraphs(node).flat_map(|(_, inner)| random_nodes(inner)));
+    }
+    found
+}
+
 /// A node that passes no gradient back.
 #[derive(Clone, Debug)]
 pub struct Stop {
