@@ -1,5 +1,8 @@
 //! Loop nests: an expression evaluated at every point of a space of indices.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use crate::{DType, Expr, Inst, Reg};
@@ -104,6 +107,57 @@ pub struct Reduction {
     pub value: Reg,
 }
 
+/// The parts of the last axis of a nest that exist: one for each index of the first axis, in ascending order.
+///
+/// Tensors lie side by side in a plane, with gaps between them, and each has settings of its own: one nest goes through all
+/// of them. Copies share the table.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Segments(Arc<[(usize, usize)]>);
+
+impl Segments {
+    /// The segments of these ranges. [`Nest::fault`] says whether they fit a nest.
+    #[must_use]
+    pub fn new(ranges: impl IntoIterator<Item = Range<usize>>) -> Segments {
+        Segments(ranges.into_iter().map(|range| (range.start, range.end)).collect())
+    }
+
+    /// The number of segments.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is no segment.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The positions of segment `k` along the last axis.
+    #[must_use]
+    pub fn range(&self, k: usize) -> Range<usize> {
+        let (start, end) = self.0[k];
+        start..end
+    }
+
+    /// The positions of each segment.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Range<usize>> + '_ {
+        self.0.iter().map(|&(start, end)| start..end)
+    }
+
+    /// The number of points of all segments together.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.iter().map(|range| range.len()).fold(0, usize::saturating_add)
+    }
+
+    /// The number of points of the longest segment.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.iter().map(|range| range.len()).max().unwrap_or(0)
+    }
+}
+
 /// An expression over a space of indices.
 ///
 /// The space is `dims`, row-major; its last `inner` axes are reduced. For each point of the outer axes the reductions
@@ -111,12 +165,19 @@ pub struct Reduction {
 /// expression are stored at every point of the whole space. A store whose strides are zero along all inner axes is
 /// written once per outer point. Loads of an element happen before stores to it, so a buffer may be loaded and stored
 /// through equal accesses.
+///
+/// With [`Segments`] there are two axes, and of the last one the segments alone exist: point `(s, i)` if `i` lies in segment
+/// `s`. Nothing else is read or written. A plane is loaded and stored with strides `[0, 1]`, a table of settings with
+/// `[k, 0]`, what each segment has one of with `[1, 0]`. Reductions are over the points of each segment; an empty one gives
+/// the neutral element. No element is stored twice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Nest {
     /// Sizes of the axes.
     pub dims: Dims,
     /// How many of the last axes are reduced; 0 for a map.
     pub inner: usize,
+    /// The parts of the last axis that exist; `None` if all of it does.
+    pub segments: Option<Segments>,
     /// What is read.
     pub loads: Vec<Access>,
     /// What is computed; one result per store.
@@ -167,6 +228,10 @@ impl Nest {
             if access.strides.len() != self.dims.len() {
                 return Some(format!("strides {:?} for {} axes", access.strides, self.dims.len()));
             }
+            if self.segments.is_some() {
+                // Looked at below, when it is known that the segments are good.
+                continue;
+            }
             // What is the same along a row is touched once per row, even if the row has no elements.
             let kept = self.dims.len() - self.inner;
             let mut dims = self.dims.clone();
@@ -178,6 +243,11 @@ impl Nest {
             {
                 return Some(format!("elements {low}..={high} of a buffer of {}", access.len));
             }
+        }
+        if let Some(segments) = &self.segments
+            && let Some(fault) = self.segments_fault(segments)
+        {
+            return Some(fault);
         }
         // The index says where the element lies: strides beside it would be added a second time by a pass that moves or
         // cuts axes.
@@ -192,9 +262,63 @@ impl Nest {
         }
         None
     }
+
+    /// The fault of segments that do not fit the space, or of accesses that do not fit the segments.
+    fn segments_fault(&self, segments: &Segments) -> Option<String> {
+        let &[count, len] = self.dims.as_slice() else {
+            return Some(format!("segments in a space of {} axes: two are needed", self.dims.len()));
+        };
+        if self.inner > 1 {
+            return Some(format!("{} reduced axes with segments: the last one can be reduced", self.inner));
+        }
+        if segments.len() != count {
+            return Some(format!("{} segments for a first axis of {count}", segments.len()));
+        }
+        let mut before = 0;
+        for (k, Range { start, end }) in segments.iter().enumerate() {
+            if start < before || end < start || end > len {
+                return Some(format!("segment {k} is {start}..{end}: it must lie within {before}..{len}"));
+            }
+            before = end;
+        }
+        for access in self.loads.iter().chain(&self.stores) {
+            let reached = segments.iter().enumerate().filter_map(|(k, range)| reached(access, k, range));
+            let all = reached.reduce(|all, next| (all.0.min(next.0), all.1.max(next.1)));
+            if let Some((low, high)) = all
+                && (low < 0 || high >= access.len as i128)
+            {
+                return Some(format!("elements {low}..={high} of a buffer of {}", access.len));
+            }
+        }
+        for (k, store) in self.stores.iter().enumerate() {
+            let [across, along] = [store.strides[0], store.strides[1]];
+            // Where both steps go the same way, so do the elements of one segment after the other.
+            let once = match (across, along) {
+                (_, 0) => (self.inner == 1 || len <= 1) && (across != 0 || count <= 1),
+                _ => across == 0 || across.signum() == along.signum(),
+            };
+            if !once {
+                return Some(format!("store {k} could put several results into one element"));
+            }
+        }
+        None
+    }
+}
+
+/// The smallest and the largest element that an access reaches in a segment; `None` if it has no points that it asks for. What
+/// is the same along a segment is touched even if that is empty.
+fn reached(access: &Access, segment: usize, range: Range<usize>) -> Option<(i128, i128)> {
+    let [across, along] = [access.strides[0] as i128, access.strides[1] as i128];
+    let at = |position: usize| access.offset as i128 + segment as i128 * across + position as i128 * along;
+    let range = if along == 0 { 0..1 } else { range };
+    (!range.is_empty()).then(|| {
+        let (first, last) = (at(range.start), at(range.end - 1));
+        (first.min(last), first.max(last))
+    })
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "there may be one segment")]
 mod tests {
     use super::*;
     use crate::{Builder, Type};
@@ -222,6 +346,7 @@ mod tests {
             Nest {
                 dims: [2, 3].into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: vec![Access {
                     strides: strides.into_iter().collect(),
                     ..Access::contiguous(DType::F32, &[2, 3])
@@ -251,6 +376,7 @@ mod tests {
         let nest = |load| Nest {
             dims: [3, 0].into_iter().collect(),
             inner: 1,
+            segments: None,
             loads: vec![load],
             expr: Expr::default(),
             reductions: Vec::new(),
@@ -259,5 +385,110 @@ mod tests {
         assert_eq!(nest(access([1, 0], 3)).fault(), None);
         assert_eq!(nest(access([0, 1], 0)).fault(), None, "elements of a row, of which there are none");
         assert!(nest(access([1, 0], 2)).fault().is_some(), "one for each of three rows");
+    }
+
+    /// A nest with a load and a store over segments of 0..10.
+    fn over(segments: &[Range<usize>], inner: usize, strides: [[isize; 2]; 2], lens: [usize; 2]) -> Nest {
+        let access = |k: usize| Access {
+            dtype: DType::F32,
+            offset: 0,
+            strides: strides[k].into_iter().collect(),
+            len: lens[k],
+        };
+        let mut b = Builder::new();
+        let value = b.load(0, Type::F32);
+        Nest {
+            dims: [segments.len(), 10].into_iter().collect(),
+            inner,
+            segments: Some(Segments::new(segments.iter().cloned())),
+            loads: vec![access(0)],
+            expr: b.finish(&[value]),
+            reductions: Vec::new(),
+            stores: vec![access(1)],
+        }
+    }
+
+    #[test]
+    fn segments_are_counted() {
+        let segments = Segments::new([0..3, 3..3, 5..10]);
+        assert_eq!((segments.len(), segments.elements(), segments.longest()), (3, 8, 5));
+        assert_eq!((segments.range(2), segments.is_empty()), (5..10, false));
+        assert_eq!(segments.iter().map(|range| range.len()).collect::<Vec<_>>(), [3, 0, 5]);
+        assert!(Segments::new([]).is_empty());
+    }
+
+    #[test]
+    fn segments_follow_each_other() {
+        let fault = |segments: &[Range<usize>]| over(segments, 0, [[0, 1]; 2], [10, 10]).fault();
+        for good in [&[][..], &[0..10], &[0..3, 3..3, 5..10], &[10..10]] {
+            assert_eq!(fault(good), None, "{good:?}");
+        }
+        let faulty = |k: usize, range: &str, within: &str| {
+            Some(format!("segment {k} is {range}: it must lie within {within}"))
+        };
+        assert_eq!(fault(&[0..11]), faulty(0, "0..11", "0..10"));
+        assert_eq!(fault(&[0..4, 3..5]), faulty(1, "3..5", "4..10"));
+        assert_eq!(fault(&[5..7, 2..2]), faulty(1, "2..2", "7..10"));
+        #[expect(clippy::reversed_empty_ranges, reason = "it is what is wrong")]
+        let backwards = fault(&[5..4]);
+        assert_eq!(backwards, faulty(0, "5..4", "0..10"));
+    }
+
+    #[test]
+    fn segments_fit_the_space() {
+        let fault = |change: &dyn Fn(&mut Nest)| {
+            let mut nest = over(&[0..4, 6..9], 1, [[0, 1]; 2], [10, 10]);
+            change(&mut nest);
+            nest.fault()
+        };
+        assert_eq!(fault(&|_| {}), None);
+        let three = fault(&|nest| nest.dims[0] = 3);
+        assert_eq!(three.as_deref(), Some("2 segments for a first axis of 3"));
+        let all = fault(&|nest| nest.inner = 2);
+        assert_eq!(all.as_deref(), Some("2 reduced axes with segments: the last one can be reduced"));
+        let more = fault(&|nest| {
+            nest.dims.push(1);
+            nest.loads[0].strides.push(0);
+            nest.stores[0].strides.push(0);
+        });
+        assert_eq!(more.as_deref(), Some("segments in a space of 3 axes: two are needed"));
+    }
+
+    #[test]
+    fn accesses_reach_what_exists() {
+        let segments = &[2..4, 4..4, 6..9];
+        // The plane needs no elements behind the last segment, and a table one for every segment, empty or not.
+        for (strides, least) in [([0, 1], 9), ([1, 0], 3), ([8, 0], 17), ([0, 0], 1), ([10, 1], 29)] {
+            let fault = |len: usize| over(segments, 1, [strides, [0, 1]], [len, 9]).fault();
+            assert_eq!(fault(least), None, "{strides:?}");
+            let fault = fault(least - 1).expect("one element less");
+            assert!(fault.ends_with(&format!("={} of a buffer of {}", least - 1, least - 1)), "{fault}");
+        }
+        assert_eq!(
+            over(&[2..4, 4..4], 0, [[0, 1]; 2], [4, 4]).fault(),
+            None,
+            "an empty segment reaches nothing"
+        );
+        let before = over(segments, 0, [[0, -1], [0, 1]], [10, 10]).fault();
+        assert_eq!(before.as_deref(), Some("elements -8..=-2 of a buffer of 10"));
+    }
+
+    #[test]
+    fn no_element_of_segments_is_stored_twice() {
+        let fault = |inner: usize, strides: [isize; 2]| {
+            over(&[0..4, 4..4, 6..9], inner, [[0, 1], strides], [10, 100]).fault()
+        };
+        let good = [(0, [0, 1]), (1, [0, 1]), (1, [1, 0]), (1, [8, 0]), (0, [10, 1]), (1, [1, 2])];
+        for (inner, strides) in good {
+            assert_eq!(fault(inner, strides), None, "{inner} {strides:?}");
+        }
+        for (inner, strides) in [(0, [1, 0]), (0, [0, 0]), (1, [0, 0])] {
+            let expected = "store 0 could put several results into one element";
+            assert_eq!(fault(inner, strides).as_deref(), Some(expected), "{inner} {strides:?}");
+        }
+        assert_eq!(over(&[3..9], 1, [[0, 1], [0, 0]], [10, 1]).fault(), None, "there is one segment");
+        let mut turned = over(&[0..4, 6..9], 0, [[0, 1], [3, -1]], [10, 100]);
+        turned.stores[0].offset = 20;
+        assert!(turned.fault().is_some(), "17 is both 20 - 3 and 20 + 3 - 6");
     }
 }

@@ -69,6 +69,7 @@ fn softmax(outer: usize, inner: usize, transposed: bool) -> Nest {
     Nest {
         dims: [outer, inner].into_iter().collect(),
         inner: 1,
+        segments: None,
         loads: vec![access.clone()],
         expr,
         reductions: vec![
@@ -118,6 +119,7 @@ fn runs_allocate_nothing() {
                 epilogue: Nest {
                     dims: dims.into_iter().collect(),
                     inner: 0,
+                    segments: None,
                     loads: vec![Access::contiguous(DType::F32, &dims)],
                     expr: b.finish(&[result]),
                     reductions: Vec::new(),

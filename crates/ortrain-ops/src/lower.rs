@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{
     Access, Builder, ConvShape, Dims, Inst, Nest, Precision, ReduceOp, Reduction, Reg, RunScalar, Scalar,
-    Strides, Type,
+    Segments, Strides, Type,
 };
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId};
 use ortrain_program::{
@@ -282,6 +282,7 @@ impl Lower<'_> {
         NestBuilder {
             dims: dims.iter().copied().collect(),
             inner,
+            segments: None,
             loads: Vec::new(),
             reads: Vec::new(),
             reductions: Vec::new(),
@@ -290,6 +291,18 @@ impl Lower<'_> {
             results: Vec::new(),
             b: Builder::new(),
         }
+    }
+
+    /// Starts a nest over segments of a plane of `len` elements, of whose points those of each segment are reduced if `inner`
+    /// is 1 (0 for a map).
+    ///
+    /// Its axes are the segment and the position in the plane. [`NestBuilder::load_strided`] and
+    /// [`NestBuilder::store_strided`] reach what it reads and writes, [`NestBuilder::load_plane`] and
+    /// [`NestBuilder::store_plane`] planes, and [`NestBuilder::store_outer`] what there is one of for each segment.
+    #[must_use]
+    pub fn nest_of_segments(&self, segments: Segments, len: usize, inner: usize) -> NestBuilder {
+        let dims = [segments.len(), len];
+        NestBuilder { segments: Some(segments), ..self.nest(&dims, inner) }
     }
 
     /// The element type of a buffer.
@@ -358,6 +371,7 @@ impl Lower<'_> {
 pub struct NestBuilder {
     dims: Dims,
     inner: usize,
+    segments: Option<Segments>,
     loads: Vec<Access>,
     reads: Vec<BufferId>,
     reductions: Vec<(ReduceOp, Reg)>,
@@ -389,13 +403,21 @@ impl NestBuilder {
         self.b.load(slot, ty)
     }
 
-    /// A load of a buffer of shape `dims`, broadcast to the nest's space (trailing axes aligned).
+    /// A load of a buffer of shape `dims`, broadcast to the nest's space (trailing axes aligned). A plane under segments has
+    /// its length alone for a shape.
     pub fn load_broadcast(&mut self, buffer: BufferId, dtype: DType, dims: &[usize]) -> Reg {
         let access = Access::broadcast(dtype, dims, &self.dims);
         self.load(buffer, access)
     }
 
-    /// A load whose strides are given.
+    /// The element of a plane at the current position: a load of a nest of segments. `offset` is where the plane begins in the
+    /// buffer.
+    pub fn load_plane(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize) -> Reg {
+        self.load_strided(cx, buffer, offset, &[0, 1])
+    }
+
+    /// A load whose strides are given. In a nest of segments they are those from segment to segment and from position to
+    /// position: `[8, 0]` for a setting of which a table has eight for each segment.
     pub fn load_strided(
         &mut self,
         cx: &Lower<'_>,
@@ -436,7 +458,13 @@ impl NestBuilder {
         self.results.push(value);
     }
 
-    /// Stores a value at every index, row-major.
+    /// Stores a value at the current position of a plane: a store of a nest of segments. `offset` is where the plane begins in
+    /// the buffer.
+    pub fn store_plane(&mut self, cx: &Lower<'_>, buffer: BufferId, offset: usize, value: Reg) {
+        self.store_strided(cx, buffer, offset, [0, 1].into_iter().collect(), value);
+    }
+
+    /// Stores a value at every index, row-major. That is no plane under segments.
     pub fn store_whole(&mut self, cx: &Lower<'_>, buffer: BufferId, value: Reg) {
         let access = Access::contiguous(cx.buffer_dtype(buffer), &self.dims);
         self.store(buffer, access, value);
@@ -473,6 +501,7 @@ impl NestBuilder {
         let nest = Nest {
             dims: self.dims,
             inner: self.inner,
+            segments: self.segments,
             loads: self.loads,
             expr,
             reductions,
@@ -488,7 +517,8 @@ impl NestBuilder {
     }
 
     /// The nest as a reduction over inner axes. It becomes a [`Step::Col`] if that is how its loads lie in memory: the
-    /// last outer axis is contiguous and no inner axis is; and if its results are those of the outer points.
+    /// last outer axis is contiguous and no inner axis is; and if its results are those of the outer points. With segments it
+    /// is a [`Step::Row`].
     #[must_use]
     pub fn reduction(self) -> Step {
         let outer = self.dims.len() - self.inner;
@@ -498,6 +528,9 @@ impl NestBuilder {
         let inner_contiguous = (outer..l.nest.dims.len()).any(|axis| l.nest.dims[axis] > 1 && along(axis));
         let per_outer =
             l.nest.stores.iter().all(|store| store.strides[outer..].iter().all(|&stride| stride == 0));
+        if l.nest.segments.is_some() {
+            return Step::Row(l);
+        }
         if l.nest.reductions.len() == 1 && per_outer && !inner_contiguous && last_outer.is_some_and(along) {
             Step::Col(l)
         } else {

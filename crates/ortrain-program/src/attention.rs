@@ -225,7 +225,7 @@ impl Attention {
         self.parts().iter().find_map(|part| {
             let (Loop { nest, reads, writes }, name) = (part.part, part.name);
             let dims = space(part.sizes);
-            if nest.dims != dims || nest.inner != 0 || nest.expr.can_fail() {
+            if nest.dims != dims || nest.inner != 0 || nest.segments.is_some() || nest.expr.can_fail() {
                 return Some(format!("{name} over another space"));
             }
             if (reads.len(), writes.len()) != (nest.loads.len(), nest.stores.len())

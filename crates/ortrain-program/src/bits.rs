@@ -357,6 +357,7 @@ fn packing(bytes: usize, mask: BufferId, bits: BufferId) -> Loop {
     let nest = Nest {
         dims: [bytes].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: (0..BITS).map(|bit| run(bytes, bit)).collect(),
         expr: b.finish(&[byte]),
         reductions: Vec::new(),
@@ -382,6 +383,7 @@ fn unpacking(bytes: usize, bits: BufferId, mask: BufferId) -> Loop {
     let nest = Nest {
         dims: [bytes].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(DType::U8, &[bytes])],
         expr: b.finish(&truths),
         reductions: Vec::new(),
@@ -438,6 +440,7 @@ mod tests {
             let mut nest = Nest {
                 dims: [len].into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: reads.iter().map(access).collect(),
                 expr: b.finish(&results),
                 reductions: Vec::new(),

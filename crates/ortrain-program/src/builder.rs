@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Access, DType, Inst, Precision, Scalar, WindowPass};
+use ortrain_expr::{Access, DType, Inst, Nest, Precision, Scalar, Segments, WindowPass};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashMap;
 
@@ -184,7 +184,7 @@ impl ProgramBuilder {
             stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))
         };
         for instruction in instructions {
-            let Some((l, virtual_loads)) = fuse::loop_of(&instruction.step) else { continue };
+            let Some((l, virtual_loads)) = fuse::any_loop_of(&instruction.step) else { continue };
             let loads = l.reads.iter().zip(&l.nest.loads).enumerate();
             let values: Vec<Option<Scalar>> = loads
                 .map(|(slot, (&id, access))| if slot < virtual_loads { None } else { value(id, access) })
@@ -260,6 +260,9 @@ impl ProgramBuilder {
                 writes.len()
             ));
         }
+        if nest.segments.is_some() && !matches!((step, nest.inner), (Step::Map(_), 0) | (Step::Row(_), 1)) {
+            return Some(format!("segments with {} reduced axes", nest.inner));
+        }
         let pairs = reads.iter().zip(&nest.loads).skip(virtual_loads).chain(writes.iter().zip(&nest.stores));
         for (&id, access) in pairs {
             let buffer = self.buffer(id);
@@ -316,7 +319,41 @@ impl ProgramBuilder {
                 return Some("an epilogue over another space than the result".into());
             }
         }
-        nest.fault()
+        nest.fault().or_else(|| self.segments_fault(nest, reads, writes))
+    }
+
+    /// The fault of a nest with segments that stores elements which it stores or loads elsewhere, too.
+    fn segments_fault(&self, nest: &Nest, reads: &[BufferId], writes: &[BufferId]) -> Option<String> {
+        let segments = nest.segments.as_ref()?;
+        let label = |id: BufferId| &self.buffer(id).label;
+        for (k, (&to, store)) in writes.iter().zip(&nest.stores).enumerate() {
+            let earlier = writes.iter().zip(&nest.stores).take(k);
+            let mut again = earlier.filter(|&(&other, access)| {
+                share_bytes(self.buffer(to), self.buffer(other))
+                    && !(to == other && are_apart(store, access, segments))
+            });
+            if let Some((&other, _)) = again.next() {
+                return Some(format!(
+                    "stores to {:?} that may reach elements of {:?}",
+                    label(to),
+                    label(other)
+                ));
+            }
+            let mut loads = reads.iter().zip(&nest.loads).enumerate().filter(|&(slot, (&from, load))| {
+                let apart = to == from
+                    && !nest.is_gathered(slot)
+                    && (load == store || are_apart(store, load, segments));
+                share_bytes(self.buffer(to), self.buffer(from)) && !apart
+            });
+            if let Some((slot, (&from, _))) = loads.next() {
+                return Some(format!(
+                    "load {slot} of {:?} that may see what is stored to {:?}: the same access is needed",
+                    label(from),
+                    label(to)
+                ));
+            }
+        }
+        None
     }
 
     /// The fault of a hand-over that takes a value which is not the caller's to give.
@@ -442,6 +479,35 @@ impl ProgramBuilder {
     }
 }
 
+/// Whether two buffers have bytes in common before any is placed in the arena.
+fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
+    match (a.place, b.place) {
+        (Place::Plane(plane, at), Place::Plane(other, other_at)) => {
+            plane == other && at < other_at + b.bytes() && other_at < at + a.bytes()
+        }
+        (Place::Constant(a), Place::Constant(b)) => a == b,
+        (Place::Work(_), Place::Work(_)) => std::ptr::eq(a, b),
+        _ => false,
+    }
+}
+
+/// Whether two accesses to one buffer surely reach no element in common over segments.
+fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
+    if let (&[step, 0], &[other, 0]) = (a.strides.as_slice(), b.strides.as_slice())
+        && step == other
+        && step != 0
+    {
+        // Columns of one table.
+        return !a.offset.abs_diff(b.offset).is_multiple_of(step.unsigned_abs());
+    }
+    // Wholly before or behind each other.
+    let dims = [segments.len(), segments.iter().last().map_or(0, |range| range.end)];
+    match (a.reach(&dims), b.reach(&dims)) {
+        (Some(a), Some(b)) => a.1 < b.0 || b.1 < a.0,
+        _ => false,
+    }
+}
+
 /// What a program does with planes, the first one first.
 fn plane_uses(instructions: &[Instruction], buffers: &[Buffer], outputs: &[BufferId]) -> Vec<PlaneUse> {
     let mut uses = Vec::new();
@@ -475,6 +541,7 @@ mod tests {
         let nest = Nest {
             dims: [N].into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: vec![whole.clone()],
             expr: e.finish(&[x]),
             reductions: Vec::new(),

@@ -147,6 +147,14 @@ fn reached(access: &Access, dims: &[usize]) -> u64 {
     count(dims.iter().zip(&access.strides).filter(|&(_, &stride)| stride != 0).map(|(&dim, _)| dim))
 }
 
+/// Elements that an access of a nest reaches.
+fn reached_by(nest: &Nest, access: &Access) -> u64 {
+    match (&nest.segments, access.strides.as_slice()) {
+        (Some(_), &[across, along]) => points(nest, u64::from(across != 0) | u64::from(along != 0) << 1),
+        _ => reached(access, &nest.dims),
+    }
+}
+
 /// Elements read and written, per buffer.
 struct Traffic<'a> {
     buffers: &'a [Buffer],
@@ -173,7 +181,6 @@ impl<'a> Traffic<'a> {
 
     /// A nest whose first loads, and whose stores unless they are `stored`, have no buffers.
     fn part(&mut self, l: &Loop, virtual_loads: usize, stored: bool) {
-        let dims = &l.nest.dims;
         if l.nest.outer_dims().contains(&0) {
             return;
         }
@@ -182,13 +189,13 @@ impl<'a> Traffic<'a> {
             // The same access twice is one read.
             let earlier = l.nest.loads.iter().zip(&l.reads).take(slot).skip(virtual_loads);
             let is_gathered = gathered.contains(&(slot as u16));
-            let reached = if is_gathered { count(dims.iter().copied()) } else { reached(access, dims) };
+            let reached = if is_gathered { points(&l.nest, u64::MAX) } else { reached_by(&l.nest, access) };
             if !earlier.into_iter().any(|(other, &known)| known == id && other == access) {
                 self.read(id, reached);
             }
         }
         for (access, &id) in l.nest.stores.iter().zip(&l.writes).filter(|_| stored) {
-            self.write(id, reached(access, dims));
+            self.write(id, reached_by(&l.nest, access));
         }
     }
 
@@ -251,7 +258,15 @@ fn axes_of(nest: &Nest) -> Vec<u64> {
     axes
 }
 
+/// Points of a nest along some axes, given as bits.
 fn points(nest: &Nest, axes: u64) -> u64 {
+    if let Some(segments) = &nest.segments {
+        return match axes & 0b11 {
+            0 => 1,
+            1 => segments.len() as u64,
+            _ => segments.elements() as u64,
+        };
+    }
     let along = |&(axis, _): &(usize, &usize)| axis >= 64 || axes & (1 << axis) != 0;
     count(nest.dims.iter().enumerate().filter(along).map(|(_, &dim)| dim))
 }
@@ -270,7 +285,7 @@ fn nest_flops(nest: &Nest) -> u64 {
     }
     for reduction in &nest.reductions {
         if nest.expr.ty(reduction.value).is_float() {
-            flops = flops.saturating_add(count(nest.dims.iter().copied()));
+            flops = flops.saturating_add(points(nest, u64::MAX));
         }
     }
     flops
@@ -345,7 +360,7 @@ pub(crate) fn read_weight(l: &Loop, slots: &[usize], buffers: &[Buffer]) -> u64 
     for &slot in slots {
         let access = &nest.loads[slot];
         let all = gathered.contains(&(slot as u16));
-        let reached = if all { points(nest, u64::MAX) } else { reached(access, &nest.dims) };
+        let reached = if all { points(nest, u64::MAX) } else { reached_by(nest, access) };
         elements = elements.saturating_add(reached);
         walks = walks.saturating_add(runs(access, &nest.dims, 0).saturating_mul(RUN));
     }
@@ -416,7 +431,7 @@ impl Passes {
         let slots = || (virtual_loads..nest.loads.len()).map(|slot| (slot, &nest.loads[slot]));
         let bytes = |slot: usize, access: &Access| {
             let dtype = buffers[l.reads[slot].0 as usize].dtype;
-            reached(access, &nest.dims).saturating_mul(dtype.size() as u64)
+            reached_by(nest, access).saturating_mul(dtype.size() as u64)
         };
         let passes_over = |slot: usize| {
             let uses = nest.expr.insts().iter().zip(&self.needed);
@@ -529,6 +544,7 @@ mod tests {
         let nest = Nest {
             dims: [2, 3, 4].into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: vec![load([12, 4, 1], 24), load([0, 1, 0], 3)],
             expr: e.finish(&[product]),
             reductions: Vec::new(),
@@ -554,6 +570,7 @@ mod tests {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: vec![whole.clone()],
             expr: e.finish(&[product]),
             reductions: Vec::new(),

@@ -236,6 +236,7 @@ mod tests {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: [whole.clone(), by_channel].into_iter().chain(added.map(|_| whole.clone())).collect(),
             expr: e.finish(&[y]),
             reductions: Vec::new(),

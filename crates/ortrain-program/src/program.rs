@@ -4,13 +4,15 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ortrain_expr::{Access, ConvShape, DType, Dims, Nest, Precision, SlidingAxis, WindowPass, WindowShape};
+use ortrain_expr::{
+    Access, ConvShape, DType, Dims, Nest, Precision, Segments, SlidingAxis, WindowPass, WindowShape,
+};
 use ortrain_graph::Tensor;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::versions::{FinalVersions, Versions};
-use crate::{Attention, Cost, RunError};
+use crate::{Attention, Cost, RunError, fuse};
 
 /// A buffer of a [`Program`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -114,6 +116,9 @@ impl Entries {
 }
 
 /// A nest with the buffers it reads and writes: `reads[k]` for load `k`, `writes[k]` for store `k`.
+///
+/// One with [`Segments`] is a [`Step::Map`], or a [`Step::Row`] with a reduced axis, and stays as it is: no pass makes another
+/// nest a part of it, or it a part of another one.
 #[derive(Clone, Debug)]
 pub struct Loop {
     /// What is computed.
@@ -299,6 +304,11 @@ impl Step {
     }
 
     fn sizes(&self) -> String {
+        if let Some((l, _)) = fuse::any_loop_of(self)
+            && let Some(segments) = &l.nest.segments
+        {
+            return format!("{} segments of {}", segments.len(), l.nest.dims[1]);
+        }
         match self {
             Step::Map(l) => format!("{:?}", l.nest.dims.as_slice()),
             Step::Row(l) | Step::Col(l) => {
@@ -420,7 +430,10 @@ impl Step {
         match self {
             Step::ScatterAdd(s) => s.outer * s.count * s.inner == 0,
             Step::Window(w) => w.shape.operands()[1] == 0,
-            _ => self.nest().is_some_and(|nest| nest.outer_dims().contains(&0)),
+            _ => self.nest().is_some_and(|nest| {
+                let no_points = |segments: &Segments| nest.inner == 0 && segments.elements() == 0;
+                nest.outer_dims().contains(&0) || nest.segments.as_ref().is_some_and(no_points)
+            }),
         }
     }
 

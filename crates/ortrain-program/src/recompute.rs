@@ -420,6 +420,7 @@ mod tests {
             let nest = Nest {
                 dims: [N].into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: vec![plane.clone(); reads.len()],
                 expr: e.finish(&[y]),
                 reductions: Vec::new(),

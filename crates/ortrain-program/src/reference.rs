@@ -281,6 +281,33 @@ fn advance(index: &mut [usize], dims: &[usize]) -> bool {
     false
 }
 
+/// Moves an outer index of a map with segments on to the next point that exists, if it is at none; false if there is none.
+fn skip_gaps(nest: &Nest, index: &mut [usize]) -> bool {
+    let (Some(segments), &mut [ref mut segment, ref mut position]) = (&nest.segments, index) else {
+        return true;
+    };
+    while *segment < segments.len() {
+        let range = segments.range(*segment);
+        *position = range.start.max(*position);
+        if *position < range.end {
+            return true;
+        }
+        (*segment, *position) = (*segment + 1, 0);
+    }
+    false
+}
+
+/// The first inner index of a row, and where it ends along each axis.
+fn row(nest: &Nest, outer: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    match (&nest.segments, outer) {
+        (Some(segments), &[segment]) => {
+            let range = segments.range(segment);
+            (vec![range.start], vec![range.end])
+        }
+        _ => (vec![0; nest.inner], nest.inner_dims().to_vec()),
+    }
+}
+
 fn neutral(op: ReduceOp, ty: Type) -> Scalar {
     let value = match op {
         ReduceOp::Sum => 0.0,
@@ -408,15 +435,18 @@ impl<'a> Run<'a> {
         product: impl Fn(&Run<'_>, &[usize]) -> Option<Scalar>,
     ) -> Result<(), OutOfRange> {
         let nest = &l.nest;
-        let (outer, inner) = (nest.outer_dims(), nest.inner_dims());
-        if outer.contains(&0) {
+        let outer = nest.outer_dims();
+        let mut at_outer = vec![0; outer.len()];
+        if outer.contains(&0) || !skip_gaps(nest, &mut at_outer) {
             return Ok(());
         }
         // Stores happen after all loads: a store may alias a load through an equal access only, so this cannot differ.
         let mut pending: Vec<(usize, usize, Scalar)> = Vec::new();
         let mut regs = Vec::new();
-        let mut at_outer = vec![0; outer.len()];
         loop {
+            // A row ends before `inner`.
+            let (first, inner) = row(nest, &at_outer);
+            let is_empty = first.iter().zip(&inner).any(|(first, end)| first >= end);
             let mut reduced: Vec<Scalar> = Vec::new();
             for reduction in &nest.reductions {
                 let needed = nest.expr.needed_by(&[reduction.value]);
@@ -425,22 +455,21 @@ impl<'a> Run<'a> {
                     ty => ty,
                 };
                 let mut total = neutral(reduction.op, ty);
-                let mut at_inner = vec![0; inner.len()];
-                while !inner.contains(&0) {
+                let mut at_inner = first.clone();
+                let mut is_left = !is_empty;
+                while is_left {
                     let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
                     let given = product(self, &index);
                     let mut point = self.point(l, &index, &reduced, given.as_slice());
                     let outcome = nest.expr.evaluate_into(self.mode, &needed, &mut point, &mut regs);
                     outcome.map_err(|failure| at_point(failure, &nest.dims, &index))?;
                     total = combine(reduction.op, total, regs[usize::from(reduction.value.0)]);
-                    if !advance(&mut at_inner, inner) {
-                        break;
-                    }
+                    is_left = advance(&mut at_inner, &inner);
                 }
                 reduced.push(total);
             }
             // With an empty inner space only what is stored once per outer point is stored.
-            let mut at_inner = vec![0; inner.len()];
+            let mut at_inner = first.clone();
             loop {
                 let index: Vec<usize> = at_outer.iter().chain(&at_inner).copied().collect();
                 let stores: Vec<bool> = nest
@@ -448,7 +477,7 @@ impl<'a> Run<'a> {
                     .iter()
                     .map(|store| {
                         let per_outer = store.strides[outer.len()..].iter().all(|&stride| stride == 0);
-                        if per_outer { at_inner.iter().all(|&i| i == 0) } else { !inner.contains(&0) }
+                        if per_outer { at_inner == first } else { !is_empty }
                     })
                     .collect();
                 let roots: Vec<_> = nest
@@ -461,7 +490,7 @@ impl<'a> Run<'a> {
                     .collect();
                 let mut needed = nest.expr.needed_by(&roots);
                 for (k, (inst, _)) in nest.expr.insts().iter().enumerate() {
-                    if matches!(inst, ortrain_expr::Inst::Guard(..)) && !inner.contains(&0) {
+                    if matches!(inst, ortrain_expr::Inst::Guard(..)) && !is_empty {
                         let guard = nest.expr.needed_by(&[ortrain_expr::Reg(k as u16)]);
                         needed.iter_mut().zip(guard).for_each(|(all, one)| *all |= one);
                     }
@@ -477,11 +506,11 @@ impl<'a> Run<'a> {
                         pending.push((l.writes[k].0 as usize, position(&nest.stores[k], &index), value));
                     }
                 }
-                if inner.contains(&0) || !advance(&mut at_inner, inner) {
+                if is_empty || !advance(&mut at_inner, &inner) {
                     break;
                 }
             }
-            if !advance(&mut at_outer, outer) {
+            if !advance(&mut at_outer, outer) || !skip_gaps(nest, &mut at_outer) {
                 break;
             }
         }

@@ -336,6 +336,7 @@ mod tests {
             let nest = Nest {
                 dims: [N].into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: vec![whole.clone(); reads.len()],
                 expr: b.finish(&[sum]),
                 reductions: Vec::new(),

@@ -20,6 +20,7 @@ fn refused(strides: [isize; 2]) -> Option<String> {
     let nest = Nest {
         dims: [ROWS, COLUMNS].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![Access { strides: strides.into_iter().collect(), ..whole.clone() }],
         expr: e.finish(&[value]),
         reductions: Vec::new(),

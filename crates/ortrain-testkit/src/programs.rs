@@ -287,7 +287,15 @@ impl Making {
             writes.push(to.id);
             made.push(to);
         }
-        let nest = Nest { dims, inner: 0, loads, expr: b.finish(&results), reductions: Vec::new(), stores };
+        let nest = Nest {
+            dims,
+            inner: 0,
+            segments: None,
+            loads,
+            expr: b.finish(&results),
+            reductions: Vec::new(),
+            stores,
+        };
         self.step(Step::Map(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
@@ -295,8 +303,15 @@ impl Making {
     /// A value that is made by a map of one load.
     fn copied(&mut self, dims: Dims, from: (Value, Access), expr: Expr, to: (Value, Access)) {
         let ((source, load), (to, store)) = (from, to);
-        let nest =
-            Nest { dims, inner: 0, loads: vec![load], expr, reductions: Vec::new(), stores: vec![store] };
+        let nest = Nest {
+            dims,
+            inner: 0,
+            segments: None,
+            loads: vec![load],
+            expr,
+            reductions: Vec::new(),
+            stores: vec![store],
+        };
         self.step(Step::Map(Loop { nest, reads: vec![source.id], writes: vec![to.id] }), Entries::ALL);
         self.values.push(to);
     }
@@ -355,6 +370,7 @@ impl Making {
             let nest = Nest {
                 dims: dims.clone(),
                 inner: 0,
+                segments: None,
                 loads: Vec::new(),
                 expr: zeros.finish(&[zero]),
                 reductions: Vec::new(),
@@ -409,6 +425,7 @@ impl Making {
             let nest = Nest {
                 dims,
                 inner: 0,
+                segments: None,
                 loads: vec![whole.clone(), whole.clone()],
                 expr: b.finish(&[result]),
                 reductions: Vec::new(),
@@ -477,7 +494,7 @@ impl Making {
         let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
-        let nest = Nest { dims, inner, loads, expr, reductions, stores };
+        let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
         self.step(Step::Row(Loop { nest, reads, writes }), Entries::ALL);
         self.values.extend(made);
     }
@@ -498,6 +515,7 @@ impl Making {
         let nest = Nest {
             dims: [c].into_iter().collect(),
             inner: 0,
+            segments: None,
             loads,
             expr: b.finish(&[result]),
             reductions: Vec::new(),
@@ -535,6 +553,7 @@ impl Making {
         let nest = Nest {
             dims: dims.clone(),
             inner: 0,
+            segments: None,
             loads,
             expr: b.finish(&[result]),
             reductions: Vec::new(),
@@ -675,6 +694,7 @@ impl Making {
             let nest = Nest {
                 dims: [len].into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads,
                 expr: b.finish(&[result]),
                 reductions: Vec::new(),

@@ -145,6 +145,7 @@ fn map(
     let nest = Nest {
         dims: [elements].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![whole.clone(); reads.len()],
         expr: expr.finish(&[result]),
         reductions: Vec::new(),
@@ -255,7 +256,7 @@ impl Dropping {
         let outputs = if forward.is_some() { vec![value, kept] } else { vec![value] };
         let expr = e.finish(&outputs);
         let dims = [rows, columns].into_iter().collect();
-        let nest = Nest { dims, inner: 0, loads, expr, reductions: Vec::new(), stores };
+        let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
         let step = MatMul {
             batch: [].into_iter().collect(),
             m: rows,

@@ -64,6 +64,7 @@ impl Net {
             let nest = Nest {
                 dims: [columns, columns].into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: vec![load.clone()],
                 expr: e.finish(&[result]),
                 reductions: Vec::new(),
@@ -102,6 +103,7 @@ impl Net {
             let nest = Nest {
                 dims: [rows, columns].into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: vec![whole.clone(), along],
                 expr: e.finish(&[result]),
                 reductions: Vec::new(),

@@ -149,6 +149,7 @@ fn nest(
     Nest {
         dims: dims.iter().copied().collect(),
         inner: 0,
+        segments: None,
         loads,
         expr: b.finish(&[result]),
         reductions: Vec::new(),

@@ -176,7 +176,15 @@ fn epilogue(shape: &ConvShape, tail: Tail) -> Nest {
         }
     };
     let loads = std::iter::once(plane.clone()).chain(others).collect();
-    Nest { dims, inner: 0, loads, expr: b.finish(&[value]), reductions: Vec::new(), stores: vec![plane] }
+    Nest {
+        dims,
+        inner: 0,
+        segments: None,
+        loads,
+        expr: b.finish(&[value]),
+        reductions: Vec::new(),
+        stores: vec![plane],
+    }
 }
 
 fn case(layer: Layer, pass: ConvPass, tail: Tail, precision: Precision) -> Case {

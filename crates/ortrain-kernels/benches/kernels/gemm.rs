@@ -342,6 +342,7 @@ fn nest(dtype: DType, dims: [usize; 3], after: After) -> Nest {
     Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
+        segments: None,
         loads,
         expr: b.finish(&others),
         reductions: Vec::new(),

@@ -73,6 +73,7 @@ fn transposed([rows, columns]: [usize; 2]) -> Case {
     let nest = Nest {
         dims: [rows, columns].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![load],
         expr: b.finish(&[x]),
         reductions: Vec::new(),
@@ -127,6 +128,7 @@ fn map(
     let nest = Nest {
         dims: [elements].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![plane.clone(); loads],
         expr: b.finish(&outputs),
         reductions: Vec::new(),
@@ -156,6 +158,7 @@ fn dropout(dims: &[usize]) -> Case {
     let nest = Nest {
         dims: dims.iter().copied().collect(),
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(DType::F32, dims)],
         expr: b.finish(&[y]),
         reductions: Vec::new(),
@@ -178,6 +181,7 @@ fn packing(elements: usize) -> Case {
     let nest = Nest {
         dims: [elements / 8].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(DType::Bool, &[elements / 8]); 8],
         expr: b.finish(&[byte]),
         reductions: Vec::new(),
@@ -201,6 +205,7 @@ fn unpacking(elements: usize) -> Case {
     let nest = Nest {
         dims: [elements / 8].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(DType::U8, &[elements / 8])],
         expr: b.finish(&truths),
         reductions: Vec::new(),
@@ -276,8 +281,15 @@ fn gates(batch: usize, hidden: usize) -> Case {
     let mut stores = vec![Access::contiguous(F32, &dims); 2];
     stores.extend([0, 1, 2, 3].map(|k| columns(batch, 4 * hidden, k * hidden)));
     let expr = b.finish(&[state, cell, i, o, f, g]);
-    let nest =
-        Nest { dims: dims.into_iter().collect(), inner: 0, loads, expr, reductions: Vec::new(), stores };
+    let nest = Nest {
+        dims: dims.into_iter().collect(),
+        inner: 0,
+        segments: None,
+        loads,
+        expr,
+        reductions: Vec::new(),
+        stores,
+    };
     let name = format!("nest lstm gates {batch}x{hidden}");
     case(name, 113.0 * (batch * hidden) as f64, nest, false)
 }
@@ -318,8 +330,15 @@ fn gates_back(batch: usize, hidden: usize) -> Case {
     let mut stores = [0, 1, 2, 3].map(|k| columns(batch, 4 * hidden + 16, k * hidden)).to_vec();
     stores.push(Access::contiguous(F32, &dims));
     let expr = b.finish(&[of_i, of_o, of_f, of_g, of_last]);
-    let nest =
-        Nest { dims: dims.into_iter().collect(), inner: 0, loads, expr, reductions: Vec::new(), stores };
+    let nest = Nest {
+        dims: dims.into_iter().collect(),
+        inner: 0,
+        segments: None,
+        loads,
+        expr,
+        reductions: Vec::new(),
+        stores,
+    };
     let name = format!("nest lstm gates, back {batch}x{hidden}");
     case(name, 42.0 * (batch * hidden) as f64, nest, false)
 }
@@ -337,6 +356,7 @@ fn softmax(dims: [usize; 2]) -> Case {
     let nest = Nest {
         dims: dims.into_iter().collect(),
         inner: 1,
+        segments: None,
         loads: vec![plane.clone()],
         expr,
         reductions: vec![
@@ -381,6 +401,7 @@ fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
     Nest {
         dims: dims.iter().copied().collect(),
         inner,
+        segments: None,
         loads: vec![load],
         expr,
         reductions: ops.iter().zip(values).map(|(&op, value)| Reduction { op, value }).collect(),

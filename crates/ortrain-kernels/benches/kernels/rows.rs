@@ -100,6 +100,7 @@ impl Body {
         let (expr, values) = self.b.finish_keeping(&results, &values);
         let nest = Nest {
             inner,
+            segments: None,
             loads: self.loads,
             expr,
             reductions: self

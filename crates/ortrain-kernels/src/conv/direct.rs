@@ -444,6 +444,7 @@ mod tests {
         let epilogue = Nest {
             dims,
             inner: 0,
+            segments: None,
             loads: vec![whole.clone()],
             expr: b.finish(&[result]),
             reductions: Vec::new(),

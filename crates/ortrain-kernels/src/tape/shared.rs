@@ -128,6 +128,7 @@ mod tests {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: vec![access(from)],
             expr: b.finish(&[product]),
             reductions: Vec::new(),

@@ -25,6 +25,7 @@ fn stored(dtype: DType, dims: &[usize]) -> Nest {
     Nest {
         dims: dims.iter().copied().collect(),
         inner: 0,
+        segments: None,
         loads: vec![access.clone()],
         expr: b.finish(&[product]),
         reductions: Vec::new(),

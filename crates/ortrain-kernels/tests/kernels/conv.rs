@@ -107,6 +107,7 @@ fn plain(shape: ConvShape, [a, b]: [DType; 2], store: Option<Access>) -> ConvDes
     let result = builder.load(0, ty);
     let epilogue = Nest {
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(dtype, &dims)],
         expr: builder.finish(&[result]),
         reductions: Vec::new(),
@@ -503,6 +504,7 @@ fn what_is_no_number_in_a_sum_that_is_added() {
             let access = Access::contiguous(DType::F32, &dims);
             let epilogue = Nest {
                 inner: 0,
+                segments: None,
                 loads: vec![access.clone(), access.clone()],
                 expr: b.finish(&[sum]),
                 reductions: Vec::new(),
@@ -560,6 +562,7 @@ fn with_everything(shape: ConvShape) -> ConvDesc {
     let sum = b.add(sum, column);
     let epilogue = Nest {
         inner: 0,
+        segments: None,
         loads: vec![f32.clone(), bias, f32.clone()],
         expr: b.finish(&[sum, result]),
         reductions: Vec::new(),
@@ -638,6 +641,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
     let sum = b.add(result, index);
     let epilogue = Nest {
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(DType::F32, &dims), Access::contiguous(DType::I64, &dims)],
         expr: b.finish(&[sum]),
         reductions: Vec::new(),

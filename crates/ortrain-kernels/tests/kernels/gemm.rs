@@ -52,6 +52,7 @@ fn epilogue(
     Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: [vec![Access::contiguous(dtype, &dims)], loads].concat(),
         expr: b.finish(&outputs),
         reductions: Vec::new(),

@@ -145,6 +145,7 @@ fn random_map(random: &mut Random) -> Nest {
     still_where_gathered(Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
+        segments: None,
         loads,
         expr: b.finish(&outputs),
         reductions: Vec::new(),
@@ -192,6 +193,7 @@ fn map(n: usize, loads: Vec<Access>, stores: Vec<Access>, build: impl Fn(&mut Bu
     Nest {
         dims: [n].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads,
         expr: b.finish(&outputs),
         reductions: Vec::new(),
@@ -323,6 +325,7 @@ fn scalars_of_a_space_without_axes() {
     let nest = Nest {
         dims: [].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(DType::F32, &[])],
         expr: {
             let mut b = Builder::new();
@@ -353,6 +356,7 @@ fn what_is_overwritten_is_read_before() {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: vec![whole.clone(), channel],
             expr: b.finish(&[new, old]),
             reductions: Vec::new(),
@@ -409,6 +413,7 @@ fn rows_are_taken_by_their_indices() {
             let nest = Nest {
                 dims: dims.into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: vec![
                     Access {
                         strides: [1, 0].into_iter().collect(),
@@ -448,6 +453,7 @@ fn rows_that_lie_apart() {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: (0..10).map(|k| apart(k % (gap + 1))).collect(),
             expr: b.finish(&sums),
             reductions: Vec::new(),
@@ -481,6 +487,7 @@ fn matrices_are_turned() {
             let nest = Nest {
                 dims: dims.into_iter().collect(),
                 inner: 0,
+                segments: None,
                 loads: vec![load],
                 expr: b.finish(&[x]),
                 reductions: Vec::new(),

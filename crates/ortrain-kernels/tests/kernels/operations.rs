@@ -102,6 +102,7 @@ fn check(expr: impl Fn(&mut Builder, Reg, Reg) -> Reg, dtype: DType, out: DType,
     let nest = Nest {
         dims: [n].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![access(dtype), access(dtype)],
         expr: builder.finish(&[result]),
         reductions: Vec::new(),
@@ -209,6 +210,7 @@ fn constants_coordinates_and_run_scalars() {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: Vec::new(),
             expr: b.finish(&[coordinate, sum, product]),
             reductions: Vec::new(),
@@ -248,6 +250,7 @@ fn numbers_of_elements() {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: Vec::new(),
             expr: b.finish(&numbers),
             reductions: Vec::new(),
@@ -285,6 +288,7 @@ fn random_bits_are_those_of_the_reference() {
         let nest = Nest {
             dims: [n].into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: Vec::new(),
             expr: b.finish(&bits),
             reductions: Vec::new(),
@@ -311,6 +315,7 @@ fn quotients_of_unsigned_numbers() {
     let nest = Nest {
         dims: [n].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![Access::contiguous(DType::U32, &[n]); 2],
         expr: b.finish(&quotients),
         reductions: Vec::new(),
@@ -335,6 +340,7 @@ fn ill_typed_expressions_are_refused() {
         let nest = Nest {
             dims: [4].into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: vec![Access::contiguous(DType::F32, &[4])],
             expr: b.finish(&[result]),
             reductions: Vec::new(),

@@ -75,7 +75,15 @@ fn random_reduction(random: &mut Random) -> Nest {
     for (reduction, value) in reductions.iter_mut().zip(moved) {
         reduction.value = value;
     }
-    still_where_gathered(Nest { dims: dims.into_iter().collect(), inner, loads, expr, reductions, stores })
+    still_where_gathered(Nest {
+        dims: dims.into_iter().collect(),
+        inner,
+        segments: None,
+        loads,
+        expr,
+        reductions,
+        stores,
+    })
 }
 
 proptest! {
@@ -127,7 +135,15 @@ fn over(
     }
     let stores =
         per_row.iter().map(|_| row.clone()).chain(per_element.iter().map(|_| full.clone())).collect();
-    Nest { dims: dims.into_iter().collect(), inner: 1, loads: vec![full], expr, reductions, stores }
+    Nest {
+        dims: dims.into_iter().collect(),
+        inner: 1,
+        segments: None,
+        loads: vec![full],
+        expr,
+        reductions,
+        stores,
+    }
 }
 
 fn softmax(b: &mut Builder, ty: Type) -> (Vec<Reduction>, Vec<Reg>, Vec<Reg>) {
@@ -343,6 +359,7 @@ fn guards_in_every_place_report_the_first_index() {
     let nest = Nest {
         dims: dims.into_iter().collect(),
         inner: 1,
+        segments: None,
         loads: vec![Access::contiguous(DType::I64, &dims), row.clone()],
         expr,
         reductions: vec![Reduction { op: ReduceOp::Sum, value: moved[0] }],
@@ -442,6 +459,7 @@ fn what_a_row_is_stored_over_is_read_before() {
         let nest = Nest {
             dims: [outer, inner].into_iter().collect(),
             inner: 1,
+            segments: None,
             loads: vec![plane.clone(), row.clone()],
             expr,
             reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
@@ -511,6 +529,7 @@ fn columns_over_many_images() {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 1,
+            segments: None,
             loads: vec![load],
             expr,
             reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],

@@ -151,6 +151,7 @@ impl Embedding {
         Nest {
             dims: self.dims().into_iter().chain(rest.iter().copied()).collect(),
             inner: inner + rest.len().min(nest.inner),
+            segments: None,
             loads: nest.loads.iter().map(access).collect(),
             expr,
             reductions,

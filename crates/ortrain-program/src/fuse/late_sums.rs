@@ -6,6 +6,7 @@
 
 use ortrain_expr::{BinaryOp, DType, Inst, Reg, Scalar, Type};
 
+use super::loop_of;
 use super::splice::{is_injective, same, with_constants};
 use crate::versions::NewVersions;
 use crate::{Buffer, BufferId, Entries, Instruction, Loop, Place, ScatterAdd, Step, is_work};
@@ -63,10 +64,11 @@ fn moved(
             if index > at {
                 return None;
             }
-            starts_at_zero &= matches!(&other.step, Step::Map(map) if is_zero(map));
+            starts_at_zero &=
+                matches!(&other.step, Step::Map(map) if is_zero(map) && map.nest.segments.is_none());
         }
         if other.step.reads().contains(&target) {
-            let Step::Map(map) = &other.step else { return None };
+            let (Step::Map(_), (map, _)) = (&other.step, loop_of(&other.step)?) else { return None };
             let goes_along =
                 entries.and(other.entries) == other.entries && seen.and(other.entries).is_empty();
             if index < at || !goes_along || !only_adds(map, target, buffers) {

@@ -65,8 +65,14 @@ const NODES: &str = " + ";
 const MOST_NODES: usize = 4;
 const MORE_NODES: &str = "…";
 
-/// The nest of a step, and how many of its first loads are no loads.
+/// The nest of a step, and how many of its first loads are no loads; `None` if it has segments. What is done to spaces does
+/// not know these: to passes such a step is one without a nest.
 pub(crate) fn loop_of(step: &Step) -> Option<(&Loop, usize)> {
+    any_loop_of(step).filter(|(l, _)| l.nest.segments.is_none())
+}
+
+/// The same for every nest: for what leaves its space as it is.
+pub(crate) fn any_loop_of(step: &Step) -> Option<(&Loop, usize)> {
     match step {
         Step::Map(l) | Step::Row(l) | Step::Col(l) => Some((l, 0)),
         Step::MatMul(m) => Some((&m.epilogue, 1)),
@@ -94,15 +100,19 @@ fn may_split(step: &Step) -> bool {
     matches!(step, Step::Map(_) | Step::Row(_) | Step::Col(_))
 }
 
-/// Buffers that a step reads other than through its nest.
+/// Buffers that a step reads other than through [the nest](loop_of) that passes know.
 pub(crate) fn factors(step: &Step) -> SmallVec<[BufferId; 2]> {
     match step {
         Step::MatMul(m) => SmallVec::from_slice(&[m.a, m.b]),
         Step::Conv(c) => SmallVec::from_slice(&[c.a, c.b]),
-        Step::Map(_) | Step::Row(_) | Step::Col(_) => SmallVec::new(),
-        Step::Attention(_) | Step::Window(_) | Step::ScatterAdd(_) | Step::HandOver(_) => {
-            step.reads().into_iter().collect()
-        }
+        Step::Map(l) | Step::Row(l) | Step::Col(l) if l.nest.segments.is_none() => SmallVec::new(),
+        Step::Map(_)
+        | Step::Row(_)
+        | Step::Col(_)
+        | Step::Attention(_)
+        | Step::Window(_)
+        | Step::ScatterAdd(_)
+        | Step::HandOver(_) => step.reads().into_iter().collect(),
     }
 }
 
@@ -243,7 +253,7 @@ impl<'a> Fusion<'a> {
 
     fn map(&self, at: usize) -> Option<&Loop> {
         match self.step(at) {
-            Some(Step::Map(map)) => Some(map),
+            Some(Step::Map(map)) if map.nest.segments.is_none() => Some(map),
             _ => None,
         }
     }

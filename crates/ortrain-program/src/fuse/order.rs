@@ -2,7 +2,7 @@
 
 use ortrain_expr::{Access, Builder, DType, Nest, Type};
 
-use super::{loop_of, splice, with_loop};
+use super::{any_loop_of, splice, with_loop};
 use crate::versions::{NewVersions, Versions};
 use crate::{Buffer, BufferId, Instruction, Loop, Place, Step, is_work};
 
@@ -20,7 +20,7 @@ pub(crate) fn remove_unused(instructions: &mut Vec<Instruction>, buffers: &[Buff
         if !keep[index] {
             continue;
         }
-        if let Some((l, virtual_loads)) = loop_of(step)
+        if let Some((l, virtual_loads)) = any_loop_of(step)
             && l.writes.len() > 1
             && !l.writes.iter().copied().all(wanted)
         {
@@ -113,6 +113,7 @@ fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Loop {
     let nest = Nest {
         dims: [len].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![whole.clone()],
         expr: b.finish(&[element]),
         reductions: Vec::new(),
@@ -123,7 +124,7 @@ fn copy_of(from: BufferId, to: BufferId, dtype: DType, len: usize) -> Loop {
 
 /// Takes the writes to state out of an instruction that makes something else as well; what makes them comes later.
 fn without_state(instruction: &mut Instruction, buffers: &[Buffer]) -> Option<Instruction> {
-    let (l, virtual_loads) = loop_of(&instruction.step)?;
+    let (l, virtual_loads) = any_loop_of(&instruction.step)?;
     let own: Vec<bool> = l.writes.iter().map(|&id| is_work(buffers, id)).collect();
     let state: Vec<bool> = own.iter().map(|own| !own).collect();
     if !own.contains(&true) {

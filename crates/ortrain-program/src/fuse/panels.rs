@@ -126,6 +126,7 @@ fn layout(product: &MatMul, panels: BufferId) -> Loop {
     let nest = Nest {
         dims: dims.into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![parted(&product.b_access)],
         expr: b.finish(&[element]),
         reductions: Vec::new(),

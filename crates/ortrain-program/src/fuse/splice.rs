@@ -255,6 +255,7 @@ pub(super) fn with_results(l: &Loop, virtual_loads: usize, keep: &[bool]) -> Opt
     let part = Nest {
         dims: nest.dims.clone(),
         inner: nest.inner,
+        segments: nest.segments.clone(),
         loads: Vec::new(),
         expr,
         reductions,
@@ -302,6 +303,7 @@ pub(super) fn with_expression(
     let nest = Nest {
         dims: l.nest.dims.clone(),
         inner: l.nest.inner,
+        segments: l.nest.segments.clone(),
         loads: Vec::new(),
         expr,
         reductions: Vec::new(),
@@ -320,6 +322,9 @@ pub(super) fn inline(
     split: bool,
 ) -> Option<Loop> {
     let value = host.reads[slot];
+    if host.nest.segments.is_some() || guest.nest.segments.is_some() {
+        return None;
+    }
     if read_too_many(loaded(host, virtual_loads).filter(|&id| id != value).chain(loaded(guest, 0))) {
         return None;
     }
@@ -344,8 +349,15 @@ pub(super) fn inline(
         (load == slot).then(|| reloaded(b, value, place.dtype, ty))
     });
     let (expr, reductions) = finish(b, &nest.expr, &nest.reductions, &own);
-    let merged =
-        Nest { dims: nest.dims, inner: nest.inner, loads: Vec::new(), expr, reductions, stores: nest.stores };
+    let merged = Nest {
+        dims: nest.dims,
+        inner: nest.inner,
+        segments: None,
+        loads: Vec::new(),
+        expr,
+        reductions,
+        stores: nest.stores,
+    };
     loads.finish(merged, host.writes.clone())
 }
 
@@ -373,6 +385,9 @@ pub(super) fn append(
         Link::Shared(own, load) => (&host.nest.loads[own], &map.nest.loads[load]),
     };
     if at.dtype != place.dtype || host.nest.dims.contains(&0) {
+        return None;
+    }
+    if host.nest.segments.is_some() || map.nest.segments.is_some() {
         return None;
     }
     if read_too_many(loaded(map, 0).filter(|id| !host.writes.contains(id))) {
@@ -421,6 +436,14 @@ pub(super) fn append(
         writes.push(id);
     }
     let (expr, reductions) = finish_with(b, &outputs, &nest.reductions, &own);
-    let merged = Nest { dims: nest.dims, inner: nest.inner, loads: Vec::new(), expr, reductions, stores };
+    let merged = Nest {
+        dims: nest.dims,
+        inner: nest.inner,
+        segments: None,
+        loads: Vec::new(),
+        expr,
+        reductions,
+        stores,
+    };
     loads.finish(merged, writes)
 }

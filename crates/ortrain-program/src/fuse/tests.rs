@@ -64,7 +64,15 @@ impl Images {
             loads.iter().enumerate().map(|(slot, load)| b.load(slot, Type::of(load.dtype))).collect();
         let results = f(&mut b, &regs);
         let dims = dims.iter().copied().collect();
-        let nest = Nest { dims, inner: 0, loads, expr: b.finish(&results), reductions: Vec::new(), stores };
+        let nest = Nest {
+            dims,
+            inner: 0,
+            segments: None,
+            loads,
+            expr: b.finish(&results),
+            reductions: Vec::new(),
+            stores,
+        };
         Loop { nest, reads, writes }
     }
 

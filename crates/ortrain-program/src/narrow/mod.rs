@@ -108,9 +108,14 @@ fn find_zeros(instructions: &[Instruction], buffers: &[Buffer], inputs: &[Buffer
     let mut all = Vec::with_capacity(instructions.len());
     for Instruction { step, .. } in instructions {
         let found = match step {
-            Step::Map(l) | Step::Row(l) | Step::Col(l) => zeros_of_nest(l, &written),
+            Step::Map(l) | Step::Row(l) | Step::Col(l) if l.nest.segments.is_none() => {
+                zeros_of_nest(l, &written)
+            }
             Step::MatMul(m) => zeros_of_product(m, &written),
-            Step::Conv(_)
+            Step::Map(_)
+            | Step::Row(_)
+            | Step::Col(_)
+            | Step::Conv(_)
             | Step::Attention(_)
             | Step::Window(_)
             | Step::ScatterAdd(_)
@@ -456,6 +461,7 @@ fn fill(id: BufferId, buffer: &Buffer) -> Loop {
     let nest = Nest {
         dims: [buffer.len].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: Vec::new(),
         expr: b.finish(&[zero]),
         reductions: Vec::new(),
@@ -500,6 +506,7 @@ fn narrowed_loop(l: &Loop, cuts: &Cuts) -> Loop {
     let nest = Nest {
         dims: left.dims(),
         inner: left.last(nest.inner),
+        segments: None,
         loads: nest.loads.iter().map(|load| left.access(load)).collect(),
         expr,
         reductions,

@@ -124,6 +124,7 @@ impl Factor {
         let nest = Nest {
             dims,
             inner: 0,
+            segments: None,
             loads: vec![self.access.clone()],
             expr: b.finish(&[value]),
             reductions: Vec::new(),

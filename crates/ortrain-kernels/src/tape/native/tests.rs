@@ -145,7 +145,7 @@ fn single_values_of_rows() {
         let loads = std::iter::once(plane.clone()).chain((0..SINGLES).map(single)).collect();
         let dims = [ROWS, n].into_iter().collect();
         let (expr, stores) = (b.finish(&[value]), vec![plane]);
-        let nest = Nest { dims, inner: 0, loads, expr, reductions: Vec::new(), stores };
+        let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
         let plan = Plan { nest: &nest, drive: Drive::Map, outside: &[0], along: &[1], product: false };
         let x = numbers(ROWS * n, 1);
         let few = numbers(SINGLES + 2 * ROWS, 2);
@@ -235,6 +235,7 @@ fn nest(n: usize, loads: usize, build: impl FnOnce(&mut Builder, &[Reg]) -> Vec<
     Nest {
         dims: [n].into_iter().collect(),
         inner: 0,
+        segments: None,
         loads: vec![plane.clone(); loads],
         stores: vec![plane; outputs.len()],
         expr: b.finish(&outputs),
@@ -308,6 +309,7 @@ fn folds() {
                 let nest = Nest {
                     dims: [n].into_iter().collect(),
                     inner: 1,
+                    segments: None,
                     loads: vec![plane.clone()],
                     stores: vec![plane],
                     expr,
@@ -443,6 +445,7 @@ fn coordinates_are_compared() {
                 let nest = Nest {
                     dims: dims.into_iter().collect(),
                     inner: 0,
+                    segments: None,
                     loads: vec![plane.clone(), Access { dtype: DType::I64, ..single }],
                     stores: vec![plane.clone(), plane],
                     expr: b.finish(&outputs),

@@ -11,7 +11,7 @@ use ortrain_expr::{Access, BinaryOp, Builder, DType, Dims, Inst, Nest, ReduceOp,
 
 use super::embed::Embedding;
 use super::splice::{Link, append, inline, same};
-use super::{Change, Fusion, joined};
+use super::{Change, Fusion, joined, loop_of};
 use crate::versions::Versions;
 use crate::{
     Attention, AttentionGradients, AttentionPass, Buffer, BufferId, Entries, Instruction, Loop, MatMul,
@@ -42,7 +42,7 @@ pub(crate) fn fuse_attention(
 
 /// Rows along which something is reduced: the only axis that is, and it is the last one in memory.
 fn rows(step: &Step) -> Option<(&Loop, usize)> {
-    let Step::Row(l) = step else { return None };
+    let (Step::Row(_), (l, _)) = (step, loop_of(step)?) else { return None };
     let &[keys] = l.nest.inner_dims() else { return None };
     let accesses = || l.nest.loads.iter().chain(&l.nest.stores);
     let dtype = l.nest.stores.first()?.dtype;
@@ -231,7 +231,7 @@ impl Fusion<'_> {
         let maker = self.maker(id)?;
         match self.step(maker)? {
             Step::MatMul(m) => (m.n == keys && m.epilogue.writes.as_slice() == [id]).then_some(maker),
-            Step::Map(map) if maps > 0 => {
+            Step::Map(map) if maps > 0 && map.nest.segments.is_none() => {
                 let len = self.buffers[id.0 as usize].len;
                 let mut whole = map.reads.iter().filter(|read| self.buffers[read.0 as usize].len == len);
                 whole.find_map(|&read| self.product_behind(read, keys, maps - 1))
@@ -250,6 +250,7 @@ impl Fusion<'_> {
             nest: Nest {
                 dims: space.dims.clone(),
                 inner: 0,
+                segments: None,
                 loads: vec![space.whole.clone(); given.len()],
                 expr: b.finish(outputs),
                 reductions: Vec::new(),
@@ -591,7 +592,7 @@ impl Fusion<'_> {
             for &reader in &self.readers[self.cell(value)] {
                 match self.step(reader)? {
                     Step::MatMul(_) => products.push((value, reader)),
-                    Step::Map(map) if values.len() < MOST_MAPS => {
+                    Step::Map(map) if values.len() < MOST_MAPS && map.nest.segments.is_none() => {
                         let &[made] = map.writes.as_slice() else { return None };
                         if self.buffers[made.0 as usize].len != space.whole.len {
                             return None;
@@ -637,7 +638,7 @@ impl Fusion<'_> {
                 if let Some(found) = is_it(value, reader) {
                     return Some(found);
                 }
-                if let Step::Map(map) = self.step(reader)?
+                if let Some(map) = self.map(reader)
                     && values.len() < MOST_MAPS
                 {
                     let whole = |id: &&BufferId| self.buffers[id.0 as usize].len == space.whole.len;

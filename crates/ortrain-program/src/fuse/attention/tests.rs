@@ -47,6 +47,7 @@ impl Making {
         let nest = Nest {
             dims: dims.iter().copied().collect(),
             inner: 0,
+            segments: None,
             loads: loads.iter().map(|(id, strides)| access(strides, self.b.buffer(*id).len)).collect(),
             expr: b.finish(&[result]),
             reductions: Vec::new(),
@@ -76,6 +77,7 @@ impl Making {
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
+            segments: None,
             loads: vec![whole.clone()],
             expr: e.finish(&[value]),
             reductions: Vec::new(),
@@ -115,7 +117,7 @@ impl Making {
         let line = access(&[SEQ, 1, 1], rows * SEQ);
         let dims = [rows, 1, SEQ].into_iter().collect();
         let loads = vec![line.clone(); reads.len()];
-        let nest = Nest { dims, inner: 1, loads, expr, reductions, stores: vec![line] };
+        let nest = Nest { dims, inner: 1, segments: None, loads, expr, reductions, stores: vec![line] };
         self.step(Step::Row(Loop { nest, reads: reads.to_vec(), writes: vec![to] }));
         to
     }

@@ -1,0 +1,230 @@
+//! Nests over segments of a plane: what they mean, what they cost, what is refused, and that passes leave them as they are.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ortrain_expr::{
+    Access, Builder, DType, Mode, Nest, ReduceOp, Reduction, Reg, Scalar, Segments, Type, UnaryOp,
+};
+use ortrain_program::reference::evaluate;
+use ortrain_program::{
+    BufferId, Cost, Entries, Loop, Part, Program, ProgramBuilder, ProgramError, Scalars, Step,
+};
+
+/// Three segments of a plane, one of them empty, with gaps.
+const SEGMENTS: [Range<usize>; 3] = [1..4, 5..5, 6..8];
+const LEN: usize = 9;
+
+fn access(strides: [isize; 2], offset: usize, len: usize) -> Access {
+    Access { dtype: DType::F32, offset, strides: strides.into_iter().collect(), len }
+}
+
+fn plane() -> Access {
+    access([0, 1], 0, LEN)
+}
+
+fn node() -> Arc<str> {
+    "node".into()
+}
+
+/// A nest whose load `k` is `loads[k]`, and the register of each load.
+fn nest(
+    inner: usize,
+    loads: Vec<Access>,
+    stores: Vec<Access>,
+    f: impl FnOnce(&mut Builder, &[Reg]) -> (Vec<Reg>, Vec<(ReduceOp, Reg)>),
+) -> Nest {
+    let mut b = Builder::new();
+    let regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
+    let (results, reductions) = f(&mut b, &regs);
+    let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.1).collect();
+    let (expr, values) = b.finish_keeping(&results, &values);
+    let reductions = reductions.iter().zip(values).map(|(&(op, _), value)| Reduction { op, value }).collect();
+    Nest {
+        dims: [SEGMENTS.len(), LEN].into_iter().collect(),
+        inner,
+        segments: Some(Segments::new(SEGMENTS)),
+        loads,
+        expr,
+        reductions,
+        stores,
+    }
+}
+
+/// `x = x * rate` in place, with a rate for each segment, the second of two settings that each has.
+fn scaled() -> Nest {
+    let rates = access([2, 0], 1, 6);
+    nest(0, vec![plane(), rates], vec![plane()], |b, x| (vec![b.mul(x[0], x[1])], vec![]))
+}
+
+fn floats(values: &[f32]) -> Vec<Scalar> {
+    values.iter().map(|&value| Scalar::F32(value)).collect()
+}
+
+fn run(program: &Program, inputs: &[&[f32]]) -> Vec<Vec<f32>> {
+    let inputs: Vec<Vec<Scalar>> = inputs.iter().map(|values| floats(values)).collect();
+    let results = evaluate(program, Mode::Exact, &inputs, Scalars::default()).unwrap();
+    results.iter().map(|values| values.iter().map(|value| value.to_f64() as f32).collect()).collect()
+}
+
+const PLANE: [f32; LEN] = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0];
+const SETTINGS: [f32; 6] = [0.0, 2.0, 0.0, 3.0, 0.0, 5.0];
+
+#[test]
+fn each_segment_has_a_setting_and_gaps_stay_what_they_are() {
+    let mut b = ProgramBuilder::new();
+    let (x, settings) = (b.work("x", DType::F32, LEN), b.work("settings", DType::F32, 6));
+    let l = Loop { nest: scaled(), reads: vec![x, settings], writes: vec![x] };
+    b.step(Step::Map(l), Entries::ALL, &node()).unwrap();
+    let program = b.finish(vec![x, settings], vec![x]).unwrap();
+    let expected = [10.0, 22.0, 24.0, 26.0, 14.0, 15.0, 80.0, 85.0, 18.0];
+    assert_eq!(run(&program, &[&PLANE, &SETTINGS]), [expected]);
+    // Two of the loads reach what exists, and so does the store.
+    assert_eq!(program.instructions[0].step.cost(&program), Cost { flops: 5, bytes: 4 * (5 + 3 + 5) });
+    assert!(program.to_string().contains("3 segments of 9  (5 flops, 52 bytes)"), "{program}");
+}
+
+#[test]
+fn reductions_are_over_the_points_of_a_segment() {
+    let mut b = ProgramBuilder::new();
+    let (x, y) = (b.work("x", DType::F32, LEN), b.work("y", DType::F32, LEN));
+    let (sums, most) = (b.work("sums", DType::F32, 6), b.work("most", DType::F32, 3));
+    let stores = vec![plane(), access([2, 0], 0, 6), access([2, 0], 1, 6), access([1, 0], 0, 3)];
+    let row = nest(1, vec![plane()], stores, |b, x| {
+        let sum = b.reduced(0, Type::F32);
+        let rest = b.sub(x[0], sum);
+        let (second, most) = (b.reduced(1, Type::F32), b.reduced(2, Type::F32));
+        let reductions = vec![(ReduceOp::Sum, x[0]), (ReduceOp::Sum, rest), (ReduceOp::Max, x[0])];
+        (vec![rest, sum, second, most], reductions)
+    });
+    let l = Loop { nest: row, reads: vec![x], writes: vec![y, sums, sums, most] };
+    b.step(Step::Row(l), Entries::ALL, &node()).unwrap();
+    let program = b.finish(vec![x, y], vec![y, sums, most]).unwrap();
+    let results = run(&program, &[&PLANE, &[-1.0; LEN]]);
+    assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
+    assert_eq!(results[1], [36.0, -72.0, 0.0, 0.0, 33.0, -33.0]);
+    assert_eq!(results[2], [13.0, f32::NEG_INFINITY, 17.0], "an empty segment gives what there is at first");
+    // The difference and two sums at every point, and a comparison.
+    let cost = program.instructions[0].step.cost(&program);
+    assert_eq!(cost, Cost { flops: 4 * 5, bytes: 4 * (5 + 5 + 6 + 3) });
+}
+
+/// Why a step is refused, with buffers `plane`, `table` of eight for each segment and one more, and another view of the plane.
+fn refused(step: impl FnOnce([BufferId; 4]) -> Step) -> Option<String> {
+    let mut b = ProgramBuilder::new();
+    let plane = b.plane("plane", DType::F32, LEN, ortrain_program::PlaneId(0), 0);
+    let tail = b.plane("tail", DType::F32, LEN - 4, ortrain_program::PlaneId(0), 16);
+    let table = b.work("table", DType::F32, 32);
+    let other = b.work("other", DType::F32, LEN);
+    match b.step(step([plane, table, tail, other]), Entries::ALL, &node()) {
+        Ok(()) => None,
+        Err(ProgramError::Faulty { fault, .. }) => Some(fault),
+        Err(other) => Some(other.to_string()),
+    }
+}
+
+#[test]
+fn what_could_be_stored_and_loaded_at_once_is_refused() {
+    let column = |k: usize| access([8, 0], k, 32);
+    // Columns of a table are apart, and an equal access is that of the same point.
+    let row = |load: Access, store: Access, [read, written]: [usize; 2]| {
+        refused(|buffers| {
+            let nest = nest(1, vec![load], vec![store], |_, x| (vec![x[0]], vec![]));
+            Step::Row(Loop { nest, reads: vec![buffers[read]], writes: vec![buffers[written]] })
+        })
+    };
+    assert_eq!(row(column(0), column(1), [1, 1]), None);
+    assert_eq!(row(column(1), column(1), [1, 1]), None);
+    assert_eq!(row(plane(), plane(), [0, 0]), None);
+    assert_eq!(row(plane(), plane(), [0, 3]), None);
+    let needs = |from: &str, to: &str| {
+        Some(format!("load 0 of {from:?} that may see what is stored to {to:?}: the same access is needed"))
+    };
+    assert_eq!(row(column(0), column(8), [1, 1]), needs("table", "table"), "the next segment's");
+    assert_eq!(row(access([0, 0], 2, LEN), plane(), [0, 0]), needs("plane", "plane"));
+    assert_eq!(row(access([1, 0], 0, LEN - 4), plane(), [2, 0]), needs("tail", "plane"));
+    let two = |first: Access, second: Access, [a, b]: [usize; 2]| {
+        refused(|buffers| {
+            let nest = nest(1, vec![column(5)], vec![first, second], |_, x| (vec![x[0]; 2], vec![]));
+            Step::Row(Loop { nest, reads: vec![buffers[1]], writes: vec![buffers[a], buffers[b]] })
+        })
+    };
+    assert_eq!(two(column(0), column(1), [1, 1]), None);
+    assert_eq!(two(plane(), plane(), [0, 3]), None);
+    let twice = Some("stores to \"plane\" that may reach elements of \"plane\"".to_owned());
+    assert_eq!(two(plane(), plane(), [0, 0]), twice);
+}
+
+#[test]
+fn segments_belong_to_maps_and_rows() {
+    let copy = |inner: usize| nest(inner, vec![plane()], vec![plane()], |_, x| (vec![x[0]], vec![]));
+    let refused = |inner: usize, step: fn(Loop) -> Step| {
+        refused(|[plane, _, _, other]| {
+            step(Loop { nest: copy(inner), reads: vec![plane], writes: vec![other] })
+        })
+    };
+    assert_eq!(refused(0, Step::Map), None);
+    assert_eq!(refused(1, Step::Row), None);
+    for (inner, step) in [(1, Step::Map as fn(Loop) -> Step), (0, Step::Row), (1, Step::Col)] {
+        assert_eq!(refused(inner, step), Some(format!("segments with {inner} reduced axes")));
+    }
+}
+
+/// `to = f(from)`, element by element.
+fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -> Step {
+    let mut b = Builder::new();
+    let x = b.load(0, Type::F32);
+    let y = f(&mut b, x);
+    let whole = Access::contiguous(DType::F32, &[LEN]);
+    let nest = Nest {
+        dims: [LEN].into_iter().collect(),
+        inner: 0,
+        segments: None,
+        loads: vec![whole.clone()],
+        expr: b.finish(&[y]),
+        reductions: Vec::new(),
+        stores: vec![whole],
+    };
+    Step::Map(Loop { nest, reads: vec![from], writes: vec![to] })
+}
+
+/// A map, segments of what it makes, and a map that reads both: all of it would be one map without segments. Then sums of
+/// segments that nobody reads but for one.
+fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) -> Program {
+    let mut b = ProgramBuilder::new();
+    let [x, y, z] = ["x", "y", "z"].map(|name| b.work(name, DType::F32, LEN));
+    let (settings, unread) = (b.work("settings", DType::F32, 6), b.work("unread", DType::F32, 3));
+    let sums = b.work("sums", DType::F32, 3);
+    b.step(map(x, y, |b, x| b.unary(UnaryOp::Neg, x)), Entries::ALL, &node()).unwrap();
+    let l = Loop { nest: scaled(), reads: vec![y, settings], writes: vec![y] };
+    b.step(Step::Map(l), Entries::ALL, &node()).unwrap();
+    b.step(map(y, z, |b, y| b.mul(y, y)), Entries::ALL, &node()).unwrap();
+    let per_segment = access([1, 0], 0, 3);
+    let row = nest(1, vec![plane()], vec![per_segment.clone(), per_segment], |b, x| {
+        let (sum, most) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
+        (vec![most, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
+    });
+    let l = Loop { nest: row, reads: vec![z], writes: vec![unread, sums] };
+    b.step(Step::Row(l), Entries::ALL, &node()).unwrap();
+    b.step(map(z, z, |b, z| b.add(z, z)), Entries::ALL, &node()).unwrap();
+    finish(b, vec![x, settings], vec![z, sums])
+}
+
+#[test]
+fn passes_leave_segments_alone() {
+    let fused = chain(|b, inputs, outputs| b.finish(inputs, outputs).unwrap());
+    let plain = chain(|b, inputs, outputs| b.finish_unfused(inputs, outputs).unwrap());
+    let segments = |program: &Program| {
+        let nests = program.instructions.iter().filter_map(|instruction| instruction.step.nest());
+        nests.map(|nest| nest.segments.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(segments(&fused), [false, true, false, true, false], "{fused}");
+    // What nobody reads is not stored.
+    assert_eq!(fused.instructions[3].step.writes().len(), 1);
+    assert_eq!(fused.part(Part::Whole).unwrap().len(), 5);
+    let inputs: [&[f32]; 2] = [&PLANE, &SETTINGS];
+    assert_eq!(run(&fused, &inputs), run(&plain, &inputs));
+    assert_eq!(run(&fused, &inputs)[1], [484.0 + 576.0 + 676.0, 0.0, 6400.0 + 7225.0]);
+}
