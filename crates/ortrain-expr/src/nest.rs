@@ -294,7 +294,7 @@ impl Nest {
             let [across, along] = [store.strides[0], store.strides[1]];
             // Where both steps go the same way, so do the elements of one segment after the other.
             let once = match (across, along) {
-                (_, 0) => (self.inner == 1 || len <= 1) && (across != 0 || count <= 1),
+                (_, 0) => self.inner == 1 && (across != 0 || count <= 1),
                 _ => across == 0 || across.signum() == along.signum(),
             };
             if !once {

@@ -1,4 +1,6 @@
-//! Loop nests: maps, and reductions along rows or down columns.
+//! Loop nests: maps, and reductions along rows or down columns; both over segments, too.
+
+mod cut;
 
 use ortrain_expr::{Nest, OutOfRange};
 
@@ -8,6 +10,7 @@ use crate::tape::walk::Walk;
 use crate::tape::{ALIGN, Chain, Compiler, Drive, Failure, Plan, Site, Stage, Tape, Total, ops};
 use crate::turned::Turned;
 use crate::views::{Bases, Parts, RunScalars, Scratch};
+use cut::{Cut, Piece, Task};
 
 /// Work of one task, in additions: long enough to be worth waking a thread, short enough to share evenly.
 const GRAIN: usize = 64 * 1024;
@@ -60,6 +63,8 @@ enum Shape {
         tile: usize,
         piece: Option<usize>,
     },
+    /// Rows of any length, each somewhere along one axis.
+    Segments(Box<Cut>),
 }
 
 impl NestKernel {
@@ -90,7 +95,12 @@ impl NestKernel {
         let inner_axes: Vec<usize> = (kept..nest.dims.len()).collect();
         let outer: usize = nest.outer_dims().iter().product();
         let inner: usize = nest.inner_dims().iter().product();
-        let (tape, shape) = if let Some(first) = rows_of_map(nest) {
+        let (tape, shape) = if let Some(segments) = &nest.segments {
+            let plan = Plan { nest, drive: Drive::Row, outside: &[0], along: &[1], product: false };
+            let tape = Tape::new(&plan, compiler)?;
+            let cut = Cut::new(segments, nest.inner == 0, &tape);
+            (tape, Shape::Segments(Box::new(cut)))
+        } else if let Some(first) = rows_of_map(nest) {
             // Rows that reduce nothing.
             let (outside, along) = outer_axes.split_at(first);
             let plan = Plan { nest, drive: Drive::Row, outside, along, product: false };
@@ -161,7 +171,7 @@ impl NestKernel {
     #[must_use]
     pub fn order(&self) -> Order {
         match self.shape {
-            Shape::Map { .. } | Shape::Turned(_) | Shape::Row { .. } => Order::Row,
+            Shape::Map { .. } | Shape::Turned(_) | Shape::Row { .. } | Shape::Segments(_) => Order::Row,
             Shape::Col { .. } => Order::Col,
         }
     }
@@ -186,6 +196,7 @@ impl NestKernel {
             Shape::Col { kept, reduced, piece: Some(piece), .. } => {
                 (reduced.div_ceil(piece) * self.totals() * kept, self.reductions * kept)
             }
+            Shape::Segments(ref cut) => (cut.pieces.len() * self.totals(), cut.long.len() * self.reductions),
             _ => (0, 0),
         }
     }
@@ -240,6 +251,7 @@ impl NestKernel {
                 Shape::Col { kept, reduced, tile, piece: Some(piece) } => {
                     run.split_cols(pool, kept, reduced, tile, piece);
                 }
+                Shape::Segments(ref cut) => run.segments(pool, cut),
             }
             let failures = (0..parts.workers).map(|worker| parts.of(worker).cast::<Failure>().read());
             failures.min().unwrap_or(Failure::NONE).result()
@@ -386,24 +398,112 @@ impl<'a> Run<'a> {
     }
 
     unsafe fn rows(&self, pool: &Pool, outer: usize, inner: usize, rows: usize) {
-        let tape = self.tape();
         pool.run(outer.div_ceil(rows), self.parts.workers, &|task, worker| {
             // SAFETY: tasks have distinct rows, and a worker has its own frame.
             unsafe {
                 let site = self.start(worker);
                 for row in task * rows..outer.min((task + 1) * rows) {
-                    for stage in &tape.stages {
-                        site.run(&stage.pre, row, 0, tape.tile.min(inner));
-                        self.row_body(&site, stage, row, 0, inner);
-                        for total in &stage.totals {
-                            *site.at(total.result) =
-                                (*site.at::<Chain>(total.state)).result(total.op, total.ty);
-                        }
-                    }
-                    site.run(&tape.post, row, 0, 1);
+                    self.row(&site, row, 0, inner);
                 }
             }
         });
+    }
+
+    /// All stages of one row.
+    #[inline]
+    unsafe fn row(&self, site: &Site<'_>, row: usize, begin: usize, end: usize) {
+        let tape = self.tape();
+        // SAFETY: the caller's contract; results of a stage are there when the next one begins.
+        unsafe {
+            for stage in &tape.stages {
+                site.run(&stage.pre, row, 0, tape.tile.min(end - begin));
+                self.row_body(site, stage, row, begin, end);
+                for total in &stage.totals {
+                    *site.at(total.result) = (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                }
+            }
+            site.run(&tape.post, row, 0, 1);
+        }
+    }
+
+    unsafe fn segments(&self, pool: &Pool, cut: &Cut) {
+        let tape = self.tape();
+        let width = self.kernel.totals();
+        let (partial, complete) = self.shared();
+        // Everything before the body of stage `stage`, in tiles of up to `n`.
+        let before = |worker: usize, long: usize, stage: usize, n: usize| {
+            // SAFETY: final results of earlier stages are there.
+            unsafe {
+                let site = self.start(worker);
+                for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
+                    site.run(&earlier.pre, cut.long[long].segment, 0, tape.tile.min(n));
+                    if s < stage {
+                        for total in &earlier.totals {
+                            *site.at(total.result) = *complete.at(long * self.kernel.reductions + total.k);
+                        }
+                    }
+                }
+                site
+            }
+        };
+        let piece = |worker: usize, k: usize, stage: usize| {
+            let Piece { long, begin, end } = cut.pieces[k];
+            // SAFETY: tasks have distinct pieces, and places for partial results of their own.
+            unsafe {
+                let site = before(worker, long, stage, end - begin);
+                let stage = &tape.stages[stage];
+                self.row_body(&site, stage, cut.long[long].segment, begin, end);
+                for (i, total) in stage.totals.iter().enumerate() {
+                    *partial.at(k * width + i) = (*site.at::<Chain>(total.state)).result(total.op, total.ty);
+                }
+            }
+        };
+        pool.run(cut.tasks.len(), self.parts.workers, &|task, worker| match cut.tasks[task] {
+            Task::Piece(k) => piece(worker, k, 0),
+            Task::Whole { first, last } => {
+                // SAFETY: tasks have distinct segments, and a worker has its own frame.
+                unsafe {
+                    let site = self.start(worker);
+                    for segment in first..last {
+                        let range = cut.segments.range(segment);
+                        // Nothing of a map is there once per segment.
+                        if !(cut.is_map && range.is_empty()) {
+                            self.row(&site, segment, range.start, range.end);
+                        }
+                    }
+                }
+            }
+        });
+        if cut.long.is_empty() {
+            return;
+        }
+        for (s, stage) in tape.stages.iter().enumerate() {
+            if s > 0 && !stage.body.is_empty() {
+                pool.run(cut.pieces.len(), self.parts.workers, &|k, worker| piece(worker, k, s));
+            }
+            let site = self.site(0);
+            for (long, of) in cut.long.iter().enumerate() {
+                for (i, total) in stage.totals.iter().enumerate() {
+                    // SAFETY: all tasks are done; this thread is worker 0.
+                    unsafe {
+                        let chain = &mut *site.at::<Chain>(total.state);
+                        chain.reset();
+                        for k in of.first..of.last {
+                            chain.push(total.op, total.ty, *partial.at(k * width + i));
+                        }
+                        *complete.at(long * self.kernel.reductions + total.k) =
+                            chain.result(total.op, total.ty);
+                    }
+                }
+            }
+        }
+        if !tape.post.is_empty() {
+            pool.run(cut.long.len(), self.parts.workers, &|long, worker| {
+                let site = before(worker, long, tape.stages.len() - 1, 1);
+                // SAFETY: everything that the segment's results need is there, and tasks have distinct segments.
+                unsafe { site.run(&tape.post, cut.long[long].segment, 0, 1) };
+            });
+        }
     }
 
     /// Partial and final results.

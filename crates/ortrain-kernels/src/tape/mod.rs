@@ -558,10 +558,15 @@ impl Tape {
         let compiler = compiler.into();
         let nest = plan.nest;
         check(nest, plan.product)?;
-        if nest.segments.is_some() {
-            return Err("segments, which no kernel takes yet".to_owned());
+        if nest.segments.is_some() && (plan.product || plan.drive != Drive::Row) {
+            return Err("segments where rows of any length do not fit".to_owned());
         }
-        let reach = |access: &Access| Reach::new(access, &nest.dims, plan.outside, plan.along);
+        let mut dims = nest.dims.clone();
+        if nest.segments.is_some() {
+            // The only position of an axis is one that some segments do not have, unlike that of a row.
+            dims[1] = dims[1].max(2);
+        }
+        let reach = |access: &Access| Reach::new(access, &dims, plan.outside, plan.along);
         let loads = nest.loads.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
@@ -581,7 +586,10 @@ impl Code {
         stores: &[Reach],
     ) -> Result<Code, String> {
         let nest = plan.nest;
-        let along: usize = plan.along.iter().map(|&axis| nest.dims[axis]).product();
+        let along = match &nest.segments {
+            Some(segments) => segments.longest(),
+            None => plan.along.iter().map(|&axis| nest.dims[axis]).product(),
+        };
 
         // Rows that fit are computed once and kept through all stages.
         if plan.drive == Drive::Row && !nest.reductions.is_empty() && along <= 4 * MAX_TILE {
@@ -1456,6 +1464,10 @@ fn check(nest: &Nest, product: bool) -> Result<(), String> {
         let (outer, inner) = store.strides.split_at(kept);
         let per_row = inner.iter().all(|&stride| stride == 0);
         let stored = if per_row { nest.outer_dims() } else { &nest.dims };
+        if nest.segments.is_some() {
+            // Looked at where the segments are.
+            continue;
+        }
         let twice = outer.iter().zip(&nest.dims).any(|(&stride, &dim)| stride == 0 && dim > 1);
         if twice && !stored.contains(&0) {
             return Err(format!("store {i} puts many results into one element"));

@@ -211,6 +211,25 @@ pub(crate) fn indices(dims: &[usize]) -> Vec<Vec<usize>> {
     })
 }
 
+/// The outer indices of a nest, in order.
+fn outer_indices(nest: &Nest) -> Vec<Vec<usize>> {
+    match &nest.segments {
+        Some(segments) if nest.inner == 0 => {
+            let points = segments.iter().enumerate().flat_map(|(k, range)| range.map(move |i| vec![k, i]));
+            points.collect()
+        }
+        _ => indices(nest.outer_dims()),
+    }
+}
+
+/// The indices of the points with an outer index, in order.
+fn row(nest: &Nest, outer: &[usize]) -> Vec<Vec<usize>> {
+    match (&nest.segments, outer) {
+        (Some(segments), &[k]) => segments.range(k).map(|i| vec![k, i]).collect(),
+        _ => indices(nest.inner_dims()).iter().map(|inner| [outer, inner].concat()).collect(),
+    }
+}
+
 fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
     let op = match op {
         ReduceOp::Sum => BinaryOp::Add,
@@ -250,33 +269,33 @@ pub(crate) fn reference(
     let kept = nest.dims.len() - nest.inner;
     let row_store = |access: &Access| {
         nest.inner > 0
-            && (kept..nest.dims.len()).all(|axis| access.strides[axis] == 0 || nest.dims[axis] == 1)
+            && (kept..nest.dims.len())
+                .all(|axis| access.strides[axis] == 0 || nest.dims[axis] == 1 && nest.segments.is_none())
     };
     let mut regs = Vec::new();
-    for outer in indices(nest.outer_dims()) {
+    for outer in outer_indices(nest) {
+        let points = row(nest, &outer);
         let mut reduced: Vec<Scalar> = Vec::new();
         for reduction in &nest.reductions {
             let ty = expr.ty(reduction.value);
             let wide = if ty == Type::F32 { Type::F64 } else { ty };
             let mut total = neutral(reduction.op, wide);
             let needed = expr.needed_by(&[reduction.value]);
-            for inner in indices(nest.inner_dims()) {
-                let index = [outer.as_slice(), &inner].concat();
-                let mut at = Point { nest, loads, index: &index, reduced: &reduced };
+            for index in &points {
+                let mut at = Point { nest, loads, index, reduced: &reduced };
                 expr.evaluate_into(Mode::Exact, &needed, &mut at, &mut regs)?;
                 total = combine(reduction.op, total, regs[usize::from(reduction.value.0)].convert(wide));
             }
             reduced.push(total.convert(ty));
         }
-        for inner in indices(nest.inner_dims()) {
-            let index = [outer.as_slice(), &inner].concat();
-            let mut at = Point { nest, loads, index: &index, reduced: &reduced };
+        for index in &points {
+            let mut at = Point { nest, loads, index, reduced: &reduced };
             let results = expr.evaluate(Mode::Exact, &mut at)?;
             for ((access, out), value) in nest.stores.iter().zip(&mut outs).zip(results) {
-                put(out, access.dtype, element(access, &index), value);
+                put(out, access.dtype, element(access, index), value);
             }
         }
-        if nest.inner_dims().contains(&0) {
+        if points.is_empty() {
             let index = [outer.as_slice(), &vec![0; nest.inner]].concat();
             for (slot, access) in nest.stores.iter().enumerate().filter(|(_, access)| row_store(access)) {
                 let root: Reg = expr.outputs()[slot];

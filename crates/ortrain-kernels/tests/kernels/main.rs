@@ -10,4 +10,5 @@ mod maps;
 mod operations;
 mod reductions;
 mod scatter;
+mod segments;
 mod windows;

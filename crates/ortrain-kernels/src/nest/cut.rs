@@ -1,0 +1,173 @@
+//! How segments are cut into tasks.
+//!
+//! A plane has segments of millions of elements and of one. Long ones are cut into pieces, and short ones go together, so that
+//! tasks take about the same time. What a cut depends on is the nest alone.
+
+use ortrain_expr::Segments;
+
+use super::GRAIN;
+use crate::tape::Tape;
+
+/// Tasks that are plenty for any number of cores, of very different lengths.
+const PLENTY: usize = 512;
+/// Work that a segment is beside that of its elements, in additions: what is computed once for it, and calls.
+const SEGMENT: usize = 2048;
+
+/// What is done at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// The segments `first..last`, each from beginning to end.
+    Whole { first: usize, last: usize },
+    /// A piece, by its number.
+    Piece(usize),
+}
+
+/// A part of a long segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Which of the long segments it belongs to.
+    pub(super) long: usize,
+    pub(super) begin: usize,
+    pub(super) end: usize,
+}
+
+/// A segment that is cut into pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Long {
+    pub(super) segment: usize,
+    /// Its pieces are `first..last`.
+    pub(super) first: usize,
+    pub(super) last: usize,
+}
+
+/// The tasks of a nest with segments.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) segments: Segments,
+    /// Whether nothing is done in an empty segment.
+    pub(super) is_map: bool,
+    /// In the order of segments.
+    pub(super) tasks: Vec<Task>,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) long: Vec<Long>,
+}
+
+impl Cut {
+    /// The tasks of a tape over segments.
+    pub(super) fn new(segments: &Segments, is_map: bool, tape: &Tape) -> Cut {
+        Cut::of(segments, is_map, tape.cost, tape.tile)
+    }
+
+    /// A segment is cut only if it has more elements than a tile, and between tiles: what a tile keeps from one stage to the
+    /// next is of a whole segment.
+    fn of(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> Cut {
+        let piece = (GRAIN / cost).max(segments.elements() / PLENTY).max(1).next_multiple_of(tile);
+        let enough = piece.saturating_mul(cost);
+        let mut cut = Cut {
+            segments: segments.clone(),
+            is_map,
+            tasks: Vec::new(),
+            pieces: Vec::new(),
+            long: Vec::new(),
+        };
+        // The first of the segments that wait to become a task, and their work.
+        let (mut first, mut work) = (0, 0usize);
+        for (segment, range) in segments.iter().enumerate() {
+            if range.len() <= piece {
+                work = work.saturating_add(range.len().saturating_mul(cost)).saturating_add(SEGMENT);
+                if work >= enough {
+                    cut.whole(first, segment + 1);
+                    (first, work) = (segment + 1, 0);
+                }
+                continue;
+            }
+            cut.whole(first, segment);
+            (first, work) = (segment + 1, 0);
+            let each = range.len().div_ceil(range.len().div_ceil(piece)).next_multiple_of(tile);
+            let (long, first) = (cut.long.len(), cut.pieces.len());
+            for begin in range.clone().step_by(each) {
+                cut.tasks.push(Task::Piece(cut.pieces.len()));
+                cut.pieces.push(Piece { long, begin, end: range.end.min(begin + each) });
+            }
+            cut.long.push(Long { segment, first, last: cut.pieces.len() });
+        }
+        cut.whole(first, segments.len());
+        cut
+    }
+
+    fn whole(&mut self, first: usize, last: usize) {
+        if first < last {
+            self.tasks.push(Task::Whole { first, last });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Segments of these lengths, a gap of one behind each.
+    fn segments(lengths: &[usize]) -> Segments {
+        let mut start = 0;
+        Segments::new(lengths.iter().map(|&length| {
+            let range = start..start + length;
+            start = range.end + 1;
+            range
+        }))
+    }
+
+    #[test]
+    fn every_point_is_in_one_task() {
+        const TILE: usize = 64;
+        const COST: usize = 32;
+        for lengths in [
+            &[][..],
+            &[0],
+            &[0, 0, 7],
+            &[1_000_000],
+            &[3, 1_000_000, 0, 2049, 2048, 2047, 1, 5000],
+            &[1; 3000],
+            &[100_000, 64, 100_001],
+        ] {
+            let segments = segments(lengths);
+            let cut = Cut::of(&segments, false, COST, TILE);
+            let mut seen: Vec<(usize, usize, usize)> = Vec::new();
+            for task in &cut.tasks {
+                match *task {
+                    Task::Whole { first, last } => {
+                        assert!(first < last);
+                        seen.extend(
+                            (first..last).map(|k| (k, segments.range(k).start, segments.range(k).end)),
+                        );
+                    }
+                    Task::Piece(k) => {
+                        let Piece { long, begin, end } = cut.pieces[k];
+                        let Long { segment, first, last } = cut.long[long];
+                        assert!((first..last).contains(&k) && begin < end);
+                        assert!((begin - segments.range(segment).start).is_multiple_of(TILE));
+                        seen.push((segment, begin, end));
+                    }
+                }
+            }
+            let mut next = seen.into_iter().peekable();
+            for (k, range) in segments.iter().enumerate() {
+                let mut at = range.start;
+                while let Some((_, begin, end)) = next.next_if(|part| part.0 == k) {
+                    assert_eq!(begin, at);
+                    at = end;
+                }
+                assert_eq!(at, range.end, "segment {k} of {lengths:?}");
+            }
+            assert_eq!(next.next(), None);
+        }
+    }
+
+    #[test]
+    fn tasks_have_enough_to_do() {
+        // A thousand biases are a few tasks, and what fits a tile is never cut.
+        assert!(Cut::of(&segments(&[1; 1000]), false, 30, 64).tasks.len() < 50);
+        assert_eq!(Cut::of(&segments(&[4000, 4001]), false, 1000, 4096).long, []);
+        let cut = Cut::of(&segments(&[25_000_000]), true, 30, 512);
+        assert!((PLENTY / 2..=PLENTY).contains(&cut.tasks.len()), "{}", cut.tasks.len());
+    }
+}

@@ -1,0 +1,415 @@
+//! Nests over segments of a plane.
+
+use std::ops::Range;
+
+use ortrain_expr::{
+    Access, BinaryOp, Builder, DType, Inst, Nest, OutOfRange, ReduceOp, Reduction, Reg, Segments, Type,
+    UnaryOp,
+};
+use ortrain_kernels::{Isa, NestKernel, Order, Pool};
+use proptest::prelude::*;
+
+use crate::common::*;
+use crate::maps::{buffers, random_expr, still_where_gathered};
+
+/// Segments of some lengths with gaps between some of them, and the length of the plane.
+fn random_segments(random: &mut Random) -> (Vec<Range<usize>>, usize) {
+    let lengths: &[usize] = match random.below(5) {
+        0 => &[0, 1, 2, 3],
+        1 => &[1],
+        // Some are cut.
+        2 => &[0, 5, 64, 700, 9_000, 20_000],
+        _ => &[0, 1, 7, 63, 64, 65, 100, 500],
+    };
+    let count = if random.chance(15) { random.below(150) } else { random.below(7) };
+    let gaps = if random.chance(30) { 1 } else { 40 };
+    let mut end = 0;
+    let mut segments = Vec::new();
+    for _ in 0..count {
+        let start = end + random.below(gaps);
+        end = start + random.pick(lengths);
+        // What the reference can do in a moment.
+        end = if end > 40_000 { start + 1 } else { end };
+        segments.push(start..end);
+    }
+    (segments, end + random.below(gaps))
+}
+
+/// An access with these strides that begins somewhere.
+fn placed(random: &mut Random, dtype: DType, dims: [usize; 2], strides: [isize; 2]) -> Access {
+    let mut access = Access { dtype, offset: 0, strides: strides.into_iter().collect(), len: 0 };
+    let dims = dims.map(|dim| dim.max(1));
+    let (low, high) = access.reach(&dims).unwrap();
+    access.offset = (random.below(3) as isize - low) as usize;
+    access.len = (access.offset as isize + high) as usize + 1 + random.below(4);
+    access
+}
+
+fn random_access_of_segments(random: &mut Random, dims: [usize; 2], along: bool, store: bool) -> Access {
+    let dtype = random.pick(&DType::ALL);
+    let len = dims[1].max(1) as isize;
+    let strides = match (along, random.below(10)) {
+        (true, 0) => [0, 2],
+        (true, 1) => [0, -1],
+        (true, 2) if dims[0] * dims[1] < 100_000 => [len, 1],
+        (true, 3) if !store => [1, 1],
+        (true, _) => [0, 1],
+        (false, 0) if !store => [0, 0],
+        (false, 1) => [-3, 0],
+        (false, 2) => [64, 0],
+        (false, 3) => [8, 0],
+        (false, _) => [1, 0],
+    };
+    placed(random, dtype, dims, strides)
+}
+
+/// A nest whose results are exact: sums of integers, extremes of anything, or no reductions at all.
+fn random_nest(random: &mut Random) -> Nest {
+    let (segments, len) = random_segments(random);
+    let dims = [segments.len(), len];
+    let inner = random.below(2);
+    let row_loads = random.below(3);
+    let loads: Vec<Access> = (0..row_loads + random.below(3))
+        .map(|k| random_access_of_segments(random, dims, k >= row_loads, false))
+        .collect();
+    let mut b = Builder::new();
+    let mut row = vec![b.int(2)];
+    let mut all = row.clone();
+    let mut reductions = Vec::new();
+    for k in 0..if inner == 0 { 0 } else { random.below(4) } {
+        let count = random.below(8);
+        random_expr(random, &mut b, &loads[..row_loads], 1, &mut row, count);
+        all.extend(&row);
+        let count = random.below(8);
+        random_expr(random, &mut b, &loads, 2, &mut all, count);
+        let numbers: Vec<Reg> = all.iter().copied().filter(|&reg| b.ty(reg) != Type::Bool).collect();
+        let value = random.pick(&numbers);
+        let ty = b.ty(value);
+        let ops: &[ReduceOp] = if ty.is_float() {
+            &[ReduceOp::Max, ReduceOp::Min]
+        } else {
+            &[ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min]
+        };
+        reductions.push(Reduction { op: random.pick(ops), value });
+        row.push(b.reduced(k, ty));
+    }
+    let count = 1 + random.below(8);
+    random_expr(random, &mut b, &loads[..row_loads], 1, &mut row, count);
+    all.extend(&row);
+    let count = 1 + random.below(12);
+    random_expr(random, &mut b, &loads, 2, &mut all, count);
+    let (mut stores, mut outputs) = (Vec::new(), Vec::new());
+    for _ in 0..1 + random.below(3) {
+        let along = inner == 0 || random.chance(50);
+        outputs.push(random.pick(if along { &all } else { &row }));
+        stores.push(random_access_of_segments(random, dims, along, true));
+    }
+    let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
+    let (expr, values) = b.finish_keeping(&outputs, &values);
+    reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+    for store in stores.iter_mut().filter(|store| store.strides[1] < 0) {
+        // One element for each position, whatever the segment.
+        store.strides[0] = 0;
+    }
+    still_where_gathered(Nest {
+        dims: dims.into_iter().collect(),
+        inner,
+        segments: Some(Segments::new(segments)),
+        loads,
+        expr,
+        reductions,
+        stores,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Buffers are compared whole: what is outside of segments stays what it is.
+    #[test]
+    fn segments_compute_what_the_reference_computes(seed: u64) {
+        let mut random = Random(seed);
+        let nest = random_nest(&mut random);
+        prop_assert_eq!(nest.fault(), None);
+        let (loads, outs) = buffers(&mut random, &nest);
+        let want = reference(&nest, &loads, &outs).unwrap();
+        for isa in Isa::available() {
+            for threads in [1, 3] {
+                let got = run(&nest, isa, Order::Auto, threads, &loads, &outs).unwrap();
+                for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
+                    let what = format!(
+                        "{:?} of {:?}, {:?} {} at {isa}",
+                        nest.segments, nest.dims, nest.reductions, nest.expr
+                    );
+                    assert_same(store.dtype, got, want, &what);
+                }
+            }
+        }
+    }
+}
+
+const F32: DType = DType::F32;
+
+fn access(dtype: DType, strides: [isize; 2], offset: usize, len: usize) -> Access {
+    Access { dtype, offset, strides: strides.into_iter().collect(), len }
+}
+
+/// Lengths as those of the tensors of a model, with gaps up to multiples of 64 elements.
+fn tensors(lengths: &[usize]) -> (Segments, usize) {
+    let mut start = 0;
+    let segments = Segments::new(lengths.iter().map(|&length| {
+        let range = start..start + length;
+        start = range.end.next_multiple_of(64);
+        range
+    }));
+    (segments, start)
+}
+
+/// The planes of many models: one tensor, tensors of all sizes, many tiny ones, some without elements.
+fn models() -> Vec<(Segments, usize)> {
+    let tiny: Vec<usize> = (0..1000).map(|k| 1 + k * 7 % 64).collect();
+    let mixed = [64, 0, 30_000, 1, 10_000, 70_001, 17, 0, 64, 6_536, 3, 1000];
+    vec![tensors(&[100_000]), tensors(&mixed), tensors(&tiny), tensors(&[0, 0, 5, 0])]
+}
+
+/// What AdamW does: an update in place with two settings for each segment, of which powers are made.
+fn adamw((segments, len): &(Segments, usize), dtype: DType) -> Nest {
+    let ty = Type::of(dtype);
+    let plane = access(dtype, [0, 1], 0, *len);
+    let settings = |k: usize| access(F32, [8, 0], k, 8 * segments.len());
+    let mut b = Builder::new();
+    let [p, m, v, g] = [0, 1, 2, 3].map(|slot| b.load(slot, ty));
+    let [rate, decay] = [4, 5].map(|slot| {
+        let setting = b.load(slot, Type::F32);
+        b.convert(setting, ty)
+    });
+    let [near, one, two] = [0.9, 1.0, 2.0].map(|value| b.constant(ty, value));
+    let power = b.binary(BinaryOp::Pow, near, decay);
+    let correction = b.sub(one, power);
+    let step = b.div(rate, correction);
+    let square = b.mul(g, g);
+    let [m, v] = [(m, g), (v, square)].map(|(old, new)| {
+        let difference = b.sub(new, old);
+        let tenth = b.sub(one, near);
+        let change = b.mul(difference, tenth);
+        b.add(old, change)
+    });
+    let root = b.unary(UnaryOp::Sqrt, v);
+    let root = b.add(root, two);
+    let change = b.div(m, root);
+    let change = b.mul(change, step);
+    let p = b.sub(p, change);
+    Nest {
+        dims: [segments.len(), *len].into_iter().collect(),
+        inner: 0,
+        segments: Some(segments.clone()),
+        loads: vec![plane.clone(), plane.clone(), plane.clone(), plane.clone(), settings(0), settings(3)],
+        expr: b.finish(&[p, m, v]),
+        reductions: Vec::new(),
+        stores: vec![plane; 3],
+    }
+}
+
+/// Two dependent sums of each segment, that of the squares of what is less the mean; both are kept, and the plane is
+/// divided by the root of the second in place. A state of each segment is updated in place.
+fn normalized((segments, len): &(Segments, usize), dtype: DType) -> Nest {
+    let ty = Type::of(dtype);
+    let (plane, count) = (access(dtype, [0, 1], 0, *len), segments.len());
+    let table = |k: usize| access(F32, [2, 0], k, 2 * count);
+    let state = access(dtype, [1, 0], 0, count);
+    let mut b = Builder::new();
+    let (x, state_now) = (b.load(0, ty), b.load(1, ty));
+    let [sum, squares] = [0, 1].map(|k| b.reduced(k, ty));
+    let thousandth = b.constant(ty, 0.001);
+    let mean = b.mul(sum, thousandth);
+    let moved = b.mul(mean, state_now);
+    let rest = b.sub(x, moved);
+    let square = b.mul(rest, rest);
+    let one = b.constant(ty, 1.0);
+    let more = b.add(squares, one);
+    let scale = b.unary(UnaryOp::Rsqrt, more);
+    let scaled = b.mul(x, scale);
+    let next = b.add(state_now, scale);
+    let (sums_out, squares_out) = (b.convert(sum, Type::F32), b.convert(squares, Type::F32));
+    let (expr, values) = b.finish_keeping(&[scaled, next, sums_out, squares_out], &[x, square]);
+    Nest {
+        dims: [count, *len].into_iter().collect(),
+        inner: 1,
+        segments: Some(segments.clone()),
+        loads: vec![plane.clone(), state.clone()],
+        expr,
+        reductions: values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
+        stores: vec![plane, state, table(0), table(1)],
+    }
+}
+
+/// Runs a nest whose first stores are to its first loads. The buffers behind are those of the other stores.
+fn run_in_place(nest: &Nest, isa: Isa, threads: usize, in_place: usize, buffers: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let kernel = NestKernel::new(nest, isa).unwrap();
+    let pool = Pool::new(threads);
+    let mut memory = Memory::new(kernel.scratch_bytes(threads));
+    let mut buffers = buffers.to_vec();
+    let mut bases: Vec<*mut u8> = buffers.iter_mut().map(Vec::as_mut_ptr).collect();
+    let loads = nest.loads.len();
+    let first: Vec<*mut u8> = bases[..in_place].to_vec();
+    bases.splice(loads..loads, first);
+    // SAFETY: buffers are as long as the accesses say, and loads and stores to the same one are equal.
+    unsafe { kernel.run(&bases, SCALARS, &pool, memory.scratch()) }.unwrap();
+    buffers
+}
+
+fn numbers(random: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len * dtype.size()];
+    for k in 0..len {
+        put(&mut bytes, dtype, k, ortrain_expr::Scalar::F64(random.unit()));
+    }
+    bytes
+}
+
+/// Whether elements of a plane outside of segments are what they were.
+#[track_caller]
+fn assert_gaps_stay(segments: &Segments, dtype: DType, before: &[u8], after: &[u8]) {
+    let mut start = 0;
+    let ends = segments.iter().chain([before.len() / dtype.size()..0]);
+    for range in ends {
+        let gap = start * dtype.size()..range.start * dtype.size();
+        assert_eq!(before[gap.clone()], after[gap], "in front of {range:?}");
+        start = range.end;
+    }
+}
+
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+
+#[test]
+fn a_map_updates_planes_in_place() {
+    for model in models() {
+        for dtype in FLOATS {
+            let nest = adamw(&model, dtype);
+            let mut random = Random(9);
+            let lens = nest.loads.iter().map(|load| (load.dtype, load.len));
+            let before: Vec<Vec<u8>> = lens.map(|(dtype, len)| numbers(&mut random, dtype, len)).collect();
+            let want = reference(&nest, &before, &before[..3]).unwrap();
+            for isa in Isa::available() {
+                let one = run_in_place(&nest, isa, 1, 3, &before);
+                for (got, want) in one.iter().zip(&want) {
+                    // Functions are exact to a few units of the last place.
+                    let relative = if dtype == DType::F64 { 1e-12 } else { 2e-2 };
+                    let relative = if dtype == DType::F32 { 1e-5 } else { relative };
+                    let what = format!("{dtype} at {isa}");
+                    assert_close(dtype, got, want, relative, 1e-4 * relative, &what);
+                }
+                for (before, after) in before.iter().zip(&one).take(3) {
+                    assert_gaps_stay(&model.0, dtype, before, after);
+                }
+                for threads in [2, 4] {
+                    assert_eq!(run_in_place(&nest, isa, threads, 3, &before), one, "{threads} at {isa}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_of_segments_are_the_same_on_any_threads() {
+    for model in models() {
+        for dtype in FLOATS {
+            let nest = normalized(&model, dtype);
+            let mut random = Random(10);
+            let mut before: Vec<Vec<u8>> =
+                nest.loads.iter().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
+            let table = numbers(&mut random, F32, nest.stores[2].len);
+            before.extend([table.clone(), table]);
+            let outs = [before[0].clone(), before[1].clone(), before[2].clone(), before[3].clone()];
+            let want = reference(&nest, &before[..2], &outs).unwrap();
+            for isa in Isa::available() {
+                let one = run_in_place(&nest, isa, 1, 2, &before);
+                for ((got, want), store) in one.iter().zip(&want).zip(&nest.stores) {
+                    // Pairwise sums of so many elements are as good as those in f64, but for the last place of narrow
+                    // results.
+                    let relative = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
+                    let relative =
+                        if matches!(store.dtype, DType::F16 | DType::BF16) { 1e-2 } else { relative };
+                    let what = format!("{dtype} at {isa}");
+                    assert_close(store.dtype, got, want, relative, relative, &what);
+                }
+                assert_gaps_stay(&model.0, dtype, &before[0], &one[0]);
+                for threads in [2, 4] {
+                    assert_eq!(run_in_place(&nest, isa, threads, 2, &before), one, "{threads} at {isa}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_are_exact_as_those_of_rows() {
+    // One tenth, so often that a plain sum in f32 loses four digits.
+    let len = 5_000_000;
+    let segments = Segments::new([1..len, len..len + 3]);
+    let plane = access(F32, [0, 1], 0, len + 3);
+    let mut b = Builder::new();
+    let (x, sum) = (b.load(0, Type::F32), b.reduced(0, Type::F32));
+    let (expr, values) = b.finish_keeping(&[sum], &[x]);
+    let nest = Nest {
+        dims: [2, len + 3].into_iter().collect(),
+        inner: 1,
+        segments: Some(segments),
+        loads: vec![plane],
+        expr,
+        reductions: vec![Reduction { op: ReduceOp::Sum, value: values[0] }],
+        stores: vec![access(F32, [1, 0], 0, 2)],
+    };
+    let values = bytes_of(&vec![0.1; len + 3]);
+    for isa in Isa::available() {
+        let got = floats(
+            &run(&nest, isa, Order::Auto, 2, std::slice::from_ref(&values), &[vec![0; 8]]).unwrap()[0],
+        );
+        let exact = f64::from(0.1f32) * (len - 1) as f64;
+        assert!((f64::from(got[0]) / exact - 1.0).abs() < 1e-6, "{} of {exact} at {isa}", got[0]);
+        assert!((got[1] - 0.3).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn the_first_guard_of_segments_that_fails_is_reported() {
+    let model = tensors(&[100, 0, 50_000, 30]);
+    let (segments, len) = &model;
+    let plane = access(DType::I64, [0, 1], 0, *len);
+    let mut b = Builder::new();
+    let x = b.load(0, Type::I64);
+    let x = b.guard(x, 10);
+    let nest = Nest {
+        dims: [segments.len(), *len].into_iter().collect(),
+        inner: 0,
+        segments: Some(segments.clone()),
+        loads: vec![plane.clone()],
+        expr: b.finish(&[x]),
+        reductions: Vec::new(),
+        stores: vec![plane],
+    };
+    assert!(nest.expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Guard(..))));
+    let mut values = vec![0i64; *len];
+    // In a gap, where nobody looks.
+    values[101] = -7;
+    let bytes = |values: &[i64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let outs = [bytes(&values)];
+    for isa in Isa::available() {
+        assert!(run(&nest, isa, Order::Auto, 3, &[bytes(&values)], &outs).is_ok());
+    }
+    (values[40_000], values[20_000]) = (11, 12);
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let failure = run(&nest, isa, Order::Auto, threads, &[bytes(&values)], &outs).unwrap_err();
+            assert_eq!(failure, OutOfRange { point: 2 * len + 20_000, index: 12, bound: 10 });
+        }
+    }
+}
+
+#[test]
+fn what_is_no_nest_of_segments_is_refused() {
+    let (segments, len) = tensors(&[5, 6]);
+    let mut nest = adamw(&(segments, len), F32);
+    nest.dims[0] = 3;
+    let fault = NestKernel::new(&nest, Isa::detect().unwrap()).unwrap_err();
+    assert_eq!(fault, "2 segments for a first axis of 3");
+}
