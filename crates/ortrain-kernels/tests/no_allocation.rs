@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ortrain_expr::{
-    Access, Builder, DType, Nest, Precision, ReduceOp, Reduction, SlidingAxis, Type, UnaryOp, WindowPass,
-    WindowShape,
+    Access, Builder, DType, Nest, Precision, ReduceOp, Reduction, Segments, SlidingAxis, Type, UnaryOp,
+    WindowPass, WindowShape,
 };
 use ortrain_kernels::{
     Bf16Unit, GemmDesc, GemmKernel, Isa, NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel,
@@ -80,6 +80,18 @@ fn softmax(outer: usize, inner: usize, transposed: bool) -> Nest {
     }
 }
 
+/// The same over segments, the first of which is cut into pieces.
+fn softmax_of_segments(outer: usize, inner: usize) -> Nest {
+    let longest = outer * inner / 2;
+    let rest = (0..outer - 1).map(|k| longest + k * (inner / 2)..longest + k * (inner / 2) + inner / 3);
+    let mut nest = softmax(outer, inner, false);
+    nest.dims[1] = outer * inner;
+    nest.segments = Some(Segments::new(std::iter::once(0..longest).chain(rest)));
+    nest.loads[0].strides[0] = 0;
+    nest.stores[0].strides[0] = 0;
+    nest
+}
+
 // One test: the counter counts for the whole process.
 #[test]
 fn runs_allocate_nothing() {
@@ -92,16 +104,18 @@ fn runs_allocate_nothing() {
             (5000, 100, true),
             (3000, 10, false),
         ] {
-            let kernel = NestKernel::new(&softmax(outer, inner, transposed), isa).unwrap();
-            let mut x = vec![0.5f32; outer * inner];
-            let mut y = x.clone();
-            let mut sums = vec![0.0f32; outer];
-            let bases = [x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), sums.as_mut_ptr().cast()];
-            let scratch = memory(kernel.scratch_bytes(3));
-            nothing("a nest", &|| {
-                // SAFETY: buffers of the accesses' lengths.
-                unsafe { kernel.run(&bases, RunScalars::default(), &pool, scratch) }.unwrap();
-            });
+            for nest in [softmax(outer, inner, transposed), softmax_of_segments(outer, inner)] {
+                let kernel = NestKernel::new(&nest, isa).unwrap();
+                let mut x = vec![0.5f32; outer * inner];
+                let mut y = x.clone();
+                let mut sums = vec![0.0f32; outer];
+                let bases = [x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), sums.as_mut_ptr().cast()];
+                let scratch = memory(kernel.scratch_bytes(3));
+                nothing("a nest", &|| {
+                    // SAFETY: buffers of the accesses' lengths.
+                    unsafe { kernel.run(&bases, RunScalars::default(), &pool, scratch) }.unwrap();
+                });
+            }
         }
 
         let (m, n, k) = (200, 300, 400);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Expr, Nest, Precision, ReduceOp,
-    Reduction, Reg, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+    Reduction, Reg, Segments, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
@@ -55,6 +55,8 @@ pub struct Kinds {
     pub parts: bool,
     /// Images that are updated in place, before and after which they are read.
     pub updates: bool,
+    /// Segments of images: maps in place and sums, each with a setting for each segment.
+    pub segments: bool,
     /// How large images are.
     pub size: Size,
 }
@@ -437,6 +439,69 @@ impl Making {
         }
     }
 
+    /// An image of which segments are updated in place, as many as it has channels, with a setting of each. There may be sums
+    /// of each that the update needs and that are kept.
+    fn segmented(&mut self, kinds: Kinds) {
+        let is_image = |value: &Value| value.kind == Kind::Image && value.dtype == DType::F32;
+        let is_setting = |value: &Value| value.kind == Kind::Channels;
+        let (Some(data), Some(other), Some(setting)) =
+            (self.some(is_image), self.some(is_image), self.some(is_setting))
+        else {
+            return;
+        };
+        let (count, len) = (self.sizes.c, self.sizes.len());
+        let mut cuts: Vec<usize> = (0..2 * count).map(|_| self.random.below(len + 1)).collect();
+        cuts.sort_unstable();
+        let segments = Segments::new(cuts.chunks_exact(2).map(|cut| cut[0]..cut[1]));
+        let target = if self.random.chance(30) {
+            let id = self.input(len);
+            Value { id, dtype: DType::F32, kind: Kind::Image }
+        } else {
+            let mut b = Builder::new();
+            let x = b.load(0, Type::F32);
+            let start = self.function(&mut b, &[x], kinds);
+            let whole = Access::contiguous(DType::F32, &[len]);
+            let target = self.fresh(DType::F32, Kind::Image);
+            let dims = [len].into_iter().collect();
+            self.copied(dims, (data, whole.clone()), b.finish(&[start]), (target, whole));
+            target
+        };
+        let plane = access(DType::F32, &[(count, 0), (len, 1)], len);
+        let table = access(DType::F32, &[(count, 1), (len, 0)], count);
+        let loads = vec![plane.clone(), plane.clone(), Access { dtype: setting.dtype, ..table.clone() }];
+        let reads = vec![target.id, other.id, setting.id];
+        let mut b = Builder::new();
+        let mut regs: Vec<Reg> = (0..loads.len()).map(|slot| b.load(slot, Type::F32)).collect();
+        let inner = self.random.below(2);
+        let (mut stores, mut writes, mut results) = (vec![plane], vec![target.id], Vec::new());
+        let mut reductions = Vec::new();
+        for k in 0..if inner == 1 { self.random.below(3) } else { 0 } {
+            let value = self.function(&mut b, &regs, kinds);
+            let op = self.random.pick(&[ReduceOp::Sum, ReduceOp::Max]);
+            reductions.push(Reduction { op, value });
+            let total = b.reduced(k, Type::F32);
+            // An empty segment has no largest element.
+            let [least, scale] = [-4.0, 1.0 / len as f64].map(|value| b.constant(Type::F32, value));
+            let total =
+                if op == ReduceOp::Sum { b.mul(total, scale) } else { b.binary(BinaryOp::Max, total, least) };
+            regs.push(total);
+            let kept = self.fresh(DType::F32, Kind::Channels);
+            results.push(total);
+            stores.push(table.clone());
+            writes.push(kept.id);
+            self.values.push(kept);
+        }
+        let result = self.function(&mut b, &regs, kinds);
+        results.insert(0, result);
+        let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
+        let (expr, values) = b.finish_keeping(&results, &values);
+        reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
+        let dims = [count, len].into_iter().collect();
+        let nest = Nest { dims, inner, segments: Some(segments), loads, expr, reductions, stores };
+        let l = Loop { nest, reads, writes };
+        self.step(if inner == 1 { Step::Row(l) } else { Step::Map(l) }, Entries::ALL);
+    }
+
     /// Sums over the elements of each channel, or over everything; perhaps with a result at every point.
     fn row(&mut self, kinds: Kinds) {
         let Sizes { n, c, h, w } = self.sizes;
@@ -748,6 +813,10 @@ impl RandomProgram {
         }
         let inputs = making.values.iter().map(|value| value.id).collect();
         for _ in 0..3 + making.random.below(10) {
+            if kinds.segments && making.random.chance(30) {
+                making.segmented(kinds);
+                continue;
+            }
             if kinds.updates && making.random.chance(30) {
                 making.updated(kinds);
                 continue;

@@ -16,8 +16,15 @@ use ortrain_testkit::tolerance;
 
 mod common;
 
-const ALL: Kinds =
-    Kinds { jumps: true, narrow: true, windows: true, parts: true, updates: false, size: Size::Small };
+const ALL: Kinds = Kinds {
+    jumps: true,
+    narrow: true,
+    windows: true,
+    parts: true,
+    updates: false,
+    segments: false,
+    size: Size::Small,
+};
 const ENTRIES: [Entry; 2] = [Entry::Accumulate, Entry::Overwrite];
 
 /// Whether results are the same but for the sign of zeros: a negative number times a zero that is not computed is no negative
@@ -86,6 +93,35 @@ fn every_read_sees_the_update_that_it_was_given() {
     assert!(updates > 300, "{updates} updates");
 }
 
+/// The same of segments that are updated in place: passes leave them as they are, and what is before and behind them.
+#[test]
+fn segments_stay_what_they_are() {
+    let kinds = Kinds { segments: true, jumps: false, narrow: false, ..ALL };
+    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
+    let (mut maps, mut rows) = (0, 0);
+    for seed in 0..2000 {
+        let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
+        let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
+        let little = Arc::new(fused.within(fused.work_bytes * 2 / 3));
+        for entry in ENTRIES {
+            let want = run_program(&plain, &Reference, seed, entry);
+            let same = run_program(&fused, &Reference, seed, entry);
+            assert!(are_same(&same, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
+            for program in [&fused, &little] {
+                let got = run_program(program, &*cpu, seed, entry);
+                assert!(are_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
+            }
+        }
+        for step in fused.instructions.iter().map(|instruction| &instruction.step) {
+            if step.nest().is_some_and(|nest| nest.segments.is_some()) {
+                *(if step.name() == "Map" { &mut maps } else { &mut rows }) += 1;
+            }
+        }
+    }
+    // That there was something to see.
+    assert!(maps > 300 && rows > 300, "{maps} maps, {rows} rows");
+}
+
 /// On the CPU, where buffers share bytes as the plan says.
 #[test]
 fn planned_programs_mean_the_same() {
@@ -110,7 +146,7 @@ fn planned_programs_mean_the_same() {
 /// On the CPU, with images that are split: the same bits on any number of threads.
 #[test]
 fn threads_change_no_bit() {
-    let kinds = Kinds { size: Size::Large, ..ALL };
+    let kinds = Kinds { size: Size::Large, segments: true, ..ALL };
     let cpu = ortrain_cpu::Cpu::new().unwrap();
     let before = ortrain_cpu::Cpu::num_threads();
     let (mut convolutions, mut windows) = (0, 0);

@@ -70,7 +70,15 @@ fn planes_of_others_give_the_same_bits() {
     let levels = common::every_level();
     let mut planes = 0;
     for (size, seeds) in [(Size::Small, 0..600), (Size::Large, 600..680)] {
-        let kinds = Kinds { jumps: true, narrow: true, windows: true, parts: true, updates: true, size };
+        let kinds = Kinds {
+            jumps: true,
+            narrow: true,
+            windows: true,
+            parts: true,
+            updates: true,
+            segments: true,
+            size,
+        };
         for seed in seeds {
             let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
             let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
@@ -93,8 +101,15 @@ fn planes_of_others_give_the_same_bits() {
 /// write to.
 #[test]
 fn planes_that_do_not_fit_are_refused() {
-    let kinds =
-        Kinds { jumps: false, narrow: false, windows: true, parts: false, updates: false, size: Size::Small };
+    let kinds = Kinds {
+        jumps: false,
+        narrow: false,
+        windows: true,
+        parts: false,
+        updates: false,
+        segments: false,
+        size: Size::Small,
+    };
     let backends: [Arc<dyn Backend>; 2] = [Arc::new(Reference), Arc::new(ortrain_cpu::Cpu::new().unwrap())];
     let mut outcomes = [0, 0];
     for seed in 0..200 {

@@ -15,8 +15,15 @@ use ortrain_testkit::{
 };
 
 const ROUNDED: [Precision; 3] = [Precision::Bf16, Precision::Bf16x3, Precision::Bf16x6];
-const KINDS: Kinds =
-    Kinds { jumps: false, narrow: false, windows: true, parts: false, updates: false, size: Size::Middle };
+const KINDS: Kinds = Kinds {
+    jumps: false,
+    narrow: false,
+    windows: true,
+    parts: false,
+    updates: false,
+    segments: false,
+    size: Size::Middle,
+};
 
 /// The CPU at a level, with whatever it has for a precision.
 fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {

@@ -2,7 +2,7 @@
 
 use ortrain_expr::{
     Access, BinaryOp, Builder, CompareOp, DType, Inst, Nest, Precision, ReduceOp, Reduction, Reg, Scalar,
-    Type, UnaryOp,
+    Segments, Type, UnaryOp,
 };
 use ortrain_kernels::{NestKernel, ScatterDesc, ScatterKernel};
 
@@ -37,6 +37,13 @@ pub(crate) fn cases() -> Vec<Case> {
     for elements in [400_000, 25_000_000] {
         cases.push(adamw(elements));
     }
+    let model = tensors_of_a_model(25_000_000);
+    cases.push(adamw_of_segments(&model));
+    cases.push(norms_of_segments(&model));
+    let tiny: Vec<usize> = (0..2000).map(|k| 1 + k * 7 % 64).collect();
+    cases.push(adamw(2000 * 64));
+    cases.push(adamw_of_segments(&tiny));
+    cases.push(norms_of_segments(&tiny));
     // The last is the attention of bert_mini: rows of all heads.
     for dims in [[64, 10], [1024, 1024], [4096, 128]] {
         cases.push(softmax(dims));
@@ -245,6 +252,118 @@ fn adamw(elements: usize) -> Case {
         vec![b.sub(kept, step), m, v]
     };
     map("AdamW", elements, 4, 14.0, build, 3)
+}
+
+/// Lengths of 161 tensors, as those of a network for images: of each three two are small. They fill a plane.
+fn tensors_of_a_model(elements: usize) -> Vec<usize> {
+    const SMALL: [usize; 6] = [64, 128, 256, 512, 1024, 2048];
+    const LARGE: [usize; 9] = [4096, 16_384, 36_864, 65_536, 147_456, 262_144, 589_824, 1_048_576, 2_359_296];
+    let is_small = |k: usize| !k.is_multiple_of(3);
+    let length = |k: usize| if is_small(k) { SMALL[k / 27 % 6] } else { LARGE[k / 3 * 2 % 9] };
+    let sum = |small: bool| (0..161).filter(|&k| is_small(k) == small).map(length).sum::<usize>();
+    let (small, large) = (sum(true), sum(false));
+    let scaled = |k: usize| {
+        let length = length(k);
+        if is_small(k) { length } else { (elements - small) * (length / 64) / large * 64 }
+    };
+    let mut lengths: Vec<usize> = (0..161).map(scaled).collect();
+    let rest = elements - lengths.iter().sum::<usize>();
+    lengths[159] += rest;
+    lengths
+}
+
+/// Segments of some lengths, each at a multiple of 256 bytes, and the length of their plane.
+fn segments_of(lengths: &[usize]) -> (Segments, usize) {
+    let mut end = 0;
+    let segments = Segments::new(lengths.iter().map(|&length| {
+        let start = end;
+        end = (start + length).next_multiple_of(64);
+        start..start + length
+    }));
+    (segments, end)
+}
+
+/// [`adamw`] with eight settings for each tensor, of which powers are made.
+fn adamw_of_segments(lengths: &[usize]) -> Case {
+    let (segments, len) = segments_of(lengths);
+    let count = segments.len();
+    let plane = Access { dtype: F32, offset: 0, strides: [0, 1].into_iter().collect(), len };
+    let setting = |k: usize| Access {
+        offset: k,
+        strides: [8, 0].into_iter().collect(),
+        len: 8 * count,
+        ..plane.clone()
+    };
+    let mut b = Builder::new();
+    let [p, m, v, g] = [0, 1, 2, 3].map(|slot| b.load(slot, Type::F32));
+    let [rate, beta1, beta2, epsilon, decay, step, scale, more] =
+        [4, 5, 6, 7, 8, 9, 10, 11].map(|slot| b.load(slot, Type::F32));
+    let one = b.constant(Type::F32, 1.0);
+    let (rest1, rest2) = (b.sub(one, beta1), b.sub(one, beta2));
+    let [correction1, correction2] = [beta1, beta2].map(|beta| {
+        let power = b.binary(BinaryOp::Pow, beta, step);
+        b.sub(one, power)
+    });
+    let correction2 = b.unary(UnaryOp::Sqrt, correction2);
+    let rate = b.mul(rate, scale);
+    let decay = b.mul(decay, rate);
+    let decay = b.sub(more, decay);
+    let rate = b.mul(rate, correction2);
+    let rate = b.div(rate, correction1);
+    let (m, g1) = (b.mul(m, beta1), b.mul(g, rest1));
+    let m = b.add(m, g1);
+    let square = b.mul(g, g);
+    let (v, g2) = (b.mul(v, beta2), b.mul(square, rest2));
+    let v = b.add(v, g2);
+    let root = b.unary(UnaryOp::Sqrt, v);
+    let root = b.add(root, epsilon);
+    let step = b.div(m, root);
+    let step = b.mul(step, rate);
+    let kept = b.mul(p, decay);
+    let p = b.sub(kept, step);
+    let nest = Nest {
+        dims: [count, len].into_iter().collect(),
+        inner: 0,
+        segments: Some(segments),
+        loads: (0..4).map(|_| plane.clone()).chain((0..8).map(setting)).collect(),
+        expr: b.finish(&[p, m, v]),
+        reductions: Vec::new(),
+        stores: vec![plane; 3],
+    };
+    let elements = lengths.iter().sum::<usize>() as f64;
+    let case = case(format!("map AdamW {count} segments of {len}"), 14.0 * elements, nest, true);
+    Case { bytes: 7.0 * 4.0 * elements, ..case }
+}
+
+/// The sums of the squares of two planes for each tensor.
+fn norms_of_segments(lengths: &[usize]) -> Case {
+    let (segments, len) = segments_of(lengths);
+    let count = segments.len();
+    let access = |strides: [isize; 2], offset: usize, len: usize| Access {
+        dtype: F32,
+        offset,
+        strides: strides.into_iter().collect(),
+        len,
+    };
+    let mut b = Builder::new();
+    let squares = [0, 1].map(|slot| {
+        let x = b.load(slot, Type::F32);
+        b.mul(x, x)
+    });
+    let sums = [0, 1].map(|k| b.reduced(k, Type::F32));
+    let (expr, values) = b.finish_keeping(&sums, &squares);
+    let nest = Nest {
+        dims: [count, len].into_iter().collect(),
+        inner: 1,
+        segments: Some(segments),
+        loads: vec![access([0, 1], 0, len); 2],
+        expr,
+        reductions: values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
+        stores: vec![access([2, 0], 0, 2 * count), access([2, 0], 1, 2 * count)],
+    };
+    let elements = lengths.iter().sum::<usize>() as f64;
+    let case = case(format!("rows squares {count} segments of {len}"), 4.0 * elements, nest, false);
+    Case { bytes: 2.0 * 4.0 * elements, ..case }
 }
 
 /// Rows of a matrix `wide` elements wide, from a column on.

@@ -1,15 +1,15 @@
 //! With and without machine code, results have the same bits.
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, DType, Nest, ReduceOp, Reduction, Reg, Type, UnaryOp,
+    Access, BinaryOp, Builder, CompareOp, DType, Nest, ReduceOp, Reduction, Reg, Segments, Type, UnaryOp,
 };
 use proptest::prelude::*;
 
 use super::emit::{Order, emit_abreast};
 use super::lanes::{Effect, Lane, Lanes};
-use crate::RunScalars;
 use crate::isa::Isa;
 use crate::tape::{Chain, Compiler, Drive, Failure, Kind, Plan, Site, Tape};
+use crate::{NestKernel, Pool, RunScalars, Scratch};
 
 /// Lengths around those of vectors, rounds and two rounds, and one of several tiles. A single element is one value, and
 /// nothing for tiles.
@@ -116,6 +116,80 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
         }
     }
     all
+}
+
+/// Segments of any length, in place, with sums and settings of their own, wherever they begin.
+#[test]
+fn segments_anywhere() {
+    let lengths: Vec<usize> = LENGTHS.into_iter().chain([0, 1, 60_000, 3]).collect();
+    let mut end = 1;
+    let segments = Segments::new(lengths.iter().map(|&length| {
+        let start = end;
+        end = start + length + length % 3;
+        start..start + length
+    }));
+    let (count, len) = (lengths.len(), end);
+    let access = |strides: [isize; 2], offset: usize, len: usize| Access {
+        dtype: DType::F32,
+        offset,
+        strides: strides.into_iter().collect(),
+        len,
+    };
+    let (plane, setting) = (access([0, 1], 0, len), |k: usize| access([8, 0], k, 8 * count));
+    for inner in [0, 1] {
+        let mut b = Builder::new();
+        let [x, y, rate, decay] = [0, 1, 2, 3].map(|slot| b.load(slot, Type::F32));
+        let factor = b.mul(rate, decay);
+        let power = b.unary(UnaryOp::Exp, factor);
+        let change = b.mul(y, power);
+        let mut result = b.sub(x, change);
+        let square = b.mul(change, change);
+        let mut results = Vec::new();
+        if inner == 1 {
+            let sum = b.reduced(0, Type::F32);
+            let root = b.unary(UnaryOp::Sqrt, sum);
+            result = b.div(result, root);
+            results.push(sum);
+        }
+        results.insert(0, result);
+        let values: Vec<Reg> = if inner == 1 { vec![square] } else { Vec::new() };
+        let (expr, values) = b.finish_keeping(&results, &values);
+        let mut stores = vec![plane.clone(), setting(7)];
+        stores.truncate(1 + inner);
+        let nest = Nest {
+            dims: [count, len].into_iter().collect(),
+            inner,
+            segments: Some(segments.clone()),
+            loads: vec![plane.clone(), plane.clone(), setting(0), setting(5)],
+            expr,
+            reductions: values.into_iter().map(|value| Reduction { op: ReduceOp::Sum, value }).collect(),
+            stores,
+        };
+        for isa in levels() {
+            let run = |compiler: Compiler<'_>| {
+                let kernel = NestKernel::new(&nest, compiler).expect("good");
+                let (mut x, mut y) = (numbers(len, 1), numbers(len, 2));
+                let mut table = numbers(8 * count, 3);
+                let bases = [&mut x, &mut y, &mut table].map(|buffer| buffer.as_mut_ptr().cast::<u8>());
+                let mut bases = vec![bases[0], bases[1], bases[2], bases[2], bases[0], bases[2]];
+                bases.truncate(5 + inner);
+                let mut scratch = vec![0u128; kernel.scratch_bytes(2).div_ceil(16) + 4];
+                let at = scratch.as_mut_ptr().cast::<u8>();
+                let at = at.wrapping_add(at.align_offset(64));
+                let scratch = Scratch::new(at, kernel.scratch_bytes(2));
+                // SAFETY: buffers of the accesses' lengths; what is loaded and stored is so through equal accesses, or
+                // in columns of its own.
+                unsafe { kernel.run(&bases, RunScalars::default(), &Pool::new(2), scratch) }
+                    .expect("no guards");
+                [x, table].concat()
+            };
+            let (found, wanted) = (run(isa.into()), run(Compiler::without_code(isa)));
+            for (i, (a, b)) in found.iter().zip(&wanted).enumerate() {
+                let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(same, "{inner} reduced, {isa}: element {i} is {a:e}, without code {b:e}");
+            }
+        }
+    }
 }
 
 /// What each row has one of is read where it lies, at any alignment, by more pointers than registers hold.
