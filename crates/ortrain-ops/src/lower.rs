@@ -573,3 +573,42 @@ impl NestBuilder {
 pub(crate) fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parameters of three tensors, a table of two settings for each, and a sum of squares of each.
+    #[test]
+    fn nests_of_segments_are_maps_and_rows() {
+        let graph = Graph::new("test");
+        let node = Node::new("", "Test", &[], &[], Default::default());
+        let (mut builder, mut values) = (ProgramBuilder::new(), Values::default());
+        let label = "node".into();
+        let mut cx = Lower { graph: &graph, node: &node, builder: &mut builder, values: &mut values, label };
+        let part =
+            |plane: u32, len: usize| PlanePart { dtype: DType::F32, plane: PlaneId(plane), offset: 0, len };
+        let (plane, table) = (cx.plane_buffer(part(0, 200), "p"), cx.plane_buffer(part(1, 6), "settings"));
+        let sums = cx.temp("sums", DType::F32, 3);
+        let segments = Segments::new([0..10, 64..64, 64..200]);
+
+        let mut nest = cx.nest_of_segments(segments.clone(), 200, 0);
+        let (p, decay) = (nest.load_plane(&cx, plane, 0), nest.load_strided(&cx, table, 1, &[2, 0]));
+        let p = nest.b.mul(p, decay);
+        nest.store_plane(&cx, plane, 0, p);
+        let map = nest.map();
+        assert_eq!((map.name(), map.shapes().as_str()), ("Map", "3 segments of 200"));
+        cx.step(map).expect("a sound instruction");
+
+        // The last outer axis is contiguous in the table, which makes a Col of other nests.
+        let mut nest = cx.nest_of_segments(segments, 200, 1);
+        let rate = nest.load_strided(&cx, table, 0, &[1, 0]);
+        let p = nest.load_strided(&cx, plane, 0, &[0, 0]);
+        let product = nest.b.mul(p, rate);
+        let sum = nest.reduce(ReduceOp::Sum, product);
+        nest.store_outer(&cx, sums, sum);
+        let row = nest.reduction();
+        assert_eq!((row.name(), row.shapes().as_str()), ("Row", "3 segments of 200"));
+        cx.step(row).expect("a sound instruction");
+    }
+}
