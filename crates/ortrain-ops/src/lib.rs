@@ -29,7 +29,7 @@ pub use error::{Error, OpError};
 pub use grad::Grad;
 pub use infer::{Infer, broadcast, normalize_axes, normalize_axis};
 pub use library::OperatorLibrary;
-pub use lower::{Lower, NestBuilder, PlanePart};
+pub use lower::{Lower, NestBuilder, PartTensor, PlanePart};
 pub use op::{BuildFn, Definition, Need, Op, Placement, Repetition, RewriteFn, SampleFn};
 pub use passes::specialise::{Role, Specialiser};
 pub use probe::{Facts, Gradient, Runs, Sample};

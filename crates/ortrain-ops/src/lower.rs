@@ -6,7 +6,7 @@ use ortrain_expr::{
     Access, Builder, ConvShape, Dims, Inst, Nest, Precision, ReduceOp, Reduction, Reg, RunScalar, Scalar,
     Segments, Strides, Type,
 };
-use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId};
+use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
     BufferId, Conv, Entries, Entry, Loop, MatMul, PlaneId, ProgramBuilder, SEED_FACTOR, Step,
 };
@@ -27,7 +27,7 @@ pub(crate) const ORIGINAL_NAMES: &str = "ortrain.original_names";
 pub(crate) const POSITIONS: &str = "ortrain.positions";
 
 /// A part of the state that a sequence is bound to: a whole plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanePart {
     /// The element type.
     pub dtype: DType,
@@ -37,6 +37,31 @@ pub struct PlanePart {
     pub offset: usize,
     /// The number of elements, padding between tensors included.
     pub len: usize,
+    /// The tensors of the sequence, in order.
+    pub tensors: Arc<[PartTensor]>,
+}
+
+/// A tensor in a part of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartTensor {
+    /// The first element, counted from that of the part.
+    pub start: usize,
+    /// The number of elements.
+    pub len: usize,
+}
+
+impl PlanePart {
+    /// Whether the tensors are single numbers, one behind the other.
+    #[must_use]
+    pub fn is_dense(&self) -> bool {
+        self.tensors.iter().enumerate().all(|(k, tensor)| *tensor == PartTensor { start: k, len: 1 })
+    }
+
+    /// Whether tensors lie at the same elements as those of another part.
+    #[must_use]
+    pub fn lies_as(&self, other: &PlanePart) -> bool {
+        self.len == other.len && self.tensors == other.tensors
+    }
 }
 
 /// Where values are while a program is made.
@@ -148,6 +173,20 @@ impl Lower<'_> {
         seed
     }
 
+    /// Whether input `k` is a sequence.
+    #[must_use]
+    pub fn is_sequence(&self, k: usize) -> bool {
+        matches!(self.graph.value(self.input_id(k)).ty, ValueType::Sequence(_))
+    }
+
+    /// The buffer of output `k`, a sequence of so many scalars.
+    pub fn scalars(&mut self, k: usize, count: usize) -> BufferId {
+        let id = self.output_id(k);
+        let buffer = self.builder.work(self.graph.name_of(id), self.dtype_of(id), count);
+        self.values.buffers.insert(id, buffer);
+        buffer
+    }
+
     /// The planes that input `k`, a sequence, is bound to.
     ///
     /// # Errors
@@ -168,7 +207,7 @@ impl Lower<'_> {
     }
 
     /// The buffer of a part of a plane.
-    pub fn plane_buffer(&mut self, part: PlanePart, label: &str) -> BufferId {
+    pub fn plane_buffer(&mut self, part: &PlanePart, label: &str) -> BufferId {
         self.builder.plane(label, part.dtype, part.len, part.plane, part.offset)
     }
 
@@ -586,9 +625,14 @@ mod tests {
         let (mut builder, mut values) = (ProgramBuilder::new(), Values::default());
         let label = "node".into();
         let mut cx = Lower { graph: &graph, node: &node, builder: &mut builder, values: &mut values, label };
-        let part =
-            |plane: u32, len: usize| PlanePart { dtype: DType::F32, plane: PlaneId(plane), offset: 0, len };
-        let (plane, table) = (cx.plane_buffer(part(0, 200), "p"), cx.plane_buffer(part(1, 6), "settings"));
+        let part = |plane: u32, len: usize| PlanePart {
+            dtype: DType::F32,
+            plane: PlaneId(plane),
+            offset: 0,
+            len,
+            tensors: [].into(),
+        };
+        let (plane, table) = (cx.plane_buffer(&part(0, 200), "p"), cx.plane_buffer(&part(1, 6), "settings"));
         let sums = cx.temp("sums", DType::F32, 3);
         let segments = Segments::new([0..10, 64..64, 64..200]);
 

@@ -65,8 +65,8 @@ impl Registry {
     /// Every definition of what files may hold, sorted by domain and name.
     #[must_use]
     pub fn all(&self) -> Vec<&Definition> {
-        let of_files =
-            self.by_domain.iter().filter(|&(&domain, _)| domain != families::custom_gradient::DOMAIN);
+        let in_no_file = [families::custom_gradient::DOMAIN, families::optimizers::DOMAIN];
+        let of_files = self.by_domain.iter().filter(|&(domain, _)| !in_no_file.contains(domain));
         let mut all: Vec<&Definition> = of_files.flat_map(|(_, definitions)| definitions.values()).collect();
         all.sort_by_key(|definition| (definition.domain, definition.name));
         all

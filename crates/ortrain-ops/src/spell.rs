@@ -1,6 +1,6 @@
 //! Expressions as ONNX nodes: every primitive has one spelling.
 
-use ortrain_expr::{BinaryOp, CompareOp, DType, Expr, Inst, Type, UnaryOp};
+use ortrain_expr::{BinaryOp, CompareOp, DType, Expr, Inst, Reg, Type, UnaryOp};
 use ortrain_graph::{Attrs, Graph, Node, Patch, Tensor, ValueId, ValueType};
 
 use crate::OpError;
@@ -61,11 +61,27 @@ pub(crate) fn spell<E: Emit>(
     expr: &Expr,
     dtype: DType,
     patch: &mut E,
-    mut load: impl FnMut(&mut E, usize) -> ValueId,
+    load: impl FnMut(&mut E, usize) -> ValueId,
 ) -> Result<ValueId, OpError> {
+    let values = spell_all(expr, &[], dtype, patch, load)?;
+    Ok(values[usize::from(expr.outputs()[0].0)])
+}
+
+/// As [`spell`], of an expression with any number of results, which may ask for sums of `sums` over all elements. Returns
+/// the value of each register.
+///
+/// # Errors
+/// As for [`spell`].
+pub(crate) fn spell_all<E: Emit>(
+    expr: &Expr,
+    sums: &[Reg],
+    dtype: DType,
+    patch: &mut E,
+    mut load: impl FnMut(&mut E, usize) -> ValueId,
+) -> Result<Vec<ValueId>, OpError> {
     let mut values: Vec<ValueId> = Vec::with_capacity(expr.insts().len());
     for &(inst, ty) in expr.insts() {
-        let at = |reg: ortrain_expr::Reg| Some(values[usize::from(reg.0)]);
+        let at = |reg: Reg| Some(values[usize::from(reg.0)]);
         let value = match inst {
             Inst::Const(scalar) => patch.emit_constant(Tensor::scalar(dtype_of(ty, dtype), scalar.to_f64())),
             Inst::Load(slot) => load(patch, usize::from(slot)),
@@ -124,6 +140,9 @@ pub(crate) fn spell<E: Emit>(
                 let to = i64::from(dtype_of(ty, dtype).to_onnx());
                 patch.emit("Cast", &[at(a)], Attrs::new().with("to", to))
             }
+            Inst::Reduced(k) if usize::from(k) < sums.len() => {
+                patch.emit("ReduceSum", &[at(sums[usize::from(k)])], Attrs::new().with("keepdims", 0i64))
+            }
             Inst::LoadAt(..)
             | Inst::Coordinate(_)
             | Inst::Run(_)
@@ -135,7 +154,7 @@ pub(crate) fn spell<E: Emit>(
         };
         values.push(value);
     }
-    Ok(values[usize::from(expr.outputs()[0].0)])
+    Ok(values)
 }
 
 #[cfg(test)]

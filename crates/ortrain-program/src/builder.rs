@@ -100,6 +100,20 @@ impl ProgramBuilder {
         &self.buffers[id.0 as usize]
     }
 
+    /// The steps so far, in order.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.instructions.iter().map(|instruction| &instruction.step)
+    }
+
+    /// The content of a buffer, if it is a constant.
+    #[must_use]
+    pub fn constant_of(&self, id: BufferId) -> Option<&Tensor> {
+        match self.buffer(id).place {
+            Place::Constant(number) => Some(&self.constants[number]),
+            _ => None,
+        }
+    }
+
     /// A buffer of the work arena.
     pub fn work(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
         self.push(label, dtype, len, Place::Work(0))

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use ortrain_graph::{DType, Dim, Graph, Node, ValueId, ValueType};
-use ortrain_ops::{PlanePart, Role};
+use ortrain_ops::{PartTensor, PlanePart, Role};
 use ortrain_program::{Memory, PlaneId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::state::{Entry, PlaneLayout, StateLayout};
+use crate::state::{Entry, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, Result};
 
 /// What a training model calls the flag that says whether gradients overwrite.
@@ -59,6 +59,11 @@ fn gradient_role(layout: &StateLayout, entry: &Entry) -> Role {
     Role::Plane(PlaneId((first + entry.plane) as u32), entry.offset)
 }
 
+/// The elements of a plane that a tensor has.
+fn place(tensor: &TensorLayout, dtype: DType) -> PartTensor {
+    PartTensor { start: tensor.offset / dtype.size(), len: tensor.dims.iter().product() }
+}
+
 /// Every trainable plane from plane `first` on, as a sequence.
 pub(crate) fn sequence(layout: &[PlaneLayout], first: usize) -> Role {
     let part = |(k, plane): (usize, &PlaneLayout)| PlanePart {
@@ -66,6 +71,7 @@ pub(crate) fn sequence(layout: &[PlaneLayout], first: usize) -> Role {
         plane: PlaneId((first + k) as u32),
         offset: 0,
         len: plane.bytes / plane.dtype.size(),
+        tensors: plane.tensors.iter().map(|tensor| place(tensor, plane.dtype)).collect(),
     };
     Role::Planes(layout.iter().enumerate().map(part).collect())
 }

@@ -2,7 +2,7 @@
 
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length};
 use ortrain_ops::passes::{differentiate::backpropagate, functions::write_out, infer::infer};
-use ortrain_ops::{PlanePart, Role, Specialiser};
+use ortrain_ops::{PartTensor, PlanePart, Role, Specialiser};
 use ortrain_program::{ALIGNMENT, PlaneId, align};
 
 use crate::binding::{RESET_FLAG, parameter_of_gradient};
@@ -155,7 +155,8 @@ fn program(label: &str, graph: Graph, shapes: &[(String, Vec<usize>)], training:
             ValueType::Sequence(dtype) => {
                 let len = elements.next_multiple_of(ALIGNMENT / dtype.size());
                 let plane = PlaneId(roles.len() as u32);
-                roles.push(Role::Planes(vec![PlanePart { dtype: *dtype, plane, offset: 0, len }]));
+                let tensors = [PartTensor { start: 0, len: elements }].into();
+                roles.push(Role::Planes(vec![PlanePart { dtype: *dtype, plane, offset: 0, len, tensors }]));
                 continue;
             }
             ValueType::Unknown => {

@@ -8,7 +8,7 @@ use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_onnx::ModelProto;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::training::{check_sequences, sequence_input};
-use ortrain_ops::{PlanePart, Role};
+use ortrain_ops::{PartTensor, PlanePart, Role};
 use ortrain_program::{
     Backend, Bf16Fallback, Deliver, Entry, Given, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision,
     Scalars, Workspace, align,
@@ -614,9 +614,14 @@ impl InferenceSession {
                 roles.push(Role::User);
                 continue;
             }
-            let bytes = places(info.dtype, &shapes[planes.len()]).last().map_or(0, |place| align(place.end));
+            let places = places(info.dtype, &shapes[planes.len()]);
+            let bytes = places.last().map_or(0, |place| align(place.end));
             let plane = PlaneId(planes.len() as u32);
-            let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / info.dtype.size() };
+            let size = info.dtype.size();
+            let tensors =
+                places.iter().map(|place| PartTensor { start: place.start / size, len: place.len() / size });
+            let tensors = tensors.collect();
+            let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / size, tensors };
             // Of an empty sequence there is nothing to compute.
             roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
             planes.push(Memory::new(bytes));

@@ -42,6 +42,7 @@ pub(crate) mod norm;
 mod normalize;
 mod one_hot;
 pub(crate) mod optim;
+pub mod optimizers;
 mod pad;
 mod pool;
 mod range;
@@ -109,6 +110,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     normalize::definitions,
     one_hot::definitions,
     optim::definitions,
+    optimizers::definitions,
     pad::definitions,
     pool::definitions,
     range::definitions,

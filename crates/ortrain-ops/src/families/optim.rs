@@ -33,11 +33,9 @@ fn sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
 /// The planes of several sequences, part by part.
 fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, OpError> {
     let all = sequences.iter().map(|&k| cx.planes(k)).collect::<Result<Vec<_>, _>>()?;
-    let fits = |part: &PlanePart, other: Option<&PlanePart>| {
-        other.is_some_and(|other| other.dtype == part.dtype && other.len == part.len)
-    };
     for (parts, &k) in all.iter().zip(sequences) {
-        let same = parts.len() == all[0].len() && all[0].iter().zip(parts).all(|(p, q)| fits(p, Some(q)));
+        let same = parts.len() == all[0].len()
+            && all[0].iter().zip(parts).all(|(p, q)| p.dtype == q.dtype && p.lies_as(q));
         if !same {
             return Err(OpError::invalid(format!(
                 "sequences {} and {k} differ in the sizes or types of their tensors",
@@ -45,7 +43,7 @@ fn matched(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, O
             )));
         }
     }
-    Ok((0..all[0].len()).map(|i| all.iter().map(|parts| parts[i]).collect()).collect())
+    Ok((0..all[0].len()).map(|i| all.iter().map(|parts| parts[i].clone()).collect()).collect())
 }
 
 /// A scalar input (one element) in a nest.
@@ -57,7 +55,7 @@ fn scalar(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) -> Reg
 }
 
 /// A part of a plane as a load and a store of a nest over its elements.
-fn plane_load(cx: &mut Lower<'_>, nest: &mut NestBuilder, part: PlanePart, label: &str) -> (BufferId, Reg) {
+fn plane_load(cx: &mut Lower<'_>, nest: &mut NestBuilder, part: &PlanePart, label: &str) -> (BufferId, Reg) {
     let buffer = cx.plane_buffer(part, label);
     (buffer, nest.load_broadcast(buffer, part.dtype, &[part.len]))
 }
@@ -162,10 +160,10 @@ impl Op for AdamW {
                 }
             };
             let mut nest = cx.nest(&[parts[0].len], 0);
-            let (w_buffer, w) = plane_load(cx, &mut nest, parts[0], "params");
-            let (_, g) = plane_load(cx, &mut nest, parts[1], "gradients");
-            let (m_buffer, m) = plane_load(cx, &mut nest, parts[2], "first_order_moments");
-            let (v_buffer, v) = plane_load(cx, &mut nest, parts[3], "second_order_moments");
+            let (w_buffer, w) = plane_load(cx, &mut nest, &parts[0], "params");
+            let (_, g) = plane_load(cx, &mut nest, &parts[1], "gradients");
+            let (m_buffer, m) = plane_load(cx, &mut nest, &parts[2], "first_order_moments");
+            let (v_buffer, v) = plane_load(cx, &mut nest, &parts[3], "second_order_moments");
             let rate = scalar(cx, &mut nest, 0, ty);
             let size = nest.load_broadcast(size, dtype, &[]);
             let correction = nest.load_broadcast(correction, dtype, &[]);
@@ -242,8 +240,8 @@ impl Op for Sgd {
         for parts in matched(cx, &[1, 2])? {
             let ty = Type::of(parts[0].dtype);
             let mut nest = cx.nest(&[parts[0].len], 0);
-            let (w_buffer, w) = plane_load(cx, &mut nest, parts[0], "params");
-            let (_, g) = plane_load(cx, &mut nest, parts[1], "gradients");
+            let (w_buffer, w) = plane_load(cx, &mut nest, &parts[0], "params");
+            let (_, g) = plane_load(cx, &mut nest, &parts[1], "gradients");
             let rate = scalar(cx, &mut nest, 0, ty);
             let step = nest.b.mul(rate, g);
             let new = nest.b.sub(w, step);
@@ -280,7 +278,7 @@ impl Op for ClipGradNorm {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let parts = cx.planes(0)?;
         let mut sums = Vec::with_capacity(parts.len());
-        for &part in &parts {
+        for part in &parts {
             // Sums of squares: first within groups, then of the groups, each in a fixed order.
             let group = (NORM_GROUP_BYTES / part.dtype.size()).min(part.len.max(1));
             let groups = part.len / group;
@@ -300,7 +298,7 @@ impl Op for ClipGradNorm {
             cx.step(nest.reduction())?;
             sums.push(total);
         }
-        for &part in &parts {
+        for part in &parts {
             let ty = Type::of(part.dtype);
             let mut nest = cx.nest(&[], 0);
             let mut total = nest.b.constant(ty, 0.0);

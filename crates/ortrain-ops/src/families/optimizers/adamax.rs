@@ -1,0 +1,24 @@
+//! Adamax: Adam by the largest gradient.
+
+use super::{BETAS, Optimizer, Range, setting, slot};
+
+pub(super) const ADAMAX: Optimizer = Optimizer {
+    name: "Adamax",
+    source: "Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015, section 7.1; torch.optim.Adamax",
+    slots: &[slot("momentum0"), slot("largest_gradient")],
+    settings: &[
+        BETAS[0],
+        BETAS[1],
+        setting("eps", 1e-8, Range::NotNegative),
+        setting("weight_decay", 0.0, Range::NotNegative),
+    ],
+    flags: &[],
+    learning_rate: 2e-3,
+    update: |u| {
+        let (gradient, beta1) = (u.penalized_gradient(), u.setting("beta1"));
+        let first = u.average("momentum0", beta1, gradient);
+        let before = u.setting("beta2") * u.slot("largest_gradient");
+        let largest = u.keep("largest_gradient", before.max(gradient.abs() + u.setting("eps")));
+        u.parameter - u.rate / u.correction(beta1) * first / largest
+    },
+};

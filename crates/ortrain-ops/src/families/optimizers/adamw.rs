@@ -1,0 +1,66 @@
+//! AdamW: Adam whose weights decay apart from the gradient.
+
+use super::formula::Number;
+use super::{BETAS, Optimizer, Range, Update, When, setting, slot};
+
+pub(super) const ADAMW: Optimizer = Optimizer {
+    name: "AdamW",
+    source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW",
+    slots: &[slot("momentum0"), slot("momentum1"), slot("max_momentum1").when(When::Flag("amsgrad"))],
+    settings: &[
+        BETAS[0],
+        BETAS[1],
+        setting("eps", 1e-8, Range::NotNegative),
+        setting("weight_decay", 0.01, Range::NotNegative),
+    ],
+    flags: &[("amsgrad", false), ("bias_correction", true), ("onnxruntime", false)],
+    learning_rate: 1e-3,
+    update,
+};
+
+/// The two moments of Adam.
+pub(super) fn moments<'a>(u: &mut Update<'a>, gradient: Number<'a>) -> (Number<'a>, Number<'a>) {
+    let (beta1, beta2) = (u.setting("beta1"), u.setting("beta2"));
+    (u.average("momentum0", beta1, gradient), u.average("momentum1", beta2, gradient * gradient))
+}
+
+/// The second moment that Adam divides by: with `amsgrad`, the largest so far (Reddi et al., 2018).
+pub(super) fn largest<'a>(u: &mut Update<'a>, second: Number<'a>) -> Number<'a> {
+    match u.slot_if_any("max_momentum1") {
+        Some(largest) => u.keep("max_momentum1", largest.max(second)),
+        None => second,
+    }
+}
+
+/// The corrected first moment times the rate, over the root of the corrected second one.
+pub(super) fn adam_step<'a>(u: &mut Update<'a>, gradient: Number<'a>) -> Number<'a> {
+    let (first, second) = moments(u, gradient);
+    let second = largest(u, second);
+    let (c1, c2) = (u.correction(u.setting("beta1")), u.correction(u.setting("beta2")));
+    (u.rate / c1) * first / (second.sqrt() / c2.sqrt() + u.setting("eps"))
+}
+
+fn update<'a>(u: &mut Update<'a>) -> Number<'a> {
+    let weight_decay = u.setting("weight_decay");
+    match (u.flag("onnxruntime"), u.flag("bias_correction")) {
+        (false, true) => u.decayed_parameter() - adam_step(u, u.gradient),
+        (false, false) => {
+            let (first, second) = moments(u, u.gradient);
+            let second = largest(u, second);
+            u.decayed_parameter() - u.rate * first / (second.sqrt() + u.setting("eps"))
+        }
+        (true, corrected) => {
+            let (first, second) = moments(u, u.gradient);
+            let second = largest(u, second);
+            let rate = match corrected {
+                true => {
+                    let (c1, c2) = (u.correction(u.setting("beta1")), u.correction(u.setting("beta2")));
+                    u.rate * c2.sqrt() / c1
+                }
+                false => u.rate,
+            };
+            let stepped = u.parameter - rate * first / (second.sqrt() + u.setting("eps"));
+            stepped - u.rate * weight_decay * stepped
+        }
+    }
+}

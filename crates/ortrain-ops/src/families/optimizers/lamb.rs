@@ -1,0 +1,33 @@
+//! LAMB: Adam with a rate for each tensor by its norm.
+
+use super::adamw::moments;
+use super::{BETAS, Optimizer, Range, setting, slot};
+
+pub(super) const LAMB: Optimizer = Optimizer {
+    name: "LAMB",
+    source: "You et al., Large Batch Optimization for Deep Learning, 2020",
+    slots: &[slot("momentum0"), slot("momentum1")],
+    settings: &[
+        BETAS[0],
+        BETAS[1],
+        setting("eps", 1e-6, Range::NotNegative),
+        setting("weight_decay", 0.01, Range::NotNegative),
+        setting("ratio_min", 0.0, Range::NotNegative),
+        setting("ratio_max", f32::MAX as f64, Range::NotNegative),
+    ],
+    flags: &[("bias_correction", true)],
+    learning_rate: 1e-3,
+    update: |u| {
+        let (mut first, mut second) = moments(u, u.gradient);
+        if u.flag("bias_correction") {
+            first = first / u.correction(u.setting("beta1"));
+            second = second / u.correction(u.setting("beta2"));
+        }
+        let adam = first / (second.sqrt() + u.setting("eps"));
+        let direction = adam + u.setting("weight_decay") * u.parameter;
+        let (weights, steps) = (u.parameter.norm(), direction.norm());
+        let ratio = (weights / steps).max(u.setting("ratio_min")).min(u.setting("ratio_max"));
+        let ratio = weights.above(0.0).and(steps.above(0.0)).choose(ratio, u.number(1.0));
+        u.parameter - u.rate * ratio * direction
+    },
+};

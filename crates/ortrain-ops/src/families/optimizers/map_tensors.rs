@@ -1,0 +1,615 @@
+//! `SequenceMap` over the parameters of a state: one graph applied to every tensor of a plane.
+//!
+//! An optimizer model applies the step of one parameter to each parameter. What is computed element by element, perhaps
+//! with sums over a parameter, becomes one nest over the plane with a segment for each parameter.
+
+use std::sync::Arc;
+
+use ortrain_expr::{Access, Builder, Expr, Inst, Nest, ReduceOp, Reg, Segments, Type};
+use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
+use ortrain_program::{BufferId, Loop, ProgramBuilder, Step};
+use rustc_hash::FxHashMap;
+
+use crate::infer::Infer;
+use crate::lower::{Lower, PlanePart, Values};
+use crate::op::{Definition, Op};
+use crate::passes::fold::fold_node;
+use crate::passes::infer::infer_node;
+use crate::registry::build;
+use crate::{Error, OpError};
+
+/// The domain of operators that no file holds.
+pub(crate) const DOMAIN: &str = "ortrain.optimizer";
+const MAP: &str = "MapTensors";
+const CONCAT: &str = "ConcatScalars";
+/// The attribute with the graph of one tensor.
+const BODY: &str = "body";
+/// For each input the column of the table of settings that it is, or -1.
+const COLUMNS: &str = "columns";
+/// For each output the input that it takes the place of, or -1.
+const PLACES: &str = "places";
+/// The input with the table of settings: a row for each parameter.
+const SETTINGS: &str = "settings";
+
+/// Lengths that a body is tried with: what it computes must not depend on them.
+const LENGTHS: [usize; 2] = [448, 320];
+
+/// An optimizer model in plain ONNX, bound to what it is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bound {
+    /// Sequences that the model gives anew, in the order of its inputs: the slots of the optimizer.
+    pub slots: Vec<String>,
+    /// The columns of the table of settings.
+    pub columns: Vec<String>,
+}
+
+/// Prepares a graph that applies others to sequences. Afterwards its inputs are its own tensors, the sequences `params`,
+/// `gradients` and slots, and the table `settings` (`f64`, a row for each parameter); sequences among its results are written in the
+/// place of the inputs that they are named after, and are no outputs. `None` if it has no `SequenceMap`.
+///
+/// # Errors
+/// When a sequence among its results takes no place, or a place is read after it was written.
+pub fn bind(graph: &mut Graph) -> Result<Option<Bound>, Error> {
+    let is_map = |node: &Node| node.domain.is_empty() && &*node.op == "SequenceMap";
+    if !graph.nodes.iter().any(is_map) {
+        return Ok(None);
+    }
+    let is_sequence = |graph: &Graph, id: ValueId| matches!(graph.value(id).ty, ValueType::Sequence(_));
+    // Where the results that are sequences go.
+    let mut places: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+    for &output in &graph.outputs {
+        if !is_sequence(graph, output) {
+            continue;
+        }
+        let name = graph.name_of(output);
+        let place = name.strip_prefix("updated_").and_then(|name| graph.find(name));
+        let place = place.filter(|id| graph.inputs.contains(id) && is_sequence(graph, *id));
+        let Some(place) = place else {
+            return Err(Error::Graph(format!(
+                "its output {name:?} is a sequence that takes no place; name it \"updated_\" and the input that it is \
+                 the new value of (\"updated_params\", say)"
+            )));
+        };
+        places.insert(output, place);
+    }
+    let inputs = graph.inputs.clone();
+    let mut bound = Bound::default();
+    let mut columns: FxHashMap<ValueId, usize> = FxHashMap::default();
+    for &id in inputs.iter().filter(|&&id| is_sequence(graph, id)) {
+        let name = graph.name_of(id).to_owned();
+        if places.values().any(|&place| place == id) && name != "params" {
+            bound.slots.push(name);
+        } else if name != "params" && name != "gradients" {
+            columns.insert(id, bound.columns.len());
+            bound.columns.push(name);
+        }
+    }
+    let table = ValueType::Tensor(
+        DType::F64,
+        Some([Dim::symbol("parameters"), bound.columns.len().into()].into_iter().collect()),
+    );
+    let settings = graph.add_value(SETTINGS, table);
+    let mut scalars: Vec<ValueId> = Vec::new();
+    for at in 0..graph.nodes.len() {
+        if is_map(&graph.nodes[at]) {
+            bind_map(graph, at, &places, &columns, settings)?;
+            scalars.extend(graph.nodes[at].present_outputs());
+            continue;
+        }
+        let node = &mut graph.nodes[at];
+        let first = node.inputs.first().copied().flatten();
+        if node.domain.is_empty()
+            && &*node.op == "ConcatFromSequence"
+            && first.is_some_and(|id| scalars.contains(&id))
+        {
+            let int = |name: &str| node.attrs.int(name).ok().flatten().unwrap_or(0);
+            if (int("axis"), int("new_axis")) != (0, 1) {
+                let source = OpError::unsupported("of scalars it is supported with axis 0 and new_axis 1");
+                return Err(Error::at(graph, &graph.nodes[at], source));
+            }
+            (node.domain, node.op) = (DOMAIN.into(), CONCAT.into());
+            // It says how many there are.
+            node.inputs.push(Some(settings));
+        }
+    }
+    graph.inputs.retain(|id| !columns.contains_key(id));
+    graph.inputs.push(settings);
+    graph.outputs.retain(|id| !places.contains_key(id));
+    Ok(Some(bound))
+}
+
+/// Makes a `SequenceMap` the operator of this file.
+fn bind_map(
+    graph: &mut Graph,
+    at: usize,
+    places: &FxHashMap<ValueId, ValueId>,
+    columns: &FxHashMap<ValueId, usize>,
+    settings: ValueId,
+) -> Result<(), Error> {
+    let mut node = graph.nodes[at].clone();
+    let fail = |text: String| Err(Error::at(graph, &graph.nodes[at], OpError::unsupported(text)));
+    let mut taken = Vec::with_capacity(node.outputs.len());
+    for output in &node.outputs {
+        let place = output.and_then(|id| places.get(&id)).copied();
+        let Some(place) = place else {
+            taken.push(-1);
+            continue;
+        };
+        let name = graph.name_of(place);
+        let reads = |node: &Node| node.present_inputs().any(|id| id == place);
+        if graph.nodes[at + 1..].iter().any(reads) {
+            return fail(format!(
+                "it gives the new value of {name:?}, which is read after it; read {name:?} before"
+            ));
+        }
+        let Some(port) = node.inputs.iter().position(|&input| input == Some(place)) else {
+            return fail(format!(
+                "it gives the new value of {name:?} but does not read {name:?}; make it an input"
+            ));
+        };
+        taken.push(port as i64);
+    }
+    let which: Vec<i64> = (node.inputs.iter())
+        .map(|input| input.and_then(|id| columns.get(&id)).map_or(-1, |&column| column as i64))
+        .collect();
+    for input in &mut node.inputs {
+        if input.is_some_and(|id| columns.contains_key(&id)) {
+            *input = Some(settings);
+        }
+    }
+    (node.domain, node.op) = (DOMAIN.into(), MAP.into());
+    node.attrs.0.insert(COLUMNS.into(), Attr::Ints(which));
+    node.attrs.0.insert(PLACES.into(), Attr::Ints(taken));
+    graph.nodes[at] = node;
+    Ok(())
+}
+
+/// One graph for every tensor of a sequence.
+struct MapTensors {
+    body: Graph,
+    columns: Vec<i64>,
+    places: Vec<i64>,
+}
+
+impl MapTensors {
+    fn column(&self, k: usize) -> Option<usize> {
+        self.columns.get(k).and_then(|&column| usize::try_from(column).ok())
+    }
+
+    /// The input that output `k` takes the place of.
+    fn place(&self, k: usize) -> Option<usize> {
+        self.places.get(k).and_then(|&port| usize::try_from(port).ok())
+    }
+
+    /// The body with inputs of these types, types inferred and constants folded.
+    fn typed(&self, types: Vec<ValueType>) -> Result<Graph, OpError> {
+        let mut body = self.body.clone();
+        if types.len() != body.inputs.len() {
+            let (formal, found) = (body.inputs.len(), types.len());
+            return Err(OpError::invalid(format!("it has {found} inputs, but {BODY} takes {formal}")));
+        }
+        for (id, ty) in body.inputs.clone().into_iter().zip(types) {
+            body.value_mut(id).ty = ty;
+        }
+        // What a file declares of values inside holds for other types.
+        let made: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
+        made.into_iter().for_each(|id| body.value_mut(id).ty = ValueType::Unknown);
+        let nested = |error: Error| OpError::Subgraph(Box::new(error));
+        for at in 0..body.nodes.len() {
+            infer_node(&mut body, at).map_err(nested)?;
+            fold_node(&mut body, at).map_err(nested)?;
+        }
+        Ok(body)
+    }
+}
+
+impl Op for MapTensors {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let types = (0..cx.node().inputs.len())
+            .map(|k| match cx.ty(k) {
+                _ if self.column(k).is_some() => ValueType::tensor(DType::F64, &[]),
+                ValueType::Sequence(dtype) => ValueType::Tensor(*dtype, None),
+                other => other.clone(),
+            })
+            .collect();
+        let body = self.typed(types)?;
+        for (k, &id) in body.outputs.iter().enumerate().take(cx.node().outputs.len()) {
+            let dtype = body.value(id).ty.dtype();
+            let dtype =
+                dtype.ok_or_else(|| OpError::invalid(format!("the type of output {k} is not known")))?;
+            cx.output_type(k, ValueType::Sequence(dtype));
+        }
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let count = cx.node().inputs.len();
+        let mut sequences: Vec<Option<Vec<PlanePart>>> = Vec::with_capacity(count);
+        for k in 0..count {
+            let bound = self.column(k).is_none() && cx.is_sequence(k);
+            sequences.push(if bound { Some(cx.planes(k)?) } else { None });
+        }
+        let planes = sequences.iter().flatten().next().map_or(0, Vec::len);
+        let mut first_row = 0;
+        let tensors: usize =
+            sequences.iter().flatten().next().into_iter().flatten().map(|part| part.tensors.len()).sum();
+        let tables: Vec<Option<BufferId>> = (0..cx.node().outputs.len())
+            .map(|k| match self.place(k) {
+                Some(_) => None,
+                None => cx.wants(k).then(|| cx.scalars(k, tensors)),
+            })
+            .collect();
+        for plane in 0..planes {
+            let parts: Vec<Option<&PlanePart>> =
+                sequences.iter().map(|parts| parts.as_ref().and_then(|parts| parts.get(plane))).collect();
+            self.lower_plane(cx, &parts, &tables, first_row)?;
+            first_row += parts.iter().flatten().next().map_or(0, |part| part.tensors.len());
+        }
+        for k in 0..cx.node().outputs.len() {
+            if let Some(port) = self.place(k) {
+                let parts = cx.planes(port)?;
+                cx.set_planes(k, parts);
+            }
+        }
+        Ok(())
+    }
+
+    fn writes_state(&self) -> bool {
+        self.places.iter().any(|&place| place >= 0)
+    }
+}
+
+/// How an input of the body lies in a nest over a plane.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// A value for each element.
+    Element(DType),
+    /// A value for each tensor.
+    OfTensor(DType),
+    /// A setting.
+    Setting(usize),
+    /// One value for all.
+    Whole,
+}
+
+impl MapTensors {
+    /// The instruction for one plane; tensors of it have the rows of the table from `first_row` on.
+    fn lower_plane(
+        &self,
+        cx: &mut Lower<'_>,
+        parts: &[Option<&PlanePart>],
+        tables: &[Option<BufferId>],
+        first_row: usize,
+    ) -> Result<(), OpError> {
+        let Some(&leader) =
+            parts.iter().flatten().find(|part| !part.is_dense()).or_else(|| parts.iter().flatten().next())
+        else {
+            return Ok(());
+        };
+        let kinds = (0..parts.len())
+            .map(|k| match (self.column(k), parts[k]) {
+                (Some(column), _) => Ok(Kind::Setting(column)),
+                (None, Some(part)) if part.lies_as(leader) => Ok(Kind::Element(part.dtype)),
+                (None, Some(part)) if part.is_dense() && part.tensors.len() == leader.tensors.len() => {
+                    Ok(Kind::OfTensor(part.dtype))
+                }
+                (None, Some(_)) => Err(OpError::invalid(format!(
+                    "sequence {k} differs from the first in the sizes of its tensors"
+                ))),
+                (None, None) if cx.dims(k).iter().product::<usize>() == 1 => Ok(Kind::Whole),
+                (None, None) => Err(OpError::unsupported(format!(
+                    "input {k} has shape {:?}; a sequence or one number is needed",
+                    cx.dims(k)
+                ))),
+            })
+            .collect::<Result<Vec<Kind>, OpError>>()?;
+        let lifted = self.lifted(cx, &kinds)?;
+        let segments =
+            Segments::new(leader.tensors.iter().map(|tensor| tensor.start..tensor.start + tensor.len));
+        let per_tensor = !lifted.sums.is_empty() || (0..lifted.outputs).any(|k| !lifted.varies[k]);
+        let mut nest = cx.nest_of_segments(segments, leader.len, usize::from(per_tensor));
+        let buffers: Vec<BufferId> = (0..kinds.len())
+            .map(|k| match parts[k] {
+                Some(part) => cx.plane_buffer(part, &self.label(k)),
+                None => cx.input(k),
+            })
+            .collect();
+        let columns = (0..kinds.len()).find(|&k| self.column(k).is_some()).map_or(0, |k| cx.dims(k)[1]);
+        let values = {
+            let mut found: Vec<Option<Reg>> = vec![None; kinds.len()];
+            for slot in lifted.loads() {
+                let (offset, strides) = match kinds[slot] {
+                    Kind::Element(_) => (0, [0, 1]),
+                    Kind::OfTensor(_) => (0, [1, 0]),
+                    Kind::Setting(column) => (first_row * columns + column, [columns as isize, 0]),
+                    Kind::Whole => (0, [0, 0]),
+                };
+                found[slot] = Some(nest.load_strided(cx, buffers[slot], offset, &strides));
+            }
+            nest.b.inline(&lifted.expr, |_, slot, _| found[slot].expect("every load was made"))
+        };
+        let (results, sums) = values.split_at(lifted.outputs);
+        for (&(op, _), &value) in lifted.sums.iter().zip(sums) {
+            nest.reduce(op, value);
+        }
+        for (k, &value) in results.iter().enumerate().take(cx.node().outputs.len()) {
+            if !cx.wants(k) {
+                continue;
+            }
+            let (buffer, offset, kind) = match (self.place(k), tables[k]) {
+                (Some(port), _) => (buffers[port], 0, kinds[port]),
+                (None, Some(table)) => (table, first_row, Kind::OfTensor(cx.buffer_dtype(table))),
+                (None, None) => continue,
+            };
+            let strides = match kind {
+                Kind::Element(_) => [0, 1],
+                Kind::OfTensor(_) if !lifted.varies[k] => [1, 0],
+                _ => {
+                    return Err(OpError::unsupported(format!(
+                        "output {k} has a value for each element, but its place has one for each tensor"
+                    )));
+                }
+            };
+            nest.store_strided(cx, buffer, offset, strides.into_iter().collect(), value);
+        }
+        let step = if per_tensor { nest.reduction() } else { nest.map() };
+        cx.step(step)
+    }
+
+    fn label(&self, k: usize) -> String {
+        self.body.inputs.get(k).map_or_else(String::new, |&id| self.body.name_of(id).to_owned())
+    }
+
+    /// What the body computes, as one expression.
+    fn lifted(&self, cx: &Lower<'_>, kinds: &[Kind]) -> Result<Lifted, OpError> {
+        let [one, other] = LENGTHS.map(|length| {
+            let types = kinds.iter().enumerate().map(|(k, kind)| match *kind {
+                Kind::Element(dtype) => ValueType::tensor(dtype, &[length]),
+                Kind::OfTensor(dtype) => ValueType::tensor(dtype, &[]),
+                Kind::Setting(_) => ValueType::tensor(DType::F64, &[]),
+                Kind::Whole => ValueType::tensor(cx.dtype(k), &cx.dims(k)),
+            });
+            lift(&self.typed(types.collect())?, length)
+        });
+        let (one, other) = (one?, other?);
+        if one != other {
+            return Err(OpError::unsupported("what it computes depends on the sizes of tensors"));
+        }
+        Ok(one)
+    }
+}
+
+/// A graph of one tensor as an expression of its elements.
+#[derive(Debug, PartialEq)]
+struct Lifted {
+    /// Results for the outputs, then what is reduced. Load `k` is input `k`.
+    expr: Expr,
+    /// How many outputs there are.
+    outputs: usize,
+    /// How values are combined over the tensor.
+    sums: Vec<(ReduceOp, Reg)>,
+    /// For each output, whether it has a value for each element.
+    varies: Vec<bool>,
+}
+
+impl Lifted {
+    /// The inputs that it reads.
+    fn loads(&self) -> Vec<usize> {
+        let slot = |&(inst, _): &(Inst, Type)| match inst {
+            Inst::Load(slot) => Some(usize::from(slot)),
+            _ => None,
+        };
+        let mut loads: Vec<usize> = self.expr.insts().iter().filter_map(slot).collect();
+        loads.sort_unstable();
+        loads.dedup();
+        loads
+    }
+}
+
+/// A value of the body.
+#[derive(Clone, Copy)]
+struct Value {
+    reg: Reg,
+    /// Whether it has a value for each element.
+    varies: bool,
+    /// Whether it was rounded to fewer bits, of which the expression knows nothing.
+    rounded: bool,
+}
+
+/// The expression of a body whose tensors have `length` elements.
+fn lift(body: &Graph, length: usize) -> Result<Lifted, OpError> {
+    let nested = |error: Error| OpError::Subgraph(Box::new(error));
+    let mut builder = ProgramBuilder::new();
+    let mut values = Values::default();
+    let mut b = Builder::new();
+    let mut known: FxHashMap<BufferId, Value> = FxHashMap::default();
+    let len_of = |id: ValueId| {
+        body.value(id).ty.shape().and_then(Shape::concrete).map(|dims| dims.iter().product::<usize>())
+    };
+    for (k, &id) in body.inputs.iter().enumerate() {
+        let dtype = body.value(id).ty.dtype().expect("inputs have types");
+        let len = len_of(id).expect("inputs have shapes");
+        let buffer = builder.work(body.name_of(id), dtype, len);
+        values.buffers.insert(id, buffer);
+        known
+            .insert(buffer, Value { reg: b.load(k, Type::of(dtype)), varies: len == length, rounded: false });
+    }
+    let mut sums = Vec::new();
+    let mut done = 0;
+    for node in &body.nodes {
+        if node.present_outputs().all(|id| body.value(id).constant.is_some()) {
+            continue;
+        }
+        let op = build(body, node).map_err(nested)?;
+        let label: Arc<str> = body.node_label(node).into();
+        let mut cx = Lower { graph: body, node, builder: &mut builder, values: &mut values, label };
+        op.lower(&mut cx).map_err(|source| nested(Error::at(body, node, source)))?;
+        while let Some(step) = builder.steps().nth(done).cloned() {
+            lift_step(&step, length, &builder, &mut b, &mut known, &mut sums)
+                .map_err(|source| nested(Error::at(body, node, source)))?;
+            done += 1;
+        }
+    }
+    let mut results = Vec::with_capacity(body.outputs.len());
+    for &id in &body.outputs {
+        let buffer = match values.buffers.get(&id) {
+            Some(&buffer) => buffer,
+            None => builder.constant(
+                body.name_of(id),
+                body.value(id)
+                    .constant
+                    .as_ref()
+                    .ok_or_else(|| OpError::invalid("an output is made by nothing"))?,
+            ),
+        };
+        results.push(value_of(buffer, &builder, &mut b, &known)?);
+    }
+    let varies = results.iter().map(|value| value.varies).collect();
+    let outputs = results.len();
+    let regs: Vec<Reg> =
+        results.iter().map(|value| value.reg).chain(sums.iter().map(|&(_, reg)| reg)).collect();
+    let expr = b.finish(&regs);
+    let sums = sums.iter().zip(&expr.outputs()[outputs..]).map(|(&(op, _), &reg)| (op, reg)).collect();
+    Ok(Lifted { outputs, sums, varies, expr })
+}
+
+/// The value of a buffer that was written before, or is a constant of one element.
+fn value_of(
+    buffer: BufferId,
+    builder: &ProgramBuilder,
+    b: &mut Builder,
+    known: &FxHashMap<BufferId, Value>,
+) -> Result<Value, OpError> {
+    if let Some(&value) = known.get(&buffer) {
+        return Ok(value);
+    }
+    let tensor = builder.constant_of(buffer).filter(|tensor| tensor.len() == 1);
+    let tensor = tensor.ok_or_else(|| OpError::unsupported("it reads a constant of several elements"))?;
+    let ty = Type::of(tensor.dtype());
+    Ok(Value { reg: b.constant(ty, tensor.to_f64()[0]), varies: false, rounded: false })
+}
+
+fn not_by_element() -> OpError {
+    OpError::unsupported(
+        "it is not computed element by element; the step of an optimizer may combine the elements of a parameter at \
+         the same place, and sum all of them",
+    )
+}
+
+/// Adds what an instruction computes to the expression.
+fn lift_step(
+    step: &Step,
+    length: usize,
+    builder: &ProgramBuilder,
+    b: &mut Builder,
+    known: &mut FxHashMap<BufferId, Value>,
+    sums: &mut Vec<(ReduceOp, Reg)>,
+) -> Result<(), OpError> {
+    let (Step::Map(l) | Step::Row(l) | Step::Col(l)) = step else { return Err(not_by_element()) };
+    let Loop { nest, reads, writes } = l;
+    let points: usize = nest.dims.iter().product();
+    let outer: usize = nest.outer_dims().iter().product();
+    if points != 1 && points != length || nest.inner > 0 && outer != 1 {
+        return Err(not_by_element());
+    }
+    let mut loads = Vec::with_capacity(reads.len());
+    for (access, &buffer) in nest.loads.iter().zip(reads) {
+        let value = value_of(buffer, builder, b, known)?;
+        if value.rounded || !at_the_same_place(access, nest, value.varies) {
+            return Err(not_by_element());
+        }
+        loads.push(value);
+    }
+    let base = sums.len();
+    let mut made: Vec<(Reg, bool)> = Vec::with_capacity(nest.expr.insts().len());
+    for &(inst, ty) in nest.expr.insts() {
+        let varies = inst.operands().any(|reg| made[usize::from(reg.0)].1);
+        let at = |reg: Reg| made[usize::from(reg.0)].0;
+        let value = match inst {
+            Inst::Load(slot) => {
+                let load = loads[usize::from(slot)];
+                (b.convert(load.reg, ty), load.varies)
+            }
+            Inst::Reduced(k) => {
+                let k = u8::try_from(base + usize::from(k))
+                    .map_err(|_| OpError::unsupported("it has too many sums"))?;
+                (b.reduced(usize::from(k), ty), false)
+            }
+            Inst::LoadAt(..) | Inst::Coordinate(_) | Inst::Run(_) | Inst::Guard(..) | Inst::Random(..) => {
+                return Err(not_by_element());
+            }
+            Inst::Unary(op, x) => (b.unary(op, at(x)), varies),
+            Inst::Binary(op, x, y) => (b.binary(op, at(x), at(y)), varies),
+            Inst::Compare(op, x, y) => (b.compare(op, at(x), at(y)), varies),
+            Inst::Select(x, y, z) => (b.select(at(x), at(y), at(z)), varies),
+            Inst::Convert(x) => (b.convert(at(x), ty), varies),
+            other @ Inst::Const(_) => (b.push(other, ty), false),
+        };
+        made.push(value);
+    }
+    for reduction in &nest.reductions {
+        sums.push((reduction.op, made[usize::from(reduction.value.0)].0));
+    }
+    for ((access, &buffer), reg) in nest.stores.iter().zip(writes).zip(nest.expr.outputs()) {
+        let (reg, varies) = made[usize::from(reg.0)];
+        let narrow = access.dtype.size() < 4 && access.dtype != DType::Bool;
+        let whole = builder.buffer(buffer).len == length;
+        if narrow && !access.dtype.is_float()
+            || !at_the_same_place(access, nest, whole)
+            || known.contains_key(&buffer)
+        {
+            return Err(not_by_element());
+        }
+        known.insert(buffer, Value { reg, varies, rounded: narrow });
+    }
+    Ok(())
+}
+
+/// Whether an access reaches, at each point of a nest, the element of the same number, or always the only one.
+fn at_the_same_place(access: &Access, nest: &Nest, varies: bool) -> bool {
+    let strides = &access.strides;
+    let fits = if varies {
+        let whole = Access::contiguous(access.dtype, &nest.dims);
+        (nest.dims.iter().zip(strides).zip(&whole.strides))
+            .all(|((&dim, stride), wanted)| dim == 1 || stride == wanted)
+    } else {
+        nest.dims.iter().zip(strides).all(|(&dim, &stride)| dim == 1 || stride == 0)
+    };
+    fits && access.offset == 0
+}
+
+/// The scalars of a sequence as a tensor.
+struct ConcatScalars;
+
+impl Op for ConcatScalars {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.arity(2, 2, 1)?;
+        let ValueType::Sequence(dtype) = cx.ty(0) else {
+            return Err(OpError::invalid(format!("input 0 is {}; a sequence is needed", cx.ty(0))));
+        };
+        let count = cx.shape(1).map(|table| [table[0].clone()].into_iter().collect());
+        cx.output(0, *dtype, count);
+        Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        cx.alias(0, 0);
+        Ok(())
+    }
+}
+
+fn build_map(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    let body = match node.attrs.0.get(BODY) {
+        Some(Attr::Graph(body)) => (**body).clone(),
+        _ => return Err(OpError::invalid("it has no body")),
+    };
+    let ints = |name: &str| node.attrs.ints(name).map(Option::unwrap_or_default);
+    Ok(Box::new(MapTensors { body, columns: ints(COLUMNS)?.to_vec(), places: ints(PLACES)?.to_vec() }))
+}
+
+pub(crate) fn definitions() -> Vec<Definition> {
+    vec![
+        Definition::new(DOMAIN, MAP, &[1], build_map),
+        Definition::new(DOMAIN, CONCAT, &[1], |_, _| Ok(Box::new(ConcatScalars))),
+    ]
+}

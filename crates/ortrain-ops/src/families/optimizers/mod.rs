@@ -1,0 +1,325 @@
+//! Optimizers: one row each.
+//!
+//! A row is a name, the slots that it keeps for each parameter, its settings with defaults and ranges, and the formula of
+//! a step. Everything else follows from the row: the optimizer model in plain ONNX, checkpoints, Python's classes, the
+//! table of `docs/optimizers.md`, and the tests. A step of the formula is one instruction over all parameters of an
+//! element type.
+
+mod adadelta;
+mod adagrad;
+mod adam;
+mod adamax;
+mod adamw;
+pub mod formula;
+mod lamb;
+mod lars;
+mod lion;
+mod map_tensors;
+mod model;
+mod nadam;
+mod radam;
+mod rmsprop;
+mod schedule_free;
+mod sgd;
+mod spec;
+
+use std::collections::BTreeMap;
+
+use formula::Number;
+
+pub use map_tensors::{Bound, bind};
+pub(crate) use map_tensors::{DOMAIN, definitions};
+pub use model::optimizer_model;
+pub use spec::{Group, OptimizerSpec, SlotSpec};
+
+/// Every optimizer of the table, by name.
+pub const OPTIMIZERS: &[&Optimizer] = &[
+    &adadelta::ADADELTA,
+    &adagrad::ADAGRAD,
+    &adam::ADAM,
+    &adamax::ADAMAX,
+    &adamw::ADAMW,
+    &lamb::LAMB,
+    &lars::LARS,
+    &lion::LION,
+    &nadam::NADAM,
+    &radam::RADAM,
+    &rmsprop::RMSPROP,
+    &schedule_free::SCHEDULE_FREE_ADAMW,
+    &sgd::SGD,
+];
+
+/// A row of the table: one optimizer.
+pub struct Optimizer {
+    /// The name, as in Python.
+    pub name: &'static str,
+    /// The paper or the class that the formula is of.
+    pub source: &'static str,
+    /// Numbers that it keeps between steps.
+    pub slots: &'static [Slot],
+    /// Settings, which each group of parameters may have otherwise. The learning rate is not among them.
+    pub settings: &'static [Setting],
+    /// Choices that the formula is written for, with their defaults.
+    pub flags: &'static [(&'static str, bool)],
+    /// The learning rate where none is given.
+    pub learning_rate: f64,
+    /// The formula of a step: the new parameter, from the old one; slots are kept by [`Update::keep`].
+    pub update: for<'a> fn(&mut Update<'a>) -> Number<'a>,
+}
+
+impl Optimizer {
+    /// The row of a name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Optimizer> {
+        OPTIMIZERS.iter().copied().find(|row| row.name == name)
+    }
+}
+
+/// What an optimizer keeps for each parameter between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// The name, also in checkpoints.
+    pub name: &'static str,
+    /// Its shape, from that of the parameter.
+    pub shape: SlotShape,
+    /// Its value before the first step.
+    pub start: Start,
+    /// When there is one.
+    pub when: When,
+}
+
+/// The shape of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlotShape {
+    /// That of the parameter.
+    Same,
+    /// One number for the whole parameter.
+    Scalar,
+}
+
+impl SlotShape {
+    /// Its name in files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            SlotShape::Same => "same",
+            SlotShape::Scalar => "scalar",
+        }
+    }
+
+    /// By its name.
+    #[must_use]
+    pub fn of(name: &str) -> Option<SlotShape> {
+        [SlotShape::Same, SlotShape::Scalar].into_iter().find(|shape| shape.name() == name)
+    }
+
+    /// The shape of the slot of a parameter of this shape.
+    #[must_use]
+    pub fn dims(self, parameter: &[usize]) -> Vec<usize> {
+        match self {
+            SlotShape::Same => parameter.to_vec(),
+            SlotShape::Scalar => Vec::new(),
+        }
+    }
+}
+
+/// The value of a slot before the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Zeros.
+    Zero,
+    /// Ones.
+    One,
+    /// The parameter as it is when the optimizer is made.
+    Parameter,
+    /// A setting of the parameter's group.
+    Setting(&'static str),
+}
+
+/// When an optimizer has a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Always.
+    Always,
+    /// If this flag is set.
+    Flag(&'static str),
+    /// If some group has another number than zero as this setting.
+    Nonzero(&'static str),
+}
+
+/// A slot that is always there, has the shape of the parameter, and starts at zero.
+const fn slot(name: &'static str) -> Slot {
+    Slot { name, shape: SlotShape::Same, start: Start::Zero, when: When::Always }
+}
+
+impl Slot {
+    const fn scalar(mut self) -> Slot {
+        self.shape = SlotShape::Scalar;
+        self
+    }
+
+    const fn starts(mut self, start: Start) -> Slot {
+        self.start = start;
+        self
+    }
+
+    const fn when(mut self, when: When) -> Slot {
+        self.when = when;
+        self
+    }
+}
+
+/// A setting of an optimizer: a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setting {
+    /// The name.
+    pub name: &'static str,
+    /// Its value where none is given.
+    pub default: f64,
+    /// The values that make sense.
+    pub range: Range,
+}
+
+/// The values that a setting may have; all are finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// From 0 to below 1: the decay rate of an average.
+    BelowOne,
+    /// Between 0 and 1, neither of them.
+    Inside,
+    /// 0 or more.
+    NotNegative,
+    /// More than 0.
+    Positive,
+    /// Any number.
+    Finite,
+}
+
+impl Range {
+    /// Whether it holds a number.
+    #[must_use]
+    pub fn contains(self, value: f64) -> bool {
+        value.is_finite()
+            && match self {
+                Range::BelowOne => (0.0..1.0).contains(&value),
+                Range::Inside => value > 0.0 && value < 1.0,
+                Range::NotNegative => value >= 0.0,
+                Range::Positive => value > 0.0,
+                Range::Finite => true,
+            }
+    }
+
+    /// Its values in words.
+    #[must_use]
+    pub fn describe(self) -> &'static str {
+        match self {
+            Range::BelowOne => "a number from 0 to below 1",
+            Range::Inside => "a number between 0 and 1",
+            Range::NotNegative => "a finite number that is not negative",
+            Range::Positive => "a finite number above 0",
+            Range::Finite => "a finite number",
+        }
+    }
+}
+
+const fn setting(name: &'static str, default: f64, range: Range) -> Setting {
+    Setting { name, default, range }
+}
+
+/// The decay rates of the two moments of Adam.
+const BETAS: [Setting; 2] =
+    [setting("beta1", 0.9, Range::BelowOne), setting("beta2", 0.999, Range::BelowOne)];
+
+/// One step of one parameter while its formula is written.
+pub struct Update<'a> {
+    /// The parameter before the step.
+    pub parameter: Number<'a>,
+    /// Its gradient, clipped where that is asked for.
+    pub gradient: Number<'a>,
+    /// The learning rate of the parameter.
+    pub rate: Number<'a>,
+    /// The number of the step, from 1 on.
+    pub step: Number<'a>,
+    pub(crate) settings: BTreeMap<String, Number<'a>>,
+    pub(crate) flags: BTreeMap<&'static str, bool>,
+    pub(crate) slots: BTreeMap<String, Number<'a>>,
+    pub(crate) kept: BTreeMap<String, Number<'a>>,
+}
+
+impl<'a> Update<'a> {
+    /// A setting of the parameter's group.
+    ///
+    /// # Panics
+    /// When the row has no such setting.
+    #[must_use]
+    pub fn setting(&self, name: &str) -> Number<'a> {
+        self.settings[name]
+    }
+
+    /// A choice.
+    ///
+    /// # Panics
+    /// When the row has no such flag.
+    #[must_use]
+    pub fn flag(&self, name: &str) -> bool {
+        self.flags[name]
+    }
+
+    /// The value of a slot before the step, where the optimizer has it.
+    #[must_use]
+    pub fn slot_if_any(&self, name: &str) -> Option<Number<'a>> {
+        self.slots.get(name).copied()
+    }
+
+    /// The value of a slot before the step.
+    ///
+    /// # Panics
+    /// When the optimizer does not have it.
+    #[must_use]
+    pub fn slot(&self, name: &str) -> Number<'a> {
+        self.slots[name]
+    }
+
+    /// Keeps the value of a slot for the next step, and returns it.
+    ///
+    /// # Panics
+    /// When the optimizer does not have it.
+    pub fn keep(&mut self, name: &str, value: Number<'a>) -> Number<'a> {
+        assert!(self.slots.contains_key(name), "a row keeps its own slots");
+        self.kept.insert(name.to_owned(), value);
+        value
+    }
+
+    /// Keeps a moving average: `factor * slot + (1 - factor) * new`.
+    pub fn average(&mut self, slot: &str, factor: Number<'a>, new: Number<'a>) -> Number<'a> {
+        let value = self.slot(slot).blend(factor, new);
+        self.keep(slot, value)
+    }
+
+    /// A constant.
+    #[must_use]
+    pub fn number(&self, value: f64) -> Number<'a> {
+        self.step.like(value)
+    }
+
+    /// `1 - factor^step`: what an average that started at zero is divided by.
+    #[must_use]
+    pub fn correction(&self, factor: Number<'a>) -> Number<'a> {
+        1.0 - factor.pow(self.step)
+    }
+
+    /// The gradient with the weight decay of an L2 penalty, `gradient + weight_decay * parameter`.
+    #[must_use]
+    pub fn penalized_gradient(&self) -> Number<'a> {
+        self.gradient + self.setting("weight_decay") * self.parameter
+    }
+
+    /// The parameter after weight decay that is apart from the gradient, `parameter * (1 - rate * weight_decay)`.
+    #[must_use]
+    pub fn decayed_parameter(&self) -> Number<'a> {
+        self.parameter * (1.0 - self.rate * self.setting("weight_decay"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

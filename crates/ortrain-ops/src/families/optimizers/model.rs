@@ -1,0 +1,299 @@
+//! The optimizer model of a row, in plain ONNX.
+//!
+//! `SequenceMap` applies the step of one parameter to every parameter. Any runtime that has the operators of opset 17 runs
+//! it. Settings that may differ between parameters are sequences, with a scalar for each parameter. (The step is the body
+//! itself and no function: onnxruntime 1.2x does not sort the nodes of a function that it writes out in a body.)
+
+use std::collections::BTreeMap;
+
+use ortrain_expr::Type;
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_onnx::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
+
+use super::formula::{Formula, Number, Sheet};
+use super::spec::{EMA, EMA_DECAY, MAX_NORM_PER_TENSOR, MAX_VALUE};
+use super::{Optimizer, OptimizerSpec, Update};
+use crate::OpError;
+use crate::spell::{Emit, spell_all};
+
+/// The operators that formulas are made of have the same meaning from this version of `ai.onnx` on.
+const OPSET: i64 = 17;
+/// The version of ONNX files that optimizer models are written in.
+const IR_VERSION: i64 = 10;
+/// Added to norms that gradients are clipped by, as `torch.nn.utils.clip_grad_norm_` does.
+const CLIP_EPSILON: f64 = 1e-6;
+/// The key of the description among the model's metadata.
+pub(crate) const DESCRIPTION: &str = "ortrain.optimizer";
+
+/// Inputs of the model that are one number for all parameters, with one axis.
+const SHARED: [&str; 3] = ["learning_rate", "step", "gathered_steps"];
+
+/// Those that a step of an optimizer needs.
+fn shared_inputs(spec: &OptimizerSpec) -> impl Iterator<Item = String> {
+    let count = if spec.mean_of_gathered { 3 } else { 2 };
+    SHARED[..count].iter().copied().map(String::from)
+}
+
+/// Numbers of a step by the names of its inputs.
+struct Inputs<'a> {
+    sheet: Sheet<'a>,
+    /// Inputs that have a value for each element, or are slots.
+    elements: Vec<String>,
+    settings: Vec<String>,
+}
+
+impl<'a> Inputs<'a> {
+    fn get(&self, name: &str) -> Number<'a> {
+        let at = |list: &[String]| list.iter().position(|known| known == name);
+        match at(&self.elements) {
+            Some(k) => self.sheet.element(k),
+            None => {
+                let k = at(&self.settings).expect("a step asks for its own inputs");
+                self.sheet.setting(self.elements.len() + k)
+            }
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.settings.iter().any(|known| known == name)
+    }
+
+    /// The gradient as it is clipped before the norm of all is taken.
+    fn clipped_alone(&self) -> Number<'a> {
+        let mut gradient = self.get("gradient");
+        if self.has("gathered_steps") {
+            gradient = gradient / self.get("gathered_steps");
+        }
+        if self.has(MAX_VALUE) {
+            let most = self.get(MAX_VALUE);
+            gradient = gradient.max(-most).min(most);
+        }
+        if self.has(MAX_NORM_PER_TENSOR) {
+            gradient = gradient * clip_factor(self.get(MAX_NORM_PER_TENSOR), gradient.norm());
+        }
+        gradient
+    }
+}
+
+/// The factor that brings a norm to at most a number.
+fn clip_factor<'a>(most: Number<'a>, norm: Number<'a>) -> Number<'a> {
+    let ratio = most / (norm + CLIP_EPSILON);
+    ratio.min(ratio.like(1.0))
+}
+
+/// Writes the graph of one parameter, whose first inputs have the type of elements, and whose others are settings.
+fn body(
+    name: &str,
+    (elements, settings): (Vec<String>, Vec<String>),
+    outputs: &[String],
+    (element, stored): (DType, DType),
+    write: impl for<'a> FnOnce(&Inputs<'a>) -> Vec<Number<'a>>,
+) -> Result<Graph, OpError> {
+    let formula = Formula::write(Type::of(element), |sheet| {
+        write(&Inputs { sheet, elements: elements.clone(), settings: settings.clone() })
+    });
+    let mut graph = Graph::new(name);
+    let inputs: Vec<String> = elements.into_iter().chain(settings).collect();
+    let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
+    graph.inputs.clone_from(&ids);
+    // Parameter and gradient may be stored in fewer bits than is computed with.
+    let casts = |k: usize| stored != element && matches!(inputs[k].as_str(), "parameter" | "gradient");
+    let mut loaded: BTreeMap<usize, ValueId> = BTreeMap::new();
+    let load = |graph: &mut Graph, k: usize| {
+        *loaded.entry(k).or_insert_with(|| {
+            let cast = |graph: &mut Graph, id: ValueId, to: DType| {
+                graph.emit("Cast", &[Some(id)], Attrs::new().with("to", i64::from(to.to_onnx())))
+            };
+            if casts(k) {
+                cast(graph, ids[k], element)
+            } else if SHARED.contains(&inputs[k].as_str()) {
+                let scalar = graph.emit("Squeeze", &[Some(ids[k])], Attrs::new());
+                cast(graph, scalar, DType::F64)
+            } else {
+                ids[k]
+            }
+        })
+    };
+    let values = spell_all(&formula.expr, &formula.sums, element, &mut graph, load)?;
+    for (reg, name) in formula.expr.outputs().iter().zip(outputs) {
+        let value = values[usize::from(reg.0)];
+        let (op, inputs) = match stored != element && name == "new_parameter" {
+            true => ("CastLike", vec![Some(value), Some(ids[0])]),
+            false => ("Identity", vec![Some(value)]),
+        };
+        let output = graph.add_value(name, ValueType::Unknown);
+        graph.nodes.push(Node::new("", op, &inputs, &[Some(output)], Attrs::new()));
+        graph.outputs.push(output);
+    }
+    Ok(graph)
+}
+
+/// Writes the step of a row.
+fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, DType)) -> Result<Graph, OpError> {
+    let slots: Vec<String> = spec.slots.iter().map(|slot| slot.name.clone()).collect();
+    let elements: Vec<String> =
+        ["parameter", "gradient"].into_iter().map(String::from).chain(slots.iter().cloned()).collect();
+    let mut settings: Vec<String> = shared_inputs(spec).collect();
+    settings.extend(spec.max_norm.map(|_| "clip_factor".to_owned()));
+    settings.extend(spec.columns().into_iter().map(String::from));
+    let outputs: Vec<String> = std::iter::once("new_parameter".to_owned())
+        .chain(slots.iter().map(|name| format!("new_{name}")))
+        .collect();
+    body(row.name, (elements, settings), &outputs, types, |inputs| {
+        let mut gradient = inputs.clipped_alone();
+        if inputs.has("clip_factor") {
+            gradient = gradient * inputs.get("clip_factor");
+        }
+        let step = inputs.get("step") - inputs.get("skipped_steps");
+        let mut update = Update {
+            parameter: inputs.get("parameter"),
+            gradient,
+            rate: inputs.get("lr") + inputs.get("lr_factor") * inputs.get("learning_rate"),
+            step,
+            settings: spec.settings.keys().map(|name| (name.clone(), inputs.get(name))).collect(),
+            flags: row.flags.iter().map(|&(name, _)| (name, spec.flags[name])).collect(),
+            slots: slots.iter().map(|name| (name.clone(), inputs.get(name))).collect(),
+            kept: BTreeMap::new(),
+        };
+        let new = (row.update)(&mut update);
+        if let Some(&average) = update.slots.get(EMA) {
+            update.keep(EMA, average.blend(inputs.get(EMA_DECAY), new));
+        }
+        // Of a frozen parameter nothing changes.
+        let active = step.above(0.0);
+        let mut results = vec![active.choose(new, update.parameter)];
+        for name in &slots {
+            let old = update.slots[name];
+            results.push(update.kept.get(name).map_or(old, |&new| active.choose(new, old)));
+        }
+        results
+    })
+}
+
+/// The model under construction.
+struct Writer {
+    graph: Graph,
+}
+
+impl Writer {
+    fn input(&mut self, name: &str, ty: ValueType) -> ValueId {
+        let id = self.graph.add_value(name, ty);
+        self.graph.inputs.push(id);
+        id
+    }
+
+    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        self.graph.emit(op, &inputs, attrs)
+    }
+
+    /// Applies a graph to every parameter: inputs by the names that the graph has for them. Returns the outputs, of these
+    /// names and types.
+    fn map(
+        &mut self,
+        mut body: Graph,
+        inputs: &BTreeMap<String, ValueId>,
+        outputs: &[(String, DType)],
+    ) -> Vec<ValueId> {
+        // The first input is a sequence: a parameter, or its gradient.
+        let given: Vec<ValueId> = body.inputs.iter().map(|&id| inputs[body.name_of(id)]).collect();
+        for (formal, &id) in body.inputs.clone().into_iter().zip(&given) {
+            let dtype = self.graph.value(id).ty.dtype();
+            body.value_mut(formal).ty = ValueType::Tensor(dtype.unwrap_or(DType::F64), None);
+        }
+        for (id, (_, dtype)) in body.outputs.clone().into_iter().zip(outputs) {
+            body.value_mut(id).ty = ValueType::Tensor(*dtype, None);
+        }
+        // No value inside has the name of one outside, or of one in another body.
+        for id in body.value_ids() {
+            let name = format!("{}.{}", body.name, body.name_of(id));
+            body.rename(id, &name);
+        }
+        let sequence =
+            |(name, dtype): &(String, DType)| self.graph.add_value(name, ValueType::Sequence(*dtype));
+        let results: Vec<ValueId> = outputs.iter().map(sequence).collect();
+        let ports = |ids: &[ValueId]| ids.iter().copied().map(Some).collect::<Vec<_>>();
+        let attrs = Attrs::new().with("body", body);
+        self.graph.nodes.push(Node::new("", "SequenceMap", &ports(&given), &ports(&results), attrs));
+        results
+    }
+}
+
+/// The message of the optimizer model of a row, for trained parameters of these element types.
+///
+/// # Errors
+/// When the description does not fit its row ([`OptimizerSpec::check`]).
+pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelProto, OpError> {
+    let spec = spec.clone().complete()?;
+    let row = Optimizer::find(&spec.optimizer).expect("it was found when the description was completed");
+    let element = if dtypes.contains(&DType::F64) { DType::F64 } else { DType::F32 };
+    let stored = match dtypes {
+        [first, others @ ..] if others.iter().all(|dtype| dtype == first) => *first,
+        _ => element,
+    };
+    // Parameters of several types are given as sequences that no file can declare: each is cast.
+    let casts = dtypes.iter().any(|&dtype| dtype != element);
+    let types = (element, if casts { DType::F16 } else { element });
+    let mut w = Writer { graph: Graph::new("graph") };
+    let one = |dtype| ValueType::tensor(dtype, &[1]);
+    let mut inputs: BTreeMap<String, ValueId> = BTreeMap::new();
+    for name in shared_inputs(&spec) {
+        let dtype = if name == "learning_rate" { DType::F32 } else { DType::I64 };
+        let id = w.input(&name, one(dtype));
+        inputs.insert(name, id);
+    }
+    let max_norm = spec.max_norm.map(|_| w.input("max_norm", one(DType::F64)));
+    for (name, formal) in [("params", "parameter"), ("gradients", "gradient")] {
+        inputs.insert(formal.into(), w.input(name, ValueType::Sequence(stored)));
+    }
+    for slot in &spec.slots {
+        inputs.insert(slot.name.clone(), w.input(&slot.name, ValueType::Sequence(element)));
+    }
+    for name in spec.columns() {
+        inputs.insert(name.into(), w.input(name, ValueType::Sequence(DType::F64)));
+    }
+    let mut norm = None;
+    if let Some(max_norm) = max_norm {
+        let clips = [MAX_VALUE, MAX_NORM_PER_TENSOR].into_iter().filter(|name| inputs.contains_key(*name));
+        let gathered = spec.mean_of_gathered.then_some(SHARED[2]);
+        let settings: Vec<String> = gathered.into_iter().chain(clips).map(String::from).collect();
+        let (elements, outputs) = (vec!["gradient".to_owned()], vec!["square".to_owned()]);
+        let square = body("squared_norm", (elements, settings), &outputs, types, |inputs| {
+            let gradient = inputs.clipped_alone();
+            vec![(gradient * gradient).sum()]
+        })?;
+        let squares = w.map(square, &inputs, &[("squares".into(), element)])[0];
+        let concat = Attrs::new().with("axis", 0i64).with("new_axis", 1i64);
+        let squares = w.emit("ConcatFromSequence", &[squares], concat);
+        let exact = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
+        let squares = w.emit("Cast", &[squares], exact);
+        let sum = w.emit("ReduceSum", &[squares], Attrs::new().with("keepdims", 1i64));
+        let length = w.emit("Sqrt", &[sum], Attrs::new());
+        w.graph.rename(length, "gradient_norm");
+        w.graph.value_mut(length).ty = one(DType::F64);
+        let constant = |w: &mut Writer, value| {
+            w.graph.add_constant("constant", Tensor::from_f64(DType::F64, vec![1], &[value]))
+        };
+        let (epsilon, most) = (constant(&mut w, CLIP_EPSILON), constant(&mut w, 1.0));
+        let safe = w.emit("Add", &[length, epsilon], Attrs::new());
+        let ratio = w.emit("Div", &[max_norm, safe], Attrs::new());
+        let factor = w.emit("Min", &[ratio, most], Attrs::new());
+        inputs.insert("clip_factor".into(), w.emit("Squeeze", &[factor], Attrs::new()));
+        norm = Some(length);
+    }
+    let stepped = step_of(row, &spec, types)?;
+    let mut results = vec![("updated_params".to_owned(), stored)];
+    results.extend(spec.slots.iter().map(|slot| (format!("updated_{}", slot.name), element)));
+    let results = w.map(stepped, &inputs, &results);
+    w.graph.outputs = results;
+    w.graph.outputs.extend(norm);
+    let property = StringStringEntryProto { key: DESCRIPTION.into(), value: spec.to_text() };
+    Ok(ModelProto {
+        ir_version: IR_VERSION,
+        producer_name: "ortrain".into(),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
+        graph: Some(w.graph.to_proto()),
+        metadata_props: vec![property],
+        ..ModelProto::default()
+    })
+}

@@ -1,0 +1,34 @@
+//! NAdam: Adam with Nesterov's momentum.
+
+use super::adamw::moments;
+use super::{BETAS, Optimizer, Range, Start, setting, slot};
+
+pub(super) const NADAM: Optimizer = Optimizer {
+    name: "NAdam",
+    source: "Dozat, Incorporating Nesterov Momentum into Adam, 2016; torch.optim.NAdam",
+    slots: &[slot("momentum0"), slot("momentum1"), slot("mu_product").scalar().starts(Start::One)],
+    settings: &[
+        BETAS[0],
+        BETAS[1],
+        setting("eps", 1e-8, Range::NotNegative),
+        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("momentum_decay", 4e-3, Range::NotNegative),
+    ],
+    flags: &[("decoupled_weight_decay", false)],
+    learning_rate: 2e-3,
+    update: |u| {
+        let (parameter, gradient) = match u.flag("decoupled_weight_decay") {
+            true => (u.decayed_parameter(), u.gradient),
+            false => (u.parameter, u.penalized_gradient()),
+        };
+        let (beta1, decay) = (u.setting("beta1"), u.setting("momentum_decay"));
+        let warmed = |step| beta1 * (1.0 - 0.5 * u.number(0.96).pow(step * decay));
+        let (now, next) = (warmed(u.step), warmed(u.step + 1.0));
+        let product = u.keep("mu_product", u.slot("mu_product") * now);
+        let (first, second) = moments(u, gradient);
+        let root = (second / u.correction(u.setting("beta2"))).sqrt() + u.setting("eps");
+        let of_gradient = u.rate * (1.0 - now) / (1.0 - product);
+        let of_moment = u.rate * next / (1.0 - product * next);
+        parameter - of_gradient * gradient / root - of_moment * first / root
+    },
+};

@@ -1,0 +1,36 @@
+//! RAdam: Adam whose adaptive rate is rectified while few gradients were seen.
+
+use super::adamw::moments;
+use super::{BETAS, Optimizer, Range, setting, slot};
+
+/// The length of the average from which its variance can be told.
+const LEAST_LENGTH: f64 = 5.0;
+
+pub(super) const RADAM: Optimizer = Optimizer {
+    name: "RAdam",
+    source: "Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020; torch.optim.RAdam",
+    slots: &[slot("momentum0"), slot("momentum1")],
+    settings: &[
+        BETAS[0],
+        BETAS[1],
+        setting("eps", 1e-8, Range::NotNegative),
+        setting("weight_decay", 0.0, Range::NotNegative),
+    ],
+    flags: &[("decoupled_weight_decay", false)],
+    learning_rate: 1e-3,
+    update: |u| {
+        let (parameter, gradient) = match u.flag("decoupled_weight_decay") {
+            true => (u.decayed_parameter(), u.gradient),
+            false => (u.parameter, u.penalized_gradient()),
+        };
+        let beta2 = u.setting("beta2");
+        let (first, second) = moments(u, gradient);
+        let (c1, c2) = (u.correction(u.setting("beta1")), u.correction(beta2));
+        let most = 2.0 / (1.0 - beta2) - 1.0;
+        let length = most - 2.0 * u.step * beta2.pow(u.step) / c2;
+        let rectified = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
+        let adaptive = rectified.max(u.number(0.0)).sqrt() * c2.sqrt() / (second.sqrt() + u.setting("eps"));
+        let scale = length.above(LEAST_LENGTH).choose(adaptive, u.number(1.0));
+        parameter - u.rate / c1 * first * scale
+    },
+};

@@ -1,0 +1,42 @@
+//! AdamW without a schedule: it trains a point between the weights of its steps and their average.
+
+use super::{BETAS, Optimizer, Range, Start, setting, slot};
+
+/// The weights in the state are `y`, at which gradients are taken; the slot `z` has those that steps are made on. The
+/// average, which is the result of a training, is `x = (y - (1 - beta1) z) / beta1`.
+pub(super) const SCHEDULE_FREE_ADAMW: Optimizer = Optimizer {
+    name: "ScheduleFreeAdamW",
+    source: "Defazio et al., The Road Less Scheduled, 2024, algorithm 1",
+    slots: &[
+        slot("z").starts(Start::Parameter),
+        slot("momentum1"),
+        slot("largest_rate").scalar(),
+        slot("weight_sum").scalar(),
+    ],
+    settings: &[
+        setting("beta1", 0.9, Range::Inside),
+        BETAS[1],
+        setting("eps", 1e-8, Range::NotNegative),
+        setting("weight_decay", 0.0, Range::NotNegative),
+        setting("warmup_steps", 0.0, Range::NotNegative),
+        setting("r", 0.0, Range::Finite),
+        setting("weight_lr_power", 2.0, Range::Finite),
+    ],
+    flags: &[],
+    learning_rate: 2.5e-3,
+    update: |u| {
+        let (beta1, beta2, y) = (u.setting("beta1"), u.setting("beta2"), u.parameter);
+        let warmup = u.setting("warmup_steps");
+        let rising = (u.step / warmup.max(u.number(1.0))).min(u.number(1.0));
+        let rate = u.rate * rising * u.correction(beta2).sqrt();
+        let largest = u.keep("largest_rate", u.slot("largest_rate").max(rate));
+        let weight = u.step.pow(u.setting("r")) * largest.pow(u.setting("weight_lr_power"));
+        let sum = u.keep("weight_sum", u.slot("weight_sum") + weight);
+        let share = sum.equals(0.0).choose(u.number(0.0), weight / sum);
+        let second = u.average("momentum1", beta2, u.gradient * u.gradient);
+        let direction = u.gradient / (second.sqrt() + u.setting("eps")) + u.setting("weight_decay") * y;
+        let z = u.slot("z");
+        u.keep("z", z - rate * direction);
+        y.blend(1.0 - share, z) + rate * (beta1 * (1.0 - share) - 1.0) * direction
+    },
+};

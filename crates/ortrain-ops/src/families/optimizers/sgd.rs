@@ -1,0 +1,25 @@
+//! Stochastic gradient descent with momentum.
+
+use super::{Optimizer, Range, When, setting, slot};
+
+pub(super) const SGD: Optimizer = Optimizer {
+    name: "SGD",
+    source: "Sutskever et al., On the importance of initialization and momentum in deep learning, 2013; torch.optim.SGD",
+    slots: &[slot("momentum0").when(When::Nonzero("momentum"))],
+    settings: &[
+        setting("momentum", 0.0, Range::NotNegative),
+        setting("dampening", 0.0, Range::Finite),
+        setting("weight_decay", 0.0, Range::NotNegative),
+    ],
+    flags: &[("nesterov", false)],
+    learning_rate: 1e-3,
+    update: |u| {
+        let (gradient, momentum) = (u.penalized_gradient(), u.setting("momentum"));
+        let Some(velocity) = u.slot_if_any("momentum0") else { return u.parameter - u.rate * gradient };
+        // The first gradient is not damped.
+        let fresh = u.step.equals(1.0).choose(u.number(1.0), 1.0 - u.setting("dampening"));
+        let velocity = u.keep("momentum0", momentum * velocity + fresh * gradient);
+        let direction = if u.flag("nesterov") { gradient + momentum * velocity } else { velocity };
+        u.parameter - u.rate * direction
+    },
+};

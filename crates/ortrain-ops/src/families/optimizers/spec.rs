@@ -1,0 +1,276 @@
+//! The description of an optimizer: which one, its settings, and the groups of parameters that have others.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Optimizer, Slot, SlotShape, Start, When};
+use crate::OpError;
+
+/// An optimizer with its settings. It is text in an optimizer model and in a checkpoint ([`OptimizerSpec::to_text`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerSpec {
+    /// The name of a row of the table, or of an optimizer of the user's own.
+    pub optimizer: String,
+    /// The learning rate of the first step, where nothing sets another.
+    pub learning_rate: f64,
+    /// Settings by name: those of the row, and those of the options below.
+    #[serde(default)]
+    pub settings: BTreeMap<String, f64>,
+    /// Choices by name.
+    #[serde(default)]
+    pub flags: BTreeMap<String, bool>,
+    /// The largest norm of all gradients together; longer ones are scaled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_norm: Option<f64>,
+    /// Whether gradients are divided by the number of train steps that they were gathered in.
+    #[serde(default)]
+    pub mean_of_gathered: bool,
+    /// Slots of the optimizer.
+    #[serde(default)]
+    pub slots: Vec<SlotSpec>,
+    /// Groups of parameters with settings of their own. Parameters in none have the settings above.
+    #[serde(default)]
+    pub groups: Vec<Group>,
+}
+
+/// A group of parameters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// The names of its parameters.
+    pub parameters: Vec<String>,
+    /// The learning rate that a schedule scales, apart from that of the optimizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f64>,
+    /// The share of the optimizer's learning rate, where the group has none of its own.
+    #[serde(default = "one")]
+    pub lr_factor: f64,
+    /// Steps of the optimizer during which nothing of the group changes.
+    #[serde(default)]
+    pub frozen_steps: u64,
+    /// Settings that differ from the optimizer's.
+    #[serde(default)]
+    pub settings: BTreeMap<String, f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Default for Group {
+    fn default() -> Group {
+        Group { parameters: Vec::new(), lr: None, lr_factor: 1.0, frozen_steps: 0, settings: BTreeMap::new() }
+    }
+}
+
+/// A slot as an optimizer model declares it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlotSpec {
+    /// The name: of the input of the optimizer model, and in checkpoints.
+    pub name: String,
+    /// The shape, as [`SlotShape::name`] says it.
+    #[serde(default = "same")]
+    pub shape: String,
+    /// The value before the first step: `"zero"`, `"one"`, `"parameter"`, or the name of a setting.
+    #[serde(default = "zero")]
+    pub start: String,
+}
+
+fn same() -> String {
+    SlotShape::Same.name().into()
+}
+
+fn zero() -> String {
+    "zero".into()
+}
+
+impl SlotSpec {
+    fn of(slot: &Slot) -> SlotSpec {
+        let start = match slot.start {
+            Start::Zero => "zero",
+            Start::One => "one",
+            Start::Parameter => "parameter",
+            Start::Setting(name) => name,
+        };
+        SlotSpec { name: slot.name.into(), shape: slot.shape.name().into(), start: start.into() }
+    }
+
+    /// A slot of the parameter's shape that starts at zero.
+    #[must_use]
+    pub fn new(name: &str) -> SlotSpec {
+        SlotSpec { name: name.into(), shape: same(), start: zero() }
+    }
+}
+
+/// The moving average of the weights.
+pub(super) const EMA: &str = "ema";
+/// The decay rate of that average.
+pub(super) const EMA_DECAY: &str = "ema_decay";
+/// The largest absolute value of an element of a gradient.
+pub(super) const MAX_VALUE: &str = "max_value";
+/// The largest norm of the gradient of one parameter.
+pub(super) const MAX_NORM_PER_TENSOR: &str = "max_norm_per_tensor";
+
+/// Settings of the options that any optimizer has, with the values that make sense.
+const OPTIONS: [(&str, super::Range); 3] = [
+    (EMA_DECAY, super::Range::BelowOne),
+    (MAX_VALUE, super::Range::Positive),
+    (MAX_NORM_PER_TENSOR, super::Range::Positive),
+];
+
+impl OptimizerSpec {
+    /// A row of the table with its defaults.
+    ///
+    /// # Errors
+    /// When there is no such row.
+    pub fn new(name: &str) -> Result<OptimizerSpec, OpError> {
+        let row = row_of(name)?;
+        let mut spec = OptimizerSpec {
+            optimizer: name.into(),
+            learning_rate: row.learning_rate,
+            settings: row.settings.iter().map(|setting| (setting.name.into(), setting.default)).collect(),
+            flags: row.flags.iter().map(|&(name, value)| (name.into(), value)).collect(),
+            max_norm: None,
+            mean_of_gathered: false,
+            slots: Vec::new(),
+            groups: Vec::new(),
+        };
+        spec.choose_slots(row);
+        Ok(spec)
+    }
+
+    /// The slots that the settings ask for.
+    fn choose_slots(&mut self, row: &Optimizer) {
+        let needed = |slot: &&Slot| match slot.when {
+            When::Always => true,
+            When::Flag(name) => self.flags.get(name).copied().unwrap_or(false),
+            When::Nonzero(name) => self.values_of(name).any(|value| value != 0.0),
+        };
+        let mut slots: Vec<SlotSpec> = row.slots.iter().filter(needed).map(SlotSpec::of).collect();
+        if self.settings.contains_key(EMA_DECAY) {
+            slots.push(SlotSpec { start: "parameter".into(), ..SlotSpec::new(EMA) });
+        }
+        self.slots = slots;
+    }
+
+    /// The values of a setting: the optimizer's and those of groups.
+    fn values_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = f64> + 'a {
+        let own = self.settings.get(name);
+        own.into_iter().chain(self.groups.iter().filter_map(move |group| group.settings.get(name))).copied()
+    }
+
+    /// Checks the settings, gives those that are missing their defaults, and says the slots.
+    ///
+    /// # Errors
+    /// Which setting has a value that makes no sense, or is none of this optimizer; which parameter is in two groups.
+    pub fn complete(mut self) -> Result<OptimizerSpec, OpError> {
+        let row = row_of(&self.optimizer)?;
+        for setting in row.settings {
+            self.settings.entry(setting.name.into()).or_insert(setting.default);
+        }
+        for &(name, value) in row.flags {
+            self.flags.entry(name.into()).or_insert(value);
+        }
+        self.check()?;
+        self.choose_slots(row);
+        Ok(self)
+    }
+
+    /// Checks names and values of all settings.
+    ///
+    /// # Errors
+    /// As for [`OptimizerSpec::complete`].
+    pub fn check(&self) -> Result<(), OpError> {
+        let row = row_of(&self.optimizer)?;
+        let rate = |label: &str, value: f64| {
+            let good = value.is_finite() && value >= 0.0;
+            let text = || format!("{label} is {value}, but a rate is a finite number that is not negative");
+            if good { Ok(()) } else { Err(OpError::invalid(text())) }
+        };
+        rate("the learning rate", self.learning_rate)?;
+        if let Some(norm) = self.max_norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
+            return Err(OpError::invalid(format!("max_norm is {norm}; a finite number above 0 is needed")));
+        }
+        for name in self.flags.keys() {
+            if !row.flags.iter().any(|(known, _)| known == name) {
+                return Err(OpError::invalid(format!("{} has no choice {name:?}", row.name)));
+            }
+        }
+        self.check_settings(row, &self.settings, "")?;
+        let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
+        for (k, group) in self.groups.iter().enumerate() {
+            let place = format!(" of group {k}");
+            self.check_settings(row, &group.settings, &place)?;
+            rate(&format!("lr_factor{place}"), group.lr_factor)?;
+            group.lr.map_or(Ok(()), |lr| rate(&format!("lr{place}"), lr))?;
+            for name in &group.parameters {
+                if let Some(first) = owners.insert(name, k) {
+                    return Err(OpError::invalid(format!(
+                        "parameter {name:?} is in groups {first} and {k}; a parameter has the settings of one group"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_settings(
+        &self,
+        row: &Optimizer,
+        settings: &BTreeMap<String, f64>,
+        place: &str,
+    ) -> Result<(), OpError> {
+        for (name, &value) in settings {
+            let range = row.settings.iter().find(|setting| setting.name == name).map(|setting| setting.range);
+            let option = || OPTIONS.iter().find(|(known, _)| known == name).map(|&(_, range)| range);
+            let Some(range) = range.or_else(option) else {
+                let known: Vec<&str> = row.settings.iter().map(|setting| setting.name).collect();
+                return Err(OpError::invalid(format!(
+                    "{} has no setting {name:?}{place}; its settings are {}",
+                    row.name,
+                    known.join(", ")
+                )));
+            };
+            if !range.contains(value) {
+                let needed = range.describe();
+                return Err(OpError::invalid(format!("{name}{place} is {value}; {needed} is needed")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of settings that may differ between parameters, in the order of the optimizer model's inputs.
+    pub(super) fn columns(&self) -> Vec<&str> {
+        let own = self.settings.keys().map(String::as_str);
+        ["lr", "lr_factor", "skipped_steps"].into_iter().chain(own).collect()
+    }
+
+    /// As text: JSON.
+    ///
+    /// # Panics
+    /// Never: every field can be written.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        serde_json::to_string(self).expect("numbers, texts and lists of them")
+    }
+
+    /// From text.
+    ///
+    /// # Errors
+    /// When it is none that [`OptimizerSpec::to_text`] writes.
+    pub fn from_text(text: &str) -> Result<OptimizerSpec, OpError> {
+        serde_json::from_str(text).map_err(|source| {
+            OpError::invalid(format!("the description of the optimizer is damaged: {source}"))
+        })
+    }
+}
+
+fn row_of(name: &str) -> Result<&'static Optimizer, OpError> {
+    Optimizer::find(name).ok_or_else(|| {
+        let known: Vec<&str> = super::OPTIMIZERS.iter().map(|row| row.name).collect();
+        OpError::invalid(format!("there is no optimizer {name:?}; there are {}", known.join(", ")))
+    })
+}

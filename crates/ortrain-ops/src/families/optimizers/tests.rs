@@ -1,0 +1,261 @@
+use std::sync::Arc;
+
+use ortrain_graph::{DType, Graph, Tensor};
+use ortrain_onnx::{ExternalData, LoadedModel, ModelProto};
+use ortrain_program::{Memory, PlaneId, Scalars, Schedule};
+
+use super::*;
+use crate::passes::functions::inline_functions;
+use crate::passes::{infer::infer, versions::upgrade};
+use crate::testing::run_bound;
+use crate::{OperatorLibrary, PartTensor, PlanePart, Role};
+
+/// Every row with every choice of its flags.
+fn specs() -> Vec<OptimizerSpec> {
+    let mut all = Vec::new();
+    for row in OPTIMIZERS {
+        for choice in 0..1 << row.flags.len() {
+            let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
+            for (k, (name, _)) in row.flags.iter().enumerate() {
+                spec.flags.insert((*name).into(), choice >> k & 1 == 1);
+            }
+            if let Some(momentum) = spec.settings.get_mut("momentum") {
+                *momentum = 0.9;
+            }
+            all.push(spec.complete().expect("it is sound"));
+        }
+    }
+    all
+}
+
+fn loaded(model: &ModelProto) -> (Graph, Bound) {
+    let mut model = model.clone();
+    inline_functions(&mut model, &OperatorLibrary::default()).expect("functions are sound");
+    let model = LoadedModel::from_proto(model, ExternalData::none());
+    let mut graph = Graph::from_model(&model).expect("it can be read");
+    let bound = bind(&mut graph).expect("it fits").expect("it maps tensors");
+    upgrade(&mut graph).expect("its operators are known");
+    infer(&mut graph).expect("its types fit");
+    (graph, bound)
+}
+
+/// Sizes of the parameters.
+const SIZES: [usize; 3] = [1, 70, 5];
+
+fn part(plane: u32, slot: SlotShape) -> PlanePart {
+    let mut start = 0;
+    let tensors: Vec<PartTensor> = SIZES
+        .iter()
+        .enumerate()
+        .map(|(k, &len)| match slot {
+            SlotShape::Scalar => PartTensor { start: k, len: 1 },
+            SlotShape::Same => {
+                let tensor = PartTensor { start, len };
+                start = (start + len).next_multiple_of(64);
+                tensor
+            }
+        })
+        .collect();
+    let len = if slot == SlotShape::Scalar { SIZES.len() } else { start };
+    PlanePart { dtype: DType::F32, plane: PlaneId(plane), offset: 0, len, tensors: tensors.into() }
+}
+
+/// Runs a step; planes are those of parameters, gradients, and slots.
+fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<Tensor>) {
+    let model = optimizer_model(spec, &[DType::F32]).expect("it can be written");
+    let (graph, bound) = loaded(&model);
+    let mut roles = Vec::new();
+    let mut given = Vec::new();
+    for &id in &graph.inputs {
+        let name = graph.name_of(id);
+        let slot = spec.slots.iter().position(|slot| slot.name == name);
+        let bind = |plane: usize, shape| Role::Planes(vec![part(plane as u32, shape)]);
+        roles.push(match name {
+            "params" => bind(0, SlotShape::Same),
+            "gradients" => bind(1, SlotShape::Same),
+            _ if slot.is_some() => {
+                let k = slot.expect("just seen");
+                bind(2 + k, SlotShape::of(&spec.slots[k].shape).expect("known"))
+            }
+            _ => Role::User,
+        });
+        let table = || {
+            let row = bound.columns.iter().map(|name| match name.as_str() {
+                "lr" | "skipped_steps" => 0.0,
+                "lr_factor" => 1.0,
+                name => spec.settings[name],
+            });
+            let row: Vec<f64> = row.collect();
+            Tensor::from_f64(DType::F64, vec![SIZES.len(), row.len()], &row.repeat(SIZES.len()))
+        };
+        match name {
+            "learning_rate" => given.push(Tensor::f32(&[1], &[spec.learning_rate as f32])),
+            "step" | "gathered_steps" => given.push(Tensor::i64(&[1], &[t])),
+            "max_norm" => {
+                given.push(Tensor::from_f64(DType::F64, vec![1], &[spec.max_norm.expect("asked for")]));
+            }
+            "settings" => given.push(table()),
+            _ => {}
+        }
+    }
+    let planes: Vec<&Memory> = planes.iter().collect();
+    run_bound(&graph, roles, &planes, &given, Scalars::default()).expect("it runs")
+}
+
+fn planes(spec: &OptimizerSpec) -> Vec<Memory> {
+    let fill = |seed: usize, scale: f32| {
+        let part = part(0, SlotShape::Same);
+        let memory = Memory::new(part.len * 4);
+        for tensor in part.tensors.iter() {
+            for k in 0..tensor.len {
+                let value = scale * (((k * 37 + seed * 11 + tensor.start) % 19) as f32 - 9.0) / 9.0;
+                memory.write((tensor.start + k) * 4, &value.to_le_bytes());
+            }
+        }
+        memory
+    };
+    let mut planes = vec![fill(1, 1.0), fill(2, 0.1)];
+    planes.extend(spec.slots.iter().map(|_| fill(3, 0.0)));
+    planes
+}
+
+#[test]
+fn a_step_of_every_row_is_one_instruction() {
+    for spec in specs() {
+        let planes = planes(&spec);
+        let before = planes[0].to_vec(0, planes[0].len());
+        let (schedule, _) = step(&spec, &planes, 1);
+        let steps: Vec<String> = schedule
+            .programs()
+            .into_iter()
+            .flat_map(|program| program.instructions.iter().map(|i| i.step.name().to_owned()))
+            .collect();
+        assert_eq!(steps.len(), 1, "{} {:?}: {schedule}", spec.optimizer, spec.flags);
+        assert_ne!(planes[0].to_vec(0, planes[0].len()), before, "{} {:?}", spec.optimizer, spec.flags);
+    }
+}
+
+/// What a step leaves in the planes, as numbers.
+fn after(spec: &OptimizerSpec, steps: i64) -> Vec<Vec<f32>> {
+    let planes = planes(spec);
+    (1..=steps).for_each(|t| drop(step(spec, &planes, t)));
+    let floats = |memory: &Memory| {
+        let bytes = memory.to_vec(0, memory.len());
+        bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
+    };
+    planes.iter().map(floats).collect()
+}
+
+#[test]
+fn sgd_with_momentum_follows_its_formula() {
+    let mut spec = OptimizerSpec::new("SGD").expect("it is a row");
+    spec.settings.insert("momentum".into(), 0.9);
+    spec.settings.insert("weight_decay".into(), 0.1);
+    let spec = spec.complete().expect("it is sound");
+    let (before, found) = (after(&spec, 0), after(&spec, 3));
+    for (k, &gradient) in before[1].iter().enumerate() {
+        let (mut weight, mut velocity) = (f64::from(before[0][k]), 0.0);
+        for _ in 0..3 {
+            velocity = 0.9 * velocity + f64::from(gradient) + 0.1 * weight;
+            weight -= 1e-3 * velocity;
+        }
+        assert!((f64::from(found[0][k]) - weight).abs() < 1e-6, "element {k}: {} for {weight}", found[0][k]);
+    }
+}
+
+#[test]
+fn the_rate_of_lamb_is_that_of_each_tensor() {
+    let spec = OptimizerSpec::new("LAMB").expect("it is a row").complete().expect("it is sound");
+    let (before, found) = (after(&spec, 0), after(&spec, 1));
+    for tensor in part(0, SlotShape::Same).tensors.iter() {
+        let range = tensor.start..tensor.start + tensor.len;
+        let weights = &before[0][range.clone()];
+        let gradients = &before[1][range.clone()];
+        // After one step the corrected moments are the gradient and its square.
+        let direction: Vec<f64> = weights
+            .iter()
+            .zip(gradients)
+            .map(|(&w, &g)| {
+                let g = f64::from(g);
+                g / (g.abs() + 1e-6) + 0.01 * f64::from(w)
+            })
+            .collect();
+        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let ratio = norm(&mut weights.iter().map(|&w| f64::from(w))) / norm(&mut direction.iter().copied());
+        for (k, at) in range.enumerate() {
+            let wanted = f64::from(weights[k]) - 1e-3 * ratio * direction[k];
+            assert!(
+                (f64::from(found[0][at]) - wanted).abs() < 1e-6,
+                "element {at}: {} for {wanted}",
+                found[0][at]
+            );
+        }
+    }
+}
+
+#[test]
+fn options_of_every_row_tell_the_norm() {
+    for mut spec in specs() {
+        spec.max_norm = Some(0.5);
+        spec.mean_of_gathered = true;
+        for (name, value) in [("max_value", 0.05), ("max_norm_per_tensor", 0.3), ("ema_decay", 0.4)] {
+            spec.settings.insert(name.into(), value);
+        }
+        let spec = spec.complete().expect("it is sound");
+        let planes = planes(&spec);
+        let gradients = &after(&spec, 0)[1];
+        let (_, results) = step(&spec, &planes, 1);
+        let of_tensor = |tensor: &PartTensor| {
+            let clipped =
+                gradients[tensor.start..tensor.start + tensor.len].iter().map(|g| g.clamp(-0.05, 0.05));
+            let norm = clipped.map(|g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+            (norm * (0.3 / (norm + 1e-6)).min(1.0)).powi(2)
+        };
+        let wanted = part(0, SlotShape::Same).tensors.iter().map(of_tensor).sum::<f64>().sqrt();
+        let norm = results[0].to_f64()[0];
+        assert!((norm - wanted).abs() < 1e-6 * wanted, "{}: {norm} for {wanted}", spec.optimizer);
+    }
+}
+
+#[test]
+fn frozen_parameters_and_their_slots_stay() {
+    let spec = OptimizerSpec::new("Lion").expect("it is a row").complete().expect("it is sound");
+    // Step 0 is that of a parameter of which all steps so far were skipped.
+    let planes = planes(&spec);
+    let before: Vec<Vec<u8>> = planes.iter().map(|plane| plane.to_vec(0, plane.len())).collect();
+    step(&spec, &planes, 0);
+    let now: Vec<Vec<u8>> = planes.iter().map(|plane| plane.to_vec(0, plane.len())).collect();
+    assert_eq!(now, before);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let refused = |change: &dyn Fn(&mut OptimizerSpec)| {
+        let mut spec = OptimizerSpec::new("AdamW").expect("it is a row");
+        change(&mut spec);
+        spec.complete().expect_err("it makes no sense").to_string()
+    };
+    let set = |spec: &mut OptimizerSpec, name: &str, value| {
+        spec.settings.insert(name.into(), value);
+    };
+    let beta = refused(&|spec| set(spec, "beta1", 1.0));
+    assert!(beta.contains("beta1 is 1; a number from 0 to below 1 is needed"), "{beta}");
+    let rate = refused(&|spec| spec.learning_rate = f64::NAN);
+    assert!(rate.contains("the learning rate is NaN"), "{rate}");
+    let unknown = refused(&|spec| set(spec, "rho", 0.5));
+    assert!(unknown.contains("AdamW has no setting \"rho\""), "{unknown}");
+    let twice = refused(&|spec| {
+        let group = || Group { parameters: vec!["w".into()], ..Group::default() };
+        spec.groups = vec![group(), group()];
+    });
+    assert!(twice.contains("parameter \"w\" is in groups 0 and 1"), "{twice}");
+}
+
+#[test]
+fn descriptions_come_back_from_their_text() {
+    for mut spec in specs() {
+        spec.groups.push(Group { parameters: vec!["w".into()], lr: Some(0.1 + 0.2), ..Group::default() });
+        assert_eq!(OptimizerSpec::from_text(&spec.to_text()).expect("it was written"), spec);
+    }
+    assert!(OptimizerSpec::from_text("{").is_err());
+}
