@@ -127,7 +127,7 @@ impl Segments {
         self.0.len()
     }
 
-    /// Whether there is no segment.
+    /// True without any segment.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -51,13 +51,13 @@ pub struct PartTensor {
 }
 
 impl PlanePart {
-    /// Whether the tensors are single numbers, one behind the other.
+    /// True if the tensors are single numbers, one behind the other.
     #[must_use]
     pub fn is_dense(&self) -> bool {
         self.tensors.iter().enumerate().all(|(k, tensor)| *tensor == PartTensor { start: k, len: 1 })
     }
 
-    /// Whether tensors lie at the same elements as those of another part.
+    /// True if tensors lie at the same elements as those of another part.
     #[must_use]
     pub fn lies_as(&self, other: &PlanePart) -> bool {
         self.len == other.len && self.tensors == other.tensors
@@ -173,7 +173,7 @@ impl Lower<'_> {
         seed
     }
 
-    /// Whether input `k` is a sequence.
+    /// True if input `k` is a sequence.
     #[must_use]
     pub fn is_sequence(&self, k: usize) -> bool {
         matches!(self.graph.value(self.input_id(k)).ty, ValueType::Sequence(_))

@@ -493,7 +493,7 @@ impl ProgramBuilder {
     }
 }
 
-/// Whether two buffers have bytes in common before any is placed in the arena.
+/// True if two buffers have bytes in common before any is placed in the arena.
 fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
     match (a.place, b.place) {
         (Place::Plane(plane, at), Place::Plane(other, other_at)) => {
@@ -505,7 +505,7 @@ fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
     }
 }
 
-/// Whether two accesses to one buffer surely reach no element in common over segments.
+/// True if two accesses to one buffer surely reach no element in common over segments.
 fn are_apart(a: &Access, b: &Access, segments: &Segments) -> bool {
     if let (&[step, 0], &[other, 0]) = (a.strides.as_slice(), b.strides.as_slice())
         && step == other

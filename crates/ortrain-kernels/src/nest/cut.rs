@@ -1,7 +1,7 @@
-//! How segments are cut into tasks.
+//! The tasks that segments are cut into.
 //!
 //! A plane has segments of millions of elements and of one. Long ones are cut into pieces, and short ones go together, so that
-//! tasks take about the same time. What a cut depends on is the nest alone.
+//! tasks take about the same time. A cut depends on the nest alone.
 
 use ortrain_expr::Segments;
 
@@ -13,7 +13,7 @@ const PLENTY: usize = 512;
 /// Work that a segment is beside that of its elements, in additions: what is computed once for it, and calls.
 const SEGMENT: usize = 2048;
 
-/// What is done at a time.
+/// The work of one thread at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     /// The segments `first..last`, each from beginning to end.
@@ -44,7 +44,7 @@ pub(super) struct Long {
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) segments: Segments,
-    /// Whether nothing is done in an empty segment.
+    /// True if nothing is done in an empty segment.
     pub(super) is_map: bool,
     /// In the order of segments.
     pub(super) tasks: Vec<Task>,

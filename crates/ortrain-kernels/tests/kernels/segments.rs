@@ -172,7 +172,7 @@ fn models() -> Vec<(Segments, usize)> {
     vec![tensors(&[100_000]), tensors(&mixed), tensors(&tiny), tensors(&[0, 0, 5, 0])]
 }
 
-/// What AdamW does: an update in place with two settings for each segment, of which powers are made.
+/// An update in place, as AdamW has it, with two settings for each segment, of which powers are made.
 fn adamw((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let ty = Type::of(dtype);
     let plane = access(dtype, [0, 1], 0, *len);
@@ -266,7 +266,7 @@ fn numbers(random: &mut Random, dtype: DType, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether elements of a plane outside of segments are what they were.
+/// True if elements of a plane outside of segments are unchanged.
 #[track_caller]
 fn assert_gaps_stay(segments: &Segments, dtype: DType, before: &[u8], after: &[u8]) {
     let mut start = 0;

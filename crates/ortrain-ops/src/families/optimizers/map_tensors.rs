@@ -230,6 +230,9 @@ impl Op for MapTensors {
             sequences.push(if bound { Some(cx.planes(k)?) } else { None });
         }
         let planes = sequences.iter().flatten().next().map_or(0, Vec::len);
+        if sequences.iter().flatten().any(|parts| parts.len() != planes) {
+            return Err(OpError::invalid("its sequences differ in the types of their tensors"));
+        }
         let mut first_row = 0;
         let tensors: usize =
             sequences.iter().flatten().next().into_iter().flatten().map(|part| part.tensors.len()).sum();
@@ -259,7 +262,7 @@ impl Op for MapTensors {
     }
 }
 
-/// How an input of the body lies in a nest over a plane.
+/// The place of an input of the body in a nest over a plane.
 #[derive(Clone, Copy)]
 enum Kind {
     /// A value for each element.
@@ -360,7 +363,7 @@ impl MapTensors {
         self.body.inputs.get(k).map_or_else(String::new, |&id| self.body.name_of(id).to_owned())
     }
 
-    /// What the body computes, as one expression.
+    /// The body as one expression.
     fn lifted(&self, cx: &Lower<'_>, kinds: &[Kind]) -> Result<Lifted, OpError> {
         let [one, other] = LENGTHS.map(|length| {
             let types = kinds.iter().enumerate().map(|(k, kind)| match *kind {
@@ -384,11 +387,11 @@ impl MapTensors {
 struct Lifted {
     /// Results for the outputs, then what is reduced. Load `k` is input `k`.
     expr: Expr,
-    /// How many outputs there are.
+    /// The number of outputs.
     outputs: usize,
-    /// How values are combined over the tensor.
+    /// Reductions over the tensor: the operation and the reduced value.
     sums: Vec<(ReduceOp, Reg)>,
-    /// For each output, whether it has a value for each element.
+    /// For each output: true if it has a value for each element.
     varies: Vec<bool>,
 }
 
@@ -410,9 +413,9 @@ impl Lifted {
 #[derive(Clone, Copy)]
 struct Value {
     reg: Reg,
-    /// Whether it has a value for each element.
+    /// True if it has a value for each element.
     varies: bool,
-    /// Whether it was rounded to fewer bits, of which the expression knows nothing.
+    /// True if it was rounded to fewer bits, which the expression does not do.
     rounded: bool,
 }
 
@@ -565,7 +568,7 @@ fn lift_step(
     Ok(())
 }
 
-/// Whether an access reaches, at each point of a nest, the element of the same number, or always the only one.
+/// True if an access reaches, at each point of a nest, the element of the same number, or always the only one.
 fn at_the_same_place(access: &Access, nest: &Nest, varies: bool) -> bool {
     let strides = &access.strides;
     let fits = if varies {

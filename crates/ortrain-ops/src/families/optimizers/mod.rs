@@ -75,7 +75,7 @@ impl Optimizer {
     }
 }
 
-/// What an optimizer keeps for each parameter between steps.
+/// A slot: a value that an optimizer keeps for each parameter between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// The name, also in checkpoints.
@@ -84,7 +84,7 @@ pub struct Slot {
     pub shape: SlotShape,
     /// Its value before the first step.
     pub start: Start,
-    /// When there is one.
+    /// The condition of its being there.
     pub when: When,
 }
 
@@ -136,7 +136,7 @@ pub enum Start {
     Setting(&'static str),
 }
 
-/// When an optimizer has a slot.
+/// The condition under which an optimizer has a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// Always.
@@ -196,7 +196,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// Whether it holds a number.
+    /// True if a number is in the range.
     #[must_use]
     pub fn contains(self, value: f64) -> bool {
         value.is_finite()
@@ -240,10 +240,10 @@ pub struct Update<'a> {
     pub rate: Number<'a>,
     /// The number of the step, from 1 on.
     pub step: Number<'a>,
-    pub(crate) settings: BTreeMap<String, Number<'a>>,
-    pub(crate) flags: BTreeMap<&'static str, bool>,
-    pub(crate) slots: BTreeMap<String, Number<'a>>,
-    pub(crate) kept: BTreeMap<String, Number<'a>>,
+    settings: BTreeMap<String, Number<'a>>,
+    flags: BTreeMap<&'static str, bool>,
+    slots: BTreeMap<String, Number<'a>>,
+    kept: BTreeMap<String, Number<'a>>,
 }
 
 impl<'a> Update<'a> {

@@ -2,7 +2,7 @@
 //!
 //! `SequenceMap` applies the step of one parameter to every parameter. Any runtime that has the operators of opset 17 runs
 //! it. Settings that may differ between parameters are sequences, with a scalar for each parameter. (The step is the body
-//! itself and no function: onnxruntime 1.2x does not sort the nodes of a function that it writes out in a body.)
+//! itself and no function: onnxruntime does not sort the nodes of a function that it writes out in a body.)
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const IR_VERSION: i64 = 10;
 /// Added to norms that gradients are clipped by, as `torch.nn.utils.clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 /// The key of the description among the model's metadata.
-pub(crate) const DESCRIPTION: &str = "ortrain.optimizer";
+const DESCRIPTION: &str = "ortrain.optimizer";
 
 /// Inputs of the model that are one number for all parameters, with one axis.
 const SHARED: [&str; 3] = ["learning_rate", "step", "gathered_steps"];
@@ -86,7 +86,7 @@ fn body(
     name: &str,
     (elements, settings): (Vec<String>, Vec<String>),
     outputs: &[String],
-    (element, stored): (DType, DType),
+    (element, casts): (DType, bool),
     write: impl for<'a> FnOnce(&Inputs<'a>) -> Vec<Number<'a>>,
 ) -> Result<Graph, OpError> {
     let formula = Formula::write(Type::of(element), |sheet| {
@@ -97,14 +97,14 @@ fn body(
     let ids: Vec<ValueId> = inputs.iter().map(|name| graph.add_value(name, ValueType::Unknown)).collect();
     graph.inputs.clone_from(&ids);
     // Parameter and gradient may be stored in fewer bits than is computed with.
-    let casts = |k: usize| stored != element && matches!(inputs[k].as_str(), "parameter" | "gradient");
+    let is_cast = |k: usize| casts && matches!(inputs[k].as_str(), "parameter" | "gradient");
     let mut loaded: BTreeMap<usize, ValueId> = BTreeMap::new();
     let load = |graph: &mut Graph, k: usize| {
         *loaded.entry(k).or_insert_with(|| {
             let cast = |graph: &mut Graph, id: ValueId, to: DType| {
                 graph.emit("Cast", &[Some(id)], Attrs::new().with("to", i64::from(to.to_onnx())))
             };
-            if casts(k) {
+            if is_cast(k) {
                 cast(graph, ids[k], element)
             } else if SHARED.contains(&inputs[k].as_str()) {
                 let scalar = graph.emit("Squeeze", &[Some(ids[k])], Attrs::new());
@@ -117,7 +117,7 @@ fn body(
     let values = spell_all(&formula.expr, &formula.sums, element, &mut graph, load)?;
     for (reg, name) in formula.expr.outputs().iter().zip(outputs) {
         let value = values[usize::from(reg.0)];
-        let (op, inputs) = match stored != element && name == "new_parameter" {
+        let (op, inputs) = match casts && name == "new_parameter" {
             true => ("CastLike", vec![Some(value), Some(ids[0])]),
             false => ("Identity", vec![Some(value)]),
         };
@@ -129,7 +129,7 @@ fn body(
 }
 
 /// Writes the step of a row.
-fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, DType)) -> Result<Graph, OpError> {
+fn step_of(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) -> Result<Graph, OpError> {
     let slots: Vec<String> = spec.slots.iter().map(|slot| slot.name.clone()).collect();
     let elements: Vec<String> =
         ["parameter", "gradient"].into_iter().map(String::from).chain(slots.iter().cloned()).collect();
@@ -232,8 +232,7 @@ pub fn optimizer_model(spec: &OptimizerSpec, dtypes: &[DType]) -> Result<ModelPr
         _ => element,
     };
     // Parameters of several types are given as sequences that no file can declare: each is cast.
-    let casts = dtypes.iter().any(|&dtype| dtype != element);
-    let types = (element, if casts { DType::F16 } else { element });
+    let types = (element, dtypes.iter().any(|&dtype| dtype != element));
     let mut w = Writer { graph: Graph::new("graph") };
     let one = |dtype| ValueType::tensor(dtype, &[1]);
     let mut inputs: BTreeMap<String, ValueId> = BTreeMap::new();

@@ -24,7 +24,7 @@ pub struct OptimizerSpec {
     /// The largest norm of all gradients together; longer ones are scaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_norm: Option<f64>,
-    /// Whether gradients are divided by the number of train steps that they were gathered in.
+    /// True if gradients are divided by the number of train steps that they were gathered in.
     #[serde(default)]
     pub mean_of_gathered: bool,
     /// Slots of the optimizer.

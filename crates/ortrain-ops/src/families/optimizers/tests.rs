@@ -135,7 +135,7 @@ fn a_step_of_every_row_is_one_instruction() {
     }
 }
 
-/// What a step leaves in the planes, as numbers.
+/// The numbers in the planes after some steps.
 fn after(spec: &OptimizerSpec, steps: i64) -> Vec<Vec<f32>> {
     let planes = planes(spec);
     (1..=steps).for_each(|t| drop(step(spec, &planes, t)));
